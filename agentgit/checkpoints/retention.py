@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -11,12 +11,7 @@ from agentgit.errors import InvalidInput
 from agentgit.values import count
 
 MAX_LIMIT = 2**31 - 1
-"""The greatest value of a limit, other than one in bytes."""
-
-MAX_LIMIT_BYTES = 2**63 - 1
-
-Measure = Callable[[Collection[int]], int]
-"""A function that returns the size in bytes that a session's own data would have without these checkpoints."""
+"""The greatest value of a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +28,6 @@ class Retention:
             means no limit.
         max_age: Checkpoints older than this are removed, except the first and the newest `keep_last`. None means no
             limit.
-        max_bytes: While the session's own data takes more bytes than this, the oldest checkpoints are removed,
-            automatic ones before named ones, but none of the newest `keep_last`. Measuring is slow, so this limit
-            applies only when a retention is applied by hand and in collections. None means no limit.
 
     Raises:
         InvalidInput: A limit is not a whole number above zero, or `max_age` is not a positive `timedelta`.
@@ -49,7 +41,6 @@ class Retention:
     keep_last: int = 20
     max_checkpoints: int | None = 100
     max_age: timedelta | None = None
-    max_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("compress_after", "keep_last", "max_checkpoints"):
@@ -58,9 +49,6 @@ class Retention:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LIMIT:
                 raise InvalidInput(f"{name} must be a number of checkpoints from 1 to {MAX_LIMIT}, not {value!r}.")
-        max_bytes = self.max_bytes
-        if max_bytes is not None and (type(max_bytes) is not int or not 1 <= max_bytes <= MAX_LIMIT_BYTES):
-            raise InvalidInput(f"max_bytes must be a number from 1 to {MAX_LIMIT_BYTES}, not {max_bytes!r}.")
         if self.max_age is not None and not (isinstance(self.max_age, timedelta) and self.max_age > timedelta(0)):
             raise InvalidInput(f"max_age must be a timedelta above zero, not {self.max_age!r}.")
 
@@ -110,8 +98,6 @@ class Retention:
         if self.max_age is not None:
             days = self.max_age / timedelta(days=1)
             rules.append(f"none older than {days:g} {'day' if days == 1 else 'days'}, except the first and {last}")
-        if self.max_bytes is not None:
-            rules.append(f"at most {self.max_bytes:,} bytes")
         return "; ".join(rules) or "everything"
 
 
@@ -160,22 +146,12 @@ class RetentionResult:
         retention: The retention that was applied; None if everything was to be removed.
         verdicts: The decision about each checkpoint, oldest first.
         dry_run: True if nothing was removed.
-        bytes_before: The size of the session's own data in bytes; None if there is no byte limit.
-        bytes_after: Its size after the next collection; None if there is no byte limit.
     """
 
     session_name: str
     retention: Retention | None
     verdicts: Sequence[RetentionVerdict] = field(default_factory=tuple)
     dry_run: bool = False
-    bytes_before: int | None = None
-    bytes_after: int | None = None
-
-    @property
-    def is_within(self) -> bool:
-        """True if the byte limit is met or there is none; otherwise what is left is needed or among the newest."""
-        max_bytes = self.retention.max_bytes if self.retention is not None else None
-        return max_bytes is None or self.bytes_after is None or self.bytes_after <= max_bytes
 
     @property
     def gone(self) -> list[RetentionVerdict]:
@@ -201,9 +177,6 @@ class RetentionResult:
             "session_name": self.session_name,
             "retention": self.retention.to_dict() if self.retention is not None else None,
             "dry_run": self.dry_run,
-            "bytes_before": self.bytes_before,
-            "bytes_after": self.bytes_after,
-            "is_within": self.is_within,
             "gone": [_verdict_to_dict(verdict) for verdict in self.gone],
             "kept": [_verdict_to_dict(verdict) for verdict in self.kept],
         }
@@ -214,9 +187,7 @@ def _verdict_to_dict(verdict: RetentionVerdict) -> dict[str, Any]:
     return {"id": point.id, "reference": point.reference, "name": point.name, "why": verdict.why}
 
 
-def judge(
-    points: Iterable[KeptPoint], retention: Retention, now: datetime, measure: Measure | None = None
-) -> list[RetentionVerdict]:
+def judge(points: Iterable[KeptPoint], retention: Retention, now: datetime) -> list[RetentionVerdict]:
     """Decide which checkpoints of a session are removed.
 
     Example:
@@ -242,8 +213,6 @@ def judge(
         )
     if retention.max_checkpoints is not None:
         removal_reasons.update(_choose_by_count(ordered, retention.max_checkpoints, keep_reasons, removal_reasons))
-    if retention.max_bytes is not None and measure is not None:
-        removal_reasons.update(_choose_by_size(ordered, retention.max_bytes, keep_reasons, removal_reasons, measure))
     default_reason = "it is within the limits"
     return [
         RetentionVerdict(
@@ -276,31 +245,6 @@ def _choose_by_count(
     excess = sum(point.id not in removal_reasons for point in ordered) - limit
     removable = _removable_checkpoints(ordered, keep_reasons, removal_reasons)
     return {point.id: f"there are more than {limit}" for point in removable[: max(0, excess)]}
-
-
-def _choose_by_size(
-    ordered: Sequence[KeptPoint],
-    limit: int,
-    keep_reasons: Mapping[int, str],
-    removal_reasons: Mapping[int, str],
-    measure: Measure,
-) -> dict[int, str]:
-    """Choose what to remove if the session is too large: as few as needed, or everything removable if not enough."""
-    removable = _removable_checkpoints(ordered, keep_reasons, removal_reasons)
-
-    def is_enough(n: int) -> bool:
-        return measure([*removal_reasons, *(point.id for point in removable[:n])]) <= limit
-
-    if is_enough(0):
-        return {}
-    too_few, enough = 0, len(removable)
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        if is_enough(middle):
-            enough = middle
-        else:
-            too_few = middle
-    return {point.id: f"the session takes more than {limit:,} bytes" for point in removable[:enough]}
 
 
 def _removable_checkpoints(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import replace
 from datetime import timedelta
@@ -47,12 +46,6 @@ Age = Annotated[
         "--max-age", metavar="DAYS", min=0, help="Delete checkpoints that are older than this; 0 means no limit."
     ),
 ]
-Size = Annotated[
-    str | None,
-    typer.Option(
-        "--max-size", metavar="SIZE", help="The maximum space that the session takes, like 20MB; 0 means no limit."
-    ),
-]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -72,7 +65,6 @@ def retention(
     after: After = None,
     last: Last = None,
     age: Age = None,
-    size: Size = None,
     now: Annotated[bool, typer.Option("--now", help="Also delete the checkpoints that exceed the limits now.")] = False,
     dry_run: DryRun = False,
     db: DatabaseOption = None,
@@ -82,11 +74,11 @@ def retention(
     if off and (now or dry_run):
         raise InvalidInput("--off keeps everything, so there is nothing to delete. Leave out --now and --dry-run.")
     with repository(db) as repo:
-        has_changes = on or off or any(option is not None for option in (most, after, last, age, size))
+        has_changes = on or off or any(option is not None for option in (most, after, last, age))
         needs_name = has_changes or now
         session = references.changed_session(repo, session_ref) if needs_name else repo.session(session_ref)
         current = session.retention.get()
-        limits = _apply_options(current, on, off, most, after, last, age, size) if has_changes else current
+        limits = _apply_options(current, on, off, most, after, last, age) if has_changes else current
         if has_changes and not dry_run:
             session.retention.set(limits)
         if limits is None and (now or dry_run):
@@ -117,13 +109,12 @@ def _apply_options(
     after: int | None,
     last: int | None,
     age: float | None,
-    size: str | None,
 ) -> Retention | None:
     """Return the retention with the options applied; other limits are unchanged. None keeps everything."""
     from agentgit.checkpoints import Retention
 
     if off:
-        if on or any(option is not None for option in (most, after, last, age, size)):
+        if on or any(option is not None for option in (most, after, last, age)):
             raise InvalidInput("--off keeps everything. Leave out the other options.")
         return None
     limits = Retention() if on or current is None else current
@@ -135,16 +126,7 @@ def _apply_options(
         limits = replace(limits, keep_last=last)
     if age is not None:
         limits = replace(limits, max_age=_parse_age(age))
-    if size is not None:
-        limits = replace(limits, max_bytes=_parse_size(size) or None)
     return limits
-
-
-def _parse_size(text: str) -> int:
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?)B?", text.strip().upper())
-    if match is None:
-        raise InvalidInput(f"{text!r} is not a size. Write a number of bytes, or a size like 500KB, 20MB or 1.5GB.")
-    return int(float(match[1]) * 1000 ** " KMGT".index(match[2] or " "))
 
 
 def _parse_age(days: float) -> timedelta | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from sqlalchemy import Connection
 
@@ -132,8 +132,7 @@ class SessionRetention:
 
         Args:
             retention: The retention to apply this time; None is the one of the session.
-            dry_run: True to return the decisions without deleting anything. With `max_bytes`, `is_within` tells whether
-                the limit can be met.
+            dry_run: True to return the decisions without deleting anything.
 
         Raises:
             InvalidInput: The session has no retention, and none was given.
@@ -149,20 +148,18 @@ class SessionRetention:
                     f"Session {session.session_name} keeps everything. Set its retention first, or pass one here."
                 )
             if dry_run:
-                outcome = retention_store.judge_session(
+                verdicts: Sequence[RetentionVerdict] = retention_store.judge_session(
                     connection, self._context.store, session.id, effective_retention
                 )
             else:
-                outcome = retention_store.apply_retention(
+                verdicts = retention_store.apply_retention(
                     connection, self._context.store, session.id, effective_retention, self._context.user.id
                 )
             return RetentionResult(
                 session_name=session.session_name,
                 retention=effective_retention,
-                verdicts=tuple(outcome.verdicts),
+                verdicts=tuple(verdicts),
                 dry_run=dry_run,
-                bytes_before=outcome.bytes_before,
-                bytes_after=outcome.bytes_after,
             )
 
         if dry_run:

@@ -135,7 +135,7 @@ class Maintenance:
                 if retention is None:  # the retention was removed meanwhile
                     return []
                 apply = retention_store.judge_session if dry_run else retention_store.apply_retention
-                return apply(connection, self.context.store, session_id, retention).verdicts
+                return apply(connection, self.context.store, session_id, retention)
 
             with suppress(NotFound):  # the session was erased meanwhile
                 verdicts = (

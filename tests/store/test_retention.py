@@ -2,14 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from hashlib import shake_256
-from typing import TypedDict
 
 import backend
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langgraph.graph import StateGraph
 from scripted import World, call, obedient, scripted, tool_node_graph
 from sqlalchemy import text, update
 
@@ -48,18 +45,12 @@ RETENTIONS = st.builds(
     keep_last=st.integers(1, 30),
     max_checkpoints=LIMIT,
     max_age=st.none() | st.integers(1, 900).map(lambda days: timedelta(days=days)),
-    max_bytes=LIMIT,
 )
-
-
-def ten_each(points):
-    """Return a measure in which each remaining checkpoint takes ten bytes, and everything else takes five."""
-    return lambda gone: 5 + 10 * (len(points) - len(set(gone)))
 
 
 def kept(points, retention):
     """Return the checkpoints that stay."""
-    return [one.point for one in judge(points, retention, NOW, ten_each(points)) if not one.is_removed]
+    return [one.point for one in judge(points, retention, NOW) if not one.is_removed]
 
 
 # -- the rule
@@ -108,39 +99,15 @@ def test_only_needed_or_newest_checkpoints_exceed_the_limit(points, retention):
         assert all(point.needed or point.id in newest for point in stay)
 
 
-def test_the_oldest_checkpoints_go_until_the_size_limit_is_met():
-    """Just enough checkpoints go to meet the size limit: automatic, then named, and the first one last."""
-    points = [KeptPoint(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(9)]
-
-    def small(most):
-        return Retention(compress_after=None, max_checkpoints=None, keep_last=3, max_bytes=most)
-
-    assert [point.id for point in kept(points, small(95))] == list(range(9))
-    assert [point.id for point in kept(points, small(94))] == [0, 1, 2, 4, 5, 6, 7, 8]
-    assert [point.id for point in kept(points, small(65))] == [0, 1, 2, 6, 7, 8]
-    assert [point.id for point in kept(points, small(54))] == [0, 6, 7, 8]
-    assert [point.id for point in kept(points, small(1))] == [6, 7, 8]
-
-
-@given(POINTS, RETENTIONS)
-def test_only_needed_or_newest_checkpoints_exceed_the_size_limit(points, retention):
-    """A session stays above its size limit only if all remaining checkpoints are needed or the newest."""
-    stay = kept(points, retention)
-    if retention.max_bytes is not None and ten_each(stay)(()) > retention.max_bytes:
-        last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
-        newest = {point.id for point in points[-last:]}
-        assert all(point.needed or point.id in newest for point in stay)
-
-
 @given(POINTS, RETENTIONS, st.randoms())
 def test_thinning_is_idempotent(points, retention, chance):
     """Each checkpoint has a verdict with a reason, order does not matter, and a second pass removes nothing."""
-    judged = judge(points, retention, NOW, ten_each(points))
+    judged = judge(points, retention, NOW)
     assert [one.point for one in judged] == points
     assert all(one.why for one in judged)
     shuffled = list(points)
     chance.shuffle(shuffled)
-    assert judge(shuffled, retention, NOW, ten_each(points)) == judged
+    assert judge(shuffled, retention, NOW) == judged
     stay = kept(points, retention)
     assert kept(stay, retention) == stay
 
@@ -157,7 +124,6 @@ def test_a_retention_survives_serialization(retention):
     [
         {"max_checkpoints": 0}, {"max_checkpoints": -1}, {"compress_after": "50"}, {"keep_last": None},
         {"keep_last": True}, {"max_checkpoints": 2**40}, {"max_age": 5}, {"max_age": timedelta(0)},
-        {"max_bytes": 0}, {"max_bytes": True}, {"max_bytes": 1.5}, {"max_bytes": 2**63},
     ],
     ids=str,
 )  # fmt: skip
@@ -183,20 +149,6 @@ def wrap(repo, world=None, **how):
     """Wrap a graph with an obedient model as session s."""
     world = world or World()
     return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), **how)
-
-
-def forgetful():
-    """Build a graph whose state is only the last text, so that only older checkpoints need older texts."""
-
-    class State(TypedDict):
-        text: str
-
-    return StateGraph(State).add_node("keep", lambda state: state).set_entry_point("keep").compile()
-
-
-def noise(n, size):
-    """Return `size` pseudorandom bytes as hexadecimal text, which is hard to compress."""
-    return shake_256(str(n).encode()).hexdigest(size)
 
 
 def references(repo):
@@ -343,77 +295,6 @@ def test_automatic_checkpoints_go_before_named_ones(repo):
     repo.session("s").retention.set(Retention(compress_after=None, keep_last=1, max_checkpoints=5))
     repo.session("s").retention.apply()
     assert references(repo) == ["main#1", "main#3", "main#6", "main#9", "main#12"]
-
-
-def test_a_session_above_its_size_limit_is_thinned_out(repo):
-    """The dry run predicts the deleted checkpoints and the size of the session after a collection."""
-    agent = repo.wrap(forgetful(), "s")
-    repo.wrap(forgetful(), "t").invoke({"text": "x" * 5000})
-    for n in range(12):
-        agent.invoke({"text": noise(n, 4000)})
-    repo.maintenance.gc()
-    took = repo.session("s").stats(storage=True).storage.own
-    most = Retention(compress_after=None, max_checkpoints=None, keep_last=2, max_bytes=took // 2)
-    tried = repo.session("s").retention.apply(most, dry_run=True)
-    assert len(references(repo)) == 24
-    assert tried.bytes_before == took
-    assert tried.is_within
-    assert 0 < len(tried.gone) < 21
-    assert {one.why for one in tried.gone} == {f"the session takes more than {took // 2:,} bytes"}
-    done = repo.session("s").retention.apply(most)
-    assert [one.point for one in done.gone] == [one.point for one in tried.gone]
-    repo.maintenance.gc(shrink=False)
-    assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after <= took // 2
-    assert repo.session("s").retention.apply(most, dry_run=True).gone == []
-    assert repo.maintenance.fsck(level=3).is_sound
-
-
-def test_the_predicted_size_counts_calls_and_checkpoint_data(repo):
-    """Calls stay and count; data of a deleted checkpoint goes with it, and the predicted size is exact."""
-    world = World()
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
-    for n in range(6):
-        agent.run(f"add {noise(n, 2000)}")
-        agent.checkpoint(f"n{n}", data=noise(n, 3000))
-    repo.maintenance.gc()
-    took = repo.session("s").stats(storage=True).storage.own
-    most = Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_bytes=took - 5000)
-    tried = repo.session("s").retention.apply(most, dry_run=True)
-    assert tried.bytes_before == took
-    assert tried.gone
-    repo.session("s").retention.apply(most)
-    repo.maintenance.gc(shrink=False)
-    assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after
-
-
-def test_an_unreachable_size_limit_is_reported(repo):
-    """Needed and newest checkpoints stay at any size, and the dry run reports that the limit is exceeded."""
-    agent = repo.wrap(forgetful(), "s")
-    for n in range(4):
-        agent.invoke({"text": noise(n, 4000)})
-    repo.session("s").tag("main#3", "v1")
-    agent.fork("main#5")
-    tiny = Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_bytes=10)
-    tried = repo.session("s").retention.apply(tiny, dry_run=True)
-    assert not tried.is_within
-    assert {one.point.reference for one in tried.kept} == {"main#3", "main#5", "main#8", "main-2#1"}
-    assert tried.to_dict()["is_within"] is False
-    repo.session("s").retention.apply(tiny)
-    repo.maintenance.gc(shrink=False)
-    assert repo.session("s").stats(storage=True).storage.own == tried.bytes_after
-
-
-def test_gc_enforces_the_size_limit_and_turns_do_not(repo):
-    """`gc`, not a turn, enforces the size limit, and its dry run returns how many checkpoints would go."""
-    agent = repo.wrap(forgetful(), "s")
-    repo.session("s").retention.set(Retention(keep_last=1, max_bytes=1000))
-    for n in range(4):
-        agent.invoke({"text": noise(n, 2000)})
-    assert len(references(repo)) == 8
-    assert repo.maintenance.gc(dry_run=True).checkpoints == 7
-    assert repo.maintenance.gc().checkpoints == 7
-    assert references(repo) == ["main#8"]
-    assert agent.get_state().values["text"] == noise(3, 2000)
 
 
 def test_bad_input_thinning_without_a_retention_is_refused(repo):

@@ -41,20 +41,7 @@ def thinned_lines(result: RetentionResult, *, width: int = 100, zone: Zone = UTC
         *(_verdict_row(one, "kept", "", zone) for one in result.kept),
     ]
     summary = f"{count(len(result.gone), 'checkpoint')} {outcome}, {len(result.kept)} kept"
-    return [*table(rows, width=width), (Span(summary, "heading"),), *_size_lines(result)]
-
-
-def _size_lines(result: RetentionResult) -> list[Line]:
-    """Return lines with the size of a session before and after, and whether it is within its limit."""
-    limit = result.retention.max_bytes if result.retention is not None else None
-    if limit is None or result.bytes_before is None or result.bytes_after is None:
-        return []
-    verb = "it would use" if result.dry_run else "it uses"
-    before, after = format_bytes(result.bytes_before), format_bytes(result.bytes_after)
-    usage = f"the session uses {before}; {verb} {after} after a collection"
-    if result.is_within:
-        return [(Span(usage, "dim"),)]
-    return [(Span(usage, "dim"),), (Span(f"that is more than {format_bytes(limit)}: the rest is still needed", "bad"),)]
+    return [*table(rows, width=width), (Span(summary, "heading"),)]
 
 
 def _verdict_row(verdict: RetentionVerdict, word: str, style: str, zone: Zone) -> list[Span]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, func, select
 
 from agentgit.checkpoints.retention import KeptPoint, Retention, RetentionVerdict, judge
 from agentgit.effects.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
-from agentgit.store.maintenance.statistics import SessionSizes
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.records.checkpoints import merge_source_id
 from agentgit.store.records.sessions import StoredRow
@@ -29,17 +27,6 @@ MARK = "retention"
 
 UNRESOLVED = (INTENDED, UNKNOWN, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN)
 """The statuses of effects that are not settled: the outcome is unknown, or a reversal has not succeeded."""
-
-
-class SessionVerdicts(NamedTuple):
-    """The verdicts on the checkpoints of a session.
-
-    If the retention limits the bytes, also the session's size in bytes now and after the deletion.
-    """
-
-    verdicts: Sequence[RetentionVerdict]
-    bytes_before: int | None = None
-    bytes_after: int | None = None
 
 
 def read_retention(connection: Connection, store: Store, session_id: int) -> Retention | None:
@@ -82,11 +69,7 @@ def apply_if_due(connection: Connection, store: Store, session_id: int, meta: by
         connection, store, session_id, retention, count
     ):
         return 0
-    retention_without_bytes = replace(retention, max_bytes=None)  # measuring is too slow for a turn
-    return sum(
-        verdict.is_removed
-        for verdict in apply_retention(connection, store, session_id, retention_without_bytes).verdicts
-    )
+    return sum(verdict.is_removed for verdict in apply_retention(connection, store, session_id, retention))
 
 
 def _has_old_checkpoint(
@@ -102,27 +85,20 @@ def _has_old_checkpoint(
     return len(old_rows) > 1  # the first checkpoint stays
 
 
-def judge_session(connection: Connection, store: Store, session_id: int, retention: Retention) -> SessionVerdicts:
+def judge_session(
+    connection: Connection, store: Store, session_id: int, retention: Retention
+) -> list[RetentionVerdict]:
     """Return what a retention would do to a session, oldest checkpoint first. Nothing is deleted."""
-    session_points, now = points(connection, store, session_id), datetime.now(UTC)
-    if retention.max_bytes is None:
-        return SessionVerdicts(judge(session_points, retention, now))
-    sizes = SessionSizes(connection, store, session_id)
-    verdicts = judge(session_points, retention, now, sizes.size_without)
-    return SessionVerdicts(
-        verdicts,
-        sizes.current_size(),
-        sizes.size_without([verdict.point.id for verdict in verdicts if verdict.is_removed]),
-    )
+    return judge(points(connection, store, session_id), retention, datetime.now(UTC))
 
 
 def apply_retention(
     connection: Connection, store: Store, session_id: int, retention: Retention, user_id: int | None = None
-) -> SessionVerdicts:
+) -> Sequence[RetentionVerdict]:
     """Delete the checkpoints that a retention does not keep; return the verdict on each checkpoint."""
     store.sessions.lock(connection, session_id)
-    session_verdicts = judge_session(connection, store, session_id, retention)
-    return session_verdicts._replace(verdicts=delete_checkpoints(connection, store, session_verdicts.verdicts, user_id))
+    verdicts = judge_session(connection, store, session_id, retention)
+    return delete_checkpoints(connection, store, verdicts, user_id)
 
 
 def delete_unneeded(

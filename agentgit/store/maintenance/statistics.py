@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -12,15 +12,14 @@ from sqlalchemy import Connection, bindparam, case, func, select
 
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.stats import BranchFigures, Figures, Storage, Usage, subtract_usage
-from agentgit.store.maintenance.gc import find_live_values, find_unused_steps
-from agentgit.store.objects.packing import HASH_BYTES
+from agentgit.store.maintenance.gc import find_live_values
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.tables import BLOB, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST, OPERATION, TOOL_INVOCATION
+from agentgit.store.sql.tables import BLOB, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, OPERATION, TOOL_INVOCATION
 from agentgit.store.store import Store
 from agentgit.store.threads import token_usage
-from agentgit.store.threads.graph_rows import GraphKey, parameter_conditions
+from agentgit.store.threads.graph_rows import parameter_conditions
 from agentgit.values import as_object
 
 THREAD_COLUMNS = {
@@ -39,81 +38,6 @@ BRANCH_COLUMNS = {
 def total_length(columns: Sequence[Any]) -> Any:
     """Build the expression for the total length of some columns."""
     return reduce(add, (func.coalesce(func.length(column), 0) for column in columns))
-
-
-class SessionSizes:
-    """The size of the data of one session; see `agentgit.sessions.stats.Storage`.
-
-    Each method reads all references between the stored values of the session, but no state.
-    """
-
-    def __init__(self, connection: Connection, store: Store, session_id: int) -> None:
-        self._connection = connection
-        self._store = store
-        self._session_id = session_id
-        self._blobs = store.graphs.blobs.of(session_id)
-        branches = store.sessions.branches(connection, session_id)
-        self._branch_ids = {row.id for row in branches}
-        self._thread_ids = {row.thread_id for row in branches}
-        self._bytes_by_step = self._read_step_sizes()
-        self._call_bytes = sum(self._read_row_sizes(TOOL_INVOCATION).values())
-        self._bytes_by_checkpoint = self._read_row_sizes(CHECKPOINT)
-        query = select(BLOB.c.hash, BLOB.c.type, BLOB.c.size, func.length(BLOB.c.data))
-        conditions = (BLOB.c.tenant_id == store.tenant_id, BLOB.c.external_session_id == session_id)
-        self._value_sizes = {
-            key: (stored_size, 1 + item_count * HASH_BYTES if type_ == LIST else stored_size)
-            for key, type_, item_count, stored_size in connection.execute(query.where(*conditions))
-        }
-
-    def current_size(self) -> int:
-        """Return the current size in bytes."""
-        return self._measure((), ())
-
-    def size_without(self, checkpoint_ids: Collection[int]) -> int:
-        """Return the size in bytes without some checkpoints and without the steps that nothing would need then."""
-        unused_steps = find_unused_steps(
-            self._connection, self._store.tenant_id, self._session_id, frozenset(checkpoint_ids)
-        )
-        return self._measure(checkpoint_ids, {graph_key for unused in unused_steps for graph_key in unused.graph_keys})
-
-    def _measure(self, checkpoint_ids: Collection[int], deleted_keys: Collection[GraphKey]) -> int:
-        live, lists = find_live_values(
-            self._connection,
-            self._blobs,
-            lambda graph_key: graph_key.thread not in self._thread_ids or graph_key in deleted_keys,
-        )
-        total = self._call_bytes + sum(
-            size for graph_key, size in self._bytes_by_step.items() if graph_key not in deleted_keys
-        )
-        total += sum(
-            size for checkpoint_id, size in self._bytes_by_checkpoint.items() if checkpoint_id not in checkpoint_ids
-        )
-        for key in live & self._value_sizes.keys():
-            stored_size, full_size = self._value_sizes[key]
-            base = lists.get(key)
-            total += full_size if base is not None and base not in lists else stored_size
-        return total
-
-    def _read_step_sizes(self) -> Counter[GraphKey]:
-        sizes: Counter[GraphKey] = Counter()
-        for table, columns in THREAD_COLUMNS.items():
-            key_columns = (table.c.thread_id, table.c.ns, table.c.checkpoint_id)
-            query = select(*key_columns, func.sum(total_length(columns))).where(
-                table.c.tenant_id == self._store.tenant_id
-            )
-            for part in slices(sorted(self._thread_ids)):
-                for *key, size in self._connection.execute(
-                    query.where(key_columns[0].in_(part)).group_by(*key_columns)
-                ):
-                    sizes[GraphKey(*key)] += size
-        return sizes
-
-    def _read_row_sizes(self, table: Any) -> dict[int, int]:
-        query = select(table.c.id, total_length(BRANCH_COLUMNS[table])).where(
-            table.c.tenant_id == self._store.tenant_id
-        )
-        parts = (query.where(table.c.internal_session_id.in_(part)) for part in slices(sorted(self._branch_ids)))
-        return {id: size for part in parts for id, size in self._connection.execute(part)}
 
 
 def count_figures(

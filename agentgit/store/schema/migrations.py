@@ -36,7 +36,7 @@ def folder() -> Path:
 
 
 @contextmanager
-def configured(connection: Connection | None = None) -> Iterator[Config]:
+def configured(connection: Connection) -> Iterator[Config]:
     """Yield the configuration for a command of Alembic, which runs in the transaction of a connection."""
     from alembic.config import Config
 
