@@ -1,16 +1,15 @@
-"""The time of a fork and of a rollback, by the length of the conversation."""
+"""The time of a fork and of a rollback, by the length of the conversation, and the payments after going back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from bench.contenders import SQLITE, Sqlite, Wrapped
-from bench.graphs import CHAT, MESSAGES, TOOL, said, text
-from bench.measure import Line, Subject, lines, ratio, rotated, sync_ms, timed
+from bench import payments, postgres
+from bench.contenders import FILE, POSTGRES, SERVER, SQLITE, WRAPPED, Kind, Opened
+from bench.graphs import CHAT, EFFECTS, MESSAGES, TOOL, build, said, text
+from bench.measure import Table, compared, rotated, rows, timed
 from bench.stage import Stage
 
 LENGTH = 200
@@ -18,48 +17,47 @@ LENGTH = 200
 HELD = 40
 """The messages at the end of a conversation that are held turn by turn."""
 
-COPY = f"{SQLITE}, copy in the thread"
-
-FORK, ROLLBACK, SYNC = "agent.fork", "agent.rollback", "4 KB and fsync"
-FORK_ALONE, ROLLBACK_ALONE = f"{FORK}, less 1 x fsync", f"{ROLLBACK}, less 3 x fsync"
-
 NOTE = (
     f"Milliseconds; messages of {LENGTH} characters, the last {HELD} of them in turns with one tool call. A rollback\n"
-    "takes one turn back and reverses its tool call. It waits for the disk three times, a fork once; the lines with\n"
-    "`less` are what remains without that. LangGraph's own way to branch off, with SqliteSaver, is\n"
-    'graph.update_state(config, None, as_node="__copy__"): a copy of the checkpoint in the same thread, neither a\n'
-    "named branch nor able to take an effect back."
+    "takes one turn back and reverses its tool call. It waits for the disk three times, a fork once. LangGraph's own\n"
+    'way to branch off is graph.update_state(config, None, as_node="__copy__"): a copy of the checkpoint in the same\n'
+    "thread, neither a named branch nor able to take an effect back."
 )
 
-Times = dict[str, list[float]]
+
+def measure(stage: Stage) -> list[Table]:
+    """Time forks and rollbacks at all lengths, and count payments."""
+    found = [_table("SQLite", stage, {name: FILE[name] for name in (SQLITE, WRAPPED)}, SQLITE)]
+    if postgres.about():
+        chosen = {name: SERVER[name] for name in (POSTGRES, WRAPPED)}
+        found.append(_table("PostgreSQL", stage, chosen, POSTGRES))
+    return [*found, payments.measure(stage)]
 
 
-def measure(stage: Stage) -> Subject:
-    """Time forks and rollbacks at all lengths."""
-    wrapped, sqlite = stage.open(Wrapped, Sqlite, name="fork", length=LENGTH)
-    talks = [
-        _Branches(cast(Wrapped, wrapped), cast(Sqlite, sqlite), messages, stage.where)
-        for messages in stage.scale.forked
-    ]
-    for number in range(stage.scale.forks + 1):
-        for talk in rotated(talks, number):
-            talk.measure(number)
-    found = [line for talk in talks for line in talk.lines(first=talks[0])]
-    return Subject("Time of a fork and of a rollback", NOTE, found)
+def _table(database: str, stage: Stage, kinds: dict[str, Kind], base: str) -> Table:
+    copy, made = f"{base}, copy in the thread", list[list[str]]()
+    with stage.open(kinds, LENGTH) as contenders:
+        talks = [_Branches(contenders[WRAPPED], contenders[base], n, copy) for n in stage.scale.forked]
+        for number in range(stage.scale.rounds + 1):
+            for talk in rotated(talks, number):
+                talk.measure(number)
+        for talk in talks:
+            made += rows(f"{talk.messages:,} messages", compared(talk.times, copy))
+    return Table(f"Time of a fork and of a rollback: {database}", NOTE, ("time", f"x {copy}"), made)
 
 
 class _Branches:
-    """A conversation with the wrapped graph, the same one with SqliteSaver, and the times of forks and rollbacks."""
+    """A conversation with the wrapped graph, the same one with LangGraph's saver, and the times of both."""
 
-    def __init__(self, wrapped: Wrapped, sqlite: Sqlite, messages: int, where: Path) -> None:
-        self.messages, self._where = messages, where
-        self.agent = wrapped.agent()
-        sqlite.conversation()
-        self._graph = sqlite.graph
+    def __init__(self, wrapped: Opened, theirs: Opened, messages: int, copy: str) -> None:
+        self.messages = messages
+        self.agent = wrapped.repo.wrap(build(LENGTH), session=f"fork-{messages}", effects=EFFECTS)
+        thread: Any = {"configurable": {"thread_id": f"fork-{messages}"}}
+        self._graph = theirs.graph
         _grow(lambda new: self.agent.invoke({"messages": new}), messages)
-        _grow(lambda new: self._graph.invoke({"messages": new}, sqlite.last), messages)
-        self._config = self._graph.get_state(sqlite.last).config
-        self.times: Times = {FORK: [], ROLLBACK: [], COPY: [], SYNC: []}
+        _grow(lambda new: self._graph.invoke({"messages": new}, thread), messages)
+        self._config = self._graph.get_state(thread).config
+        self.times: dict[str, list[float]] = {"agent.fork": [], "agent.rollback": [], copy: []}
 
     def measure(self, number: int) -> None:
         """Fork, roll back and copy once; the first round only warms up."""
@@ -70,26 +68,9 @@ class _Branches:
         if len(retry.report.reversed) != 1:
             raise RuntimeError(f"one tool call was to be reversed:\n{retry.report}")
         copied, _ = timed(partial(self._graph.update_state, self._config, None, as_node="__copy__"))
-        synced = sync_ms(self._where, rounds=3) / 1000
         if number > 0:
-            for times, took in zip(self.times.values(), (forked, rolled, copied, synced), strict=True):
+            for times, took in zip(self.times.values(), (forked, rolled, copied), strict=True):
                 times.append(took)
-
-    def lines(self, first: _Branches) -> list[Line]:
-        """Return the lines, with ratios to SqliteSaver and to the shortest conversation."""
-        case = f"{self.messages:,} messages"
-        made = lines(case, self.times, [COPY])
-        for what, alone, waits in ((FORK, FORK_ALONE, 1), (ROLLBACK, ROLLBACK_ALONE, 3)):
-            rest = [took - waits * sync for took, sync in zip(self.times[what], self.times[SYNC], strict=True)]
-            made += lines(case, {alone: rest}, [])
-        if first is self:
-            return made
-        base = f"{first.messages} messages"
-        growth = {what: ratio(self.times[what], first.times[what]) for what in self.times}
-        return [
-            replace(line, ratios={**line.ratios, base: growth[line.what]}) if line.what in growth else line
-            for line in made
-        ]
 
 
 def _grow(say: Callable[[list[Any]], object], messages: int) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -39,24 +42,26 @@ when where which while who will with without woman word work world would write y
 """The words of texts that compress like English; a repeated word would compress too well."""
 
 
-def text(seed: int, length: int) -> str:
-    """Return a random text.
+_seconds = [0.0]
+"""The time that a step of the model takes."""
 
-    Args:
-        seed: The seed; the same seed produces the same text.
-        length: The number of characters.
-    """
+
+@contextmanager
+def slow(seconds: float) -> Iterator[None]:
+    """Let each step of the model wait, as for a real one, until the end of the block."""
+    _seconds.append(seconds)
+    yield
+    _seconds.pop()
+
+
+def text(seed: int, length: int) -> str:
+    """Return a random text."""
     words = random.Random(seed).choices(WORDS, k=length // 3)  # noqa: S311  # not a secret
     return " ".join(words)[:length]
 
 
 def build(length: int, checkpointer: Any = None) -> Graph:
-    """Build and compile the graph: the model, its tool, and the model again.
-
-    Args:
-        length: The number of characters in a reply of the model.
-        checkpointer: A saver, or None.
-    """
+    """Build and compile the graph: the model, its tool, and the model again."""
     calls = count()
 
     def answer(messages: Any) -> AIMessage:
@@ -74,6 +79,7 @@ def build(length: int, checkpointer: Any = None) -> Graph:
     model = ScriptedModel(rule=answer)
 
     def ask(state: MessagesState) -> dict[str, Any]:
+        time.sleep(_seconds[-1])
         return {"messages": [model.invoke(state["messages"])]}
 
     graph = StateGraph(MessagesState)
@@ -93,13 +99,7 @@ EFFECTS = {"order": agentgit.reversible(cancel)}
 
 
 def said(kind: str, number: int, length: int) -> str:
-    """Return the user message of a turn.
-
-    Args:
-        kind: The kind of the turn.
-        number: The number of the turn.
-        length: The number of characters, without the `ORDER` of a turn with a tool call.
-    """
+    """Return the user message of a turn."""
     return (f"{ORDER} " if kind == TOOL else "") + text(-number, length)
 
 

@@ -7,8 +7,9 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -76,13 +77,30 @@ def vacuumed(url: URL) -> Iterator[None]:
             vacuuming.result()
 
 
+def cpu(url: URL) -> float:
+    """Return the CPU seconds of the server's processes that work on a database; 0 if it runs on another machine."""
+    with _connect(SERVER) as server:
+        pids = server.execute("SELECT pid FROM pg_stat_activity WHERE datname = %s", (url.database,)).fetchall()
+    found = 0.0
+    for (pid,) in pids:
+        with suppress(OSError):
+            found += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
 def size(url: URL) -> int:
     """Return the size of all tables of a database in bytes."""
     with _connect(url) as connection:
         return sum(int(row[0]) for row in connection.execute(SIZE))
 
 
-def plain(url: URL) -> str:
+def analyze(url: URL) -> None:
+    """Update the statistics of a database, as autovacuum does in its first minute."""
+    with _connect(url) as connection:
+        connection.execute("ANALYZE")
+
+
+def plain(url: Any) -> str:
     """Return a URL in the form that psycopg and LangGraph accept."""
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
 

@@ -1,12 +1,11 @@
-"""The time of one turn, by the length of the conversation before it."""
+"""The time and the CPU time of one turn, by the length of the conversation before it."""
 
 from __future__ import annotations
 
-from functools import partial
-
-from bench.contenders import BARE, SQLITE, Bare, Contender, Ours, Sealed, Sqlite, Talk, Wrapped
-from bench.graphs import CHAT, MESSAGES, TOOL, check, said
-from bench.measure import Line, Subject, lines, rotated, timed
+from bench import postgres
+from bench.contenders import FILE, OURS, POSTGRES, SERVER, SQLITE, WRAPPED, Kind, Opened, Talk
+from bench.graphs import CHAT, MESSAGES, TOOL, slow
+from bench.measure import Table, Values, compared, rows
 from bench.stage import Stage
 
 LENGTH = 200
@@ -20,44 +19,50 @@ WARM_UP = 3
 NAMES = {CHAT: "user and assistant", TOOL: "with one tool call"}
 
 NOTE = (
-    f"Milliseconds of one graph.invoke (wrapped: agent.invoke); messages of {LENGTH} characters; the model and the\n"
-    "tool do no work of their own. The tool is declared reversible. Each contender runs the same turn in each round."
+    f"Milliseconds of one invoke, and of CPU time here and on the server. Messages of {LENGTH} characters; the\n"
+    "tool is declared reversible. Model and tool do no work, except in the last rows: two model steps of 1 s each."
 )
 
 
-def measure(stage: Stage) -> Subject:
-    """Time turns of both kinds at all lengths."""
-    found: list[Line] = []
+def measure(stage: Stage) -> list[Table]:
+    """Measure turns of both kinds at all lengths, on a file and on a server."""
+    found = [_table("SQLite", stage, FILE, SQLITE)]
+    if postgres.about():
+        found.append(_table("PostgreSQL", stage, SERVER, POSTGRES))
+    return found
+
+
+def _table(database: str, stage: Stage, kinds: dict[str, Kind], base: str) -> Table:
+    made: list[list[str]] = []
     for kind in (CHAT, TOOL):
-        contenders = stage.open(Bare, Sqlite, Ours, Wrapped, Sealed, name=f"turn-{kind}", length=LENGTH)
-        small, *larger = stage.scale.messages
-        found += _lines(kind, small, fresh(contenders, kind, stage.scale.fresh, LENGTH))
-        talk = Talk(contenders, kind, LENGTH)
-        for messages in larger:
-            talk.grow(round(messages * (1 + SPREAD)))
-            found += _lines(kind, messages, talk.around(messages, SPREAD))
-    return Subject("Time of a turn", NOTE, found)
+        with stage.open(kinds, LENGTH) as contenders:
+            small, *larger = stage.scale.messages
+            made += _rows(kind, small, fresh(contenders, kind, stage.scale.rounds), base)
+            talk = Talk(contenders, kind, LENGTH)
+            for messages in larger:
+                talk.grow(round(messages * (1 + SPREAD)))
+                made += _rows(kind, messages, talk.around(messages, SPREAD), base)
+    chosen = {name: kinds[name] for name in (base, OURS, WRAPPED)}
+    with stage.open(chosen, LENGTH) as contenders, slow(1.0):
+        talk = Talk(contenders, TOOL, LENGTH).grow(MESSAGES[TOOL] * stage.scale.waits)
+        made += rows("with a slow model", compared(talk.times, base), compared(talk.used, base))
+    columns = ("time", f"x {base}", "CPU", f"x {base}")
+    return Table(f"Time of a turn: {database}", NOTE, columns, made)
 
 
-def _lines(kind: str, messages: int, times: dict[str, list[float]]) -> list[Line]:
-    return lines(f"{NAMES[kind]}, {messages:,} messages", times, [SQLITE, BARE])
+def _rows(kind: str, messages: int, found: tuple[Values, Values], base: str) -> list[list[str]]:
+    times, used = found
+    return rows(f"{NAMES[kind]}, {messages:,} messages", compared(times, base), compared(used, base))
 
 
-def fresh(contenders: list[Contender], kind: str, rounds: int, length: int) -> dict[str, list[float]]:
-    """Time the second turn of new conversations, the only way to time many turns at two messages.
-
-    Args:
-        contenders: The contenders.
-        kind: The kind of the turn.
-        rounds: The number of rounds.
-        length: The number of characters in a message.
-    """
-    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+def fresh(contenders: dict[str, Opened], kind: str, rounds: int) -> tuple[Values, Values]:
+    """Measure the second turn of new conversations, the only way to measure many turns at two messages."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    used: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(WARM_UP + rounds):
-        for contender in rotated(contenders, number):
-            say = contender.conversation()
-            say(said(CHAT, number, length))
-            took, messages = timed(partial(say, said(kind, number, length)))
-            check(messages, MESSAGES[CHAT] + MESSAGES[kind])
-            times[contender.name].append(took)
-    return {name: found[WARM_UP:] for name, found in times.items()}
+        talk = Talk(contenders, CHAT, LENGTH).grow(MESSAGES[CHAT])
+        talk.turn(kind, MESSAGES[CHAT] + MESSAGES[kind])
+        for name in contenders if number >= WARM_UP else ():
+            times[name].append(talk.times[name][-1])
+            used[name].append(talk.used[name][-1])
+    return times, used

@@ -1,25 +1,26 @@
-"""The counts of `bench/honest` at small sizes: effects in the world after rollbacks and after failed calls."""
+"""Effects in the world after rollbacks, after failed calls and while exploring, counted outside of agentgit."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+import exploration_costs
+import failing_steps
 import pytest
+from failing_steps import WANTED, World, judged
 
 import agentgit
-from bench.honest import explored, faults, payments
-from bench.honest.faults import WANTED, World, judged
-from bench.honest.payments import Bank
+from bench import payments
+from bench.payments import Bank
 
 
 @pytest.mark.parametrize("is_idempotent", [False, True])
-@pytest.mark.parametrize("way", [payments.in_memory, payments.on_disk])
-def test_time_travel_in_langgraph_pays_again_each_time(way, is_idempotent, tmp_path):
+def test_time_travel_in_langgraph_pays_again_each_time(is_idempotent, tmp_path):
     """For comparison, LangGraph's time travel pays and uses the approval again each time, even at an idempotent
     bank.
     """
     bank = Bank(is_idempotent)
-    way(bank, 5, tmp_path)
+    payments.time_travel(bank, 5, tmp_path)
     assert (bank.most, len(bank.used)) == (6, 6)
 
 
@@ -36,7 +37,7 @@ def test_a_rollback_in_agentgit_never_pays_twice(way, is_idempotent, tmp_path):
 def test_a_step_with_failing_calls_is_complete_after_rollback_and_retry(tmp_path):
     """With rollback and retry every step is complete in the end, although calls and undo functions fail."""
     steps, found = 8, {}
-    for name, policy in faults.POLICIES.items():
+    for name, policy in failing_steps.POLICIES.items():
         world = World(0.3, seed=1)
         (tmp_path / name).mkdir()
         policy(world, steps, tmp_path / name)
@@ -52,9 +53,9 @@ def test_a_step_with_failing_calls_is_complete_after_rollback_and_retry(tmp_path
 def test_calls_of_unknown_outcome_are_listed_in_the_plan(tmp_path):
     """Without `verify` the outcome of a call that raised is unknown, and the plan lists every remaining effect."""
     world = World(0.3, seed=1)
-    faults.blind(world, 8, tmp_path)
+    failing_steps.blind(world, 8, tmp_path)
     with agentgit.open(tmp_path / "agentgit.db") as repo:
-        agent = repo.wrap(faults.build(world), session="s", effects=dict.fromkeys(WANTED, "irreversible"))
+        agent = repo.wrap(failing_steps.build(world), session="s", effects=dict.fromkeys(WANTED, "irreversible"))
         told = Counter(
             (step.invocation.tool_name, step.invocation.args["step"])
             for step in agent.plan_rollback("main#1").steps
@@ -77,9 +78,9 @@ def test_exploring_costs_exactly_the_sum_of_the_choices(tmp_path, choices, steps
     """N steps with a choices each cost a + a² + … + aⁿ model calls, compared with running each leaf from
     scratch.
     """
-    spent = explored.explored(choices, steps, tmp_path)
+    spent = exploration_costs.explored(choices, steps, tmp_path)
     assert spent.calls == sum(choices**n for n in range(1, steps + 1))
-    again = explored.Spent(steps * choices**steps, explored.COST * steps * choices**steps)
+    again = exploration_costs.Spent(steps * choices**steps, exploration_costs.COST * steps * choices**steps)
     assert f"{again.calls / spent.calls:.2f}" == f"{again.tokens / spent.tokens:.2f}" == saved
     if choices**steps < 100:
-        assert explored.from_scratch(choices, steps) == again
+        assert exploration_costs.from_scratch(choices, steps) == again

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCall
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
@@ -22,7 +19,7 @@ from agentgit.demo import ScriptedModel
 from agentgit.effects import Effect, compensable
 from agentgit.effects.effects import effect
 from bench.graphs import Graph
-from bench.measure import Counts
+from bench.measure import Table
 from bench.stage import Stage
 
 TITLE = "Payments after going back"
@@ -39,11 +36,7 @@ SAY: Any = {"messages": [("user", "pay Ann 5 euros")]}
 
 @dataclass
 class Bank:
-    """A bank, and the desk that accepts approvals.
-
-    Args:
-        is_idempotent: True if the bank makes only one payment for each reference.
-    """
+    """A bank, and the desk that accepts approvals."""
 
     is_idempotent: bool
     paid: list[str] = field(default_factory=list)
@@ -102,24 +95,13 @@ def _calls(name: str, **args: Any) -> AIMessage:
 # -- the ways to go back
 
 
-def time_travel(bank: Bank, times: int, saver: Any) -> None:
+def time_travel(bank: Bank, times: int, folder: Path) -> None:
     """Go back as LangGraph does: find the state before the model's decision, and continue from there."""
-    graph, config = build(bank, saver), {"configurable": {"thread_id": "t"}}
+    graph, config = build(bank, InMemorySaver()), {"configurable": {"thread_id": "t"}}
     graph.invoke(SAY, config)
     before = [state for state in graph.get_state_history(config) if state.next == ("model",)][-1]
     for _ in range(times):
         graph.invoke(None, before.config)
-
-
-def in_memory(bank: Bank, times: int, folder: Path) -> None:
-    """Go back with LangGraph and its saver in memory."""
-    time_travel(bank, times, InMemorySaver())
-
-
-def on_disk(bank: Bank, times: int, folder: Path) -> None:
-    """Go back with LangGraph and its saver for SQLite."""
-    with closing(sqlite3.connect(folder / "time-travel.db", check_same_thread=False)) as connection:
-        time_travel(bank, times, SqliteSaver(connection))
 
 
 def roll_back(bank: Bank, times: int, folder: Path, pay: Effect) -> None:
@@ -145,24 +127,22 @@ def refunded(bank: Bank, times: int, folder: Path) -> None:
 
 
 WAYS: dict[str, Callable[[Bank, int, Path], None]] = {
-    "time travel, InMemorySaver": in_memory,
-    "time travel, SqliteSaver": on_disk,
+    "LangGraph's time travel": time_travel,
     "agentgit, irreversible": fenced,
     "agentgit, with a refund": refunded,
 }
 
 
-def measure(stage: Stage) -> Counts:
+def measure(stage: Stage) -> Table:
     """Count the effects in the world after going back many times."""
-    times, rows = stage.scale.rollbacks, []
+    times, found = stage.scale.rollbacks, []
     for is_idempotent in (False, True):
         case = f"{'a' if is_idempotent else 'no'} server that knows references"
         for name, way in WAYS.items():
             bank = Bank(is_idempotent)
-            folder = stage.where / f"payments-{len(rows)}"
-            folder.mkdir()
-            way(bank, times, folder)
+            with stage.folder() as folder:
+                way(bank, times, folder)
             numbers = (times, len(bank.paid), len(bank.refunded), bank.most - 1, len(bank.used) - 1)
-            rows.append((case, name, *map(str, numbers)))
+            found.append([case, name, *map(str, numbers)])
     columns = ("times back", "payments", "refunds", "too many at once", "approvals again")
-    return Counts(TITLE, NOTE, columns, rows)
+    return Table(TITLE, NOTE, columns, found)

@@ -1,4 +1,4 @@
-"""The effects that each policy leaves in the world after steps with failing calls."""
+"""Steps whose calls fail: each makes three calls at once, and should leave all three effects, or none."""
 
 from __future__ import annotations
 
@@ -21,15 +21,6 @@ from agentgit import RollbackIncomplete, reversible
 from agentgit.demo import ScriptedModel
 from agentgit.effects import ToolInvocation
 from bench.graphs import Graph
-from bench.measure import Counts
-from bench.stage import Stage
-
-TITLE = "Steps whose calls fail"
-
-NOTE = (
-    "Each step makes three calls at once. Three in ten calls fail, and three in ten undo functions, half of them\n"
-    "before they acted and half of them after. A step should leave all three effects, or none."
-)
 
 WANTED = ("book", "reserve", "charge")
 
@@ -208,14 +199,3 @@ def judged(world: World, steps: int) -> tuple[int, int, int, int]:
     nothing = sum(not one for one in found)
     extra = sum(max(0, number - 1) for one in found for number in one.values())
     return whole, nothing, steps - whole - nothing, extra
-
-
-def measure(stage: Stage) -> Counts:
-    """Count the effects that each policy leaves."""
-    rows = []
-    for name, policy in POLICIES.items():
-        world, folder = World(0.3, seed=1), stage.where / f"faults-{len(rows)}"
-        folder.mkdir()
-        policy(world, stage.scale.steps, folder)
-        rows.append((f"{stage.scale.steps} steps", name, *map(str, judged(world, stage.scale.steps))))
-    return Counts(TITLE, NOTE, ("whole", "nothing left", "worse than before", "effects too many"), rows)

@@ -14,15 +14,6 @@ from langgraph.graph import START, MessagesState, StateGraph
 import agentgit
 from agentgit.demo import ScriptedModel
 from bench.graphs import Graph
-from bench.measure import Counts
-from bench.stage import Stage
-
-TITLE = "Exploring from shared beginnings"
-
-NOTE = (
-    "Each of n steps is gone in a ways, one model call a step. From scratch each of the a^n ways is run whole, in a\n"
-    "thread of its own, with LangGraph alone. A call costs ten tokens here."
-)
 
 COST = 10
 """The tokens of one call."""
@@ -74,13 +65,3 @@ def from_scratch(choices: int, steps: int) -> Spent:
         for n in range(steps):
             graph.invoke({"messages": [("user", f"step {n}")]}, {"configurable": {"thread_id": str(way)}})
     return spent
-
-
-def measure(stage: Stage) -> Counts:
-    """Count the calls and tokens of both."""
-    rows = []
-    for choices, steps in stage.scale.explored:
-        once, again = explored(choices, steps, stage.where), from_scratch(choices, steps)
-        for name, one, other in (("calls", once.calls, again.calls), ("tokens", once.tokens, again.tokens)):
-            rows.append((f"a = {choices}, n = {steps}", name, f"{one:,}", f"{other:,}", f"{other / one:.2f}x"))
-    return Counts(TITLE, NOTE, ("agentgit", "from scratch", "saved"), rows)

@@ -1,1 +1,0 @@
-"""Benchmarks that count the effects that agents leave in the world."""

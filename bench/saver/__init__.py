@@ -1,1 +1,0 @@
-"""Benchmarks of `SQLModelSaver` and LangGraph's own savers: `python -m bench --only saver`."""

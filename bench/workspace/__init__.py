@@ -1,1 +1,0 @@
-"""Benchmarks of workspaces: `python -m bench --only workspace`."""
