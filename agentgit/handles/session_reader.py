@@ -301,8 +301,8 @@ class SessionReader:
     def stats(self, *, branch: BranchRef = None, prices: Prices | None = None, storage: bool = False) -> Stats:
         """Count checkpoints, calls, rollbacks, reversals and tokens, in total and for each branch.
 
-        No state is read. Tokens are taken from the `usage_metadata` of the saved messages. The tokens of a branch are
-        those used on it, without those that it inherited.
+        Tokens are taken from the `usage_metadata` with which models replied. The tokens of a branch are those used on
+        it, without those that it inherited.
 
         Example:
             >>> import agentgit

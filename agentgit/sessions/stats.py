@@ -60,15 +60,6 @@ def sum_usages(usages: Iterable[Usage]) -> dict[str, UsedTokens]:
     return sums
 
 
-def subtract_usage(current: Usage, earlier: Usage) -> dict[str, UsedTokens]:
-    """Return the tokens that were used since an earlier usage was counted. Models without new usage are left out."""
-    used = {
-        model: UsedTokens(*(max(0, a - b) for a, b in zip(tokens, earlier.get(model, UsedTokens()), strict=True)))
-        for model, tokens in current.items()
-    }
-    return {model: tokens for model, tokens in used.items() if any(tokens)}
-
-
 def require_prices(prices: Prices) -> Prices:
     """Check that prices are valid and return them."""
     if not isinstance(prices, Mapping):

@@ -5,7 +5,6 @@ import operator
 from typing import Annotated
 
 import backend
-import faults
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.func import entrypoint
@@ -100,13 +99,6 @@ def test_user_stats_cover_all_sessions_of_that_user_only(repo):
     assert empty.total.to_dict()["checkpoints"] == 0
     assert (empty.total.duration_seconds, empty.total.reversal_success, empty.total.tokens) == (0.0, None, {})
     assert empty.to_dict()["branch_count"] == 1
-
-
-def test_stats_read_no_stored_values(repo):
-    """Stats are computed from columns, and no value is read."""
-    wrap(repo).run("hi")
-    with faults.no_state_is_read():
-        assert repo.session("s").stats(prices={"m": (1, 1)}).total.tokens
 
 
 # -- tokens

@@ -317,11 +317,6 @@ LIES = {
         lambda found: of(found, "state")[1]["header"]["seen"].update(x={"y": "1"}),
         "cannot be compared",
     ),
-    "tokens that are none": (
-        lambda found: of(found, "state")[-1]["header"].update(usage={"m": ["much"]}),
-        "not a whole number",
-    ),
-    "tokens that are too few": (lambda found: of(found, "state")[-1]["header"].update(usage={"m": [1]}), "tokens"),
     "a step that is none": (lambda found: of(found, "state")[-1]["meta"].update(step=[[]]), "step is not a whole"),
     "a checkpoint's name that none can have": (change("checkpoint", name="x" * 201), "name is not text of 1 to 200"),
     "a number after which none comes": (change("checkpoint", at=-1, number=2**31 - 1), "number is not a whole number"),

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas
 import pytest
-from langchain_core.messages import AIMessage
 from postgres_databases import as_role
 from scripted import World, call, scripted, tool_node_graph
 from sqlalchemy import NullPool, create_engine, text
@@ -56,9 +55,7 @@ def on_postgresql(sql):
 
 def converse(repo, *words):
     """Run turns of a session `demo`, the first of which calls a tool, then fork and run a turn on the fork."""
-    usage = {"input_tokens": 20, "output_tokens": 3, "total_tokens": 23}
-    answer = AIMessage("done", usage_metadata=usage, response_metadata={"model_name": "small"})
-    world, model = World(), scripted(call("add", item="chair"), *[answer] * 9)
+    world, model = World(), scripted(call("add", item="chair"), *["done"] * 9)
     agent = repo.wrap(tool_node_graph(model, world.tools()), "demo", effects=world.effects())
     for said in ("a chair", *words):
         agent.run(said)
@@ -86,14 +83,9 @@ def check(connection, form, *words, nul=""):
     (made,) = connection.execute(text(form(SQL["calls"])))
     assert (made.branch, made.tool_name, json.loads(made.args)) == ("main", "add", {"item": "chair"})
     assert pandas.read_sql(text(form(SQL["calls"])), connection)["effect"].tolist() == ["reversible"]
-    states = connection.execute(text(form(SQL["states"]))).all()
-    last = states[-1]
+    last = connection.execute(text(form(SQL["states"]))).all()[-1]
     assert last.reference.startswith("demo/side#")
     assert last.saved_at.startswith("20")
-    answers = sum(
-        row.tokens is not None for row in states if row.reference.startswith("demo/main") and row.kind == "after"
-    )
-    assert json.loads(last.tokens) == {"small": [answers + 1, 20 * (answers + 1), 3 * (answers + 1)]}
 
 
 @pytest.mark.parametrize("words", [("and more",), (LONG, "and more")])

@@ -54,7 +54,6 @@ from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rol
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import HeadState, checkpoint_state
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, NewCheckpoint, NewWrites
-from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES
 
 WRITER = "agentgit"
@@ -383,9 +382,8 @@ class Merger:
         row, head_state = self._position(connection)
         if head_state.latest_id != (graph_key.checkpoint_id if graph_key is not None else None):
             raise Conflict(f"Branch {row.name} has moved in the meantime. Nothing was changed; try again.")
-        graphs = GraphStore(self.store.tenant_id, self.store.compression, count_usage=False)
-        graphs.write(connection, steps)
-        graph_checkpoint = graphs.find(connection, GraphKey(row.thread_id, "", new_id))
+        self.store.graphs.write(connection, steps)
+        graph_checkpoint = self.store.graphs.find(connection, GraphKey(row.thread_id, "", new_id))
         assert graph_checkpoint is not None  # noqa: S101  # it was just stored
         snapshot_row = self.store.snapshots.newest_of_branch(connection, row)
         state = checkpoint_state(graph_checkpoint, head_state.checkpoint_state.position, NO_WRITES)

@@ -42,7 +42,7 @@ from agentgit.errors import AgentGitError, InvalidInput, PromptChanged, RerunDiv
 from agentgit.langgraph_internals import task_path_str
 from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RUNNING, RerunReport
 from agentgit.sessions.session import RERUN, SIMULATED
-from agentgit.sessions.stats import Prices, UsedTokens, subtract_usage
+from agentgit.sessions.stats import Prices
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.queries.recorded_turns import (
     CONTINUE,
@@ -53,9 +53,10 @@ from agentgit.store.queries.recorded_turns import (
     first_id,
     task_place,
 )
+from agentgit.store.queries.token_usage import TokenUsage
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.threads import model_calls, token_usage
+from agentgit.store.threads import model_calls
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey
 from agentgit.values import FAILURES, portable
 
@@ -332,7 +333,8 @@ class Rerun:
             row = store.sessions.branch(connection, self.branch_id)
             newest = store.graphs.newest(connection, row.thread_id)
             recorded = self._recording.end_state
-            tokens, recorded_tokens = (self._tokens(connection, one) for one in (newest, recorded))
+            usage, first = TokenUsage(connection, store), self._first_state(connection)
+            tokens, recorded_tokens = (usage.between(first, one) for one in (newest, recorded))
             calls, recorded_calls = (self._model_calls(connection, one) for one in (newest, recorded))
             is_same_state = (
                 newest is not None
@@ -370,13 +372,6 @@ class Rerun:
         if isinstance(error, AgentGitError):
             raise error
         return report
-
-    def _tokens(self, connection: Connection, state: GraphCheckpoint | None) -> dict[str, UsedTokens]:
-        """Return the tokens that were used from the start to a state."""
-        used, earlier = (
-            token_usage.read(one.header) if one is not None else {} for one in (state, self._first_state(connection))
-        )
-        return subtract_usage(used, earlier)
 
     def _model_calls(self, connection: Connection, state: GraphCheckpoint | None) -> int | None:
         """Return the number of model calls from the start to a state; None if they were not recorded."""

@@ -11,16 +11,13 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, case, func, select
 
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.stats import BranchFigures, Figures, Storage, Usage, subtract_usage
+from agentgit.sessions.stats import BranchFigures, Figures, Storage
 from agentgit.store.maintenance.gc import find_live_values
+from agentgit.store.queries.token_usage import TokenUsage
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
-from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BLOB, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, OPERATION, TOOL_INVOCATION
 from agentgit.store.store import Store
-from agentgit.store.threads import token_usage
-from agentgit.store.threads.graph_rows import parameter_conditions
-from agentgit.values import as_object
 
 THREAD_COLUMNS = {
     GRAPH_CHECKPOINT: (GRAPH_CHECKPOINT.c.meta, GRAPH_CHECKPOINT.c.header, GRAPH_CHECKPOINT.c.channels),
@@ -50,6 +47,7 @@ def count_figures(
         _count_by_word(connection, store, query, branch_ids) for query in (_CALL_COUNTS, _OPERATION_COUNTS)
     )
     first_steps = _find_first_steps(connection, store, branches)
+    usage = TokenUsage(connection, store)
     session_names = {session.id: session.session_name for session in sessions}
     return [
         BranchFigures(
@@ -62,7 +60,7 @@ def count_figures(
                 last=checkpoint_counts[branch.id].last if branch.id in checkpoint_counts else None,
                 calls=calls[branch.id],
                 operations=operations[branch.id],
-                tokens=_count_tokens(connection, store, branch, first_steps.get(branch.id)),
+                tokens=usage.of_branch(branch.thread_id, first_steps.get(branch.id)),
             ),
         )
         for branch in branches
@@ -111,21 +109,6 @@ def _count_by_word(
     for row in _read_rows(connection, store, query, ids):
         counts[row.branch][row.word] = row.total
     return counts
-
-
-def _count_tokens(connection: Connection, store: Store, branch: StoredRow, first_step_id: str | None) -> Usage:
-    """Return the tokens used on a branch itself: those of its newest state minus those of its first state."""
-    parameters = {"tenant_id": store.tenant_id, "thread_id": branch.thread_id, "ns": ""}
-    newest = _NEWEST_HEADER.first(connection, parameters)
-    if newest is None:
-        return {}
-    first = (
-        _STEP_HEADER.first(connection, {**parameters, "checkpoint_id": first_step_id})
-        if first_step_id is not None
-        else None
-    )
-    before = token_usage.read(as_object(first.header)) if first is not None else {}
-    return subtract_usage(token_usage.read(as_object(newest.header)), before)
 
 
 def _find_first_steps(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> dict[int, str]:
@@ -195,12 +178,3 @@ def _size_query(key: Any, columns: Sequence[Any]) -> Any:
 
 _THREAD_SIZES = [_size_query(table.c.thread_id, columns) for table, columns in THREAD_COLUMNS.items()]
 _BRANCH_SIZES = [_size_query(table.c.internal_session_id, columns) for table, columns in BRANCH_COLUMNS.items()]
-_thread_conditions = parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id", "ns")
-_NEWEST_HEADER = CompiledStatement(
-    select(GRAPH_CHECKPOINT.c.header).where(*_thread_conditions).order_by(GRAPH_CHECKPOINT.c.seq.desc()).limit(1)
-)
-_STEP_HEADER = CompiledStatement(
-    select(GRAPH_CHECKPOINT.c.header).where(
-        *_thread_conditions, GRAPH_CHECKPOINT.c.checkpoint_id == bindparam("checkpoint_id")
-    )
-)

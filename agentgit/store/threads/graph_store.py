@@ -18,7 +18,7 @@ from agentgit.store.objects.plain_values import show_message, show_state
 from agentgit.store.sql.compiled_statement import PendingResult
 from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
-from agentgit.store.threads import fork, lifecycle, model_calls, pending_writes, token_usage
+from agentgit.store.threads import fork, lifecycle, model_calls, pending_writes
 from agentgit.store.threads.append_if_head import (
     NewestCheckpoints,
     SeenCheckpoints,
@@ -96,9 +96,8 @@ class _RowsToInsert:
 class GraphStore:
     """The graph checkpoints and pending writes of one tenant. Every method runs in the transaction of its caller."""
 
-    def __init__(self, tenant_id: int, compression: str = "auto", *, count_usage: bool = True) -> None:
+    def __init__(self, tenant_id: int, compression: str = "auto") -> None:
         self.tenant_id = tenant_id
-        self.count_usage = count_usage
         self.blobs = BlobStore(tenant_id, compression)
         self.owners = ThreadOwners(tenant_id)
         self.delta_values = DeltaValueStore(self.blobs)
@@ -247,9 +246,6 @@ class GraphStore:
         channels = {name: value_hashes[name] for name in names if name in value_hashes}
         counts = count_messages(channels, new_values, parent)
         messages_channel = conversation_channel(counts)
-        usage = token_usage.usage_header(
-            connection, content, graph_key, messages_channel, new_values, parent, is_counted=self.count_usage
-        )
         calls = self._encode_model_calls(connection, owner, draft.model_calls, parent, values)
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
         return {
@@ -261,7 +257,7 @@ class GraphStore:
             "run_id": run_id if isinstance(run_id, str) else None,
             "message_count": counts.get(messages_channel or "", 0),
             "meta": compact(draft.meta),
-            "header": compact({**draft.header, "counts": counts, **usage, **delta_values.header(value_hashes)}),
+            "header": compact({**draft.header, "counts": counts, **delta_values.header(value_hashes)}),
             "channels": pack({**channels, **model_calls.named(calls)} if not graph_key.ns else channels),
             "state_hash": hash_state({**channels, **delta_values.digests}),
         }

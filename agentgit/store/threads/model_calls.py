@@ -145,6 +145,14 @@ def read(connection: Connection, content: Content, hashes: bytes) -> list[Record
         return [call for step in steps for call in _parse_step(as_object(step.data), messages)]
 
 
+def reply_hashes(connection: Connection, content: Content, hashes: bytes) -> list[bytes]:
+    """Return the hashes of the replies of stored calls, in order; only the calls are read, and no message."""
+    steps, messages = (content.item_hashes(connection, key) for key in split_hashes(hashes))
+    leaves = content.blobs.leaves(connection, steps)
+    with _reporting_damage(hashes):
+        return [messages[fields["reply"]] for step in leaves for fields in as_object(step.data)["calls"]]
+
+
 def count(connection: Connection, content: Content, hashes: bytes) -> int:
     """Return the number of calls of stored lists, without those that tools made."""
     steps = content.blobs.leaves(connection, content.item_hashes(connection, split_hashes(hashes)[0]))

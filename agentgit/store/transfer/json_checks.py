@@ -11,7 +11,6 @@ from typing import Any
 
 from agentgit.sessions.messages import ROLES, from_stored
 from agentgit.sessions.session import RERUN
-from agentgit.sessions.stats import UsedTokens
 from agentgit.store.transfer.fields import (
     MAX_COUNT,
     Check,
@@ -146,13 +145,6 @@ def _version_kind(version: Any) -> str | None:
     return "number" if type(version) in (int, float) and 0 <= version <= MAX_COUNT else None
 
 
-def _check_tokens(value: Any) -> list[int]:
-    counts: list[int] = list_of(number(most=2**62))(value)
-    if len(counts) not in (3, len(UsedTokens._fields)):  # the last two are left out if they are 0
-        raise ValueError("is not a number of tokens")
-    return counts
-
-
 _REQUIRED_HEADER_FIELDS: dict[str, Check] = {
     "v": number(),
     "ts": text,
@@ -163,7 +155,6 @@ _REQUIRED_HEADER_FIELDS: dict[str, Check] = {
 _OPTIONAL_HEADER_FIELDS: dict[str, Check] = {
     "updated": nullable(list_of(text)),
     "others": json_object,
-    "usage": mapping_of(_check_tokens),
     "snapshots": list_of(text),
     "folded": list_of(text),
     "digests": mapping_of(digest),

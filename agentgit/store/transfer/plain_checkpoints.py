@@ -67,7 +67,7 @@ class PlainSession:
         self.id = store.sessions.create(connection, user_id, name)
         self.branch = store.sessions.branches(connection, self.id)[0]
         # Caches of its own: the shared ones would remember what is not stored if this transaction is rolled back.
-        self.graphs = GraphStore(store.tenant_id, store.compression, count_usage=False)
+        self.graphs = GraphStore(store.tenant_id, store.compression)
         self.head = Head("", b"", 0)
         self.counts = {"branch": 1, "checkpoint": 0, "state": 0, "call": 0}
         self._values: dict[str, Encoded] = {}
