@@ -55,6 +55,11 @@ def works(repo, session):
     assert len(repo.session(session).branches()) == 2
 
 
+def test_a_granted_role_can_check_the_schema(database):
+    """`db check` needs no more than the granted rights."""
+    schema.compare(database)
+
+
 @pytest.mark.parametrize("ends", ["taken", "over"])
 def test_a_running_turn_finishes_after_its_user_loses_access(database, ends):
     """Calls of a turn whose user loses access are recorded; then the user sees and starts nothing more."""

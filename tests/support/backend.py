@@ -252,7 +252,7 @@ def migrate(database: Database, move: Callable[[Any, str], None], revision: str)
 def grant(place, role: str) -> int:
     """Grant a PostgreSQL role its rights, as `agentgit db grant` does, and return the number of tables."""
     with closing(Database(place)) as database:
-        return roles.grant(database, role).tables
+        return roles.grant(database, role)
 
 
 def run_sql(place, statement: str) -> None:
