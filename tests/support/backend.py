@@ -233,10 +233,13 @@ def rows_of_turns(address: str) -> dict[str, list[list[Any]]]:
 # -- the work of operators
 
 
-def upgrade(place, revision: str = "head") -> None:
-    """Upgrade the tables of a database to a schema."""
+def upgrade(place, revision: str | None = None) -> None:
+    """Upgrade the tables of a database to a schema; None is the newest, as `agentgit db upgrade` does."""
     with closing(Database(place)) as database:
-        migrate(database, command.upgrade, revision)
+        if revision is None:
+            schema.upgrade(database)
+        else:
+            migrate(database, command.upgrade, revision)
 
 
 def migrate(database: Database, move: Callable[[Any, str], None], revision: str) -> None:
