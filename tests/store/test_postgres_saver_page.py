@@ -1,4 +1,4 @@
-"""The page about replacing PostgresSaver: each of its blocks runs, in order, against a real PostgresSaver."""
+"""What the page of the saver says about replacing PostgresSaver runs, in order, against a real PostgresSaver."""
 
 import io
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from command_line import run
 from foreign_threads import postgres_origin
 
-PAGE = (Path(__file__).parents[2] / "docs" / "postgres-saver.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "saver.md").read_text().partition("## Replace PostgresSaver")[2].partition("\n## ")[0]
 BLOCK = re.compile(r"^```(py|sh|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ADDRESS = "postgresql://user@host/agents"
 
@@ -22,7 +22,7 @@ def test_a_program_moves_from_postgres_saver_by_changing_one_line(postgres_url, 
             text = source.replace(ADDRESS, origin.url)
             if language == "py":
                 with redirect_stdout(printed):
-                    exec(compile(text, "postgres-saver.md", "exec"), names)  # noqa: S102  # a block of our own page
+                    exec(compile(text, "saver.md", "exec"), names)  # noqa: S102  # a block of our own page
             elif language == "sh":
                 for line in text.splitlines():
                     result = run(*shlex.split(line)[1:])
