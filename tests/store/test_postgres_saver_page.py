@@ -9,7 +9,8 @@ from pathlib import Path
 from command_line import run
 from foreign_threads import postgres_origin
 
-PAGE = (Path(__file__).parents[2] / "docs" / "saver.md").read_text().partition("## Replace PostgresSaver")[2].partition("\n## ")[0]
+TEXT = (Path(__file__).parents[2] / "docs" / "saver.md").read_text()
+PAGE = TEXT.partition("## Replace PostgresSaver")[2].partition("\n## ")[0]
 BLOCK = re.compile(r"^```(py|sh|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ADDRESS = "postgresql://user@host/agents"
 
