@@ -123,9 +123,9 @@ def _linked(section: str) -> str:
 
 def slash_commands() -> str:
     """Return the commands of `agentgit chat`, as Markdown."""
-    from agentgit.cli.chat import slash_commands
+    from agentgit.cli.chat.conversation import SLASH_COMMANDS
 
-    return "".join(f"* `{form.usage}`: {form.help}\n" for form in slash_commands.COMMANDS)
+    return "".join(f"* `/{usage}`: {text}\n" for usage, text in SLASH_COMMANDS.items())
 
 
 # -- the picture of the rooms

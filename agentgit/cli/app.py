@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from contextvars import copy_context
+from typing import Annotated, Any, Literal
 
 import typer
 
 from agentgit.cli import output
 from agentgit.cli.commands import AllCommands
+from agentgit.cli.host import HOST, Host
 from agentgit.cli.options import GLOBAL_OPTIONS, GlobalOptions
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.version import VERSION
@@ -39,6 +43,58 @@ def run() -> int:
         if not hasattr(error, "format_message"):  # typer exports no base class of its errors
             raise
         return output.fail(InvalidInput(error.format_message()), as_json=as_json)
+
+
+TERMINAL_ONLY = ("chat", "demo", "mcp", "serve")
+"""The commands that hold a terminal until they end."""
+
+INTERRUPTED = 130
+"""The exit code that typer gives to Ctrl-C."""
+
+MOVING = ("switch", "promote")
+"""The commands after which an agent stands on the session's current branch, even if that has not changed."""
+
+
+def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
+    """Run a command in this process, for a notebook or a chat.
+
+    Raises:
+        InvalidInput: The words are not a command.
+    """
+    if words[0] in TERMINAL_ONLY:
+        raise InvalidInput(f"Run it in a terminal: agentgit {words[0]}")
+    if any(word.partition("=")[0] in ("--user", "--tenant") for word in words):
+        raise InvalidInput("The database is open already, for one user of one tenant.")
+
+    def run_command() -> Any:
+        HOST.set(host)
+        return typer.main.get_command(app).main(list(words), prog_name=prog_name, standalone_mode=False)
+
+    try:
+        code = copy_context().run(run_command)  # the options before a command are context variables
+    except Exception as error:
+        if hasattr(error, "format_message"):  # typer exports no base class of its errors
+            raise InvalidInput(error.format_message()) from error
+        raise
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+
+
+def complete_in(host: Host, words: Sequence[str], incomplete: str) -> list[str]:
+    """Return the completions of a word, each in quotes if it needs them."""
+    from typer._completion_classes import BashComplete  # typer exports no other way to complete in this process
+
+    def find() -> list[str]:
+        HOST.set(host)
+        items = BashComplete(typer.main.get_command(app), {}, "agentgit", "").get_completions(list(words), incomplete)
+        return [item.value for item in items]
+
+    return [quote_word(word) for word in copy_context().run(find)]
+
+
+def quote_word(text: str) -> str:
+    """Quote a name that is empty or contains spaces, quotes or backslashes."""
+    return text if text and not set(text) & set(" \t\n\\\"'") else shlex.quote(text)
 
 
 def _version(wanted: bool) -> None:

@@ -12,16 +12,24 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from agentgit.auth.principal import LOCAL
 from agentgit.cli.host import HOST
+from agentgit.errors import AgentGitError
 from agentgit.location import DEFAULT_TENANT, default_location
+
+if TYPE_CHECKING:
+    from agentgit.handles.session import Session
+    from agentgit.repository import Repository
 
 SESSION_PARAMETERS = ("target", "words", "first")
 """The names of the parameters whose first word may be a session."""
+
+MAX_CHECKPOINTS = 50
+"""The maximum number of checkpoints that are offered in a notebook or a chat; the newest ones."""
 
 BUSY_SECONDS = 0.2
 """The number of seconds to wait for a locked database."""
@@ -57,6 +65,41 @@ class Names:
 
     def _names(self, query: str, session: VisibleSession, *parameters: str) -> list[str]:
         return [name for (name,) in self._connection.execute(query, (session.tenant_id, session.id, *parameters))]
+
+
+class NamesHere:
+    """The names of sessions, branches and checkpoints, like `Names`, for a database that this process has open."""
+
+    def __init__(self, repository: Repository, bound: tuple[Session, str] | None) -> None:
+        self._repository, self._bound = repository, bound
+        self.sessions = repository.sessions()
+
+    def session(self, text: str) -> Session | None:
+        """Find a session; None if there is none."""
+        for name in (text, text.rpartition("@")[0]):
+            try:
+                if name:
+                    return self._repository.session(name)
+            except AgentGitError:  # no such session: the word is a reference
+                continue
+        return self._bound[0] if self._bound is not None else None
+
+    def branches(self, session: Session) -> list[str]:
+        """List the branches of a session, oldest first."""
+        return [branch.name for branch in session.branches()]
+
+    def checkpoints(self, session: Session, incomplete: str = "") -> list[str]:
+        """List HEAD, branches, tags, and the names and references of the newest checkpoints."""
+        branch = self._bound[1] if self._bound is not None and self._bound[0] == session else None
+        points = session.log(branch=branch).page(MAX_CHECKPOINTS)
+        return [
+            "HEAD",
+            "HEAD~1",
+            *self.branches(session),
+            *(tag.name for tag in session.tags()),
+            *dict.fromkeys(point.checkpoint_name for point in points if point.checkpoint_name),
+            *(point.metadata["reference"] for point in points),
+        ]
 
 
 class VisibleSession(NamedTuple):

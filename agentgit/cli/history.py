@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -44,7 +44,7 @@ def add_to(app: typer.Typer) -> None:
     app.command()(log)
     app.command(cls=usage("[SESSION[@BRANCH]]", "TEXT"))(search)
     app.command(cls=usage("[SESSION]", "[REF NAME]"))(tag)
-    app.command(cls=usage("[SESSION]", "A", "B"))(diff)
+    app.command(cls=usage("[SESSION]", "[A B]"))(diff)
     app.command(cls=usage("[SESSION]", "A", "B"))(compare)
     app.command()(start)
 
@@ -239,11 +239,13 @@ AsPage = Annotated[bool, typer.Option("--html", help="Print an HTML page.")]
 
 def diff(
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="[SESSION] A B", autocompletion=complete_checkpoint, help="Two checkpoints, like main#7 and HEAD."
+            metavar="[SESSION] [A B]",
+            autocompletion=complete_checkpoint,
+            help="Two checkpoints, like main#7 and HEAD; by default what the last turn changed.",
         ),
-    ],
+    ] = None,
     other: Annotated[str | None, typer.Option("--other", metavar="SESSION", help="Look up B in this session.")] = None,
     patch: Annotated[bool, typer.Option("--patch", "-p", help="Also show file changes line by line.")] = False,
     as_page: AsPage = False,
@@ -252,7 +254,7 @@ def diff(
 ) -> None:
     """Compare two checkpoints: state, messages, tool calls, files, tokens."""
     with repository(db) as repo:
-        session, a, b = references.parse_pair(repo, words)
+        session, a, b = _parse_diff(repo, words or [])
         difference = session.diff(a, b, other=other)
         if as_page:
             _write_page(f"{difference.from_reference} -> {difference.to_reference}", difference, as_json)
@@ -264,6 +266,17 @@ def diff(
             lambda width: [*diffs.lines(difference, width=width), *patch_lines],
             None if patch else difference,
         )
+
+
+def _parse_diff(repo: Repository, words: list[str]) -> tuple[Session, Any, Any]:
+    """Parse `[SESSION[@BRANCH]] [A [B]]`; without B it is HEAD, and without A the checkpoint before the last turn."""
+    if len(words) > 1:
+        return references.parse_pair(repo, words)
+    a = words[0] if words and not references.is_session(repo, words[0]) else None
+    session, branch = references.parse_session(repo, None if a else next(iter(words), None))
+    refs = (a or session.plan_undo(branch=branch).checkpoint_id, "HEAD")
+    before, after = (session.get_checkpoint(ref, branch=branch) for ref in refs)
+    return session, before, after
 
 
 def _write_page(title: str, value: PrintableDrawing, as_json: bool) -> None:

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """A program that runs commands, such as a notebook."""
+    """A program that runs commands: a notebook or a chat."""
+
+    yes: bool
+    """True if nobody is to be asked."""
 
     def repository(self) -> Repository:
         """Return the repository for commands that name no database."""

@@ -226,7 +226,7 @@ def repository(db: str | None, *, create: bool = False, trust: Sequence[str] | N
     user, tenant = GLOBAL_OPTIONS.get()
     modules = trusted_modules(trust)
     host = HOST.get()
-    if host is not None and (db, user, tenant) == (None, None, None):
+    if host is not None and db is None:
         repo = host.repository()
         repo.trust(*modules)
         yield repo

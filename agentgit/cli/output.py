@@ -139,8 +139,12 @@ def print_notice(text: str) -> None:
 
 def ask(question: str) -> bool:
     """Ask a yes-or-no question on standard error; the end of the input counts as no."""
-    if (host := HOST.get()) is not None:
-        return host.ask(question)
+    host = HOST.get()
+    return host.ask(question) if host is not None else ask_here(question)
+
+
+def ask_here(question: str) -> bool:
+    """Ask at the terminal of this process."""
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -148,13 +152,16 @@ def ask(question: str) -> bool:
 
 def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None) -> None:
     """Ask for confirmation; without a yes, end the command with exit code 1."""
+    host = HOST.get()
+    if host is not None and host.yes:
+        return
     if as_json:
         raise InvalidInput("--json cannot ask for confirmation. Add --yes to confirm.")
     if show is not None:
         show()
     if not ask(question):
-        if HOST.get() is not None:
-            raise InvalidInput("Nothing was changed, because the answer is not yes.")
+        if host is not None:
+            raise InvalidInput("Nothing was done, because the answer is not yes.")
         print_notice("Nothing was done.")
         raise typer.Exit(1)
 

@@ -10,6 +10,7 @@ import typer
 
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
+from agentgit.cli.host import HOST
 from agentgit.cli.options import (
     AsJson,
     DatabaseOption,
@@ -281,7 +282,7 @@ def confirm_plan(make_plan: Callable[[], RollbackPlan], verb: str, as_json: bool
     """
     made = make_plan()
     plan = made.forced() if force else made
-    if plan.is_admissible:
+    if plan.is_admissible and (plan.changes_world or HOST.get() is None):  # a notebook or a chat asks less
         question = f"{verb} {place(plan.session_name, plan.branch)}?"
         output.confirm(question, as_json, lambda: print_rollback(False, plan))
         if make_plan() != made:

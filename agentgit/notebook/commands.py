@@ -5,24 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
-import typer
-from typer._completion_classes import BashComplete  # typer exports no other way to complete words in this process
-
-from agentgit.cli.app import app
-from agentgit.cli.completion import Names
-from agentgit.cli.host import HOST
+from agentgit.cli.app import MOVING, complete_in, quote_word, run_in
+from agentgit.cli.completion import Names, NamesHere
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.handles.session import Session
-from agentgit.notebook.target import NotebookNames, NotebookNamespace
+from agentgit.notebook.target import NotebookNamespace
 from agentgit.render import html
 from agentgit.render.text import Line, Span, clean, place, plain
 from agentgit.repository import Repository
-
-TERMINAL_ONLY = ("chat", "demo", "mcp", "serve")
-"""The commands that hold a terminal until they end."""
 
 
 class DisplayLines:
@@ -40,6 +32,8 @@ class DisplayLines:
 
 class Notebook:
     """The notebook that runs a command: the `Host` of the command line."""
+
+    yes = False
 
     def __init__(self, namespace: NotebookNamespace, display: Callable[[Any], None]) -> None:
         self._namespace, self._display = namespace, display
@@ -66,7 +60,7 @@ class Notebook:
         """Return the names that completion offers."""
         agents = self._agents
         bound = (agents[0][1].session, agents[0][1].branch.name) if agents else None
-        names: Any = NotebookNames(self.repository(), bound)
+        names: Any = NamesHere(self.repository(), bound)
         return names  # type: ignore[no-any-return]  # it has the same methods
 
     def show(self, value: Any, lines: Sequence[Line]) -> None:
@@ -91,17 +85,16 @@ class Notebook:
     def run(self, words: Sequence[str]) -> Any:
         """Run a command, bind the variables of agents whose session has moved, and return the command's result."""
         before = [(variable, agent, agent.session.branch().id) for variable, agent in self._agents]
-        HOST.set(self)
         try:
-            root().main(list(words), prog_name="%agentgit", standalone_mode=False)
-        except Exception as error:
+            run_in(self, words, "%agentgit")
+        except Exception:
             self.display_waiting()
-            if hasattr(error, "format_message"):  # typer exports no base class of its errors
-                raise InvalidInput(error.format_message()) from error
             raise
         finally:
             for variable, agent, branch_id in before:
                 self._follow(variable, agent, branch_id)
+        if words[0] in MOVING and self._is_named:
+            self._follow(*self._agents[0], self._agents[0][1].branch_id)
         return self._waiting.pop() if self._waiting else None
 
     def _follow(self, variable: str, agent: Any, branch_id: int) -> None:
@@ -130,12 +123,6 @@ def target_line(session: Session, branch: str, variable: str) -> DisplayLines:
     return DisplayLines((Span(f"{place(session.reference, branch)}, variable "), Span(variable, "reference")))
 
 
-@cache
-def root() -> Any:
-    """Return the command line, whose commands are loaded when they run."""
-    return typer.main.get_command(app)
-
-
 def parse(line: str) -> list[str]:
     """Split the text after `%agentgit` into the words of a command.
 
@@ -147,8 +134,6 @@ def parse(line: str) -> list[str]:
         words = shlex.split(line) or ["status"]
     except ValueError as error:
         raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
-    if words[0] in TERMINAL_ONLY:
-        raise InvalidInput(f"Run it in a terminal: agentgit {words[0]}")
     return ["--help"] if words == ["help"] else words
 
 
@@ -171,20 +156,10 @@ def complete(namespace: NotebookNamespace, text: str) -> tuple[str, list[str]] |
     unquoted = fragment.lstrip("\"'")
     try:
         notebook = Notebook(namespace, lambda _: None)
-        HOST.set(notebook)
         if magic is not None:
-            items = BashComplete(root(), {}, "agentgit", "").get_completions(
-                shlex.split(match[1].removesuffix(fragment)), unquoted
-            )
-            words = [item.value for item in items]
-        else:
-            names: Any = notebook.names()
-            words = [word for word in names.checkpoints(names.session("")) if word.startswith(unquoted)]
+            return fragment, complete_in(notebook, shlex.split(match[1].removesuffix(fragment)), unquoted)
+        names: Any = notebook.names()
+        words = names.checkpoints(names.session(""))
     except (AgentGitError, ValueError):  # no session yet, or an open quote: typing must not raise errors
         return fragment, []
-    return fragment, [_quote(word) for word in words]
-
-
-def _quote(text: str) -> str:
-    """Quote a name that is empty or contains spaces, quotes or backslashes."""
-    return text if text and not set(text) & set(" \t\n\\\"'") else shlex.quote(text)
+    return fragment, [quote_word(word) for word in words if word.startswith(unquoted)]

@@ -8,7 +8,6 @@ import shlex
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
@@ -66,8 +65,7 @@ class Magics:
         with _short_errors():
             if cell is None:
                 words = parse(line)
-                notebook = Notebook(self._namespace, _show)
-                return copy_context().run(notebook.run, words)  # the options of the command line are context variables
+                return Notebook(self._namespace, _show).run(words)
             if line.split() != ["live"]:
                 raise InvalidInput("Usage: %%agentgit live, with the code to run below it.")
             variable, agent = self._namespace.agent()
@@ -119,14 +117,14 @@ class Magics:
         where = f"session {agent.session.reference}, branch {agent.branch.name}"
         question = clean(f"Bring the world to the new branch, and back after the cell? ({where})")
         if not Notebook(self._namespace, _show).ask(question):
-            raise InvalidInput("Nothing was changed, because the answer is not yes.")
+            raise InvalidInput("Nothing was done, because the answer is not yes.")
         if agent.plan_rollback(arguments.ref or "HEAD") != made:
             raise Conflict("Nothing was done: the session has moved on since the plan was made. Try again.")
 
     @context_matcher(identifier=_COMPLETER)  # type: ignore[untyped-decorator]  # untyped in IPython
     def match_completions(self, context: CompletionContext) -> SimpleMatcherResult:
         """Return the completions inside a magic to IPython, and suppress all others there."""
-        result = copy_context().run(complete, self._namespace, context.full_text[: context.cursor_position])
+        result = complete(self._namespace, context.full_text[: context.cursor_position])
         if result is None:
             return {"completions": []}
         fragment, candidates = result

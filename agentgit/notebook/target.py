@@ -6,15 +6,12 @@ import sys
 from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from agentgit.errors import AgentGitError, InvalidInput, NotFound
+from agentgit.errors import InvalidInput, NotFound
 from agentgit.repository import Repository
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.handles.session import Session
-
-MAX_CHECKPOINTS = 50
-"""The maximum number of checkpoints that completion offers; the newest ones."""
 
 
 class NotebookNamespace:
@@ -59,38 +56,3 @@ class NotebookNamespace:
             for variable, value in list(self.names.items()):
                 if isinstance(value, target_class) and not variable.startswith("_"):
                     yield variable, value
-
-
-class NotebookNames:
-    """The names of sessions, branches and checkpoints, as `agentgit.cli.completion.Names` has them."""
-
-    def __init__(self, repository: Repository, bound: tuple[Session, str] | None) -> None:
-        self._repository, self._bound = repository, bound
-        self.sessions = repository.sessions()
-
-    def session(self, text: str) -> Session | None:
-        """Find a session; None if there is none."""
-        for name in (text, text.rpartition("@")[0]):
-            try:
-                if name:
-                    return self._repository.session(name)
-            except AgentGitError:  # no such session: the word is a reference
-                continue
-        return self._bound[0] if self._bound is not None else None
-
-    def branches(self, session: Session) -> list[str]:
-        """List the branches of a session, oldest first."""
-        return [branch.name for branch in session.branches()]
-
-    def checkpoints(self, session: Session, incomplete: str = "") -> list[str]:
-        """List HEAD, branches, tags, and the names and references of the newest checkpoints."""
-        branch = self._bound[1] if self._bound is not None and self._bound[0] == session else None
-        points = session.log(branch=branch).page(MAX_CHECKPOINTS)
-        return [
-            "HEAD",
-            "HEAD~1",
-            *self.branches(session),
-            *(tag.name for tag in session.tags()),
-            *dict.fromkeys(point.checkpoint_name for point in points if point.checkpoint_name),
-            *(point.metadata["reference"] for point in points),
-        ]

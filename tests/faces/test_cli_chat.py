@@ -30,7 +30,6 @@ from agentgit import (
     NotFound,
     RollbackBlocked,
     RollbackIncomplete,
-    Session,
     WorkspaceChanged,
     WorldDiverged,
 )
@@ -118,7 +117,7 @@ def plainly(text: str) -> str:
 
 STORY = """hello
 add chair
-/checkpoint create "before the table" "all is in the cart"
+/checkpoint create "before the table" --description "all is in the cart"
 add table
 /tree
 /diff
@@ -130,9 +129,10 @@ add sofa
 /undo 2
 /redo
 /checkpoint undo
-/checkpoint create
+/checkpoint create again
 /checkpoint list
-/fork another
+/fork --name another
+/switch another
 add stool
 /switch main
 look
@@ -142,7 +142,7 @@ look
 /log 2
 /tree
 //not a command
-/quit
+/exit
 never said"""
 
 
@@ -152,7 +152,7 @@ def test_a_chat_runs_through_a_pipe(folder):
     done = folder.chat(*STORY.splitlines(), words=("shop", "--yes"))
     assert plainly(done.out) == (GOLDEN / "chat.txt").read_text(encoding="utf-8")
     assert done.err.startswith("error: The world has changed since branch main last ran")
-    assert done.err.endswith(" continue anyway with --sync ignore.\n")
+    assert done.err.endswith(" continue anyway with sync='ignore'.\n")
     assert "Restore it by a switch to 'main' with sync='world'" in done.err
     assert done.err.count("\n") == 1
     assert done.code == WorldDiverged.exit_code
@@ -208,7 +208,7 @@ def test_a_blocked_rollback_can_be_forced_in_the_chat(folder):
     assert "block    send(text='mail')" in blocked.out
     assert "With force, what cannot be reversed is kept." in blocked.err
     assert "There is no named checkpoint on this branch." in blocked.err
-    assert "Start the chat with --workspace DIR" in blocked.err
+    assert "Wrap the graph with workspace=" in blocked.err
     assert blocked.code == RollbackBlocked.exit_code
     forced = folder.chat("/rollback main#1 --force")
     assert forced.out.endswith("1 reversed, 1 kept.\n")
@@ -261,21 +261,6 @@ def test_undo_redo_and_rewind_restore_files_in_the_chat(folder, scribe):
 
 
 @pytest.mark.long
-def test_one_file_edit_is_undone_in_the_chat(folder, scribe):
-    """/undo --files undoes the last edit of a file, the conversation stays, and /undo takes that back."""
-    chat, note = scribe, folder.path / "work" / "a.txt"
-    chat("write a.txt one", "write a.txt two", "write b.txt three", words=("--workspace", "work"))
-    assert chat("/undo --files").out.splitlines()[-1].split() == ["deleted", "b.txt"]
-    assert not (folder.path / "work" / "b.txt").exists()
-    log = chat("/log 1").out
-    assert "undid write_file: b.txt" in log
-    assert chat("/undo --yes").code == 0
-    assert (folder.path / "work" / "b.txt").read_text() == "three"
-    chat("/undo 1 --files")
-    assert note.read_text() == "one"
-
-
-@pytest.mark.long
 def test_an_incomplete_rollback_is_resumed_in_the_chat(folder):
     """An undo function that raises leaves an operation, and /resume completes it and moves the chat to its
     branch.
@@ -284,10 +269,10 @@ def test_an_incomplete_rollback_is_resumed_in_the_chat(folder):
     stopped = folder.chat("add chair", "/undo")
     assert stopped.code == RollbackIncomplete.exit_code
     assert "failed  add(item='chair')" in stopped.out
-    operation = re.search(r"then run (/resume \d+);", stopped.err)
+    operation = re.search(r"then resume operation (\d+);", stopped.err)
     folder.world.broken.clear()
     assert operation is not None
-    done = folder.chat(operation[1], "/branches")
+    done = folder.chat(f"/resume {operation[1]}", "/branches")
     assert folder.world.items == []
     assert "* main-2" in done.out
 
@@ -341,7 +326,7 @@ def test_hostile_text_writes_no_escapes(folder):
     """Names, messages, arguments and errors cannot control, reorder or overwrite anything in a terminal."""
     done = folder.chat(
         f"add {HOSTILE}x", f"fail {HOSTILE}", "/undo", f"/checkpoint create {HOSTILE} {HOSTILE}", f"/{HOSTILE}",
-        f"/fork {HOSTILE}", "/checkpoint list", "/tree", "/diff main#1", f"/rollback {HOSTILE}no",
+        f"/fork --name {HOSTILE}", "/checkpoint list", "/tree", "/diff main#1", f"/rollback {HOSTILE}no",
     )  # fmt: skip
     for text in (done.out, done.err):
         assert "x1b[31mred" in text
@@ -529,14 +514,14 @@ def test_a_terminal_chat_prompts_asks_completes_and_keeps_history(folder):
         there.until("reverse  add(item='chair')")
         there.until("? [y/N] ")
         there.type("n\n")
-        there.until("Nothing was done.")
+        there.until("Nothing was done")
         there.type("/undo\n")
         there.until("? [y/N] ")
         there.type("y\n")
         there.until("1 reversed.")
         there.until("main-2> ")
         there.type("/nothing\n")
-        there.until("error: There is no command /nothing.")
+        there.until("error: No such command")
         there.until("main-2> ")
         there.type("/tre\t\n")  # Tab completes the command
         there.until("HEAD -> main-2")
@@ -585,7 +570,7 @@ def test_rewind_picks_a_message_with_the_arrow_keys_and_refills_the_prompt(folde
         there.type("\x1b[B\r")  # down to the second newest
         there.until("reverse  add(item='sofa')")
         there.until("reverse  add(item='table')")
-        there.until("Proceed in session chat, branch main? [y/N] ")
+        there.until("Roll back session chat, branch main? [y/N] ")
         there.type("y\n")
         there.until("2 reversed.")
         there.until("main-2> add table")  # the prompt is refilled
@@ -638,38 +623,6 @@ def test_a_piped_chat_accepts_bytes_that_are_not_utf8(folder):
     assert (done.stdout, done.stderr, done.returncode) == (b"hm\nhm\n", b"", 0)
 
 
-def test_a_chat_compares_merges_and_picks(folder):
-    """/compare, /merge and /cherry-pick do what the agent does, and the world is unchanged."""
-    out, err, code = folder.chat(
-        "add chair", "/fork retry", "note sofa", "/switch main", "/compare retry", "/merge retry", "/merge retry",
-        "/cherry-pick retry", "/merge nowhere", "/merge retry --resolve mine",
-    )  # fmt: skip
-    assert "retry#3 diverge at main#2" in out
-    assert "4 messages to add." in out
-    assert out.count("Nothing to add: everything is already here.") >= 2
-    assert folder.world.items == ["chair"]
-    assert folder.world.notes == ["sofa"]
-    assert code == 3
-    assert "nowhere" in err
-
-
-def test_a_chat_merge_with_a_conflict_says_how_to_resolve_it(folder):
-    """/merge refuses a conflict and names it, and merges once --resolve says which side counts."""
-    out, err, _ = folder.chat(
-        "start", "/fork retry", "yours", "/switch main", "mine", "/merge retry",
-        "/merge retry --resolve theirs", graph="clerk:noting",
-    )  # fmt: skip
-    assert "conflict  note" in out
-    assert "ours or theirs" in err
-    with agentgit.open(folder.path / "agentgit.db") as repo:
-        session = repo.session()
-        main = next(branch for branch in session.branches() if branch.name == "main")
-        assert main.session_state["note"] == "yours"
-        assert [message["content"] for message in main.conversation_history if message["role"] == "user"] == [
-            "start", "mine", "yours",
-        ]  # fmt: skip
-
-
 def test_a_chat_starts_from_a_template(folder):
     """--template starts the new session from a checkpoint of another one."""
     folder.chat("add chair", words=("one", "--yes"))
@@ -677,47 +630,6 @@ def test_a_chat_starts_from_a_template(folder):
     assert code == 0
     assert "from one@main#2" in out
     assert "no tool calls yet" in out
-
-
-def test_a_chat_searches_and_tags(folder):
-    """/search finds words on this or all branches, a new tag is a reference, and each failure says why."""
-    out, err, code = folder.chat(
-        "add chair", "/tag good", "/tag main#1 'the beginning'", "/fork retry", "note a sofa", "/switch main",
-        "/search a  sofa", "/search a sofa --all-branches", "/tags", "/rollback good", "/untag good", "/tags",
-        "/search chair --after nothing", "/search", "/tag main#2 main", "/untag nothing", "/tag nowhere x",
-    )  # fmt: skip
-    lines = plainly(out).splitlines()
-    assert lines.count("nothing found") == 1
-    assert "retry#3  <time>  user  note a sofa" in lines
-    assert "good           main#2  <time>" in lines
-    assert lines.count("the beginning  main#1  <time>") == 3
-    assert "Rollback done: session chat, branch main-2, 1 tool call replayed from the record." in lines
-    assert "main#2 no longer has that tag" in lines
-    whys = ("not a cursor", "Usage: /search TEXT...", "A branch is already called main", "no tag 'nothing'", "nowhere")
-    assert len(err.splitlines()) == len(whys)
-    for line, why in zip(err.splitlines(), whys, strict=True):
-        assert why in line
-    assert code == InvalidInput.exit_code
-
-
-@pytest.mark.long
-def test_a_chat_pages_through_search_results(folder):
-    """If there are more hits, the chat shows how to continue, and the next page continues there."""
-    turns = [f"note needle {n}" for n in range(12)]
-    first = folder.chat(*turns, "/search needle").out.splitlines()
-    more = first[-1].removeprefix("more: ")
-    assert more.startswith("--after ")
-    second = folder.chat(f"/search needle {more}").out.splitlines()
-    assert (len(first[-21:-1]), len(second)) == (20, 4)
-    assert not set(second) & set(first)
-
-
-def test_log_reads_only_a_page_of_checkpoints(folder, monkeypatch):
-    """/log N reads a page, and not every checkpoint of the branch."""
-    monkeypatch.setattr(Session, "checkpoints", None)
-    lines = plainly(folder.chat("hello", "/checkpoint create here", "/log 2", "/log").out).splitlines()
-    assert lines[2:4] == ["main#3  <time>  named  0 calls  here", "main#2  <time>  after  0 calls  hm"]
-    assert [line.split()[0] for line in lines[4:]] == ["main#3", "main#2", "main#1"]
 
 
 def test_tab_completes_commands_and_references(folder):
@@ -730,6 +642,41 @@ def test_tab_completes_commands_and_references(folder):
             assert talk.complete("", "/tre") == ["/tree"]
             assert talk.complete("", "hello") == talk.complete("say ", "/tr") == []
             assert talk.complete("/checkpoint ", "") == ["create", "list", "restore", "undo"]
-            assert talk.complete("/switch main ", "--") == ["--sync", "--force", "--yes"]
-            assert talk.complete("/rollback ", "") == ["HEAD", "main", "'before payment'"]
+            assert talk.complete("/switch main ", "--s") == ["--sync"]
+            assert talk.complete("/rollback ", "m") == ["main", "main#3", "main#2", "main#1"]
             assert talk.complete("/checkpoint restore ", "bef") == ["'before payment'"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/rollbak x", "No such command 'rollbak'. Did you mean 'rollback'?"),
+        ("/undo 0 --yes", "Invalid value for '--steps'"),
+        ("/rollback", "Missing argument"),
+        ("/rollback before the payment", "put quotes around a name"),
+        ("/rollback 'before", "Close each quote that you open."),
+        ("/tree --nothing", "No such option: --nothing"),
+        ("/serve", "Run it in a terminal: agentgit serve"),
+    ],
+)
+def test_a_wrong_slash_command_fails_with_one_line(folder, line, said):
+    """Bad input: an unknown command suggests a similar one, a wrong use says what is missing, and the chat goes on."""
+    done = folder.chat("hello", line, "hello")
+    assert done.out.endswith("hm\nhm\n")
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_every_command_acts_on_the_session_of_the_chat(folder):
+    """A command that the help does not list acts on the session and the branch of the chat."""
+    folder.chat("add sofa", words=("other", "--yes"))
+    out, err, code = folder.chat(
+        "add chair", "/tag HEAD good", "/fork --name retry", "/switch retry", "/tool-track", "/search chair", "/status",
+        words=("mine", "--yes"),
+    )  # fmt: skip
+    assert (err, code) == ("", 0)
+    assert "add(item='chair')" in out
+    assert "branch   retry" in out
+    assert "sofa" not in out
+    with agentgit.open(folder.path / "agentgit.db") as repo:
+        assert [tag.name for tag in repo.session("mine").tags()] == ["good"]

@@ -137,7 +137,7 @@ def test_a_stopped_rollback_is_resolved_and_resumed(folder):
     assert stopped.code == RollbackIncomplete.exit_code
     report = json.loads(stopped.out)
     operation, failed = str(report["operation_id"]), str(report["failed"][0]["invocation"]["id"])
-    assert f"agentgit resume {operation}" in stopped.err
+    assert f"resume operation {operation}" in stopped.err
     assert re.search(rf"^{operation} .* partial  1 reversed, 1 failed, 1 remai", folder.run("operations").out)
     assert f"1  {failed}  reversible  reverse_failed  put(item='stuck')" in folder.run("tool-track", "s@main").out
     assert folder.items == ["a book", "stuck"]

@@ -283,7 +283,7 @@ def test_a_change_of_the_world_shows_its_plan_and_asks(shell, shown, world, monk
     for line in ASKING:
         for answer in ("n", "", "nope"):
             monkeypatch.setattr("sys.stdin", io.StringIO(f"{answer}\n"))
-            assert "Nothing was changed, because the answer is not yes." in usage_error(shell, line)
+            assert "Nothing was done, because the answer is not yes." in usage_error(shell, line)
         assert "add(item='table')" in str(shown[-1])
     assert world.items == ["chair", "table"]
     assert len(shell.user_ns["agent"].session.branches()) == 2

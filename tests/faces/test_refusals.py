@@ -48,9 +48,8 @@ def sentence(repo: agentgit.Repository, subject: str) -> str:
     ("subject", "command"),
     [
         ("a mail", "undo support-42 --yes --trust agentgit.demo"),
-        ("a place", "show support-42@nowhere"),
+        ("a place", "show support-42 nowhere"),
         ("a branch", "switch support-42 nowhere"),
-        ("a session", "tree 999"),
         ("an operation", "resume 999"),
         ("a call", "resolve 999 happened"),
         ("a tag", "tag support-42 main#2 v1"),

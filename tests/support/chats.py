@@ -6,14 +6,12 @@ from typing import Any
 
 from agentgit import Repository, RollbackAgent
 from agentgit.agents.chat_turn import AskedQuestion, ModelToolCall, continue_turn, send_message
-from agentgit.cli.chat import slash_commands
-from agentgit.cli.chat.conversation import Chat
-from agentgit.cli.chat.slash_handlers import run_command
+from agentgit.cli.chat.conversation import SLASH_COMMANDS, Chat
 
 __all__ = ["COMMANDS", "AskedQuestion", "ModelToolCall", "chatting", "continue_turn", "send_message"]
 
-COMMANDS = {form.name: form.usage for form in slash_commands.COMMANDS}
-"""The usage of each slash command, by its name."""
+COMMANDS = [usage.partition(" [")[0].rstrip(" ABCDEFGHIJKLMNOPQRSTUVWXYZ") for usage in SLASH_COMMANDS]
+"""The names of the slash commands that the help lists."""
 
 
 def chatting(repo: Repository, agent: RollbackAgent, **how: Any) -> Chat:
@@ -24,4 +22,4 @@ def chatting(repo: Repository, agent: RollbackAgent, **how: Any) -> Chat:
         agent: The agent of the chat.
         how: The other arguments of `Chat`.
     """
-    return Chat(repo, agent, run_command, **how)
+    return Chat(repo, agent, **how)

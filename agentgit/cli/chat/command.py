@@ -62,13 +62,12 @@ def chat(
     db: DatabaseOption = None,
 ) -> None:
     """Talk with your graph; every turn is recorded, and /help lists the commands for going back."""
-    from agentgit.cli.chat import slash_handlers  # imported late, because `--help` needs neither
-    from agentgit.cli.chat.conversation import Chat
+    from agentgit.cli.chat.conversation import Chat  # late, because `--help` does not need it
 
     import_from_here()
     with repository(db, create=True, trust=None) as repo:
         agent = wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
-        with Chat(repo, agent, slash_handlers.run_command, yes=yes) as chat_loop:
+        with Chat(repo, agent, yes=yes) as chat_loop:
             exit_code = chat_loop.run()
     raise typer.Exit(exit_code)
 

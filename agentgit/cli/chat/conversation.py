@@ -1,152 +1,66 @@
-"""The chat loop: reads lines from a terminal or a pipe, runs turns and slash commands, and writes the output."""
+"""The chat loop: runs turns, and slash commands, which are the commands of the command line on the chat's session."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import os
 import shlex
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 from agentgit.cli import output
-from agentgit.cli.chat import slash_commands
+from agentgit.cli.app import MOVING, complete_in, run_in
+from agentgit.cli.chat import prompt, rewind
+from agentgit.cli.commands import COMMANDS
+from agentgit.cli.completion import Names, NamesHere
+from agentgit.effects import RollbackReport
 from agentgit.errors import (
     AgentGitError,
     BranchMoved,
     InvalidInput,
+    NotFound,
     RollbackBlocked,
     RollbackIncomplete,
     TurnAbandoned,
 )
-from agentgit.render.text import Span, clean, cut, place, visible
+from agentgit.render.text import Line, Span, clean, cut, table, visible
 from agentgit.render.views import conversation
 from agentgit.render.views import rollback as rollbacks
-from agentgit.sessions.rerun import RerunReport
 from agentgit.values import portable
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.chat_turn import Pieces
-    from agentgit.cli.chat.slash_commands import SlashCommand
-    from agentgit.effects import RollbackPlan
+    from agentgit.handles.session import Session
     from agentgit.repository import Repository
 
-HISTORY_LENGTH = 1000
-"""The number of lines that the history file keeps."""
+SLASH_COMMANDS = {
+    "checkpoint create NAME": "Create a checkpoint here; --description TEXT describes it.",
+    "checkpoint list": "List the checkpoints that were created on request.",
+    "checkpoint restore REF": "Roll back to a checkpoint; the same as /rollback.",
+    "checkpoint undo": "Roll back to the newest checkpoint created on request.",
+    "undo [N]": "Go back one turn, or N turns, on a new branch.",
+    "rewind [MESSAGE]": "Roll back to before one of your messages, and edit it; without MESSAGE, choose it.",
+    "rollback REF": "Roll back to a checkpoint, on a new branch.",
+    "plan REF": "Show what a rollback would do; nothing is changed.",
+    "switch BRANCH": "Continue on another branch; --sync world changes the world to match it.",
+    "log [N]": "List the checkpoints, or the newest N.",
+    "tree": "Draw the branches.",
+    "diff [A] [B]": "Compare checkpoints, or show what the last turn changed.",
+    "continue": "Continue an interrupted turn.",
+    "help": "Show this help.",
+    "exit": "Leave; Ctrl-D does the same.",
+}
+"""The slash commands that the help lists, each with what it does."""
 
-
-def at_terminal() -> bool:
-    """Return whether standard input and output are terminals, so that a person can be prompted."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-Completer = Callable[[str, str], list[str]]
-"""A function that returns the completions of a word, from the line before it and the part that was typed."""
-
-
-def lines(prompt: Callable[[], str], completer: Completer, refill: Callable[[], str] = str) -> Iterator[str]:
-    """Yield lines until the end of the input. Ctrl-C at the prompt discards the line."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # an undecodable byte must not end the chat
-    if not at_terminal():
-        yield from (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
-        return
-    with _line_history(completer):
-        while True:
-            try:
-                with _prefilled(refill()):
-                    line = input(output.encodable(prompt(), sys.stdout))
-                yield line
-            except KeyboardInterrupt:
-                output.say("")
-            except EOFError:
-                output.say("")
-                return
-
-
-@contextmanager
-def _prefilled(text: str) -> Iterator[None]:
-    """Put a text into the next line that is read, on one line and without control characters."""
-    try:
-        import readline
-    except ImportError:  # some systems have no readline; the text is then only shown
-        yield
-        return
-    line = " ".join(visible(text).split())
-    readline.set_startup_hook(lambda: readline.insert_text(line))
-    try:
-        yield
-    finally:
-        readline.set_startup_hook(None)
-
-
-def state_folder() -> Path:
-    """Return agentgit's folder in the user's state directory."""
-    if os.name == "nt":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "agentgit"
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "agentgit"
-
-
-@contextmanager
-def _line_history(completer: Completer) -> Iterator[None]:
-    """Load and save the line history in a file that only its owner can read, and complete words with Tab."""
-    try:
-        import readline
-    except ImportError:  # some systems have no readline; the prompt works without it
-        yield
-        return
-    path = state_folder() / "chat_history"
-    _try_history_file(path, lambda: _load_history(readline, path))
-    _install_completer(readline, completer)
-    try:
-        yield
-    finally:
-        readline.set_completer(None)
-        _try_history_file(path, lambda: _save_history(readline, path))
-
-
-def _install_completer(readline: ModuleType, completer: Completer) -> None:
-    def nth_completion(word: str, n: int) -> str | None:
-        """Return the n-th completion; readline calls this until it returns None."""
-        try:
-            return [*completer(readline.get_line_buffer()[: readline.get_begidx()], word), None][n]
-        except AgentGitError:  # a failed completion must not interrupt the prompt
-            return None
-
-    readline.set_completer(nth_completion)
-    readline.set_completer_delims(" \t\n")
-    readline.parse_and_bind("tab: complete")
-
-
-def _load_history(readline: ModuleType, path: Path) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.touch()
-    path.chmod(0o600)
-    readline.set_history_length(HISTORY_LENGTH)
-    readline.read_history_file(path)
-
-
-def _save_history(readline: ModuleType, path: Path) -> None:
-    old_umask = os.umask(0o077)  # the file may be created again, and must stay private
-    try:
-        readline.write_history_file(path)
-    finally:
-        os.umask(old_umask)
-
-
-def _try_history_file(path: Path, operation: Callable[[], None]) -> None:
-    """Run an operation on the history file; print a note if it fails."""
-    try:
-        operation()
-    except OSError as error:
-        output.print_notice(f"Cannot save the history of the chat in {path}: {error.strerror}.")
+HELP_NOTES = (
+    "Every other command of agentgit runs here too, like /tool-track and /fork; --help shows its options.",
+    "Anything else is a message to the agent; // starts a message with a slash. Quote names that contain spaces.",
+    "REF is a checkpoint, like main#3, HEAD~1, a name or an id. --yes: do not ask.",
+    "--force: keep what cannot be reversed, and restore files that others changed.",
+)
 
 
 @contextmanager
@@ -165,16 +79,12 @@ def _warnings_as_notices() -> Iterator[None]:
         yield
 
 
-RunCommand: TypeAlias = "Callable[[Chat, SlashCommand], None]"
-
-
 class Chat:
-    """A conversation at a terminal or in a pipe. A context manager."""
+    """A conversation at a terminal or in a pipe, and the `Host` of its slash commands. A context manager."""
 
-    def __init__(self, repo: Repository, agent: RollbackAgent, run_command: RunCommand, *, yes: bool = False) -> None:
+    def __init__(self, repo: Repository, agent: RollbackAgent, *, yes: bool = False) -> None:
         self.repo = repo
         self.agent = agent
-        self._run_command = run_command
         self.yes = yes
         self.exit_code = 0
         self._refill = ""
@@ -188,35 +98,22 @@ class Chat:
 
     def run(self) -> int:
         """Process every line, and return the exit code: 0 at a terminal, else that of the first failure."""
-        if at_terminal():
+        if prompt.at_terminal():
             location = f"session {self.agent.session.reference}, branch {self.agent.branch.name}"
             output.show([(Span(f"{clean(location)}. /help lists the commands, Ctrl-D quits.", "dim"),)])
             self._show_pending_questions()
-        for line in lines(lambda: f"{clean(self.agent.branch.name)}> ", self.complete, self._take_refill):
+        for line in prompt.lines(lambda: f"{clean(self.agent.branch.name)}> ", self.complete, self._take_refill):
             should_continue = self.handle_line(line)
             output.flush()
             if not should_continue:
                 break
-        return 0 if at_terminal() else self.exit_code
-
-    def complete(self, prefix: str, word: str) -> list[str]:
-        """Return the completions of a word: slash commands and their options, branches, or checkpoint names."""
-        if not prefix.startswith("/"):
-            return slash_commands.complete(prefix, word)
-        branches = list(self.agent.tree().walk())
-        names = [point.name for branch in branches for point in branch.points if point.name is not None]
-        candidates = dict.fromkeys(["HEAD", *(branch.name for branch in branches), *names])
-        quoted = {name: shlex.quote(name) for name in candidates if name.isprintable()}
-        matches = [text for name, text in quoted.items() if name.startswith(word) or text.startswith(word)]
-        return slash_commands.complete(prefix, word) or matches
+        return 0 if prompt.at_terminal() else self.exit_code
 
     def handle_line(self, line: str) -> bool:
         """Process a line; return whether the chat continues."""
         try:
             if line.startswith("/") and not line.startswith("//"):
-                command = slash_commands.parse(line)
-                self._run_command(self, command)
-                return command.form.name != "quit"
+                return self._run_command(split(line))
             if line.strip():
                 self.turn(line.removeprefix("/"))
         except AgentGitError as error:
@@ -226,6 +123,123 @@ class Chat:
             output.print_notice("Interrupted.")
             self._warn_if_interrupted()
         return True
+
+    def fail(self, error: Exception) -> None:
+        """Write an error; the chat continues."""
+        self.exit_code = self.exit_code or getattr(error, "exit_code", 1)
+        name = "" if isinstance(error, AgentGitError) else f"{type(error).__name__}: "
+        output.flush()
+        output.print_notice(f"error: {clean(f'{name}{error}')}")
+
+    # -- slash commands
+
+    def _run_command(self, words: list[str]) -> bool:
+        match words:
+            case ["exit"]:
+                return False
+            case ["help"]:
+                output.show(help_lines(output.width()))
+            case ["continue"]:
+                self.turn(None)
+            case ["rewind", *options]:
+                self._rewind(options)
+            case _:
+                self._run(self._as_command(words))
+        return True
+
+    def _run(self, words: Sequence[str]) -> None:
+        """Run a command of the command line, and follow the session to the branch on which it then continues."""
+        agent, branch_id = self.agent, self.agent.session.branch().id
+        try:
+            run_in(self, words, "/")
+        finally:
+            if agent.session.branch().id != branch_id:
+                self.agent = agent.at()
+        if words[0] in MOVING:
+            self.agent = agent.at()
+
+    def _as_command(self, words: list[str]) -> list[str]:
+        """Return the command of the command line that a slash command is short for."""
+        match words:
+            case ["checkpoint", "list", *options]:
+                return ["log", "--named", "--all-branches", *options]
+            case ["checkpoint", "restore", *rest]:
+                return ["rollback", *rest]
+            case ["checkpoint", "undo", *options]:
+                return ["rollback", str(self._newest_named_checkpoint()), *options]
+            case ["undo" | "log" as name, number, *options] if number.isdigit():
+                return [name, "-n", number, *options]
+        return words
+
+    def _newest_named_checkpoint(self) -> int:
+        """Return the id of the newest checkpoint on the agent's path that was created on request."""
+        branches = {branch.id: branch for branch in self.agent.tree().walk()}
+        path_ids = {point.id for point in self.agent.checkpoints()}
+        branch_id: int | None = self.agent.branch_id
+        while branch_id is not None:
+            path_ids.add(branches[branch_id].branch_point_id)
+            branch_id = branches[branch_id].parent_id
+        points = [point for branch in branches.values() for point in branch.points]
+        named = [point.id for point in points if not point.is_auto and point.id in path_ids]
+        if not named:
+            raise NotFound("There is no named checkpoint on this branch. /checkpoint create NAME creates one.")
+        return max(named)
+
+    def _rewind(self, words: list[str]) -> None:
+        """Roll back to before a message of the user, and put its text into the prompt, to be edited and sent again."""
+        messages = [dict(one) for one in self.agent.history() if one["role"] == "user" and one["id"]]
+        named = [word for word in words if not word.startswith("-")]
+        message = rewind.find_message(messages, named[0]) if named else rewind.choose_message(messages)
+        if message is None:
+            output.print_notice("Nothing was done.")
+            return
+        agent = self.agent
+        self._run(["rollback", f"message:{message['id']}", *(word for word in words if word.startswith("-"))])
+        if self.agent is not agent:
+            self._refill = rewind.text_of(message)
+            output.show([(Span(f"before: {cut(clean(self._refill), output.width() - 8)}", "dim"),)])
+
+    def _take_refill(self) -> str:
+        text, self._refill = self._refill, ""
+        return text
+
+    # -- the host of the commands
+
+    def repository(self) -> Repository:
+        """Return the repository of the chat."""
+        return self.repo
+
+    def session(self, *, changes: bool) -> tuple[Session, str]:
+        """Return the session and the branch of the chat."""
+        return self.agent.session, self.agent.branch.name
+
+    def names(self) -> Names:
+        """Return the names that completion offers."""
+        names: Any = NamesHere(self.repo, self.session(changes=False))
+        return names  # type: ignore[no-any-return]  # it has the same methods
+
+    def show(self, value: Any, lines: Sequence[Line]) -> None:
+        """Write a result."""
+        output.show(lines)
+
+    def ask(self, question: str) -> bool:
+        """Ask a yes-or-no question at the terminal."""
+        if not prompt.at_terminal():
+            raise InvalidInput("There is no terminal to ask for confirmation. Add --yes, or start the chat with --yes.")
+        return output.ask_here(question)
+
+    def complete(self, prefix: str, word: str) -> list[str]:
+        """Return the completions of a word: slash commands, and what the command line offers after them."""
+        if not prefix:
+            names = dict.fromkeys([*(name.split()[0] for name in SLASH_COMMANDS), *COMMANDS])
+            return [f"/{name}" for name in names if word[:1] == "/" and f"/{name}".startswith(word)]
+        if not prefix.startswith("/"):
+            return []
+        words = split(prefix)
+        if words == ["checkpoint"]:
+            below = [name.split()[1] for name in SLASH_COMMANDS if name.startswith("checkpoint ")]
+            return [name for name in below if name.startswith(word)]
+        return complete_in(self, self._as_command(words), word.lstrip("\"'"))
 
     # -- turns
 
@@ -243,9 +257,10 @@ class Chat:
             )
         if (current := agent.session.branch()).id not in (previous_id, agent.branch_id):  # a tool requested a rollback
             self.agent = agent.at(current)
-            self.show_report()
+            if isinstance(report := self.agent.report, RollbackReport):
+                output.show(rollbacks.lines(report, width=output.width()))
         if agent.rollback_error is not None and agent.rollback_error is not previous_error:
-            self.fail(agent.rollback_error)
+            self._fail_turn(agent.rollback_error)
 
     async def _write_turn(self, pieces: Pieces) -> None:
         from agentgit.agents import chat_turn
@@ -261,7 +276,7 @@ class Chat:
                     transcript.write_question(piece.question)
                 else:
                     transcript.end()
-                    self.fail(piece.error)
+                    self._fail_turn(piece.error)
                     self._warn_if_interrupted()
         transcript.end()
 
@@ -278,47 +293,32 @@ class Chat:
         if chat_turn.is_interrupted(self.agent):
             output.print_notice("The turn is not finished: /continue resumes it, /undo rolls it back.")
 
-    # -- shared by the slash commands
-
-    def refill(self, text: str) -> None:
-        """Begin the next line at the prompt with a text, for the user to edit."""
-        self._refill = text
-
-    def _take_refill(self) -> str:
-        text, self._refill = self._refill, ""
-        return text
-
-    def show_report(self) -> None:
-        """Write the report of the rollback or switch that returned the current agent."""
-        report = self.agent.report
-        if report is not None and not isinstance(report, RerunReport):
-            output.show(rollbacks.lines(report, width=output.width()))
-
-    def confirm_plan(self, command: SlashCommand, plan: RollbackPlan) -> bool:
-        """Return whether to carry out a plan; show it and ask first if it changes the world."""
-        effective_plan = plan.forced() if slash_commands.FORCE in command.options else plan
-        if not effective_plan.is_admissible or not effective_plan.changes_world:
-            return True  # the operation itself raises the error for an inadmissible plan
-        if self.yes or slash_commands.YES in command.options:
-            return True
-        output.show(rollbacks.lines(effective_plan, width=output.width()))
-        if not at_terminal():
-            raise InvalidInput("There is no terminal to ask for confirmation. Add --yes, or start the chat with --yes.")
-        if output.ask(f"Proceed in {place(effective_plan.session_name, effective_plan.branch)}?"):
-            return True
-        output.print_notice("Nothing was done.")
-        return False
-
-    def fail(self, error: Exception) -> None:
-        """Write an error, with its plan or report; the chat continues."""
-        self.exit_code = self.exit_code or getattr(error, "exit_code", 1)
+    def _fail_turn(self, error: Exception) -> None:
+        """Write an error of a turn, with its plan or report."""
         if isinstance(error, RollbackBlocked):
             output.show(rollbacks.lines(error.plan, width=output.width()))
         elif isinstance(error, RollbackIncomplete):
             output.show(rollbacks.lines(error.report, width=output.width()))
-        prefix = "" if isinstance(error, AgentGitError) else f"{type(error).__name__}: "
-        output.flush()
-        output.print_notice(f"error: {clean(f'{prefix}{error}')}")
+        self.fail(error)
+
+
+def split(line: str) -> list[str]:
+    """Split a line that begins with a slash into the words of a command.
+
+    Example:
+        >>> split('/rollback "before payment" --force'), split("/")
+        (['rollback', 'before payment', '--force'], ['help'])
+    """
+    try:
+        return shlex.split(line[1:]) or ["help"]
+    except ValueError as error:
+        raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
+
+
+def help_lines(width: int) -> list[Line]:
+    """Return the help as lines."""
+    rows = [[Span(f"/{usage}", "reference"), Span(text)] for usage, text in SLASH_COMMANDS.items()]
+    return [*table(rows, width=width, wrap_last=True), *((Span(note, "dim"),) for note in HELP_NOTES)]
 
 
 class Transcript:
