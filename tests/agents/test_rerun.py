@@ -313,7 +313,6 @@ def test_policies_by_tool(repo, world):
         ("recrod", "tools must be 'record'"),
         (5, "tools must be"),
         ({"lok": "live"}, "names lok, which neither the graph nor the record has"),
-        ({"add": "Recorded"}, "looks like 'record'. A policy is 'record', 'live', a function or a value"),
     ):
         with pytest.raises(InvalidInput, match=message):
             agent.rerun(tools=tools)

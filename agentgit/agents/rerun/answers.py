@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import difflib
 import itertools
 import json
 import threading
@@ -88,12 +87,6 @@ class Answers:
         }
         """The recorded effects of the tools that act; a new declaration does not make one `live`."""
         for name, policy in self._policies.items():
-            word = _misspelled_word(policy)
-            if word is not None:
-                raise InvalidInput(
-                    f"The policy {policy!r} of {name} looks like {word!r}. A policy is 'record', 'live', a function or "
-                    f"a value; to answer with this text, give a function: lambda call: {policy!r}"
-                )
             kind = self.acting.get(name, kinds.get(name, READ_ONLY))
             if _is_word(policy) and policy == LIVE and kind not in NEUTRAL and name not in settings.effects.profiled:
                 raise InvalidInput(
@@ -348,18 +341,6 @@ class Answers:
 def _is_word(policy: Any) -> bool:
     """Return whether a policy is `record` or `live`, and not a value, which may not be comparable."""
     return isinstance(policy, str) and policy in (RECORD, LIVE)
-
-
-def _misspelled_word(policy: Any) -> str | None:
-    """Return the word of which a text is probably a misspelling; None if it is a value.
-
-    Example:
-        >>> _misspelled_word("Recorded"), _misspelled_word("a value")
-        ('record', None)
-    """
-    if not isinstance(policy, str) or _is_word(policy):
-        return None
-    return next(iter(difflib.get_close_matches(policy.lower(), (RECORD, LIVE), n=1, cutoff=0.8)), None)
 
 
 def _as_invocation(request: RequestedCall) -> ToolInvocation:
