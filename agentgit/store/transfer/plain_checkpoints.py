@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from hashlib import sha256
-from operator import itemgetter
 from reprlib import repr as short_repr
 from typing import IO, Any
 
@@ -55,8 +54,9 @@ def _naming(number: int) -> Iterator[None]:
     try:
         yield
     except (ValueError, RecursionError, InvalidInput) as error:
-        problem = str(error).rstrip(".")
-        raise InvalidInput(f"Checkpoint {number} of the import: {problem}. Nothing was imported.") from error
+        raise InvalidInput(
+            f"Checkpoint {number} of the import: {str(error).rstrip('.')}. Nothing was imported."
+        ) from error
 
 
 class PlainSession:
@@ -73,6 +73,7 @@ class PlainSession:
         self._values: dict[str, Encoded] = {}
         self._versions: dict[str, int] = {}
         self._hashes: set[bytes] = set()
+        self._messages: list[tuple[dict[str, Any], Leaf]] = []
         self._calls: list[tuple[Any, ...]] = []
         self.logged = 0
 
@@ -85,14 +86,13 @@ class PlainSession:
             with _naming(number):  # one that a program changed after it was built is checked like one from a file
                 checkpoint = Checkpoint.from_dict(one.to_dict() if isinstance(one, Checkpoint) else one)
                 checked.append((time((checkpoint.created_at or now).isoformat()), number, checkpoint))
-        for at, number, checkpoint in sorted(checked, key=itemgetter(0)):
+        for at, number, checkpoint in sorted(checked, key=lambda item: item[0]):
             with _naming(number):
                 self._add(checkpoint, at)
         self.store.sessions.set_world_seen(self.connection, self.branch, self.logged)
 
     def _add(self, checkpoint: Checkpoint, at: datetime) -> None:
-        metadata = checkpoint.metadata
-        kind, description, point = (metadata.get(name) for name in ("kind", "description", "restore_point"))
+        kind, description, point = (checkpoint.metadata.get(name) for name in ("kind", "description", "restore_point"))
         require_text(checkpoint.checkpoint_name, description)
         self._put_state(checkpoint, at)
         self._add_calls(checkpoint, at)
@@ -122,9 +122,13 @@ class PlainSession:
                 raise ValueError(f"session_state cannot have a key {short_repr(name)}: LangGraph uses it itself")
         values = {name: Encoded(_leaf(JSON, JSON_PY, value)) for name, value in checkpoint.session_state.items()}
         self._hashes.update(value.body.hash for value in values.values() if isinstance(value.body, Leaf))
-        if messages := [_message_leaf(number, one) for number, one in enumerate(checkpoint.conversation_history, 1)]:
-            values["messages"] = Encoded(messages, len(messages))
-            self._hashes.update(message.hash for message in messages)
+        history, known = checkpoint.conversation_history, dict(enumerate(self._messages))
+        leaves = [
+            known[n][1] if n in known and known[n][0] == one else _message_leaf(n, one) for n, one in enumerate(history)
+        ]
+        self._messages = list(zip(history, leaves, strict=True))
+        values |= {"messages": Encoded(leaves, len(leaves))} if leaves else {}
+        self._hashes.update(message.hash for message in leaves)
         if values == self._values:
             return
         step = self.counts["state"] + 1
@@ -138,9 +142,8 @@ class PlainSession:
             changed_channels=changed,
             encode=values.__getitem__,
         )
-        key = GraphKey(self.branch.thread_id, "", new_checkpoint_id())
-        self.head, self._values = self.graphs.put(self.connection, key, draft), values
-        self.counts["state"] = step
+        self.head = self.graphs.put(self.connection, GraphKey(self.branch.thread_id, "", new_checkpoint_id()), draft)
+        self._values, self.counts["state"] = values, step
 
     def _add_calls(self, checkpoint: Checkpoint, at: datetime) -> None:
         """Record the calls that a checkpoint has and the one before it has not, as calls that were made elsewhere."""
@@ -156,8 +159,7 @@ class PlainSession:
         status, error, result = call.get("status") or DONE, call.get("error_message"), call.get("result")
         status = EXPORTED_STATUS.get(status, status) if isinstance(status, str) else status
         if not isinstance(name, str) or not name or not isinstance(args or {}, dict) or status not in STATUSES:
-            wrong = {"tool_name": name, "args": args, "status": status}
-            raise ValueError(f"tool call {number + 1} has a wrong tool_name, args or status: {short_repr(wrong)}")
+            raise ValueError(f"tool call {number + 1} has a wrong tool_name, args or status: {short_repr(dict(call))}")
         intent = Intent(
             session_id=self.id,
             branch_id=self.branch.id,
@@ -197,4 +199,4 @@ def _message_leaf(number: int, message: Mapping[str, Any]) -> Leaf:
     try:
         return _leaf(MESSAGE, MESSAGE_PY, stored_message(to_stored(message)))
     except ValueError as error:
-        raise ValueError(f"message {number} {error}") from error
+        raise ValueError(f"message {number + 1} {error}") from error
