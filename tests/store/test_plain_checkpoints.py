@@ -58,7 +58,7 @@ def test_a_checkpoint_built_by_hand_is_stored_and_read_back_without_a_graph(repo
     assert content(read) == content(made)
     assert {name: read.tool_invocations[0][name] for name in call} == call
     former = {"ticket": 7, "description": "the cart is full", "tags": ["v1"], "id": None}
-    assert (read.metadata["data"]["imported"], read.metadata["description"]) == (former, "the cart is full")
+    assert (read.metadata["data"], read.metadata["description"]) == ({"imported": former}, "the cart is full")
     assert read.id == session.get_checkpoint("main#1").id
     assert [hit.reference for hit in session.search("chairs")] == ["main#1"]
     assert repo.maintenance.fsck(3).is_sound

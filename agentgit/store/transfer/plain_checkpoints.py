@@ -54,9 +54,7 @@ def _naming(number: int) -> Iterator[None]:
     try:
         yield
     except (ValueError, RecursionError, InvalidInput) as error:
-        raise InvalidInput(
-            f"Checkpoint {number} of the import: {str(error).rstrip('.')}. Nothing was imported."
-        ) from error
+        raise InvalidInput(f"Checkpoint {number}: {str(error).rstrip('.')}. Nothing was imported.") from error
 
 
 class PlainSession:
@@ -187,7 +185,7 @@ def _data(checkpoint: Checkpoint) -> Any:
         data = {name: value for name, value in data.items() if name != MERGE_KEY}  # nothing was merged here
     if not any(former.values()):
         return data
-    return {**(data if isinstance(data, dict) else {"data": data}), "imported": former}
+    return {**(data if isinstance(data, dict) else {"data": data} if data is not None else {}), "imported": former}
 
 
 def _leaf(json: str, json_py: str, value: Any) -> Leaf:
