@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from kits import postgres_spare, postgres_tables  # noqa: F401  # fixtures
 from notebook_shells import ipython, shown  # noqa: F401  # fixtures
+from scripted import World
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 
@@ -51,7 +52,7 @@ sent_statements.watch_connections()
 # `.venv/bin/pytest` leaves PATH alone; tests that run a shell as a user does must find this environment's `agentgit`.
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
 
-MOST_VARIANTS = 3
+MOST_VARIANTS = 2
 """The number of variants of a parametrized test that `make test` runs."""
 
 ONE_DATABASE = {"agents", "deep_agents", "faces", "crash"}
@@ -242,6 +243,18 @@ def repo(database):
     """Open a repository on an empty database with all tables, once per kind of database."""
     with agentgit.open(database.url) as repo:
         yield repo
+
+
+@pytest.fixture
+def saver(database):
+    """Create a saver on an empty database, once per kind of database."""
+    return agentgit.SQLModelSaver(database)
+
+
+@pytest.fixture
+def world():
+    """Create the world that the tools of `scripted` change."""
+    return World()
 
 
 LIVED = {}

@@ -23,11 +23,6 @@ def say(text: str) -> dict:
     return {"messages": [("user", text)]}
 
 
-@pytest.fixture
-def world():
-    return World()
-
-
 def kinds_of(agent) -> list[str]:
     return [point.metadata["kind"] for point in agent.checkpoints()]
 
@@ -379,6 +374,7 @@ with agentgit.open(sys.argv[1]) as repo:
 """
 
 
+@pytest.mark.long
 def test_another_process_continues_the_current_branch(tmp_path, world):
     """The database holds everything that a second process needs to continue the current branch."""
     done = processes.run(FIRST_PROCESS, tmp_path / "x.db")

@@ -38,12 +38,6 @@ ABSENT = {
 
 
 @pytest.fixture
-def world():
-    """Create a world for the test."""
-    return World()
-
-
-@pytest.fixture
 def graph():
     """Build a graph as LangGraph runs it, with a world of its own."""
     return tool_node_graph(obedient(), World().tools(), InMemorySaver())

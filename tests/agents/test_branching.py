@@ -2,15 +2,10 @@
 
 import backend
 import pytest
-from scripted import World, obedient, tool_node_graph
+from scripted import obedient, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, Unavailable
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 @pytest.fixture

@@ -6,16 +6,10 @@ import points
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
-from scripted import World, call, calls, scripted, tool_node_graph
+from scripted import call, calls, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Unavailable
-
-
-@pytest.fixture
-def world():
-    return World()
-
 
 LOOK, ADD = call("look"), call("add", item="x")
 

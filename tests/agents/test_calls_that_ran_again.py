@@ -5,15 +5,10 @@ The world returns the number of its items with each new one, so a run in a fulle
 
 import pytest
 from langchain_core.tools import tool
-from scripted import World, call, calls, obedient, scripted, tool_node_graph
+from scripted import call, calls, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit import RollbackIncomplete, compensable, reversible
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 @pytest.fixture

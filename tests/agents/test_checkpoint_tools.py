@@ -2,12 +2,7 @@
 
 import pytest
 from langgraph.types import Command
-from scripted import GRAPHS, World, call, calls, scripted, tool_node_graph
-
-
-@pytest.fixture
-def world():
-    return World()
+from scripted import GRAPHS, call, calls, scripted, tool_node_graph
 
 
 def managed(repo, world, *replies, kind="tool_node", **options):

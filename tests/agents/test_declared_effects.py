@@ -13,15 +13,10 @@ from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException, to
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState
 from pydantic import BaseModel, Field
-from scripted import World, call, calls, functional_graph, nested_graph, scripted, tool_node_graph
+from scripted import call, calls, functional_graph, nested_graph, scripted, tool_node_graph
 
 import agentgit
 from agentgit import InvalidInput, NotDone, NotFound, RollbackBlocked, compensable, effect, reversible
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 def undo(args, result): ...

@@ -44,6 +44,7 @@ def test_a_session_recorded_before_an_upgrade_is_the_same_after_it(path):
     require_same(path)
 
 
+@pytest.mark.long
 def test_what_is_recorded_now_can_be_frozen(tmp_path):
     """The script that recorded the files still works, with graphs and tools as they are today."""
     record(tmp_path / "now")

@@ -39,12 +39,6 @@ OVERRIDDEN = {
 
 
 @pytest.fixture
-def world():
-    """Create a world for the test."""
-    return World()
-
-
-@pytest.fixture
 def plain(world):
     """Build the graph as LangGraph runs it."""
     return tool_node_graph(obedient(), World().tools(), InMemorySaver())

@@ -7,7 +7,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config, get_store
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
-from scripted import World, call, calls, obedient, tool_node_graph
+from scripted import call, calls, obedient, tool_node_graph
 from served import THREAD, contents, is_asked, run, said
 
 import agentgit
@@ -15,12 +15,6 @@ from agentgit import InvalidInput, compensable
 from agentgit.demo import ScriptedModel
 
 YES, NO = Command(resume=True), Command(resume=False)
-
-
-@pytest.fixture
-def world():
-    """Create a world for the test."""
-    return World()
 
 
 @pytest.fixture

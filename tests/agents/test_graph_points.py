@@ -4,17 +4,11 @@ from contextlib import suppress
 
 import pytest
 from langgraph.types import Command
-from scripted import GRAPHS, World, call, calls, nested_graph, obedient, tool_node_graph
+from scripted import GRAPHS, call, calls, nested_graph, obedient, tool_node_graph
 from served import THREAD, contents, is_asked, run, said, told_world
 
 from agentgit import RollbackBlocked, RollbackIncomplete
 from agentgit.demo import ScriptedModel
-
-
-@pytest.fixture
-def world():
-    """Create a world for the test."""
-    return World()
 
 
 def state_of(app):

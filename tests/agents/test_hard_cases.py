@@ -12,18 +12,13 @@ from langchain_core.tools import tool
 from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
-from scripted import GRAPHS, World, call, calls, functional_graph, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, functional_graph, scripted, tool_node_graph
 
 from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
 
 
 def say(text: str) -> dict:
     return {"messages": [("user", text)]}
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 # -- positions

@@ -14,12 +14,6 @@ from agentgit import Conflict, InvalidInput, RollbackBlocked
 
 
 @pytest.fixture
-def world():
-    """Create a world for the test."""
-    return World()
-
-
-@pytest.fixture
 def app(repo, world):
     """Serve a graph."""
     return repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())

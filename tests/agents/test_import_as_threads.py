@@ -4,17 +4,11 @@ import backend
 import pytest
 from foreign_threads import ORIGINS, on, open_origin, postgres_origin, rule, said, shop, sqlite_origin
 from langgraph.types import Command
-from scripted import World, nested_graph
+from scripted import nested_graph
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, SQLModelSaver
 from agentgit.demo import ScriptedModel
-
-
-@pytest.fixture
-def world():
-    """Create a world for the test."""
-    return World()
 
 
 @pytest.fixture

@@ -18,12 +18,6 @@ from agentgit import Conflict
 
 
 @pytest.fixture
-def world():
-    """Create a world for the test."""
-    return World()
-
-
-@pytest.fixture
 def origin(tmp_path):
     """Create a SQLite source database of SqliteSaver."""
     return sqlite_origin(tmp_path)

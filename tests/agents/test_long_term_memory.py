@@ -1231,6 +1231,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(STEPS)
 def test_random_writes_of_two_sessions(steps):
@@ -1308,6 +1309,7 @@ MOVES = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(MOVES)
 def test_random_moves_between_branches(moves):

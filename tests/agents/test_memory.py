@@ -19,7 +19,11 @@ MAX_BYTES = 5_000
 # -- sessions that are no longer served
 
 
-@pytest.mark.parametrize("wrapping", ["the same graph", "an own graph", "a rollback", "another user"])
+def long(wrapping):
+    return pytest.param(wrapping, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("wrapping", ["the same graph", *map(long, ("an own graph", "a rollback", "another user"))])
 def test_sessions_that_are_no_longer_served_take_no_memory(tmp_path, monkeypatch, wrapping):
     """A repository keeps no agent, graph, connection or world of a session whose agents and handles are gone."""
     limit_caches(monkeypatch, 4096)
@@ -49,6 +53,7 @@ def test_sessions_that_are_no_longer_served_take_no_memory(tmp_path, monkeypatch
         assert not list(agents)
 
 
+@pytest.mark.long
 def test_threads_that_are_no_longer_served_take_no_memory(tmp_path, monkeypatch):
     """A saver that is used alone keeps nothing of the threads that it has served."""
     limit_caches(monkeypatch, 4096)

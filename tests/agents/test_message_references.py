@@ -12,12 +12,6 @@ from agentgit.errors import BranchMoved, InvalidInput, NotFound
 
 
 @pytest.fixture
-def world():
-    """Return the world that the tools change."""
-    return World()
-
-
-@pytest.fixture
 def agent(repo, world):
     """Create an agent that has added a chair and a table."""
     made = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())

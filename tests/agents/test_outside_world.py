@@ -9,15 +9,10 @@ import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import StructuredTool
-from scripted import World, obedient, tool_node_graph
+from scripted import obedient, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, WorldDiverged, reversible
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 def wrapped(repo, world, **effects):

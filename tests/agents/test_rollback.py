@@ -7,7 +7,7 @@ import backend
 import processes
 import pytest
 from langchain_core.tools import tool
-from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, obedient, scripted, tool_node_graph
 from sqlalchemy import event
 
 import agentgit
@@ -22,11 +22,6 @@ STORY = (
 
 def say(text: str) -> dict:
     return {"messages": [("user", text)]}
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 def ready(repo, world, *replies, session="s", **more):

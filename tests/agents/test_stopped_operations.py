@@ -40,11 +40,6 @@ class Hands:
 
 
 @pytest.fixture
-def world():
-    return World()
-
-
-@pytest.fixture
 def hands(world):
     return Hands(world)
 

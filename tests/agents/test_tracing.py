@@ -11,7 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from scripted import World, call, calls, obedient, scripted, tool_node_graph
+from scripted import call, calls, obedient, scripted, tool_node_graph
 
 from agentgit import RollbackIncomplete
 
@@ -39,11 +39,6 @@ def tree(found):
     """Return the name of each span with the name of its parent."""
     names = {span.context.span_id: span.name for span in found}
     return [(span.name, names.get(span.parent.span_id) if span.parent else None) for span in found]
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 @pytest.fixture
@@ -202,6 +197,7 @@ print(*own)
 """A program that runs a graph with and without agentgit, while another library traces LangChain."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "tracer",
     [

@@ -168,6 +168,7 @@ reached.wait(60)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threads_end", ["never", "at the end", "before"])
 def test_a_program_that_ends_has_the_steps_of_turns_in_threads(repo, threads_end):
     """When a program ends while daemon threads run turns, the steps of all of them are stored.

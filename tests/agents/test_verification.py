@@ -2,14 +2,9 @@
 
 import backend
 import pytest
-from scripted import World, obedient, tool_node_graph
+from scripted import obedient, tool_node_graph
 
 from agentgit import RollbackBlocked, RollbackIncomplete, reversible
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 def wrapped(repo, world, **how):

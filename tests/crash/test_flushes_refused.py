@@ -14,7 +14,6 @@ import psycopg
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
-from scripted import World
 
 import agentgit
 from agentgit import Conflict, SchemaMismatch, Unavailable
@@ -34,12 +33,6 @@ def nothing_is_renewed():
     """Make the pause between renewals longer than any test, so that an ended lease stays ended."""
     with faults.setting(points.SECONDS_PER_LEASE, 0.01):
         yield
-
-
-@pytest.fixture
-def world():
-    """Return the world."""
-    return World()
 
 
 def wrapped(repo, world, *nodes):

@@ -57,12 +57,6 @@ def run_beside(graph, gate, meanwhile, config=None, **how):
     return raised
 
 
-@pytest.fixture
-def saver(database):
-    """Return a saver on an empty database."""
-    return SQLModelSaver(database)
-
-
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_second_run_on_a_thread_is_detected(saver, durability, begun):

@@ -3,18 +3,13 @@
 import re
 
 import pytest
-from scripted import World, obedient, tool_node_graph
+from scripted import obedient, tool_node_graph
 
 from agentgit import InvalidInput, NotFound
 from agentgit.notebook import browse
 
 # ipywidgets asks for its kernel when a widget is made.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 @pytest.fixture

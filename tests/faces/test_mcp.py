@@ -14,7 +14,7 @@ import pytest
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_clients import connected, offered, server
-from scripted import World, call, obedient, scripted, tool_node_graph
+from scripted import call, obedient, scripted, tool_node_graph
 from shelves import SHELF, shelf_in
 
 import agentgit
@@ -38,11 +38,6 @@ def repo(sqlite_template, tmp_path):
     path = shutil.copy(sqlite_template, tmp_path / "agentgit.db")
     with agentgit.open(path) as repo:
         yield repo
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 @pytest.fixture

@@ -164,6 +164,7 @@ GRAPH = Desk(Path("work")).graph()
 """
 
 
+@pytest.mark.long
 def test_a_rollback_on_a_page_brings_back_the_files_of_a_session_with_a_workspace(tmp_path):
     """`serve --workspace SESSION=DIR` restores the files of that session, which another process has written."""
     (tmp_path / "desk.py").write_text(DESK)

@@ -3,16 +3,11 @@
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from scripted import World, obedient, tool_node_graph
+from scripted import obedient, tool_node_graph
 
 from agentgit.render.svg import tree_svg
 
 TEXT = "{http://www.w3.org/2000/svg}text"
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 @pytest.fixture

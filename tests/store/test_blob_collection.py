@@ -12,12 +12,6 @@ from agentgit.store.maintenance.gc import Collected
 from agentgit.store.sql.tables import GRAPH_WRITE
 
 
-@pytest.fixture
-def saver(database):
-    """Create a saver on an empty database."""
-    return SQLModelSaver(database)
-
-
 def talk(saver, thread, turns, *, start=()):
     """Store a conversation with one checkpoint for each message, and return the last config and the messages."""
     messages, config = list(start), None

@@ -13,19 +13,13 @@ from langgraph.types import Command, interrupt
 from saver_checkpoints import on
 from sqlalchemy import select
 
-from agentgit import Conflict, NotFound, SQLModelSaver
+from agentgit import Conflict, NotFound
 
 
 class Log(TypedDict):
     """A state with a list that only grows."""
 
     log: Annotated[list, operator.add]
-
-
-@pytest.fixture
-def saver(database):
-    """Create a saver on an empty database."""
-    return SQLModelSaver(database)
 
 
 def fork(saver, source, checkpoint_id, target):

@@ -15,13 +15,6 @@ from agentgit.errors import Corrupt
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads.graph_store import GraphKey
 
-
-@pytest.fixture
-def saver(database):
-    """Create a saver on an empty database."""
-    return SQLModelSaver(database)
-
-
 # -- checkpoints
 
 

@@ -8,7 +8,7 @@ import backend
 import faults
 import points
 import pytest
-from scripted import World, obedient, tool_node_graph
+from scripted import obedient, tool_node_graph
 from sqlalchemy import create_engine, text
 
 from agentgit import WorldDiverged, reversible
@@ -19,11 +19,6 @@ from agentgit.store.unit_of_work import UnitOfWork
 from agentgit.values import as_object
 
 TIME = 60
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 def wrapped(repo, world, branch=None):

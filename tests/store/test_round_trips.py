@@ -90,6 +90,7 @@ def test_a_failed_pipeline_reports_its_error_and_logs_nothing(postgres_url, capl
 TEXT_CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 
 
+@pytest.mark.long
 @given(
     rows=st.lists(st.tuples(st.integers(0, 20), st.text(TEXT_CHARACTERS)), min_size=1),
     is_upsert=st.booleans(),

@@ -31,12 +31,6 @@ from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.threads import graph_store
 
 
-@pytest.fixture
-def saver(database):
-    """Create a saver on an empty database with all tables."""
-    return SQLModelSaver(database)
-
-
 @tool
 def add(a: int, b: int) -> int:
     """Add two numbers."""

@@ -12,12 +12,6 @@ from agentgit import SQLModelSaver
 DURABILITIES = ("sync", "async", "exit")
 
 
-@pytest.fixture
-def saver(database):
-    """Create a saver, once per kind of database."""
-    return SQLModelSaver(database)
-
-
 def shown(saver, thread):
     """Return the message count, state hash, message ids and state of a thread's newest graph checkpoint."""
     with saver.database.reading() as connection:

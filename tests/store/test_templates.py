@@ -4,17 +4,12 @@ import backend
 import pytest
 from file_tools import Desk, home
 from langgraph.types import Command
-from scripted import World, call, nested_graph, obedient, scripted, tool_node_graph
+from scripted import call, nested_graph, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit.errors import Conflict, InvalidInput, NotFound, WorkspaceChanged
 
 __all__ = ["home"]  # the fixtures
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 @pytest.fixture
