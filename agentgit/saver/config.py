@@ -119,13 +119,16 @@ SNAPSHOTS = "snapshots"
 
 def make_draft(
     codec: Codec,
-    channels: Channels,
+    channels: Channels | None,
     checkpoint: Checkpoint,
     metadata: CheckpointMetadata,
     new_versions: ChannelVersions,
     parent_id: str | None,
 ) -> Draft:
-    """Encode a checkpoint: changed channels now, to keep the transaction short, and the others on demand."""
+    """Encode a checkpoint: changed channels now, to keep the transaction short, and the others on demand.
+
+    Without the channels, the values of DeltaChannels are not computed.
+    """
     values = dict(checkpoint["channel_values"])
     snapshot_channels = [name for name, value in values.items() if isinstance(value, DeltaSnapshot)]
     header: dict[str, Any] = {short: checkpoint[name] for name, short in HEADER_FIELDS.items() if name in checkpoint}  # type: ignore[literal-required]  # HEADER_FIELDS has keys of the TypedDict
@@ -155,7 +158,7 @@ def make_draft(
         channels=list(values),
         changed_channels=changed,
         encode=encode_channel,
-        folds=folds(codec, channels, checkpoint, metadata),
+        folds=folds(codec, channels, checkpoint, metadata) if channels is not None else {},
     )
 
 

@@ -466,7 +466,9 @@ class SQLModelSaver(AsyncSaverMethods):
     ) -> Draft:
         """Encode a checkpoint, so that it can be stored in one transaction with other data; see `put`."""
         stored = stored_metadata(config, metadata, self.exclude_metadata)
-        return make_draft(self.codec, self.channels, checkpoint, stored, new_versions, parent_id)
+        # A thread without a session has no checkpoints that show its values: LangGraph rebuilds them itself.
+        channels = self.channels if self.sessions else None
+        return make_draft(self.codec, channels, checkpoint, stored, new_versions, parent_id)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""

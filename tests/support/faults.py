@@ -320,6 +320,6 @@ def without_opentelemetry() -> AbstractContextManager[None]:
     return setting(points.OPENTELEMETRY, None)
 
 
-def of_an_earlier_release() -> AbstractContextManager[None]:
-    """Store threads with a DeltaChannel as an earlier release did, with their writes only."""
+def without_delta_values() -> AbstractContextManager[None]:
+    """Store threads with a DeltaChannel with their writes only."""
     return setting(points.FOLDS_OF_DELTA_CHANNELS, lambda *args: {})
