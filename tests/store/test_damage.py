@@ -1,0 +1,410 @@
+# ruff: noqa: S608  # the names in the statements are our own
+"""What `fsck` names, and what is refused, after edits of stored data past triggers and constraints."""
+
+import io
+import sqlite3
+from contextlib import closing, contextmanager, suppress
+
+import backend
+import pytest
+from scripted import World, obedient, tool_node_graph
+from sqlalchemy import Boolean, DateTime, Integer, LargeBinary, Text, select, true, tuple_, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import TypeDecorator
+from test_encryption import ONE, flipped, story
+from typer.testing import CliRunner
+
+import agentgit
+from agentgit import Corrupt, Keyring
+from agentgit.cli.app import app
+from agentgit.demo import EFFECTS, build
+from agentgit.store.objects.blobs import BlobStore
+from agentgit.store.sql.encrypted_columns import raw_table, sealed_columns
+from agentgit.store.sql.tables import LIST, METADATA
+from agentgit.store.sql.writes import update_rows
+
+NESTED = b"[" * 100_000
+SQLITE = [
+    "NULL", "0", "-1", "7", "9223372036854775807", "-9223372036854775808", "1.5", "9e999", "''", "'abc'",
+    "'2026-13-45'", "'2026-01-01'", "x''", "x'ff'", "x'7b7d'", "x'5b5d'", "x'6e756c6c'", "CAST(x'ff41' AS TEXT)",
+    "'a' || char(0)", "'\\u12'", "'\\'", "zeroblob(31)", "zeroblob(33)", "CAST(zeroblob(100000) AS TEXT)",
+    f"x'{NESTED.hex()}'",
+]  # fmt: skip
+"""The literals to write into a column of SQLite, which accepts any of them."""
+SERVER = {
+    Integer: ["NULL", "0", "-1", "7", "2147483647", "-2147483648"],
+    LargeBinary: ["NULL", "''", "'\\xff'", "'{}'", "'[]'", "'null'", "'\\x00'", f"'{NESTED.decode()}'"],
+    DateTime: ["NULL", "'infinity'", "'-infinity'", "'0044-03-15 BC'", "'12026-01-01'", "'2026-01-01'"],
+    Boolean: ["NULL", "true", "false"],
+}
+WORDS = ["NULL", "''", "'abc'", "'\\u12'", "'\\'", "'\\uzzzz'"]
+
+MISFIT = "x'ff'"
+
+TABLES = [table for table in METADATA.sorted_tables if "tenant_id" in table.c and table.name != "encryption_key"]
+
+
+def live(repo):
+    """Create sessions with branches, calls, a rollback, tags, users and an erasure."""
+    world = World()
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    for n in range(3):
+        agent.run(f"add i{n}")
+    agent.checkpoint("named", data={"a": 1})
+    agent.tag("named", "v1")
+    agent.rollback("main#3").run("add x")
+    repo.session("s").sharing.share(repo.users.add("ann"), "viewer")
+    repo.session("s").sharing.create_link("viewer")
+    repo.keys.create("k", user="ann")
+    repo.session("gone", create=True)
+    repo.session("gone").delete()
+    repo.session().search("i1")
+    assert repo.maintenance.fsck(level=3).findings == ()
+
+
+@pytest.fixture
+def lived(lived_through):
+    """Open a database filled by `live`, without NOT NULL constraints, and on SQLite without triggers."""
+    repo = lived_through(live)
+    database = backend.database(repo)
+    if database.is_sqlite:
+        with closing(sqlite3.connect(str(database.url.database))) as raw:
+            raw.execute("PRAGMA writable_schema=ON")
+            raw.execute("UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE type = 'table'")
+            raw.execute("DELETE FROM sqlite_master WHERE type = 'trigger'")
+            raw.commit()
+        yield repo
+        return
+    columns = [(table.name, c.name) for table in TABLES for c in table.c if not (c.nullable or c.primary_key)]
+    _owner(database, *(f'ALTER TABLE "{table}" ALTER "{name}" DROP NOT NULL' for table, name in columns))
+    yield repo
+    _owner(database, f"TRUNCATE {', '.join(_quoted(table.name) for table in METADATA.sorted_tables)}")
+    _owner(database, *(f'ALTER TABLE "{table}" ALTER "{name}" SET NOT NULL' for table, name in columns))
+
+
+def _quoted(name):
+    return f'"{name}"'
+
+
+def _owner(database, *statements):
+    """Run statements as the owner of a PostgreSQL database, past its triggers, and return the rows of the last one."""
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+        for statement in statements:
+            done = connection.exec_driver_sql(statement)
+        return done.fetchall() if done.returns_rows else []
+
+
+class Hand:
+    """A writer into single cells, which restores the old values at the end of its block."""
+
+    def __init__(self, repo):
+        self.database = backend.database(repo)
+        self.place = "rowid" if self.database.is_sqlite else "ctid"
+        self._undo = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for table, row, column, before in reversed(self._undo):
+            self._set(table, row, column, before)
+
+    def rows(self, table, order="1"):
+        """Return the places of all rows of a table."""
+        return [row[0] for row in self._run(f'SELECT {self.place} FROM "{table.name}" ORDER BY {order}')]
+
+    def write(self, table, row, column, value):
+        """Write a literal into a cell, and return the new place of the row, or None if the database refuses it."""
+        if self.database.is_sqlite:
+            quoted = f'SELECT typeof("{column}"), quote("{column}") FROM "{table.name}" WHERE rowid = {row}'
+            kind, before = self._run(quoted)[0]
+            before = f"CAST({before} AS TEXT)" if kind == "text" else before
+        else:
+            query = f'SELECT quote_nullable("{column}") FROM "{table.name}" WHERE ctid = {self._at(row)}'
+            before = self._run(query)[0][0]
+        at = self._set(table, row, column, value)
+        if at is not None:
+            self._undo.append((table, at, column, before))
+        return at
+
+    def _set(self, table, row, column, value):
+        statement = f'UPDATE "{table.name}" SET "{column}" = {value} WHERE {self.place} = {self._at(row)}'
+        try:
+            found = self._run(statement + f" RETURNING {self.place}")
+        except (DBAPIError, sqlite3.IntegrityError):  # an index or the type of the column refuses the value
+            return None
+        return found[0][0]
+
+    def _at(self, row):
+        return row if self.database.is_sqlite else f"'{row}'"
+
+    def _run(self, statement):
+        if not self.database.is_sqlite:
+            return _owner(self.database, statement.replace("%", "%%"))
+        with closing(sqlite3.connect(str(self.database.url.database))) as raw:
+            raw.text_factory = lambda data: data.decode(errors="surrogateescape")
+            found = raw.execute(statement).fetchall()
+            raw.commit()
+        return found
+
+
+def values_for(column, database):
+    """Return the literals to write into a column."""
+    if database.is_sqlite:
+        return SQLITE
+    plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
+    found = next((values for kind, values in SERVER.items() if isinstance(plain, kind)), WORDS)
+    return [value for value in found if value != "NULL" or not column.primary_key]
+
+
+# -- any cell
+
+
+@pytest.mark.long
+def test_fsck_completes_after_an_edit_of_any_column_and_names_a_misfit(lived):
+    """After an edit of any column of any table fsck completes, and it names a row with a value that does not fit."""
+    wrong, edits = [], 0
+    for table in TABLES:
+        for number, column in enumerate(table.c):
+            odd = values_for(column, backend.database(lived))
+            # Only every third column gets an odd value, too, because each edit is followed by a whole fsck.
+            values = [MISFIT if backend.is_sqlite(lived) else "NULL"] * (
+                backend.is_sqlite(lived) or not column.nullable
+            )
+            for value in [*values, *odd[number % len(odd) :][: number % 3 == 0]]:
+                with Hand(lived) as hand:
+                    rows = hand.rows(table)
+                    at = hand.write(table, rows[-(number % 2)], column.name, value) if rows else None
+                    if at is None:
+                        continue
+                    edits += 1
+                    named = {one.row.split(" ")[0] for one in lived.maintenance.fsck(level=3).findings}
+                    if is_misfit(backend.database(lived), hand, table, column, at) and table.name not in named:
+                        wrong.append((table.name, column.name, value))
+    assert wrong == []
+    assert edits > 100
+    assert lived.maintenance.fsck(level=3).findings == ()
+
+
+def is_misfit(database, hand, table, column, at):
+    """Return whether a cell holds a value that its column cannot hold."""
+    if not database.is_sqlite:
+        query = f'SELECT "{column.name}" IS NULL FROM "{table.name}" WHERE ctid = {hand._at(at)}'
+        return hand._run(query)[0][0] and not column.nullable
+    kind = hand._run(f'SELECT typeof("{column.name}") FROM "{table.name}" WHERE rowid = {at}')[0][0]
+    plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
+    good = "integer" if isinstance(plain, Integer | Boolean) else "blob" if isinstance(plain, LargeBinary) else "text"
+    return kind != good and not (kind == "null" and column.nullable) and column.name != "tenant_id"
+
+
+def test_fsck_reports_an_unreadable_time_at_every_checkpoint(lived):
+    """Fsck reports an unreadable time at each checkpoint, also at those that heads are compared with."""
+    table = METADATA.tables["checkpoint"]
+    value = "'2026-13-45'" if backend.is_sqlite(lived) else "'-infinity'"
+    with Hand(lived) as hand:
+        written = [hand.write(table, row, "created_at", value) for row in hand.rows(table)]
+        named = {one.row for one in lived.maintenance.fsck(level=3).findings if "created_at" in one.what}
+        assert len(named) == len(written) > 5
+
+
+# -- stored JSON
+
+
+JSON_COLUMNS = [
+    "external_session.meta",
+    "internal_session.meta",
+    "checkpoint.data",
+    "tool_invocation.args",
+    "tool_invocation.result",
+    "tool_invocation.answers",
+    "operation.request",
+    "operation.report",
+    "graph_checkpoint.meta",
+    "graph_checkpoint.header",
+]
+READERS = {
+    "sessions": lambda repo, session: repo.sessions(),
+    "tree": lambda repo, session: str(session.tree()),
+    "folded tree": lambda repo, session: str(session.folded_tree()),
+    "log": lambda repo, session: [point.metadata for point in session.log()],
+    "checkpoint": lambda repo, session: session.get_checkpoint("named").session_state,
+    "tool track": lambda repo, session: session.tool_track(),
+    "compare": lambda repo, session: str(session.compare("main#1", "named")),
+    "plan of a rollback": lambda repo, session: str(session.plan_rollback("main#1")),
+    "plan of a switch": lambda repo, session: str(session.plan_switch("main")),
+    "operations": lambda repo, session: session.operations(),
+    "stats": lambda repo, session: session.stats(),
+    "export": lambda repo, session: session.export(io.BytesIO()),
+    "trajectories": lambda repo, session: list(session.trajectories()),
+    "search": lambda repo, session: repo.session().search("i1"),
+    "events": lambda repo, session: list(repo.events.list()),
+}
+WRITERS = {
+    "checkpoint, created": lambda repo, session: session.checkpoint("another"),
+    "fork": lambda repo, session: session.fork("named"),
+    "rollback": lambda repo, session: session.rollback("main#1", force=True),
+    "template": lambda repo, session: repo.wrap(
+        tool_node_graph(obedient(), World().tools()), "t", template=session.get_checkpoint("named")
+    ),
+    "collection": lambda repo, session: repo.maintenance.gc(),
+    "erasure": lambda repo, session: session.delete(),
+}
+"""Verbs that read stored JSON, and those that change the database too."""
+
+
+UNREADABLE = ("ff", "5b315d", "7b")
+"""Bytes that are no JSON object: no text, a list, and an incomplete object."""
+
+
+def test_reading_unreadable_json_raises_corrupt(lived):
+    """Fsck names the rows with unreadable JSON, and each verb works without it or raises Corrupt."""
+    is_sqlite = backend.is_sqlite(lived)
+    for number, name in enumerate(JSON_COLUMNS):
+        for value in UNREADABLE if is_sqlite else [UNREADABLE[number % 3]]:
+            with Hand(lived) as hand:
+                damage_column(hand, name, value)
+                named = [finding.row for finding in lived.maintenance.fsck(level=2).findings]
+                is_valid = value == "5b315d" and name in ("checkpoint.data", "tool_invocation.result")  # any JSON
+                assert is_valid or any(row.startswith(f"{name.partition('.')[0]} ") for row in named), name
+                for read_ in READERS.values():
+                    with suppress(Corrupt):
+                        read_(lived, lived.session("s"))
+
+
+@pytest.mark.parametrize("name", JSON_COLUMNS)
+def test_changing_a_session_with_unreadable_json_raises_corrupt(lived, name):
+    """Each verb that changes a session with unreadable JSON works without it or raises Corrupt."""
+    damage_column(Hand(lived), name, UNREADABLE[JSON_COLUMNS.index(name) % 3])
+    for change in WRITERS.values():
+        with suppress(Corrupt):
+            change(lived, lived.session("s"))
+
+
+def damage_column(hand, name, value):
+    """Write bytes into a column of all rows."""
+    table, _, column = name.partition(".")
+    literal = f"x'{value}'" if hand.database.is_sqlite else f"'\\x{value}'"
+    for row in hand.rows(METADATA.tables[table]):
+        hand.write(METADATA.tables[table], row, column, literal)
+
+
+@pytest.mark.parametrize("value", UNREADABLE)
+def test_listing_an_unreadable_event_raises_corrupt_with_its_row(lived, value):
+    """Listing events raises Corrupt and names an event that cannot be read."""
+    with Hand(lived) as hand:
+        damage_column(hand, "audit_event.detail", value)
+        with pytest.raises(Corrupt, match="audit_event "):
+            list(lived.events.list(session="s"))
+
+
+def test_fsck_on_the_command_line_names_an_unreadable_row_and_exits_with_12(lived):
+    """The command line names the row and exits with the code of findings, whatever bytes the row holds."""
+    table = METADATA.tables["internal_session"]
+    column, value = ("name", "CAST(x'ff1b41' AS TEXT)") if backend.is_sqlite(lived) else ("created_at", "'infinity'")
+    with Hand(lived) as hand:
+        hand.write(table, hand.rows(table)[0], column, value)
+        done = CliRunner().invoke(app, ["fsck", "--db", backend.address(lived)])
+    assert done.exit_code == 12
+    assert "internal_session " in done.stdout
+    assert done.stdout.replace("\n", "").isprintable()
+
+
+# -- encrypted values
+
+
+ENCRYPTED_EDITS = {
+    "a changed bit": "cannot be decrypted",
+    "in clear": "is not encrypted",
+    "from another row": "cannot be decrypted",
+    "from another column": "cannot be decrypted",
+    "from another table": "cannot be decrypted",
+}
+"""The edits of an encrypted value, each with what fsck says."""
+
+
+def test_an_edited_or_moved_encrypted_value_is_named_by_fsck_and_never_returned(database, tmp_path, monkeypatch):
+    """A value of each encrypted column is Corrupt once it is changed, in clear, or in another row, column or table."""
+    monkeypatch.chdir(tmp_path)  # the demo's graph creates its shop in the current folder
+    with agentgit.open(database.url, keyring=Keyring({"a": ONE})) as repo:
+        cells = {place: fill(repo, *place) for place in fill_tables(repo, tmp_path)}
+        wrong = []
+        for (name, column), ((key, _), _) in cells.items():
+            edits = edits_of(cells, name, column)
+            for edit, value in edits.items():
+                with edited(repo, name, column, key, value):
+                    with backend.reading(repo) as connection, pytest.raises(Corrupt):
+                        read(repo, connection, name, column, key)
+                    found = [one.what for one in repo.maintenance.fsck(2).findings if one.row.startswith(f"{name} ")]
+                    if (name != "blob" and not [what for what in found if ENCRYPTED_EDITS[edit] in what]) or not found:
+                        wrong.append((name, column, edit, found))
+            with backend.reading(repo) as connection:
+                read(repo, connection, name, column, key)
+        assert wrong == []
+
+
+def edits_of(cells, name, column):
+    """Return the edits of the first of two cells of an encrypted column, each with the value to store."""
+    (_, value), (_, other) = cells[name, column]
+    of_type = {place: two[0][1] for place, two in cells.items() if isinstance(two[0][1], str) == isinstance(value, str)}
+    edits = {
+        "a changed bit": flipped(value),
+        "in clear": "in clear" if isinstance(value, str) else b'{"in": "clear"}',
+        "from another row": other,
+        "from another table": next(stored for (table, _), stored in of_type.items() if table != name),
+    }
+    siblings = [stored for (table, there), stored in of_type.items() if table == name and there != column]
+    return edits | ({"from another column": siblings[0]} if siblings else {})
+
+
+def fill_tables(repo, tmp_path):
+    """Create at least two rows in each table that has encrypted columns, and return the columns."""
+    story(repo, tmp_path)
+    agent = repo.wrap(build("shop.db"), session="files", workspace=tmp_path / "w", effects=EFFECTS)
+    for name in ("one", "two"):
+        (tmp_path / "w" / name).write_text(name)
+        agent.checkpoint(name)
+        repo.session("files").tag("HEAD", name)
+    agent.rollback("one")
+    return [(name, column) for name, columns in sealed_columns().items() for column in columns]
+
+
+def fill(repo, name, column):
+    """Write an encrypted column of two rows that have no value there, and return two keys with the stored values."""
+    table, stored = METADATA.tables[name], raw_table(name)
+    is_whole = stored.c.type != LIST if name == "blob" else true()  # lists of hashes are not encrypted
+    with backend.reading(repo) as connection:
+        keys = [tuple(row) for row in connection.execute(select(*stored.primary_key).where(is_whole).limit(2))]
+    is_empty = table.c[column].is_(None)
+    value = "told" if isinstance(stored.c[column].type, Text) else b"{}"
+    for key in keys:
+        condition = tuple_(*table.primary_key) == key
+        backend.write(repo, lambda c, p=condition: update_rows(c, table, p, is_empty, **{column: value}))
+    with backend.reading(repo) as connection:
+        return [
+            (key, connection.execute(select(stored.c[column]).where(tuple_(*stored.primary_key) == key)).scalar_one())
+            for key in keys
+        ]
+
+
+@contextmanager
+def edited(repo, name, column, key, value):
+    """Write a stored value into a cell, and restore the cell's own value afterwards."""
+    table = raw_table(name)
+    is_row = tuple_(*table.primary_key) == key
+    with backend.reading(repo) as connection:
+        before = connection.execute(select(table.c[column]).where(is_row)).scalar_one()
+    try:
+        backend.write(repo, lambda c: c.execute(update(table).where(is_row).values({column: value})))
+        yield
+    finally:
+        backend.write(repo, lambda c: c.execute(update(table).where(is_row).values({column: before})))
+
+
+def read(repo, connection, name, column, key):
+    """Read an encrypted value as agentgit does."""
+    if name == "blob":
+        _, session_id, hash_ = key
+        BlobStore(repo.context.store.tenant_id).of(session_id).get_many(connection, [hash_])
+    table = METADATA.tables[name]
+    return connection.execute(select(table.c[column]).where(tuple_(*table.primary_key) == key)).one()

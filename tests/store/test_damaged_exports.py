@@ -1,0 +1,596 @@
+"""One table of edits of export files: an import refuses each, names the wrong line, and changes nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import re
+from collections.abc import Callable
+from hashlib import shake_256
+from io import BytesIO
+
+import pytest
+from exports import everything, forged, of, rows, written
+from file_tools import Desk
+from langgraph.store.memory import InMemoryStore
+from memory_graphs import noting, said
+from scripted import World, agent_graph, call, calls, obedient, scripted, tool_node_graph
+
+import agentgit
+from agentgit import Corrupt, InvalidInput, Workspace
+from agentgit.store.objects.blobs import leaf, list_hash, pack
+from agentgit.store.threads.graph_rows import hash_state
+from agentgit.store.transfer import file_trees, import_check, lines
+from agentgit.store.transfer.import_ import check_export
+from agentgit.store.transfer.lines import LineWriter
+from agentgit.store.transfer.records import FORMAT
+
+# -- the exports that are edited
+
+
+def a_session(folder):
+    """Export a session with a rollback, an exploration, a pending interrupt and a checkpoint with data."""
+    with agentgit.open(":memory:") as repo:
+        shop = World()
+        agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
+        agent.run("add chair; send hello")
+        agent.checkpoint("before", data={"reward": 1})
+        agent.run("look; note it")
+        agent.rollback("before", force=True).run("add sofa; send hello")
+        explored = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects=shop.effects())
+        explored.explore(["look"], choices=2)
+        both = calls(call("add", "call-1", item="bed"), call("add_if_approved", "call-2", item="lamp"))
+        asking = repo.wrap(tool_node_graph(scripted(*["hm"] * 4, both), shop.tools()), "s", effects=shop.effects())
+        asking.invoke({"messages": [("user", "bed and lamp")]})
+        asking.checkpoint("asked")
+        return written(repo, "s")
+
+
+def with_files(folder):
+    """Export a session with files of several kinds."""
+    with pytest.MonkeyPatch.context() as patch, agentgit.open(":memory:") as repo:
+        patch.setenv("AGENTGIT_HOME", str(folder / "home"))
+        desk = Desk(folder / "work")
+        agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
+        (desk.root / "large.bin").write_bytes(b"\xff" * 300_000)
+        (desk.root / "link").symlink_to("a.txt")
+        agent.run("write a.txt one; write d/b.txt two")
+        agent.run("write a.txt three; delete d/b.txt")
+        return written(repo, "s", files=True)
+
+
+def in_parts(folder):
+    """Export a session with a message that is stored in parts."""
+    with agentgit.open(":memory:") as repo:
+        repo.wrap(agent_graph(scripted("x" * 600_000), []), "s").run("hi")
+        return written(repo, "s")
+
+
+def with_memory(folder):
+    """Export a session that wrote to long-term memory."""
+    with agentgit.open(":memory:") as repo:
+        repo.wrap(noting(InMemoryStore()), "s").invoke(said("+food=pizza"))
+        return written(repo, "s")
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory):
+    """Return a function that makes each export once."""
+    made: dict[Callable[..., bytes], bytes] = {}
+
+    def get(source):
+        return made.get(source) or made.setdefault(source, source(tmp_path_factory.mktemp("source")))
+
+    return get
+
+
+# -- edits of records; hashes and counts of the edited file are valid
+
+
+def change(kind, which=0, /, **fields):
+    """Return a change of one record of a kind."""
+    return lambda found: of(found, kind)[which].update(fields)
+
+
+def drop(kind, which=0):
+    """Return a change that removes one record of a kind."""
+    return lambda found: found.remove(of(found, kind)[which])
+
+
+def double(kind, which=0):
+    """Return a change that duplicates one record of a kind."""
+    return lambda found: found.insert(found.index(of(found, kind)[which]) + 1, dict(of(found, kind)[which]))
+
+
+def add(kind, data):
+    """Return a change that adds a value with the correct hash."""
+    return lambda found: found.insert(found.index(of(found, "value")[0]), value(kind, data))
+
+
+def value(kind, data):
+    """Return the record of a value with the correct hash."""
+    return {
+        "record": "value", "id": leaf(kind, data).hash.hex(), "type": kind, "text": None,
+        "data": base64.b64encode(data).decode(), "parts": None,
+    }  # fmt: skip
+
+
+def nested(found):
+    """Insert an empty record value before the first value, and return a record value that refers to it."""
+    inner = value("record", pack({}))
+    found.insert(found.index(of(found, "value")[0]), inner)
+    return value("record", pack({"x": bytes.fromhex(inner["id"])}))
+
+
+def pending(**fields):
+    """Return a change of the first pending writes of a checkpoint."""
+    return lambda found: next(one for one in of(found, "checkpoint") if one["pending"])["pending"][0].update(fields)
+
+
+def parent_of_part(found):
+    """Return the record of the value or file that is in parts."""
+    return found[found.index(of(found, "part")[0]) - 1]
+
+
+def put(path, **item):
+    """Return a change that adds a path to the last tree."""
+    return lambda found: found.insert(
+        found.index(of(found, "path")[-1]) + 1, {"record": "path", "path": path, **at(found, **item)}
+    )
+
+
+def at(found, mode=0o644, link=None, file=True):
+    """Return the fields of a path: the first file of the export, another file, or a link."""
+    if file is True:
+        file = of(found, "file")[0]["id"] if link is None else None
+    return {"mode": mode, "file": file, "link": link}
+
+
+def left(path, why="x", after="tree"):
+    """Return a change that adds a record of an omitted path after the first record of the kind `after`."""
+    return lambda found: found.insert(
+        found.index(of(found, after)[0]) + 1, {"record": "left", "path": path, "why": why}
+    )
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+LONG = "x" * 256
+EDITS = {
+    a_session: {
+        "pending writes of a graph checkpoint that is not there": (pending(state="nowhere"), "not its own"),
+        "pending writes of a namespace that is not there": (pending(ns="nowhere"), "not its own"),
+        "a pending write without a value": (
+            pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": []}]),
+            "without a value",
+        ),
+        "a doubled pending write": (
+            pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": []}] * 2),
+            "duplicate write",
+        ),
+        "a pending write of a value that is not there": (
+            pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": ["0" * 64]}]),
+            "refers to value",
+        ),
+        "a value that lies about its hash": (change("value", text="other", data=None), "does not match its hash"),
+        "a value of another type": (change("value", type="json"), "does not match its hash"),
+        "a value that is missing": (drop("value"), "refers to value"),
+        "a list that is missing": (drop("list"), "refers to value"),
+        "a doubled value": (double("value"), "duplicate of value"),
+        "a doubled branch": (double("branch"), "duplicate of branch"),
+        "a doubled checkpoint": (double("checkpoint"), "duplicate of checkpoint"),
+        "a doubled call": (double("call"), "duplicate of call"),
+        "a doubled operation": (double("operation"), "duplicate of operation"),
+        "a doubled state": (double("state"), "is a duplicate"),
+        "a doubled write": (double("write"), "is a duplicate"),
+        "a doubled entry of the log": (double("log"), "out of order"),
+        "a log that tells other than a call": (change("log", action="unknown"), "was last logged as unknown"),
+        "no session": (drop("session"), "misplaced branch"),
+        "two sessions": (double("session"), "misplaced session"),
+        "a state that lies about its hash": (change("state", state_hash="0" * 64), "hash of its state"),
+        "a count of messages that is wrong": (change("state", 2, messages=7), "counts 7 messages"),
+        "a checkpoint without its state": (change("checkpoint", 1, state="nowhere"), "no graph checkpoint"),
+        "a checkpoint of nobody": (change("checkpoint", branch=7), "refers to branch 7"),
+        "a position behind the end": (change("checkpoint", position=1000), "beyond the end of its tool track"),
+        "a branch that leaves from nowhere": (change("branch", 1, point=7), "starts from no checkpoint"),
+        "a branch below itself": (
+            lambda found: of(found, "branch")[1].update(parent=of(found, "branch")[1]["id"]),
+            "refers to",
+        ),
+        "two roots": (change("branch", 1, parent=None, point=None), "lacks a parent"),
+        "a head that is elsewhere": (change("branch", head=7), "head is not one of its checkpoints"),
+        "a wrong beginning": (change("branch", 1, inherited=7), "does not begin at its branch point"),
+        "a beginning before its point": (change("branch", 1, inherited=1), "does not begin at its branch point"),
+        "a current branch that is not there": (change("session", current=7), "refers to branch 7"),
+        "a status that does not exist": (change("call", status="maybe"), "status is not one of"),
+        "a call that still runs": (change("call", status="intended"), "status is not one of"),
+        "an effect that does not exist": (change("call", effect="harmless"), "effect is not one of"),
+        "a replay of nothing": (change("call", kind="replay"), "does not say which call it replays"),
+        "a replay of what is not there": (change("call", replay_of=7), "refers to call 7"),
+        "an undo function": (change("call", undo="os:system"), "unknown field 'undo'"),
+        "a verify function": (change("call", verify="os:system"), "unknown field 'verify'"),
+        "an operation that goes on": (change("operation", status="partial"), "unknown field 'status'"),
+        "an operation about nothing": (change("operation", accepted=[7]), "refers to call 7"),
+        "a request that nobody makes": (change("operation", request={"files": {}}), "unknown field 'files'"),
+        "a log of nothing": (change("log", call=7), "refers to call 7"),
+        "a record of another program": (change("log", record="pickle"), "not a known kind of record"),
+        "a path": (change("session", path="../../etc/passwd"), "unknown field 'path'"),
+        "a name that is no branch's": (change("branch", name="../#@"), "cannot be called"),
+        "a header without a version": (lambda found: of(found, "state")[0]["header"].pop("v"), "no field 'v'"),
+        "a header with a number as what changed": (
+            lambda found: of(found, "state")[0]["header"].update(updated=3),
+            "updated",
+        ),
+        "versions that nobody can compare": (
+            lambda found: of(found, "state")[1]["header"]["versions"].update(x="1"),
+            "cannot be compared",
+        ),
+        "what was seen and cannot be compared": (
+            lambda found: of(found, "state")[1]["header"]["seen"].update(x={"y": "1"}),
+            "cannot be compared",
+        ),
+        "a step that is none": (lambda found: of(found, "state")[-1]["meta"].update(step=[[]]), "step is not a whole"),
+        "a checkpoint's name that none can have": (change("checkpoint", name="x" * 201), "name is not text of 1"),
+        "a number after which none comes": (change("checkpoint", -1, number=2**31 - 1), "number is not a whole number"),
+        "a call after which none comes": (change("call", -1, arrival=2**31 - 1), "arrival is not a whole number"),
+        "a batch after which none comes": (change("call", -1, batch=2**31 - 1), "batch is not a whole number"),
+        "a step after which none comes": (change("state", -1, seq=2**31 - 1), "seq is not a whole number"),
+        "an entry after which none comes": (change("log", -1, seq=2**31 - 1), "seq is not a whole number"),
+        "an exploration whose end is not told": (
+            lambda found: of(found, "branch")[-1]["meta"]["exploration"].pop("end"),
+            "no field 'end'",
+        ),
+        "a score that is none": (
+            lambda found: of(found, "branch")[-1]["meta"]["exploration"].update(score="best"),
+            "score is not a number",
+        ),
+        "a record in a record": (
+            lambda found: found.insert(found.index(of(found, "value")[1]), nested(found)),
+            "record in a record",
+        ),
+        "wrong counts": (lambda found: found[-1].update(counts={"X": 1}), "but there are"),
+        **{
+            f"an unreadable value, {n}": (add(kind, data), "")
+            for n, (kind, data) in enumerate(
+                [
+                    ("pickle", pickle.dumps(print)), ("list", b""), ("chunk", b"x"), ("json", b"{"),
+                    ("message", b"[1]"), ("message", b'{"type":"ai","data":{"tool_calls":[7]}}'),
+                    ("msgpack", b"\xc1"), ("record", b"\0\0\0\1"), ("json+py", DEEP), ("json", DEEP),
+                ]
+            )
+        },
+        "a pickle of a custom serializer": (add("serde", b"pickle\0" + pickle.dumps(print)), "pickle"),
+    },
+    in_parts: {
+        "a part that is missing": (drop("part"), ""),
+        "a doubled part": (double("part"), ""),
+        "parts without their value": (lambda found: found.remove(parent_of_part(found)), ""),
+        "parts without end": (lambda found: parent_of_part(found).update(parts=2**30), "cannot have"),
+    },
+    with_memory: {
+        f"a write to memory without its {name}": (
+            lambda found, name=name: of(found, "call")[0]["args"].pop(name),
+            "a write to memory without",
+        )
+        for name in ("namespace", "key", "before")
+    },
+    with_files: {
+        "a path left out that leads out": (left("../a"), "leads out"),
+        "an absolute path left out": (left("/etc/passwd"), "leads out"),
+        "a path left out with an end of the text": (left("a\0b"), "leads out"),
+        "no path left out": (left(""), "not text of 1"),
+        "a path left out that is carried": (left("a.txt"), "included and left out"),
+        "a path that was not left out": (left("new", None), "was not left out"),
+        "a path left out for a long reason": (left("new", LONG), "not text of 1 to 200"),
+        "a path left out too late": (left("new", after="path"), "comes too late"),
+        "a path left out of no tree": (left("new", after="checkpoint"), "belongs to no tree"),
+        "a way out": (put("../x"), "leads out"),
+        "a way out on the way": (put("d/../../x"), "leads out"),
+        "an absolute path": (put("/etc/passwd"), "leads out"),
+        "a point": (put("./x"), "leads out"),
+        "nothing": (put(""), "not text of 1"),
+        "no text": (put(7), "is not text"),
+        "a repository": (put(".git/hooks/post-checkout"), "git repository"),
+        "a repository in a folder": (put("d/.git"), "git repository"),
+        "a repository for the Mac": (put(".gi\u200ct/config"), "git repository"),
+        "a repository for Windows": (put("GIT~1/config"), "git repository"),
+        "a repository as a stream": (put(".git::$INDEX_ALLOCATION/config"), "git repository"),
+        "control characters": (put("a\x1b[2J"), "control characters"),
+        "an end of the text": (put("a\0b"), "control characters"),
+        "a lone surrogate": (put("\ud800"), "not a path on any system"),
+        "a device": (put("d/NUL.txt"), "device"),
+        "a path of Windows": (put("..\\..\\x"), "another path"),
+        "a long name": (put(LONG), "more than 255 bytes"),
+        "a long path": (put("/".join(["x" * 99] * 50)), "not text of 1 to 4096"),
+        "a case clash": (put("A.TXT"), "is the same as"),
+        "a case clash of folders": (put("D/x"), "is the same as"),
+        "a clash of accents": (
+            lambda found: [put("\u00e9")(found), put("e\u0301", mode=0o600)(found)],
+            "is the same as",
+        ),
+        "an absolute link": (put("out", link="/etc"), "lead out"),
+        "a link that goes up": (put("out", link="../x"), "lead out"),
+        "a link that goes up later": (put("out", link="d/../../x"), "lead out"),
+        "a link through a link": (lambda found: [put("l", link="d")(found), put("l/x")(found)], "is below such"),
+        "a file below a file": (put("a.txt/x"), "is below such"),
+        "a link into a repository": (put("out", link="d/.GIT/hooks"), "into a git repository"),
+        "a link with control characters": (put("out", link="a\nb"), "control characters"),
+        "a mode for its owner": (put("x", mode=0o4755), "mode is not a whole number"),
+        "a path that is there twice": (lambda found: [put("x")(found), put("x")(found)], "occurs twice"),
+        "what goes and was not there": (put("x", mode=None, file=None), "does not exist"),
+        "a file without a mode": (put("x", mode=None), "has no mode"),
+        "a file and a link": (
+            lambda found: put("x", link="a.txt", file=of(found, "file")[0]["id"])(found),
+            "and a link",
+        ),
+        "contents that are not there": (put("x", file="0" * 64), "refers to a file"),
+        "contents that are missing": (drop("file", -1), "refers to a file"),
+        "contents that come twice": (
+            lambda found: found.insert(found.index(of(found, "file")[1]), dict(of(found, "file")[1])),
+            "duplicate of file",
+        ),
+        "contents that lie": (change("file", -1, text="other"), "does not match its hash"),
+        "a size that lies": (change("file", -1, size=1), "or its size"),
+        "a size that is huge": (change("file", -1, size=2**40), "size is not a whole number"),
+        "parts without end": (change("file", -1, text=None, parts=2**30), "cannot have"),
+        "a part that is missing": (drop("part"), "where a part"),
+        "a tree of another number": (change("tree", 1, id=7), "not the next tree"),
+        "a tree of another base": (change("tree", 0, base=1), "does not begin with"),
+        "no tree": (drop("tree"), "to no tree"),
+        "a snapshot of no tree": (change("snapshot", 0, tree=9), "no earlier tree"),
+        "a snapshot of nothing": (change("snapshot", 0, tree=None), "no reason"),
+        "a reason that there is not": (change("snapshot", 0, tree=None, why="because"), "why is not one of"),
+        "a snapshot of no branch": (change("snapshot", 0, branch=7), "refers to branch 7"),
+        "a snapshot of no checkpoint": (change("snapshot", 0, checkpoints=[7]), "refers to checkpoint 7"),
+        "two snapshots of a checkpoint": (
+            lambda found: of(found, "snapshot")[1].update(checkpoints=of(found, "snapshot")[0]["checkpoints"]),
+            "second snapshot of checkpoint",
+        ),
+        "a doubled snapshot": (
+            lambda found: found.insert(found.index(of(found, "snapshot")[0]), dict(of(found, "snapshot")[0])),
+            "duplicate of snapshot",
+        ),
+        "a place to write to": (change("snapshot", 0, settings={"storage": "/"}), "unknown field 'settings'"),
+    },
+}  # fmt: skip
+"""The edits of each export, each with what the refusal says."""
+
+
+@pytest.fixture
+def target(tmp_path):
+    """Yield an empty repository, and a workspace with a file and a snapshot, to import into."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.txt").write_text("mine")
+    with agentgit.open(":memory:") as repo, Workspace(tmp_path / "mine") as workspace:
+        workspace.save("mine")
+        yield repo, workspace
+
+
+def seen(repo, workspace):
+    """Return what an import would change: rows, snapshots, stored files, and the folder."""
+    packs = sorted(os.listdir(os.path.join(workspace.storage_dir, "git", "objects", "pack")))
+    return rows(repo), [one.id for one in workspace.list()], packs, os.listdir(workspace.workspace_dir)
+
+
+def refusal(target, data, error=(Corrupt, InvalidInput)):
+    """Import a damaged export, which must change nothing, and return the refusal; None if it was imported."""
+    repo, workspace = target
+    before = seen(repo, workspace)
+    try:
+        repo.import_(data if isinstance(data, BytesIO) else BytesIO(data), workspace=workspace)
+    except error as refused:
+        assert seen(repo, workspace) == before
+        return refused
+    return None
+
+
+@pytest.mark.parametrize("source", EDITS, ids=lambda source: source.__name__)
+def test_an_export_with_edited_records_is_refused_with_its_line(exports, target, source):
+    """Each edit of the table is refused with its line; the unedited export is imported."""
+    export, wrong = exports(source), {}
+    for name, (edit, said_) in EDITS[source].items():
+        refused = refusal(target, forged(export, edit), Corrupt)
+        if refused is None or said_ not in str(refused) or not re.fullmatch(r"line \d+", refused.row):
+            wrong[name] = refused
+    assert wrong == {}
+    repo, workspace = target
+    repo.import_(BytesIO(export), workspace=workspace)
+    assert {json.loads(line)["record"] for line in export.splitlines()} >= KINDS.get(source, set())
+
+
+KINDS = {
+    a_session: {"session", "branch", "value", "list", "state", "write", "checkpoint", "call", "operation", "log"},
+    with_files: {"file", "part", "tree", "path", "snapshot"},
+}
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"notes\n", b"\x89PNG\r\n\x1a\n", b"PK\3\4", b"\x80\4K\1."])
+def test_a_file_that_is_not_an_export_is_refused(target, data):
+    """An empty file, notes, a picture, an archive and a pickle are refused as not an export."""
+    assert "not an agentgit export" in str(refusal(target, data, InvalidInput))
+
+
+@pytest.mark.parametrize("other", [0, FORMAT + 1, str(FORMAT), None])
+def test_an_export_in_another_format_is_refused_with_advice(exports, target, other):
+    """A file in another format is refused with advice to export it again or to upgrade the library."""
+    edited = forged(exports(a_session), lambda found: found[0].update(format=other))
+    refused = str(refusal(target, edited, InvalidInput))
+    assert f"This export has format {other!r}, and this version of agentgit reads format {FORMAT}." in refused
+    assert "Export the session again with this version, or run: pip install --upgrade agentgit" in refused
+
+
+def test_deep_json_is_refused(exports, target):
+    """Deeply nested JSON is refused without a RecursionError."""
+    for depth in (300, 900, 5_000, 100_000):
+        deep = exports(a_session).splitlines(keepends=True)
+        body = deep[1].partition(b',"hash"')[0] + b',"x":' + b"[" * depth + b"]" * depth
+        sealed = LineWriter()
+        first = sealed.line({name: v for name, v in json.loads(deep[0]).items() if name != "hash"})
+        chain = lines.sha256(sealed._chain + body).digest()
+        assert "Line 2 " in str(refusal(target, first + body + lines._tail(chain), Corrupt))
+
+
+# -- edits of lines and bytes
+
+
+def check(data):
+    """Return the row that the check of an export names; None if it finds nothing."""
+    try:
+        check_export(BytesIO(data))
+    except (Corrupt, InvalidInput) as refused:
+        return refused.row if isinstance(refused, Corrupt) else "the beginning"
+    return None
+
+
+@pytest.mark.parametrize("source", [a_session, with_files], ids=lambda source: source.__name__)
+def test_every_changed_missing_doubled_or_moved_line_is_refused(exports, source):
+    """An export in which a line is changed, missing, doubled, moved or cut is refused with that line or the next."""
+    whole = exports(source).splitlines(keepends=True)
+    wrong = []
+    for n in {*range(0, len(whole), max(1, len(whole) // 60)), len(whole) - 1}:
+        line, middle = whole[n], len(whole[n]) // 2
+        before, after = b"".join(whole[:n]), b"".join(whole[n + 1 :])
+        edited = {
+            "changed": before + line[:middle] + bytes([line[middle] ^ 1]) + line[middle + 1 :] + after,
+            "missing": before + after,
+            "doubled": before + line + line + after,
+            "moved": b"".join(whole[: n - 1]) + line + whole[n - 1] + after if n else after + line,
+            "cut": before,
+            "cut inside": before + line[:middle],
+        }
+        near = {"the beginning", *(f"line {number}" for number in range(n - 1, n + 3))}
+        wrong += [(n, how, check(data)) for how, data in edited.items() if check(data) not in near]
+    assert wrong == []
+
+
+def test_an_export_cut_at_any_byte_is_refused():
+    """A small export cut off at any byte is refused, and so is one with anything after its end."""
+    with agentgit.open(":memory:") as repo:
+        repo.session("s", create=True)
+        whole = written(repo, "s")
+    assert check(whole) is None
+    assert [end for end in range(len(whole)) if check(whole[:end]) is None] == []
+    assert check(whole + b"\n") == check(whole + whole) == "line 5"
+    with pytest.raises(Corrupt, match=r"ends with line 2.*truncated"):
+        check_export(BytesIO(b"".join(whole.splitlines(keepends=True)[:2])))
+
+
+# -- forged fields that may be harmless
+
+
+ODD = [
+    None, True, -1, 0, 2**31, 2**53, 2**90, 1.5, "", "x", "\0", "\ud800", "0" * 64, "x" * 300, [], ["x"], [None], {},
+    {"x": None}, [[[]]], "2026-01-01T00:00:00+00:00", "2026-01-01", "0001-01-01T00:00:00+10:00",
+]  # fmt: skip
+NOISE = shake_256(b"long").hexdigest(5000)
+"""A text that PostgreSQL cannot compress, so that it is too long for any index."""
+
+
+def places(found, way=()):
+    """Yield the paths to all fields of a record except hashes, and of a list only to its first item."""
+    inside = found.items() if isinstance(found, dict) else list(enumerate(found))[:1] if isinstance(found, list) else ()
+    for name, item in inside:
+        if name != "hash":
+            yield (*way, name)
+            yield from places(item, (*way, name))
+
+
+def records_of_each_kind(export):
+    """Return the paths into the largest record of each kind, each with the number of its line."""
+    richest: dict[str, int] = {}
+    whole = [json.loads(line) for line in export.splitlines()]
+    for n, record in enumerate(whole):
+        best = richest.setdefault(record["record"], n)
+        if len(list(places(record))) > len(list(places(whole[best]))):
+            richest[record["record"]] = n
+    return [(n, way) for n in richest.values() for way in places(whole[n])]
+
+
+def replace(found, line, way, odd):
+    """Replace the field at a path of one record."""
+    record = found[line]
+    for name in way[:-1]:
+        record = record[name]
+    record[way[-1]] = odd
+
+
+def expect_refused_or_harmless(repo, export, line, way, odd):
+    """Import an export with a forged field; if it is not refused, all of the session can be read."""
+    try:
+        made = repo.import_(forged(export, lambda found: replace(found, line, way, odd)))
+    except (Corrupt, InvalidInput):
+        return
+    everything(repo, made.session)
+    str(repo.session(made.session).tree())
+    for operation in repo.session(made.session).operations():
+        repo.context.engine().read_report(operation.id)
+    for branch in repo.session(made.session).branches():
+        first, *_, last = repo.session(made.session).checkpoints(branch=branch.name)
+        for point in (first, last):
+            str(repo.session(made.session).plan_rollback(point))
+        list(repo.session(made.session).trajectories(branch=branch.name))
+
+
+@pytest.mark.long
+def test_a_forged_field_is_refused_or_harmless(exports):
+    """An export with a forged field is refused, or the imported session can be read."""
+    export = exports(a_session)
+    with agentgit.open(":memory:") as repo:
+        for n, (line, way) in enumerate(records_of_each_kind(export)):
+            expect_refused_or_harmless(repo, export, line, way, ODD[n % len(ODD)])
+
+
+@pytest.mark.long
+def test_unusual_text_causes_no_database_error_in_an_import(repo, exports):
+    """An export with unusual text is refused, or the imported session can be read, on PostgreSQL too."""
+    export = exports(a_session)
+    ways = [(line, way) for line, way in records_of_each_kind(export) if len(way) == 1]
+    for n, (line, way) in enumerate(ways):
+        expect_refused_or_harmless(repo, export, line, way, ("\0", "\ud800", NOISE)[n % 3])
+
+
+# -- exports that unpack to too much
+
+
+@pytest.mark.parametrize("where", ["a list", "a record", "a state"])
+def test_a_value_referenced_too_often_is_refused(exports, target, monkeypatch, where):
+    """A list, record or state that would unpack to far more than the file contains is refused."""
+    monkeypatch.setattr(import_check, "UNPACKED_BYTES_ALLOWED", 200_000)
+    large = value("json", json.dumps("x" * 100_000).encode())
+    key = bytes.fromhex(large["id"])
+    made = [large]
+    if where == "a list":
+        many = tuple([key] * 4000)
+        items = [one.hex() for one in many]
+        made.append({"record": "list", "id": list_hash(many).hex(), "base": None, "keep": 0, "items": items})
+    elif where == "a record":
+        made.append(value("record", pack({f"x{n}": key for n in range(4000)})))
+
+    def bomb(found):
+        place = found.index(of(found, "value")[0])
+        found[place:place] = made
+        if where == "a state":
+            state = of(found, "state")[0]
+            state["channels"] |= {f"x{n}": large["id"] for n in range(4000)}
+            channels = {name: bytes.fromhex(held) for name, held in state["channels"].items()}
+            state["state_hash"] = hash_state(channels).hex()
+
+    assert "unpacks to more than" in str(refusal(target, forged(exports(a_session), bomb), Corrupt))
+
+
+def test_a_tree_that_unpacks_to_too_much_is_refused(exports, target, monkeypatch):
+    """A tree with too many paths, or with contents repeated far beyond the file's size, is refused."""
+    monkeypatch.setattr(file_trees, "UNPACKED_BYTES_ALLOWED", 1_000_000)
+    monkeypatch.setattr(file_trees, "MAX_UNPACK_RATIO", 3)
+
+    def bomb(found):
+        large = next(one["id"] for one in of(found, "file") if one["parts"])
+        for n in range(3):
+            put(f"copy-{n}", file=large)(found)
+
+    assert "unpacks to more than 3 times" in str(refusal(target, forged(exports(with_files), bomb), Corrupt))
+    monkeypatch.setattr(file_trees, "MOST_PATHS", 3)
+    assert "more than 3 paths of one tree" in str(
+        refusal(target, forged(exports(with_files), put("one-more")), Corrupt)
+    )
