@@ -5,15 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import TIME_HELP, AsJson, CommandGroup, DatabaseOption, repository
-from agentgit.cli.output import bar
-from agentgit.errors import Corrupt, InvalidInput, NotFound
+from agentgit.cli.options import TIME_HELP, AsJson, DatabaseOption, repository
 from agentgit.render.text import Line, Span
 from agentgit.render.views import events as drawn
 from agentgit.times import parse_time
@@ -35,19 +32,11 @@ OfSession = Annotated[
 ]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep running until Ctrl-C or SIGTERM.")]
 
-audit = typer.Typer(
-    name="audit",
-    help="Show and verify the audit trail.",
-    no_args_is_help=True,
-    cls=CommandGroup,
-    rich_markup_mode=None,
-)
-
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command()(events)
-    app.add_typer(audit)
+    app.command()(audit)
 
 
 def events(
@@ -56,7 +45,10 @@ def events(
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help=f"Only events at this time or later, {TIME_HELP}")
     ] = None,
-    after: Annotated[int | None, typer.Option(metavar="ID", help="Only events after the one with this id.")] = None,
+    after: Annotated[
+        str | None,
+        typer.Option(metavar="CURSOR", help="Only events after this place; --json shows the cursors."),
+    ] = None,
     limit: Annotated[
         int,
         typer.Option(
@@ -85,12 +77,13 @@ def events(
                 lambda width: drawn.event_lines(matches, width=width, zone=output.zone()) or placeholder,
             )
             return
-        for event in matches:
-            _print_event(event, as_json)
-        start_id = after if after is not None else matches[-1].id if matches else repo.events.last_id()
+        start = after or (matches[-1].cursor if matches else repo.events.end())
         with _until_stopped():
-            for event in repo.events.list(session=session, after=start_id, kinds=kinds, since=since_time, follow=True):
+            for event in matches:
                 _print_event(event, as_json)
+            for event in repo.events.follow(session=session, after=start, kinds=kinds, since=since_time):
+                if event not in matches:
+                    _print_event(event, as_json)
 
 
 @contextmanager
@@ -117,8 +110,7 @@ def _print_result(as_json: bool, data: Callable[[], Any], lines: Callable[[int],
     output.flush()
 
 
-@audit.command("show")
-def audit_show(
+def audit(
     kind: Kinds = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, help="The number of newest events to show.")
@@ -138,36 +130,3 @@ def audit_show(
                 or [(Span("no events found"),)]
             ),
         )
-
-
-@audit.command("tips")
-def audit_tips(db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """Print the tip of each trail as a line of JSON; keep them where the database owner cannot write."""
-    with repository(db) as repo:
-        tips = [vars(tip) for tip in repo.events.tips()]
-    output.emit(as_json, lambda: tips, lambda _: [(Span(output.dump(tip)),) for tip in tips])
-
-
-@audit.command("verify")
-def audit_verify(
-    tips: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The output of `agentgit audit tips`; the trails must still contain it."),
-    ] = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check that nobody has changed the audit trail."""
-    from agentgit.sessions.events import tips_of
-
-    try:
-        known_tips = tips_of(tips.read_text("utf-8")) if tips is not None else []
-    except OSError as error:
-        raise NotFound(f"{tips} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{tips} is not a file written by `agentgit audit tips`.") from error
-    with repository(db) as repo, bar("verifying", as_json) as progress:
-        verification = repo.events.verify(known_tips, progress=progress)
-    output.emit(as_json, verification.to_dict, lambda _: drawn.verified_lines(verification))
-    if not verification.is_sound:
-        raise typer.Exit(Corrupt.exit_code)

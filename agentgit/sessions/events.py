@@ -1,18 +1,15 @@
-"""Events of the audit trail, and the hash that chains them. Pure values."""
+"""Events, their kinds, and places in the feed of events. Pure values."""
 
 from __future__ import annotations
 
-import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import Any
-
-import orjson
+from typing import Any, NamedTuple
 
 from agentgit.errors import InvalidInput
-from agentgit.sessions.reports import Finding
 
 KINDS: Mapping[str, str] = {
     "session.created": "a session was created",
@@ -65,23 +62,48 @@ KINDS: Mapping[str, str] = {
     "access.denied": "an action was refused for lack of permission",
     "gc.done": "unused space was freed",
     "keys.rotated": "values were encrypted again, or decrypted",
-    "session.erased": "a session was erased, with its audit trail",
+    "session.erased": "a session was erased, with its events",
     "user.erased": "a user was erased, with all their sessions",
+    "feed.restarted": "the database is on another server, which numbers its transactions anew",
 }
 """The kinds of events, each with its meaning."""
 
-NO_SESSION = 0
-"""The session id of events that belong to no session."""
+_CURSOR = re.compile(r"(\d{1,9})\.(\d{1,18})\.(\d{1,18})")
+
+
+class Cursor(NamedTuple):
+    """A place in the feed of events, behind everything that is not greater.
+
+    Example:
+        >>> str(Cursor.parse("0.17.4"))
+        '0.17.4'
+    """
+
+    epoch: int
+    """The number of times that the transactions of the server were numbered anew: after restores into another one."""
+    ordinal: int
+    """On PostgreSQL the number of the transaction; on SQLite that of the event."""
+    event_id: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.ordinal}.{self.event_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """Read a cursor as `str` has written it."""
+        match = _CURSOR.fullmatch(text)
+        if match is None:
+            raise InvalidInput(f"{text[:60]!r} is not the cursor of an event.")
+        return cls(*map(int, match.groups()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One event of the audit trail.
+    """One event: something that happened, recorded in the transaction that did it.
 
     Args:
-        id: The id; a later event of the same session has a greater one.
+        id: The id.
         kind: The kind, like `checkpoint.created`; `agentgit.sessions.events.KINDS` lists all of them.
-        number: The position in the trail of its session, from 1, without gaps.
         session_id: The session; None if the event belongs to none.
         session_name: The name of the session at that time.
         branch_id: The branch; None if the event concerns none.
@@ -90,12 +112,12 @@ class Event:
         user_id: The id of the user who caused it; None is agentgit itself.
         created_at: The time of the event, aware UTC.
         detail: Further details, JSON-like: ids, names and counts, never the text of messages.
-        hash: The SHA-256 of the event and of the hash of the event before it, in hex.
+        cursor: The place in the feed, to store and to give to `events.list(after=...)` later; None for an event that a
+            callback receives, which is called before the feed has reached it.
     """
 
     id: int
     kind: str
-    number: int
     session_id: int | None
     session_name: str | None
     branch_id: int | None
@@ -104,88 +126,11 @@ class Event:
     user_id: int | None
     created_at: datetime
     detail: dict[str, Any] = field(default_factory=dict)
-    hash: str = ""
+    cursor: str | None = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the event as JSON-like data."""
         return {**vars(self), "created_at": self.created_at.isoformat()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tip:
-    """The last event of a trail. A copy that is kept elsewhere shows later whether the trail was cut or rewritten.
-
-    Args:
-        session_id: The session of the trail; 0 for the events that belong to no session.
-        number: The number of events in the trail.
-        hash: The hash of the last event, in hex.
-    """
-
-    session_id: int
-    number: int
-    hash: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verified:
-    """The result of verifying the audit trail.
-
-    Args:
-        events: The number of events that were checked.
-        tips: The last event of each trail.
-        findings: The problems that were found.
-        erased: The sessions that were erased, with their trails.
-    """
-
-    events: int
-    tips: Sequence[Tip]
-    findings: Sequence[Finding] = ()
-    erased: Sequence[int] = ()
-
-    @property
-    def is_sound(self) -> bool:
-        """True if no problem was found."""
-        return not self.findings
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON-like data."""
-        return {
-            "events": self.events,
-            "is_sound": self.is_sound,
-            "tips": [vars(tip) for tip in self.tips],
-            "findings": [vars(finding) for finding in self.findings],
-            "erased": list(self.erased),
-        }
-
-
-def tips_of(text: str) -> list[Tip]:
-    """Parse saved tips, as `agentgit audit tips` writes them, or events: one JSON object per line, or one JSON array.
-
-    Args:
-        text: Any number of lines; empty lines are skipped.
-
-    Raises:
-        InvalidInput: A line is not a tip.
-
-    Example:
-        >>> tips_of('{"session_id": 7, "number": 2, "hash": "ab"}')
-        [Tip(session_id=7, number=2, hash='ab')]
-    """
-    tips: list[Tip] = []
-    for number, line in enumerate([text] if text.lstrip().startswith("[") else text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            parsed = orjson.loads(line)
-            tips += [
-                Tip(session_id=tip["session_id"] or NO_SESSION, number=int(tip["number"]), hash=str(tip["hash"]))
-                for tip in (parsed if parsed and isinstance(parsed, list) else [parsed])
-            ]
-        except (TypeError, KeyError, ValueError) as error:
-            raise InvalidInput(
-                f"Line {number} is not a tip of an audit trail. Give whole lines, as they were written."
-            ) from error
-    return tips
 
 
 def match_kinds(patterns: str | Sequence[str]) -> frozenset[str]:
@@ -206,29 +151,3 @@ def match_kinds(patterns: str | Sequence[str]) -> frozenset[str]:
             raise InvalidInput(f"There is no kind of event {pattern!r}. Give one like checkpoint.created, or *.{hint}")
         kinds |= matches
     return frozenset(kinds)
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def hash_event(previous_hash: bytes, columns: Sequence[int | str | None], created_at: datetime, detail: bytes) -> bytes:
-    """Return the hash of an event."""
-    microseconds = (created_at - _EPOCH) // timedelta(microseconds=1)
-    return hashlib.sha256(previous_hash + orjson.dumps([*columns, microseconds]) + detail).digest()
-
-
-def hash_row(previous_hash: bytes, row: Mapping[str, Any]) -> bytes:
-    """Return the hash that a row must have if the row before it has the hash `previous_hash`."""
-    return hash_event(previous_hash, [row[name] for name in _HASHED_COLUMNS], row["created_at"], row["detail"])
-
-
-_HASHED_COLUMNS = (
-    "tenant_id",
-    "external_session_id",
-    "seq",
-    "id",
-    "internal_session_id",
-    "owner_id",
-    "user_id",
-    "kind",
-)

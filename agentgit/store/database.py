@@ -23,10 +23,10 @@ from sqlalchemy.exc import TimeoutError as NoneFree
 from agentgit.async_api import on_loop
 from agentgit.auth.keyring import Keyring
 from agentgit.errors import AgentGitError, NotAllowed, NotFound, Unavailable
-from agentgit.store.audit.bus import Bus
-from agentgit.store.audit.trail import begin_events, finish_events
+from agentgit.store.audit.callbacks import Callbacks
+from agentgit.store.audit.trail import begin_events, finish_events, read_event
 from agentgit.store.sql import postgres, process
-from agentgit.store.sql.batch import Statement
+from agentgit.store.sql.batch import Statement, batch_of
 from agentgit.store.sql.driver_errors import (
     ConnectionBroken,
     ConstraintRace,
@@ -42,7 +42,7 @@ from agentgit.store.sql.nested_transactions import (
     enter_transaction,
     is_in_transaction,
 )
-from agentgit.store.sql.postgres import ASYNC_COMMIT, transaction
+from agentgit.store.sql.postgres import ASYNC_COMMIT, SYNC_COMMIT, transaction
 from agentgit.store.sql.process import LEASE_SECONDS, Leases
 from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, SQLiteConnections
 from agentgit.store.sql.tables import METADATA
@@ -123,7 +123,7 @@ class Database:
         """The absolute path of the SQLite file; None for a database in memory or on a server."""
         self.in_memory = self.is_sqlite and self.path is None
         self.name = redacted_url(self.url)
-        self.bus = Bus()
+        self.callbacks = Callbacks()
         self._sqlite = SQLiteConnections(self.absolute_url, in_memory=self.in_memory) if self.is_sqlite else None
         self.engine: Engine = (
             self._sqlite.engine
@@ -262,26 +262,23 @@ class Database:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _write_once(self, work: Callable[[Connection], T], mode: str, settings: Sequence[Statement]) -> T:
-        """Run `work` in one transaction, write its notes to the trail, commit, and notify subscribers."""
-        queue_entries: Sequence[Any] = ()
-        committed, state = False, TransactionState(self._database_key, writes=True, committing=False)
-        try:
-            with (
-                self._enter_transaction(state),
-                self._write_lock,
-                self._transaction(mode, settings) as connection,
-            ):
-                begin_events(connection)
-                result = work(connection)
-                written = finish_events(connection)
-                if written.rows and self.bus.has_subscriptions:
-                    queue_entries = self.bus.enqueue(written.events)
-                state.committing = True
-            committed = True
-            return result
-        finally:
-            if queue_entries:
-                self.bus.finish_transaction(queue_entries, committed=committed)
+        """Run `work` in one transaction, write its notes to the trail, commit, and call the callbacks."""
+        state = TransactionState(self._database_key, writes=True, committing=False)
+        with (
+            self._enter_transaction(state),
+            self._write_lock,
+            self._transaction(mode, settings) as connection,
+        ):
+            begin_events(connection)
+            result = work(connection)
+            rows = finish_events(connection)
+            if rows and settings and (batch := batch_of(connection)) is not None:
+                # If a crash of the server lost an event that a reader has seen, its place could be given again.
+                batch.add(SYNC_COMMIT)
+            state.committing = True
+        if rows and self.callbacks.subscriptions:
+            self.callbacks.call([read_event(row) for row in rows])
+        return result
 
     def shrink(self, *, wipe: bool = False) -> None:
         """Return the free space of the database to the file system. Writers wait until it is done."""
@@ -361,7 +358,6 @@ class Database:
         """Set up a child process with its own connections. The connections of the parent are left alone."""
         _write_locks.clear()
         self._write_lock = self._shared_write_lock()
-        self.bus.after_fork()
         self.named_locks.after_fork()
         if not self.is_sqlite:
             self.engine.dispose(close=False)
@@ -394,7 +390,6 @@ class Database:
             listeners = list(self._close_listeners)
         for listener in listeners:
             listener.flush_in_background()
-        self.bus.close()  # first, because callbacks that still have events may read this database
         self._closed.set()
         if self.leases is not None:
             self.leases.close()

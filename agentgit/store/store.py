@@ -97,7 +97,16 @@ class Store:
         schema.prepare(database)
         store = cls(database, find_tenant(database), **settings)
         unlock(store.database, store.tenant_id)
+        if not database.is_sqlite:
+            store._begin_epoch_if_restarted()
         return store
+
+    def _begin_epoch_if_restarted(self) -> None:
+        """After a restore into another server, begin a new epoch of the feed, so that its readers go on."""
+        with self.database.reading() as connection:
+            is_restarted = self.trail.is_restarted(connection)
+        if is_restarted:
+            self.database.write(self.trail.begin_epoch)
 
     @contextmanager
     def register_owner(self) -> Iterator[str]:

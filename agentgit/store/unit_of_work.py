@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeVar, cast
 from sqlalchemy import Connection
 
 from agentgit.errors import Conflict
-from agentgit.store.audit.trail import queue_chain
+from agentgit.store.audit.trail import queue_names
 from agentgit.store.database import Database, before_transactions
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.records.sessions import StoredRow, TakenOver
@@ -217,7 +217,7 @@ class UnitOfWork:
                 # Each locks the session against the collection of its values, before anything is read.
                 if closing:  # the end of a turn checks the hold itself, when it releases the branch
                     self.read_session_meta = self._store.sessions.queue_touch(connection, session_id)
-                    queue_chain(connection, self._store.tenant_id, self._branch.id)
+                    queue_names(connection, self._store.tenant_id, self._branch.id)
                 else:
                     self._read_held(connection)
                 self._newest = self._write(connection, waiting, newest_before)  # `work` may ask for it

@@ -246,124 +246,96 @@ _table(
 
 
 _table(
-    "audit_event",
-    _id("external_session_id", key=True), _number("seq", key=True), _id("id"), _id("internal_session_id", null=True),
-    _id("owner_id", null=True), _id("user_id", null=True), _word("kind", 32), _bytes("detail"), _moment("created_at"),
-    _bytes("hash"),
-    _unique("owner_id", "id"),
+    "event",
+    _id("id", key=True), _number("epoch"),
+    _id("ordinal", default=sa.text("CAST(CAST(pg_current_xact_id() AS text) AS bigint)")),
+    _id("external_session_id", null=True), _id("internal_session_id", null=True), _id("owner_id", null=True),
+    _id("user_id", null=True), _word("kind", 32), _bytes("detail"), _moment("created_at"),
+    sa.ForeignKeyConstraint(
+        ["tenant_id", "external_session_id"], ["external_session.tenant_id", "external_session.id"],
+        ondelete="CASCADE",
+    ),
+    _index("epoch", "ordinal"), _index("owner_id", "epoch", "ordinal", "id"),
+    _index("external_session_id", "epoch", "ordinal", "id"),
 )  # fmt: skip
+EVENT_OF_SQLITE = """
+CREATE TABLE event (
+    ordinal INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    tenant_id BIGINT NOT NULL,
+    id BIGINT NOT NULL,
+    epoch INTEGER NOT NULL,
+    external_session_id BIGINT,
+    internal_session_id BIGINT,
+    owner_id BIGINT,
+    user_id BIGINT,
+    kind VARCHAR(32) NOT NULL,
+    detail BLOB NOT NULL,
+    created_at DATETIME NOT NULL,
+    UNIQUE (tenant_id, id),
+    CONSTRAINT fk_event_tenant_id_external_session_id_external_session FOREIGN KEY (tenant_id, external_session_id)
+        REFERENCES external_session (tenant_id, id) ON DELETE CASCADE
+)
+"""
+"""The ordinal has the only form of a number that SQLite never gives twice."""
 _table("encryption_key", _word("id", 32, key=True), _bytes("proof"), _moment("created_at"))
-_table(
-    "erasure",
-    _id("external_session_id", key=True), _id("user_id", null=True), _number("last_seq"), _bytes("last_hash"),
-    _moment("created_at"),
-    sa.CheckConstraint("external_session_id > 0", name="ck_erasure_session"),
-)  # fmt: skip
 
 
-# -- triggers: nobody changes the trail, and only an erased session's goes
+# -- triggers: nobody changes an event, and it goes only with its session
 
 
 REFUSED = "The audit trail cannot be changed"
 
-ERASED = (
-    "EXISTS (SELECT 1 FROM erasure WHERE erasure.tenant_id = OLD.tenant_id "
-    "AND erasure.external_session_id = OLD.external_session_id)"
-)
-"""What lets a row of the trail go."""
-
-OF_TENANT = "FROM audit_event e WHERE e.tenant_id = NEW.tenant_id AND e.external_session_id"
-
-TOLD = f"""NOT EXISTS (SELECT 1 FROM external_session s WHERE s.tenant_id = NEW.tenant_id
-        AND s.id = NEW.external_session_id)
-    AND NEW.last_seq = coalesce((SELECT max(e.seq) {OF_TENANT} = NEW.external_session_id), 0)
-    AND (NEW.last_seq = 0
-        OR EXISTS (SELECT 1 {OF_TENANT} = NEW.external_session_id AND e.seq = NEW.last_seq AND e.hash = NEW.last_hash))
-    AND EXISTS (SELECT 1 {OF_TENANT} = 0 AND e.seq = (SELECT max(e.seq) {OF_TENANT} = 0)
-        AND CAST(e.kind AS text) = 'session.erased' AND %s = NEW.external_session_id AND %s = NEW.last_seq
-        AND %s = %s)"""  # noqa: S608  # our own names
-"""What lets a row of `erasure` in: the session is gone, its trail ends so, the newest event of no session says it."""
-
 
 def _triggers_of_sqlite():
-    for table, action, when in (
-        ("audit_event", "UPDATE", ""),
-        ("audit_event", "DELETE", f"WHEN NOT {ERASED} "),
-        ("erasure", "UPDATE", ""),
-        ("erasure", "DELETE", ""),
-    ):
-        op.execute(
-            f"CREATE TRIGGER {table}_no_{action.lower()} BEFORE {action} ON {table} {when}"
-            f"BEGIN SELECT RAISE(ABORT, '{REFUSED}'); END"
-        )
-    # Without these, REPLACE would delete or change a row past the triggers.
-    for table, same in (
-        (
-            "audit_event",
-            "tenant_id = NEW.tenant_id AND external_session_id = NEW.external_session_id AND seq = NEW.seq "
-            "OR tenant_id = NEW.tenant_id AND owner_id = NEW.owner_id AND id = NEW.id",
-        ),
-        ("erasure", "tenant_id = NEW.tenant_id AND external_session_id = NEW.external_session_id"),
-    ):
-        op.execute(
-            f"CREATE TRIGGER {table}_no_replace BEFORE INSERT ON {table} WHEN EXISTS (SELECT 1 FROM {table} "  # noqa: S608  # our own names
-            f"WHERE {same} OR rowid = NEW.rowid) BEGIN SELECT RAISE(ABORT, 'UNIQUE constraint failed: {table}'); END"
-        )
-    of = "json_extract(CAST(e.detail AS TEXT), '$.{}')"
-    told = TOLD % (*map(of.format, ("erased", "events", "hash")), "lower(hex(NEW.last_hash))")
+    op.execute(f"CREATE TRIGGER event_no_update BEFORE UPDATE ON event BEGIN SELECT RAISE(ABORT, '{REFUSED}'); END")
     op.execute(
-        f"CREATE TRIGGER erasure_is_told BEFORE INSERT ON erasure WHEN NEW.external_session_id > 0 "
-        f"AND ({told}) IS NOT TRUE BEGIN SELECT RAISE(ABORT, '{REFUSED}'); END"
+        "CREATE TRIGGER event_no_delete BEFORE DELETE ON event WHEN OLD.external_session_id IS NULL "  # noqa: S608  # our own names
+        "OR EXISTS (SELECT 1 FROM external_session WHERE tenant_id = OLD.tenant_id AND id = OLD.external_session_id) "
+        f"BEGIN SELECT RAISE(ABORT, '{REFUSED}'); END"
+    )
+    # Without it, REPLACE would delete a row past the triggers.
+    op.execute(
+        "CREATE TRIGGER event_no_replace BEFORE INSERT ON event WHEN EXISTS (SELECT 1 FROM event "
+        "WHERE tenant_id = NEW.tenant_id AND id = NEW.id OR ordinal = NEW.ordinal) "
+        "BEGIN SELECT RAISE(ABORT, 'UNIQUE constraint failed: event'); END"
     )
 
 
-ASKING = """
-CREATE FUNCTION agentgit_{name}() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS
-$$ DECLARE is_so boolean;
+# It looks at the sessions of its own schema, whatever temporary tables and functions there are.
+EVENT_STAYS = f"""
+CREATE FUNCTION agentgit_event_stays() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS
+$$ DECLARE
+    has_session boolean := true;
 BEGIN
-    PERFORM set_config('search_path', quote_ident(TG_TABLE_SCHEMA) || ', pg_temp', true);
-    is_so := {condition};
-    IF is_so IS NOT TRUE THEN RAISE EXCEPTION '{refused}'; END IF;
-    RETURN {row};
+    IF TG_OP = 'DELETE' AND OLD.external_session_id IS NOT NULL THEN
+        EXECUTE format('SELECT EXISTS (SELECT FROM %I.external_session WHERE tenant_id = $1 AND id = $2)',
+            TG_TABLE_SCHEMA) INTO has_session USING OLD.tenant_id, OLD.external_session_id;
+    END IF;
+    IF has_session THEN RAISE EXCEPTION '{REFUSED}'; END IF;
+    RETURN OLD;
 END $$
-"""
-"""A function that looks at the tables of its own schema, whatever temporary tables or settings there are."""
+"""  # noqa: S608  # our own names
 
 
 def _triggers_of_postgresql():
-    op.execute(
-        "CREATE FUNCTION agentgit_audit_event_stays() RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$ BEGIN RAISE EXCEPTION '{REFUSED}'; END $$"
-    )
-    # Each type is said, so that no function or operator of a schema in which others may make some fits better.
-    of = "(CAST(pg_catalog.convert_from(e.detail, 'UTF8') AS jsonb) ->> CAST('{}' AS text))"
-    digest = "pg_catalog.encode(NEW.last_hash, 'hex')"
-    told = TOLD % (f"CAST({of.format('erased')} AS bigint)", f"CAST({of.format('events')} AS bigint)",
-                   of.format("hash"), digest)  # fmt: skip
-    op.execute(ASKING.format(name="audit_event_goes", condition=ERASED, row="OLD", refused=REFUSED))
-    op.execute(ASKING.format(name="erasure_is_told", condition=told, row="NEW", refused=REFUSED))
-    for name, when, function in (
-        ("audit_event_stays", "UPDATE OR TRUNCATE ON audit_event FOR EACH STATEMENT", "audit_event_stays"),
-        ("audit_event_goes", "DELETE ON audit_event FOR EACH ROW", "audit_event_goes"),
-        ("erasure_stays", "UPDATE OR DELETE OR TRUNCATE ON erasure FOR EACH STATEMENT", "audit_event_stays"),
-        (
-            "erasure_is_told",
-            "INSERT ON erasure FOR EACH ROW WHEN (NEW.external_session_id > 0)",
-            "erasure_is_told",
-        ),
+    op.execute(EVENT_STAYS)
+    for name, event in (
+        ("event_stays", "UPDATE OR DELETE ON event FOR EACH ROW"),
+        ("event_stays_whole", "TRUNCATE ON event FOR EACH STATEMENT"),
     ):
-        op.execute(f"CREATE TRIGGER {name} BEFORE {when} EXECUTE FUNCTION agentgit_{function}()")
+        op.execute(f"CREATE TRIGGER {name} BEFORE {event} EXECUTE FUNCTION agentgit_event_stays()")
 
 
 # -- there and back
 
 
 def upgrade() -> None:
+    is_postgresql = op.get_context().dialect.name == "postgresql"
     for table in TABLES.sorted_tables:
-        op.execute(CreateTable(table))
+        op.execute(CreateTable(table) if is_postgresql or table.name != "event" else EVENT_OF_SQLITE)
         for index in sorted(table.indexes, key=lambda one: one.name):
             op.execute(CreateIndex(index))
-    if op.get_context().dialect.name == "postgresql":
+    if is_postgresql:
         # A search looks through the whole of what is pending, so that is kept short.
         op.execute(
             "CREATE INDEX ix_search_text_words ON search_text USING gin (words) WITH (gin_pending_list_limit=256)"
@@ -381,5 +353,4 @@ def downgrade() -> None:
     for table in reversed(TABLES.sorted_tables):
         op.drop_table(table.name)
     if is_postgresql:
-        for name in ("audit_event_stays", "audit_event_goes", "erasure_is_told"):
-            op.execute(f"DROP FUNCTION agentgit_{name}()")
+        op.execute("DROP FUNCTION agentgit_event_stays()")

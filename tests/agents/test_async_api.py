@@ -2,6 +2,7 @@
 
 import asyncio
 
+import backend
 import pytest
 from scripted import World, call, scripted, tool_node_graph
 
@@ -33,19 +34,20 @@ async def test_an_agent_of_a_session_is_created_asynchronously(repo):
 
 
 async def test_events_are_followed_asynchronously(repo):
-    """`events.alist` yields stored events, then new ones; it checks its arguments as `list` does."""
+    """`events.alist` yields stored events, `afollow` then new ones; they check their arguments as `list` does."""
     agent = await repo.awrap(_graph("hello", "again"), "s")
     await agent.arun("hi")
+    backend.wait_for_the_feed(repo)
     stored = [event async for event in repo.events.alist(session="s")]
     assert stored == list(repo.events.list(session="s"))
-    feed = repo.events.alist(session="s", after=stored[-1], kinds="tag.*", follow=True, poll=0.05)
+    feed = repo.events.afollow(session="s", after=stored[-1], kinds="tag.*", poll=0.05)
     waiting = asyncio.ensure_future(anext(feed))
     await asyncio.sleep(0.2)
     assert not waiting.done()
     await agent.atag("HEAD", "release")
     assert (await waiting).kind == "tag.created"
     await feed.aclose()
-    with pytest.raises(InvalidInput, match="after"):
+    with pytest.raises(InvalidInput, match="cursor"):
         await anext(repo.events.alist(after="yesterday"))
 
 
@@ -54,13 +56,11 @@ async def test_a_cancelled_feed_leaves_no_thread_behind(repo):
     repo.session("s", create=True)
 
     async def follow():
-        async for _ in repo.events.alist(follow=True, poll=3600):
-            read.set()
+        async for _ in repo.events.afollow(after=repo.events.end(), poll=3600):
+            pass
 
-    read = asyncio.Event()
     task = asyncio.ensure_future(follow())
-    await asyncio.wait_for(read.wait(), 60)
-    await asyncio.sleep(0.3)  # the feed now waits for its next poll
+    await asyncio.sleep(1)  # the feed now waits for its next poll
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, 60)

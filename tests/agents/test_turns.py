@@ -292,7 +292,6 @@ def test_t_every_verb_raises_after_the_repository_is_closed(database, tmp_path):
         lambda: list(repo.events.list()),
         lambda: repo.events.on("*", print),
         lambda: repo.as_user("ann"),
-        repo.events.verify,
         lambda: repo.wrap(agent.graph, "s"),
         agent.session.tags,
         lambda: saver.get_tuple(config),

@@ -158,7 +158,7 @@ def test_a_dead_turn_is_recovered_once(repo, before, step):
     other = before(step, Other(lambda: repo.session("s").recover()))
     assert repo.resolve(lost, "did_not_happen").status == "failed"
     assert other.ends() is None
-    kinds = [event.kind for event in repo.events.list(session="s")]
+    kinds = [event.kind for event in repo.events.newest(session="s")]
     assert (kinds.count("turn.abandoned"), kinds.count("call.unknown")) == (1, 1)
 
 
@@ -245,7 +245,7 @@ def test_an_upgrade_is_refused_after_a_concurrent_newer_upgrade(empty, before):
 
 @pytest.mark.long
 @on_postgresql
-@pytest.mark.parametrize("step", [points.BEGIN_FROM_TEMPLATE, points.NUMBER_EVENT], ids=lambda step: step.name)
+@pytest.mark.parametrize("step", [points.BEGIN_FROM_TEMPLATE, points.WRITE_EVENT], ids=lambda step: step.name)
 def test_the_name_of_a_template_erased_during_its_use_is_not_stored(repo, before, step):
     """A session that starts from a template during the erasure of that template does not store its name."""
     repo.session("zebrafish", create=True)
@@ -341,7 +341,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.parametrize("lock", ["ids", "bus", "values", "sessions"])
+@pytest.mark.parametrize("lock", ["ids", "values", "sessions"])
 def test_a_forked_child_works_whichever_lock_its_parent_held(tmp_path, lock):
     """A process that forks while one of its threads holds a lock leaves no held lock in the child."""
     assert processes.run(IN_A_CHILD, lock, cwd=tmp_path).returncode == 0

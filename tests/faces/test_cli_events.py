@@ -2,10 +2,8 @@
 
 import json
 import shutil
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 
 import pytest
 from test_cli_maintenance import _run
@@ -48,8 +46,8 @@ def test_events_are_filtered_and_shown_as_text_or_json(at):
         ["rollback.begun", "demo@main-2"], ["rollback.done", "demo@main-2"],
     ]  # fmt: skip
     every = json.loads(at("events", "-n", "1000", "--json")[1])
-    assert [event["number"] for event in every] == list(range(1, len(every) + 1))
-    later = json.loads(at("events", "--after", str(every[-3]["id"]), "--json")[1])
+    assert [event["kind"] for event in every[:2]] == ["session.created", "call.done"]
+    later = json.loads(at("events", "--after", every[-3]["cursor"], "--json")[1])
     assert later == every[-2:]
     assert at("events", "--since", "2100-01-01")[1] == "no events found\n"
     code, _, err = at("events", "--kind", "rolback.*")
@@ -69,24 +67,3 @@ def test_follow_writes_events_of_other_processes(at, tmp_path):
         _, err = follower.communicate(timeout=120)
     assert (first["kind"], second["kind"], second["detail"]["name"]) == ("turn.done", "tag.created", "v1")
     assert (follower.returncode, err) == (0, "")
-
-
-@pytest.mark.long
-def test_audit_verify_finds_a_truncated_trail_by_saved_tips(at, tmp_path):
-    """A whole trail is reported as intact, and saved tips show that a trail was truncated."""
-    code, out, _ = at("audit", "verify")
-    assert (code, out.startswith("the audit trail is intact")) == (0, True)
-    (tmp_path / "tips.json").write_text(at("audit", "tips")[1])
-    (tmp_path / "array.json").write_text(at("audit", "tips", "--json")[1])
-    assert at("audit", "verify", "--tips", "array.json")[0] == 0
-    with closing(sqlite3.connect(tmp_path / "agentgit.db")) as connection:
-        connection.execute("DROP TRIGGER audit_event_no_delete")
-        connection.execute("DELETE FROM audit_event WHERE seq = (SELECT max(seq) FROM audit_event)")
-        connection.commit()
-    assert at("audit", "verify")[0] == 0
-    assert at("audit", "verify", "--tips", "array.json")[0] == 12
-    code, out, _ = at("audit", "verify", "--tips", "tips.json")
-    assert (code, "is missing now" in out) == (12, True)
-    (tmp_path / "tips.json").write_text("[]")
-    assert at("audit", "verify", "--tips", "tips.json")[0] == 2
-    assert at("audit", "verify", "--tips", "nothing.json")[0] == 3

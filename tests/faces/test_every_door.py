@@ -158,7 +158,7 @@ def house(prepared, tmp_path, monkeypatch):
         )
 
 
-NOTED = {"audit_event", "login_failure", "api_key"}
+NOTED = {"event", "login_failure", "api_key"}
 """The tables that a refusal may change: the audit trail, the failed logins, and the last use of a key."""
 
 
@@ -554,9 +554,7 @@ AT_S = "ada/support-42"
 COMMANDS = {
     "accept": (SELF, ["no-link"]),
     "annotate": (EDITOR, [AT_S, "main#1", "--name", "renamed"]),
-    "audit show": (ADMIN, []),
-    "audit tips": (ADMIN, []),
-    "audit verify": (ADMIN, []),
+    "audit": (ADMIN, []),
     "branches": (VIEWER, [AT_S]),
     "chat": (EDITOR, None),
     "checkpoint cleanup": (EDITOR, [AT_S]),

@@ -66,11 +66,11 @@ def test_serve_with_a_graph_edits_a_message_and_runs_it_again(tmp_path):
             assert "/edit?" in client.get(door.join(at)).text
             page = client.get(door.join(f"{at}/edit"), params={"branch": "main-2", "message": message})
             assert "Blocked by 1 call (send_mail)" in page.text
-            last_id = repo.events.last_id()
+            end = repo.events.end()
             form = fields_of(page) | {"text": "a lamp", "force": "true"}
             shown = client.post(door.join(f"{at}/edit"), data=form, headers={"origin": str(door.join("/"))[:-1]})
             assert (shown.status_code, shown.url.params["branch"]) == (200, "main-3")
-            next(iter(repo.events.list(session="support-42", after=last_id, kinds="turn.done", follow=True)))
+            next(repo.events.follow(session="support-42", after=end, kinds="turn.done"))
         finally:
             server.terminate()
         said = [one["content"] for one in session.branch("main-3").conversation_history]

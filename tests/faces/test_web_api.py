@@ -308,13 +308,13 @@ def test_an_event_feed_resumes_after_the_last_received_event(repo, tmp_path):
     key = repo.keys.create("feed", scopes=("read",)).secret
     known = repo.events.newest(session="support-42")
 
-    def kinds(client: httpx.Client, wanted: int, **headers: str) -> list[tuple[int, str]]:
-        found, id = [], 0
+    def kinds(client: httpx.Client, wanted: int, **headers: str) -> list[tuple[str, str]]:
+        found, id = [], ""
         with client.stream("GET", f"/api/v1/events/live?session={session.id}", headers=headers) as feed:
             assert feed.headers["content-type"].startswith("text/event-stream")
             for line in feed.iter_lines():
                 if line.startswith("id: "):
-                    id = int(line[4:])
+                    id = line[4:]
                 if line.startswith("data: "):
                     found.append((id, json.loads(line[6:])["kind"]))
                 if len(found) == wanted:
@@ -326,10 +326,10 @@ def test_an_event_feed_resumes_after_the_last_received_event(repo, tmp_path):
         httpx.Client(base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=60) as client,
     ):
         cut = known[-4]
-        rest = kinds(client, 3, **{"last-event-id": str(cut.id)})
-        assert rest == [(event.id, event.kind) for event in known[-3:]]
+        rest = kinds(client, 3, **{"last-event-id": cut.cursor})
+        assert rest == [(event.cursor, event.kind) for event in known[-3:]]
         repo.session("support-42").tag("main#2", "while away")
-        assert kinds(client, 1, **{"last-event-id": str(rest[-1][0])})[0][1] == "tag.created"
+        assert kinds(client, 1, **{"last-event-id": rest[-1][0]})[0][1] == "tag.created"
 
 
 def test_the_api_works_on_sqlite_and_postgresql(database, tmp_path):

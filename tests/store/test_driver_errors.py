@@ -12,7 +12,7 @@ from agentgit import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.errors import AgentGitError, Corrupt, SchemaMismatch, Unavailable
 from agentgit.store.database import Database
 from agentgit.store.sql.driver_errors import TransactionConflict
-from agentgit.store.sql.tables import BRANCH, CHECKPOINT, ERASURE, SESSION
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SESSION
 
 TIME = 60
 
@@ -34,14 +34,6 @@ def foreign_key(connection):
     connection.execute(update(BRANCH).values(external_session_id=77))
 
 
-def check(connection):
-    facts = {"tenant_id": row(connection)["tenant_id"], "external_session_id": -1, "last_seq": 1, "last_hash": b""}
-    erasure = ERASURE
-    known = {name: value for name, value in facts.items() if name in erasure.c}
-    more = {c.name: row(connection)["created_at"] for c in erasure.c if c.name.endswith("_at")}
-    connection.execute(insert(erasure), known | more)
-
-
 def syntax(connection):
     connection.execute(text("SELEC 1"))
 
@@ -53,7 +45,7 @@ def session(repo):
     return repo
 
 
-@pytest.mark.parametrize("work", [not_null, unique, foreign_key, check, syntax], ids=lambda work: work.__name__)
+@pytest.mark.parametrize("work", [not_null, unique, foreign_key, syntax], ids=lambda work: work.__name__)
 def test_t_a_permanent_database_error_is_not_a_conflict(session, work):
     """A constraint violation or an invalid statement is no Conflict, and the driver's error is its cause."""
     runs = []

@@ -110,7 +110,7 @@ def test_a_database_is_encrypted_rotated_and_decrypted(url, tmp_path):
     with agentgit.open(url) as repo:
         assert (shown(repo), repo.maintenance.fsck(3).findings) == (before, ())
         assert len(repo.session().search("chairs")) > 0
-        assert [event.kind for event in repo.events.list()].count("keys.rotated") == 3
+        assert [event.kind for event in repo.events.newest(limit=1000)].count("keys.rotated") == 3
 
 
 def flipped(value):
@@ -221,4 +221,3 @@ def test_the_command_line_manages_keys_and_erases_sessions(tmp_path, monkeypatch
     assert run("delete", "s").exit_code == 1  # not confirmed
     gone = json.loads(run("delete", "s", "--yes", "--json").stdout)
     assert (gone["sessions"], gone["rows"]["external_session"], gone["left"]) == (1, 1, [])
-    assert "1 session erased" in run("audit", "verify").stdout

@@ -5,13 +5,12 @@ from datetime import UTC, datetime
 import backend
 import pytest
 from dumps import dumped
-from sqlalchemy import delete, insert, select, text, update
+from sqlalchemy import text
 
 import agentgit
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.store.sql import process
-from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE
 
 MARK = "zebrafish"
 
@@ -55,11 +54,11 @@ def test_erasing_a_session_leaves_no_data_and_spares_others(two):
     other = two.session("other").branch().conversation_history
     head = two.session("other").get_checkpoint("HEAD").to_dict()
     assert MARK in dumped(two)
-    before = two.events.verify()
+    before = two.events.newest(session=MARK, limit=1000)
     done = two.session(MARK).delete()
     assert done.rows["checkpoint"] > 3
     assert done.values > 0
-    assert done.events == next(tip.number for tip in before.tips if tip.session_id == session.id)
+    assert done.events == len(before)
     assert done.snapshots > 0
     assert done.left == []
     assert MARK not in dumped(two)
@@ -70,10 +69,10 @@ def test_erasing_a_session_leaves_no_data_and_spares_others(two):
     assert two.session("other").get_checkpoint("HEAD").to_dict() == head
     assert two.maintenance.fsck(3).findings == ()
     assert [hit.kind for hit in two.session("other").search("chairs")] != []
-    assert two.events.verify(before.tips).is_sound
-    assert two.events.verify().erased == [session.id]
-    told = [event for event in two.events.list() if event.kind == "session.erased"]
-    assert [(event.detail["erased"], event.user_id) for event in told] == [(session.id, two.user.id)]
+    told = two.events.newest(kinds="session.erased")
+    assert [(event.detail["erased"], event.user_id, event.owner_id) for event in told] == [
+        (session.id, two.user.id, two.user.id)
+    ]
 
 
 @pytest.mark.long
@@ -104,26 +103,6 @@ def test_erasing_a_session_clears_the_planner_statistics(repo, tmp_path):
     assert repo.session(MARK).delete().left == []
     assert told() == []
     repo.close()
-
-
-def test_the_audit_trail_refuses_deletions_and_forged_erasures(two):
-    """The database refuses to delete other events and to change, delete or forge an erasure record."""
-    two.session(MARK).delete()
-    write = backend.database(two).write
-    for statement in (delete(AUDIT_EVENT), update(ERASURE).values(last_seq=1), delete(ERASURE)):
-        with pytest.raises(NotAllowed):
-            write(lambda c, s=statement: c.execute(s))
-    assert two.events.verify().is_sound
-    other = two.session("other").id
-    with backend.reading(two) as connection:
-        row = dict(connection.execute(select(ERASURE)).mappings().one())
-    for statement in (
-        insert(ERASURE).values(**{**row, "external_session_id": other}),
-        delete(AUDIT_EVENT).where(AUDIT_EVENT.c.external_session_id == other),
-    ):
-        with pytest.raises(NotAllowed):
-            write(lambda c, s=statement: c.execute(s))
-    assert two.events.verify().is_sound
 
 
 def test_a_running_session_is_not_erased(two):
@@ -177,7 +156,6 @@ def test_erasing_a_user_removes_everything_of_the_user(two, tmp_path):
     assert next(point.user_id for point in two.session("other").log()) == ann.user.id != mine.user_id
     assert [event.user_id for event in two.events.newest(session="other", kinds="tag.*")] == [ann.user.id]
     assert two.maintenance.fsck(3).findings == ()
-    assert two.events.verify().is_sound
 
 
 def test_only_admins_and_the_user_may_erase_a_user(two):

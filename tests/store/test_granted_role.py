@@ -148,7 +148,6 @@ def test_an_unprivileged_role_erases_and_reports_the_missing_vacuum(database, tm
         assert repo.users.delete("ada").sessions == 1
         assert repo.maintenance.gc().problem == ""
         assert repo.maintenance.fsck(3).is_sound
-        assert repo.events.verify().is_sound
 
 
 @pytest.mark.long
@@ -170,17 +169,12 @@ def test_an_unprivileged_role_cannot_change_tables_or_the_trail(world, database)
     """An unprivileged role cannot change tables, change or empty the trail, or move the schema."""
     for statement in (
         "ALTER TABLE external_session ADD COLUMN mine int",
-        "UPDATE audit_event SET kind = ''", "TRUNCATE audit_event", "DROP TABLE audit_event",
+        "UPDATE event SET kind = ''", "DELETE FROM event", "TRUNCATE event", "DROP TABLE event",
         "UPDATE agentgit_version SET version_num = '0001'", "DELETE FROM tenant",
-        "ALTER TABLE audit_event DISABLE TRIGGER ALL", "SET session_replication_role = replica",
-        "UPDATE erasure SET last_seq = 0",
+        "ALTER TABLE event DISABLE TRIGGER ALL", "SET session_replication_role = replica",
     ):  # fmt: skip
         with pytest.raises(NotAllowed):
             backend.write(world.repo, lambda c, statement=statement: c.exec_driver_sql(statement))
-    removed = backend.database(world.repo)
-    with pytest.raises(NotAllowed, match="cannot be changed"):
-        removed.write(lambda c: c.exec_driver_sql("DELETE FROM audit_event"))
-    assert world.repo.events.verify().is_sound
 
 
 def test_erasing_keeps_snapshots_that_another_user_has(database, tmp_path):

@@ -1,6 +1,7 @@
 """Hostile users: misleading names, out-of-range numbers and overreaching credentials gain nothing."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import product
 
 import backend
@@ -110,10 +111,10 @@ def test_an_invalid_limit_is_refused(repo, people):
     for ask, wrong in product(asked, (HUGE, 0, -1, "all", True, 1.5)):
         with pytest.raises(InvalidInput):
             ask(wrong)
-    for ask in (lambda: list(ada.events.list(after="x")), lambda: ada.sessions(name=5)):
+    afters = ("x", 5, True, "1.2", f"0.{HUGE}{HUGE}.1")
+    for ask in (*(partial(ada.events.list, after=one) for one in afters), lambda: ada.sessions(name=5)):
         with pytest.raises(InvalidInput):
             ask()
-    assert list(ada.events.list(session="s", after=HUGE)) == []
 
 
 # -- credentials
@@ -284,7 +285,6 @@ def test_a_refusal_in_an_erased_session_is_not_written_to_the_trail(repo, people
     with pytest.raises(NotAllowed):
         bob.session("ada/s").switch("main")
     assert "could not be written to the audit trail" in caplog.text
-    assert repo.events.verify().findings == ()
 
 
 HOSTILE = ["\0", "\ud800", "x" * 100_000, "\u202es", "a/b", "ada/", "/s", "@", "#1", "' OR 1=1 --", "%", "\n"]

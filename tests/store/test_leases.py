@@ -90,7 +90,7 @@ def test_a_run_on_another_machine_is_taken_over_when_its_lease_ends(repo, world)
     agent.run("add table")
     assert world.items == ["chair", "table"]
     assert ends(repo) == []
-    assert [event.kind for event in repo.events.list(session="s") if event.kind == "turn.abandoned"] == [
+    assert [event.kind for event in repo.events.newest(session="s") if event.kind == "turn.abandoned"] == [
         "turn.abandoned"
     ]
 

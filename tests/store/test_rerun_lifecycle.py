@@ -33,7 +33,7 @@ def test_an_erased_session_leaves_no_trace_of_its_reruns(repo, results):
     store = repo._context.store
     with store.database.reading() as connection:
         for table in BRANCH.metadata.sorted_tables:
-            if "external_session_id" in table.c and table.name != "erasure":
+            if "external_session_id" in table.c:
                 query = select(func.count()).select_from(table).where(table.c.external_session_id == session_id)
                 assert connection.execute(query).scalar_one() == 0, table.name
     assert [row.session for row in repo.reruns("nightly").rows] == ["b"]
@@ -61,7 +61,6 @@ def test_the_trail_names_a_rerun_and_none_of_its_calls(repo, results):
     assert (found.kind, found.branch_name, found.detail["operation"]) == ("rerun.done", "nightly", operation.id)
     kinds = {one.kind for one in repo.events.newest(session="a") if one.branch_name == "nightly"}
     assert kinds == {"fork.done", "rerun.done", "turn.done", "checkpoint.created"}
-    assert repo.events.verify().is_sound
 
 
 def test_a_viewer_reads_the_table_of_shared_sessions_only(repo, results):

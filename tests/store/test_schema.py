@@ -89,11 +89,8 @@ def test_the_schema_can_be_distributed_by_tenant(postgres_url):
     assert across == {*ACROSS, "pk_tenant"}
     assert {(first, to) for table, _, first, to in found["references"] if table in ours} == {("tenant_id", "tenant_id")}
     assert {name for _, name in found["triggers"]} == {
-        "audit_event_stays",
-        "audit_event_goes",
-        "erasure_stays",
-        "erasure_is_told",
-        "owner_stays",
+        "event_stays",
+        "event_stays_whole",
     }
     assert found["sequences"] == []
     assert not [default for _, default in found["defaults"] if "nextval" in default or "random" in default]

@@ -102,9 +102,9 @@ def test_a_share_link_admits_users_until_it_is_revoked(repo, people):
     for token in (link.token, link.token[:-1] + "!", "", "agitlink_zz", None, "\0"):
         with pytest.raises(NotFound, match="is not valid"):
             bob.accept(token)
-    kinds = [one.kind for one in ada.events.list(session="s") if one.kind.startswith(("link", "session.shared"))]
+    kinds = [one.kind for one in ada.events.newest(session="s") if one.kind.startswith(("link", "session.shared"))]
     assert kinds == ["link.made", "link.used", "link.used", "session.shared", "link.revoked"]
-    assert secret not in str([one.to_dict() for one in ada.events.list(session="s")])
+    assert secret not in str([one.to_dict() for one in ada.events.newest(session="s")])
     with backend.reading(repo) as connection:
         stored = [connection.execute(select(backend.table(name))).all() for name in backend.tables()]
     assert str(link.id) in repr(stored)
@@ -229,17 +229,15 @@ def test_members_receive_events_only_while_a_session_is_shared(people):
     ada, bob, cy = people.values()
     ada.session("s").sharing.share("bob")
     told = []
-    with bob.events.on("tag.*", told.append) as subscription:
+    with bob.events.on("tag.*", told.append):
         ada.session("s").tag("main#1", "one")
-        assert subscription.wait(60)
         ada.session("s").sharing.unshare("bob")
         ada.session("s").tag("main#1", "two")
-        assert subscription.wait(60)
     assert [one.detail["name"] for one in told] == ["one"]
-    assert list(bob.events.list()) == []
+    assert list(bob.events.newest()) == []
     ada.session("s").sharing.share("bob")
-    assert "tag.created" in {one.kind for one in bob.events.list()}
-    assert list(cy.events.list()) == []
+    assert "tag.created" in {one.kind for one in bob.events.newest()}
+    assert list(cy.events.newest()) == []
 
 
 def test_tenants_cannot_see_the_sessions_of_each_other(database):

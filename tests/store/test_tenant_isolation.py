@@ -101,7 +101,7 @@ def test_an_api_key_cannot_exceed_its_scope(world, scope):
     world.ada.session("s").sharing.share("root", "owner")
     link = world.ada.session("s").sharing.create_link()
     handle = repo.authenticate(repo.keys.create("k", scope, user="root").secret)
-    before, wrong = rows(repo, "audit_event"), {}
+    before, wrong = rows(repo, "event"), {}
     own = {
         "accept": lambda r, w: r.accept(link.token),
         "unshare": lambda r, w: r.session("ada/s").sharing.unshare("root"),
@@ -123,4 +123,4 @@ def test_an_api_key_cannot_exceed_its_scope(world, scope):
             if found is None or found[0] != "NotAllowed":
                 wrong[name] = found
     assert wrong == {}
-    assert rows(repo, "audit_event") == before
+    assert rows(repo, "event") == before

@@ -84,7 +84,7 @@ def live(repo, threads):
         [carried.tool_calls, carried.checkpoints],
         [one.status for one in imported.threads],
         [(one.kind, one.status) for one in repo.session("s").operations()],
-        sorted(event.kind for event in repo.events.list(session="s")),
+        sorted(event.kind for event in repo.events.newest(session="s")),
     ]
 
 

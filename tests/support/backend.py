@@ -57,6 +57,13 @@ def write(repo, do):
     return database(repo).write(do)
 
 
+def wait_for_the_feed(repo) -> None:
+    """Wait until the feed has reached the newest event, which transactions of other tests delay."""
+    deadline = time.monotonic() + 60
+    while repo.events.newest(limit=1)[0].cursor.endswith(".0") and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 # -- rows
 
 
@@ -271,7 +278,6 @@ def lock(repo, name: str) -> Any:
     """Return a lock shared by the threads of this process: of `ids`, the event `bus`, `values` or served `sessions`."""
     locks = {
         "ids": lambda: ids._lock,
-        "bus": lambda: database(repo).bus._lock,
         "values": lambda: repo.context.store.graphs.blobs.leaves._lock,
         "sessions": lambda: repo.context.registry.sessions.lock,
     }

@@ -108,7 +108,6 @@ def check(repo: Repository, turns: int, kill: bool) -> None:
         _check_branch(repo, *place_of, turns, kill)
     checked = repo.maintenance.fsck(3)
     assert checked.is_sound, str(checked)
-    assert repo.events.verify().is_sound
 
 
 def _check_branch(repo: Repository, session: str, branch: str, turns: int, kill: bool) -> None:

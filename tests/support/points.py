@@ -106,9 +106,8 @@ COMPARE_WITH_TEMPLATE = Point("store.queries.templates", "require_same")
 ERASE_LAST_ADMIN = Point("store.maintenance.erasure", "_lock_and_measure")
 END_SHARED_LINKS = Point("store.records.session_access", "delete")
 THIN_OUT = Point("repository.maintenance", "Maintenance._thin_all")
-NUMBER_EVENT = Point("store.audit.trail", "_next")
+WRITE_EVENT = Point("store.audit.trail", "_row")
 LOCK_USER = Point("store.records.users", "UserStore.lock")
-READ_EVENT = Point("store.audit.trail", "Trail.at")
 GRANT_RIGHTS = Point("store.schema.roles", "_grant")
 
 # -- files
@@ -143,8 +142,6 @@ def is_exchange(arguments: tuple[Any, ...]) -> bool:
 POOL_SECONDS = Point("store.sql.postgres", "POOL_SECONDS")
 IDLE_SECONDS = Point("store.sql.postgres", "IDLE_SECONDS")
 SECONDS_PER_LEASE = Point("store.sql.process", "PER_LEASE")
-EVENTS_THAT_WAIT = Point("store.audit.bus", "MOST")
-LAST_SECONDS_OF_CALLBACKS = Point("store.audit.bus", "CLOSE_SECONDS")
 FIRST_PAUSE_OF_LOGINS = Point("store.records.login_attempts", "FIRST_PAUSE")
 SECONDS_BETWEEN_LOOKS_OF_FEEDS = Point("web.event_stream", "POLL_SECONDS")
 

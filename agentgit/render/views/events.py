@@ -1,4 +1,4 @@
-"""Events and the state of the audit trail, as lines."""
+"""Events, as lines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from datetime import UTC
 from typing import Any
 
 from agentgit.render.text import Line, Span, Zone, clean, format_time, table
-from agentgit.render.views.maintenance import finding_lines
-from agentgit.sessions.events import Event, Verified
-from agentgit.values import count
+from agentgit.sessions.events import Event
 
 _BAD_ENDINGS = ("failed", "incomplete", "unknown", "abandoned")
 """The endings of the kinds of events that need attention."""
@@ -55,7 +53,7 @@ def summarize(event: Event) -> str:
         >>> at = datetime(2026, 11, 21, tzinfo=UTC)
         >>> of = {"session_id": 1, "session_name": "s", "branch_id": 1, "branch_name": "main"}
         >>> of |= {"owner_id": 1, "user_id": 1, "detail": {"number": 3, "name": "before payment", "checkpoint": 7}}
-        >>> summarize(Event(id=1, kind="checkpoint.created", number=1, created_at=at, **of))
+        >>> summarize(Event(id=1, kind="checkpoint.created", created_at=at, **of))
         'main#3 before payment'
     """
     detail = dict(event.detail)
@@ -68,12 +66,3 @@ def summarize(event: Event) -> str:
 
 def _format_value(value: Any) -> str:
     return clean(", ".join(map(str, value)) if isinstance(value, list) else str(value))
-
-
-def verified_lines(verification: Verified) -> list[Line]:
-    """Return lines that report whether the audit trail is intact."""
-    lines = finding_lines(verification.findings)
-    verdict = count(len(verification.findings), "finding") if verification.findings else "the audit trail is intact"
-    scope = f"{count(verification.events, 'event')} in {count(len(verification.tips), 'trail')}"
-    scope += f", {count(len(verification.erased), 'session')} erased" if verification.erased else ""
-    return [*lines, (Span(f"{verdict}: {scope}", "bad" if verification.findings else "heading"),)]

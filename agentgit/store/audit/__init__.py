@@ -1,1 +1,1 @@
-"""The audit trail and event callbacks."""
+"""The append-only table of events, its feed, and event callbacks."""

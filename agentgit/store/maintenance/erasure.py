@@ -1,8 +1,7 @@
 """Erasure of a session or a user: all of its rows, with the values that belong to them.
 
-An erasure is one transaction, so that nothing is half erased. The trail of a session is deleted with it. A row of the
-table `erasure` and an event in the trail for events of no session record that the session existed and how its trail
-ended.
+An erasure is one transaction, so that nothing is half erased. The events of a session are deleted with it; one event of
+no session says that it existed.
 """
 
 from __future__ import annotations
@@ -10,24 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, Table, and_, delete, func, insert, select
+from sqlalchemy import Connection, Select, Table, and_, delete, func, select
 
 from agentgit.auth import User
 from agentgit.errors import Conflict, Corrupt
-from agentgit.sessions.events import NO_SESSION
 from agentgit.sessions.session import RUNNING
-from agentgit.store.audit.trail import record_event, write_events
+from agentgit.store.audit.trail import record_event
 from agentgit.store.queries import templates
 from agentgit.store.search.index import delete_words
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import (
-    AUDIT_EVENT,
     BLOB,
     BRANCH,
-    ERASURE,
+    EVENT,
     METADATA,
     SEARCH_TEXT,
     SESSION,
@@ -36,10 +32,7 @@ from agentgit.store.sql.tables import (
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
-TRAIL_TABLES = {AUDIT_EVENT.name, ERASURE.name}
-"""The tables from which an erasure does not delete with the others. `_erase_trail` handles them."""
-
-AUTHORED_TABLES = {"checkpoint", "tag", "operation", SESSION.name, *TRAIL_TABLES}
+AUTHORED_TABLES = {"checkpoint", "tag", "operation", SESSION.name, EVENT.name}
 """Tables in which a user is the author of something in another user's session. The user's id stays there, no name."""
 
 
@@ -48,7 +41,7 @@ SessionIds = Select[int]
 
 
 class ErasedData(NamedTuple):
-    """The result of an erasure: rows by table, the number and size of stored values, and the number of trail events."""
+    """The result of an erasure: rows by table, the number and size of stored values, and the number of events."""
 
     rows: Mapping[str, int]
     values: int
@@ -82,10 +75,10 @@ def require_idle(store: Store, connection: Connection, session_id: int) -> None:
 
 
 def erase_session(store: Store, connection: Connection, session_id: int, user_id: int | None) -> ErasedData:
-    """Erase a session: its rows in all tables, its values, its trail and its search words."""
+    """Erase a session: its rows in all tables, its values, its events and its search words."""
     value_bytes = _lock_and_measure(store, connection, [session_id])
-    row_counts = _delete_session(store, connection, session_id)
-    return _finish_erasure(store, connection, {session_id: row_counts}, user_id, row_counts, value_bytes)
+    row_counts = _delete_session(store, connection, session_id, user_id)
+    return _finish_erasure(store, connection, row_counts, value_bytes)
 
 
 def lock_user(store: Store, connection: Connection, user_id: int) -> None:
@@ -102,8 +95,9 @@ def erase_user(store: Store, connection: Connection, user: User, by_user_id: int
     user_id = user.id
     session_ids = connection.execute(select_user_sessions(store, user_id)).scalars().all()
     value_bytes = _lock_and_measure(store, connection, session_ids)
-    counts_by_session = {session_id: _delete_session(store, connection, session_id) for session_id in session_ids}
-    row_counts = sum(counts_by_session.values(), Counter[str]())
+    row_counts: Counter[str] = Counter()
+    for session_id in session_ids:
+        row_counts += _delete_session(store, connection, session_id, by_user_id)
     for table in reversed(METADATA.sorted_tables):
         if table.name not in AUTHORED_TABLES and "user_id" in table.c:
             row_counts += _delete_from(
@@ -112,7 +106,7 @@ def erase_user(store: Store, connection: Connection, user: User, by_user_id: int
     row_counts += _delete_from(connection, USER, USER.c.tenant_id == store.tenant_id, USER.c.id == user_id)
     store.login_attempts.delete_failures(connection, user.name)
     store.users.record_erased_name(connection, user.name)
-    erased_data = _finish_erasure(store, connection, counts_by_session, by_user_id, row_counts, value_bytes)
+    erased_data = _finish_erasure(store, connection, row_counts, value_bytes)
     record_event(
         connection, store.tenant_id, "user.erased", user_id=by_user_id, erased=user_id, rows=row_counts.total()
     )
@@ -121,14 +115,12 @@ def erase_user(store: Store, connection: Connection, user: User, by_user_id: int
 
 def list_erased_users(connection: Connection, tenant_id: int) -> list[int]:
     """List the ids of erased users. What they made in other users' sessions still contains these ids."""
-    query = select(AUDIT_EVENT.c.detail).where(
-        AUDIT_EVENT.c.tenant_id == tenant_id,
-        AUDIT_EVENT.c.external_session_id == NO_SESSION,
-        AUDIT_EVENT.c.kind == "user.erased",
+    query = select(EVENT.c.detail).where(
+        EVENT.c.tenant_id == tenant_id, EVENT.c.external_session_id.is_(None), EVENT.c.kind == "user.erased"
     )
     user_ids = []
     for detail in connection.execute(query).scalars():
-        with suppress(Corrupt, ValueError, TypeError, LookupError):  # fsck's check of the trail reports it
+        with suppress(Corrupt, ValueError, TypeError, LookupError):  # fsck's check of the rows reports it
             user_ids.append(int(as_object(detail)["erased"]))
     return user_ids
 
@@ -142,11 +134,24 @@ def _lock_and_measure(store: Store, connection: Connection, session_ids: Sequenc
     return sum(int(connection.execute(one).scalar_one()) for one in queries)
 
 
-def _delete_session(store: Store, connection: Connection, session_id: int) -> Counter[str]:
-    """Delete the rows of a session, except its trail; return their number by table."""
+def _delete_session(store: Store, connection: Connection, session_id: int, user_id: int | None) -> Counter[str]:
+    """Delete the rows of a session and return their number by table."""
     require_idle(store, connection, session_id)
     templates.erase_references(store, connection, session_id)
-    return _delete_session_rows(connection, store.tenant_id, session_id)
+    of_session = (EVENT.c.tenant_id == store.tenant_id, EVENT.c.external_session_id == session_id)
+    events = connection.execute(select(func.count()).select_from(EVENT).where(*of_session)).scalar_one()
+    owner_id = store.sessions.load_row(connection, session_id).user_id
+    row_counts = _delete_session_rows(connection, store.tenant_id, session_id)
+    record_event(
+        connection,
+        store.tenant_id,
+        "session.erased",
+        user_id=user_id,
+        owner_id=owner_id,
+        erased=session_id,
+        rows=row_counts.total(),
+    )
+    return row_counts + Counter({EVENT.name: events})
 
 
 def _delete_session_rows(connection: Connection, tenant_id: int, session_id: int) -> Counter[str]:
@@ -159,7 +164,7 @@ def _delete_session_rows(connection: Connection, tenant_id: int, session_id: int
     }
     # The rows of the branches are deleted after all others but the session itself, because some name only their branch.
     for table in reversed(METADATA.sorted_tables):
-        if table.name in {*TRAIL_TABLES, BRANCH.name, SESSION.name}:
+        if table in (EVENT, BRANCH, SESSION):  # only with its session may an event go
             continue
         condition = next((table.c[name].in_(ids) for name, ids in ids_by_column.items() if name in table.c), None)
         if condition is not None:
@@ -173,54 +178,9 @@ def _delete_from(connection: Connection, table: Table, *conditions: Any) -> Coun
     return Counter({table.name: count} if count else {})
 
 
-def _erase_trail(
-    connection: Connection, tenant_id: int, session_id: int, user_id: int | None, row_counts: Mapping[str, int]
-) -> int:
-    """Record the end of a session's trail in the trail for events of no session, then delete the session's trail."""
-    of_session = (AUDIT_EVENT.c.tenant_id == tenant_id, AUDIT_EVENT.c.external_session_id == session_id)
-    last_event = connection.execute(
-        select(AUDIT_EVENT).where(*of_session).order_by(AUDIT_EVENT.c.seq.desc()).limit(1)
-    ).first()
-    seq, digest = (int(last_event.seq), bytes(last_event.hash)) if last_event is not None else (0, b"")
-    record_event(
-        connection,
-        tenant_id,
-        "session.erased",
-        user_id=user_id,
-        erased=session_id,
-        rows=sum(row_counts.values()),
-        events=seq,
-        hash=digest.hex(),
-    )
-    write_events(connection)  # the triggers need this event before the `erasure` row, and both before the delete
-    connection.execute(
-        insert(ERASURE),
-        {
-            "tenant_id": tenant_id,
-            "external_session_id": session_id,
-            "user_id": user_id,
-            "last_seq": seq,
-            "last_hash": digest,
-            "created_at": datetime.now(UTC),
-        },
-    )
-    return connection.execute(delete(AUDIT_EVENT).where(*of_session)).rowcount
-
-
-def _finish_erasure(
-    store: Store,
-    connection: Connection,
-    counts_by_session: Mapping[int, Mapping[str, int]],
-    by_user_id: int | None,
-    row_counts: Counter[str],
-    value_bytes: int,
-) -> ErasedData:
-    """Delete the words of SQLite's search index, and the trails."""
+def _finish_erasure(store: Store, connection: Connection, row_counts: Counter[str], value_bytes: int) -> ErasedData:
+    """Delete the words of SQLite's search index."""
     if row_counts[SEARCH_TEXT.name] and connection.dialect.name == "sqlite":
         delete_words(connection, store.tenant_id)
-    # Last, because from here on every event of no session, such as a login, waits for this transaction.
-    events = sum(
-        _erase_trail(connection, store.tenant_id, session_id, by_user_id, session_counts)
-        for session_id, session_counts in counts_by_session.items()
-    )
+    events = row_counts.pop(EVENT.name, 0)
     return ErasedData(row_counts, row_counts[BLOB.name], value_bytes, events)

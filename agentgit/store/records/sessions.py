@@ -17,7 +17,7 @@ from agentgit.errors import Conflict, Simulated
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.rerun import DONE
 from agentgit.sessions.session import OPEN, RERUN, RUNNING, SIMULATED, idle_status
-from agentgit.store.audit.trail import BRANCH_CHAIN_COLUMNS, BRANCH_WITH_CHAIN, know_chain, record_event
+from agentgit.store.audit.trail import BRANCH_WITH_SESSION, NAME_COLUMNS, know_names, record_event
 from agentgit.store.records.journal import LAST_ARRIVAL_OF_BRANCH, LAST_SEQ_OF_BRANCH, TrackPart
 from agentgit.store.records.users import UserStore
 from agentgit.store.sql import process
@@ -289,14 +289,14 @@ class SessionStore:
     def require_held(self, connection: Connection, acquired_row: StoredRow) -> HeldBranch:
         """Check that a run still holds the branch that it acquired, and read what its next calls need.
 
-        The end of the session's trail is read, too, for the events that this transaction records. The session cannot be
-        erased, nor its values collected, until the transaction ends.
+        The names are read, too, for the events that this transaction records. The session cannot be erased, nor its
+        values collected, until the transaction ends.
         """
         row = _SELECT_HOLD.first(connection, self._branch_parameters(acquired_row.id))
         # The epoch alone is not enough: a server that is restored may repeat it.
         if row is None or (row.status, row.epoch, row.owner) != (RUNNING, acquired_row.epoch, acquired_row.owner):
             raise TakenOver
-        know_chain(connection, self.tenant_id, acquired_row.id, row)
+        know_names(connection, self.tenant_id, acquired_row.id, row)
         return HeldBranch(row.world_seq or 0, 0 if row.arrival is None else row.arrival + 1)
 
     def query_running(self, connection: Connection, session_id: int) -> PendingResult:
@@ -461,9 +461,9 @@ _SELECT_HOLD = CompiledStatement(
         BRANCH.c.owner,
         LAST_SEQ_OF_BRANCH.label("world_seq"),
         LAST_ARRIVAL_OF_BRANCH.label("arrival"),
-        *BRANCH_CHAIN_COLUMNS,
+        *NAME_COLUMNS,
     )
-    .select_from(BRANCH_WITH_CHAIN)
+    .select_from(BRANCH_WITH_SESSION)
     .where(*_this_branch)
     .with_for_update(read=True, key_share=True, of=SESSION)
 )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select
 
 from agentgit.sessions import operation
-from agentgit.store.audit.trail import BRANCH_CHAIN_COLUMNS, BRANCH_WITH_CHAIN, know_chain
+from agentgit.store.audit.trail import BRANCH_WITH_SESSION, NAME_COLUMNS, know_names
 from agentgit.store.records.journal import CALLS, LAST_BATCH, LAST_SEQ_OF_BRANCH, CallTally
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
@@ -39,7 +39,7 @@ class TurnState(NamedTuple):
 def query_turn_state(connection: Connection, tenant_id: int, branch_id: int) -> Callable[[], TurnState]:
     """Query what a turn has to know of its branch, together with the next statements. The session must be locked.
 
-    The end of the session's trail is read, too, for the events that this transaction records.
+    The names are read, too, for the events that this transaction records.
     """
     result = _READ.submit(connection, {"tenant": tenant_id, "branch": branch_id})
 
@@ -47,7 +47,7 @@ def query_turn_state(connection: Connection, tenant_id: int, branch_id: int) -> 
         row = result.first()
         if row is None:
             raise missing_row("branch", branch_id)
-        know_chain(connection, tenant_id, branch_id, row)
+        know_names(connection, tenant_id, branch_id, row)
         return _parse(row)
 
     return parse
@@ -98,10 +98,10 @@ def _query() -> Any:
                 ),
             ).label("is_busy"),
             SESSION.c.current_branch_id,
-            *BRANCH_CHAIN_COLUMNS,
+            *NAME_COLUMNS,
         )
         .select_from(
-            BRANCH_WITH_CHAIN.outerjoin(
+            BRANCH_WITH_SESSION.outerjoin(
                 head, and_(head.c.tenant_id == BRANCH.c.tenant_id, head.c.id == BRANCH.c.head_id)
             ).outerjoin(GRAPH_CHECKPOINT, is_newest(BRANCH.c.tenant_id, BRANCH.c.thread_id))
         )

@@ -50,7 +50,7 @@ def include_object(object: Any, name: str | None, kind: str, reflected: bool, co
     """Exclude agentgit's tables from another application's Alembic, as `include_object` of its `context.configure`.
 
     Example:
-        >>> include_object(None, "audit_event", "table", True, None)
+        >>> include_object(None, "event", "table", True, None)
         False
         >>> include_object(None, "invoice", "table", True, None)
         True

@@ -16,11 +16,10 @@ FULL_RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
 
 REDUCED_RIGHTS = {
     VERSION_TABLE: "SELECT",
-    "audit_event": "SELECT, INSERT, DELETE",
-    "erasure": "SELECT, INSERT",
+    "event": "SELECT, INSERT",
     "tenant": "SELECT, INSERT, UPDATE",
 }
-"""The tables with fewer rights than `FULL_RIGHTS`. A trigger allows DELETE only for the events of an erased session."""
+"""The tables with fewer rights than `FULL_RIGHTS`. Events go with their session, by a right of the tables' owner."""
 
 
 _ROLE = text("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = :role)")

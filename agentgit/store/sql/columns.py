@@ -276,9 +276,9 @@ def integer(*, small: bool = False, **kwargs: Any) -> Any:
     return Field(default=0, sa_column=Column(SmallInteger if small else Integer, nullable=False, **kwargs))
 
 
-def tenant_foreign_key(column: str, table: str) -> ForeignKeyConstraint:
+def tenant_foreign_key(column: str, table: str, *, ondelete: str | None = None) -> ForeignKeyConstraint:
     """Return a foreign key to a row of the same tenant."""
-    return ForeignKeyConstraint(["tenant_id", column], [f"{table}.tenant_id", f"{table}.id"])
+    return ForeignKeyConstraint(["tenant_id", column], [f"{table}.tenant_id", f"{table}.id"], ondelete=ondelete)
 
 
 def partial_index(condition: str) -> dict[str, Any]:

@@ -27,6 +27,9 @@ MANUAL_BEGIN = {"isolation_level": "AUTOCOMMIT"}
 ASYNC_COMMIT = (Statement("SELECT set_config('synchronous_commit', 'off', true)"),)
 """The settings of a transaction that need not wait for the disk, because a later commit writes its changes too."""
 
+SYNC_COMMIT = Statement("SELECT set_config('synchronous_commit', 'on', true)")
+"""Let a transaction wait for the disk after all."""
+
 
 def begin_manually(engine: Engine) -> None:
     """Begin each transaction of an engine that was made with `MANUAL_BEGIN` with its first statement."""

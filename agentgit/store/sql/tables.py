@@ -8,10 +8,11 @@ tenant; no `relationship()`. Users never get rows: the repository returns the va
 from datetime import datetime
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
-    CheckConstraint,
     Column,
     ColumnElement,
+    FetchedValue,
     FromClause,
     Index,
     Integer,
@@ -480,27 +481,35 @@ class BlobRow(TableRow, table=True):
     data: bytes = column.encrypted("blob.data", is_hashed=True)
 
 
-class AuditEventRow(TableRow, table=True):
-    """An event of the audit trail, chained to the previous one of its session by `hash`. Triggers refuse changes.
+class EventRow(TableRow, table=True):
+    """An event of the trail. Triggers refuse changes, and a deletion while the session exists or if there is none.
 
-    A deleted session keeps its trail, so this table has no foreign keys. `external_session_id` is 0 for an event that
-    belongs to no session. `owner_id` is the owner of the session, and `user_id` is the user who acted.
+    `epoch`, `ordinal` and `id` are its place in the feed. The database gives the ordinal: SQLite an
+    `INTEGER PRIMARY KEY AUTOINCREMENT`, PostgreSQL the number of the transaction. `external_session_id` is NULL for an
+    event that belongs to no session. `owner_id` is the owner of the session, and `user_id` is the user who acted.
     """
 
-    __tablename__ = "audit_event"
-    __table_args__ = (UniqueConstraint("tenant_id", "owner_id", "id"),)
+    __tablename__ = "event"
+    __table_args__ = (
+        Index(None, "tenant_id", "epoch", "ordinal"),
+        Index(None, "tenant_id", "owner_id", "epoch", "ordinal", "id"),
+        Index(None, "tenant_id", "external_session_id", "epoch", "ordinal", "id"),
+        tenant_foreign_key("external_session_id", "external_session", ondelete="CASCADE"),
+    )
 
     tenant_id: int = column.bigint(primary_key=True)
-    external_session_id: int = column.bigint(primary_key=True)
-    seq: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
-    id: int = column.bigint()
+    id: int = column.bigint(primary_key=True)
+    epoch: int = Field(sa_column=Column(Integer, nullable=False))
+    ordinal: int = Field(
+        sa_column=Column(BigInteger().with_variant(Integer, "sqlite"), nullable=False, server_default=FetchedValue())
+    )
+    external_session_id: int | None = column.nullable_bigint()
     internal_session_id: int | None = column.nullable_bigint()
     owner_id: int | None = column.nullable_bigint()
     user_id: int | None = column.nullable_bigint()
     kind: str = column.string(32)
     detail: bytes = column.binary()
     created_at: datetime = column.timestamp()
-    hash: bytes = column.binary()
 
 
 class EncryptionKeyRow(TableRow, table=True):
@@ -514,23 +523,6 @@ class EncryptionKeyRow(TableRow, table=True):
     tenant_id: int = column.bigint(primary_key=True)
     id: str = column.string(32, primary_key=True)
     proof: bytes = column.binary()
-    created_at: datetime = column.timestamp()
-
-
-class ErasureRow(TableRow, table=True):
-    """A session that was erased. The trail can be deleted only for such sessions. Triggers refuse changes.
-
-    `last_seq` and `last_hash` belong to the last event of the trail. `user_id` is the user who erased the session.
-    """
-
-    __tablename__ = "erasure"
-    __table_args__ = (CheckConstraint("external_session_id > 0", name="ck_erasure_session"),)
-
-    tenant_id: int = column.bigint(primary_key=True)
-    external_session_id: int = column.bigint(primary_key=True)
-    user_id: int | None = column.nullable_bigint()
-    last_seq: int = column.integer()
-    last_hash: bytes = column.binary()
     created_at: datetime = column.timestamp()
 
 
@@ -559,9 +551,8 @@ OPERATION = table_of(OperationRow)
 GRAPH_CHECKPOINT = table_of(GraphCheckpointRow)
 GRAPH_WRITE = table_of(GraphWriteRow)
 BLOB = table_of(BlobRow)
-AUDIT_EVENT = table_of(AuditEventRow)
+EVENT = table_of(EventRow)
 ENCRYPTION_KEY = table_of(EncryptionKeyRow)
-ERASURE = table_of(ErasureRow)
 
 
 def is_running(branch: FromClause) -> ColumnElement[bool]:

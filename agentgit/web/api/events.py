@@ -1,9 +1,10 @@
-"""Routes of events: the newest events of the audit trail, and a live feed as server-sent events."""
+"""Routes of events: the newest ones, and a live feed as server-sent events."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Annotated
 
 from fastapi import APIRouter, Header, HTTPException, Query
@@ -12,10 +13,12 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from agentgit.repository import Repository
+from agentgit.repository.events import PAGE
+from agentgit.sessions.events import Event
 from agentgit.web.api import responses
 from agentgit.web.api.dependencies import MAX_ID, Caller, Credential, Limit, failures
 from agentgit.web.api.responses import JsonResponse
-from agentgit.web.event_stream import EventPoller, TooManyFeeds, feed
+from agentgit.web.event_stream import TooManyFeeds, feed
 from agentgit.web.site import Site, site_of
 
 router = APIRouter(tags=["events"])
@@ -34,7 +37,7 @@ def list_events(
     since: datetime | None = None,
     limit: Limit = 50,
 ) -> JsonResponse:
-    """List the newest events of the audit trail, in chronological order."""
+    """List the newest events, in the order of the feed."""
     events = caller.events.newest(session=session, kinds=kind or "*", since=since, limit=limit)
     return JsonResponse({"items": [event.to_dict() for event in events]})
 
@@ -49,11 +52,11 @@ def follow_events(
     caller: Caller,
     credential: Credential,
     session: OfSession = None,
-    after: Annotated[int | None, Query(ge=0, le=MAX_ID, description="The last event that you received.")] = None,
-    last_event_id: Annotated[str | None, Header(max_length=20, pattern=r"^\d*$")] = None,
+    after: Annotated[str | None, Query(max_length=50, description="The cursor of your last event.")] = None,
+    last_event_id: Annotated[str | None, Header(max_length=50)] = None,
 ) -> StreamingResponse:
-    """Stream events as they happen. To continue a feed, send the id of the last event in the header `Last-Event-ID`."""
-    start = int(last_event_id) if last_event_id else after
+    """Stream events as they happen. To continue, send the cursor of your last event in the header `Last-Event-ID`."""
+    start = last_event_id or after
     site = site_of(request)
     return live(
         site, caller, session, start, lambda: site.is_closing or site.authenticator.has_ended(caller, credential)
@@ -61,20 +64,22 @@ def follow_events(
 
 
 def live(
-    site: Site, repo: Repository, session_id: int | None, start: int | None, is_over: Callable[[], bool]
+    site: Site, repo: Repository, session_id: int | None, start: str | None, is_over: Callable[[], bool]
 ) -> StreamingResponse:
     """Open a live feed. It counts towards the user's limit until it ends or the client disconnects."""
-    if session_id is not None:
-        repo.session(session_id)
-    start_id = start if start is not None else repo.events.last_id()
-    poller = EventPoller(repo, session_id, min(start_id, MAX_ID))
+
+    def read(cursor: str) -> Sequence[Event]:
+        return list(islice(repo.events.list(session=session_id, after=cursor), PAGE))
+
+    start = start or repo.events.end()
+    read(start)  # so that the response reports what is wrong with the session or the cursor
     try:
         site.feed_counter.acquire(repo.user.id)
     except TooManyFeeds as error:
         detail = f"You have {site.limits.feeds} live feeds open, which is the limit. Close one, and try again."
         raise HTTPException(429, detail, {"retry-after": "5"}) from error
 
-    return Feed(feed(poller, is_over), lambda: site.feed_counter.release(repo.user.id))
+    return Feed(feed(read, start, is_over), lambda: site.feed_counter.release(repo.user.id))
 
 
 class Feed(StreamingResponse):

@@ -7,24 +7,22 @@ nothing. It sees the database at one moment, so it may run beside turns and othe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from functools import partial
 
-from sqlalchemy import Connection, Table, func, select, text
+from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from agentgit.errors import Corrupt
-from agentgit.sessions.events import Tip, Verified
 from agentgit.sessions.reports import Checked, Finding, OnProgress
 from agentgit.store.maintenance.fsck.cells import RowReader, select_suspicious, tolerate_invalid_text
 from agentgit.store.maintenance.fsck.rows import RowCheck, check_rights
 from agentgit.store.maintenance.fsck.states import check_heads, check_pending, check_states
-from agentgit.store.maintenance.fsck.trail import check_trail
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, check_values
 from agentgit.store.maintenance.fsck.world import check_world
 from agentgit.store.maintenance.key_rotation import Rotation
 from agentgit.store.sql.driver_errors import is_dbapi_error
-from agentgit.store.sql.tables import AUDIT_EVENT, ERASURE, METADATA
+from agentgit.store.sql.tables import METADATA
 from agentgit.store.store import Store
 
 REFERENCES, HASHES, HEADS = 1, 2, 3
@@ -67,7 +65,7 @@ def _run_checks(connection: Connection, store: Store, level: int, report: _FsckP
         ):
             report.add(row_name, problem, RESTORE)
         report.attempt("the database", lambda: _check_cells(connection, store, report))
-    for check in (_check_stored_values, _check_rows, _check_trail):
+    for check in (_check_stored_values, _check_rows):
         # An unexpected error in one part must not prevent the checks of the others.
         report.attempt("the database", partial(check, connection, store, level, report))
     if level >= HEADS:
@@ -98,23 +96,10 @@ def _check_rows(connection: Connection, store: Store, level: int, report: FsckRe
         report.attempt("the database", run_part)
 
 
-def _check_trail(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
-    """Check the audit trail."""
-    check_trail(connection, store.tenant_id, report, with_hashes=level >= HASHES)
-
-
-def verify_trail(store: Store, known_tips: Collection[Tip] = (), progress: OnProgress | None = None) -> Verified:
-    """Check the audit trail alone."""
-    report = _FsckProgress(progress)
-    with store.database.reading() as connection, tolerate_invalid_text(connection):
-        report.total = _count_rows(connection, store.tenant_id, [AUDIT_EVENT, ERASURE])
-        ends = check_trail(connection, store.tenant_id, report, known_tips, with_hashes=True)
-    unlisted = [Finding(row="audit_event", what=f"and {report.more} more", todo=RESTORE)] if report.more else []
-    return Verified(events=report.objects, tips=ends.tips, findings=(*report.findings, *unlisted), erased=ends.erased)
-
-
-def _count_rows(connection: Connection, tenant_id: int, tables: Sequence[Table] = COUNTED_TABLES) -> int:
-    queries = (select(func.count()).select_from(table).where(table.c.tenant_id == tenant_id) for table in tables)
+def _count_rows(connection: Connection, tenant_id: int) -> int:
+    queries = (
+        select(func.count()).select_from(table).where(table.c.tenant_id == tenant_id) for table in COUNTED_TABLES
+    )
     return sum(int(connection.execute(query).scalar_one()) for query in queries)
 
 

@@ -21,6 +21,7 @@ from agentgit.store.sql.tables import (
     API_KEY,
     BRANCH,
     CHECKPOINT,
+    EVENT,
     GRAPH_CHECKPOINT,
     METADATA,
     OPERATION,
@@ -134,6 +135,7 @@ class RowCheck:
         self.check_checkpoints()
         self.check_tags()
         self.check_texts()
+        self.check_events()
         if self.with_hashes:
             self.check_times()
 
@@ -145,6 +147,12 @@ class RowCheck:
             self.current_branches[row.id] = row.current_branch_id
             self.require_existing(f"external_session {row.id}", "user", row.user_id, self.user_ids)
             self.require_valid_json(f"external_session {row.id}", meta=row.meta)
+
+    def check_events(self) -> None:
+        """Check the session and the detail of each event."""
+        for row in self.read(EVENT.c.id, EVENT.c.external_session_id, EVENT.c.detail):
+            self.require_existing(f"event {row.id}", "session", row.external_session_id, self.current_branches)
+            self.require_valid_json(f"event {row.id}", detail=row.detail)
 
     def check_branches(self) -> None:
         """Check the session, parent, branch point, head and ancestors of each branch, and the current branches."""

@@ -1,0 +1,344 @@
+"""The feed of events: every reader sees every committed event exactly once, in one order."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby
+from pathlib import Path
+from typing import ClassVar
+
+import backend
+import psycopg
+import pytest
+
+import agentgit
+from agentgit import AgentGitError, Conflict, InvalidInput, NotFound
+from agentgit.sessions.events import match_kinds
+from agentgit.store.audit.trail import record_event
+
+SUPPORT = Path(__file__).parents[1] / "support"
+PAGE = Path(__file__).parents[2] / "docs/events.md"
+WRITERS, ROUNDS, LONG, KILLS = 6, 12, 10, 5
+
+
+def address(database):
+    return database.url.render_as_string(hide_password=False)
+
+
+def program(name, *arguments, **how):
+    return subprocess.Popen([sys.executable, SUPPORT / f"{name}.py", *map(str, arguments)], **how)  # noqa: S603  # our own program
+
+
+def long_transactions(repo, over):
+    """Run ten transactions of somebody else on the server; on SQLite they hold the write lock."""
+    chance = random.Random(0)  # noqa: S311  # no secret
+    for _ in range(LONG):
+        if over.is_set():
+            return
+        if backend.is_sqlite(repo):
+            with suppress(AgentGitError):
+                backend.write(repo, lambda _: time.sleep(chance.random() * 0.3))
+            continue
+        url = backend.url(repo)
+        with closing(psycopg.connect(host=url.host, port=url.port, user=url.username, dbname="postgres")) as other:
+            other.execute("SELECT pg_current_xact_id()")
+            time.sleep(chance.random())
+
+
+class Reader(threading.Thread):
+    """A thread that calls `list` again and again with the last event."""
+
+    def __init__(self, repo, between=lambda: None, **how):
+        super().__init__()
+        self.repo, self.between, self.how = repo, between, how
+        self.got, self.last, self.is_over = [], None, threading.Event()
+
+    def read(self):
+        for event in self.repo.events.list(after=self.last, **self.how):
+            self.got.append(event)
+            self.last = event
+
+    def run(self):
+        while not self.is_over.is_set():
+            self.read()
+            self.between()
+
+    def end(self):
+        self.is_over.set()
+        self.join()
+        self.read()
+        return [event.id for event in self.got]
+
+
+def read_numbers(file):
+    """Return the ids of the events that a writer has committed, each with the id of its session."""
+    return [tuple(map(int, line.split())) for line in file.read_text().splitlines()]
+
+
+def wait_for_line(file, event_id):
+    """Wait until the reader has written an event."""
+    deadline = time.monotonic() + 60
+    while not re.search(rf"^{event_id} .*\n", file.read_text(), re.MULTILINE) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def erase_newest(repo, erased):
+    """Erase the newest session now and then, between two reads."""
+    if random.random() < 0.2:  # noqa: S311  # no secret
+        newest = next((one for one in repo.sessions(limit=3) if not one.session_name.startswith("shared")), None)
+        if newest is not None:
+            with suppress(AgentGitError):  # it is just being written
+                repo.session(newest.id).delete()
+                erased.add(newest.id)
+
+
+def start_writers(database, folder):
+    """Start six processes that write, and return them with the files to which they print what they have committed."""
+    files = [folder / f"written {number}" for number in range(WRITERS)]
+    writers = []
+    for number, file in enumerate(files):
+        with file.open("w") as out:
+            writers.append(program("feed_writer", address(database), number, ROUNDS, stdout=out))
+    return writers, files
+
+
+def kill_and_restart(database, file, times):
+    """Run a reader that writes to a file, kill it again and again, and return the last one."""
+    reader = program("feed_reader", address(database), file)
+    for _ in range(times):
+        time.sleep(1 + random.random())  # noqa: S311  # no secret
+        reader.kill()
+        reader.wait()
+        reader = program("feed_reader", address(database), file)
+    return reader
+
+
+@pytest.mark.long
+def test_every_reader_sees_every_event_once_and_in_one_order(database, tmp_path):
+    """Six processes, long transactions of others, a killed reader and erasures: nothing missed, nothing twice."""
+    file, erased, over = tmp_path / "read", set(), threading.Event()
+    with agentgit.open(database.url, pool_size=20) as repo:
+        shared = [repo.session(f"shared {n}", create=True) for n in range(2)]
+        first = [(event.id, event.session_id) for event in repo.events.newest()]
+        readers = [Reader(repo, lambda: erase_newest(repo, erased)), Reader(repo), Reader(repo, session=shared[0])]
+        others = threading.Thread(target=long_transactions, args=(repo, over))
+        writers, written = start_writers(database, tmp_path)
+        for thread in (*readers, others):
+            thread.start()
+        killed = kill_and_restart(database, file, KILLS)
+        assert [writer.wait() for writer in writers] == [0] * WRITERS
+        over.set()
+        others.join()
+        backend.wait_for_the_feed(repo)
+        one, two, of_session = (reader.end() for reader in readers)
+        kept = [event.id for event in repo.events.list()]
+        wait_for_line(file, kept[-1])
+        killed.kill()
+        killed.wait()
+        killed_reader = [int(line.split()[0]) for line in file.read_text().splitlines()]
+        committed = dict(first) | {event: session for each in written for event, session in read_numbers(each)}
+        of_erased = {event for event, session in committed.items() if session in erased}
+        assert len(committed) > WRITERS * ROUNDS * 3
+        assert erased
+        for got in (one, two, killed_reader):
+            assert len(got) == len(set(got))
+            assert committed.keys() - set(got) <= of_erased
+            assert [event for event in got if event in set(kept)] == kept
+        for got in (one, killed_reader):
+            assert [event for event in got if event in set(two)] == [event for event in two if event in set(got)]
+        assert of_session == [event.id for event in repo.events.list(session=shared[0])]
+        assert {e.detail["erased"] for e in readers[1].got if e.kind == "session.erased"} == erased
+        assert repo.maintenance.fsck().findings == ()
+
+
+def test_the_feed_continues_after_a_given_event(repo):
+    """`after` selects later events, by event or cursor, of one session or all; kinds and times filter."""
+    repo.session("s", create=True).checkpoint("x")
+    repo.session("other", create=True)
+    backend.wait_for_the_feed(repo)
+    first, *rest = repo.events.list()
+    assert list(repo.events.list(after=first)) == rest == list(repo.events.list(after=first.cursor))
+    assert [event.kind for event in repo.events.list(session="s", after=first)] == ["checkpoint.created"]
+    assert [event.session_name for event in repo.events.list(kinds="session.*")] == ["s", "other"]
+    assert list(repo.events.list(since=datetime.now(UTC) + timedelta(hours=1))) == []
+    assert list(repo.events.list(after=repo.events.end())) == []
+    assert repo.events.newest(limit=1) == [rest[-1]]
+    for wrong in ({"kinds": "chekpoint.created"}, {"since": datetime.now()}, {"after": "x"}, {"after": first.id}):
+        with pytest.raises(InvalidInput):
+            list(repo.events.list(**wrong))
+    with pytest.raises(InvalidInput, match=r"checkpoint\.created"):
+        match_kinds("checkpoint.creatd")
+    with pytest.raises(NotFound):
+        list(repo.events.list(session="nobody"))
+
+
+def test_an_event_of_a_callback_is_no_place_in_the_feed(repo):
+    """The feed may not have reached the event that a callback gets, so it cannot be continued from there."""
+    got = []
+    with repo.events.on("*", got.append):
+        repo.session("s", create=True)
+    assert got == repo.events.newest()
+    with pytest.raises(InvalidInput, match="callback"):
+        repo.events.list(after=got[0])
+
+
+def test_a_paged_feed_returns_each_event_once(repo, monkeypatch):
+    """A long feed is read page by page, each event once, and those of one transaction are not torn apart."""
+    monkeypatch.setattr("agentgit.repository.events.PAGE", 7)
+    sessions = [repo.session(f"s{n}", create=True) for n in range(3)]
+
+    def work(connection):
+        for n in range(10):
+            for session in sessions:
+                record_event(
+                    connection, repo.context.store.tenant_id, "tag.created", session_id=session.id, name=str(n)
+                )
+
+    backend.write(repo, work)
+    backend.wait_for_the_feed(repo)
+    found = [event.id for event in repo.events.list()]
+    assert (len(found), len(set(found))) == (33, 33)
+    assert [event.detail.get("name") for event in repo.events.list(session="s1")][1:] == [str(n) for n in range(10)]
+    assert found == [event.id for event in repo.events.newest(limit=100)]
+
+
+def test_a_follower_receives_the_events_of_other_handles(repo):
+    """A follower of the feed receives the events of other handles, each once and in order."""
+    repo.session("s", create=True)
+    got, feed = [], repo.events.follow(poll=0.01)
+
+    def follow():
+        for event in feed:
+            got.append(event)
+            if event.detail.get("name") == "last":
+                return
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    with agentgit.open(backend.url(repo)) as other:
+        for name in ("a", "b", "last"):
+            other.session("s").checkpoint(name)
+    thread.join(60)
+    assert [event.detail.get("name") for event in got] == [None, "a", "b", "last"]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_transaction_that_runs_delays_the_feed_and_not_what_people_see(repo):
+    """An event behind a running transaction is the newest at once, and in the feed when that has ended."""
+    url = backend.url(repo)
+    with closing(psycopg.connect(host=url.host, port=url.port, user=url.username, dbname="postgres")) as other:
+        other.execute("SELECT pg_current_xact_id()")
+        repo.session("s", create=True)
+        (newest,) = repo.events.newest()
+        assert (newest.kind, list(repo.events.list())) == ("session.created", [])
+        assert list(repo.events.list(after=newest)) == []
+    backend.wait_for_the_feed(repo)
+    assert list(repo.events.list()) == list(repo.events.list(after=newest)) == [newest]
+
+
+def test_an_erased_newest_event_gives_its_place_to_nobody(repo):
+    """After the newest session is erased, a reader that has its events sees all later ones."""
+    repo.session("kept", create=True)
+    gone = repo.session("gone", create=True)
+    backend.wait_for_the_feed(repo)
+    last = list(repo.events.list())[-1]
+    assert last.session_name == "gone"
+    gone.delete()
+    repo.session("new", create=True)
+    backend.wait_for_the_feed(repo)
+    assert [event.kind for event in repo.events.list(after=last)] == ["session.erased", "session.created"]
+
+
+def number_transactions_from(repo, first):
+    """Give the stored events the numbers of another server, as a restored dump has them."""
+
+    def work(connection):
+        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+        connection.exec_driver_sql(f"UPDATE event SET ordinal = {first} + mod(id, 1000)")  # noqa: S608  # a number
+
+    backend.write(repo, work)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_restore_into_another_server_begins_a_new_epoch(repo):
+    """After a restore by hand the feed goes on for a reader of the other server, also when two processes open it."""
+    repo.session("s", create=True)
+    number_transactions_from(repo, 10**12)
+    with backend.reading(repo) as connection:
+        (row,) = connection.exec_driver_sql("SELECT ordinal, id FROM event").all()
+    last = f"0.{row.ordinal}.{row.id}"
+    threads = [threading.Thread(target=lambda: agentgit.open(backend.url(repo)).close()) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [event.kind for event in repo.events.audit()] == ["feed.restarted"]
+    repo.session("t", create=True)
+    backend.wait_for_the_feed(repo)
+    assert [event.session_name for event in repo.events.list(after=last)] == ["t"]
+    assert [event.session_name for event in repo.events.list()] == ["s", "t"]
+
+
+def test_a_reader_ahead_of_the_feed_is_told(repo):
+    """A reader that has read more than a restored backup contains gets a Conflict instead of silence."""
+    repo.session("s", create=True)
+    backend.wait_for_the_feed(repo)
+    epoch, ordinal, event_id = list(repo.events.list())[-1].cursor.split(".")
+    with pytest.raises(Conflict, match="older backup"):
+        list(repo.events.list(after=f"{epoch}.{int(ordinal) + 10**9}.{event_id}"))
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """A receiver of events that is slow, and sometimes answers with an error."""
+
+    got: ClassVar[list] = []
+
+    def do_POST(self):
+        """Note the event, then answer late."""
+        event = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert self.headers["idempotency-key"] == str(event["id"])
+        self.got.append(event["id"])
+        time.sleep(random.random() * 0.05)  # noqa: S311  # no secret
+        self.send_response(500 if random.random() < 0.1 else 204)  # noqa: S311
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Print nothing."""
+
+
+@pytest.mark.long
+def test_the_recipe_that_posts_events_survives_kills(repo, tmp_path):
+    """The loop of the page on events, killed at any time, posts every event in order; only the last one again."""
+    block = next(
+        one for one in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "def post_events" in one
+    )
+    loop = f"{block}\nimport agentgit, sys\npost_events(agentgit.open(sys.argv[1]), sys.argv[2])\n"
+    Receiver.got.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        arguments = [sys.executable, "-c", loop, backend.address(repo), f"http://127.0.0.1:{server.server_port}/"]
+        for number in range(30):
+            repo.session(str(number), create=True)
+        backend.wait_for_the_feed(repo)
+        wanted = [event.id for event in repo.events.list()]
+        while Receiver.got[-1:] != wanted[-1:]:
+            enough = len(Receiver.got) + random.randint(1, 12)  # noqa: S311  # no secret
+            with subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as poster:  # noqa: S603  # our own program
+                while poster.poll() is None and len(Receiver.got) < enough and Receiver.got[-1:] != wanted[-1:]:
+                    time.sleep(0.01)
+                time.sleep(random.random() * 0.05)  # noqa: S311  # no secret
+                poster.kill()
+                said = poster.stderr.read()
+            assert said == "" or "HTTP Error 500" in said
+        server.shutdown()
+        thread.join()
+    assert list(dict.fromkeys(Receiver.got)) == wanted
+    assert [event for event, _ in groupby(Receiver.got)] == wanted
