@@ -245,7 +245,7 @@ class SchemaMismatch(AgentGitError):
 
 
 class Corrupt(AgentGitError):
-    """Stored bytes do not match their hash, a required row is missing, or a row was changed without the key.
+    """Stored bytes do not match their hash, a required row is missing, or an encrypted value was changed or moved.
 
     Args:
         message: The row, and the next step.

@@ -125,7 +125,7 @@ class Search:
     def _read_texts(
         self, connection: Connection, parts: Sequence[LogPart], scopes: Sequence[str], query: Query, after: HitCursor
     ) -> Iterator[StoredRow]:
-        # With row-level security, PostgreSQL may not use the index of words first, but it can use the one of branches.
+        # PostgreSQL can begin with the index of branches where that of words would find too much.
         branches = [part.branch_id for part in parts]
         is_sqlite = connection.dialect.name == "sqlite"
         expression = (fts_query if is_sqlite else ts_query)(scopes, query, named=after.named)

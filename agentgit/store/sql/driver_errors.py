@@ -7,11 +7,8 @@ import re
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotAllowed, NotFound, SchemaMismatch, Unavailable
 from agentgit.store.sql.sqlite import BUSY_SECONDS
 
-RETRYABLE_STATES = {"40001", "40P01", "55P03", "CR000"}
-"""SQLSTATEs of a transaction to run again: it was not serializable, in a deadlock, or waited too long for a lock.
-
-CockroachDB and YugabyteDB use 40001 too. CR000 was specific to CockroachDB.
-"""
+RETRYABLE_STATES = {"40001", "40P01", "55P03"}
+"""SQLSTATEs of a transaction to run again: it was not serializable, in a deadlock, or waited too long for a lock."""
 
 BROKEN_CONNECTION_STATES = {"57P01", "57P02", "57P03", "25P03", "40003"}
 """SQLSTATEs of a connection that the server ended. Class 08 and errors without a state mean the same."""
@@ -44,7 +41,7 @@ CANCELED_STATE = "57014"
 """The SQLSTATE of a statement that the server canceled."""
 
 PERMISSION_STATE = "42501"
-"""The SQLSTATE of a missing privilege, and of a row that row-level security refuses."""
+"""The SQLSTATE of a missing privilege."""
 
 SAFE_MESSAGE_CLASSES = {"08", "25", "28", "3D", "40", "53", "55", "57", "58", "XX"}
 """SQLSTATE classes whose messages contain no values and no SQL."""
