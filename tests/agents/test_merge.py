@@ -14,9 +14,10 @@ import pytest
 from delta_graphs import chat as delta_chat
 from delta_graphs import delta, joined
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
-from langgraph.channels import DeltaChannel
+from langgraph.channels import DeltaChannel, LastValue
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.graph.message import _messages_delta_reducer
+from langgraph.pregel import NodeBuilder, Pregel
 from langgraph.types import Overwrite
 from merge_graphs import State, said, state_graph, told, unanswered, values
 from scripted import GRAPHS, World, call, calls, functional_graph, obedient, scripted, tool_node_graph
@@ -494,6 +495,47 @@ def test_merging_into_a_moved_or_running_branch_is_refused(repo, pair):
     finally:
         go_on.set()
         thread.join()
+
+
+def test_a_branch_whose_turn_raised_is_continued_before_a_merge(repo):
+    """A turn that raised left a node to run, so nothing is merged until the turn is continued."""
+    fails = []
+
+    def node(state):
+        if fails:
+            raise RuntimeError(fails.pop())
+        return {"messages": [AIMessage("ok")]}
+
+    agent = repo.wrap(StateGraph(State).add_node("node", node).set_entry_point("node").compile(), "s")
+    told(agent, "start")
+    retry = agent.fork(name="retry")
+    told(retry, "theirs")
+    fails.append("no")
+    with pytest.raises(RuntimeError):
+        told(agent, "ours")
+    with pytest.raises(Conflict, match="middle of a turn"):
+        agent.merge("retry")
+    agent.invoke(None)
+    agent.merge("retry")
+    assert said(agent) == ["start", "ok", "ours", "ok", "theirs", "ok"]
+
+
+def test_a_node_that_runs_when_a_value_changes_is_not_left_due_by_a_merge(repo):
+    """A graph whose node subscribes to a channel of its state is refused, because a merge runs no node."""
+    echo = NodeBuilder().subscribe_to("seen", read=False).do(lambda _: "echoed").write_to("out")
+    graph = Pregel(
+        nodes={"echo": echo},
+        channels={"seen": LastValue(str), "out": LastValue(str)},
+        input_channels="seen",
+        output_channels="out",
+    )
+    agent = repo.wrap(graph, "s")
+    agent.invoke("one")
+    retry = agent.fork(name="retry")
+    retry.invoke("two")
+    with pytest.raises(InvalidInput, match="Nodes of this graph run when seen changes"):
+        agent.merge("retry")
+    assert agent.get_state().values["seen"] == "one"
 
 
 def test_only_one_of_several_concurrent_merges_succeeds(repo, pair):

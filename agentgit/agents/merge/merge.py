@@ -361,8 +361,11 @@ class Merger:
         entry = ChannelWriteTupleEntry(mapper=lambda values: list(values.items()))
         writer = PregelNode(channels=[], triggers=[], writers=[ChannelWrite([entry])])
         copy = graph.copy({"checkpointer": saver, "nodes": {**graph.nodes, WRITER: writer}})
+        config: Any = {"configurable": {"thread_id": self.branch.thread_id}}
         with detached():
-            written = copy.update_state({"configurable": {"thread_id": self.branch.thread_id}}, merge.updates, WRITER)
+            if copy.get_state(config).next:
+                raise Conflict("The branch is in the middle of a turn. First continue it with agent.invoke(None).")
+            written = copy.update_state(config, merge.updates, WRITER)
         return collected.steps, str(written["configurable"]["checkpoint_id"])
 
     def _publish(
