@@ -51,7 +51,7 @@ TERMINAL_ONLY = ("chat", "demo", "mcp", "serve")
 INTERRUPTED = 130
 """The exit code that typer gives to Ctrl-C."""
 
-MOVING = ("switch", "promote")
+MOVING = ("switch",)
 """The commands after which an agent stands on the session's current branch, even if that has not changed."""
 
 

@@ -1,6 +1,6 @@
 """The commands for checkpoints and branches.
 
-These are checkpoint, annotate, fork, rename, undo, redo, recover, explore and promote.
+These are checkpoint, annotate, fork, rename, undo, redo, recover and explore.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from agentgit.cli.options import (
     repository,
     usage,
 )
-from agentgit.cli.rollback import Force, OnError, confirm_plan, print_rollback, show_plan_on_error, switch
+from agentgit.cli.rollback import Force, confirm_plan, print_rollback, show_plan_on_error
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render import records
 from agentgit.render.text import Span, clean, place
 from agentgit.render.views import log as logs
 from agentgit.render.views import tree as explorations
-from agentgit.render.views.lists import branch_lines
+from agentgit.render.views.lists import branch_lines, session_lines
 from agentgit.sessions import operation
 from agentgit.sessions.session import RUNNING
 from agentgit.values import count, quote_name
@@ -56,9 +56,7 @@ NoFiles = Annotated[bool, typer.Option("--no-files", help="Leave out the files o
 def add_to(parent: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command(cls=usage("[SESSION[@BRANCH]]", "NAME"))(create)
-    app.command(cls=usage("[SESSION[@BRANCH]]", "REF"))(delete)
-    app.command()(cleanup)
-    app.command()(clear)
+    app.command(cls=usage("[SESSION[@BRANCH]]", "[REF]"))(delete)
     parent.add_typer(app)
     parent.command(cls=usage("[SESSION[@BRANCH]]", "REF"))(annotate)
     parent.command(cls=usage("[SESSION[@BRANCH]]", "[REF]"))(fork)
@@ -67,7 +65,6 @@ def add_to(parent: typer.Typer) -> None:
     parent.command()(redo)
     parent.command()(recover)
     parent.command()(explore)
-    parent.command(cls=usage("[SESSION]", "BRANCH"))(promote)
 
 
 # -- checkpoints
@@ -93,10 +90,31 @@ def create(
         _print_checkpoint(session, checkpoint, as_json)
 
 
-def delete(target: Target, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """Delete a checkpoint that nothing needs; the conversation and the tool track stay."""
+def delete(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SESSION[@BRANCH]] [REF]",
+            autocompletion=complete_checkpoint,
+            help="The checkpoint; or with --auto or --all, a session or one of its branches.",
+        ),
+    ] = None,
+    auto: Annotated[bool, typer.Option("--auto", help="Delete the automatic checkpoints but the newest.")] = False,
+    keep: Annotated[int, typer.Option("--keep", metavar="N", min=0, help="How many --auto keeps.")] = 5,
+    every: Annotated[bool, typer.Option("--all", help="Delete all, named ones included.")] = False,
+    yes: Yes = False,
+    db: DatabaseOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete checkpoints that nothing needs; the conversation and the tool track stay."""
+    if len(words or ()) > 2 - (auto or every) or (not words and not (auto or every)) or (auto and every):
+        raise InvalidInput("Name a checkpoint: agentgit checkpoint delete [SESSION] REF. Or write --auto, or --all.")
     with repository(db) as repo:
-        session, branch, ref = references.parse_changed_at(repo, target, "REF")
+        if auto or every:
+            session, branch = references.parse_changed(repo, words[0] if words else None)
+            _delete_many(session, branch, None if every else keep, yes=yes, as_json=as_json)
+            return
+        session, branch, ref = references.parse_changed_at(repo, words or [], "REF")
         checkpoint = session.get_checkpoint(ref, branch=branch)
         label = f"{clean(checkpoint.metadata['reference'])} of {place(session.reference)}"
         if not yes:
@@ -104,6 +122,20 @@ def delete(target: Target, yes: Yes = False, db: DatabaseOption = None, as_json:
         deleted = session.delete_checkpoint(checkpoint)
         data = {"session_name": session.reference, **records.of_checkpoint(deleted)}
         output.line(as_json, lambda: data, f"{label} is deleted")
+
+
+def _delete_many(session: Session, branch: str | None, keep: int | None, *, yes: bool, as_json: bool) -> None:
+    """Delete the automatic checkpoints of a branch but the newest; or if none are to be kept, all checkpoints."""
+    if keep is not None:
+        branch = session.branch(branch).name
+        number = session.cleanup_auto_checkpoints(branch=branch, keep=keep)
+    else:
+        branch = session.branch(branch).name if branch is not None else None
+        if not yes:
+            output.confirm(f"Delete all checkpoints of {place(session.reference, branch)} that nothing needs?", as_json)
+        number = len(session.retention.clear(branch=branch).gone)
+    text = f"{count(number, 'checkpoint')} deleted"
+    output.emit_at(session, branch, lambda: {"deleted": number}, lambda _: [(Span(text),)], as_json=as_json)
 
 
 def annotate(
@@ -145,39 +177,6 @@ def _print_checkpoint(session: Session, checkpoint: Checkpoint, as_json: bool) -
     )
 
 
-def cleanup(
-    session_ref: Changed = None,
-    keep: Annotated[
-        int, typer.Option("--keep", metavar="N", min=0, help="The number of automatic checkpoints to keep.")
-    ] = 5,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Delete older automatic checkpoints of a branch, if nothing needs them."""
-    with repository(db) as repo:
-        session, branch = references.parse_changed(repo, session_ref)
-        branch_name = session.branch(branch).name
-        count = session.cleanup_auto_checkpoints(branch=branch, keep=keep)
-        _print_deleted_count(as_json, count, session, branch_name)
-
-
-def clear(session_ref: Changed = None, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """Delete all checkpoints of a session or branch that nothing needs, named ones included."""
-    with repository(db) as repo:
-        session, branch = references.parse_changed(repo, session_ref)
-        branch_name = session.branch(branch).name if branch is not None else None
-        if not yes:
-            output.confirm(
-                f"Delete all checkpoints of {place(session.reference, branch_name)} that nothing needs?", as_json
-            )
-        _print_deleted_count(as_json, len(session.retention.clear(branch=branch).gone), session, branch_name)
-
-
-def _print_deleted_count(as_json: bool, number: int, session: Session, branch: str | None) -> None:
-    text = f"{count(number, 'checkpoint')} deleted"
-    output.emit_at(session, branch, lambda: {"deleted": number}, lambda _: [(Span(text),)], as_json=as_json)
-
-
 # -- branches
 
 
@@ -191,6 +190,10 @@ def fork(
         ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The name of the new branch.")] = None,
+    new_session: Annotated[
+        str | None,
+        typer.Option("--session", metavar="NEW", help="Create a session instead, with a world of its own."),
+    ] = None,
     no_files: NoFiles = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
@@ -198,6 +201,12 @@ def fork(
     """Create a branch without touching the world; the session stays on its current branch."""
     with repository(db) as repo:
         session, branch, ref = references.parse_changed_optional(repo, list(words or ()))
+        if new_session is not None:
+            template = session.get_checkpoint(ref or "HEAD", branch=branch)
+            info = repo.session(new_session, create=True, template=template).info
+            lines: output.Lines = lambda width: session_lines([info], width=width, zone=output.zone())  # noqa: E731
+            output.emit(as_json, lambda: records.of_session(info), lines)
+            return
         report = session.fork(ref, branch=branch, name=name, files=not no_files)
         _print_branch(session, session.branch(report.branch), as_json)
 
@@ -389,21 +398,3 @@ def _import_score(path: str) -> Callable[[ExploredBranch], float]:
     if not callable(score_function):
         raise InvalidInput(f"{path} is not a function. Name a function that takes a leaf and returns a number.")
     return score_function
-
-
-def promote(
-    target: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[SESSION] BRANCH", autocompletion=complete_checkpoint, help="The branch, by its name or id."
-        ),
-    ],
-    force: Force = False,
-    yes: Yes = False,
-    on_error: OnError = "stop",
-    trust: Trust = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Continue on an explored branch: run its tool calls again, so that the world matches it."""
-    switch(target, "world", force, yes, on_error, trust, db, as_json)

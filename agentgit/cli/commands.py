@@ -29,7 +29,6 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
         "chat": Entry(
             "chat.command", "Talk with your graph; every turn is recorded, and /help lists the commands for going back."
         ),
-        "start": Entry("history", "Create a session from a checkpoint of another one, with a world of its own."),
     },
     "Look around": {
         "sessions": Entry("sessions", "List the sessions, most recently updated first."),
@@ -42,12 +41,10 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
         ),
         "branches": Entry("sessions", "List the branches of a session; * marks the current one."),
         "diff": Entry("history", "Compare two checkpoints: state, messages, tool calls, files, tokens."),
-        "compare": Entry("history", "Show what two branches did since they diverged."),
         "search": Entry(
             "history", "Find messages, tool calls and named checkpoints by words: names first, then newest first."
         ),
         "events": Entry("events", "List events, newest last."),
-        "operations": Entry("rollback", "List the rollbacks, switches and forks of a session, newest first."),
         "stats": Entry("maintenance", "Count checkpoints, calls, rollbacks, reversals and tokens."),
     },
     "Roll back and branch": {
@@ -72,14 +69,10 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
         "checkpoint": Entry("branches", "Create and delete checkpoints; `agentgit log` lists them."),
         "annotate": Entry("branches", "Rename a checkpoint, or change its description or data."),
         "tag": Entry("history", "Tag a checkpoint, so that it is kept; or list the tags."),
-        "merge": Entry("merge", "Merge the messages and values of another branch; no tool runs."),
-        "cherry-pick": Entry("merge", "Copy what one checkpoint of another branch changed; no tool runs."),
+        "merge": Entry("merge", "Merge the messages and values of another branch, or of one checkpoint; no tool runs."),
         "explore": Entry("branches", "Try alternatives, each on a branch of its own, and compare the results."),
         "rerun": Entry(
             "rerun.command", "Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."
-        ),
-        "promote": Entry(
-            "branches", "Continue on an explored branch: run its tool calls again, so that the world matches it."
         ),
     },
     "Finish what stopped": {
@@ -90,26 +83,18 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
     "Exchange and connect": {
         "export": Entry("transfer", "Export a session, a branch or a checkpoint to one file."),
         "import": Entry(
-            "transfer", "Create a session from a file that `agentgit export` wrote, or from plain checkpoints."
+            "transfer", "Create sessions from an exported file, from plain checkpoints, or from threads of LangGraph."
         ),
-        "import-langgraph": Entry(
-            "transfer", "Import the threads of a LangGraph saver as sessions; run it again to add what is new."
-        ),
-        "trajectories": Entry("transfer", "Print trajectories for training: one line of JSON for each AI message."),
         "mcp": Entry(
             "serve", "Serve the checkpoints of one session, or of all, as MCP tools over standard input and output."
         ),
         "serve": Entry("serve", "Serve the web pages and the HTTP API."),
     },
     "Share": {
-        "share": Entry("users", "Share a session with a user in a role."),
-        "unshare": Entry("users", "Remove all roles of a user in a session, with immediate effect."),
-        "members": Entry("users", "List the users who have a role in a session."),
-        "link": Entry("users", "Manage links that let others join a session."),
+        "share": Entry("users", "Share a session with a user or with a link; without a user, list its members."),
         "accept": Entry("users", "Join a session with a link."),
         "users": Entry("users", "Manage the users of the database; for admins."),
         "keys": Entry("users", "Manage API keys."),
-        "whoami": Entry("users", "Show which user you are; --user or $AGENTGIT_USER selects one."),
     },
     "Operate": {
         "workspace": Entry("workspace", "Save, compare and restore the files of a folder."),

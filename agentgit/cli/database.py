@@ -71,31 +71,25 @@ def grant(
 
 
 @app.command()
-def keys(
-    new: Annotated[bool, typer.Option("--new", help="Generate a key, print it, and do nothing else.")] = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Count the stored values of each encryption key, or generate a key."""
-    from agentgit.auth import Keyring
-
-    if new:
-        new_key = Keyring.new_key()
-        output.line(as_json, lambda: {"key": new_key}, new_key)
-        return
-    with repository(db) as repo:
-        counts = repo.maintenance.encryption_keys()
-        output.emit(as_json, lambda: counts, lambda width: drawn.key_lines(counts, width=width))
-
-
-@app.command()
 def rotate(
     off: Annotated[bool, typer.Option("--off", help="Decrypt everything.")] = False,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Generate a key, print it, and do nothing else.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Only count the stored values of each key.")] = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Encrypt all stored data with the first key; $AGENTGIT_ENCRYPTION_KEYS lists the keys."""
+    from agentgit.auth import Keyring
+
+    if new_key:
+        key = Keyring.new_key()
+        output.line(as_json, lambda: {"key": key}, key)
+        return
     with repository(db) as repo, bar("encrypting", as_json) as progress:
+        if count:
+            counts = repo.maintenance.encryption_keys()
+            output.emit(as_json, lambda: counts, lambda width: drawn.key_lines(counts, width=width))
+            return
         rotated = repo.maintenance.rotate_keys(off=off, progress=progress)
     output.emit(as_json, rotated.to_dict, lambda width: drawn.rotated_lines(rotated, width=width))
 

@@ -1,4 +1,4 @@
-"""The commands that read the history: log, search, tag, diff, compare; and `start`, which copies it."""
+"""The commands that read the history: log, search, tag, diff."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from agentgit.render import records
 from agentgit.render.text import Line, Span, clean, place
 from agentgit.render.views import diff as diffs
 from agentgit.render.views import log as logs
-from agentgit.render.views.lists import session_lines
 from agentgit.times import parse_time
 from agentgit.values import quote_name
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
+    from agentgit.checkpoints.comparison import Comparison
     from agentgit.handles.log import Log
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
@@ -45,8 +45,6 @@ def add_to(app: typer.Typer) -> None:
     app.command(cls=usage("[SESSION[@BRANCH]]", "TEXT"))(search)
     app.command(cls=usage("[SESSION]", "[REF NAME]"))(tag)
     app.command(cls=usage("[SESSION]", "[A B]"))(diff)
-    app.command(cls=usage("[SESSION]", "A", "B"))(compare)
-    app.command()(start)
 
 
 def log(
@@ -247,6 +245,9 @@ def diff(
         ),
     ] = None,
     other: Annotated[str | None, typer.Option("--other", metavar="SESSION", help="Look up B in this session.")] = None,
+    since_fork: Annotated[
+        bool, typer.Option("--since-fork", help="Show what each of two branches did since they diverged.")
+    ] = False,
     patch: Annotated[bool, typer.Option("--patch", "-p", help="Also show file changes line by line.")] = False,
     as_page: AsPage = False,
     db: DatabaseOption = None,
@@ -254,6 +255,10 @@ def diff(
 ) -> None:
     """Compare two checkpoints: state, messages, tool calls, files, tokens."""
     with repository(db) as repo:
+        if since_fork:
+            session, a, b = references.parse_pair(repo, words or [])
+            _print_comparison(session.compare(a, b), as_page=as_page, as_json=as_json)
+            return
         session, a, b = _parse_diff(repo, words or [])
         difference = session.diff(a, b, other=other)
         if as_page:
@@ -279,52 +284,15 @@ def _parse_diff(repo: Repository, words: list[str]) -> tuple[Session, Any, Any]:
     return session, before, after
 
 
+def _print_comparison(comparison: Comparison, *, as_page: bool, as_json: bool) -> None:
+    if as_page:
+        _write_page(comparison.heading, comparison, as_json)
+        return
+    output.emit(as_json, comparison.to_dict, lambda width: diffs.lines(comparison, width=width), comparison)
+
+
 def _write_page(title: str, value: PrintableDrawing, as_json: bool) -> None:
     """Write a value as HTML."""
     if as_json:
         raise InvalidInput("Write --html or --json, not both.")
     output.page(title, value._repr_html_())
-
-
-def compare(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[SESSION] A B",
-            autocompletion=complete_checkpoint,
-            help="Two branches, or checkpoints like main#7.",
-        ),
-    ],
-    as_page: AsPage = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show what two branches did since they diverged."""
-    with repository(db) as repo:
-        session, a, b = references.parse_pair(repo, words)
-        comparison = session.compare(a, b)
-        if as_page:
-            _write_page(comparison.heading, comparison, as_json)
-            return
-        output.emit(as_json, comparison.to_dict, lambda width: diffs.lines(comparison, width=width), comparison)
-
-
-def start(
-    name: Annotated[str, typer.Argument(metavar="NEW", help="The name of the new session.")],
-    template: Annotated[
-        str,
-        typer.Argument(
-            metavar="SESSION[@REF]", help="The checkpoint to start from, like support-42@main#3; by default HEAD."
-        ),
-    ],
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Create a session from a checkpoint of another one, with a world of its own."""
-    with repository(db) as repo:
-        session = repo.session(name, create=True, template=template)
-        output.emit(
-            as_json,
-            lambda: records.of_session(session.info),
-            lambda width: session_lines([session.info], width=width, zone=output.zone()),
-        )

@@ -1,4 +1,4 @@
-"""`agentgit merge` and `cherry-pick`: copy messages and values between branches, through the graph's reducers."""
+"""`agentgit merge`: copies messages and values between branches, through the graph's reducers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and chan
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command(cls=usage("MODULE:GRAPH", "[SESSION[@BRANCH]]", "REF"))(merge)
-    app.command("cherry-pick", cls=usage("MODULE:GRAPH", "[SESSION[@BRANCH]]", "REF"))(cherry_pick)
 
 
 def merge(
@@ -50,35 +49,26 @@ def merge(
     words: Words,
     resolve: Resolve = None,
     name: Name = None,
+    only: Annotated[
+        bool, typer.Option("--only", help="Copy only what this one checkpoint changed, as git's cherry-pick does.")
+    ] = False,
     dry_run: DryRun = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge the messages and values of another branch; no tool runs."""
+    """Merge the messages and values of another branch, or of one checkpoint; no tool runs."""
     with repository(db) as repo:
         agent, ref, choices = _parse(repo, graph, words, resolve)
+        if only:
+            plan = agent.plan_cherry_pick(ref, resolve=choices)
+            _run(plan, lambda: agent.cherry_pick(ref, resolve=choices, name=name), dry_run, as_json)
+            return
         _run(
             agent.plan_merge(ref, resolve=choices),
             lambda: agent.merge(ref, resolve=choices, name=name),
             dry_run,
             as_json,
         )
-
-
-def cherry_pick(
-    graph: Graph,
-    words: Words,
-    resolve: Resolve = None,
-    name: Name = None,
-    dry_run: DryRun = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Copy what one checkpoint of another branch changed; no tool runs."""
-    with repository(db) as repo:
-        agent, ref, choices = _parse(repo, graph, words, resolve)
-        plan = agent.plan_cherry_pick(ref, resolve=choices)
-        _run(plan, lambda: agent.cherry_pick(ref, resolve=choices, name=name), dry_run, as_json)
 
 
 def _parse(

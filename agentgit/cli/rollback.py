@@ -14,8 +14,6 @@ from agentgit.cli.host import HOST
 from agentgit.cli.options import (
     AsJson,
     DatabaseOption,
-    Limit,
-    Session,
     Target,
     Trust,
     Yes,
@@ -70,7 +68,6 @@ def add_to(app: typer.Typer) -> None:
     app.command(cls=usage("[SESSION[@BRANCH]]", "REF"))(rollback)
     app.command(cls=usage("[SESSION[@BRANCH]]", "RESTORE_POINT"))(rewind_files)
     app.command(cls=usage("[SESSION]", "BRANCH"))(switch)
-    app.command()(operations)
     app.command()(resume)
     app.command()(resolve)
 
@@ -221,26 +218,8 @@ def switch(
 # -- interrupted operations
 
 
-def operations(
-    session_ref: Session = None, limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = False
-) -> None:
-    """List the rollbacks, switches and forks of a session, newest first."""
-    with repository(db) as repo:
-        session = references.read_session(repo, session_ref)
-        history, branches = session.operations()[:limit], {branch.id: branch.name for branch in session.branches()}
-        output.emit(
-            as_json,
-            lambda: [records.of_operation(operation) for operation in history],
-            lambda width: (
-                rollbacks.operation_lines(history, branches, width=width, zone=output.zone())
-                or [(Span("no operations yet"),)]
-            ),
-            history,
-        )
-
-
 def resume(
-    operation: Annotated[int, typer.Argument(metavar="OPERATION", help="The id that `agentgit operations` shows.")],
+    operation: Annotated[int, typer.Argument(metavar="OPERATION", help="The id that `agentgit status` shows.")],
     force: Annotated[bool, typer.Option("--force", help="Finish without the steps that still fail.")] = False,
     trust: Trust = None,
     db: DatabaseOption = None,

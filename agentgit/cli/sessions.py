@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,10 +22,14 @@ from agentgit.render import show as shows
 from agentgit.render.text import Span
 from agentgit.render.views import conversation
 from agentgit.render.views import lists as standing
+from agentgit.render.views import rollback as rollbacks
 from agentgit.render.views import tree as trees
 from agentgit.render.views.lists import branch_lines, session_lines
 from agentgit.sessions.folded_tree import fold
 from agentgit.sessions.operation import DONE
+
+if TYPE_CHECKING:
+    from agentgit.handles.session import Session as SessionHandle
 
 DEFAULT_BRANCH_LIMIT = 40
 """The number of branches that `tree` shows by default."""
@@ -50,10 +54,21 @@ def sessions(limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = F
         )
 
 
-def status(session_ref: OfBranch = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def status(
+    session_ref: OfBranch = None,
+    operations: Annotated[
+        bool, typer.Option("--operations", help="List all rollbacks, switches and forks instead, newest first.")
+    ] = False,
+    limit: Limit = None,
+    db: DatabaseOption = None,
+    as_json: AsJson = False,
+) -> None:
     """Show a session's branch, head and unfinished operations."""
     with repository(db) as repo:
         session, branch_name = references.parse_session(repo, session_ref, shows_session=True)
+        if operations:
+            _print_operations(session, limit, as_json=as_json)
+            return
         branch = session.branch(branch_name)
         head = session.get_checkpoint("HEAD", branch=branch) if branch.checkpoint_count else None
         unfinished = [operation for operation in session.operations() if operation.status != DONE]
@@ -67,6 +82,18 @@ def status(session_ref: OfBranch = None, db: DatabaseOption = None, as_json: AsJ
             },
             lambda _: [*standing.status_lines(session.info, branch, head), *map(standing.unfinished_line, unfinished)],
         )
+
+
+def _print_operations(session: SessionHandle, limit: int | None, *, as_json: bool) -> None:
+    history, names = session.operations()[:limit], {branch.id: branch.name for branch in session.branches()}
+    output.emit(
+        as_json,
+        lambda: [records.of_operation(operation) for operation in history],
+        lambda width: (
+            rollbacks.operation_lines(history, names, width=width, zone=output.zone()) or [(Span("no operations yet"),)]
+        ),
+        history,
+    )
 
 
 def branches(session: Session = None, limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:

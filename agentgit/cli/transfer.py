@@ -1,4 +1,4 @@
-"""The commands that move sessions between databases: export, import, trajectories and import-langgraph."""
+"""The commands that move sessions between databases: export and import."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,6 @@ from agentgit.cli.options import (
     GLOBAL_OPTIONS,
     AsJson,
     DatabaseOption,
-    OfBranch,
     address,
     import_from_here,
     repository,
@@ -40,8 +40,6 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command(cls=usage("[SESSION[@BRANCH] [REF]]", "FILE"))(export)
     app.command("import")(import_)
-    app.command("import-langgraph")(import_langgraph)
-    app.command()(trajectories)
 
 
 def export(
@@ -66,6 +64,9 @@ def export(
     as_test: Annotated[
         bool, typer.Option("--as-test", help="Export one branch as a test for pytest; implies --redact.")
     ] = False,
+    trajectories: Annotated[
+        bool, typer.Option("--trajectories", help="Write trajectories for training: a line for each AI message.")
+    ] = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -75,6 +76,9 @@ def export(
         if not selection and _is_session(repo, file):
             raise InvalidInput(f"{file} is a session; name the file too: agentgit export {file} FILE")
         session, branch, checkpoint = _parse_target(repo, selection)
+        if trajectories:
+            _write_trajectories(session.trajectories(branch=branch), file)
+            return
         target = sys.stdout.buffer if file == PIPE else file
         if as_test and branch is None and checkpoint is None:
             branch = session.branch().name
@@ -113,18 +117,50 @@ Folder = Annotated[
 
 
 def import_(
-    file: Annotated[
+    source: Annotated[
         str,
         typer.Argument(
-            metavar="FILE", help="A file from `agentgit export`, or a JSON array of checkpoints; - is standard input."
+            metavar="FILE",
+            help="A file from `agentgit export`, or a JSON array of checkpoints; - is standard input. "
+            "With --langgraph, the path or URL of the database of SqliteSaver, AsyncSqliteSaver or PostgresSaver.",
         ),
     ],
     session: Name = None,
     workspace: Folder = None,
+    langgraph: Annotated[
+        bool,
+        typer.Option("--langgraph", help="Import the threads of a LangGraph saver; run it again to add what is new."),
+    ] = False,
+    thread: Annotated[
+        list[str] | None, typer.Option("--thread", metavar="ID", help="Only this thread; repeatable.")
+    ] = None,
+    session_prefix: Annotated[
+        str, typer.Option("--session-prefix", metavar="TEXT", help="The text before the thread id in a session's name.")
+    ] = "",
+    as_threads: Annotated[
+        bool, typer.Option("--as-threads", help="Import them as threads of SQLModelSaver, not as sessions.")
+    ] = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a session from a file that `agentgit export` wrote, or from plain checkpoints."""
+    """Create sessions from an exported file, from plain checkpoints, or from threads of LangGraph."""
+    if not langgraph:
+        if thread or session_prefix or as_threads:
+            raise InvalidInput("--thread, --session-prefix and --as-threads are for threads of LangGraph: --langgraph")
+        _import_file(source, session, workspace, db, as_json=as_json)
+        return
+    from agentgit.render.views import transfer
+
+    with repository(db, create=True) as repo, _show_progress(as_json) as progress:
+        report = repo.import_langgraph(
+            source, thread, progress, session_prefix=session_prefix, as_threads=as_threads, on_error="continue"
+        )
+    output.emit(as_json, report.to_dict, lambda _: transfer.import_lines(report))
+    for failure in report.failed:
+        raise typer.Exit(failure.error.exit_code if failure.error else 1)  # the exit code of the first failed thread
+
+
+def _import_file(file: str, session: str | None, workspace: str | None, db: str | None, *, as_json: bool) -> None:
     from agentgit.repository import open
 
     source = sys.stdin.buffer if file == PIPE else file
@@ -136,16 +172,12 @@ def import_(
     _print_summary("imported", summary, as_json=as_json)
 
 
-def trajectories(session_ref: OfBranch = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """Print trajectories for training: one line of JSON for each AI message."""
-    with repository(db) as repo:
-        session, branch = references.parse_session(repo, session_ref, shows_session=True)
-        steps = session.trajectories(branch=branch)
-        if as_json:
-            output.emit(True, lambda: list(steps), lambda _: [])
-            return
-        for step in steps:
-            sys.stdout.write(f"{json.dumps(step)}\n")
+def _write_trajectories(steps: Iterator[Any], file: str) -> None:
+    lines = (f"{json.dumps(step)}\n" for step in steps)
+    if file == PIPE:
+        sys.stdout.writelines(lines)
+    else:
+        Path(file).write_text("".join(lines), encoding="ascii")
 
 
 def _is_session(repo: Repository, word: str) -> bool:
@@ -179,34 +211,6 @@ def _print_summary(verb: str, summary: TransferSummary, *, as_json: bool, piped:
 
 PROGRESS_STEP = 200
 """The number of graph checkpoints between two progress lines of a long thread, if there is no terminal."""
-
-
-def import_langgraph(
-    source: Annotated[
-        str, typer.Argument(metavar="PATH|URL", help="The database of SqliteSaver, AsyncSqliteSaver or PostgresSaver.")
-    ],
-    thread: Annotated[
-        list[str] | None, typer.Option("--thread", metavar="ID", help="Only this thread; repeatable.")
-    ] = None,
-    session_prefix: Annotated[
-        str, typer.Option("--session-prefix", metavar="TEXT", help="The text before the thread id in a session's name.")
-    ] = "",
-    as_threads: Annotated[
-        bool, typer.Option("--as-threads", help="Import them as threads of SQLModelSaver, not as sessions.")
-    ] = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Import the threads of a LangGraph saver as sessions; run it again to add what is new."""
-    from agentgit.render.views import transfer
-
-    with repository(db, create=True) as repo, _show_progress(as_json) as progress:
-        report = repo.import_langgraph(
-            source, thread, progress, session_prefix=session_prefix, as_threads=as_threads, on_error="continue"
-        )
-    output.emit(as_json, report.to_dict, lambda _: transfer.import_lines(report))
-    for failure in report.failed:
-        raise typer.Exit(failure.error.exit_code if failure.error else 1)  # the exit code of the first failed thread
 
 
 @contextmanager

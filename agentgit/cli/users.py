@@ -1,4 +1,4 @@
-"""The commands for users and rights: users, keys, share, unshare, members, link, accept, whoami."""
+"""The commands for users and rights: users, keys, share, accept."""
 
 from __future__ import annotations
 
@@ -45,20 +45,13 @@ users = typer.Typer(
     rich_markup_mode=None,
 )
 keys = typer.Typer(name="keys", help="Manage API keys.", **GROUP_OPTIONS)
-link = typer.Typer(
-    name="link",
-    help="Manage links that let others join a session.",
-    no_args_is_help=True,
-    cls=CommandGroup,
-    rich_markup_mode=None,
-)
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (share, unshare, members, accept, whoami):
+    for command in (share, accept):
         app.command()(command)
-    for group in (users, keys, link):
+    for group in (users, keys):
         app.add_typer(group)
 
 
@@ -95,34 +88,47 @@ def _read_password() -> str:
 
 def share(
     session: SessionArgument,
-    user: UserArgument,
+    user: Annotated[str | None, typer.Argument(metavar="USER", help="The name or id of a user.")] = None,
     role: RoleOption = "viewer",
     expires: Expires = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove all roles of the user at once.")] = False,
+    link: Annotated[
+        bool,
+        typer.Option("--link", help="Create a link to join, valid for a week; its token is shown only once."),
+    ] = False,
+    links: Annotated[bool, typer.Option("--links", help="List the links.")] = False,
+    revoke: Annotated[
+        int | None,
+        typer.Option("--revoke", metavar="ID", help="Revoke a link, and all roles got with it."),
+    ] = None,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Share a session with a user in a role."""
+    """Share a session with a user or with a link; without a user, list its members."""
+    if sum([user is not None, link, links, revoke is not None]) > 1 or (remove and user is None):
+        raise InvalidInput("Write a user, --link, --links or --revoke; and --remove only with a user.")
     with repository(db) as repo:
-        member = repo.session(session).sharing.share(user, role, parse_lifetime(expires))
-        _print_value(as_json, member, f"{member.user_name} is {member.role} of {session}")
-
-
-def unshare(session: SessionArgument, user: UserArgument, db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """Remove all roles of a user in a session, with immediate effect."""
-    with repository(db) as repo:
-        repo.session(session).sharing.unshare(user)
-        data = {"session": session, "user": user}
-        _print_value(as_json, data, f"{user} no longer has a role in {session}")
-
-
-def members(session: SessionArgument, db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """List the users who have a role in a session."""
-    with repository(db) as repo:
-        _print_list(as_json, repo.session(session).sharing.members(), drawn.member_lines, "not shared")
+        sharing = repo.session(session).sharing
+        if link:
+            new_link = sharing.create_link(role, parse_lifetime(expires or "7d"))
+            _print_value(as_json, new_link, f"{new_link.token}")
+        elif links:
+            _print_list(as_json, sharing.links(), drawn.link_lines, "no links")
+        elif revoke is not None:
+            _print_value(as_json, sharing.revoke_link(revoke), f"link {revoke} is revoked")
+        elif user is None:
+            _print_list(as_json, sharing.members(), drawn.member_lines, "not shared")
+        elif remove:
+            sharing.unshare(user)
+            data = {"session": session, "user": user}
+            _print_value(as_json, data, f"{user} no longer has a role in {session}")
+        else:
+            member = sharing.share(user, role, parse_lifetime(expires))
+            _print_value(as_json, member, f"{member.user_name} is {member.role} of {session}")
 
 
 def accept(
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token that `agentgit link create` printed.")],
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token that `agentgit share --link` printed.")],
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -130,43 +136,6 @@ def accept(
     with repository(db) as repo:
         session = repo.accept(token).info
         _print_value(as_json, session, f"you are {session.role} of {session.reference}")
-
-
-def whoami(db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """Show which user you are; --user or $AGENTGIT_USER selects one."""
-    with repository(db) as repo:
-        _print_value(as_json, repo.user, f"{repo.user.name}{', an admin' if repo.user.is_admin else ''}")
-
-
-# -- links
-
-
-@link.command("create")
-def link_create(
-    session: SessionArgument,
-    role: RoleOption = "viewer",
-    expires: Expires = "7d",
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Create a link; its token is shown only once."""
-    with repository(db) as repo:
-        new_link = repo.session(session).sharing.create_link(role, parse_lifetime(expires))
-        _print_value(as_json, new_link, f"{new_link.token}")
-
-
-@link.command("list")
-def link_list(session: SessionArgument, db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """List the links of a session."""
-    with repository(db) as repo:
-        _print_list(as_json, repo.session(session).sharing.links(), drawn.link_lines, "no links")
-
-
-@link.command("revoke")
-def link_revoke(id: Id, db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """Revoke a link, and the roles of all who joined with it."""
-    with repository(db) as repo:
-        _print_value(as_json, repo.revoke_link(id), f"link {id} is revoked")
 
 
 # -- users

@@ -256,11 +256,11 @@ def test_the_command_line_writes_html_and_patches(tmp_path, monkeypatch):
     out, _, _ = run("diff", "-p")
     assert "\n-<b>日本</b>\n" in out
     assert "\n+two\n" in out
-    for command in ("diff", "compare"):
-        out, err, code = run(command, "--html")
+    for option in ((), ("--since-fork",)):
+        out, err, code = run("diff", *option, "--html")
         assert (err, code or 0) == ("", 0)
         assert out.startswith("<!doctype html>\n<title>main#2 ")
         assert out.isascii()
         assert "&lt;b&gt;&#26085;&#26412;&lt;/b&gt;" in out
         assert "<b>日本" not in out
-        assert run(command, "--html", "--json")[2] == 2
+        assert run("diff", *option, "--html", "--json")[2] == 2

@@ -1,4 +1,4 @@
-"""`agentgit explore` runs several futures, and `agentgit promote` continues on one of them."""
+"""`agentgit explore` runs several futures, and `agentgit switch --sync world` continues on one of them."""
 
 import json
 
@@ -47,8 +47,10 @@ def test_branches_are_explored_scored_and_promoted(run, tmp_path):
     assert open_orders(tmp_path) == []
     found = json.loads(run("explore", *WITH, "--step", "order a chair", "--choices", "1", "--json")[1])
     assert [one["name"] for one in found["branches"]] == ["explore-2/1"]
-    assert run("promote", "s", "explore/2", "--json", "--trust", "agentgit.demo:build")[0] == 2  # it needs --yes
-    code, out, _ = run("promote", "s", "explore/2", "--yes", "--trust", "agentgit.demo:build")
+    assert (
+        run("switch", "s", "explore/2", "--sync", "world", "--json", "--trust", "agentgit.demo:build")[0] == 2
+    )  # it needs --yes
+    code, out, _ = run("switch", "s", "explore/2", "--sync", "world", "--yes", "--trust", "agentgit.demo:build")
     assert (code, out.splitlines()[0]) == (0, "Switch done: session s, branch explore/2.")
     assert open_orders(tmp_path) == ["lamp"]
     assert "branch   explore/2" in run("status")[1]

@@ -1,4 +1,4 @@
-"""`agentgit import-langgraph`: its standard output, its standard error and its exit codes."""
+"""`agentgit import --langgraph`: its standard output, its standard error and its exit codes."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 def run(folder, *words):
     """Run an import in a separate process."""
-    return processes.agentgit("import-langgraph", *words, cwd=folder, COLUMNS="100", NO_COLOR="1")
+    return processes.agentgit("import", "--langgraph", *words, cwd=folder, COLUMNS="100", NO_COLOR="1")
 
 
 def test_an_import_writes_a_line_for_each_thread(folder):
@@ -60,7 +60,7 @@ def test_a_terminal_shows_a_progress_bar(folder):
     ours, theirs = pty.openpty()
     try:
         env = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "agentgit", "import-langgraph", "langgraph.db", "--thread", "one"]
+        command = [sys.executable, "-m", "agentgit", "import", "--langgraph", "langgraph.db", "--thread", "one"]
         done = subprocess.run(  # noqa: S603  # our own command
             command, cwd=folder, env=env, text=True, check=False, stdout=subprocess.PIPE, stderr=theirs
         )

@@ -1,4 +1,4 @@
-"""`agentgit merge` and `agentgit cherry-pick`, with the graph of a module."""
+"""`agentgit merge`, also of one checkpoint, with the graph of a module."""
 
 import json
 import sys
@@ -77,15 +77,15 @@ def test_a_merge_can_target_a_branch_that_is_not_current(repo, pair, run):
 
 def test_a_checkpoint_is_picked_on_the_command_line(repo, pair, run):
     """A pick shows its plan, names conflicts until they are resolved, and adds nothing a second time."""
-    out, _, code = run("cherry-pick", "clerk:GRAPH", "retry")
+    out, _, code = run("merge", "--only", "clerk:GRAPH", "retry")
     assert code == MergeConflict.exit_code
     assert "conflict  note" in out
-    out, err, code = run("cherry-pick", "clerk:GRAPH", "s@main", "retry", "--resolve", "ours", "--name", "picked")
+    out, err, code = run("merge", "--only", "clerk:GRAPH", "s@main", "retry", "--resolve", "ours", "--name", "picked")
     assert (err, code) == ("", 0)
     assert "0 values and 2 messages to add." in out
     picked = repo.session("s").get_checkpoint("picked")
     assert [message["content"] for message in picked.conversation_history[-2:]] == ["theirs", "to theirs"]
-    out, _, code = run("cherry-pick", "clerk:GRAPH", "retry", "--resolve", "ours", "--json")
+    out, _, code = run("merge", "--only", "clerk:GRAPH", "retry", "--resolve", "ours", "--json")
     assert (code, json.loads(out)["plan"]["messages"]) == (0, [])
     assert repo.session("s").get_checkpoint("HEAD").id == picked.id
 
@@ -98,7 +98,7 @@ def test_a_checkpoint_is_picked_on_the_command_line(repo, pair, run):
         (("merge", "nomodule:x", "retry"), 3, "nomodule"),
         (("merge", "clerk:GRAPH", "retry", "--resolve", "mine"), 2, "mine"),
         (("merge", "clerk:GRAPH", "nosession", "retry"), 3, "nosession"),
-        (("cherry-pick", "clerk:GRAPH", "s", "\x1b[31m"), 3, "\\x1b[31m"),
+        (("merge", "--only", "clerk:GRAPH", "s", "\x1b[31m"), 3, "\\x1b[31m"),
     ],
 )
 def test_an_invalid_merge_or_pick_fails_with_one_line(repo, pair, run, words, code, why):

@@ -86,7 +86,7 @@ def test_a_rollback_runs_from_the_command_line(folder):
         folder.process("rollback", "main#2", "--name", "retry", "--trust", "shelf", say="n\n"),
         folder.process("rollback", "s@main", "main#2", "--name", "retry", "--trust", "shelf", say="y\n"),
         folder.process("tool-track", "s@main"),
-        folder.process("operations", "s"),
+        folder.process("status", "s", "--operations"),
         folder.process("switch", "main", "--sync", "world", "--yes"),
         folder.process("switch", "main", "--sync", "world", "--trust", "shelf", say="y\n"),
         folder.process("switch", "retry"),
@@ -138,7 +138,9 @@ def test_a_stopped_rollback_is_resolved_and_resumed(folder):
     report = json.loads(stopped.out)
     operation, failed = str(report["operation_id"]), str(report["failed"][0]["invocation"]["id"])
     assert f"resume operation {operation}" in stopped.err
-    assert re.search(rf"^{operation} .* partial  1 reversed, 1 failed, 1 remai", folder.run("operations").out)
+    assert re.search(
+        rf"^{operation} .* partial  1 reversed, 1 failed, 1 remai", folder.run("status", "--operations").out
+    )
     assert f"1  {failed}  reversible  reverse_failed  put(item='stuck')" in folder.run("tool-track", "s@main").out
     assert folder.items == ["a book", "stuck"]
     assert f"stopped  rollback {operation}; to finish it: agentgit resume {operation}" in folder.run("status").out
@@ -273,7 +275,7 @@ def test_undo_and_checkpoints_need_no_graph_on_the_command_line(folder):
     assert folder.items == ["cup", "jug"]
     assert json.loads(folder.run("fork", "two", "--name", "side", "--json").out)["name"] == "side"
     assert folder.run("checkpoint", "delete", "two").code == 1
-    cleaned = json.loads(folder.run("checkpoint", "cleanup", "--keep", "1", "--json").out)
+    cleaned = json.loads(folder.run("checkpoint", "delete", "--auto", "--keep", "1", "--json").out)
     assert cleaned == {"session_name": "s", "branch": "main", "deleted": 2}
     assert json.loads(folder.run("rename", "@side", "aside", "--json").out)["name"] == "aside"
     (session,) = json.loads(folder.run("sessions", "--json").out)

@@ -1,6 +1,7 @@
 """The session that a command acts on, if there are several."""
 
 import json
+import re
 
 import pytest
 from command_line import run
@@ -31,14 +32,13 @@ CHANGES = {
     "rewind-files": (["rewind-files", "--yes"], ["main#1"]),
     "switch": (["switch"], ["other"]),
     "switch with sync": (["switch", "--sync", "world", "--yes", *TRUST], ["other"]),
-    "promote": (["promote", "--yes", *TRUST], ["other"]),
     "fork": (["fork"], []),
     "fork of a checkpoint": (["fork"], ["main#1"]),
     "rename": (["rename"], ["new name"]),
     "checkpoint create": (["checkpoint", "create"], ["a name"]),
     "checkpoint delete": (["checkpoint", "delete", "--yes"], ["main#1"]),
-    "checkpoint cleanup": (["checkpoint", "cleanup", "--keep", "0"], []),
-    "checkpoint clear": (["checkpoint", "clear", "--yes"], []),
+    "checkpoint delete --auto": (["checkpoint", "delete", "--auto", "--keep", "0"], []),
+    "checkpoint delete --all": (["checkpoint", "delete", "--all", "--yes"], []),
     "annotate": (["annotate", "--name", "new"], ["main#1"]),
     "tag": (["tag"], ["main#1", "a-tag"]),
     "tag --delete": (["tag", "--delete", "kept"], []),
@@ -46,24 +46,23 @@ CHANGES = {
     "retention": (["retention", "--max", "3"], []),
     "retention --now": (["retention", "--on", "--now"], []),
     "merge": (["merge", "shelf:GRAPH"], ["other"]),
-    "cherry-pick": (["cherry-pick", "shelf:GRAPH"], ["other"]),
+    "merge --only": (["merge", "shelf:GRAPH", "--only"], ["other"]),
     "explore": (["explore", "shelf:GRAPH", "--choice", "hi"], []),
     "chat": (["chat", "shelf:GRAPH"], []),
 }
 """For each command that changes a session: its words before the session, and the words after it."""
 
-NAMED = {"rerun", "share", "unshare", "members", "link", "delete", "start", "resume", "resolve"}
+NAMED = {"rerun", "share", "delete", "resume", "resolve"}
 """The commands that cannot be given without a session, or the id of an operation or a call."""
 
 READING = {
-    "sessions", "status", "tree", "log", "show", "tool-track", "branches", "diff", "compare", "search", "events",
-    "operations", "stats", "export", "trajectories", "mcp", "serve",
+    "sessions", "status", "tree", "log", "show", "tool-track", "branches", "diff", "search", "events", "stats",
+    "export", "mcp", "serve",
 }  # fmt: skip
 """The commands that change no session."""
 
 WHOLE = {
-    "demo", "import", "import-langgraph", "accept", "users", "keys", "whoami", "workspace", "gc", "fsck",
-    "audit", "db",
+    "demo", "import", "accept", "users", "keys", "workspace", "gc", "fsck", "audit", "db",
 }  # fmt: skip
 """The commands that are not about one session."""
 
@@ -195,7 +194,7 @@ def test_the_question_names_the_session_and_the_branch(two):
         assert code == 1
         assert question in err
         assert "session mine" in out.splitlines()[0]
-    out, err, _ = run("checkpoint", "clear", "mine@other", stdin="no\n")
+    out, err, _ = run("checkpoint", "delete", "--all", "mine@other", stdin="no\n")
     assert "Delete all checkpoints of session mine, branch other that nothing needs?" in err
     assert "Permanently delete session mine?" in run("delete", "mine", stdin="no\n").err
     assert len(two.items()) == 4
@@ -204,7 +203,7 @@ def test_the_question_names_the_session_and_the_branch(two):
 @pytest.mark.long
 def test_a_command_that_reads_says_which_session_it_took(two):
     """A command that only reads takes the session that moved last, and says so on standard error."""
-    for command in ("log", "tool-track", "branches", "operations", "stats", "diff main#1 HEAD", "show", "search chair"):
+    for command in ("log", "tool-track", "branches", "stats", "diff main#1 HEAD", "show", "search chair"):
         out, err, code = run(*command.split())
         assert (code, err) == (0, "session theirs, which was updated last\n")
         assert out
@@ -266,20 +265,28 @@ def test_json_names_the_session_and_the_branch(two):
         ("tag", "mine", "main#1", "y"),
         ("fork", "mine"),
         ("switch", "mine", "other"),
-        ("checkpoint", "cleanup", "mine"),
+        ("checkpoint", "delete", "--auto", "mine"),
         ("retention", "mine"),
     ):
         assert json.loads(run(*words, "--json").out)["session_name"] == "mine", words
 
 
-@pytest.mark.parametrize("command", ["diff", "compare"])
-def test_a_session_in_the_place_of_a_checkpoint_is_recognised(two, command):
-    """`compare mine main` says that `mine` is a session, and where it belongs."""
-    expected = f"error: mine is a session. Name it first, and then two checkpoints: agentgit {command} mine A B\n"
-    for words in (["mine", "main"], ["main", "mine"], ["mine"]):
-        out, err, code = run(command, *words)
+@pytest.mark.parametrize("option", [(), ("--since-fork",)])
+def test_a_session_in_the_place_of_a_checkpoint_is_recognised(two, option):
+    """`diff mine main` says that `mine` is a session, and where it belongs."""
+    expected = "error: mine is a session. Name it first, and then two checkpoints: agentgit diff mine A B\n"
+    for words in (["mine", "main"], ["main", "mine"]):
+        out, err, code = run("diff", *option, *words)
         assert (out, code) == ("", InvalidInput.exit_code)
         assert err.endswith(expected)
-    assert run(command, "mine", "main#1", "main#2").code == 0
+    assert run("diff", *option, "mine", "main#1", "main#2").code == 0
     assert run("tag", "theirs", "main#1", "mine").code == 0
-    assert run(command, "mine", "main#2").code == 0
+    assert run("diff", *option, "mine", "main#2").code == 0
+
+
+def test_a_diff_without_checkpoints_shows_the_last_turn(two):
+    """`diff` compares with the head what was before the last turn; with one word, that checkpoint or that session."""
+    shown = run("diff", "mine@main").out
+    assert re.match(r"main#\d+ -> main#\d+\n", shown)
+    assert shown.count("+ user: ") == 1
+    assert run("diff", "main#1").out.startswith("main#1 -> ")

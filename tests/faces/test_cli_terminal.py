@@ -129,4 +129,4 @@ def test_lists_have_a_limit(big):
     assert [one["session_name"] for one in json.loads(run("sessions", "-n", "1", "--json").out)] == ["t"]
     names = [one["name"] for one in json.loads(run("branches", "s", "-n", "2", "--json").out)]
     assert names == ["variant-58", "variant-59"]
-    assert len(json.loads(run("operations", "s", "-n", "5", "--json").out)) == 5
+    assert len(json.loads(run("status", "s", "--operations", "-n", "5", "--json").out)) == 5

@@ -36,18 +36,17 @@ def test_two_users_share_a_session_on_the_command_line(agentgit, monkeypatch):
     assert "local/demo" in agentgit("--user", "bob", "sessions")[1]
     code, said = agentgit("--user", "bob", "rollback", "local/demo", "main#1")
     assert (code, "needs editor" in said) == (5, True)
-    token = agentgit("link", "create", "demo", "--role", "editor")[1].strip()
+    token = agentgit("share", "demo", "--link", "--role", "editor")[1].strip()
     monkeypatch.setenv("AGENTGIT_USER", "ada")
     assert agentgit("accept", token) == (0, "you are editor of local/demo\n")
     assert json.loads(agentgit("accept", token, "--json")[1])["session_name"] == "demo"
-    assert agentgit("whoami") == (0, "ada\n")
     assert agentgit("users", "list")[0] == 5
     monkeypatch.delenv("AGENTGIT_USER")
-    links = json.loads(agentgit("link", "list", "demo", "--json")[1])
-    assert agentgit("link", "revoke", str(links[0]["id"]))[0] == 0
-    assert agentgit("members", "demo")[1].split()[:2] == ["bob", "viewer"]
-    assert agentgit("unshare", "demo", "bob")[0] == 0
-    assert agentgit("members", "demo")[1] == "not shared\n"
+    links = json.loads(agentgit("share", "demo", "--links", "--json")[1])
+    assert agentgit("share", "demo", "--revoke", str(links[0]["id"]))[0] == 0
+    assert agentgit("share", "demo")[1].split()[:2] == ["bob", "viewer"]
+    assert agentgit("share", "demo", "bob", "--remove")[0] == 0
+    assert agentgit("share", "demo")[1] == "not shared\n"
     assert agentgit("share", "demo", "bob", "--expires", "soon")[0] == 2
 
 
@@ -141,9 +140,9 @@ def test_every_command_refuses_an_unknown_user(agentgit, monkeypatch):
         ["sessions"],
         ["demo"],
         ["chat", "agentgit.demo:build"],
-        ["import-langgraph", "x.db"],
+        ["import", "--langgraph", "x.db"],
         ["mcp"],
-        ["db", "keys"],
+        ["db", "rotate", "--count"],
     )
     for words in rest:
         code, said = agentgit("--user", "adda", *words)

@@ -112,7 +112,7 @@ def test_the_help_truncates_no_sentence():
             with command.make_context(path, [], resilient_parsing=True, terminal_width=80) as context:
                 lines = command.get_help(context).splitlines()
             assert not [line for line in lines[1:] if line.endswith(("…", "..."))]
-            assert path != "agentgit" or "  rollback          Roll back to a checkpoint, on a new branch" in lines
+            assert path != "agentgit" or "  rollback      Roll back to a checkpoint, on a new branch" in lines
 
 
 def test_every_documented_command_and_option_exists():

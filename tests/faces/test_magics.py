@@ -54,7 +54,7 @@ def test_read_only_magics_return_the_same_values_as_the_agent(shell, world):
     assert str(magic(shell, "diff main#3 HEAD")) == str(repo.session().diff("main#3", "main#5"))
     assert magic(shell, "search table").items
     assert magic(shell, "stats").total.checkpoints == 5
-    assert magic(shell, "compare main#2 HEAD") is not None
+    assert magic(shell, "diff main#2 HEAD --since-fork") is not None
     assert world.items == ["chair", "table"]
 
 
@@ -332,7 +332,7 @@ def complete(shell, text):
 
 OFFERED = {
     "%agentgit roll": ["%agentgit rollback"],
-    "%agentgit checkpoint c": [f"%agentgit checkpoint {word}" for word in ("create", "cleanup", "clear")],
+    "%agentgit checkpoint c": ["%agentgit checkpoint create"],
     "%agentgit plan --no-f": ["%agentgit plan --no-files"],
     "%agentgit rollback main#": [f"%agentgit rollback main#{n}" for n in (5, 4, 3, 2, 1)],
     "%agentgit rollback 'bef": ["%agentgit rollback 'before the table'"],

@@ -212,12 +212,12 @@ def test_the_command_line_manages_keys_and_erases_sessions(tmp_path, monkeypatch
     with agentgit.open("agentgit.db") as repo:
         repo.session("s", create=True)
     run = lambda *words: CliRunner().invoke(app, words)  # noqa: E731  # a short name for one line
-    key = run("db", "keys", "--new").stdout.strip()
+    key = run("db", "rotate", "--new-key").stdout.strip()
     assert len(base64.b64decode(key)) == 32
-    assert "plaintext  2 values" in run("db", "keys").stdout
+    assert "plaintext  2 values" in run("db", "rotate", "--count").stdout
     monkeypatch.setenv(ENVIRONMENT, f"2026-11:{key}")
     assert "2 values rewritten" in run("db", "rotate").stdout
-    assert json.loads(run("db", "keys", "--json").stdout) == {"2026-11": 2}
+    assert json.loads(run("db", "rotate", "--count", "--json").stdout) == {"2026-11": 2}
     assert run("delete", "s").exit_code == 1  # not confirmed
     gone = json.loads(run("delete", "s", "--yes", "--json").stdout)
     assert (gone["sessions"], gone["rows"]["external_session"], gone["left"]) == (1, 1, [])

@@ -116,16 +116,17 @@ def run(monkeypatch, *words):
 
 
 def test_the_command_line_writes_trajectories_as_json(tmp_path, monkeypatch, capsys):
-    """`trajectories` prints a line of JSON per step, or a list with --json, escaping text that UTF-8 refuses."""
+    """`export --trajectories` writes a line of JSON per step, escaping text that UTF-8 refuses."""
     place = tmp_path / "a.db"
     with agentgit.open(place) as repo:
         agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
         agent.run(f"add {chr(0xD800)}")
         steps = json.loads(json.dumps(list(repo.session("s").trajectories())))
-    assert run(monkeypatch, "trajectories", "s@main", "--db", place) == 0
+    assert run(monkeypatch, "export", "--trajectories", "s@main", "-", "--db", place) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == steps
-    assert run(monkeypatch, "trajectories", "--json", "--db", place) == 0
-    assert json.loads(capsys.readouterr().out) == steps
+    file = tmp_path / "steps.jsonl"
+    assert run(monkeypatch, "export", "--trajectories", "s", file, "--db", place) == 0
+    assert [json.loads(line) for line in file.read_text().splitlines()] == steps
 
 
 def test_the_command_line_exports_and_imports(tmp_path, monkeypatch, capsys):
