@@ -203,7 +203,7 @@ def test_a_lease_is_renewed_until_its_work_ends_despite_failures(monkeypatch):
     monkeypatch.setattr(*points.SECONDS_PER_LEASE.place, 3000)
     renewed, failures = threading.Semaphore(0), [Unavailable("away"), RuntimeError("nobody expected this")]
 
-    def write(tenant_id, work):
+    def write(work):
         renewed.release()
         if failures:
             raise failures.pop()
@@ -227,4 +227,4 @@ def test_a_lease_is_renewed_until_its_work_ends_despite_failures(monkeypatch):
 def test_a_lease_too_short_to_be_renewed_is_refused(seconds):
     """A lease shorter than an ordinary pause is refused, because live runs would be taken over."""
     with pytest.raises(InvalidInput, match="lease_seconds"):
-        process.Leases(lambda tenant_id, work: None, seconds)
+        process.Leases(lambda work: None, seconds)
