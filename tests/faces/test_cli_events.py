@@ -46,7 +46,7 @@ def test_events_are_filtered_and_shown_as_text_or_json(at):
         ["rollback.begun", "demo@main-2"], ["rollback.done", "demo@main-2"],
     ]  # fmt: skip
     every = json.loads(at("events", "-n", "1000", "--json")[1])
-    assert [event["kind"] for event in every[:2]] == ["session.created", "call.done"]
+    assert [event["kind"] for event in every[:2]] == ["session.created", "checkpoint.created"]
     later = json.loads(at("events", "--after", every[-3]["cursor"], "--json")[1])
     assert later == every[-2:]
     assert at("events", "--since", "2100-01-01")[1] == "no events found\n"
