@@ -5,7 +5,6 @@ AgentGitError                   1
 ├── NotFound                    3   nothing visible here has that name or id
 ├── Ambiguous                   4   several things have that name
 ├── NotAllowed                  5   it exists, but this user may not do that
-│   └── TooManyAttempts        16   too many failed logins; wait
 ├── Conflict                    6   it conflicts with a concurrent change or the current state
 │   ├── Fenced                 14   the same call already took effect, and is not made twice
 │   ├── Simulated              18   the branch is a rerun, whose calls did not happen
@@ -84,21 +83,6 @@ class NotAllowed(AgentGitError, PermissionError):
     def __init__(self, message: str, *, write_audit: Callable[[Any], None] | None = None) -> None:
         super().__init__(message)
         self.write_audit = write_audit
-
-
-class TooManyAttempts(NotAllowed):
-    """There were too many failed logins. This attempt was not checked.
-
-    Args:
-        message: The next step.
-        retry_after: The number of seconds until an attempt is checked again.
-    """
-
-    exit_code = 16
-
-    def __init__(self, message: str, *, retry_after: int) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class Conflict(AgentGitError):

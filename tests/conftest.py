@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing
 
 import backend
 import cached_databases
-import faults
 import points
 import postgres_databases
 import pytest
@@ -280,10 +279,3 @@ def lived_through(database):
             return open_till_the_end.enter_context(agentgit.open(database.url))
 
         yield opened
-
-
-@pytest.fixture
-def long_login_pauses():
-    """Make the pause after too many wrong passwords longer than any test."""
-    with faults.long_login_pauses():
-        yield

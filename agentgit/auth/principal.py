@@ -11,15 +11,13 @@ from agentgit.errors import InvalidInput
 Role = str
 
 VIEWER = "viewer"
-"""May read everything in the session, plan, search and export."""
-FORKER = "forker"
-"""May also start their own session from one of its checkpoints."""
+"""May read everything in the session, plan, search, export, and start their own session from a checkpoint."""
 EDITOR = "editor"
 """May also run turns, make checkpoints and tags, roll back, switch and merge."""
 OWNER = "owner"
 """May also share the session, set its retention and delete it."""
 
-ROLES = (VIEWER, FORKER, EDITOR, OWNER)
+ROLES = (VIEWER, EDITOR, OWNER)
 """All roles in ascending order; each includes the rights of those before it."""
 
 
@@ -41,14 +39,14 @@ def require_role(role: object) -> Role:
     return str(role)
 
 
-READ, FORK, WRITE, ADMIN = "read", "fork", "write", "admin"
+READ, WRITE, ADMIN = "read", "write", "admin"
 
-SCOPES = (READ, FORK, WRITE, ADMIN)
+SCOPES = (READ, WRITE, ADMIN)
 """All scopes in ascending order; each includes those before it."""
 
 ALL_SCOPES = frozenset(SCOPES)
 
-SCOPE_OF_ROLE: dict[Role, str] = {VIEWER: READ, FORKER: FORK, EDITOR: WRITE, OWNER: ADMIN}
+SCOPE_OF_ROLE: dict[Role, str] = {VIEWER: READ, EDITOR: WRITE, OWNER: ADMIN}
 """The scope that a credential needs to use the rights of a role."""
 
 
@@ -56,8 +54,8 @@ def with_included_scopes(scopes: str | Collection[str]) -> frozenset[str]:
     """Return scopes together with the scopes that they include.
 
     Example:
-        >>> sorted(with_included_scopes("fork"))
-        ['fork', 'read']
+        >>> sorted(with_included_scopes("write"))
+        ['read', 'write']
     """
     scope_list = [scopes] if isinstance(scopes, str) else list(scopes)
     if not scope_list or any(scope not in SCOPES for scope in scope_list):
@@ -65,13 +63,17 @@ def with_included_scopes(scopes: str | Collection[str]) -> frozenset[str]:
     return frozenset(SCOPES[: 1 + max(map(SCOPES.index, scope_list))])
 
 
+SIGN_IN = "sign-in"
+"""What is stored and shown as the scope of a sign-in link, which has none."""
+
+
 def widest(scopes: Collection[str]) -> str:
-    """Return the scope that includes the others."""
-    return max(scopes, key=SCOPES.index)
+    """Return the scope that includes the others, as it is stored and shown."""
+    return max(scopes, key=SCOPES.index, default=SIGN_IN)
 
 
 LOCAL = "local"
-"""The name of the local owner, an admin without credentials; nobody can log in as this user."""
+"""The name of the local owner, an admin without credentials; nobody can sign in as this user."""
 
 NAME_LIMIT = 200
 """The maximum length of a user's or a tenant's name in characters."""
@@ -96,15 +98,6 @@ class User:
     disabled_at: datetime | None = None
 
 
-def is_name(name: str) -> bool:
-    """Return whether a text is a valid user name."""
-    try:
-        require_name(name, "user")
-    except InvalidInput:
-        return False
-    return True
-
-
 def require_name(name: object, kind: str) -> str:
     """Check the name of a user or a tenant and return it.
 
@@ -123,15 +116,12 @@ def require_name(name: object, kind: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Principal:
-    """The user of a tenant whom a handle acts for, with the scopes and the validity of that access.
+    """The user of a tenant whom a handle acts for, with the scopes of that access and where it comes from.
 
     Args:
         tenant_id: The tenant; data of other tenants is never visible.
         user: The user.
         scopes: The part of the user's rights that the handle has.
-        since: The time since which the access is valid, aware UTC; whether it still is, is checked on each use. None
-            if the user opened the database itself: that access cannot be revoked.
-        until: The time of expiry, aware UTC; None if it does not expire.
         key_id: The API key that the access comes from; None if it comes from none.
         by: The admin who acts as the user; when the admin's access ends, so does this one. None if there is none.
     """
@@ -139,7 +129,10 @@ class Principal:
     tenant_id: int
     user: User
     scopes: frozenset[str] = ALL_SCOPES
-    since: datetime | None = None
-    until: datetime | None = None
     key_id: int | None = None
     by: Principal | None = None
+
+    @property
+    def is_operator(self) -> bool:
+        """True if the user opened the database itself. That access cannot be revoked; any other is checked on use."""
+        return self.key_id is None and self.by is None

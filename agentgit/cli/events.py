@@ -118,7 +118,7 @@ def audit(
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """List events that belong to no session: logins, users, keys, refusals; for admins."""
+    """List events that belong to no session: users, keys, refusals; for admins."""
     with repository(db) as repo:
         matches = repo.events.audit(kinds=kind or "*", limit=limit)
         user_names = {user.id: user.name for user in repo.users.list()}

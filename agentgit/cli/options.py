@@ -84,6 +84,15 @@ DatabaseOption = Annotated[
         help="The database; by default $AGENTGIT_DATABASE_URL, then ./agentgit.db.",
     ),
 ]
+PublicUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--public-url",
+        metavar="URL",
+        envvar="AGENTGIT_PUBLIC_URL",
+        help="The address of the server as browsers know it; by default $AGENTGIT_PUBLIC_URL.",
+    ),
+]
 
 Trust = Annotated[
     list[str] | None,

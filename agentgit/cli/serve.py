@@ -11,7 +11,15 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.chat import command as chat
-from agentgit.cli.options import DatabaseOption, Session, Trust, import_from_here, repository, trusted_modules
+from agentgit.cli.options import (
+    DatabaseOption,
+    PublicUrl,
+    Session,
+    Trust,
+    import_from_here,
+    repository,
+    trusted_modules,
+)
 from agentgit.errors import InvalidInput, Unavailable
 
 if TYPE_CHECKING:
@@ -46,9 +54,6 @@ def serve(
         int, typer.Option(metavar="PORT", min=0, max=65535, help="The port to listen on; 0 means any free port.")
     ] = 8700,
     open_: Annotated[bool, typer.Option("--open", help="Open the pages in a browser.")] = False,
-    accounts: Annotated[
-        bool, typer.Option("--accounts", help="Require a login for a SQLite file on this machine too.")
-    ] = False,
     allow_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A host name that the server answers to; repeatable.")
     ] = None,
@@ -56,21 +61,18 @@ def serve(
         list[str] | None,
         typer.Option(metavar="ADDRESS", help="The address or network of a proxy whose headers to trust; repeatable."),
     ] = None,
-    public_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="The address of the server as browsers know it.")
-    ] = None,
-    metrics_token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOKEN",
-            envvar="AGENTGIT_METRICS_TOKEN",
-            help="Let programs with this token read /metrics, in addition to admins.",
-        ),
-    ] = None,
-    access_log: Annotated[bool, typer.Option("--access-log", help="Log each request.")] = False,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow logins over plain HTTP from other machines.")
+    no_proxy: Annotated[
+        bool,
+        typer.Option("--no-proxy", help="Serve other machines without a proxy; keys then pass over plain HTTP."),
     ] = False,
+    user_header: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The header in which the trusted proxy names the user who has signed in."),
+    ] = None,
+    create_users: Annotated[
+        bool, typer.Option("--create-users", help="Create users whom the proxy names and who do not exist.")
+    ] = False,
+    public_url: PublicUrl = None,
     trust: Trust = None,
     db: DatabaseOption = None,
 ) -> None:
@@ -79,7 +81,7 @@ def serve(
         # Imported late and by name, because `cli` must not import `web`, and works without the extra `server`.
         server_module = importlib.import_module("agentgit.web.server")
     except ModuleNotFoundError as error:
-        if error.name not in SERVER_PACKAGES:
+        if (error.name or "").partition(".")[0] not in SERVER_PACKAGES:
             raise
         raise Unavailable('The server needs more packages. Run: pip install "agentgit[server]"') from error
     with repository(db, trust=trust) as repo:
@@ -88,13 +90,12 @@ def serve(
             graph=_served_graph(repo, graph, effects, workspace or ()),
             host=host,
             port=port,
-            accounts=accounts,
             hosts=allow_host or (),
-            insecure=insecure,
             trusted_proxies=trusted_proxy or (),
+            no_proxy=no_proxy,
+            user_header=user_header,
+            create_users=create_users,
             public_url=public_url,
-            metrics_token=metrics_token,
-            access_log=access_log,
             say=output.print_notice,
             browser=open_,
         )

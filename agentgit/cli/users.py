@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from getpass import getpass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentgit.cli import output
 from agentgit.cli.completion import complete_session
-from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, Yes, repository
+from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, PublicUrl, Yes, repository
 from agentgit.errors import InvalidInput
 from agentgit.render.records import of_value
 from agentgit.render.text import Line, Span, clean
 from agentgit.render.views import lists as drawn
 from agentgit.render.views.maintenance import erased_lines
 from agentgit.times import parse_duration
+
+if TYPE_CHECKING:
+    from agentgit.auth import User
+    from agentgit.repository import Repository
 
 SessionArgument = Annotated[
     str, typer.Argument(metavar="SESSION", autocompletion=complete_session, help="The name or id of a session.")
@@ -27,13 +29,14 @@ UserArgument = Annotated[str, typer.Argument(metavar="USER", help="The name or i
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the new user or key.")]
 Id = Annotated[int, typer.Argument(metavar="ID", help="The id that the list shows.")]
 OwnerOption = Annotated[str | None, typer.Option("--for", metavar="USER", help="The owner of the keys; for admins.")]
-RoleOption = Annotated[
-    str, typer.Option("--role", "-r", metavar="ROLE", help="The role: viewer, forker, editor or owner.")
-]
+RoleOption = Annotated[str, typer.Option("--role", "-r", metavar="ROLE", help="The role: viewer, editor or owner.")]
 Expires = Annotated[str | None, typer.Option("--expires", metavar="DURATION", help="The lifetime, like 12h, 7d or 2w.")]
 KeyExpires = Annotated[
     str, typer.Option("--expires", metavar="DURATION", help="The lifetime, like 12h, 7d or 2w; or never.")
 ]
+
+LOCAL_SERVER = "http://127.0.0.1:8700"
+"""The address of `agentgit serve` without options."""
 
 GROUP_OPTIONS: dict[str, Any] = {"no_args_is_help": True, "cls": CommandGroup, "rich_markup_mode": None}
 
@@ -75,12 +78,13 @@ def _print_value(as_json: bool, value: Any, text: str) -> None:
     output.line(as_json, lambda: of_value(value), clean(text))
 
 
-def _read_password() -> str:
-    """Ask for a password, or read it from a pipe.
-
-    It is never a command-line argument, because other users of the machine can see those.
-    """
-    return getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+def _print_sign_in_link(as_json: bool, repo: Repository, user: User, public_url: str | None, text: str) -> None:
+    """Create a sign-in link for a user, and print its address."""
+    address = f"{(public_url or LOCAL_SERVER).rstrip('/')}/sign-in?token={repo.users.create_link(user).secret}"
+    text = f"{text}. This link signs a browser in once, within 24 hours:"
+    output.emit(
+        as_json, lambda: {**of_value(user), "sign_in_link": address}, lambda _: [(Span(clean(text)),), (Span(address),)]
+    )
 
 
 # -- sessions
@@ -145,14 +149,24 @@ def accept(
 def users_add(
     name: Name,
     admin: Annotated[bool, typer.Option("--admin", help="Make the user an admin.")] = False,
-    password: Annotated[bool, typer.Option("--password", help="Ask for a password, or read it from a pipe.")] = False,
+    public_url: PublicUrl = None,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a user; for the local owner, also the database or tenant if it does not exist."""
+    """Create a user with a sign-in link; for the local owner, also the database or tenant if it does not exist."""
     with repository(db, create=True) as repo:
-        user = repo.users.add(name, _read_password() if password else None, is_admin=admin)
-        _print_value(as_json, user, f"user {user.name} is created")
+        user = repo.users.add(name, is_admin=admin)
+        _print_sign_in_link(as_json, repo, user, public_url, f"user {user.name} is created")
+
+
+@users.command("link")
+def users_link(
+    user: UserArgument, public_url: PublicUrl = None, db: DatabaseOption = None, as_json: AsJson = False
+) -> None:
+    """Create a link that signs a user's browser in, once within 24 hours."""
+    with repository(db) as repo:
+        found = repo.users.find(user)
+        _print_sign_in_link(as_json, repo, found, public_url, f"{found.name} can sign in")
 
 
 @users.command("list")
@@ -160,13 +174,6 @@ def users_list(db: DatabaseOption = None, as_json: AsJson = False) -> None:
     """List the users."""
     with repository(db) as repo:
         _print_list(as_json, repo.users.list(), drawn.user_lines, "no users")
-
-
-@users.command("password")
-def users_password(user: UserArgument, db: DatabaseOption = None, as_json: AsJson = False) -> None:
-    """Set the password of a user, read from a prompt or a pipe; all their logins end."""
-    with repository(db) as repo:
-        _print_value(as_json, repo.users.set_password(user, _read_password()), f"{user} has a new password")
 
 
 @users.command("disable")
@@ -194,18 +201,6 @@ def users_delete(user: UserArgument, yes: Yes = False, db: DatabaseOption = None
     output.emit(as_json, erased.to_dict, lambda _: erased_lines(f"user {target.name}", erased))
 
 
-@users.command("revoke-tokens")
-def users_revoke_tokens(
-    user: Annotated[str | None, typer.Argument(metavar="USER", help="The user; by default all users.")] = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """Revoke all logins and tokens that were issued before now."""
-    with repository(db) as repo:
-        repo.users.revoke_tokens(user)
-        _print_value(as_json, {"user": user}, f"logins and tokens of {user or 'all users'} are revoked")
-
-
 # -- keys
 
 
@@ -213,7 +208,7 @@ def users_revoke_tokens(
 def keys_create(
     name: Name,
     scope: Annotated[
-        str, typer.Option("--scope", "-s", metavar="SCOPE", help="The scope: read, fork, write or admin.")
+        str, typer.Option("--scope", "-s", metavar="SCOPE", help="The scope: read, write or admin.")
     ] = "read",
     expires: KeyExpires = "90d",
     of: OwnerOption = None,

@@ -38,8 +38,8 @@ class Sharing:
 
         Args:
             user: A User, a name or an id.
-            role: `viewer` (read everything), `forker` (also start a session of their own from it), `editor` (also run
-                turns and roll back) or `owner` (also share and delete it).
+            role: `viewer` (read everything, and start a session of their own from it), `editor` (also run turns and
+                roll back) or `owner` (also share and delete it).
             expires_in: How long the role is valid; None until it is revoked.
 
         Raises:

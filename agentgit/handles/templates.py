@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from agentgit.auth.principal import FORK, FORKER, WRITE
+from agentgit.auth.principal import VIEWER, WRITE
 from agentgit.effects.plan import EXECUTE
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked, WorkspaceChanged
 from agentgit.handles.context import Context
@@ -51,7 +51,7 @@ class SessionFactory:
                 if sessions:
                     templates.require_same(self.context.store, connection, sessions[0].id, name, *checkpoint)
                 else:
-                    self.context.lookup.require_scope(connection, FORK)
+                    self.context.lookup.require_scope(connection, WRITE)
                     session_id = templates.create_session(
                         self.context.store,
                         connection,
@@ -171,7 +171,7 @@ class SessionFactory:
         """Find the row of a template and its session. The id of a checkpoint determines its session."""
         lookup = self.context.lookup
         owning_session = lookup.session_of(connection, ref) if session_name is None else None
-        session = lookup.session(connection, owning_session or session_name, FORKER)
+        session = lookup.session(connection, owning_session or session_name, VIEWER)
         return lookup.checkpoint(connection, session, lookup.branch(connection, session, None), ref), session
 
 

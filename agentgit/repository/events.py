@@ -95,7 +95,7 @@ class Events:
 
     def _can_see(self, event: Event) -> bool:
         """Return whether the user may see an event, at the time when it is delivered."""
-        if event.owner_id == self.context.user.id and self.context.principal.since is None:
+        if event.owner_id == self.context.user.id and self.context.principal.is_operator:
             return True
         with suppress(NotAllowed):  # an expired or revoked handle receives nothing
             return self.context.read(
@@ -280,7 +280,7 @@ class Events:
         )
 
     def audit(self, *, kinds: str | Sequence[str] = "*", limit: int = 50) -> Sequence[Event]:
-        """Return the newest events that belong to no session, such as logins, oldest first. For admins.
+        """Return the newest events that belong to no session, such as new keys, oldest first. For admins.
 
         Args:
             kinds: A kind like `user.added`, a pattern like `user.*` or `*`; or several.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
-from agentgit.auth import JWT, Keyring, Principal, User
+from agentgit.auth import Keyring, Principal, User
 from agentgit.auth.principal import LOCAL, require_name
 from agentgit.auth.secret_names import excluded_names
 from agentgit.checkpoints import references
@@ -19,7 +19,7 @@ from agentgit.effects.memory import require_declarable
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.location import default_location
-from agentgit.repository.login import disabled_user_error
+from agentgit.repository.principals import disabled_user_error
 from agentgit.repository.repository import Repository
 from agentgit.store.database import Database
 from agentgit.store.schema.tenants import ensure_tenant
@@ -42,7 +42,6 @@ def open(
     keyring: Keyring | None = None,
     pool_size: int = POOL_SIZE,
     lease_seconds: float = LEASE_SECONDS,
-    jwt: JWT | None = None,
     trust: Sequence[str] | None = None,
     exclude_metadata: Collection[str] = (),
 ) -> Repository:
@@ -64,7 +63,6 @@ def open(
         lease_seconds: The seconds after which a run on a server counts as dead if its process has not reported.
         keyring: The keys that encrypt the contents; None for `$AGENTGIT_ENCRYPTION_KEYS`, or no encryption if that is
             not set. Once encrypted, the database can only be opened with its keys.
-        jwt: The rules by which `authenticate` verifies tokens; None rejects all tokens.
         trust: Your modules, like `shop.tools`, whose tools can be undone and run again in every session; None for
             `$AGENTGIT_TRUST`, names separated by commas. They are imported at once. See `Repository.trust`.
         exclude_metadata: Names of settings in a run's `configurable`, and of metadata in its config, that are not
@@ -107,7 +105,7 @@ def open(
             exclude_metadata=excluded,
         )
         bound_user = _find_or_add_user(store, user or LOCAL, create=create or user in (None, LOCAL))
-        repo = Repository(Context(store, Principal(tenant_id=store.tenant_id, user=bound_user), defaults), jwt=jwt)
+        repo = Repository(Context(store, Principal(tenant_id=store.tenant_id, user=bound_user), defaults))
         repo.trust(*modules_to_trust(trust))
     except BaseException:
         database.close()

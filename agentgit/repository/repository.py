@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
-from agentgit.auth import JWT, Principal, ShareLink, User
+from agentgit.auth import Principal, ShareLink, User
 from agentgit.auth.principal import EDITOR, WRITE
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import Effect, RollbackReport, ToolInvocation
@@ -22,8 +22,8 @@ from agentgit.handles.session import Session
 from agentgit.handles.session_reader import SessionRef
 from agentgit.handles.templates import SessionFactory
 from agentgit.repository.events import Events
-from agentgit.repository.login import Authenticator
 from agentgit.repository.maintenance import Maintenance
+from agentgit.repository.principals import principal_of_key, principal_of_user
 from agentgit.repository.resolution import Resolution
 from agentgit.repository.transfer import Importer
 from agentgit.repository.users import Keys, Users
@@ -59,13 +59,11 @@ class Repository:
 
     Args:
         context: The store and the principal.
-        jwt: The rules for verifying tokens; None rejects all tokens.
         is_borrowed: True if another repository has opened the database and closes it.
     """
 
-    def __init__(self, context: Context, *, jwt: JWT | None = None, is_borrowed: bool = False) -> None:
+    def __init__(self, context: Context, *, is_borrowed: bool = False) -> None:
         self._context = context
-        self._authenticator = Authenticator(context, jwt)
         self._is_borrowed = is_borrowed
 
     def __repr__(self) -> str:
@@ -82,8 +80,8 @@ class Repository:
 
         Objects created from this repository raise `Unavailable` from then on.
 
-        The repositories that `as_user`, `login` and `authenticate` return share the connections of the one that was
-        opened; closing them has no effect.
+        The repositories that `as_user` and `authenticate` return share the connections of the one that was opened;
+        closing them has no effect.
         """
         if not self._is_borrowed:
             self._context.store.database.close()
@@ -756,46 +754,25 @@ class Repository:
             >>> [(one.reference, one.role) for one in bob.sessions()]
             [('ada/support-42', 'viewer')]
         """
-        return self._bound_to(self._authenticator.as_user(user))
+        return self._bound_to(principal_of_user(self._context, user))
 
-    def authenticate(self, credential: str, source: str | None = None) -> Repository:
-        """Return a repository bound to the user of a credential.
+    def authenticate(self, key: str) -> Repository:
+        """Return a repository bound to the user of an API key.
 
-        It stops working when the credential is revoked or expires, or when the user is disabled.
-
-        Args:
-            credential: An API key, or a token if the database was opened with `jwt=`.
-            source: The caller's address, by which failures are counted; None to count none.
-
-        Raises:
-            NotAllowed: The credential is not valid. The message is the same for every cause.
-            TooManyAttempts: There were too many failures from that address.
-            Unavailable: PyJWT is not installed.
-        """
-        return self._bound_to(self._authenticator.authenticate(credential, source))
-
-    def login(self, name: str, password: str, source: str | None = None, device: str | None = None) -> Repository:
-        """Return a repository bound to the user with this name and password.
-
-        It stops working when the user is disabled, or when the password changes.
+        It stops working when the key is revoked or expires, or when the user is disabled. To accept the tokens of an
+        identity provider, verify them, and call `as_user` with the name.
 
         Args:
-            name: The name of the user.
-            password: The password of the user.
-            source: The caller's address, by which failures are counted; None to count by the name alone.
-            device: The token that `keys.device()` returned after an earlier login on this device. While it is valid,
-                failures elsewhere do not count, and failures on this device count for this device alone.
+            key: The secret of the key.
 
         Raises:
-            NotAllowed: The name or the password is wrong. The message is the same for every cause.
-            TooManyAttempts: There were too many failures; `retry_after` is the number of seconds to wait.
-            Unavailable: Argon2 is not installed.
+            NotAllowed: The key is not valid. The message is the same for every cause.
         """
-        return self._bound_to(self._authenticator.login(name, password, source, device))
+        return self._bound_to(principal_of_key(self._context, key))
 
     def _bound_to(self, principal: Principal) -> Repository:
         """Return a repository on the same database for another principal."""
-        return Repository(self._context.for_principal(principal), jwt=self._authenticator.jwt, is_borrowed=True)
+        return Repository(self._context.for_principal(principal), is_borrowed=True)
 
     awrap = async_twin(wrap)
     aimport_langgraph = async_twin(import_langgraph)
@@ -810,7 +787,6 @@ class Repository:
     areport = async_twin(report)
     aresume = async_twin(resume)
     aresolve = async_twin(resolve)
-    alogin = async_twin(login)
     aauthenticate = async_twin(authenticate)
 
 

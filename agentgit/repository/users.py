@@ -1,8 +1,8 @@
-"""Management of a tenant's users and their API keys."""
+"""Management of a tenant's users, their API keys and their sign-in links."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,19 +10,17 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
 from agentgit.auth import ApiKey, NewKey, User
-from agentgit.auth.credentials import device_token, hash_password, is_password_of, require_password
-from agentgit.auth.principal import ADMIN, LOCAL, READ, require_name, with_included_scopes
+from agentgit.auth.credentials import BROWSER_KEY_NAME, BROWSER_LIFETIME, KEY_LIFETIME, LINK_LIFETIME, LINK_NAME
+from agentgit.auth.principal import ADMIN, ALL_SCOPES, LOCAL, READ, require_name, with_included_scopes
 from agentgit.auth.sharing import expiry_time
-from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
+from agentgit.errors import Conflict, InvalidInput, NotFound
 from agentgit.handles.context import Context, UserRef
 from agentgit.handles.retention import erase
+from agentgit.repository.principals import invalid_key_error
 from agentgit.sessions.reports import Erased
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import erasure
 from agentgit.store.sql.ids import is_id
-
-KEY_LIFETIME = timedelta(days=90)
-"""The default lifetime of an API key."""
 
 
 class Users:
@@ -39,30 +37,25 @@ class Users:
     def __repr__(self) -> str:
         return f"Users(for {self._context.user.name!r})"
 
-    def add(self, name: str, password: str | None = None, is_admin: bool = False) -> User:
+    def add(self, name: str, is_admin: bool = False) -> User:
         """Create a user. Admins only.
 
         Args:
             name: The name, unique in the tenant: 1 to 200 characters without a `/`.
-            password: The password: 10 to 1,000 characters. None if the user logs in with keys or tokens only.
             is_admin: True to make the user an admin.
 
         Raises:
-            InvalidInput: The name or the password is not valid.
+            InvalidInput: The name is not valid.
             Conflict: A user with this name already exists.
             NotAllowed: You are not an admin.
         """
         require_name(name, "user")
-        password_hash = hash_password(require_password(password)) if password is not None else None
 
         def create_user(connection: Connection) -> User:
             self._context.lookup.require_admin(connection, "users.add")
             if self._users.find_by_name(connection, name) is not None:
                 raise Conflict(f"A user called {name} already exists. Choose another name.")
-            new_user = self._users.add(connection, name, is_admin=is_admin, by_user_id=self._context.user.id)
-            if password_hash is not None:
-                self._users.change(connection, new_user.id, {"password": password_hash})
-            return new_user
+            return self._users.add(connection, name, is_admin=is_admin, by_user_id=self._context.user.id)
 
         return self._context.change(create_user)
 
@@ -96,55 +89,54 @@ class Users:
 
         return self._context.read(load)
 
-    def set_password(self, user: UserRef, password: str | None, *, current: str | None = None) -> User:
-        """Change a user's password and end the user's logins. Only admins can change the password of another user.
-
-        Tokens and the logins of all other browsers are revoked, too. API keys stay valid; revoke them one by one.
+    def create_link(self, user: UserRef) -> NewKey:
+        """Create a sign-in link, with which a browser signs in as a user, once within 24 hours. Admins only.
 
         Args:
             user: A User, a name or an id.
-            password: The new password: 10 to 1,000 characters. None removes the password.
-            current: Your current password. It is required if you change your own password and logged in with a
-                credential, so that an open browser or a stolen key is not enough to take over the account.
+
+        Returns:
+            The link. Its `secret` is the token in the address that `agentgit users link` prints.
 
         Raises:
-            InvalidInput: The password is not valid, or the user is the local owner, who never logs in.
+            InvalidInput: The user is the local owner, who never signs in.
             NotFound: There is no such user.
-            NotAllowed: You are not an admin and the user is not you, or `current` is missing or wrong.
-            Conflict: The password was changed in the meantime.
-            TooManyAttempts: `current` was wrong too often.
+            NotAllowed: You are not an admin.
         """
-        new_hash = hash_password(require_password(password)) if password is not None else None
-        current_hash = self._check_current_password(user, current)
+        expires_at = expiry_time(LINK_LIFETIME)
 
-        def change(connection: Connection, user_id: int) -> None:
-            if current_hash is not None and self._users.password_hash(connection, user_id) != current_hash:
-                raise Conflict("The password was changed in the meantime. Give the new one as the current one.")
-            self._users.set_password(connection, user_id, new_hash, self._context.principal.key_id)
+        def create(connection: Connection) -> NewKey:
+            target = self._find_manageable_user(connection, user, "users.create_link", admins_only=True)
+            _require_not_local(target)
+            self._users.require_exists(connection, target.id)
+            keys, me = self._context.store.api_keys, self._context.user
+            return keys.add(connection, target.id, LINK_NAME, frozenset(), expires_at, me.id)
 
-        return self._change_user(user, "set_password", "user.changed", change)
+        return self._context.change(create)
 
-    def _check_current_password(self, user: UserRef, current: str | None) -> str | None:
-        """Check the current password of a user who changes their own; return its hash, None if none is needed."""
-        context, me = self._context, self._context.user
+    def sign_in(self, link: str) -> NewKey:
+        """Use up a sign-in link, and return a new key for a browser of its user: with all rights, for 30 days.
 
-        def load_hash(connection: Connection) -> str | None:
-            is_own = self._find_manageable_user(connection, user, "users.set_password").id == me.id
-            return (
-                self._users.password_hash(connection, me.id) if is_own and context.principal.since is not None else None
-            )
+        Args:
+            link: The token of the link.
 
-        current_hash = context.read(load_hash)
-        if current_hash is None:
-            return None
-        if current is None:
-            raise NotAllowed("To change your password, give the current one as well.")
-        subjects = context.store.login_attempts.subjects(me.name, None)
-        context.store.database.write(lambda c: context.store.login_attempts.count_attempt(c, subjects))
-        if not is_password_of(current, current_hash):
-            raise NotAllowed("The current password is wrong. Nothing was changed.")
-        context.store.database.write(lambda c: context.store.login_attempts.record_success(c, subjects))
-        return current_hash
+        Raises:
+            NotAllowed: The link was used, has expired or does not exist, or its user is disabled.
+        """
+        store, expires_at = self._context.store, expiry_time(BROWSER_LIFETIME)
+        with store.database.reading() as connection:  # a wrong link must not wait for the lock of writers
+            found = store.api_keys.find_by_text(connection, link)
+        if found is None or found.scopes:
+            raise invalid_key_error()
+
+        def exchange(connection: Connection) -> NewKey:
+            user = self._users.find(connection, found.user_id)
+            if user is None or user.disabled_at is not None or not store.api_keys.revoke(connection, found.id, user.id):
+                raise invalid_key_error()
+            self._users.require_exists(connection, user.id)
+            return store.api_keys.add(connection, user.id, BROWSER_KEY_NAME, ALL_SCOPES, expires_at, user.id)
+
+        return store.database.write(exchange)
 
     def disable(self, user: UserRef) -> User:
         """Disable a user and all their keys and handles at once. Their sessions stay. Admins only.
@@ -167,61 +159,14 @@ class Users:
         return self._update_user(user, "enable", "user.enabled", disabled_at=None)
 
     def _update_user(self, user: UserRef, verb: str, kind: str, **values: Any) -> User:
-        def change(connection: Connection, user_id: int) -> None:
-            self._users.change(connection, user_id, values)
-
-        return self._change_user(user, verb, kind, change, admins_only=True)
-
-    def _change_user(
-        self,
-        user: UserRef,
-        verb: str,
-        event_kind: str,
-        apply: Callable[[Connection, int], None],
-        *,
-        admins_only: bool = False,
-    ) -> User:
         def change(connection: Connection) -> User:
-            target = self._find_manageable_user(connection, user, f"users.{verb}", admins_only=admins_only)
-            if target.name == LOCAL:
-                raise InvalidInput("The local owner has no credentials and cannot be disabled. Add a user for that.")
-            apply(connection, target.id)
-            record_event(
-                connection, self._context.store.tenant_id, event_kind, user_id=self._context.user.id, user=target.id
-            )
+            target = self._find_manageable_user(connection, user, f"users.{verb}", admins_only=True)
+            _require_not_local(target)
+            self._users.change(connection, target.id, values)
+            record_event(connection, self._context.store.tenant_id, kind, user_id=self._context.user.id, user=target.id)
             return self._context.find_user(connection, target.id)
 
         return self._context.change(change)
-
-    def revoke_tokens(self, user: UserRef | None = None) -> None:
-        """Revoke all logins and tokens that were issued before now, including those of browsers.
-
-        API keys stay valid; revoke them one by one. A key named `browser` is the login of a browser.
-
-        Args:
-            user: The user; None for all users of the tenant. Only admins can pass None or another user.
-
-        Raises:
-            NotFound: There is no such user.
-            NotAllowed: You are not an admin, and the user is not you.
-        """
-
-        def revoke(connection: Connection) -> None:
-            if user is None:
-                self._context.lookup.require_admin(connection, "users.revoke_tokens")
-            target_id = (
-                self._find_manageable_user(connection, user, "users.revoke_tokens").id if user is not None else None
-            )
-            self._users.revoke_tokens(connection, target_id)
-            record_event(
-                connection,
-                self._context.store.tenant_id,
-                "tokens.revoked",
-                user_id=self._context.user.id,
-                user=target_id,
-            )
-
-        self._context.change(revoke)
 
     def delete(self, user: UserRef) -> Erased:
         """Permanently erase a user with all their sessions, keys and roles; their handles end at once.
@@ -279,11 +224,17 @@ class Users:
     aadd = async_twin(add)
     alist = async_twin(list)
     afind = async_twin(find)
-    aset_password = async_twin(set_password)
+    acreate_link = async_twin(create_link)
+    asign_in = async_twin(sign_in)
     adisable = async_twin(disable)
     aenable = async_twin(enable)
-    arevoke_tokens = async_twin(revoke_tokens)
     adelete = async_twin(delete)
+
+
+def _require_not_local(user: User) -> None:
+    """Check that a user is one who signs in."""
+    if user.name == LOCAL:
+        raise InvalidInput("The local owner has no credentials and cannot be disabled. Add a user: agentgit users add")
 
 
 class Keys:
@@ -311,7 +262,7 @@ class Keys:
 
         Args:
             name: The purpose of the key.
-            scopes: `read`, `fork`, `write` or `admin`; each includes the ones before it.
+            scopes: `read`, `write` or `admin`; each includes the ones before it.
             expires_in: How long the key is valid, 90 days by default; None is until it is revoked.
             user: The user who gets the key; None is yourself. Only admins can pass another user.
 
@@ -319,7 +270,7 @@ class Keys:
             The key. Its `secret` is available only here, and is not part of the repr.
 
         Raises:
-            InvalidInput: A scope or the time is not valid, or the key is for the local owner, who never logs in.
+            InvalidInput: A scope or the time is not valid, or the key is for the local owner, who never signs in.
             NotFound: There is no such user.
             NotAllowed: You are not an admin and the key is for another user, or you use a key without the scope
                 `admin`.
@@ -339,37 +290,12 @@ class Keys:
 
         def create_key(connection: Connection) -> NewKey:
             owner = self._find_owner(connection, user, "keys.create")
-            if owner.name == LOCAL:
-                raise InvalidInput("The local owner has no credentials. Create the key for a user.")
+            _require_not_local(owner)
             self._context.store.users.require_exists(connection, owner.id)
-            self._context.lookup.check_valid(
-                connection
-            )  # `expect` waits for a revocation of this login, which is visible by now
+            self._context.lookup.check_valid(connection)  # a revocation that `require_exists` waited for is visible now
             return self._keys.add(connection, owner.id, name, all_scopes, expires_at, self._context.user.id)
 
         return self._context.change(create_key, scope=ADMIN)
-
-    def device(self) -> str:
-        """Return a token for the device that you log in from. Pass it to `login(device=...)` the next time.
-
-        The token grants no access. On a device that presents it, other people's failed attempts do not lock you out.
-        It is valid for a year, or until your password changes.
-
-        Raises:
-            InvalidInput: You have no password.
-            NotAllowed: You did not log in with a password. Other credentials must not help to guess it.
-        """
-        principal = self._context.principal
-        if principal.key_id is not None or principal.until is not None:
-            raise NotAllowed("To register a device, first log in with a password.")
-
-        def create_token(connection: Connection) -> str:
-            password_hash = self._context.store.users.password_hash(connection, self._context.user.id)
-            if password_hash is None:
-                raise InvalidInput("A user without a password cannot register a device.")
-            return device_token(password_hash, self._context.user.id, datetime.now(UTC))
-
-        return self._context.read(create_token)
 
     def list(self, user: UserRef | None = None) -> list[ApiKey]:
         """List the keys of a user, oldest first, including expired and revoked ones.
@@ -415,6 +341,5 @@ class Keys:
         return self._context.find_user(connection, user)
 
     acreate = async_twin(create)
-    adevice = async_twin(device)
     alist = async_twin(list)
     arevoke = async_twin(revoke)

@@ -57,7 +57,7 @@ class ExternalSession(Displayable):
         metadata: JSON-like metadata.
         branch_count: The number of branches.
         owner_name: The name of the owner.
-        role: The role of the user who reads it: `viewer`, `forker`, `editor` or `owner`.
+        role: The role of the user who reads it: `viewer`, `editor` or `owner`.
         is_own: False if another user owns the session and shares it.
     """
 

@@ -19,7 +19,6 @@ from agentgit.store.records.checkpoints import CheckpointState, CheckpointStore,
 from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.records.journal import CallTally, Journal, TrackPart
 from agentgit.store.records.log import LogStore
-from agentgit.store.records.login_attempts import LoginAttempts
 from agentgit.store.records.operations import OperationStore
 from agentgit.store.records.recorded_calls import RecordedCalls
 from agentgit.store.records.session_access import MemberStore, VisibleSessions
@@ -70,7 +69,6 @@ class Store:
         self.exclude_metadata = exclude_metadata
         self.users = UserStore(tenant_id)
         self.api_keys = ApiKeyStore(tenant_id)
-        self.login_attempts = LoginAttempts(tenant_id)
         self.members = MemberStore(tenant_id)
         self.visible_sessions = VisibleSessions(tenant_id)
         self.sessions = SessionStore(tenant_id, database.leases)

@@ -1,8 +1,7 @@
-"""The ASGI application: the pages, the API, routes for probes and metrics, and the guard in front of them."""
+"""The ASGI application: the pages, the API, routes for probes, and the guard in front of them."""
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,14 +13,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from agentgit.errors import AgentGitError, InvalidInput, NotAllowed
+from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.store.schema import schema
 from agentgit.web import api, pages
-from agentgit.web.api.dependencies import Bearer
-from agentgit.web.authentication import Accounts, OwnerLink
-from agentgit.web.metrics import MEDIA_TYPE
+from agentgit.web.authentication import Authenticator, OwnerLink
 from agentgit.web.problems import LOG
-from agentgit.web.proxies import Proxies, public_address
+from agentgit.web.proxies import public_address
 from agentgit.web.security import Guard
 from agentgit.web.site import Limits, Site, name_of, site_of
 
@@ -50,24 +47,6 @@ def readyz(request: Request) -> Response:
     return PlainTextResponse("stopping\n", 503) if site.is_closing else PlainTextResponse("ready\n")
 
 
-@router.get("/metrics", include_in_schema=False)
-def metrics(request: Request, bearer: Bearer) -> Response:
-    """Return the metrics to a caller with the metrics token or with the API key of an admin."""
-    site, credential = site_of(request), bearer.credentials if bearer is not None else ""
-    is_token = site.metrics_token is not None and hmac.compare_digest(credential.encode(), site.metrics_token.encode())
-    try:
-        is_admin = not is_token and bool(credential) and site.authenticator.repository(credential).user.is_admin
-    except NotAllowed:
-        is_admin = False
-    if not is_token and not is_admin:
-        message = "Send the header Authorization: Bearer with the key of an admin, or the token of --metrics-token.\n"
-        return PlainTextResponse(message, 401, {"www-authenticate": 'Bearer realm="agentgit"'})
-    gauges = {"open_feeds": len(site.feed_counter)}
-    if site.connections is not None:
-        gauges["open_connections"] = site.connections()
-    return Response(site.metrics.text(gauges), media_type=MEDIA_TYPE)
-
-
 STATIC_FOLDER = Path(__file__).parent / "static"
 
 
@@ -78,9 +57,7 @@ def app(
     link: OwnerLink | None = None,
     hosts: Iterable[str] | None = None,
     insecure: bool = False,
-    trusted_proxies: Iterable[str] = (),
     public_url: str | None = None,
-    metrics_token: str | None = None,
     limits: Limits | None = None,
 ) -> FastAPI:
     """Create an ASGI application that serves a repository: pages, and an HTTP API under `/api/v1`.
@@ -93,16 +70,27 @@ def app(
         401
     """
     if graph is not None:
-        _serve_graph(repo, graph)
+        serve_graph(repo, graph)
+    authenticator = Authenticator(repo=repo, link=link)
+    return create_app(authenticator, hosts=hosts, insecure=insecure, public_url=public_url, limits=limits)
+
+
+def create_app(
+    authenticator: Authenticator,
+    *,
+    hosts: Iterable[str] | None = None,
+    insecure: bool = False,
+    public_url: str | None = None,
+    limits: Limits | None = None,
+) -> FastAPI:
+    """Create the application with a given authentication. Only a server that knows the peer may take a header."""
     address = public_address(public_url) if public_url is not None else None
     host_names = [*(hosts or ()), *([name_of(address.host)] if address else [])]
     site = Site(
-        authenticator=link or Accounts(repo),
+        authenticator=authenticator,
         hosts=frozenset(name.lower() for name in host_names) if host_names or hosts is not None else None,
         insecure=insecure,
-        proxies=Proxies(trusted_proxies),
         public=address,
-        metrics_token=metrics_token or None,
         limits=limits or Limits(),
     )
     application = FastAPI(
@@ -120,7 +108,7 @@ def app(
     return application
 
 
-def _serve_graph(repo: Repository, graph: RollbackGraph) -> None:
+def serve_graph(repo: Repository, graph: RollbackGraph) -> None:
     """Let a graph run the sessions that no other one runs in this process."""
     served = graph.agentgit_threads.wrapped
     if served.settings.workspace is not None:

@@ -1,124 +1,104 @@
-"""Authentication of people and programs: accounts, API keys, or the link that `agentgit serve` prints."""
+"""The user of a request: of an API key, of the link that `agentgit serve` prints, or named by a trusted proxy."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
-import threading
-import time
-from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from starlette.requests import HTTPConnection
 
 from agentgit.auth.credentials import BROWSER_KEY_NAME
-from agentgit.errors import InvalidInput, NotAllowed
+from agentgit.auth.principal import LOCAL
+from agentgit.errors import Conflict, NotAllowed, NotFound
+from agentgit.web.proxies import FROM_PROXY
 
 if TYPE_CHECKING:
     from agentgit.repository import Repository
 
-LOGIN_HOURS = 12
-"""The number of hours that a browser stays logged in."""
 
-
-class LoginResult(NamedTuple):
-    """The result of a login with a password."""
-
-    key: str
-    device: str
-    user_id: int
-
-
-class Accounts:
-    """Authentication with accounts and API keys."""
-
-    by_password = True
-
-    def __init__(self, repo: Repository) -> None:
-        self.repo = repo
-
-    def repository(self, credential: str) -> Repository:
-        """Return the repository, bound to the user of a credential."""
-        return self.repo.authenticate(credential)
-
-    def login(self, name: str, password: str, source: str, device: str | None = None) -> LoginResult:
-        """Log a user in with a password."""
-        user_repo = self.repo.login(name, password, source=source, device=device)
-        new_key = user_repo.keys.create(BROWSER_KEY_NAME, scopes=("admin",), expires_in=timedelta(hours=LOGIN_HOURS))
-        return LoginResult(new_key.secret, user_repo.keys.device(), user_repo.user.id)
-
-    def revoke(self, credential: str) -> None:
-        """Revoke a credential."""
-        _revoke_key(self.repo, credential)
-
-    def has_ended(self, repo: Repository, credential: str) -> bool:
-        """Return whether a login has ended: always False, because the database checks the key on each use."""
-        return False
-
-
+@dataclass(frozen=True)
 class OwnerLink:
-    """Authentication with a link that `agentgit serve` prints. It logs a browser in as the owner of the repository.
+    """A link that signs a browser in as the user of the repository, for as long as the server runs.
 
-    The link works for 12 hours, any number of times. So a preview that fetches it does not use it up, and a second
-    browser, or one that lost its cookies, needs no restart. Programs authenticate with API keys.
+    `agentgit serve` prints one on a machine where the database has no users, as Jupyter does.
 
-    Example:
-        >>> import agentgit
-        >>> link = OwnerLink(agentgit.open(":memory:"))
-        >>> credential = link.log_in(link.token)
-        >>> link.repository(credential) is link.repo
-        True
-        >>> link.log_in("another")
-        Traceback (most recent call last):
-            ...
-        agentgit.errors.NotAllowed: This link has expired or is from an earlier start. Restart agentgit serve.
+    Args:
+        token: The token of the link, which is also the credential of the browsers.
     """
 
-    by_password = False
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
-    def __init__(self, repo: Repository) -> None:
-        self.repo = repo
-        self.token = secrets.token_urlsafe(32)
-        self._expires_at = time.monotonic() + LOGIN_HOURS * 3600
-        self._login_expiries: dict[bytes, float] = {}
-        self._lock = threading.Lock()
-
-    def log_in(self, token: str) -> str:
-        """Log a browser in with the token of the link; return the credential for its cookie."""
-        now, credential = time.monotonic(), secrets.token_urlsafe(32)
-        is_valid = hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode())
-        if not is_valid or now >= self._expires_at:
-            raise NotAllowed("This link has expired or is from an earlier start. Restart agentgit serve.")
-        with self._lock:
-            valid_logins = {key: expiry for key, expiry in self._login_expiries.items() if expiry > now}
-            self._login_expiries = {**valid_logins, _hash(credential): now + LOGIN_HOURS * 3600}
-        return credential
-
-    def repository(self, credential: str) -> Repository:
-        """Return the repository, bound to the user of a credential."""
-        return self.repo if self._is_logged_in(credential) else self.repo.authenticate(credential)
-
-    def revoke(self, credential: str) -> None:
-        """Revoke a credential: that of a browser in memory, an API key in the database."""
-        with self._lock:
-            was_logged_in = self._login_expiries.pop(_hash(credential), None) is not None
-        if not was_logged_in:
-            _revoke_key(self.repo, credential)
-
-    def has_ended(self, repo: Repository, credential: str) -> bool:
-        """Return whether the login of a browser that used the link has ended."""
-        return repo is self.repo and not self._is_logged_in(credential)
-
-    def _is_logged_in(self, credential: str) -> bool:
-        return self._login_expiries.get(_hash(credential), 0.0) > time.monotonic()
+    def __contains__(self, credential: str) -> bool:
+        return hmac.compare_digest(credential.encode("utf-8", "replace"), self.token.encode())
 
 
-def _revoke_key(repo: Repository, credential: str) -> None:
-    """Revoke an API key."""
-    user_repo = repo.authenticate(credential)
-    if user_repo.context.principal.key_id is None:
-        raise InvalidInput("A token is valid until it expires. To revoke all of yours: POST /users/ID/revoke-tokens.")
-    user_repo.keys.revoke(user_repo.context.principal.key_id)
+@dataclass(frozen=True, kw_only=True)
+class Authenticator:
+    """Finds the user of a request.
 
+    Args:
+        repo: The repository of the operator.
+        link: The link of `agentgit serve`; None if users sign in with keys only.
+        user_header: The header in which a trusted proxy names the user; None if there is none.
+        create_users: True to create a user whom a proxy names and who does not exist.
+    """
 
-def _hash(credential: str) -> bytes:
-    return hashlib.sha256(credential.encode("utf-8", "replace")).digest()
+    repo: Repository
+    link: OwnerLink | None = None
+    user_header: str | None = None
+    create_users: bool = False
+
+    def by_credential(self, credential: str) -> Repository:
+        """Return the repository, bound to the user of an API key or of the link."""
+        if self.link is not None and credential in self.link:
+            return self.repo
+        return self.repo.authenticate(credential)
+
+    def by_proxy(self, connection: HTTPConnection) -> Repository | None:
+        """Return the repository, bound to the user whom a trusted proxy names; None if no such proxy has connected.
+
+        The answer depends on the peer of the TCP connection, because the client's own headers prove nothing.
+        """
+        if self.user_header is None or not connection.scope.get(FROM_PROXY, False):
+            return None
+        wanted = self.user_header.lower().encode()
+        values = [value for name, value in connection.scope["headers"] if name == wanted]
+        if len(values) != 1:
+            raise NotAllowed(
+                f"The proxy must send the header {self.user_header} exactly once, not {len(values)} times."
+            )
+        return self._as_named(values[0].decode("utf-8", "replace"))
+
+    def _as_named(self, name: str) -> Repository:
+        users = self.repo.users
+        try:
+            user = users.find(name)
+        except NotFound:
+            user = None
+        if name == LOCAL or user is None or user.name != name:  # a name with only digits could be the id of another
+            if name == LOCAL or not self.create_users:
+                raise NotAllowed(f"There is no user {name!r}. An admin can add one: agentgit users add NAME")
+            try:
+                user = users.add(name)
+            except Conflict:  # another request has just added the user
+                user = users.find(name)
+        return self.repo.as_user(user)
+
+    def credential_for(self, text: str) -> str:
+        """Return what the cookie of a browser holds: the key that was typed, or a new one for a sign-in link."""
+        if self.link is not None and text in self.link:
+            return text
+        try:
+            return self.repo.users.sign_in(text).secret
+        except NotAllowed:
+            self.repo.authenticate(text)
+        return text
+
+    def sign_out(self, credential: str) -> None:
+        """Revoke a browser's own key. A key that a person made stays, because programs may use it too."""
+        user_repo = self.by_credential(credential)
+        for key in user_repo.keys.list():
+            if key.id == user_repo.context.principal.key_id and key.name == BROWSER_KEY_NAME:
+                user_repo.keys.revoke(key)

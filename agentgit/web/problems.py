@@ -69,8 +69,6 @@ def status_of(error: AgentGitError) -> int:
     """
     if isinstance(error, Unauthenticated):
         return 401
-    if isinstance(error, NotAllowed) and hasattr(error, "retry_after"):
-        return 429
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
@@ -79,8 +77,7 @@ def headers_of(error: AgentGitError) -> dict[str, str]:
     status = status_of(error)
     if status == 401:
         return {"www-authenticate": 'Bearer realm="agentgit"'}
-    seconds = getattr(error, "retry_after", 5 if status == 503 else None)
-    return {"retry-after": str(int(seconds) + 1)} if seconds is not None else {}
+    return {"retry-after": "5"} if status == 503 else {}
 
 
 def problem(status: int, detail: str, name: str = "", **more: Any) -> dict[str, Any]:

@@ -1,13 +1,11 @@
-"""Security of requests and responses: host names, size and time limits, headers, cookies, and CSRF protection."""
+"""Security of requests and responses: host names, the size of bodies, headers, cookies, and CSRF protection."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import math
 import secrets
-import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -18,12 +16,11 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentgit.errors import NotAllowed, TooManyAttempts
-from agentgit.web.authentication import LOGIN_HOURS, Accounts, LoginResult
-from agentgit.web.metrics import log_access, route_of
+from agentgit.auth.credentials import BROWSER_LIFETIME
+from agentgit.errors import NotAllowed
 from agentgit.web.problems import LOG
 from agentgit.web.proxies import Address, read_address
-from agentgit.web.site import LOOPBACK, SITE_KEY, Site, name_of, record_user, site_of
+from agentgit.web.site import LOOPBACK, SITE_KEY, Site, name_of, site_of
 
 HEADERS = {
     "content-security-policy": (
@@ -43,15 +40,15 @@ HEADERS = {
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 """The HTTP methods that change nothing."""
 
-NO_HEAD_PATHS = ("/enter", "/events/live")
-"""Paths where HEAD is not run as GET without a body, because GET logs a browser in, or its response never ends."""
+NO_HEAD_PATH = "/events/live"
+"""The path where HEAD is not run as GET without a body, because its response never ends."""
 
 ANY_HOST_PATHS = ("/healthz", "/readyz")
 """Paths that are served under any host name, because probes use addresses."""
 
 
 class Guard:
-    """Middleware in front of the whole application: enforces limits and host names, adds headers, counts requests."""
+    """Middleware in front of the whole application: enforces host names and the size of bodies, and adds headers."""
 
     def __init__(self, app: ASGIApp, site: Site, failed: Callable[[Request, Exception], Response]) -> None:
         self.app = app
@@ -63,23 +60,10 @@ class Guard:
             await self.app(scope, receive, send)
             return
         scope[SITE_KEY] = self.site
-        self.site.proxies.apply(scope, self.site.public)
-        method, root, started_at = scope["method"], scope.get("root_path", ""), time.monotonic()
+        _add_public_path(scope, self.site.public)
         sender = _ResponseSender(scope, send)
-        try:
-            await self._handle(scope, receive, sender)
-        finally:
-            route, seconds = route_of(scope, root), time.monotonic() - started_at
-            self.site.metrics.observe(route, method, sender.status, seconds)
-            log_access(scope, route, method, sender.status, seconds)
-
-    async def _handle(self, scope: Scope, receive: Receive, sender: _ResponseSender) -> None:
         if sender.is_head_request:
             scope["method"] = "GET"  # routes answer GET; the body is not sent
-        head_size = len(scope["path"]) + len(scope.get("query_string", b""))
-        if head_size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > self.site.limits.head:
-            await PlainTextResponse("The headers are too large.\n", 431)(scope, receive, sender.send)
-            return
         host = name_of(Headers(scope=scope).get("host", ""))
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if self.site.hosts is not None and host not in self.site.hosts and path not in ANY_HOST_PATHS:
@@ -90,10 +74,7 @@ class Guard:
             await PlainTextResponse(message, 400)(scope, receive, sender.send)
             return
         try:
-            receive_body = (
-                _without_body(receive) if scope["method"] in SAFE_METHODS else self._limit_body(scope, receive)
-            )
-            await self.app(scope, receive_body, sender.send)
+            await self.app(scope, self._limit_body(scope, receive), sender.send)
         except Exception as error:
             if sender.has_started and not sender.is_complete:
                 raise  # the server then closes the connection, so that the client sees that the response is incomplete
@@ -102,32 +83,33 @@ class Guard:
                 await response(scope, receive, sender.send)
 
     def _limit_body(self, scope: Scope, receive: Receive) -> Receive:
-        """Return a `receive` that raises if the body is too large or takes too long to arrive."""
-        limits, content_length = (
-            self.site.limits,
-            _parse_content_length(Headers(scope=scope).get("content-length", "0")),
-        )
-        received, is_complete, deadline = 0, False, 0.0
+        """Return a `receive` that raises if the body is too large. Requests that change nothing have no body."""
+        if scope["method"] in SAFE_METHODS:
+            return _without_body(receive)
+        limit, received = self.site.limits.body, 0
+        announced = _parse_content_length(Headers(scope=scope).get("content-length", "0"))
+        too_large = HTTPException(413, f"The request body is larger than {limit:,} bytes. Send less at once.")
 
         async def read() -> Message:
-            nonlocal received, is_complete, deadline
-            if is_complete:
-                return await receive()  # waits for the client to disconnect
-            now = asyncio.get_running_loop().time()
-            deadline = deadline or now + limits.seconds
-            if content_length > limits.body:
-                raise HTTPException(413, f"The request body is larger than {limits.body:,} bytes. Send less at once.")
-            try:
-                message = await asyncio.wait_for(receive(), deadline - now)
-            except TimeoutError as error:
-                raise HTTPException(408, "The request took too long to arrive. Send it again.") from error
+            nonlocal received
+            if announced > limit:
+                raise too_large
+            message = await receive()
             received += len(message.get("body", b""))
-            if received > limits.body:
-                raise HTTPException(413, f"The request body is larger than {limits.body:,} bytes. Send less at once.")
-            is_complete = not message.get("more_body", False)
+            if received > limit:
+                raise too_large
             return message
 
         return read
+
+
+def _add_public_path(scope: Scope, public: Address | None) -> None:
+    """Add the path of the public URL to the path of a request. A proxy may pass it on, or strip it."""
+    root = scope.get("root_path", "")
+    if public is not None and public.path and not f"{root}/".startswith(f"{public.path}/"):
+        is_whole = f"{scope['path']}/".startswith(f"{public.path}{root}/")
+        scope["root_path"] = public.path + root
+        scope["path"] = scope["path"] if is_whole else public.path + scope["path"]
 
 
 def _without_body(receive: Receive) -> Receive:
@@ -156,14 +138,13 @@ class _ResponseSender:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._is_https, self._send = scope["scheme"] == "https", send
-        self.is_head_request = scope["method"] == "HEAD" and not scope["path"].endswith(NO_HEAD_PATHS)
+        self.is_head_request = scope["method"] == "HEAD" and not scope["path"].endswith(NO_HEAD_PATH)
         self.has_started = self.is_complete = False
-        self.status = 0
 
     async def send(self, message: Message) -> None:
         """Send a part of the response."""
         if message["type"] == "http.response.start":
-            self.has_started, self.status = True, message["status"]
+            self.has_started = True
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers.setdefault(name, value)
@@ -192,7 +173,7 @@ def is_https(connection: HTTPConnection) -> bool:
 
 
 def cookie_name(connection: HTTPConnection) -> str:
-    """Return the name of the login cookie.
+    """Return the name of the cookie of a signed-in browser.
 
     Over HTTPS it has the prefix `__Host-`, which browsers accept only with `Secure`, for all paths, and from this host.
     Otherwise it contains the port, because cookies of one host are shared by all ports.
@@ -202,48 +183,30 @@ def cookie_name(connection: HTTPConnection) -> str:
     return "__Host-agentgit" if is_https(connection) else f"agentgit-{port or 80}"
 
 
-def device_cookie(connection: HTTPConnection, name: str) -> str:
-    """Return the name of the device cookie of a user name. It marks a browser in which that user has logged in."""
-    return f"{cookie_name(connection)}-device-{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:16]}"
-
-
 def set_cookie(request: Request, response: Response, name: str, value: str, seconds: int | None = None) -> None:
     """Set a cookie that scripts cannot read, and that browsers do not send with forms of other sites."""
     response.set_cookie(name, value, max_age=seconds, path="/", secure=is_https(request), httponly=True, samesite="lax")
 
 
 def require_secure_connection(request: Request) -> None:
-    """Check that the connection is safe for a login: encrypted, local, or on a network that the operator trusts."""
+    """Check that the connection is safe for a key: encrypted, local, or on a network that the operator trusts."""
     is_loopback = name_of(request.headers.get("host", "")) in LOOPBACK
     if not (request.scope["scheme"] == "https" or is_loopback or site_of(request).insecure):
         raise NotAllowed(
-            "Over plain HTTP, others on the network could read your password and key. Use HTTPS. If a proxy handles "
-            "HTTPS, let it set X-Forwarded-Proto, and start agentgit serve with --trusted-proxy ADDRESS. If you trust "
-            "the network, start it with --insecure."
+            "Over plain HTTP, others on the network could read your key. Use HTTPS. If a proxy handles HTTPS, let it "
+            "set X-Forwarded-Proto, and start agentgit serve with --trusted-proxy ADDRESS. If you trust the network, "
+            "start it with --no-proxy."
         )
 
 
-def log_in(
-    request: Request, authenticator: Accounts, name: str, password: str, device: str | None = None
-) -> LoginResult:
-    """Log a user in with a password, and count a failure; see `Accounts.login`."""
-    try:
-        result = authenticator.login(name, password, request.client.host if request.client else "", device)
-    except NotAllowed as error:
-        site_of(request).metrics.count_failed_login(throttled=isinstance(error, TooManyAttempts))
-        raise
-    record_user(request, result.user_id)
-    return result
-
-
-def set_login_cookie(request: Request, response: Response, credential: str) -> Response:
-    """Set the login cookie."""
-    set_cookie(request, response, cookie_name(request), credential, LOGIN_HOURS * 3600)
+def set_sign_in_cookie(request: Request, response: Response, credential: str) -> Response:
+    """Set the cookie of a signed-in browser. The browser is signed out before it expires if its key ends."""
+    set_cookie(request, response, cookie_name(request), credential, int(BROWSER_LIFETIME.total_seconds()))
     return response
 
 
-def delete_login_cookie(request: Request, response: Response) -> Response:
-    """Delete the login cookie."""
+def delete_sign_in_cookie(request: Request, response: Response) -> Response:
+    """Delete the cookie of a signed-in browser."""
     response.delete_cookie(cookie_name(request), path="/", secure=is_https(request), httponly=True, samesite="lax")
     return response
 
@@ -252,19 +215,22 @@ def delete_login_cookie(request: Request, response: Response) -> Response:
 
 
 FORM_COOKIE = "agentgit-form"
-"""The cookie from which the CSRF token is derived before the user logs in."""
+"""The cookie from which the CSRF token is derived in a browser that has no key."""
 
 
 def csrf_token(connection: HTTPConnection, form_cookie: str | None = None) -> str:
     """Return the CSRF token for forms, derived from the browser's cookie; empty if there is no cookie."""
-    cookies = connection.cookies
-    cookie = cookies.get(cookie_name(connection)) or form_cookie or cookies.get(FORM_COOKIE) or ""
+    cookie = form_cookie or _cookie_of_forms(connection)
     return hmac.new(cookie.encode("utf-8", "replace"), b"agentgit form", hashlib.sha256).hexdigest() if cookie else ""
 
 
-def new_form_cookie() -> str:
-    """Generate a value for the form cookie."""
-    return secrets.token_urlsafe(32)
+def _cookie_of_forms(connection: HTTPConnection) -> str:
+    return connection.cookies.get(cookie_name(connection)) or connection.cookies.get(FORM_COOKIE) or ""
+
+
+def new_form_cookie(connection: HTTPConnection) -> str | None:
+    """Generate a value for the form cookie; None if the browser has a cookie for its forms."""
+    return None if _cookie_of_forms(connection) else secrets.token_urlsafe(32)
 
 
 def require_same_site(request: Request, csrf: Annotated[str, Form(max_length=200)] = "") -> None:

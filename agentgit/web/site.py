@@ -1,17 +1,15 @@
-"""The state that all requests of one application share: authentication, host names, limits and metrics."""
+"""The state that all requests of one application share: authentication, host names and limits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
-from agentgit.web.authentication import Accounts, OwnerLink
+from agentgit.web.authentication import Authenticator
 from agentgit.web.event_stream import FeedCounter
-from agentgit.web.metrics import USER_KEY, Metrics
-from agentgit.web.proxies import Address, Proxies
+from agentgit.web.proxies import Address
 
 if TYPE_CHECKING:
     from agentgit.repository import Repository
@@ -25,29 +23,21 @@ SITE_KEY = "agentgit.site"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits for requests and connections."""
+    """The limits for the bytes of a request's body, and for the live feeds of a user."""
 
     body: int = 1_000_000
-    head: int = 16_384
-    seconds: float = 20.0
     feeds: int = 8
-    connections: int = 500
-    connections_each: int = 100
 
 
 @dataclass(kw_only=True)
 class Site:
     """The state of one application."""
 
-    authenticator: Accounts | OwnerLink
+    authenticator: Authenticator
     hosts: frozenset[str] | None = None
     insecure: bool = False
-    proxies: Proxies = field(default_factory=Proxies)
     public: Address | None = None
     limits: Limits = field(default_factory=Limits)
-    metrics_token: str | None = None
-    metrics: Metrics = field(default_factory=Metrics)
-    connections: Callable[[], int] | None = None
     is_closing: bool = False
     """True once the server is shutting down, so that live feeds end."""
 
@@ -64,11 +54,6 @@ def site_of(connection: HTTPConnection) -> Site:
     """Return the site of a request."""
     site: Site = connection.scope[SITE_KEY]
     return site
-
-
-def record_user(connection: HTTPConnection, user_id: int) -> None:
-    """Store the id of the user of a request, for the access log."""
-    connection.scope[USER_KEY] = user_id
 
 
 def name_of(host: str) -> str:

@@ -81,13 +81,13 @@ def _of(column, table, name=None):
 
 sa.Table(
     "tenant", TABLES,
-    _id("id", key=True), _words("name"), _moment("created_at"), _moment("tokens_revoked_at", null=True),
+    _id("id", key=True), _words("name"), _moment("created_at"),
     sa.Index(None, "name", unique=True),
 )  # fmt: skip
 _table(
     "user",
     _id("id", key=True), _words("name"), _moment("created_at"), _flag("is_admin", default=sa.text("false")),
-    _moment("disabled_at", null=True), _word("password", 255, null=True), _moment("tokens_revoked_at", null=True),
+    _moment("disabled_at", null=True),
     _unique("name"),
 )  # fmt: skip
 _table(
@@ -96,12 +96,6 @@ _table(
     _moment("expires_at", null=True), _moment("last_used_at", null=True), _moment("revoked_at", null=True),
     _of("user_id", "user"), _index("user_id", "id"),
 )  # fmt: skip
-_table(
-    "login_failure",
-    _bytes("subject", key=True), _number("failures"), _moment("blocked_until"), _moment("forget_at"),
-    _index("forget_at"),
-)  # fmt: skip
-_table("erased_name", _bytes("hash", key=True), _moment("erased_at"))
 
 
 # -- sessions, their branches and what those have

@@ -299,9 +299,9 @@ async def test_agentgits_routes_are_part_of_the_server(buyer, shop):
         editor = repo.users.add(f"editor-{session.id}")
         session.sharing.share(editor, role="editor")
         key = repo.keys.create("studio", user=editor, scopes=("write",)).secret
-    token = re.findall(r"/agentgit/enter\?token=(\S+)", shop.log.read_text())[-1]
+    token = re.findall(r"/agentgit/sign-in\?token=(\S+)", shop.log.read_text())[-1]
     with httpx.Client(follow_redirects=True) as browser:
-        assert buyer.thread in browser.get(f"{shop.address}/agentgit/enter", params={"token": token}).text
+        assert buyer.thread in browser.get(f"{shop.address}/agentgit/sign-in", params={"token": token}).text
     base = f"{shop.address}/agentgit/api/v1/sessions/{session.id}"
     assert httpx.get(f"{base}/tree").status_code == 401
     with httpx.Client(headers={"authorization": f"Bearer {key}"}) as web:

@@ -13,14 +13,14 @@ import pytest
 from chats import chatting
 from command_line import run
 from mcp_clients import connected
-from web_servers import quick_passwords, repo, told
+from web_servers import repo, told
 from web_visitors import ada
 
 import agentgit
 from agentgit import AgentGitError, RollbackIncomplete
 from agentgit.demo import EFFECTS, build
 
-__all__ = ["ada", "quick_passwords", "repo", "told"]  # the fixtures
+__all__ = ["ada", "repo", "told"]  # the fixtures
 
 BLOCKED = "send_mail(to='you@example.org', text='You pay 380 euros.'): it cannot be undone. "
 

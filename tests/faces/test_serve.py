@@ -24,14 +24,14 @@ from agentgit.web import OwnerLink, app
 
 
 @pytest.mark.long
-def test_serve_prints_a_login_link_and_shuts_down_cleanly(tmp_path):
-    """On SQLite, serve binds to localhost and prints a login link; SIGTERM ends live feeds and the server."""
+def test_serve_prints_a_sign_in_link_and_shuts_down_cleanly(tmp_path):
+    """On SQLite, serve binds to localhost and prints a sign-in link; SIGTERM ends live feeds and the server."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         repo.session("support-42", create=True)
     command = [sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", str(tmp_path / "agentgit.db")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:  # noqa: S603  # our own
         try:
-            found = re.search(r"http://127\.0\.0\.1:\d+/enter\?token=\S+", server.stderr.readline())
+            found = re.search(r"http://127\.0\.0\.1:\d+/sign-in\?token=\S+", server.stderr.readline())
             with httpx.Client(follow_redirects=True, timeout=120) as client:
                 page = client.get(found[0])
                 assert "support-42" in page.text
@@ -60,7 +60,7 @@ def test_serve_with_a_graph_edits_a_message_and_runs_it_again(tmp_path):
         httpx.Client(follow_redirects=True, timeout=120) as client,
     ):
         try:
-            found = re.search(r"http://127\.0\.0\.1:\d+/enter\?token=\S+", server.stderr.readline())
+            found = re.search(r"http://127\.0\.0\.1:\d+/sign-in\?token=\S+", server.stderr.readline())
             door, session = client.get(found[0]).url, repo.session("support-42")
             at, message = f"/sessions/{session.id}", session.branch("main-2").conversation_history[4]["id"]
             assert "/edit?" in client.get(door.join(at)).text
@@ -95,10 +95,10 @@ def test_serve_refuses_effects_without_a_graph_and_a_graph_that_does_not_exist(t
 
 
 @pytest.mark.long
-def test_serve_without_an_account_names_the_command_that_adds_one(tmp_path):
-    """With --accounts or a public host, serve refuses to start while no account exists."""
+def test_serve_without_a_user_names_the_command_that_adds_one(tmp_path):
+    """Behind a proxy or on a public host, serve refuses to start while there is no user."""
     agentgit.open(tmp_path / "agentgit.db").close()
-    for more in (["--accounts"], ["--host", "0.0.0.0"]):  # noqa: S104  # it is refused
+    for more in (["--trusted-proxy", "127.0.0.1"], ["--host", "0.0.0.0", "--no-proxy"]):  # noqa: S104  # it is refused
         _, said, code = command_line.run("serve", "--db", str(tmp_path / "agentgit.db"), *more)
         assert (code, "agentgit users add NAME" in said) == (2, True)
 
@@ -129,12 +129,12 @@ def test_the_application_can_be_mounted_in_another_application(tmp_path):
     """Mounted below a path, all links, forms, redirects and the API stay below it."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         repo.session("support-42", create=True)
-        link, host = OwnerLink(repo), FastAPI()
+        link, host = OwnerLink(), FastAPI()
         host.mount("/git", app(repo, link=link))
         client = TestClient(host, base_url="http://localhost", headers={"origin": "http://localhost"})
         door = client.get("/git/sessions", follow_redirects=False)
-        assert door.headers["location"] == "/git/login?next=/git/sessions"
-        page = client.get(f"/git/enter?token={link.token}")
+        assert door.headers["location"] == "/git/sign-in?next=/git/sessions"
+        page = client.get(f"/git/sign-in?token={link.token}")
         assert page.url.path == "/git/sessions"
         addresses = re.findall(r'(?:href|src|action|data-feed)="([^"#]+)', page.text)
         assert len(addresses) > 8
@@ -184,7 +184,7 @@ def test_a_rollback_on_a_page_brings_back_the_files_of_a_session_with_a_workspac
         httpx.Client(follow_redirects=True, timeout=120) as client,
     ):
         try:
-            found = re.search(r"http://127\.0\.0\.1:\d+/enter\?token=\S+", server.stderr.readline())
+            found = re.search(r"http://127\.0\.0\.1:\d+/sign-in\?token=\S+", server.stderr.readline())
             door, at = client.get(found[0]).url, f"/sessions/{session_id}/rollback"
             page = client.get(door.join(at), params={"to": "main#2"})
             assert "a.txt" in page.text

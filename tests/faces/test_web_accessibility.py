@@ -28,9 +28,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
         wide(repo, 40)
         mute = tool_node_graph(scripted("no", "no"), [])
         repo.rerun([one for one in repo.sessions() if one.session_name != "wide"], mute, name="rerun")
-        link = OwnerLink(repo)
+        link = OwnerLink()
         with served(app(repo, link=link, hosts=["127.0.0.1"])) as address:
-            yield SimpleNamespace(repo=repo, address=address, credential=link.log_in(link.token))
+            yield SimpleNamespace(repo=repo, address=address, credential=link.token)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def page(site: SimpleNamespace) -> Iterator[Page]:
 
 def paths(site: SimpleNamespace) -> dict[str, str]:
     """Return the path of each page, by a short name."""
-    found = {name: f"/{name}" for name in ("sessions", "audit", "help", "keys", "users", "join", "login", "nothing")}
+    found = {name: f"/{name}" for name in ("sessions", "audit", "help", "keys", "users", "join", "sign-in", "nothing")}
     for info in site.repo.sessions():
         name = info.session_name[:10]
         session = site.repo.session(info)

@@ -86,10 +86,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
         hostile(repo, folder)
         repo.users.add("x" * 120)
         repo.wrap(build(folder / "shop.db"), "support-42", effects=EFFECTS)  # no turn: the hostile one stays newest
-        link = OwnerLink(repo)
+        link = OwnerLink()
         made = app(repo, link=link, hosts=["127.0.0.1"])
         with served(made) as address:
-            credential = link.log_in(link.token)
+            credential = link.token
             yield SimpleNamespace(repo=repo, address=address, credential=credential, folder=folder)
 
 
@@ -183,7 +183,7 @@ def test_every_page_passes_the_accessibility_checks(pages, site, shots):
     """Each page, light and dark, has one h1, named controls, enough contrast and no overflowing line."""
     page = pages(viewport={"width": 1200, "height": 800})
     found = {
-        "sessions": "/sessions", "audit": "/audit", "help": "/help", "login": "/login", "keys": "/keys",
+        "sessions": "/sessions", "audit": "/audit", "help": "/help", "sign-in": "/sign-in", "keys": "/keys",
         "users": "/users", "join": "/join", "nothing": "/sessions?name=nothing",
     }  # fmt: skip
     for name, path in (found | paths(site.repo, "support")).items():

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, make_url, text
-from web_servers import PASSWORD, quick_passwords, served  # noqa: F401  # a fixture
+from web_servers import PASSWORD, served  # a fixture
 
 import agentgit
 from agentgit.web import Limits, app

@@ -11,12 +11,12 @@ from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from scripted import tool_node_graph
-from web_servers import PIXEL, quick_passwords, repo, told
+from web_servers import PIXEL, repo, told
 from web_visitors import ada
 
 from agentgit.demo import EFFECTS, ScriptedModel, build
 
-__all__ = ["ada", "quick_passwords", "repo", "told"]  # the fixtures
+__all__ = ["ada", "repo", "told"]  # the fixtures
 
 
 def test_images_of_messages_are_served_by_this_server(ada, repo, tmp_path):

@@ -13,7 +13,7 @@ import points
 import pytest
 from echo_graph import echo
 from scripted import tool_node_graph
-from web_servers import PIXEL, quick_passwords, repo, told
+from web_servers import PIXEL, repo, told
 from web_visitors import Visitor, ada, fields_of
 
 import agentgit
@@ -21,7 +21,7 @@ from agentgit import InvalidInput
 from agentgit.demo import EFFECTS, ScriptedModel, build
 from agentgit.web import app
 
-__all__ = ["ada", "quick_passwords", "repo", "told"]  # the fixtures
+__all__ = ["ada", "repo", "told"]  # the fixtures
 
 
 def test_a_fork_form_that_is_sent_twice_makes_one_branch(ada, repo):

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from web_servers import hostile, quick_passwords, story  # noqa: F401  # a fixture
+from web_servers import hostile, story  # a fixture
 
 import agentgit
 from agentgit.web import app
@@ -33,22 +33,18 @@ CHECKS = [
 
 BASE = "http://localhost/api/v1"
 
-PROXIES = ["10.0.0.0/24", "2001:db8::/64"]
 CONFIGURED = {
-    "by itself": {},
-    "behind proxies": {"trusted_proxies": PROXIES},
-    "behind proxies, for some names": {"trusted_proxies": PROXIES, "hosts": ["localhost", "git.example"]},
-    "with a public URL": {"trusted_proxies": PROXIES, "public_url": "https://git.example"},
+    "for any name": {},
+    "for some names": {"hosts": ["localhost", "git.example"]},
+    "with a public URL": {"public_url": "https://git.example"},
     "with a public URL on a port, below a path": {
-        "trusted_proxies": PROXIES,
         "public_url": "https://git.example:8443/below/it",
     },
     "with a public URL that is not closed": {
-        "trusted_proxies": PROXIES,
         "public_url": "http://git.example",
         "insecure": True,
     },
-    "for some names, not behind a proxy": {"hosts": ["git.example", "[::1]"]},
+    "for a name and an address": {"hosts": ["git.example", "[::1]"]},
 }
 """The configurations of the application that change how it treats request headers."""
 
@@ -205,7 +201,7 @@ VALUES = st.one_of(
     st.binary(max_size=40).map(lambda raw: raw.translate(None, b"\r\n\0").decode("latin-1").strip()),
 )
 
-OPEN = ["/login", "/below/it/login", "/healthz", "/readyz", "/static/agentgit.css", "/api/v1/openapi.json"]
+OPEN = ["/sign-in", "/below/it/sign-in", "/healthz", "/readyz", "/static/agentgit.css", "/api/v1/openapi.json"]
 PATHS = [
     *OPEN,
     "/",
@@ -213,7 +209,7 @@ PATHS = [
     "/static/app.css",
     "/api/v1/me",
     "/api/v1/sessions",
-    "/enter?token=x",
+    "/sign-in?token=x",
     "/join?token=%00",
     "/metrics",
     "/below/it/sessions",

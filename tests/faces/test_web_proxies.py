@@ -17,7 +17,7 @@ import jwt
 import pytest
 from fastapi.testclient import TestClient
 from real_proxies import NAME, browser, certify, nginx, started
-from web_servers import PASSWORD, free_port, quick_passwords, served, served_by_command  # noqa: F401  # a fixture
+from web_servers import PASSWORD, free_port, served, served_by_command  # a fixture
 
 import agentgit
 from agentgit import InvalidInput, Repository

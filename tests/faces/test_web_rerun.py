@@ -17,9 +17,9 @@ def visit():
         agent.run("add chair; add table")
         model = scripted(calls(call("add", item="chair"), call("add", item="sofa")), "<b>ordered</b>")
         agent.rerun(tool_node_graph(model, world.tools()))
-        link = OwnerLink(repo)
+        link = OwnerLink()
         client = TestClient(app(repo, link=link, hosts=["testserver"]))
-        client.cookies.set("agentgit-80", link.log_in(link.token))
+        client.cookies.set("agentgit-80", link.token)
         yield lambda path, status=200: read(client, f"/sessions/{agent.session.id}{path}", status)
 
 

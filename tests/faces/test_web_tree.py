@@ -27,10 +27,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
         hostile(repo, folder)
         wide(repo, 60)
         deep(repo, 25)
-        link = OwnerLink(repo)
+        link = OwnerLink()
         made = app(repo, link=link, hosts=["127.0.0.1", "testserver"])
         with served(made) as address:
-            credential = link.log_in(link.token)
+            credential = link.token
             client = TestClient(made)
             client.cookies.set("agentgit-80", credential)
             yield SimpleNamespace(repo=repo, address=address, credential=credential, client=client, folder=folder)

@@ -13,7 +13,7 @@ from scripted import World, call, scripted, tool_node_graph
 import agentgit
 from agentgit import Repository, RollbackAgent, Session
 from agentgit.agents.described_graph import DescribedGraph
-from agentgit.auth.principal import EDITOR, FORKER, OWNER, VIEWER
+from agentgit.auth.principal import EDITOR, OWNER, VIEWER
 from agentgit.checkpoints.retention import Retention
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import SessionAccess
@@ -29,9 +29,9 @@ ADMIN = "admin"
 OWN = "own"
 """The entry of verbs that need no role, since they concern only the user's own data or no stored data."""
 
-SHORT = {VIEWER: "eve", FORKER: "vic", EDITOR: "fay", OWNER: "ed", ADMIN: "olga"}
+SHORT = {VIEWER: "eve", EDITOR: "vic", OWNER: "ed", ADMIN: "olga"}
 """For each role, a user whose role is one lower; `ENOUGH` has a user with exactly that role."""
-ENOUGH = {VIEWER: "vic", FORKER: "fay", EDITOR: "ed", OWNER: "olga", ADMIN: "local"}
+ENOUGH = {VIEWER: "vic", EDITOR: "ed", OWNER: "olga", ADMIN: "local"}
 
 
 def at(handle, world):
@@ -53,7 +53,6 @@ VERBS = {
     "Repository.import_": (OWN, None),
     "Repository.import_langgraph": (OWN, None),
     "Repository.keys": (OWN, None),
-    "Repository.login": (OWN, None),
     "Repository.maintenance": (OWN, None),
     "Repository.operation": (VIEWER, lambda r, w: r.operation(w.operation)),
     "Repository.report": (VIEWER, lambda r, w: r.report(w.operation)),
@@ -63,7 +62,7 @@ VERBS = {
     "Repository.resume": (EDITOR, lambda r, w: r.resume(w.operation)),
     "Repository.revoke_link": (OWNER, lambda r, w: r.revoke_link(w.link)),
     "Repository.session": (VIEWER, lambda r, w: r.session(S)),
-    "Repository.session(create)": (FORKER, lambda r, w: r.session("mine", create=True, template="ada/s@main#2")),
+    "Repository.session(create)": (VIEWER, lambda r, w: r.session("mine", create=True, template="ada/s@main#2")),
     "Repository.sessions": (OWN, None),
     "Repository.trust": (OWN, None),
     "Repository.user": (OWN, None),
@@ -150,11 +149,10 @@ VERBS = {
     "Users.disable": (ADMIN, lambda r, w: r.users.disable("guest")),
     "Users.enable": (ADMIN, lambda r, w: r.users.enable("guest")),
     "Users.find": (ADMIN, lambda r, w: r.users.find("ada")),
-    "Users.revoke_tokens": (ADMIN, lambda r, w: r.users.revoke_tokens("guest")),
-    "Users.set_password": (ADMIN, lambda r, w: r.users.set_password("guest", None)),
+    "Users.create_link": (ADMIN, lambda r, w: r.users.create_link("guest")),
+    "Users.sign_in": (OWN, None),
     "Keys.list": (ADMIN, lambda r, w: r.keys.list("ada")),
     "Keys.create": (ADMIN, lambda r, w: r.keys.create("a key", user="ada")),
-    "Keys.device": (OWN, None),
     "Keys.revoke": (OWN, None),
     "Session.delete": (OWNER, lambda r, w: at(r, w).delete()),  # last, because it deletes the session
 }
@@ -250,7 +248,7 @@ def world(database):
     def wrap(handle, name=S):
         return handle.wrap(tool_node_graph(model, things.tools()), name, effects=things.effects())
 
-    users = {name: repo.users.add(name) for name in ("ada", "vic", "fay", "ed", "olga", "eve", "guest", "spare")}
+    users = {name: repo.users.add(name) for name in ("ada", "vic", "ed", "olga", "eve", "guest", "spare")}
     handles = {name: repo.as_user(user) for name, user in users.items()} | {"local": repo}
     ada = handles["ada"]
     agent = wrap(ada, "s")
@@ -261,7 +259,7 @@ def world(database):
     agent.fork("main#1", name="merged")
     agent.rerun(name="again")
     ada.session("s").tag("main#2", "v1")
-    for name, role in (("vic", VIEWER), ("fay", FORKER), ("ed", EDITOR), ("olga", OWNER), ("guest", VIEWER)):
+    for name, role in (("vic", VIEWER), ("ed", EDITOR), ("olga", OWNER), ("guest", VIEWER)):
         ada.session("s").sharing.share(name, role)
     with repo:
         yield SimpleNamespace(
@@ -301,7 +299,7 @@ def test_a_user_without_a_role_cannot_find_the_session(world):
     """Every verb raises the NotFound of a missing session for a user without a role, and reveals nothing."""
     eve, wrong = world.handles["eve"], {}
     for name, (needs, ask) in VERBS.items():
-        if needs in (VIEWER, FORKER, EDITOR, OWNER):
+        if needs in (VIEWER, EDITOR, OWNER):
             found = outcome(lambda ask=ask: ask(eve, world))
             if found is None or found[0] != "NotFound" or "chair" in found[1] or "Did you mean" in found[1]:
                 wrong[name] = found
@@ -321,7 +319,7 @@ def test_a_user_one_role_short_is_refused_and_recorded(world):
     )
     wrong = {}
     for name, (needs, ask) in VERBS.items():
-        if needs in (FORKER, EDITOR, OWNER, ADMIN):
+        if needs in (EDITOR, OWNER, ADMIN):
             short = world.handles[SHORT[needs]]
             denied = count(world, needs)
             found = outcome(lambda ask=ask, short=short: ask(short, world))

@@ -136,7 +136,7 @@ def test_an_unprivileged_role_erases_and_reports_the_missing_vacuum(database, tm
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         for handle in (ada, bob):
             works(handle, "s")
-        ada.session("s").sharing.share("bob", "forker")
+        ada.session("s").sharing.share("bob", "viewer")
         bob.session("copied", create=True, template="ada/s@finished")
         before = bob.session("s").branch().conversation_history
         done = ada.session("s").delete()

@@ -65,9 +65,7 @@ def test_a_failed_pipeline_reports_its_error_and_logs_nothing(postgres_url, capl
 
     def add(connection, *ids):
         for id in ids:
-            taken.run(
-                connection, {"id": id, "name": f"{id}", "created_at": datetime.now(UTC), "tokens_revoked_at": None}
-            )
+            taken.run(connection, {"id": id, "name": f"{id}", "created_at": datetime.now(UTC)})
 
     def write(database, *ids):
         def work():

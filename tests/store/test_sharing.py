@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 import agentgit
 from agentgit.auth.sharing import link_parts
-from agentgit.errors import Ambiguous, InvalidInput, NotAllowed, NotFound
+from agentgit.errors import Ambiguous, InvalidInput, NotFound
 from agentgit.store.sql.tables import SESSION_LINK, SESSION_MEMBER
 
 
@@ -67,13 +67,12 @@ def test_an_expired_role_is_refused_even_for_an_open_agent(repo, people):
     assert (bob.sessions(), ada.session("s").sharing.members(), len(ada.session("s").tool_track())) == ([], [], 2)
 
 
-def test_a_fork_of_a_shared_session_belongs_to_the_forker(people):
-    """A forker starts an own session from a checkpoint of a shared one, with a separate world."""
+def test_a_session_started_from_a_shared_one_belongs_to_who_started_it(people):
+    """A viewer starts an own session from a checkpoint of a shared one, with a separate world."""
     ada, bob, _ = people.values()
-    ada.session("s").sharing.share("bob", "viewer")
-    with pytest.raises(NotAllowed):
+    with pytest.raises(NotFound):
         wrap(bob, "mine", template="ada/s@main#2")
-    ada.session("s").sharing.share("bob", "forker")
+    ada.session("s").sharing.share("bob", "viewer")
     agent = wrap(bob, "mine", template="ada/s@main#2")
     agent.run("add sofa")
     assert bob.session("mine").info.is_own
@@ -86,17 +85,17 @@ def test_a_fork_of_a_shared_session_belongs_to_the_forker(people):
 def test_a_share_link_admits_users_until_it_is_revoked(repo, people):
     """A link admits users until it is revoked, which removes them, and its token is stored nowhere."""
     ada, bob, cy = people.values()
-    link = ada.session("s").sharing.create_link("forker")
+    link = ada.session("s").sharing.create_link("editor")
     assert link.token not in repr(link)
     secret = link_parts(link.token)[1]
     with backend.reading(repo) as connection:
         assert bytes(connection.execute(select(SESSION_LINK.c.hash)).scalar_one()) == sha256(secret.encode()).digest()
     for one in (bob, cy):
-        assert one.accept(link.token).info.role == "forker"
+        assert one.accept(link.token).info.role == "editor"
     assert ada.accept(link.token).info.role == "owner"
     assert [one.link_id for one in ada.session("s").sharing.members()] == [link.id] * 2
     ada.session("s").sharing.share("cy", "viewer")
-    assert cy.session("ada/s").info.role == "forker"
+    assert cy.session("ada/s").info.role == "editor"
     assert ada.revoke_link(link).revoked_at is not None
     assert (bob.sessions(), cy.session("ada/s").info.role) == ([], "viewer")
     for token in (link.token, link.token[:-1] + "!", "", "agitlink_zz", None, "\0"):

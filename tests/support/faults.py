@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -298,11 +297,6 @@ def as_a_file_was_written(path: bytes, act: Callable[[], Any]) -> AbstractContex
 
 
 # -- other settings
-
-
-def long_login_pauses() -> AbstractContextManager[None]:
-    """Make the pause after too many wrong passwords longer than any test."""
-    return setting(points.FIRST_PAUSE_OF_LOGINS, timedelta(minutes=2))
 
 
 def quick_feeds() -> AbstractContextManager[None]:

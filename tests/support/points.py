@@ -107,7 +107,6 @@ ERASE_LAST_ADMIN = Point("store.maintenance.erasure", "_lock_and_measure")
 END_SHARED_LINKS = Point("store.records.session_access", "delete")
 THIN_OUT = Point("repository.maintenance", "Maintenance._thin_all")
 WRITE_EVENT = Point("store.audit.trail", "_row")
-LOCK_USER = Point("store.records.users", "UserStore.lock")
 GRANT_RIGHTS = Point("store.schema.roles", "_grant")
 
 # -- files
@@ -142,7 +141,6 @@ def is_exchange(arguments: tuple[Any, ...]) -> bool:
 POOL_SECONDS = Point("store.sql.postgres", "POOL_SECONDS")
 IDLE_SECONDS = Point("store.sql.postgres", "IDLE_SECONDS")
 SECONDS_PER_LEASE = Point("store.sql.process", "PER_LEASE")
-FIRST_PAUSE_OF_LOGINS = Point("store.records.login_attempts", "FIRST_PAUSE")
 SECONDS_BETWEEN_LOOKS_OF_FEEDS = Point("web.event_stream", "POLL_SECONDS")
 
 # -- settings of this process
@@ -151,8 +149,6 @@ NAME_OF_MACHINE = Point("store.sql.process", "_here")
 OPENTELEMETRY = Point("tracing", "_api")
 FOLDS_OF_DELTA_CHANNELS = Point("saver.config", "folds")
 NEW_ID_OF_EVENT = Point("store.audit.trail", "new_id")
-PASSWORD_HASHER = Point("auth.credentials", "_hasher")
-HASH_OF_NOBODY = Point("auth.credentials", "_dummy_hash")
 PAGES_RUN_TURN = Point("web.pages.actions", "_run")
 PAGES_BRANCH_IS_NEW = Point("web.pages.actions", "_is_new")
 RESERVE_RUN_OF_PAGES = Point("web.pages.actions", "_reserve_run")

@@ -12,19 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import points
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from pwdlib import PasswordHash
-from pwdlib.hashers.argon2 import Argon2Hasher
 
 import agentgit
 from agentgit import Repository
 from agentgit.demo import EFFECTS, build
 from agentgit.web.server import Server, serve
-
-PASSWORD = "correct horse battery staple"  # noqa: S105  # of accounts that the tests make
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYPj/HwADAgH/eL9GtQAAAABJRU5ErkJggg=="
 """A PNG image of one pixel, in base64."""
@@ -41,24 +36,13 @@ def free_port() -> int:
     raise AssertionError("a hundred ports are taken")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_passwords() -> Iterator[None]:
-    """Make password checks fast in each module that imports this fixture; separate tests cover the slow hash."""
-    hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=8, parallelism=1),))
-    nobody = hasher.hash("of nobody")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(*points.PASSWORD_HASHER.place, lambda: hasher)
-        patch.setattr(*points.HASH_OF_NOBODY.place, lambda: nobody)
-        yield
-
-
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a database with the demo session of ada, and the user bob, for tests to copy."""
     folder = tmp_path_factory.mktemp("told")
     with agentgit.open(folder / "agentgit.db") as operator:
-        operator.users.add("ada", PASSWORD, is_admin=True)
-        operator.users.add("bob", PASSWORD)
+        operator.users.add("ada", is_admin=True)
+        operator.users.add("bob")
     story(folder, "ada").close()
     return folder
 

@@ -1,4 +1,4 @@
-"""A logged-in browser without a window, that follows links and fills in forms."""
+"""A signed-in browser without a window, that follows links and fills in forms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentgit.web import app
 
 
 class Visitor:
-    """A logged-in browser that fills in forms.
+    """A signed-in browser that fills in forms.
 
     Args:
         repo: The repository, as the user of the browser.
@@ -39,6 +39,17 @@ class Visitor:
         return answer
 
 
+def mark(page: httpx.Response) -> str:
+    """Return the CSRF token in the forms of a page."""
+    return re.search(r'name="csrf" value="([0-9a-f]{64})"', page.text)[1]
+
+
+def sign_in(client: httpx.Client, key: str, headers: dict[str, str] | None = None, **more: str) -> httpx.Response:
+    """Send the form of the sign-in page."""
+    form = {"key": key, "csrf": mark(client.get("/sign-in", headers=headers)), **more}
+    return client.post("/sign-in", data=form, headers=headers)
+
+
 def fields_of(page: httpx.Response, action: str | None = None) -> dict[str, str]:
     """Return the hidden fields of the first form of a page with an action; None is the path of the page."""
     action = re.escape(action or page.url.path)
@@ -48,5 +59,5 @@ def fields_of(page: httpx.Response, action: str | None = None) -> dict[str, str]
 
 @pytest.fixture
 def ada(repo: agentgit.Repository) -> Visitor:
-    """Log in as the owner of the session."""
+    """Sign in as the owner of the session."""
     return Visitor(repo)

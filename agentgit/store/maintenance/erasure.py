@@ -104,8 +104,6 @@ def erase_user(store: Store, connection: Connection, user: User, by_user_id: int
                 connection, table, table.c.tenant_id == store.tenant_id, table.c.user_id == user_id
             )
     row_counts += _delete_from(connection, USER, USER.c.tenant_id == store.tenant_id, USER.c.id == user_id)
-    store.login_attempts.delete_failures(connection, user.name)
-    store.users.record_erased_name(connection, user.name)
     erased_data = _finish_erasure(store, connection, row_counts, value_bytes)
     record_event(
         connection, store.tenant_id, "user.erased", user_id=by_user_id, erased=user_id, rows=row_counts.total()

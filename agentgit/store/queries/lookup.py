@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.auth import Principal
-from agentgit.auth.principal import ADMIN, FORKER, OWNER, SCOPE_OF_ROLE, VIEWER, Role, allows, widest
+from agentgit.auth.principal import ADMIN, OWNER, SCOPE_OF_ROLE, VIEWER, Role, allows, widest
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.queries import Filter
 from agentgit.errors import Ambiguous, InvalidInput, NotAllowed, NotFound
@@ -49,9 +49,10 @@ class Lookup:
 
     def check_valid(self, connection: Connection) -> None:
         """Check that the principal's access is still valid. No-op for a user who opened the database itself."""
-        if self.principal.since is not None and not self.store.users.is_valid(connection, self.principal):
+        if not self.principal.is_operator and not self.store.users.is_valid(connection, self.principal):
             raise self.refusal(
-                "This credential has expired or was revoked. Log in again, or ask an admin for a new key.", why="ended"
+                "This credential has expired or was revoked. Create another key, or ask an admin for a sign-in link.",
+                why="ended",
             )
 
     def require_scope(self, connection: Connection, scope: str) -> None:
@@ -84,7 +85,7 @@ class Lookup:
 
     def needs_no_check(self, session_id: int) -> bool:
         """Return whether a session needs no check: it is the principal's own, and its access cannot be revoked."""
-        return self.principal.since is None and self._own.get(session_id) is not None
+        return self.principal.is_operator and self._own.get(session_id) is not None
 
     def _expect(self, role: Role, required_role: Role, session_id: int) -> None:
         if SCOPE_OF_ROLE[required_role] not in self.principal.scopes:
@@ -224,13 +225,11 @@ class Lookup:
     ) -> StoredRow:
         """Find the checkpoint before a user message by the message id.
 
-        Other references resolve as in `checkpoint`. A Checkpoint or its id may belong to another session in which the
-        principal is at least a forker.
+        Other references resolve as in `checkpoint`. A Checkpoint or its id may belong to another session that the
+        principal can see.
         """
         if not isinstance(ref, str):
             other_session = self.session_of(connection, ref)
-            if other_session is not None and other_session.id != session.id:
-                self._expect(other_session.role, FORKER, other_session.id)
             return self.checkpoint(connection, other_session or session, branch, ref)
         if row := self._find_by_message(connection, session, branch, ref.removeprefix(references.MESSAGE_PREFIX)):
             return row

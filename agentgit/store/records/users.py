@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, Select, and_, bindparam, or_, select, update
 
 from agentgit.auth import Principal, User
-from agentgit.auth.credentials import BROWSER_KEY_NAME, ApiKey, NewKey, key_text
-from agentgit.auth.principal import widest, with_included_scopes
+from agentgit.auth.credentials import ApiKey, NewKey, key_parts, key_text
+from agentgit.auth.principal import SIGN_IN, widest, with_included_scopes
 from agentgit.auth.sharing import hash_of, is_secret_of, new_secret
 from agentgit.errors import NotAllowed
 from agentgit.store.audit.trail import record_event
-from agentgit.store.records.login_attempts import subject_hash
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import is_id, new_id
-from agentgit.store.sql.tables import API_KEY, ERASED_NAME, TENANT, USER
+from agentgit.store.sql.tables import API_KEY, USER
 from agentgit.store.sql.writes import insert_rows, update_rows
 
 
@@ -81,78 +80,25 @@ class UserStore:
         condition = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
         update_rows(connection, USER, condition, **values)
 
-    def password_hash(self, connection: Connection, user_id: int) -> str | None:
-        """Read the hash of a user's password; None if the user has no password."""
-        condition = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
-        row = connection.execute(select(USER).where(condition).limit(1)).first()
-        return row.password if row is not None else None
-
-    def revoke_tokens(self, connection: Connection, user_id: int | None, except_key_id: int | None = None) -> None:
-        """Revoke the logins and tokens that were issued before now, and the keys of browsers."""
-        browser_keys = [
-            API_KEY.c.tenant_id == self.tenant_id,
-            API_KEY.c.name == BROWSER_KEY_NAME,
-            API_KEY.c.revoked_at.is_(None),
-        ]
-        if user_id is None:
-            now = datetime.now(UTC)
-            connection.execute(update(TENANT).where(TENANT.c.id == self.tenant_id).values(tokens_revoked_at=now))
-        else:
-            self.lock(connection, user_id)
-            # After the lock: a concurrent login has either ended, and is revoked, or waits for this transaction.
-            now = datetime.now(UTC)
-            self.change(connection, user_id, {"tokens_revoked_at": now})
-            browser_keys.append(API_KEY.c.user_id == user_id)
-        update_rows(connection, API_KEY, *browser_keys, API_KEY.c.id != (except_key_id or 0), revoked_at=now)
-
-    def set_password(
-        self, connection: Connection, user_id: int, password_hash: str | None, except_key_id: int | None = None
-    ) -> None:
-        """Change the stored password of a user, and revoke their tokens as `revoke_tokens` does."""
-        self.revoke_tokens(connection, user_id, except_key_id)
-        self.change(connection, user_id, {"password": password_hash})
-
-    def record_erased_name(self, connection: Connection, name: str) -> None:
-        """Record that a user of this name is erased now. Only a hash of the name is stored."""
-        conditions, now = self._erased_name_conditions(name), datetime.now(UTC)
-        if connection.execute(update(ERASED_NAME).where(*conditions).values(erased_at=now)).rowcount == 0:
-            row = {"tenant_id": self.tenant_id, "hash": self._name_hash(name), "erased_at": now}
-            connection.execute(insert(ERASED_NAME), row)
-
-    def is_issued_to_erased_user(self, connection: Connection, name: str, issued_at: datetime) -> bool:
-        """Return whether a token issued for this name at this time belongs to a user who has since been erased."""
-        erased_at = connection.execute(
-            select(ERASED_NAME.c.erased_at).where(*self._erased_name_conditions(name))
-        ).scalar()
-        return erased_at is not None and issued_at <= erased_at
-
-    def _erased_name_conditions(self, name: str) -> tuple[Any, Any]:
-        return ERASED_NAME.c.tenant_id == self.tenant_id, ERASED_NAME.c.hash == self._name_hash(name)
-
-    def _name_hash(self, name: str) -> bytes:
-        return subject_hash(self.tenant_id, "erased", name)
-
     def is_valid(self, connection: Connection, principal: Principal) -> bool:
         """Return whether a principal's access is still valid.
 
         Takes one query by primary keys, and a second one if an admin acts as the user.
         """
-        if principal.since is None:
+        if principal.is_operator:
             return True
         if principal.by is not None and not self.is_valid(connection, principal.by):
             return False
-        now = datetime.now(UTC)
         parameters = {"tenant": self.tenant_id, "user": principal.user.id, "key": principal.key_id or 0}
         row = _ACCESS_STATUS.first(connection, parameters)
-        if row is None or row.disabled_at is not None or _is_over(principal.until, now):
+        if row is None or row.disabled_at is not None:
             return False
-        if principal.key_id is not None:
-            return row.key_id is not None and row.revoked_at is None and not _is_over(row.expires_at, now)
-        return all(revoked_at is None or principal.since >= revoked_at for revoked_at in (row.of_user, row.of_tenant))
+        return principal.key_id is None or (row.key_id is not None and _is_usable(row))
 
 
-def _is_over(end: datetime | None, now: datetime) -> bool:
-    return end is not None and end <= now
+def _is_usable(key: Any) -> bool:
+    """Return whether a row of a key is neither revoked nor expired."""
+    return key.revoked_at is None and (key.expires_at is None or key.expires_at > datetime.now(UTC))
 
 
 def _user_from_row(row: Any) -> User:
@@ -162,16 +108,9 @@ def _user_from_row(row: Any) -> User:
 
 
 _ACCESS_STATUS = CompiledStatement(
-    select(
-        USER.c.disabled_at,
-        USER.c.tokens_revoked_at.label("of_user"),
-        TENANT.c.tokens_revoked_at.label("of_tenant"),
-        API_KEY.c.id.label("key_id"),
-        API_KEY.c.revoked_at,
-        API_KEY.c.expires_at,
-    )
+    select(USER.c.disabled_at, API_KEY.c.id.label("key_id"), API_KEY.c.revoked_at, API_KEY.c.expires_at)
     .select_from(
-        USER.join(TENANT, TENANT.c.id == USER.c.tenant_id).outerjoin(
+        USER.outerjoin(
             API_KEY,
             and_(
                 API_KEY.c.tenant_id == USER.c.tenant_id,
@@ -203,7 +142,7 @@ class ApiKeyStore:
         expires_at: datetime | None,
         by_user_id: int,
     ) -> NewKey:
-        """Create a key. Its text is only in the returned value and cannot be read again."""
+        """Create a key, or a link without scopes. Its text is only in the returned value and cannot be read again."""
         key_id, secret, now = new_id(), new_secret(), datetime.now(UTC)
         row = {
             "tenant_id": self.tenant_id,
@@ -243,12 +182,12 @@ class ApiKeyStore:
     def _load_row(self, connection: Connection, key_id: int) -> Any:
         return connection.execute(select(API_KEY).where(*self._key_conditions(key_id)).limit(1)).first()
 
-    def find_by_secret(self, connection: Connection, key_id: int, secret: str) -> ApiKey | None:
-        """Find a key by its id and secret; None if the secret is wrong or the key is not valid."""
-        row = self._load_row(connection, key_id)
-        if row is None or not is_secret_of(secret, bytes(row.hash)) or row.revoked_at is not None:
-            return None
-        return _key_from_row(row) if row.expires_at is None or row.expires_at > datetime.now(UTC) else None
+    def find_by_text(self, connection: Connection, text: object) -> ApiKey | None:
+        """Find the key or the sign-in link with this text; None if there is none, or it is revoked or expired."""
+        tenant_id, key_id, secret = key_parts(text)
+        row = self._load_row(connection, key_id) if tenant_id == self.tenant_id else None
+        is_valid = row is not None and is_secret_of(secret, bytes(row.hash)) and _is_usable(row)
+        return _key_from_row(row) if is_valid else None
 
     def is_use_due(self, key: ApiKey) -> bool:
         """Return whether the last use of a key is due to be recorded."""
@@ -260,11 +199,13 @@ class ApiKeyStore:
         is_due = or_(API_KEY.c.last_used_at.is_(None), API_KEY.c.last_used_at < now - USE_RECORD_INTERVAL)
         connection.execute(update(API_KEY).where(*self._key_conditions(key_id), is_due).values(last_used_at=now))
 
-    def revoke(self, connection: Connection, key_id: int, by_user_id: int) -> None:
-        """Revoke a key immediately. No-op if it is already revoked."""
+    def revoke(self, connection: Connection, key_id: int, by_user_id: int) -> bool:
+        """Revoke a key immediately; False if it was already revoked."""
         conditions = (*self._key_conditions(key_id), API_KEY.c.revoked_at.is_(None))
-        if update_rows(connection, API_KEY, *conditions, revoked_at=datetime.now(UTC)):
+        is_changed = bool(update_rows(connection, API_KEY, *conditions, revoked_at=datetime.now(UTC)))
+        if is_changed:
             record_event(connection, self.tenant_id, "key.revoked", user_id=by_user_id, key=key_id)
+        return is_changed
 
     def _key_conditions(self, key_id: int) -> tuple[Any, ...]:
         return API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.id == key_id
@@ -275,7 +216,7 @@ def _key_from_row(row: Any) -> ApiKey:
         id=row.id,
         user_id=row.user_id,
         name=row.name,
-        scopes=with_included_scopes(row.scope),
+        scopes=with_included_scopes(row.scope) if row.scope != SIGN_IN else frozenset(),
         created_at=row.created_at,
         expires_at=row.expires_at,
         last_used_at=row.last_used_at,

@@ -40,14 +40,10 @@ class TenantRow(TableRow, table=True):
     id: int = column.bigint(primary_key=True)
     name: str = column.safe_text()
     created_at: datetime = column.timestamp()
-    tokens_revoked_at: datetime | None = column.timestamp(nullable=True)
 
 
 class UserRow(TableRow, table=True):
-    """A user, who owns sessions and makes checkpoints.
-
-    `password` is an argon2 hash in its encoded form. A user without one cannot log in by password.
-    """
+    """A user, who owns sessions and makes checkpoints."""
 
     __tablename__ = "user"
     __table_args__ = (UniqueConstraint("tenant_id", "name"),)
@@ -58,12 +54,10 @@ class UserRow(TableRow, table=True):
     created_at: datetime = column.timestamp()
     is_admin: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
     disabled_at: datetime | None = column.timestamp(nullable=True)
-    password: str | None = column.string(255, nullable=True)
-    tokens_revoked_at: datetime | None = column.timestamp(nullable=True)
 
 
 class ApiKeyRow(TableRow, table=True):
-    """A key that a program presents instead of a password. Only the SHA-256 of its secret is stored."""
+    """An API key, or a link that gives a browser one. Only the SHA-256 of its secret is stored."""
 
     __tablename__ = "api_key"
     __table_args__ = (Index(None, "tenant_id", "user_id", "id"), tenant_foreign_key("user_id", "user"))
@@ -78,32 +72,6 @@ class ApiKeyRow(TableRow, table=True):
     expires_at: datetime | None = column.timestamp(nullable=True)
     last_used_at: datetime | None = column.timestamp(nullable=True)
     revoked_at: datetime | None = column.timestamp(nullable=True)
-
-
-class LoginFailureRow(TableRow, table=True):
-    """The failed logins for one name or address. `subject` is the hash of that name or address."""
-
-    __tablename__ = "login_failure"
-    __table_args__ = (Index(None, "tenant_id", "forget_at"),)
-
-    tenant_id: int = column.bigint(primary_key=True)
-    subject: bytes = column.binary(primary_key=True)
-    failures: int = column.integer()
-    blocked_until: datetime = column.timestamp()
-    forget_at: datetime = column.timestamp()
-
-
-class ErasedNameRow(TableRow, table=True):
-    """The time at which the last user with a name was erased.
-
-    Tokens from before that time belong to nobody. `hash` is the hash of the name.
-    """
-
-    __tablename__ = "erased_name"
-
-    tenant_id: int = column.bigint(primary_key=True)
-    hash: bytes = column.binary(primary_key=True)
-    erased_at: datetime = column.timestamp()
 
 
 class ExternalSessionRow(TableRow, table=True):
@@ -535,8 +503,6 @@ def table_of(row_class: type[TableRow]) -> Table:
 TENANT = table_of(TenantRow)
 USER = table_of(UserRow)
 API_KEY = table_of(ApiKeyRow)
-LOGIN_FAILURE = table_of(LoginFailureRow)
-ERASED_NAME = table_of(ErasedNameRow)
 SESSION = table_of(ExternalSessionRow)
 SESSION_MEMBER = table_of(SessionMemberRow)
 SESSION_LINK = table_of(SessionLinkRow)

@@ -14,13 +14,13 @@ from agentgit.errors import NotAllowed
 from agentgit.repository import Repository
 from agentgit.web.problems import MEDIA_TYPE, Unauthenticated
 from agentgit.web.security import SAFE_METHODS, cookie_name
-from agentgit.web.site import record_user, site_of
+from agentgit.web.site import site_of
 
 T = TypeVar("T")
 
 MAX_ID = 2**53 - 1
 
-BEARER = HTTPBearer(auto_error=False, description="An API key (`agit_…`) or a JWT.")
+BEARER = HTTPBearer(auto_error=False, description="An API key (`agit_…`).")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
 
 AUTHENTICATION_HELP = (
@@ -40,29 +40,20 @@ CheckpointId = Annotated[int | None, Query(ge=1, le=MAX_ID, description="The id 
 BranchName = Annotated[str | None, Query(max_length=300, description="The branch; by default the current one.")]
 
 
-def bearer_of(request: Request, bearer: Bearer) -> str:
-    """Return the credential of a request: the `Authorization` header or, for safe methods, the cookie."""
-    if bearer is not None:
-        return bearer.credentials
-    cookie = request.cookies.get(cookie_name(request)) if request.method in SAFE_METHODS else None
-    if cookie is None:
+def caller_of(request: Request, bearer: Bearer) -> Repository:
+    """Return the repository, bound to the user of the key, or for safe methods to that of the proxy or the cookie."""
+    authenticator = site_of(request).authenticator
+    credential = bearer.credentials if bearer is not None else None
+    if credential is None and request.method in SAFE_METHODS:  # other sites can make a browser send the rest
+        if (repo := authenticator.by_proxy(request)) is not None:
+            return repo
+        credential = request.cookies.get(cookie_name(request))
+    if credential is None:
         raise Unauthenticated(f"Not authenticated. {AUTHENTICATION_HELP}")
-    return cookie
-
-
-Credential = Annotated[str, Depends(bearer_of)]
-
-
-def caller_of(request: Request, credential: Credential) -> Repository:
-    """Return the repository, bound to the user of the credential."""
     try:
-        repo = site_of(request).authenticator.repository(credential)
+        return authenticator.by_credential(credential)
     except NotAllowed as error:
-        if hasattr(error, "retry_after"):
-            raise
         raise Unauthenticated(str(error)) from error
-    record_user(request, repo.user.id)
-    return repo
 
 
 Caller = Annotated[Repository, Depends(caller_of)]
@@ -81,7 +72,6 @@ def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
         401: "Not authenticated.",
         403: "Not allowed.",
         404: "Not found, or not visible to you.",
-        408: "The request took too long to arrive.",
         409: "A conflict. Nothing was changed, unless the problem has a report.",
         413: "The request is too large.",
         422: "The request is not valid.",
@@ -90,7 +80,7 @@ def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
         503: "The database is unavailable.",
     }
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    common_statuses = (400, 401, 403, 404, 408, 413, 422, 500, 503)
+    common_statuses = (400, 401, 403, 404, 413, 422, 500, 503)
     return {
         status: {"description": descriptions[status], "content": content}
         for status in sorted({*common_statuses, *statuses})

@@ -16,7 +16,7 @@ from agentgit.repository import Repository
 from agentgit.repository.events import PAGE
 from agentgit.sessions.events import Event
 from agentgit.web.api import responses
-from agentgit.web.api.dependencies import MAX_ID, Caller, Credential, Limit, failures
+from agentgit.web.api.dependencies import MAX_ID, Caller, Limit, failures
 from agentgit.web.api.responses import JsonResponse
 from agentgit.web.event_stream import TooManyFeeds, feed
 from agentgit.web.site import Site, site_of
@@ -50,7 +50,6 @@ def list_events(
 def follow_events(
     request: Request,
     caller: Caller,
-    credential: Credential,
     session: OfSession = None,
     after: Annotated[str | None, Query(max_length=50, description="The cursor of your last event.")] = None,
     last_event_id: Annotated[str | None, Header(max_length=50)] = None,
@@ -58,9 +57,7 @@ def follow_events(
     """Stream events as they happen. To continue, send the cursor of your last event in the header `Last-Event-ID`."""
     start = last_event_id or after
     site = site_of(request)
-    return live(
-        site, caller, session, start, lambda: site.is_closing or site.authenticator.has_ended(caller, credential)
-    )
+    return live(site, caller, session, start, lambda: site.is_closing)
 
 
 def live(

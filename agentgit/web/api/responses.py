@@ -81,7 +81,7 @@ class JsonResponse(Response):
 
 
 class Me(BaseModel):
-    """The user who is logged in."""
+    """The user who is signed in."""
 
     id: int
     name: str

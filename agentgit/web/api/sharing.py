@@ -20,7 +20,7 @@ router = APIRouter(tags=["sharing"])
 
 MAX_SECONDS = 100 * 366 * 86_400
 Seconds = Annotated[int | None, Field(ge=1, le=MAX_SECONDS, description="Seconds until expiry; null is never.")]
-Role = Literal["viewer", "forker", "editor", "owner"]
+Role = Literal["viewer", "editor", "owner"]
 
 
 MemberAnswer = model_of_dataclass("Member", Member)
@@ -40,7 +40,7 @@ class Share(RequestBody):
 class NewLink(RequestBody):
     """A share link to create."""
 
-    role: Literal["viewer", "forker", "editor"] = "viewer"
+    role: Literal["viewer", "editor"] = "viewer"
     expires_in: Seconds = 7 * 86_400
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from agentgit.errors import AgentGitError, RollbackBlocked
 from agentgit.web import problems
 from agentgit.web.pages import actions, rollbacks, session, sessions, sharing, tree, users
-from agentgit.web.pages.dependencies import redirect_to_login, visitor_of
+from agentgit.web.pages.dependencies import redirect_to_sign_in, visitor_of
 from agentgit.web.pages.rendering import render_page
 
 
@@ -36,7 +36,7 @@ def add_to(app: FastAPI) -> None:
 def _render_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AgentGitError)  # noqa: S101  # registered for this class only
     if isinstance(error, problems.Unauthenticated):
-        return redirect_to_login(request)
+        return redirect_to_sign_in(request)
     plan = error.plan if isinstance(error, RollbackBlocked) else None
     return _render_problem(request, problems.problem_of_error(error), problems.headers_of(error), plan)
 
@@ -65,7 +65,7 @@ def render_unexpected_error(request: Request, error: Exception) -> Response:
 def _render_problem(
     request: Request, details: dict[str, object], headers: dict[str, str] | None = None, plan: object = None
 ) -> Response:
-    """Render an error as a page, with the navigation if the user is logged in."""
+    """Render an error as a page, with the navigation if the user is signed in."""
     try:
         visitor = visitor_of(request)
     except AgentGitError:

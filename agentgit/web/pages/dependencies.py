@@ -1,4 +1,4 @@
-"""The logged-in user of a page, and the redirect to the login page for everyone else."""
+"""The signed-in user of a page, and the redirect to the sign-in page for everyone else."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from agentgit.repository import Repository
 from agentgit.web.pages.rendering import render_page
 from agentgit.web.problems import Unauthenticated
 from agentgit.web.security import SAFE_METHODS, cookie_name
-from agentgit.web.site import record_user, site_of
+from agentgit.web.site import site_of
 
 MAX_URL_LENGTH = 2_000
-"""The maximum length of the URL to return to after a login."""
+"""The maximum length of the URL to return to after a sign-in."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Visitor:
 
     request: Request
     repo: Repository
-    by_password: bool
+    by_proxy: bool
+    """True if a proxy has signed the user in, so that the user cannot sign out here."""
 
     def page(self, template: str, /, *, status: int = 200, **context: Any) -> HTMLResponse:
         """Render a page for this user."""
@@ -41,15 +42,15 @@ class Visitor:
 
 def visitor_of(request: Request) -> Visitor:
     """Return the user who requests a page."""
-    authenticator, credential = site_of(request).authenticator, request.cookies.get(cookie_name(request))
-    if credential is None:
-        raise Unauthenticated("Not logged in.")
+    authenticator = site_of(request).authenticator
+    if (repo := authenticator.by_proxy(request)) is not None:
+        return Visitor(request, repo, by_proxy=True)
+    if (credential := request.cookies.get(cookie_name(request))) is None:
+        raise Unauthenticated("Not signed in.")
     try:
-        repo = authenticator.repository(credential)
+        return Visitor(request, authenticator.by_credential(credential), by_proxy=False)
     except NotAllowed as error:
         raise Unauthenticated(str(error)) from error
-    record_user(request, repo.user.id)
-    return Visitor(request, repo, authenticator.by_password)
 
 
 Visit = Annotated[Visitor, Depends(visitor_of)]
@@ -61,19 +62,19 @@ Name = Annotated[Text, AfterValidator(str.strip)]
 """A field of a form in which a user types a name or a token; outer spaces are removed."""
 
 
-def redirect_to_login(request: Request) -> RedirectResponse:
-    """Redirect to the login page, with the requested URL to return to."""
+def redirect_to_sign_in(request: Request) -> RedirectResponse:
+    """Redirect to the sign-in page, with the requested URL to return to."""
     requested_url = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     query = (
         f"?next={quote(requested_url)}"
         if request.method in SAFE_METHODS and requested_url != "/" and len(requested_url) <= MAX_URL_LENGTH
         else ""
     )
-    return RedirectResponse(f"{request.scope.get('root_path', '')}/login{query}", 303)
+    return RedirectResponse(f"{request.scope.get('root_path', '')}/sign-in{query}", 303)
 
 
 def local_path_or_home(path: str, root: str = "") -> str:
-    """Return a path to go to after a login; the home page if the path leads to another site.
+    """Return a path to go to after a sign-in; the home page if the path leads to another site.
 
     Example:
         >>> local_path_or_home("/sessions?name=a"), local_path_or_home("//evil.example"), local_path_or_home("https://evil.example")

@@ -30,7 +30,7 @@ from agentgit.sessions.messages import text_of
 from agentgit.values import count, portable
 from agentgit.web.pages.markdown import is_link, markdown
 from agentgit.web.pages.turns import outcome_of
-from agentgit.web.security import csrf_token
+from agentgit.web.security import FORM_COOKIE, csrf_token, new_form_cookie, set_cookie
 
 MAX_TEXT_LENGTH = 20_000
 """The maximum number of characters of one text on a page."""
@@ -185,14 +185,16 @@ def templates() -> Environment:
     return environment
 
 
-def render_page(
-    request: Request, template: str, context: Mapping[str, Any], *, status: int = 200, form_cookie: str | None = None
-) -> HTMLResponse:
-    """Render a page."""
+def render_page(request: Request, template: str, context: Mapping[str, Any], *, status: int = 200) -> HTMLResponse:
+    """Render a page, with a cookie for its forms if the browser has none."""
+    form_cookie = new_form_cookie(request)
     shared_context = {
         "root": request.scope.get("root_path", ""),
         "path": request.url.path,
         "csrf": csrf_token(request, form_cookie),
     }
     content = templates().get_template(f"{template}.html").render({"visitor": None, **shared_context, **context})
-    return HTMLResponse(content, status)
+    page = HTMLResponse(content, status)
+    if form_cookie is not None:
+        set_cookie(request, page, FORM_COOKIE, form_cookie)
+    return page

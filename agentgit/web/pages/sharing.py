@@ -15,7 +15,7 @@ from agentgit.web.security import require_same_site
 
 router = APIRouter()
 
-Role = Annotated[Literal["viewer", "forker", "editor", "owner"], Form()]
+Role = Annotated[Literal["viewer", "editor", "owner"], Form()]
 Days = Annotated[int | None, Form(ge=0, le=36_500)]
 
 

@@ -1,4 +1,4 @@
-"""The pages of accounts: login and logout, users for admins, API keys, and help."""
+"""The pages of accounts: signing in and out, users for admins, API keys, and help."""
 
 from __future__ import annotations
 
@@ -8,25 +8,19 @@ from fastapi import APIRouter, Depends, Form, Query
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from agentgit.auth.credentials import DEVICE_TOKEN_LIFETIME
+from agentgit.auth import User
 from agentgit.errors import InvalidInput, NotAllowed
 from agentgit.web.api.dependencies import MAX_ID
 from agentgit.web.api.sharing import to_timedelta
-from agentgit.web.authentication import Accounts, OwnerLink
 from agentgit.web.pages.dependencies import MAX_URL_LENGTH, Name, Visit, Visitor, local_path_or_home
 from agentgit.web.pages.rendering import render_page
-from agentgit.web.problems import Unauthenticated, headers_of, status_of
 from agentgit.web.security import (
-    FORM_COOKIE,
+    address_of,
     cookie_name,
-    delete_login_cookie,
-    device_cookie,
-    log_in,
-    new_form_cookie,
+    delete_sign_in_cookie,
     require_same_site,
     require_secure_connection,
-    set_cookie,
-    set_login_cookie,
+    set_sign_in_cookie,
 )
 from agentgit.web.site import site_of
 
@@ -35,70 +29,47 @@ router = APIRouter()
 Next = Annotated[str, Query(max_length=MAX_URL_LENGTH)]
 
 
-@router.get("/enter", dependencies=[Depends(require_secure_connection)])
-def enter(request: Request, token: Annotated[str, Query(max_length=200)]) -> Response:
-    """Log in with the link that `agentgit serve` printed."""
-    authenticator = site_of(request).authenticator
-    if not isinstance(authenticator, OwnerLink):
-        raise NotAllowed("Log in with a name and a password.")
-    root = request.scope.get("root_path", "")
-    return set_login_cookie(request, RedirectResponse(f"{root}/", 303), authenticator.log_in(token))
+@router.get("/sign-in", dependencies=[Depends(require_secure_connection)])
+def sign_in_page(request: Request, next: Next = "/", token: Annotated[str, Query(max_length=300)] = "") -> Response:
+    """Show the form that takes a key, filled in by a sign-in link. The link of `agentgit serve` signs in at once.
+
+    Only the form uses up a link, so that a preview of the link does not.
+    """
+    link = site_of(request).authenticator.link
+    return _signed_in(request, token, next) if link is not None and token in link else _show_form(request, next, token)
 
 
-@router.get("/login", dependencies=[Depends(require_secure_connection)])
-def login_page(request: Request, next: Next = "/") -> Response:
-    """Show the login form, or where to find the login link."""
-    return _render_login(request, next)
-
-
-def _render_login(request: Request, next: str, error: NotAllowed | None = None, name: str = "") -> Response:
-    form_cookie = None if request.cookies.get(FORM_COOKIE) else new_form_cookie()
+def _show_form(request: Request, next: str, key: str, error: NotAllowed | None = None) -> Response:
     context = {
-        "by_password": site_of(request).authenticator.by_password,
-        "name": name,
+        "is_local": site_of(request).authenticator.link is not None,
+        "key": key,
         "wrong": error,
         "next": local_path_or_home(next, request.scope.get("root_path", "")),
     }
-    page = render_page(
-        request, "login", context, status=status_of(error) if error is not None else 200, form_cookie=form_cookie
-    )
-    if error is not None:
-        page.headers.update({k: v for k, v in headers_of(error).items() if k == "retry-after"})
-    if form_cookie is not None:
-        set_cookie(request, page, FORM_COOKIE, form_cookie)
-    return page
+    return render_page(request, "sign_in", context, status=200 if error is None else 401)
 
 
-@router.post("/login", dependencies=[Depends(require_secure_connection), Depends(require_same_site)])
-def login(
-    request: Request,
-    name: Name,
-    password: Annotated[str, Form(max_length=2_000)],
-    next: Annotated[str, Form(max_length=MAX_URL_LENGTH)] = "/",
-) -> Response:
-    """Log in with a name and a password."""
-    authenticator = site_of(request).authenticator
-    if not isinstance(authenticator, Accounts):
-        raise NotAllowed("Log in with the link that agentgit serve printed.")
+def _signed_in(request: Request, credential: str, next: str) -> Response:
+    target = local_path_or_home(next, request.scope.get("root_path", ""))
+    return set_sign_in_cookie(request, RedirectResponse(target, 303), credential)
+
+
+@router.post("/sign-in", dependencies=[Depends(require_secure_connection), Depends(require_same_site)])
+def sign_in(request: Request, key: Name, next: Annotated[str, Form(max_length=MAX_URL_LENGTH)] = "/") -> Response:
+    """Sign in with an API key or a sign-in link."""
     try:
-        device = request.cookies.get(device_cookie(request, name))
-        result = log_in(request, authenticator, name, password, device)
+        credential = site_of(request).authenticator.credential_for(key)
     except NotAllowed as error:
-        return _render_login(request, next, Unauthenticated(str(error)) if status_of(error) == 403 else error, name)
-    response = set_login_cookie(
-        request, RedirectResponse(local_path_or_home(next, request.scope.get("root_path", "")), 303), result.key
-    )
-    set_cookie(
-        request, response, device_cookie(request, name), result.device, int(DEVICE_TOKEN_LIFETIME.total_seconds())
-    )
-    return response
+        return _show_form(request, next, "", error)
+    return _signed_in(request, credential, next)
 
 
-@router.post("/logout", dependencies=[Depends(require_same_site)])
-def logout(request: Request, visit: Visit) -> Response:
-    """Log out, and revoke the credential of this browser."""
-    site_of(request).authenticator.revoke(request.cookies[cookie_name(request)])
-    return delete_login_cookie(request, visit.redirect("/login"))
+@router.post("/sign-out", dependencies=[Depends(require_same_site)])
+def sign_out(request: Request, visit: Visit) -> Response:
+    """Sign out, and revoke the key that this browser got for a sign-in link."""
+    if not visit.by_proxy:
+        site_of(request).authenticator.sign_out(request.cookies[cookie_name(request)])
+    return delete_sign_in_cookie(request, visit.redirect("/sign-in"))
 
 
 @router.get("/help")
@@ -107,35 +78,38 @@ def help_page(visit: Visit) -> Response:
     return visit.page("help")
 
 
-Password = Annotated[str, Form(max_length=2_000)]
 RecordId = Annotated[int, Form(ge=1, le=MAX_ID)]
 
 
 @router.get("/users")
 def users(visit: Visit) -> Response:
     """List the users."""
-    return visit.page("users", users=visit.repo.users.list())
+    return _render_users(visit)
+
+
+def _render_users(visit: Visitor, user: User | None = None) -> Response:
+    """Render the list of users, with a new sign-in link for one of them."""
+    link = ""
+    if user is not None and (address := address_of(visit.request)) is not None:
+        root = visit.request.scope.get("root_path", "")
+        link = f"{address.origin}{root}/sign-in?token={visit.repo.users.create_link(user).secret}"
+    return visit.page("users", users=visit.repo.users.list(), user=user, link=link)
 
 
 @router.post("/users", dependencies=[Depends(require_same_site)])
-def add_user(visit: Visit, name: Name, password: Password = "", is_admin: Annotated[bool, Form()] = False) -> Response:
-    """Create a user."""
-    visit.repo.users.add(name, password or None, is_admin=is_admin)
-    return visit.redirect("/users")
+def add_user(visit: Visit, name: Name, is_admin: Annotated[bool, Form()] = False) -> Response:
+    """Create a user, and show a sign-in link once."""
+    return _render_users(visit, visit.repo.users.add(name, is_admin=is_admin))
 
 
 @router.post("/users/change", dependencies=[Depends(require_same_site)])
 def change_user(
-    visit: Visit,
-    user: RecordId,
-    what: Annotated[Literal["disable", "enable", "password"], Form()],
-    password: Password = "",
+    visit: Visit, user: RecordId, what: Annotated[Literal["disable", "enable", "link"], Form()]
 ) -> Response:
-    """Disable or enable a user, or change the user's password."""
-    if what == "password":
-        visit.repo.users.set_password(user, password)
-    else:
-        (visit.repo.users.disable if what == "disable" else visit.repo.users.enable)(user)
+    """Disable or enable a user, or show a new sign-in link."""
+    if what == "link":
+        return _render_users(visit, visit.repo.users.find(user))
+    (visit.repo.users.disable if what == "disable" else visit.repo.users.enable)(user)
     return visit.redirect("/users")
 
 
@@ -162,7 +136,7 @@ def _render_keys(visit: Visitor, secret: str | None = None) -> Response:
 def create_key(
     visit: Visit,
     name: Name,
-    scope: Annotated[Literal["read", "fork", "write", "admin"], Form()] = "read",
+    scope: Annotated[Literal["read", "write", "admin"], Form()] = "read",
     days: Annotated[int, Form(ge=0, le=36_500)] = 90,
 ) -> Response:
     """Create an API key, and show its secret once."""
@@ -174,11 +148,4 @@ def create_key(
 def revoke_key(visit: Visit, key: RecordId) -> Response:
     """Revoke an API key."""
     visit.repo.keys.revoke(key)
-    return visit.redirect("/keys")
-
-
-@router.post("/account/password", dependencies=[Depends(require_same_site)])
-def own_password(visit: Visit, password: Password, current: Password = "") -> Response:
-    """Change the user's own password."""
-    visit.repo.users.set_password(visit.repo.user.id, password, current=current)
     return visit.redirect("/keys")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, func, select
 
-from agentgit.auth.principal import ROLES, SCOPES
+from agentgit.auth.principal import ROLES, SCOPES, SIGN_IN
 from agentgit.effects.invocation import REDO
 from agentgit.errors import Corrupt
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING, SIMULATED
@@ -359,7 +359,7 @@ def check_rights(check: RowCheck) -> None:
     """Check the API keys, and the members and links of sessions."""
     for row in check.read(API_KEY.c.id, API_KEY.c.user_id, API_KEY.c.scope):
         check.require_existing(f"api_key {row.id}", "user", row.user_id, check.user_ids, DELETE_ROW)
-        check.require_known(f"api_key {row.id}", "scope", row.scope, SCOPES)
+        check.require_known(f"api_key {row.id}", "scope", row.scope, (SIGN_IN, *SCOPES))
     _check_sharing(check)
 
 
