@@ -24,7 +24,7 @@ SERVE = ("serve", "--port", "0", "--graph", "agentgit.demo:build", "--effects", 
 
 @contextmanager
 def served(folder: str) -> Iterator[str]:
-    """Run the demo in a folder, serve its session, and yield the link that logs a browser in."""
+    """Run the demo in a folder, serve its session, and yield the link that signs a browser in."""
     subprocess.run([*AGENTGIT, "demo"], cwd=folder, check=True, stdout=subprocess.DEVNULL)  # noqa: S603  # our own
     command = [*AGENTGIT, *SERVE]
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as server:  # noqa: S603  # as above

@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 import command_line
 import pytest
 
+from agentgit import NotAllowed
+from agentgit import open as open_repository
 from agentgit.demo import story
 
 
@@ -30,7 +32,7 @@ def test_two_users_share_a_session_on_the_command_line(agentgit, monkeypatch):
     refused.
     """
     for name in ("ada", "bob"):
-        assert agentgit("users", "add", name) == (0, f"user {name} is created\n")
+        assert agentgit("users", "add", name)[0] == 0
     assert agentgit("--user", "bob", "tree", "local/demo")[0] == 3
     assert agentgit("share", "demo", "bob", "--expires", "7d") == (0, "bob is viewer of demo\n")
     assert "local/demo" in agentgit("--user", "bob", "sessions")[1]
@@ -51,11 +53,9 @@ def test_two_users_share_a_session_on_the_command_line(agentgit, monkeypatch):
 
 
 @pytest.mark.long
-def test_keys_and_passwords_are_managed_on_the_command_line(agentgit):
-    """A key is shown once, a password is read from a pipe, and the audit trail lists the changes of keys and
-    users.
-    """
-    agentgit("users", "add", "ada", "--password", said="correct horse\n")
+def test_keys_and_users_are_managed_on_the_command_line(agentgit):
+    """A key is shown once, and the audit trail lists the changes of keys and users."""
+    agentgit("users", "add", "ada")
     made = json.loads(agentgit("keys", "create", "ci", "--for", "ada", "--scope", "read", "--json")[1])
     assert made["secret"].startswith("agit_")
     assert made["scopes"] == ["read"]
@@ -63,15 +63,29 @@ def test_keys_and_passwords_are_managed_on_the_command_line(agentgit):
     assert made["secret"] not in listed
     assert agentgit("keys", "revoke", str(made["id"]))[0] == 0
     assert "revoked" in agentgit("keys", "list", "--for", "ada")[1]
-    assert agentgit("users", "password", "ada", said="short\n")[0] == 2
-    assert agentgit("users", "password", "ada", said="another horse\n")[0] == 0
     assert agentgit("users", "disable", "ada")[0] == 0
     assert agentgit("users", "enable", "ada")[0] == 0
-    assert agentgit("users", "revoke-tokens")[0] == 0
     kinds = [one["kind"] for one in json.loads(agentgit("audit", "--json")[1])]
-    assert kinds == [
-        "user.added", "key.created", "key.revoked", "user.changed", "user.disabled", "user.enabled", "tokens.revoked",
-    ]  # fmt: skip
+    assert kinds == ["user.added", "key.created", "key.created", "key.revoked", "user.disabled", "user.enabled"]
+
+
+def test_a_new_user_gets_a_link_that_signs_in_once(agentgit):
+    """`users add` and `users link` print the address of a sign-in link, which gives one browser a key of the user."""
+    code, said = agentgit("users", "add", "ada")
+    told, address = said.splitlines()
+    assert (code, told) == (0, "user ada is created. This link signs a browser in once, within 24 hours:")
+    assert address.startswith("http://127.0.0.1:8700/sign-in?token=agit_")
+    more = json.loads(agentgit("users", "link", "ada", "--public-url", "https://git.example/git/", "--json")[1])
+    assert more["sign_in_link"].startswith("https://git.example/git/sign-in?token=agit_")
+    with open_repository("agentgit.db") as repo:
+        for link in (address, more["sign_in_link"]):
+            token = link.partition("token=")[2]
+            assert repo.authenticate(repo.users.sign_in(token).secret).user.name == "ada"
+            with pytest.raises(NotAllowed):
+                repo.users.sign_in(token)
+    assert agentgit("--user", "ada", "users", "link", "ada")[0] == 5
+    assert agentgit("users", "link", "local")[0] == 2
+    assert agentgit("users", "link", "eve")[0] == 3
 
 
 def test_a_disabled_user_cannot_use_the_command_line(agentgit):
@@ -93,7 +107,7 @@ def test_a_key_is_read_only_and_expires_by_default(agentgit):
     assert round(lifetime / timedelta(days=1)) == 90
     words = ("--scope", "write", "--expires", "never")
     made = json.loads(agentgit("keys", "create", "ci", "--for", "ada", *words, "--json")[1])
-    assert (made["scopes"], made["expires_at"]) == (["fork", "read", "write"], None)
+    assert (made["scopes"], made["expires_at"]) == (["read", "write"], None)
 
 
 def test_the_audit_trail_names_the_actor_of_each_event(agentgit):

@@ -23,12 +23,12 @@ import yaml
 from kits import DEPLOY, ROOT, TENANT, execute, libpq, live, told
 from real_proxies import NAME, browser, certify, nginx, started
 from sqlalchemy import URL
-from web_servers import PASSWORD, free_port
+from web_servers import free_port
+from web_visitors import sign_in
 
 import agentgit
 
 COMPOSE = DEPLOY / "compose.yaml"
-TOKEN = "token-of-prometheus"  # noqa: S105  # of this test
 
 
 # -- nginx
@@ -60,28 +60,18 @@ def proxied(address: str, folder: Path) -> Iterator[tuple[httpx.Client, int]]:
         yield client, plain_port
 
 
-def log_in(client: httpx.Client) -> None:
-    """Log in as ada with the form of the login page, and see the sessions."""
-    mark = re.search(r'name="csrf" value="(\w{64})"', client.get("/login").text)[1]
-    entered = client.post("/login", data={"name": "ada", "password": PASSWORD, "csrf": mark})
-    assert (entered.status_code, entered.headers["location"]) == (303, "/")
-    assert "__Host-agentgit" in client.cookies
-    assert client.get("/sessions").status_code == 200
-
-
-def check_proxied(address: str, folder: Path) -> None:
+def check_proxied(address: str, folder: Path, key: str) -> None:
     """Check what the kit promises about a server behind its nginx."""
     with proxied(address, folder) as (client, plain_port):
-        log_in(client)
+        entered = sign_in(client, key)
+        assert (entered.status_code, entered.headers["location"]) == (303, "/")
+        assert "__Host-agentgit" in client.cookies
+        assert client.get("/sessions").status_code == 200
         assert "max-age" in client.get("/").headers["strict-transport-security"]
-        assert client.get("/metrics", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 404
         plain = httpx.get(f"http://127.0.0.1:{plain_port}/a?b=c", headers={"host": NAME})
         assert (plain.status_code, plain.headers["location"]) == (301, f"https://{NAME}/a?b=c")
         with pytest.raises(httpx.ConnectError), browser(folder, client._transport._port, "127.0.0.2") as other:
             other.get("https://other.example.com/")
-    direct = httpx.get(f"http://{address}/metrics", headers={"authorization": f"Bearer {TOKEN}"})
-    assert "agentgit_" in direct.text
-    assert httpx.get(f"http://{address}/metrics").status_code == 401
 
 
 # -- systemd
@@ -118,13 +108,14 @@ def test_systemd_accepts_the_units(tmp_path: Path):
 
 @pytest.mark.long
 def test_the_command_of_the_unit_serves_behind_nginx(postgres_tables: URL, tmp_path: Path):
-    """The unit's command checks the schema, serves, and stops when it is told to; logins work through nginx."""
+    """The unit's command checks the schema, serves, and stops when it is told to; signing in works through nginx."""
     with agentgit.open(postgres_tables) as repo:
-        repo.users.add("ada", PASSWORD, is_admin=True)
+        key = repo.keys.create("mine", user=repo.users.add("ada", is_admin=True)).secret
     lines = units(tmp_path)["agentgit.service"].read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
-    more = {"AGENTGIT_DATABASE_URL": f"dbname={postgres_tables.database}", "AGENTGIT_METRICS_TOKEN": TOKEN}
-    environment, port = libpq(postgres_tables, PUBLIC_URL=f"https://{NAME}", **more), free_port()
+    database = f"dbname={postgres_tables.database}"
+    environment = libpq(postgres_tables, PUBLIC_URL=f"https://{NAME}", AGENTGIT_DATABASE_URL=database)
+    port = free_port()
     check, serve = (
         shlex.split(settings[name].replace("${PUBLIC_URL}", environment["PUBLIC_URL"]))
         for name in ("ExecStartPre", "ExecStart")
@@ -133,7 +124,7 @@ def test_the_command_of_the_unit_serves_behind_nginx(postgres_tables: URL, tmp_p
     with subprocess.Popen([*serve, f"--port={port}"], env=environment, cwd=tmp_path) as process:  # noqa: S603
         try:
             wait_until_ready(port)
-            check_proxied(f"127.0.0.1:{port}", tmp_path)
+            check_proxied(f"127.0.0.1:{port}", tmp_path, key)
             process.terminate()
             assert process.wait(60) == 0
         finally:
@@ -195,7 +186,7 @@ def test_the_compose_file_names_files_and_variables_that_exist():
 
 
 PROGRAMS = ("pg_dump", "pg_restore", "psql", "createdb", "dropdb", "vacuumdb")
-EXTRAS = ("auth", "cli", "encryption", "mcp", "otel", "postgres", "server")
+EXTRAS = ("cli", "encryption", "mcp", "otel", "postgres", "server")
 
 
 def base_image() -> bytes:
@@ -273,9 +264,9 @@ def test_the_image_serves_backs_up_and_restores_as_the_compose_file_says(
     words = hardened(services["upgrade"], **owner)
     engine("run", "--rm", *words, f"--entrypoint={sh}", image, option, code.replace("grant agentgit", f"grant {role}"))
     with agentgit.open(postgres_tables) as repo:
-        repo.users.add("ada", PASSWORD, is_admin=True)
+        key = repo.keys.create("mine", user=repo.users.add("ada", is_admin=True)).secret
 
-    more = {**names, "PGUSER": role, "PGPASSWORD": "it's\\a $secret", "AGENTGIT_METRICS_TOKEN": TOKEN}
+    more = {**names, "PGUSER": role, "PGPASSWORD": "it's\\a $secret"}
     words = hardened(services["agentgit"], **more, AGENTGIT_DATABASE_URL=f"dbname={postgres_tables.database}")
     state = "--volume=state:/var/lib/agentgit"
     engine("run", "--detach", "--name=kit", *words, state, image, *services["agentgit"]["command"], f"--port={port}")
@@ -284,7 +275,7 @@ def test_the_image_serves_backs_up_and_restores_as_the_compose_file_says(
     assert probe[0] == "CMD"
     engine("exec", "kit", *(word.replace(":8700/", f":{port}/") for word in probe[1:]))
     assert engine("exec", "kit", "id", "-u").strip() == "10001"
-    check_proxied(f"127.0.0.1:{port}", tmp_path)
+    check_proxied(f"127.0.0.1:{port}", tmp_path, key)
     engine("stop", "--time=60", "kit")
     assert engine.inspect("kit")["State"]["ExitCode"] == 0
 

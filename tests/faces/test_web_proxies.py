@@ -1,4 +1,4 @@
-"""Servers behind proxies: the trusted headers, the public URL, and the counting of wrong passwords."""
+"""Servers behind proxies: signing in through nginx, the header that names a user, and the public URL."""
 
 from __future__ import annotations
 
@@ -7,165 +7,140 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import command_line
 import httpx
-import jwt
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from real_proxies import NAME, browser, certify, nginx, started
-from web_servers import PASSWORD, free_port, served, served_by_command  # a fixture
+from web_servers import free_port, served, served_by_command
+from web_visitors import mark, sign_in
 
 import agentgit
 from agentgit import InvalidInput, Repository
-from agentgit.auth import JWT
 from agentgit.web import OwnerLink, app
 
-SAMPLES = Path(__file__).parents[2] / "docs" / "samples"
-PROXY = "10.0.0.7"
-WRONG = "wrong horse"
+SAMPLE = Path(__file__).parents[2] / "docs" / "samples" / "nginx.conf"
+PROXY = "127.0.0.1"
+STRANGER = "127.0.0.2"
+USER = "x-remote-user"
 
 
 @pytest.fixture
-def repo(tmp_path: Path, long_login_pauses):
-    """Open a repository with two accounts, and make login pauses longer than the tests."""
+def repo(tmp_path: Path) -> Iterator[Repository]:
+    """Open a repository with two users."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
-        repo.users.add("ada", PASSWORD)
-        repo.users.add("bob", PASSWORD)
+        repo.users.add("ada")
+        repo.users.add("bob")
         yield repo
 
 
-def asks(repo: agentgit.Repository, peer: str = PROXY, base: str = "http://backend:8700", **options) -> TestClient:
-    """Create a browser or a proxy that connects from an address."""
-    options = {"trusted_proxies": ["10.0.0.0/24"]} | options
-    return TestClient(app(repo, **options), base_url=base, client=(peer, 50_000), follow_redirects=False)
+def asks(repo: Repository, peer: str = PROXY, base: str = f"http://{NAME}", **options: object) -> TestClient:
+    """Create a browser or a proxy that connects from an address to `agentgit serve` behind a proxy."""
+    made, _ = served_by_command(repo, **{"trusted_proxies": [PROXY], "hosts": [NAME]} | options)
+    return TestClient(made, base_url=base, client=(peer, 50_000), follow_redirects=False)
 
 
-def said(address: str = "192.0.2.1", host: str = "git.example", scheme: str = "https") -> dict[str, str]:
-    """Return the headers that a proxy sets for a request with a forged X-Forwarded-For."""
-    return {
-        "x-forwarded-for": f"6.6.6.6, {address}", "x-forwarded-host": host, "x-forwarded-proto": scheme,
-        "origin": f"{scheme}://{host}",
-    }  # fmt: skip
+def said(scheme: str = "https", origin: str = f"https://{NAME}") -> dict[str, str]:
+    """Return the headers of a form that a proxy passes on."""
+    return {"x-forwarded-for": "192.0.2.1", "x-forwarded-proto": scheme, "origin": origin}
 
 
-def guess(client: httpx.Client, headers: dict[str, str], name: str = "ada", password: str = WRONG) -> int:
-    """Log in through the API, and return the status."""
-    answer = client.post("/api/v1/login", json={"name": name, "password": password}, headers=headers)
-    return answer.status_code
+# -- the header in which a proxy names the user
 
 
-def log_in(client: httpx.Client, headers: dict[str, str] | None = None, password: str = PASSWORD) -> httpx.Response:
-    """Log in as ada with the form of the login page."""
-    page = client.get("/login", headers=headers)
-    found = re.search(r'name="csrf" value="([0-9a-f]{64})"', page.text)
-    form = {"name": "ada", "password": password, "csrf": found[1]}
-    return client.post("/login", data=form, headers=headers)
+@pytest.mark.parametrize("path", ["/sessions", "/api/v1/me"])
+def test_a_trusted_proxy_names_the_user_in_exactly_one_header(repo, path):
+    """The header must be there once and name a user exactly, and the proxy must be the peer of the connection."""
+    client = asks(repo, user_header="X-Remote-User")
+    assert client.get(path, headers={USER: "ada"}).status_code == 200
+    for names in ((), ("ada", "ada"), ("ada", "bob"), ("",), ("eve",), ("local",), ("ADA",), ("ada ,bob",)):
+        assert client.get(path, headers=[(USER, name) for name in names]).status_code == 403, names
+    ada = str(repo.users.find("ada").id)
+    assert client.get(path, headers={USER: ada}).status_code == 403  # an id is not a name
+    repo.users.disable("bob")
+    assert client.get(path, headers={USER: "bob"}).status_code == 403
+    stranger = asks(repo, STRANGER, user_header="X-Remote-User")
+    for more in ({}, {"x-forwarded-for": PROXY}, {"x-forwarded-for": f"{PROXY}, {PROXY}", "x-real-ip": PROXY}):
+        assert stranger.get(path, headers={USER: "ada", **more}).status_code in (303, 401), more
+    assert asks(repo).get(path, headers={USER: "ada"}).status_code in (303, 401)  # without --user-header
 
 
-@pytest.mark.long
-def test_guesses_with_rotating_forwarded_headers_are_throttled(repo):
-    """101 guesses, each with another X-Forwarded-For, count for the one address that the proxy saw."""
-    client = asks(repo)
-    found = [
-        guess(client, said() | {"x-forwarded-for": f"203.0.113.{n}, 10.0.0.{n}, 192.0.2.1, 10.0.0.9"})
-        for n in range(101)
-    ]
-    assert found == [401] * 11 + [429] * 90
-    assert guess(client, said("192.0.2.2"), password=PASSWORD) == 201
+def test_an_unknown_user_is_created_only_if_the_operator_says_so(repo):
+    """With --create-users a proxy's new name becomes a user without rights; a name that is not valid does not."""
+    client = asks(repo, user_header="X-Remote-User", create_users=True)
+    first, again = (client.get("/api/v1/me", headers={USER: "eve"}).json() for _ in range(2))
+    assert (first["name"], first["is_admin"], again) == ("eve", False, first)
+    for name in ("local", "a/b", "x" * 201):
+        assert client.get("/api/v1/me", headers={USER: name}).status_code in (400, 403, 422), name
+    assert sorted(user.name for user in repo.users.list()) == ["ada", "bob", "eve", "local"]
 
 
-def test_forwarded_headers_of_an_untrusted_peer_are_ignored(repo):
-    """An untrusted peer is counted by its real address and cannot set the scheme or the host."""
-    client = asks(repo, "192.0.2.1", "http://localhost:8700", hosts=["localhost"])
-    found = [guess(client, said(f"198.51.100.{n}", "localhost")) for n in range(12)]
-    assert found == [401] * 11 + [429]
-    cookie = client.get("/login", headers=said(host="localhost")).headers["set-cookie"]
-    assert "Secure" not in cookie
-    assert client.get("/login", headers=said() | {"host": "evil.example"}).status_code == 400
-    far = asks(repo, "192.0.2.1", "http://git.example")
-    assert far.get("/login", headers=said()).status_code == 403  # plain http
-    assert asks(repo, PROXY, "http://git.example").get("/login", headers=said()).status_code == 200
+def test_a_form_by_a_user_of_the_proxy_needs_the_origin_and_the_csrf_token(repo):
+    """Whom a proxy has signed in can use the forms, and other sites cannot send them in their name."""
+    client = asks(repo, user_header="X-Remote-User")
+    ours = said() | {USER: "ada"}
+    page = client.get("/keys", headers=ours)
+    form = {"name": "mine", "scope": "read", "csrf": mark(page)}
+    jar = {"cookie": page.headers["set-cookie"].partition(";")[0]}
+    for wrong in ({"origin": "https://evil.example"}, {"cookie": ""}):
+        assert client.post("/keys", data=form, headers=ours | jar | wrong).status_code == 403
+    assert client.post("/keys", data=form, headers=ours | jar).status_code == 200
+    [key] = repo.keys.list("ada")
+    assert client.post("/api/v1/keys", json={"name": "more"}, headers=ours | jar).status_code == 401
+    assert key.name == "mine"
 
 
-@pytest.mark.parametrize("addresses", [("2001:db8::", "2001:db8:0:1::"), ("::ffff:192.0.2.", "192.0.3.")])
-def test_ipv6_callers_are_counted_by_their_network(repo, addresses):
-    """Addresses of one /64 count as one caller, and an IPv4-mapped address as its IPv4 address."""
-    near, far = addresses
-    client = asks(repo)
-    if near.startswith("::ffff"):
-        ways = ("192.0.2.1", "::ffff:192.0.2.1", "[::ffff:192.0.2.1]:80")
-        found = [guess(client, said(ways[n % 3])) for n in range(12)]
-    else:
-        found = [guess(client, said(f"{near}{n:x}:{n:x}")) for n in range(1, 13)]
-    assert found == [401] * 11 + [429]
-    assert guess(client, said(f"{far}1"), password=PASSWORD) == 201
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["--host", "0.0.0.0"], "docs/samples/nginx.conf"),  # noqa: S104  # it is refused
+        (["--host", "::"], "--no-proxy"),
+        (["--user-header", "X-Remote-User"], "--trusted-proxy"),
+        (["--user-header", "X-Remote-User", "--no-proxy"], "--trusted-proxy"),
+        (["--create-users", "--trusted-proxy", PROXY], "--user-header"),
+    ],
+)
+def test_unsafe_options_are_refused_at_start(repo, tmp_path, options, part):
+    """Serving other machines needs a proxy, and a header that names the user needs one that is trusted."""
+    _, told, code = command_line.run("serve", "--db", str(tmp_path / "agentgit.db"), *options)
+    assert (code, part in told) == (2, True)
 
 
-@pytest.mark.long
-def test_guesses_by_others_do_not_lock_out_a_known_browser(repo):
-    """Wrong passwords from many addresses throttle a name, except in a browser that has logged in before."""
-    client = asks(repo)
-    mine, new = (asks(repo, base="https://git.example") for _ in range(2))
-    assert log_in(mine, said("192.0.2.1")).status_code == 303
-    device = next(one for one in mine.cookies.jar if "-device-" in one.name)
-    assert (device.name.startswith("__Host-agentgit-device-"), device.secure, device.path) == (True, True, "/")
-    assert "HttpOnly" in device._rest
-    guesses = [guess(client, said(f"198.51.{n}.1")) for n in range(110)] + [guess(client, said()) for _ in range(5)]
-    assert guesses[:101] == [401] * 101
-    assert set(guesses[101:]) == {429}
-    del mine.cookies["__Host-agentgit"]
-    assert log_in(mine, said("192.0.2.1")).status_code == 303
-    assert log_in(new, said("192.0.2.7")).status_code == 429  # an unknown browser has to wait
-    assert guess(client, said("192.0.2.7"), "bob", PASSWORD) == 201
-    mine.cookies.delete("__Host-agentgit")
-    found = [log_in(mine, said("192.0.2.1"), "wrong horse").status_code for _ in range(12)]
-    assert found == [401] * 11 + [429]  # a known browser has a limit, too
-
-
-def test_a_device_cookie_is_valid_for_one_user_and_one_password(repo):
-    """A device cookie works for no other user, ends when the password is set, and cannot be forged."""
-    ada, cookie = repo.login("ada", PASSWORD), repo.login("ada", PASSWORD).keys.device()
-    device, ends, signature = cookie.split(".")
-    made_up = [f"{device}.{int(ends) + 1}.{signature}", f"x.{ends}.{signature}", "", "..", "x", "\ud800.1.\xe9" * 99]
-    for n in range(101):
-        with pytest.raises(agentgit.NotAllowed):
-            repo.login("ada", "wrong horse", source=f"198.51.100.{n}", device=[*made_up, None][n % 7])
-    for other in (None, *made_up, repo.login("bob", PASSWORD).keys.device()):
-        with pytest.raises(agentgit.TooManyAttempts):
-            repo.login("ada", PASSWORD, source="192.0.2.1", device=other)
-    assert repo.login("ada", PASSWORD, source="192.0.2.1", device=cookie).user == ada.user
-    repo.users.set_password("ada", PASSWORD)  # the same one, set again
-    with pytest.raises(agentgit.TooManyAttempts):
-        repo.login("ada", PASSWORD, source="192.0.2.1", device=cookie)
-    with pytest.raises(InvalidInput):
-        repo.keys.device()  # the local owner has no password
-
-
-@pytest.mark.long
-def test_only_a_password_login_creates_a_device(repo):
-    """A key or a token creates no device, since each device has ten free guesses; a password login does."""
-    key = repo.keys.create("leaked", "admin", user="ada")
-    repo = Repository(
-        repo.context, jwt=JWT(algorithms=["HS256"], key="0123456789abcdef" * 4, audience="agentgit"), is_borrowed=True
-    )
-    said = {"sub": "ada", "aud": "agentgit", "iat": int(time.time()) + 1, "exp": int(time.time()) + 60}
-    time.sleep(1.5)  # a token of the second in which its user was created is invalid
-    token = jwt.encode(said, "0123456789abcdef" * 4, algorithm="HS256")
-    for handle in (repo.authenticate(key.secret), repo.authenticate(token)):
-        with pytest.raises(agentgit.NotAllowed, match="first log in with a password"):
-            handle.keys.device()
-    assert repo.login("ada", PASSWORD).keys.device()
+def test_no_proxy_serves_other_machines_over_plain_http(repo):
+    """With --no-proxy, a server on all addresses starts, and a key signs in over plain HTTP."""
+    key = repo.keys.create("mine", user="ada").secret
+    made, _ = served_by_command(repo, host="0.0.0.0", no_proxy=True)  # noqa: S104  # it is not run
+    client = TestClient(made, base_url="http://git.example", client=("192.0.2.1", 1), follow_redirects=False)
+    client.headers["origin"] = "http://git.example"
+    assert sign_in(client, key).status_code == 303
+    assert client.get("/sessions").status_code == 200
 
 
 @pytest.mark.parametrize("wrong", ["10.0.0.1/8", "proxy.example", "0.0.0.0/0", "::/0", "", "*"])
 def test_a_trusted_proxy_must_be_an_address_or_a_network(repo, wrong):
     """Bad input: a name, a network with host bits and the network of all addresses are refused at start."""
     with pytest.raises(InvalidInput):
-        app(repo, trusted_proxies=[wrong])
+        served_by_command(repo, trusted_proxies=[wrong])
+
+
+# -- the public URL and the scheme
+
+
+def test_only_a_trusted_proxy_can_say_https(repo):
+    """The sign-in page is refused over plain HTTP, unless a trusted proxy says that the browser uses HTTPS."""
+    assert asks(repo).get("/sign-in", headers=said()).status_code == 200
+    assert asks(repo).get("/sign-in", headers=said("http")).status_code == 403
+    assert asks(repo).get("/sign-in").status_code == 403
+    assert asks(repo, STRANGER).get("/sign-in", headers=said()).status_code == 403
+    network = asks(repo, "10.0.0.7", trusted_proxies=["10.0.0.0/24"])
+    assert network.get("/sign-in", headers=said()).status_code == 200
+    for host in ("evil.example", "git.example.com.evil.example"):
+        assert asks(repo).get("/sign-in", headers=said() | {"host": host}).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -183,42 +158,41 @@ def test_an_invalid_public_url_is_refused(repo, wrong):
 def test_links_cookies_forms_and_hosts_follow_the_public_url(repo, keeps_path):
     """Links, cookies, forms and hosts follow the public URL, whether or not the proxy passes its path on."""
     public = "https://git.example:8443/below/it"
-    client = asks(repo, PROXY, "http://127.0.0.1:8700", public_url=public, hosts=[])
+    client = asks(repo, base="http://127.0.0.1:8700", public_url=public, hosts=[])
     path = "/below/it" if keeps_path else ""
-    headers = {"x-forwarded-for": "192.0.2.1", "x-forwarded-proto": "https", "origin": "https://git.example:8443"}
+    headers = said(origin="https://git.example:8443")
     door = client.get(f"{path}/sessions", headers=headers)
-    assert door.headers["location"] == "/below/it/login?next=/below/it/sessions"
-    page = client.get(f"{path}/login", headers=headers)
+    assert door.headers["location"] == "/below/it/sign-in?next=/below/it/sessions"
+    page = client.get(f"{path}/sign-in", headers=headers)
     addresses = re.findall(r'(?:href|src|action)="([^"#]+)', page.text)
     assert addresses
     assert [one for one in addresses if not one.startswith("/below/it/")] == []
-    form = {"name": "ada", "password": PASSWORD, "csrf": re.search(r'name="csrf" value="(\w{64})"', page.text)[1]}
+    form = {"key": repo.keys.create("mine", user="ada").secret, "csrf": mark(page)}
     jar = {"cookie": page.headers["set-cookie"].partition(";")[0]}
     for origin in ("https://git.example", "http://git.example:8443", "http://127.0.0.1:8700", "null"):
-        assert client.post(f"{path}/login", data=form, headers=headers | jar | {"origin": origin}).status_code == 403
-    entered = client.post(f"{path}/login", data=form, headers=headers | jar)
+        assert client.post(f"{path}/sign-in", data=form, headers=headers | jar | {"origin": origin}).status_code == 403
+    entered = client.post(f"{path}/sign-in", data=form, headers=headers | jar)
     assert (entered.status_code, entered.headers["location"]) == (303, "/below/it/")
     assert "__Host-agentgit=" in entered.headers["set-cookie"]
     assert client.get(f"{path}/static/agentgit.css", headers=headers).status_code == 200
     assert client.get(f"{path}/api/v1/openapi.json", headers=headers).json()["servers"] == [{"url": "/below/it/api/v1"}]
-    assert client.get(f"{path}/login", headers=headers | {"x-forwarded-host": "evil.example"}).status_code == 400
-    direct = asks(repo, "192.0.2.1", "http://git.example:8443", public_url=public)
-    assert direct.get("/login", headers=headers).status_code == 403  # not from the proxy, so not over https
+    assert client.get(f"{path}/sign-in", headers=headers | {"host": "evil.example"}).status_code == 400
+    direct = asks(repo, STRANGER, "http://git.example:8443", public_url=public)
+    assert direct.get("/sign-in", headers=headers).status_code == 403  # not from the proxy, so not over https
     del headers["x-forwarded-proto"]
-    assert client.get(f"{path}/login", headers=headers).status_code == 403  # no header says https
+    assert direct.get(f"{path}/sign-in", headers=headers).status_code == 403  # no header says https
 
 
 def test_the_log_says_why_a_form_was_refused(repo, caplog):
     """One log line names both origins and the option to set, and never the CSRF token of the form."""
-    client = asks(repo, "192.0.2.1", "http://localhost:8700")
-    page = client.get("/login")
-    mark = re.search(r'name="csrf" value="(\w{64})"', page.text)[1]
-    form = {"name": "ada", "password": PASSWORD, "csrf": mark}
+    client = TestClient(app(repo), base_url="http://localhost:8700")
+    token = mark(client.get("/sign-in"))
+    form = {"key": "agit_x", "csrf": token}
     with caplog.at_level(logging.WARNING, "agentgit.web"):
         for origin in ("https://git.example:8443", "https://x\x1b[2J" + "y" * 5_000):
-            assert client.post("/login", data=form, headers={"origin": origin}).status_code == 403
+            assert client.post("/sign-in", data=form, headers={"origin": origin}).status_code == 403
         no_mark, ours = form | {"csrf": "0" * 64}, {"origin": "http://localhost:8700"}
-        assert client.post("/login", data=no_mark, headers=ours).status_code == 403
+        assert client.post("/sign-in", data=no_mark, headers=ours).status_code == 403
     first, second, third = (one.getMessage() for one in caplog.records if one.name == "agentgit.web")
     assert "'https://git.example:8443'" in first
     assert "'http://localhost:8700'" in first
@@ -226,12 +200,48 @@ def test_the_log_says_why_a_form_was_refused(repo, caplog):
     assert "\x1b" not in second
     assert len(second) < 1_000
     assert "wrong or missing" in third
-    assert mark not in caplog.text
+    assert token not in caplog.text
 
 
-# -- real proxies
+@pytest.mark.parametrize(
+    ("given", "answers"),
+    [
+        ({"trusted_proxies": [PROXY]}, False),
+        ({"trusted_proxies": [PROXY], "host": "localhost"}, False),
+        ({"trusted_proxies": [PROXY], "hosts": ["localhost"]}, False),
+        ({"trusted_proxies": iter([PROXY]), "hosts": iter([NAME])}, True),
+        ({"trusted_proxies": [PROXY], "public_url": f"https://{NAME}"}, True),
+        ({"trusted_proxies": [PROXY], "host": "0.0.0.0"}, True),  # noqa: S104  # it is not run
+    ],
+)
+def test_a_server_behind_a_proxy_without_a_name_warns_at_start(repo, given, answers):
+    """A server with a trusted proxy but no public name prints one line that names the option to add."""
+    made, lines = served_by_command(repo, **given)
+    told = [line for line in lines if "Only localhost names are allowed" in line and "--public-url https://" in line]
+    assert len(told) == (not answers)
+    client = TestClient(made, base_url=f"http://{NAME}", client=(PROXY, 50_000))
+    page = client.get("/sign-in", headers=said())
+    assert page.status_code == (200 if answers else 400)
+    assert answers or "--public-url https://NAME" in page.text
 
-FILES = {"nginx": SAMPLES / "nginx.conf", "caddy": SAMPLES / "Caddyfile"}
+
+def test_the_printed_link_uses_the_public_url(tmp_path):
+    """Serve prints the link of the owner with the public URL, and the address on which it listens."""
+    with agentgit.open(tmp_path / "new.db") as repo:
+        _, lines = served_by_command(repo, public_url="https://git.example:8443/below/")
+    assert re.search(r"http://127\.0\.0\.1:\d+$", lines[0])
+    assert re.search(r"https://git\.example:8443/below/sign-in\?token=\S+$", lines[1])
+
+
+def test_the_link_works_in_a_mounted_application(repo):
+    """The link of the owner in a mounted application redirects to the path of its public URL."""
+    link, host = OwnerLink(), FastAPI()
+    host.mount("/git", app(repo, link=link, public_url="https://git.example/git"))
+    client = TestClient(host, base_url="https://git.example", follow_redirects=False)
+    assert client.get(f"/git/sign-in?token={link.token}").headers["location"] == "/git/"
+
+
+# -- a real nginx
 
 
 def options(text: str) -> list[str]:
@@ -240,17 +250,18 @@ def options(text: str) -> list[str]:
     return found.replace("\\\n", " ").split()
 
 
-def test_the_docs_and_the_proxy_samples_use_the_same_options():
-    """The command in docs/web.md and those in the nginx and Caddy samples have the same options."""
-    page = (SAMPLES.parent / "web.md").read_text()
+def test_the_docs_and_the_proxy_sample_use_the_same_options():
+    """The command in docs/web.md and the one in the nginx sample have the same options."""
+    page = (SAMPLE.parents[1] / "web.md").read_text()
     team = page.partition("## For a team")[2].partition("\n## ")[0]
-    assert options(FILES["nginx"].read_text()) == options(FILES["caddy"].read_text()) == options(team)
+    assert options(SAMPLE.read_text()) == options(team)
 
 
 @contextmanager
-def serving_as_documented(program: str, folder: Path, *before: str) -> Iterator[str]:
-    """Run `agentgit serve` with the options in a sample, on any free port, and yield its URL."""
-    command = [sys.executable, "-m", "agentgit", *before, *options(FILES[program].read_text()), "--port", "0"]
+def serving_as_documented(folder: Path, place: str, *more: str) -> Iterator[str]:
+    """Run `agentgit serve` with the options in the sample and more, on any free port, and yield its URL."""
+    words = [*options(SAMPLE.read_text()), "--port", "0", *more]
+    command = [sys.executable, "-m", "agentgit", "--db", place, "serve", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder) as server:  # noqa: S603  # our own
         try:
             lines = (re.search(r"http://127\.0\.0\.1:\d+", line) for line in server.stderr)
@@ -259,133 +270,116 @@ def serving_as_documented(program: str, folder: Path, *before: str) -> Iterator[
             server.kill()
 
 
-@contextmanager
-def running(program: str, folder: Path, backend: str) -> Iterator[int]:
-    """Run a proxy with its sample from the docs, in which only ports and paths differ, and yield its port."""
-    if (found := shutil.which(program)) is None:
-        pytest.skip(f"{program} is not installed: apt-get install {program}")
+def with_single_sign_on(sample: str) -> str:
+    """Return the sample with the lines for single sign-on, and a server that signs in whom a cookie names."""
     port = free_port()
+    lines = re.findall(r"#   (auth_request.*;)", sample)
+    assert len(lines) == 2
+    empty, place = 'proxy_set_header X-Remote-User "";', "location / {"
+    assert (sample.count(empty), sample.count(place)) == (1, 1)
+    sample = sample.replace(empty, "\n".join([*lines, "proxy_set_header X-Remote-User $user;"]))
+    asked = (
+        f"location = /oauth2/auth {{ internal; proxy_pass http://127.0.0.1:{port}; proxy_pass_request_body off; }}\n"
+    )
+    answer = 'if ($cookie_sso = "") { return 401; } add_header X-Auth-Request-User $cookie_sso; return 204;'
+    return sample.replace(place, asked + place) + f"\nserver {{ listen 127.0.0.1:{port}; location / {{ {answer} }} }}"
+
+
+@contextmanager
+def proxied(folder: Path, backend: str, single_sign_on: bool = False) -> Iterator[int]:
+    """Run nginx with the sample, in which only ports and paths differ, and yield its port."""
+    if (found := shutil.which("nginx")) is None:
+        pytest.skip("nginx is not installed: apt-get install nginx")
+    port, sample = free_port(), SAMPLE.read_text()
     certificate, key = certify(folder)
-    sample, config = FILES[program].read_text(), folder / f"{program}.conf"
-    if program == "nginx":
-        others = {
-            "listen 443 ssl": f"listen 127.0.0.1:{port} ssl", "http://127.0.0.1:8700": backend,
-            "/etc/ssl/git.example.com.pem": str(certificate), "/etc/ssl/git.example.com.key": str(key),
-        }  # fmt: skip
-    else:
-        others = {
-            "\n" + NAME + " {": f"\n{NAME}:{port} {{\n\ttls {certificate} {key}",
-            "127.0.0.1:8700\n}": f"{backend.removeprefix('http://')}\n}}",
-        }  # fmt: skip
+    others = {
+        "listen 443 ssl": f"listen 127.0.0.1:{port} ssl", "http://127.0.0.1:8700": backend,
+        "/etc/ssl/git.example.com.pem": str(certificate), "/etc/ssl/git.example.com.key": str(key),
+    }  # fmt: skip
     for old, new in others.items():
         assert sample.count(old) == 1
         sample = sample.replace(old, new)
-    if program == "nginx":
-        command = nginx(found, folder, sample)
-    else:
-        config.write_text("{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + sample)
-        command = [found, "run", "--adapter", "caddyfile", "--config", str(config)]
-    with started(command, folder, port):
+    sample = with_single_sign_on(sample) if single_sign_on else sample
+    with started(nginx(found, folder, sample), folder, port):
         yield port
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("program", FILES)
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_logins_work_through_a_proxy_set_up_as_documented(request, tmp_path, kind, program):
-    """With a sample and its command, form, API and feed work, and callers are counted by their real address."""
-    is_file = kind == "sqlite"
-    place = tmp_path / "agentgit.db" if is_file else request.getfixturevalue("postgres_url")
-    shown = str(place) if is_file else place.render_as_string(hide_password=False)
+def test_signing_in_works_through_nginx_set_up_as_documented(request, tmp_path, kind):
+    """With the sample and its command, a key and a sign-in link sign a browser in, and API and feed work."""
+    place = tmp_path / "agentgit.db" if kind == "sqlite" else request.getfixturevalue("postgres_url")
+    shown = str(place) if kind == "sqlite" else place.render_as_string(hide_password=False)
     with agentgit.open(place) as repo:
-        for name in ("ada", "bob"):
-            repo.users.add(name, PASSWORD)
-        more = ["--accounts"] if is_file else []
-        server = serving_as_documented(program, tmp_path, "--db", shown, "serve", *more)
-        with server as backend, running(program, tmp_path, backend) as port:
-            one, other = (browser(tmp_path, port, source) for source in ("127.0.0.2", "127.0.0.3"))
+        ada, bob = repo.users.add("ada"), repo.users.add("bob")
+        key, link = repo.keys.create("mine", "write", user=ada).secret, repo.users.create_link(bob).secret
+        with serving_as_documented(tmp_path, shown) as backend, proxied(tmp_path, backend) as port:
+            one, other = (browser(tmp_path, port, source) for source in (STRANGER, "127.0.0.3"))
             with one, other:
-                entered = log_in(one)
+                entered = sign_in(one, key)
                 assert (entered.status_code, entered.headers["location"]) == (303, "/")
                 assert "__Host-agentgit" in one.cookies
                 assert one.get("/sessions").status_code == 200
-                assert one.post("/login", headers={"origin": f"https://{NAME}:{port}"}).status_code == 403
+                assert one.post("/sign-in", headers={"origin": f"https://{NAME}:{port}"}).status_code == 403
                 with one.stream("GET", "/api/v1/events/live") as feed:
                     lines = feed.iter_lines()
                     assert next(lines).startswith("retry:")
                     repo.as_user("ada").session("through the proxy", create=True)
                     assert next(line for line in lines if line.startswith("event: ")) == "event: session.created"
-                key = other.post("/api/v1/login", json={"name": "bob", "password": PASSWORD}).json()["key"]
+                assert sign_in(other, link).status_code == 303
+                assert other.get("/api/v1/me").json()["name"] == "bob"
                 me = other.get("/api/v1/me", headers={"authorization": f"Bearer {key}"}).json()
-                assert me["name"] == "bob"
-                spoofed = [guess(other, {"x-forwarded-for": f"198.51.100.{n}"}, "bob") for n in range(14)]
-                assert (spoofed[:11], set(spoofed)) == ([401] * 11, {401, 429})  # the first pause is of 2 seconds
-                assert guess(one, {}, "bob", PASSWORD) == 201  # another real address is not throttled
+                assert me["name"] == "ada"
+                assert one.get("/api/v1/me", headers={USER: "bob"}).json()["name"] == "ada"
 
 
-@pytest.mark.parametrize("program", FILES)
-def test_without_a_public_url_the_proxy_decides_the_port_of_an_origin(repo, tmp_path, program):
+def test_without_a_public_url_the_proxy_decides_the_port_of_an_origin(repo, tmp_path):
     """With the sample on a port other than 443, a form's origin must have the port that the proxy passes on."""
-    with served(app(repo, trusted_proxies=["127.0.0.1"])) as backend, running(program, tmp_path, backend) as port:
-        one = browser(tmp_path, port, "127.0.0.2", f"https://{NAME}:{port}")
-        entered = log_in(one)
-        assert (entered.status_code, entered.headers["location"]) == (303, "/")
-        assert "__Host-agentgit" in one.cookies
-        assert one.post("/login", headers={"origin": f"https://{NAME}"}).status_code == 403  # another port
-        one.close()
+    key = repo.keys.create("mine", user="ada").secret
+    with served(app(repo), trusted_proxies=[PROXY]) as backend, proxied(tmp_path, backend) as port:
+        with browser(tmp_path, port, STRANGER, f"https://{NAME}:{port}") as one:
+            entered = sign_in(one, key)
+            assert (entered.status_code, entered.headers["location"]) == (303, "/")
+            assert "__Host-agentgit" in one.cookies
+            assert one.post("/sign-in", headers={"origin": f"https://{NAME}"}).status_code == 403  # another port
 
 
-@pytest.mark.parametrize(
-    ("given", "answers"),
-    [
-        ({}, True),
-        ({"trusted_proxies": ["127.0.0.1"]}, False),
-        ({"trusted_proxies": ["127.0.0.1"], "host": "localhost"}, False),
-        ({"trusted_proxies": ["127.0.0.1"], "hosts": ["localhost"]}, False),
-        ({"trusted_proxies": iter(["127.0.0.1"]), "hosts": iter([NAME])}, True),
-        ({"trusted_proxies": ["127.0.0.1"], "public_url": f"https://{NAME}"}, True),
-        ({"trusted_proxies": ["127.0.0.1"], "host": "0.0.0.0"}, True),  # noqa: S104  # it is not run
-    ],
-)
-def test_a_server_behind_a_proxy_without_a_name_warns_at_start(repo, given, answers):
-    """A server with a trusted proxy but no public name prints one line that names the option to add."""
-    made, said = served_by_command(repo, accounts=True, **given)
-    told = [line for line in said if "Only localhost names are allowed" in line and "--public-url https://" in line]
-    assert len(told) == (not answers)
-    if "trusted_proxies" in given:
-        client = TestClient(made, base_url="http://127.0.0.1:8700", client=("127.0.0.1", 50_000))
-        page = client.get("/login", headers={"x-forwarded-host": NAME, "x-forwarded-proto": "https"})
-        assert page.status_code == (200 if answers else 400)
-        assert answers or "--public-url https://NAME" in page.text
+@pytest.fixture
+def single_sign_on(repo: Repository, tmp_path: Path) -> Iterator[str]:
+    """Serve the repository as documented, for a proxy that names the users."""
+    with serving_as_documented(tmp_path, str(tmp_path / "agentgit.db"), "--user-header", "X-Remote-User") as backend:
+        yield backend
 
 
-@pytest.mark.long
-def test_the_login_link_uses_the_public_url(tmp_path):
-    """Serve prints a login link with the public URL."""
-    agentgit.open(tmp_path / "agentgit.db").close()
-    command = [
-        sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", str(tmp_path / "agentgit.db"),
-        "--public-url", "https://git.example:8443/below", "--trusted-proxy", "127.0.0.1",
-    ]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:  # noqa: S603  # our own
-        try:
-            port = re.search(r"http://127\.0\.0\.1:(\d+)", server.stderr.readline())[1]
-            token = re.search(r"https://git\.example:8443/below/enter\?token=(\S+)", server.stderr.readline())[1]
-            entered = httpx.get(f"http://127.0.0.1:{port}/enter?token={token}", headers={"x-forwarded-proto": "https"})
-            assert (entered.status_code, entered.headers["location"]) == (303, "/below/")
-            assert "__Host-agentgit=" in entered.headers["set-cookie"]
-            passed = {"x-forwarded-proto": "https", "host": "upstream"}  # a proxy that does not pass the host on
-            assert httpx.get(f"http://127.0.0.1:{port}/login", headers=passed).status_code == 200
-        finally:
-            server.kill()
+FORGED = [{USER: "bob"}, {USER: "bob", "x-forwarded-for": PROXY}, {USER.upper(): "bob"}, {"x_remote_user": "bob"}]
 
 
-def test_the_login_link_works_in_a_mounted_application(repo):
-    """The login link of a mounted application redirects to the path of its public URL."""
-    from fastapi import FastAPI
+def test_nginx_with_single_sign_on_names_the_user_and_overwrites_the_header_of_a_client(tmp_path, single_sign_on):
+    """Through nginx only the single sign-on names the user, whatever headers the client sends."""
+    backend = single_sign_on
+    with proxied(tmp_path, backend, single_sign_on=True) as port, browser(tmp_path, port, STRANGER) as client:
+        for forged in ({}, *FORGED):
+            assert client.get("/api/v1/me", headers={**forged, "cookie": ""}).status_code == 401  # by nginx
+            assert client.get("/api/v1/me", headers={**forged, "cookie": "sso=ada"}).json()["name"] == "ada"
+            assert client.get("/sessions", headers={**forged, "cookie": "sso=ada"}).status_code == 200
+            refused = client.get("/api/v1/me", headers={**forged, "cookie": "sso=eve"})
+            assert (refused.status_code, "no user 'eve'" in refused.text) == (403, True)
 
-    link, host = OwnerLink(repo), FastAPI()
-    host.mount("/git", app(repo, link=link, trusted_proxies=[PROXY], public_url="https://git.example/git"))
-    client = TestClient(host, base_url="http://backend", client=(PROXY, 1), follow_redirects=False)
-    client.headers["x-forwarded-proto"] = "https"
-    assert client.get(f"/git/enter?token={link.token}").headers["location"] == "/git/"
+
+def test_the_sample_without_single_sign_on_drops_the_header_of_a_client(tmp_path, single_sign_on):
+    """Through nginx with the sample as it is, a client's header reaches the server under no name."""
+    with proxied(tmp_path, single_sign_on) as port, browser(tmp_path, port, STRANGER) as client:
+        for forged in FORGED:
+            refused = client.get("/api/v1/me", headers=forged)
+            assert (refused.status_code, "not 0 times" in refused.text) == (403, True)
+
+
+def test_past_nginx_a_forged_header_and_a_forged_address_of_the_proxy_are_refused(single_sign_on):
+    """The peer of the connection counts: X-Forwarded-For with the proxy's own address makes nobody the proxy."""
+    with httpx.Client(transport=httpx.HTTPTransport(local_address=STRANGER), base_url=single_sign_on) as client:
+        client.headers.update({"host": NAME, "x-forwarded-proto": "https"})
+        for forged in FORGED:
+            for address in ({}, {"x-forwarded-for": PROXY}, {"x-forwarded-for": f"{PROXY}, {PROXY}"}):
+                assert client.get("/api/v1/me", headers=forged | address).status_code == 401
+                assert client.get("/sessions", headers=forged | address).status_code == 303
+    proxy = {"host": NAME, USER: "bob", "x-forwarded-for": STRANGER}  # what the proxy itself sends is taken
+    assert httpx.get(f"{single_sign_on}/api/v1/me", headers=proxy).json()["name"] == "bob"

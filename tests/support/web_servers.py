@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -106,10 +106,10 @@ def served_by_command(repo: Repository, **how: Any) -> tuple[FastAPI, list[str]]
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
+def served(app: FastAPI, trusted_proxies: Iterable[str] = ()) -> Iterator[str]:
     """Serve an application on a free port of this machine, and yield its URL."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = Server(app)
+    server = Server(app, trusted_proxies)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
