@@ -335,12 +335,15 @@ def test_signing_in_works_through_nginx_set_up_as_documented(request, tmp_path, 
 def test_without_a_public_url_the_proxy_decides_the_port_of_an_origin(repo, tmp_path):
     """With the sample on a port other than 443, a form's origin must have the port that the proxy passes on."""
     key = repo.keys.create("mine", user="ada").secret
-    with served(app(repo), trusted_proxies=[PROXY]) as backend, proxied(tmp_path, backend) as port:
-        with browser(tmp_path, port, STRANGER, f"https://{NAME}:{port}") as one:
-            entered = sign_in(one, key)
-            assert (entered.status_code, entered.headers["location"]) == (303, "/")
-            assert "__Host-agentgit" in one.cookies
-            assert one.post("/sign-in", headers={"origin": f"https://{NAME}"}).status_code == 403  # another port
+    with (
+        served(app(repo), trusted_proxies=[PROXY]) as backend,
+        proxied(tmp_path, backend) as port,
+        browser(tmp_path, port, STRANGER, f"https://{NAME}:{port}") as one,
+    ):
+        entered = sign_in(one, key)
+        assert (entered.status_code, entered.headers["location"]) == (303, "/")
+        assert "__Host-agentgit" in one.cookies
+        assert one.post("/sign-in", headers={"origin": f"https://{NAME}"}).status_code == 403  # another port
 
 
 @pytest.fixture
