@@ -249,7 +249,7 @@ def test_the_site_builds_and_its_links_resolve(site):
     assert 'id="agentgit.RollbackPlan"' in (site / "reference/rollback.html").read_text()
     page = (site / "reference/cli.html").read_text()
     assert [path for path, _ in COMMANDS if f'id="{path.replace(" ", "-")}"' not in page] == []
-    assert [name for name, usage in chats.COMMANDS.items() if f"<code>{usage}</code>" not in page] == []
+    assert [usage for usage in chats.SLASH_COMMANDS if f"<code>/{usage}</code>" not in page] == []
 
 
 @pytest.mark.long

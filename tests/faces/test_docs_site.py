@@ -27,6 +27,7 @@ def test_the_search_works_from_a_disk(tmp_path):
             page.goto((tmp_path / "site" / place).as_uri())
             page.locator("[data-md-component=search-query]").fill("compensable")
             page.locator(".md-search-result__item a[href*='effects.html']").first.wait_for(timeout=60_000)
+        page.goto((tmp_path / "site" / "index.html").as_uri())
         page.locator("[data-md-component=search-query]").fill("rollback")
         page.locator(".md-search-result__item a[href*='undo.html']").first.wait_for()
         found = page.locator(".md-search-result__item > a:first-of-type").evaluate_all("all => all.map(a => a.href)")

@@ -8,7 +8,7 @@ from agentgit import Repository, RollbackAgent
 from agentgit.agents.chat_turn import AskedQuestion, ModelToolCall, continue_turn, send_message
 from agentgit.cli.chat.conversation import SLASH_COMMANDS, Chat
 
-__all__ = ["COMMANDS", "AskedQuestion", "ModelToolCall", "chatting", "continue_turn", "send_message"]
+__all__ = ["COMMANDS", "SLASH_COMMANDS", "AskedQuestion", "ModelToolCall", "chatting", "continue_turn", "send_message"]
 
 COMMANDS = [usage.partition(" [")[0].rstrip(" ABCDEFGHIJKLMNOPQRSTUVWXYZ") for usage in SLASH_COMMANDS]
 """The names of the slash commands that the help lists."""
