@@ -7,7 +7,6 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from agentgit.cli.completion import Names
     from agentgit.handles.session import Session
     from agentgit.render.text import Line
     from agentgit.repository import Repository
@@ -25,8 +24,8 @@ class Host(Protocol):
     def session(self, *, changes: bool) -> tuple[Session, str] | None:
         """Return the session and branch for commands that name none; None if there is no such session."""
 
-    def names(self) -> Names:
-        """Return the names that completion offers."""
+    def names(self) -> Any:
+        """Return the names that completion offers, as `agentgit.cli.completion.NamesHere`."""
 
     def show(self, value: Any, lines: Sequence[Line]) -> None:
         """Show a result: its value, or the lines that draw it if there is none."""
