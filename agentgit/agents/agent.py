@@ -17,9 +17,8 @@ from agentgit.agents.branch_context import Graph, TurnSettings
 from agentgit.agents.branch_reader import BranchReader
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.checkpoint_tools import checkpoint_tools
-from agentgit.agents.explore.explorer import Explorer, Score
+from agentgit.agents.explore.explorer import Choices, Explorer, Score, Steps, plan_variants
 from agentgit.agents.explore.scheduler import Factory, arun_exploration, run_exploration
-from agentgit.agents.explore.variants import Choices, Steps, plan_variants
 from agentgit.agents.rerun.answers import OnMiss
 from agentgit.agents.rerun.rerun import Rerun
 from agentgit.async_api import async_twin

@@ -3,25 +3,86 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+import copy
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, cast
 
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
+from langgraph.stream import ProtocolEvent, StreamTransformer
 from langgraph.types import StateSnapshot, StateUpdate
 
 from agentgit.agents import inputs
+from agentgit.agents.branch_context import Graph
 from agentgit.agents.inputs import pair_configs
 from agentgit.agents.isolation import RUN_KEYS, detached, detached_config
 from agentgit.agents.memory import with_recorded_store
-from agentgit.agents.streamed_turn import StreamedTurn, streamed_turn
 from agentgit.agents.turn_runner import END, NO_OPTIONS, Options, TurnRunner
 from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_STREAM_MESSAGES_V2
 from agentgit.store.threads.graph_rows import AS_NODE
+
+Stream = Callable[[Any, RunnableConfig | None, Mapping[str, Any]], Any]
+"""A function that runs a turn with an input, a config and options, and returns an iterator of its chunks."""
+
+
+class StreamedTurn(NamedTuple):
+    """A graph whose stream is one turn."""
+
+    graph: Graph
+    transformers: Sequence[Callable[[tuple[str, ...]], Any]]
+
+
+def streamed_turn(
+    graph: Graph, stream: Stream, astream: Stream, transformers: Sequence[Callable[[tuple[str, ...]], Any]] | None
+) -> StreamedTurn:
+    """Return a copy of a graph whose stream is a turn, for one call of `stream_events` or `astream_events`."""
+    copied: Any = copy.copy(graph)
+    chunks: list[Any] = []
+
+    def open_stream(input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
+        chunks.append(stream(input, config, options))
+        return cast("Iterator[Any]", chunks[-1])
+
+    def open_async_stream(
+        input: Any, config: RunnableConfig | None = None, **options: Any
+    ) -> AsyncGenerator[Any, None]:
+        chunks.append(astream(input, config, options))
+        return cast("AsyncGenerator[Any, None]", chunks[-1])
+
+    copied.stream, copied.astream = open_stream, open_async_stream
+    return StreamedTurn(cast(Graph, copied), [*(transformers or ()), lambda scope: _EndOnFailure(scope, chunks)])
+
+
+class _EndOnFailure(StreamTransformer):
+    """Ends the turn if a transformer raises. LangGraph then stops reading the chunks, and does not close them."""
+
+    supports_sync = True
+
+    def __init__(self, scope: tuple[str, ...], chunks: Sequence[Any]) -> None:
+        super().__init__(scope)
+        self._chunks = () if scope else chunks
+
+    def init(self) -> dict[str, Any]:
+        """Return no projections."""
+        return {}
+
+    def process(self, event: ProtocolEvent) -> bool:
+        """Let every event pass."""
+        return True
+
+    def fail(self, err: BaseException) -> None:
+        """End the turn."""
+        for one in self._chunks:
+            one.close()
+
+    async def afail(self, err: BaseException) -> None:
+        """End the turn on an event loop."""
+        for one in self._chunks:
+            await one.aclose()
 
 
 class BranchRunner(TurnRunner):

@@ -19,8 +19,8 @@ from agentgit.effects.memory import require_declarable
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.location import default_location
-from agentgit.repository.principals import disabled_user_error
 from agentgit.repository.repository import Repository
+from agentgit.repository.users import disabled_user_error
 from agentgit.store.database import Database
 from agentgit.store.schema.tenants import ensure_tenant
 from agentgit.store.sql.encryption import load_keyring

@@ -23,10 +23,9 @@ from agentgit.handles.session_reader import SessionRef
 from agentgit.handles.templates import SessionFactory
 from agentgit.repository.events import Events
 from agentgit.repository.maintenance import Maintenance
-from agentgit.repository.principals import principal_of_key, principal_of_user
 from agentgit.repository.resolution import Resolution
 from agentgit.repository.transfer import Importer
-from agentgit.repository.users import Keys, Users
+from agentgit.repository.users import Keys, Users, principal_of_key, principal_of_user
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.operation import Operation
 from agentgit.sessions.reports import ImportReport, OnProgress

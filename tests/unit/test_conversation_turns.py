@@ -9,7 +9,7 @@ import pytest
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import ToolInvocation
 from agentgit.web.pages.images import images_of
-from agentgit.web.pages.markdown import markdown
+from agentgit.web.pages.rendering import markdown
 from agentgit.web.pages.turns import Said, turns_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

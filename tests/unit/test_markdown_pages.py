@@ -3,7 +3,7 @@
 import pytest
 
 from agentgit.web.pages.images import images_of
-from agentgit.web.pages.markdown import is_link, markdown
+from agentgit.web.pages.rendering import is_link, markdown
 
 
 @pytest.mark.parametrize(
