@@ -71,7 +71,7 @@ def test_help_imports_nothing_heavy(words):
 def test_the_help_of_no_command_imports_anything_heavy():
     """The help of all commands together imports neither SQLAlchemy nor LangGraph nor asyncio."""
     out, modules = imported(code=HELP_OF_EVERY_COMMAND)
-    assert {"# chat ", "# explore ", "# serve ", "# verify "} <= set(re.findall(r"^# \S+ ", out, flags=re.MULTILINE))
+    assert {"# chat ", "# explore ", "# serve ", "# rotate "} <= set(re.findall(r"^# \S+ ", out, flags=re.MULTILINE))
     assert (HEAVY | {"asyncio"}) & packages(modules) == set()
 
 
