@@ -56,11 +56,7 @@ MOVING = ("switch",)
 
 
 def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
-    """Run a command in this process, for a notebook or a chat.
-
-    Raises:
-        InvalidInput: The words are not a command.
-    """
+    """Run a command in this process, for a notebook or a chat."""
     if words[0] in TERMINAL_ONLY:
         raise InvalidInput(f"Run it in a terminal: agentgit {words[0]}")
     if any(word.partition("=")[0] in ("--user", "--tenant") for word in words):

@@ -255,9 +255,6 @@ def confirm_plan(make_plan: Callable[[], RollbackPlan], verb: str, as_json: bool
     """Show a plan and ask for confirmation, with the session and the branch.
 
     For a blocked plan this does nothing: the operation raises an error that says what to do.
-
-    Raises:
-        Conflict: The plan is no longer the one that was shown.
     """
     made = make_plan()
     plan = made.forced() if force else made

@@ -23,9 +23,6 @@ class OwnerLink:
     """A link that signs a browser in as the user of the repository, for as long as the server runs.
 
     `agentgit serve` prints one on a machine where the database has no users, as Jupyter does.
-
-    Args:
-        token: The token of the link, which is also the credential of the browsers.
     """
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
@@ -36,14 +33,7 @@ class OwnerLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Authenticator:
-    """Finds the user of a request.
-
-    Args:
-        repo: The repository of the operator.
-        link: The link of `agentgit serve`; None if users sign in with keys only.
-        user_header: The header in which a trusted proxy names the user; None if there is none.
-        create_users: True to create a user whom a proxy names and who does not exist.
-    """
+    """Finds the user of a request."""
 
     repo: Repository
     link: OwnerLink | None = None

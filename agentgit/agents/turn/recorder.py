@@ -77,7 +77,7 @@ class Recorder(BaseCallbackHandler):
         self.has_calls = False
         """True if the turn has made a recorded call."""
         self.acted_count = 0
-        """How many of this turn's calls act, answered from the record or not."""
+        """The number of calls of this turn that act, answered from the record or not."""
         self._function_runs: dict[UUID, FunctionRun] = {}
         self.scopes = Scopes(turn.checkpoint_tracker.graph_numbers)
         self._running: dict[UUID, AdmittedCall] = {}

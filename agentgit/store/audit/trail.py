@@ -69,7 +69,7 @@ class PendingEvent(NamedTuple):
 
 
 class _Names(NamedTuple):
-    """What an event needs besides its note: the epoch of the feed, and the names of its session and branch."""
+    """The parts of an event besides its note: the epoch of the feed, and the names of its session and branch."""
 
     epoch: int
     session_id: int | None = None

@@ -160,7 +160,7 @@ class ContainerEnvironment:
     # -- replacing the container
 
     def _replace(self, old: Inspection | None, new: Inspection, message: str) -> str | None:
-        """Give the new container the name of the old one; return the id of the safety snapshot of the old one."""
+        """Rename the new container to the name of the old one; return the id of the safety snapshot of the old one."""
         safety = None
         if old is not None:
             self._require_same_settings(old, new)
