@@ -55,7 +55,7 @@ check: $(BIN)/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What a release uploads; docs/releasing.md has the steps around it.
+# What a release uploads; CONTRIBUTING.md has the steps around it.
 dist: $(BIN)/.ready
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation

@@ -102,7 +102,7 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
         "gc": Entry("maintenance", "Delete data that nothing needs any more, and free its space."),
         "fsck": Entry("maintenance", "Check the integrity of everything that is stored; nothing is changed."),
         "delete": Entry("maintenance", "Erase a session and its trail permanently."),
-        "audit": Entry("events", "List events that belong to no session: logins, users, keys, refusals; for admins."),
+        "audit": Entry("events", "List events that belong to no session: users, keys, refusals; for admins."),
         "db": Entry("database", "Manage the schema and the encryption of a database."),
     },
 }
