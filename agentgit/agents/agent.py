@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
@@ -24,7 +24,7 @@ from agentgit.agents.rerun.rerun import Rerun
 from agentgit.async_api import async_twin
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints import Checkpoint, references
-from agentgit.checkpoints.merge import Resolve
+from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.checkpoints.queries import Tag
 from agentgit.effects import Effect
 from agentgit.effects.effects import UNDECLARED
@@ -340,7 +340,15 @@ class RollbackAgent(BranchReader):
         content = next((message["content"] for message in messages if message["id"] == message_id), text)
         return {inputs.MESSAGES: [{"role": "user", "content": with_text(content, text)}]}
 
-    def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
+    @overload
+    def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint: ...
+
+    @overload
+    def merge(self, source: CheckpointRef, *, resolve: Resolve = None, dry_run: Literal[True]) -> MergePlan: ...
+
+    def merge(
+        self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None, dry_run: bool = False
+    ) -> Checkpoint | MergePlan:
         """Merge the messages and the changed values of another branch, since the two diverged, into this one.
 
         If only one of the branches changed a value, its value is taken; if both only added to a list or a dict that has
@@ -353,9 +361,10 @@ class RollbackAgent(BranchReader):
             resolve: Which side to keep where both branches changed a value: `ours` or `theirs`, or a mapping from keys
                 to these, where `*` stands for every other key.
             name: The name of the new checkpoint.
+            dry_run: Only return the plan: what would be added, the conflicts, and what is left out.
 
         Returns:
-            The new checkpoint; the head if there is nothing to add.
+            The new checkpoint, the head if there is nothing to add, or the plan of a dry run.
 
         Raises:
             MergeConflict: Both branches changed a value that `resolve` does not cover; the error's `plan` lists the
@@ -365,9 +374,19 @@ class RollbackAgent(BranchReader):
             InvalidInput: `resolve` is not valid, or the two have no common history.
         """
         self._require_idle()
+        if dry_run:
+            return self._merger.compute(source, resolve).plan
         return self.session.get_checkpoint(self._merger.merge(source, resolve, name))
 
-    def cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
+    @overload
+    def cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint: ...
+
+    @overload
+    def cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None, dry_run: Literal[True]) -> MergePlan: ...
+
+    def cherry_pick(
+        self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None, dry_run: bool = False
+    ) -> Checkpoint | MergePlan:
         """Add what one checkpoint of another branch changed to this branch: its messages and values.
 
         It is a merge with the checkpoint before the picked one as the base. No tool runs: a picked tool call keeps its
@@ -377,15 +396,18 @@ class RollbackAgent(BranchReader):
             source: The checkpoint, or any reference that `rollback` accepts; a branch means its newest checkpoint.
             resolve: Which side to keep where both branches changed a value, as `merge` takes it.
             name: The name of the new checkpoint.
+            dry_run: Only return the plan: what would be added, the conflicts, and what is left out.
 
         Returns:
-            The new checkpoint; the head if there is nothing to add.
+            The new checkpoint, the head if there is nothing to add, or the plan of a dry run.
 
         Raises:
             MergeConflict, NotFound, Ambiguous, InvalidInput: As `merge`.
             Conflict: This branch is running, is in the middle of a turn, or was moved; or nothing of it can be added.
         """
         self._require_idle()
+        if dry_run:
+            return self._merger.compute(source, resolve, picks=True).plan
         return self.session.get_checkpoint(self._merger.merge(source, resolve, name, picks=True))
 
     def explore(

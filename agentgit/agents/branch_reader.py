@@ -15,7 +15,6 @@ from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff
-from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.checkpoints.queries import Hits
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.effects.invocation import ToolTrack
@@ -292,32 +291,6 @@ class BranchReader(BranchRunner):
             raise NotFound("This branch has no checkpoint yet. Run a turn or create one first.")
         return self.session.compare(head, other)
 
-    def plan_merge(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:
-        """Return what `merge` would add, and the conflicts, without doing anything.
-
-        Args:
-            source: The branch, or any reference that `rollback` accepts; a branch means its newest checkpoint.
-            resolve: Which side to keep where both branches changed a value, as `merge` takes it.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: As `merge`.
-        """
-        self._require_idle()
-        return self._merger.compute(source, resolve)[0].plan
-
-    def plan_cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:
-        """Return what `cherry_pick` would add, and the conflicts, without doing anything.
-
-        Args:
-            source: The checkpoint, or any reference that `rollback` accepts.
-            resolve: Which side to keep where both branches changed a value, as `merge` takes it.
-
-        Raises:
-            NotFound, Ambiguous, InvalidInput, Conflict: As `cherry_pick`.
-        """
-        self._require_idle()
-        return self._merger.compute(source, resolve, picks=True)[0].plan
-
     def _require_idle(self) -> None:
         if self._turn is not None:
             raise Conflict("This agent is running. Try again when its turn has ended.")
@@ -349,6 +322,4 @@ class BranchReader(BranchRunner):
     aplan_switch = async_twin(plan_switch)
     adiff = async_twin(diff)
     acompare = async_twin(compare)
-    aplan_merge = async_twin(plan_merge)
-    aplan_cherry_pick = async_twin(plan_cherry_pick)
     aexploration = async_twin(exploration)

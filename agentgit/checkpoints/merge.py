@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any
 
 from agentgit.errors import InvalidInput
 from agentgit.values import PrintableDrawing, count, portable, quote_name, to_json
@@ -59,19 +59,6 @@ class MergedValue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """Something that a merge leaves out.
-
-    Args:
-        what: A short description of a message, or the name of a value.
-        why: The reason, as a sentence.
-    """
-
-    what: str
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class MergePlan(PrintableDrawing):
     """The changes that a merge or a cherry-pick would make. `str` renders them as text.
 
@@ -84,10 +71,8 @@ class MergePlan(PrintableDrawing):
         values: The values to merge.
         messages: The messages to add, as shown, in order.
         conflicts: The values that both sides changed and that have no resolution.
-        left_out: The values and messages that are left out, each with the reason.
+        left_out: Sentences that name the values and messages that are left out, and why.
     """
-
-    SIGNS: ClassVar[Mapping[str, str]] = {"merge": "Merge of", "cherry_pick": "Cherry-pick of"}
 
     kind: str
     source: str
@@ -97,12 +82,7 @@ class MergePlan(PrintableDrawing):
     values: list[MergedValue] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     conflicts: list[Clash] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
-
-    @property
-    def is_admissible(self) -> bool:
-        """True if there are no conflicts."""
-        return not self.conflicts
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
@@ -119,7 +99,7 @@ class MergePlan(PrintableDrawing):
     def title(self) -> str:
         """A description of what is merged, in a few words. The new checkpoint has them as its description."""
         since = f", since {self.base}" if self.base else ""
-        return f"{self.SIGNS[self.kind]} {self.source} into {self.into}{since}"
+        return f"{self.kind.capitalize().replace('_', '-')} of {self.source} into {self.into}{since}"
 
     @property
     def summary(self) -> str:
@@ -192,45 +172,28 @@ def select(value: Any, keys: Sequence[int | str]) -> Any:
     return {key: value[key] for key in keys} if isinstance(value, dict) else [value[key] for key in keys]
 
 
-def drop_incomplete_batches(messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], dict[int, str]]:
-    """Leave out tool calls without their results and results without their calls; model providers reject both.
+def complete_batches(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the positions of all messages but incomplete batches of calls and results, which model providers reject.
 
     Example:
         >>> asks = {"role": "assistant", "tool_calls": [{"id": "c1"}]}
-        >>> drop_incomplete_batches([asks, {"role": "tool", "tool_call_id": "c1"}, asks])
-        ([0, 1], {2: 'one of its tool calls has no result'})
+        >>> complete_batches([asks, {"role": "tool", "tool_call_id": "c1"}, asks])
+        [0, 1]
     """
     kept: list[int] = []
-    reasons: dict[int, str] = {}
-    position = 0
-    while position < len(messages):
-        batch, is_complete = _find_batch(messages, position)
-        if is_complete:
-            kept += batch
-        elif messages[position].get("role") == "tool":
-            reasons[position] = "the call that it answers is not included"
-        else:
-            reasons.update(
-                (n, "one of its tool calls has no result" if n == position else "another call beside it has no result")
-                for n in batch
-            )
-        position = batch[-1] + 1
-    return kept, reasons
-
-
-def _find_batch(messages: Sequence[Mapping[str, Any]], position: int) -> tuple[list[int], bool]:
-    """Return the positions of a message and of the results of its tool calls, and whether every result is there."""
-    if messages[position].get("role") == "tool":
-        return [position], False
-    open_call_ids = {call.get("id") for call in messages[position].get("tool_calls") or ()}
-    batch = [position]
-    while open_call_ids and batch[-1] + 1 < len(messages):
-        answer = messages[batch[-1] + 1]
-        if answer.get("role") != "tool" or answer.get("tool_call_id") not in open_call_ids:
-            break
-        open_call_ids.discard(answer.get("tool_call_id"))
-        batch.append(batch[-1] + 1)
-    return batch, not open_call_ids
+    begin = 0
+    while begin < len(messages):
+        open_call_ids = {call.get("id") for call in messages[begin].get("tool_calls") or ()}
+        end = begin + 1
+        while end < len(messages) and messages[end].get("role") == "tool":
+            if messages[end].get("tool_call_id") not in open_call_ids:
+                break
+            open_call_ids.remove(messages[end].get("tool_call_id"))
+            end += 1
+        if not open_call_ids and messages[begin].get("role") != "tool":
+            kept += range(begin, end)
+        begin = end
+    return kept
 
 
 def find_choice(resolve: Resolve, key: str) -> str | None:

@@ -59,16 +59,9 @@ def merge(
     """Merge the messages and values of another branch, or of one checkpoint; no tool runs."""
     with repository(db) as repo:
         agent, ref, choices = _parse(repo, graph, words, resolve)
-        if only:
-            plan = agent.plan_cherry_pick(ref, resolve=choices)
-            _run(plan, lambda: agent.cherry_pick(ref, resolve=choices, name=name), dry_run, as_json)
-            return
-        _run(
-            agent.plan_merge(ref, resolve=choices),
-            lambda: agent.merge(ref, resolve=choices, name=name),
-            dry_run,
-            as_json,
-        )
+        verb = agent.cherry_pick if only else agent.merge
+        plan = verb(ref, resolve=choices, dry_run=True)
+        _run(plan, lambda: verb(ref, resolve=choices, name=name), dry_run, as_json)
 
 
 def _parse(

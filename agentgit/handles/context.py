@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar, overload
 
 from sqlalchemy import Connection
 
@@ -36,17 +36,21 @@ UserRef = User | str | int
 class WrappedGraph(Protocol):
     """The part of an agent that merging needs: the reducers of its graph apply the changes."""
 
-    def plan_merge(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:
-        """Return what `merge` would change."""
-
+    @overload
     def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
         """Merge the changes of another branch."""
 
-    def plan_cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None) -> MergePlan:
-        """Return what `cherry_pick` would change."""
+    @overload
+    def merge(self, source: CheckpointRef, *, resolve: Resolve = None, dry_run: Literal[True]) -> MergePlan:
+        """Return the plan."""
 
+    @overload
     def cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
         """Apply the changes of one checkpoint."""
+
+    @overload
+    def cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None, dry_run: Literal[True]) -> MergePlan:
+        """Return the plan."""
 
 
 class Context:

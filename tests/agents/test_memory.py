@@ -111,7 +111,7 @@ def test_a_session_with_an_agent_or_a_handle_is_never_forgotten(repo, monkeypatc
     gc.collect()
     for session in (handle, repo.session("with-agent")):
         session.fork("main#1", name="other")
-        assert session.agent().plan_merge("main") is not None
+        assert session.agent().merge("main", dry_run=True) is not None
         session.rollback("main#1")
     assert world.items == ["c"]
     with pytest.raises(InvalidInput, match="Wrap it first"):

@@ -54,8 +54,8 @@ def test_values_changed_only_by_ours_stay(pair):
     agent, retry = pair
     told(agent, "ours", note="b")
     told(retry, "theirs")
-    plan = agent.plan_merge("retry")
-    assert (plan.is_admissible, plan.values, len(plan.messages)) == (True, [], 2)
+    plan = agent.merge("retry", dry_run=True)
+    assert (plan.conflicts, plan.values, len(plan.messages)) == ([], [], 2)
     assert str(plan) == (
         "Merge of retry#3 into main, since main#2, in session s: adds history, runs no tool.\n"
         "  message  user       theirs\n"
@@ -73,12 +73,14 @@ def test_items_added_to_a_list_by_both_branches_are_kept(pair):
     agent, retry = pair
     told(agent, "ours", cart=["table"])
     told(retry, "theirs", cart=["sofa"])
-    assert [(one.key, one.how, one.value) for one in agent.plan_merge("retry").values] == [("cart", "append", ["sofa"])]
+    assert [(one.key, one.how, one.value) for one in agent.merge("retry", dry_run=True).values] == [
+        ("cart", "append", ["sofa"])
+    ]
     agent.merge("retry")
     assert agent.state["cart"] == ["chair", "table", "sofa"]
     told(agent, "ours", plan=[1, 2])
     told(retry, "theirs", plan=[1, 3])
-    assert [one.key for one in agent.plan_merge("retry").conflicts] == ["plan"]
+    assert [one.key for one in agent.merge("retry", dry_run=True).conflicts] == ["plan"]
 
 
 def capped(before, more):
@@ -109,7 +111,7 @@ def test_a_list_reducer_that_does_not_only_append_conflicts(repo, reducer):
     for one, last in ((agent, 3), (retry, 4)):
         one.update_state(None, {"items": Overwrite([1, 2, last])}, "node")
         one.run("on")
-    assert [one.key for one in agent.plan_merge("retry").conflicts] == ["items"]
+    assert [one.key for one in agent.merge("retry", dry_run=True).conflicts] == ["items"]
     agent.merge("retry", resolve="theirs")
     assert agent.state["items"] == [1, 2, 4]
 
@@ -130,13 +132,13 @@ def test_dict_entries_added_by_both_branches_are_kept(repo, kind):
     retry = agent.fork(name="retry")
     told(agent, "ours", files={"a": "2", "c": "1"})
     told(retry, "theirs", files={"b": "2", "d": "1"})
-    plan = agent.plan_merge("retry")
+    plan = agent.merge("retry", dry_run=True)
     assert [(one.key, one.how, one.value) for one in plan.values] == [("files", "append", {"b": "2", "d": "1"})]
     agent.merge("retry")
     assert agent.state["files"] == {"a": "2", "b": "2", "c": "1", "d": "1"}
     told(agent, "ours", files={"d": "2"})
     told(retry, "theirs", files={"d": "3"})
-    assert [one.key for one in agent.plan_merge("retry").conflicts] == ["files"]
+    assert [one.key for one in agent.merge("retry", dry_run=True).conflicts] == ["files"]
 
 
 def test_conflicts_are_listed_and_nothing_changes(pair):
@@ -152,7 +154,6 @@ def test_conflicts_are_listed_and_nothing_changes(pair):
     assert clashes == {"note": ("a", "mine", "yours"), "total": (1, 11, 21)}
     assert "conflict  note" in str(refused.value.plan)
     assert "<td" in refused.value._repr_html_()
-    assert not refused.value.plan.is_admissible
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_conflicts_are_resolved_as_requested(pair, resolve, note, total):
     agent, retry = pair
     told(agent, "ours", note="mine", total=10)
     told(retry, "theirs", note="yours", total=20)
-    assert agent.plan_merge("retry", resolve=resolve).is_admissible
+    assert not agent.merge("retry", resolve=resolve, dry_run=True).conflicts
     agent.merge("retry", resolve=resolve)
     assert (agent.state["note"], agent.state["total"]) == (note, total)
     assert len(agent.history()) == 6
@@ -181,18 +182,18 @@ def test_a_repeated_merge_adds_only_new_changes(pair):
     told(agent, "ours", note="mine")
     told(retry, "theirs", note="yours")
     first = agent.merge("retry", resolve="ours")
-    assert agent.plan_merge("retry").is_empty
+    assert agent.merge("retry", dry_run=True).is_empty
     assert agent.merge("retry") == first
     told(retry, "more", plan=[7])
-    assert agent.plan_merge("retry").base == "retry#3"
+    assert agent.merge("retry", dry_run=True).base == "retry#3"
     agent.merge("retry")
     assert said(agent)[4:] == ["theirs", "to theirs", "more", "to more"]
     assert (agent.state["note"], agent.state["plan"]) == ("mine", [7])
-    assert retry.plan_merge("main").base == "retry#5"
+    assert retry.merge("main", dry_run=True).base == "retry#5"
     retry.merge("main")
     assert retry.state["note"] == "mine"
     assert said(retry) == ["start", "to start", "theirs", "to theirs", "more", "to more", "ours", "to ours"]
-    assert agent.plan_merge("retry").is_empty
+    assert agent.merge("retry", dry_run=True).is_empty
 
 
 def test_changes_merged_through_a_third_branch_are_not_repeated(pair):
@@ -202,9 +203,9 @@ def test_changes_merged_through_a_third_branch_are_not_repeated(pair):
     told(retry, "theirs", cart=["sofa"], note="b")
     agent.merge("retry")
     third.merge("main")
-    assert third.plan_merge("retry").is_empty
+    assert third.merge("retry", dry_run=True).is_empty
     told(retry, "more", cart=["lamp"], note="c")
-    plan = third.plan_merge("retry")
+    plan = third.merge("retry", dry_run=True)
     assert (plan.base, plan.conflicts) == ("retry#3", [])
     third.merge("retry")
     assert values(third) == values(retry)
@@ -219,7 +220,7 @@ def test_a_branch_from_inside_a_merged_part_adds_only_the_rest(pair):
     agent.merge("retry")
     second = agent.fork("retry#3", name="second")
     told(second, "other", cart=["bed"], note="b")
-    assert agent.plan_merge("second").base == "retry#3"
+    assert agent.merge("second", dry_run=True).base == "retry#3"
     agent.merge("second")
     assert agent.state["cart"] == ["chair", "sofa", "lamp", "bed"]
     assert agent.state["note"] == "b"
@@ -235,7 +236,7 @@ def test_a_later_fork_is_not_a_newer_merge_base(pair):
     other.merge("main")
     told(agent, "more", cart=["lamp"])
     late.merge("main")
-    assert late.plan_merge("other").is_empty
+    assert late.merge("other", dry_run=True).is_empty
     told(other, "last", cart=["bed"])
     late.merge("other")
     assert sorted(late.state["cart"]) == ["bed", "chair", "lamp", "sofa"]
@@ -253,7 +254,7 @@ def test_branches_merged_into_each_other_agree_or_conflict(pair):
     agent.merge("retry")
     retry.merge("main#4")
     told(retry, "more", note="b")
-    plan = third.plan_merge("retry")
+    plan = third.merge("retry", dry_run=True)
     assert plan.base == "retry#3 and main#4"
     assert ([one.key for one in plan.values], len(plan.messages)) == (["note"], 2)
     assert [one.key for one in plan.conflicts] == ["cart"]
@@ -277,7 +278,7 @@ def test_any_sequence_of_merges_loses_and_duplicates_nothing(seed):
             else:
                 other = chance.choice([one for one in agents if one is not agent] or agents)
                 told_both, carts = {*told_to(agent), *told_to(other)}, [cart(agent), cart(other)]
-                is_clash = not agent.plan_merge(other.branch.name).is_admissible
+                is_clash = bool(agent.merge(other.branch.name, dry_run=True).conflicts)
                 agent.merge(other.branch.name, resolve="ours")
                 assert sorted(told_to(agent)) == sorted(told_both)
                 assert sorted(cart(agent)) == sorted(carts[0] if is_clash else {*carts[0], *carts[1]})
@@ -391,9 +392,9 @@ def test_an_unfinished_batch_is_not_merged(repo):
     retry = agent.fork(name="retry")
     retry.run("buy a safe")
     point = retry.checkpoint("asking")
-    plan = agent.plan_merge(point)
+    plan = agent.merge(point, dry_run=True)
     assert [message["content"] for message in plan.messages] == ["buy a safe"]
-    assert [one.why for one in plan.left_out] == ["one of its tool calls has no result"]
+    assert [one.rpartition(": ")[2] for one in plan.left_out] == ["its batch of tool calls and results is incomplete"]
     agent.merge(point)
     assert said(agent) == ["hi", "hello", "buy a safe"]
     with pytest.raises(Conflict, match="in the middle of a turn"):
@@ -412,8 +413,8 @@ def test_a_second_answer_to_one_call_is_left_out(repo):
     agent.invoke(Command(resume="yes"))
     retry = retry.switch("retry", sync="ignore")
     retry.invoke(Command(resume="no"))
-    plan = agent.plan_merge("retry")
-    assert [one.why for one in plan.left_out] == ["the call that it answers is not included"]
+    plan = agent.merge("retry", dry_run=True)
+    assert [one.rpartition(": ")[2] for one in plan.left_out] == ["its batch of tool calls and results is incomplete"]
     agent.merge("retry")
     roles = [message["role"] for message in agent.history()]
     assert roles == ["user", "assistant", "tool", "assistant", "assistant"]
@@ -427,14 +428,14 @@ def test_picking_a_checkpoint_adds_the_messages_it_added(shop):
     """Picking a checkpoint adds the messages it added to the previous one, and picking it again adds nothing."""
     world, agent, retry = shop
     happened = list(world.log)
-    plan = agent.plan_cherry_pick("retry")
+    plan = agent.cherry_pick("retry", dry_run=True)
     assert [message["role"] for message in plan.messages] == ["user", "assistant", "tool", "tool", "assistant"]
     made = agent.cherry_pick("retry", name="picked")
     assert said(agent) == said(retry)
     assert world.log == happened
     assert made.metadata["description"] == "Cherry-pick of retry#3 into main, since retry#2"
     assert agent.cherry_pick("retry") == made
-    assert agent.plan_cherry_pick("retry").is_empty
+    assert agent.cherry_pick("retry", dry_run=True).is_empty
 
 
 def test_the_values_that_a_checkpoint_changed_are_picked_with_its_messages(pair):
@@ -442,7 +443,7 @@ def test_the_values_that_a_checkpoint_changed_are_picked_with_its_messages(pair)
     agent, retry = pair
     told(retry, "first", note="b", cart=["sofa"])
     told(retry, "second", plan=[2], cart=["lamp"])
-    plan = agent.plan_cherry_pick("retry")
+    plan = agent.cherry_pick("retry", dry_run=True)
     assert [(one.key, one.how) for one in plan.values] == [("plan", "take")]
     assert [(one.key, one.base, one.ours, one.theirs) for one in plan.conflicts] == [
         ("cart", ["chair", "sofa"], ["chair"], ["chair", "sofa", "lamp"])
@@ -613,7 +614,7 @@ def test_a_session_merges_with_the_wrapped_graph(repo, pair):
         with pytest.raises(InvalidInput, match="Wrap it first"):
             session.agent("main")
         later.wrap(state_graph(), "s")
-        assert session.agent("main").plan_merge("retry") == agent.plan_merge("retry")
+        assert session.agent("main").merge("retry", dry_run=True) == agent.merge("retry", dry_run=True)
         made = session.agent("main").merge("retry", name="m")
         assert session.agent("main").cherry_pick("retry") == made
 
@@ -631,13 +632,25 @@ def test_sessions_cannot_be_merged(repo, pair):
         agent.merge("nowhere")
 
 
+def test_a_viewer_sees_what_a_merge_would_do_and_may_not_merge(repo, pair):
+    """A dry run needs the right to read only."""
+    told(pair[1], "theirs", note="b")
+    repo.users.add("vic")
+    repo.session("s").sharing.share("vic", "viewer")
+    viewer = repo.as_user("vic").wrap(state_graph(), "local/s", branch="main")
+    for verb in (viewer.merge, viewer.cherry_pick):
+        assert [one.key for one in verb("retry", dry_run=True).values] == ["note"]
+        with pytest.raises(agentgit.NotAllowed):
+            verb("retry")
+
+
 async def test_the_async_twins_return_the_same_results(pair):
     """The async twins of merge and cherry-pick do the same as the sync verbs."""
     agent, retry = pair
     told(retry, "theirs", note="b")
-    plan = await agent.aplan_merge("retry")
-    assert plan == agent.plan_merge("retry")
-    assert (await agent.aplan_cherry_pick("retry")).messages == plan.messages
+    plan = await agent.amerge("retry", dry_run=True)
+    assert plan == agent.merge("retry", dry_run=True)
+    assert (await agent.acherry_pick("retry", dry_run=True)).messages == plan.messages
     picked = await agent.acherry_pick("retry")
     assert await agent.amerge("retry") == picked
     assert agent.state["note"] == "b"
@@ -723,8 +736,8 @@ def test_checkpoint_data_that_looks_like_a_merge_is_ignored(repo, pair):
     told(retry, "theirs", note="b")
     for data in ("merged", {"merged": 7}, {"merged": {"checkpoint": 10**30}}, {"merged": {"checkpoint": True}}, [1]):
         agent.checkpoint("mine", data=data)
-    assert agent.plan_merge("retry").base == "main#2"
-    assert len(agent.plan_merge("retry").messages) == 2
+    assert agent.merge("retry", dry_run=True).base == "main#2"
+    assert len(agent.merge("retry", dry_run=True).messages) == 2
 
 
 def test_an_imported_session_remembers_its_merges(repo, pair, tmp_path):
@@ -741,10 +754,10 @@ def test_an_imported_session_remembers_its_merges(repo, pair, tmp_path):
     brought = repo.import_(tmp_path / "s.jsonl", session="there").session
     there = repo.wrap(state_graph(), brought.session_name, branch="main")
     assert [p.metadata["data"] for p in there.log(name="mine")] == kept[::-1]
-    plan = there.plan_merge("retry")
+    plan = there.merge("retry", dry_run=True)
     assert (plan.base, plan.conflicts, len(plan.messages)) == ("retry#3", [], 2)
     there.merge("retry")
     assert there.state["cart"] == ["chair", "sofa", "lamp"]
     repo.session("there").export(tmp_path / "main.jsonl", branch="main")
     alone = repo.import_(tmp_path / "main.jsonl", session="alone").session
-    assert repo.wrap(state_graph(), alone.session_name).plan_merge("main#3").base == "main#3"
+    assert repo.wrap(state_graph(), alone.session_name).merge("main#3", dry_run=True).base == "main#3"

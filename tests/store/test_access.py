@@ -188,8 +188,6 @@ AGENT = {
     "log": (VIEWER, ()),
     "merge": (EDITOR, ("merged",)),
     "messages": (VIEWER, ()),
-    "plan_cherry_pick": (VIEWER, ("main#2",)),
-    "plan_merge": (VIEWER, ("merged",)),
     "plan_redo": (VIEWER, ()),
     "plan_rollback": (VIEWER, ("main#2",)),
     "plan_switch": (VIEWER, ("main",)),

@@ -8,8 +8,8 @@ from agentgit.checkpoints.merge import (
     MergedValue,
     MergePlan,
     added_positions,
+    complete_batches,
     decide,
-    drop_incomplete_batches,
     find_additions,
     find_choice,
     select,
@@ -87,8 +87,8 @@ MESSAGES = st.lists(
 @given(MESSAGES)
 def test_merged_messages_keep_calls_and_results_together(messages):
     """The kept part of any messages has each result after its call, and a result for each call."""
-    kept, left = drop_incomplete_batches(messages)
-    assert sorted([*kept, *left]) == list(range(len(messages)))
+    kept = complete_batches(messages)
+    assert kept == sorted({*kept} & {*range(len(messages))})
     waiting: set = set()
     for place in kept:
         message = messages[place]
@@ -98,7 +98,7 @@ def test_merged_messages_keep_calls_and_results_together(messages):
             assert not waiting
             waiting = {call["id"] for call in message["tool_calls"]}
     assert not waiting
-    assert drop_incomplete_batches([messages[place] for place in kept])[0] == list(range(len(kept)))
+    assert complete_batches([messages[place] for place in kept]) == list(range(len(kept)))
 
 
 def test_an_invalid_conflict_choice_is_refused():

@@ -22,6 +22,7 @@ from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.isolation import detached
 from agentgit.agents.merge.side import Side, find_bases
 from agentgit.auth.principal import EDITOR
+from agentgit.checkpoints.diff import format_message
 from agentgit.checkpoints.merge import (
     APPEND,
     CLASH,
@@ -30,13 +31,12 @@ from agentgit.checkpoints.merge import (
     TAKE,
     THEIRS,
     Clash,
-    LeftOut,
     MergedValue,
     MergePlan,
     Resolve,
     added_positions,
+    complete_batches,
     decide,
-    drop_incomplete_batches,
     find_additions,
     find_choice,
     select,
@@ -45,7 +45,6 @@ from agentgit.errors import Conflict, Corrupt, InvalidInput, MergeConflict
 from agentgit.langgraph_internals import ChannelWrite, ChannelWriteTupleEntry, PregelNode
 from agentgit.rollback.crash_recovery import recover_abandoned, recover_all_abandoned
 from agentgit.saver.branch_saver import SessionSaver
-from agentgit.sessions.messages import text_of
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import record_event
 from agentgit.store.queries.lookup import CheckpointRef
@@ -53,7 +52,7 @@ from agentgit.store.records.checkpoints import MERGE_KEY, Label, named_label
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import HeadState, checkpoint_state
-from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, NewCheckpoint, NewWrites
+from agentgit.store.threads.graph_rows import GraphKey, NewCheckpoint, NewWrites
 from agentgit.store.threads.pending_writes import NO_WRITES
 
 WRITER = "agentgit"
@@ -61,6 +60,9 @@ WRITER = "agentgit"
 
 PICKED = "picked"
 """The key in the data of a checkpoint under which a cherry-pick records its source."""
+
+Step = NewCheckpoint | NewWrites
+"""Something that LangGraph saves."""
 
 REDUCED_CHANNELS = (BinaryOperatorAggregate, DeltaChannel)
 """Channels whose writes go through a reducer."""
@@ -77,22 +79,20 @@ class Merge:
     ours: Side
     theirs: Side
     plan: MergePlan
-    resolve: Resolve = None
+    resolve: Resolve
+    head_id: int | None
+    facts: Mapping[str, Any]
     updates: dict[str, Any] = field(default_factory=dict)
 
     def compute(self) -> None:
         """Decide about each value."""
-        conversation = self.conversation_channel
         for key in self.theirs.hashes:
             decision = self._decide(key)
             if decision == KEEP:
                 continue
-            channel = self.ours.channels.get(key)
-            if not isinstance(channel, MERGED_CHANNELS):
-                kind = f"the graph keeps it in a {type(channel).__name__}, which is not merged"
-                why = "this graph has no such value" if channel is None else kind
-                self.plan.left_out.append(LeftOut(what=key, why=why))
-            elif key == conversation:
+            if not isinstance(self.ours.channels.get(key), MERGED_CHANNELS):
+                self.plan.left_out.append(f"{key}: this graph has no channel for it that can be merged")
+            elif key == self.conversation_channel:
                 self._merge_conversation(key, decision)
             elif decision == TAKE:
                 self._take_value(key, TAKE)
@@ -148,10 +148,9 @@ class Merge:
             self.plan.conflicts.append(Clash(key=key, **values))
         elif side == OURS:
             self.plan.values.append(MergedValue(key=key, how=OURS))
-        elif is_conversation:
-            self._take_conversation(key, THEIRS)
         else:
-            self._take_value(key, THEIRS)
+            take = self._take_conversation if is_conversation else self._take_value
+            take(key, THEIRS)
 
     # -- the conversation
 
@@ -162,8 +161,9 @@ class Merge:
         # A message that both sides removed, as when both edited it alike, does not count as their change.
         present = {*self.ours.message_hashes, *self.theirs.message_hashes}
         added = added_positions([one for one in counts.elements() if one in present], self.theirs.message_hashes)
-        if added is not None and not self._has_edited_messages(added):
-            self._add_messages(key, added)
+        shown = self.theirs.messages(added or ())
+        if added is not None and all(message == self._our_messages.get(message["id"], message) for message in shown):
+            self._add_messages(key, added, shown)
         elif decision == CLASH:
             self._settle_conflict(key)
         else:
@@ -171,21 +171,13 @@ class Merge:
 
     @functools.cached_property
     def _our_messages(self) -> Mapping[str, Mapping[str, Any]]:
-        """Our messages after those that we share with the base, as shown, by id."""
-        hashes, base = self.ours.message_hashes, self.bases[0].message_hashes
-        pairs = enumerate(zip(hashes, base, strict=False))
-        begin = next((n for n, (a, b) in pairs if a != b), min(len(hashes), len(base)))
-        shown = self.ours.messages(range(begin, len(hashes)))
+        """Our messages that the base does not have, as shown, by id."""
+        base = set(self.bases[0].message_hashes)
+        shown = self.ours.messages([n for n, key in enumerate(self.ours.message_hashes) if key not in base])
         return {message["id"]: message for message in shown if message["id"]}
 
-    def _has_edited_messages(self, positions: Sequence[int]) -> bool:
-        """Return whether one of their new messages exists here with other content."""
-        ours = self._our_messages
-        return any(message != ours.get(message["id"], message) for message in self.theirs.messages(positions))
-
-    def _add_messages(self, key: str, positions: Sequence[int]) -> None:
+    def _add_messages(self, key: str, positions: Sequence[int], shown: Sequence[dict[str, Any]]) -> None:
         """Append those of their messages that are not here yet; tool calls only together with their results."""
-        shown = self.theirs.messages(positions)
         new = [(at, one) for at, one in zip(positions, shown, strict=True) if one["id"] not in self._our_messages]
         kept = self._leave_out_incomplete([message for _, message in new])
         if not kept:
@@ -199,20 +191,14 @@ class Merge:
         """Replace our conversation with theirs, without batches of tool calls that lack results."""
         shown = self.theirs.messages()
         kept = self._leave_out_incomplete(shown)
-        self.plan.values.append(MergedValue(key=key, how=how, value=[summarize_message(shown[n]) for n in kept]))
+        self.plan.values.append(MergedValue(key=key, how=how, value=[format_message(shown[n]) for n in kept]))
         self._replace(key, [self.theirs.live_value(key)[n] for n in kept])
 
     def _leave_out_incomplete(self, shown: Sequence[Mapping[str, Any]]) -> list[int]:
-        kept, reasons = drop_incomplete_batches(shown)
-        self.plan.left_out.extend(LeftOut(what=summarize_message(shown[n]), why=why) for n, why in reasons.items())
+        kept = complete_batches(shown)
+        left = [format_message(shown[n]) for n in sorted({*range(len(shown))} - {*kept})]
+        self.plan.left_out.extend(f"{message}: its batch of tool calls and results is incomplete" for message in left)
         return kept
-
-
-def summarize_message(message: Mapping[str, Any]) -> str:
-    """Summarize a message in a few words."""
-    calls = ", ".join(f"{call.get('name')}()" for call in message.get("tool_calls") or ())
-    text = " ".join(part for part in (text_of(message), calls and f"-> {calls}") if part)
-    return f"{message.get('role')}: {text if len(text) <= 80 else text[:79] + '…'}"
 
 
 class CollectedSteps:
@@ -221,38 +207,33 @@ class CollectedSteps:
     writes_on_put = is_waiting = False
 
     def __init__(self) -> None:
-        self.steps: list[NewCheckpoint | NewWrites] = []
+        self.steps: list[Step] = []
 
-    def saving(self, graph_key: GraphKey) -> AbstractContextManager[None]:
-        """Nothing waits for a save."""
-        return nullcontext()
-
-    def put(self, new: NewCheckpoint | NewWrites) -> bool:
+    def put(self, new: Step) -> bool:
         """Take over a graph checkpoint or the writes of a task."""
         self.steps.append(new)
         return True
 
     put_writes = put
 
-    def known_head(self, graph_key: GraphKey) -> None:
-        """The graph reads the stored head."""
+    def saving(self, graph_key: GraphKey) -> AbstractContextManager[None]:
+        """Nothing waits for a save."""
+        return nullcontext()
 
-    def on_read(self, thread: str, ns: str, checkpoint: GraphCheckpoint | None) -> None:
-        """Nothing waits for what was read."""
+    def known_head(self, *_: Any, **__: Any) -> None:
+        """The graph reads what is stored, and nothing is written before the merge is."""
 
-    def flush(self) -> None:
-        """Nothing is written before the merge is."""
+    on_read = flush = known_head
 
 
 class Merger:
     """Merges and cherry-picks from other branches into one branch. Both add a checkpoint and remove nothing."""
 
     def __init__(self, branch: BranchContext) -> None:
-        self.branch = branch
-        self.store = branch.store
+        self.branch, self.store = branch, branch.store
 
-    def compute(self, source: CheckpointRef, resolve: Resolve, *, picks: bool = False) -> tuple[Merge, dict[str, Any]]:
-        """Return what a merge or a cherry-pick would add, with the facts that its checkpoint records."""
+    def compute(self, source: CheckpointRef, resolve: Resolve, *, picks: bool = False) -> Merge:
+        """Return what a merge or a cherry-pick would add."""
         recover_all_abandoned(self.store, self.branch.session_id)
         with self.branch.reading() as connection:
             our_row, head_state = self._position(connection)
@@ -260,29 +241,22 @@ class Merger:
             their_row, label = self.branch.target(connection, source)
             self.store.sessions.require_real_thread(connection, their_row.thread_id)
             bases = self._previous(connection, their_row) if picks else self._common(connection, our_row, their_row)
+            side = functools.partial(Side, self.branch, connection)
+            base_sides = [side(row.thread_id, row.graph_checkpoint_id) for row in bases] or [side()]
+            ours = side(our_row.thread_id, head_state.latest_id)
+            theirs = side(their_row.thread_id, their_row.graph_checkpoint_id)
         base_label = " and ".join(f"{one.branch_name}#{one.number}" for one in bases)
-        plan = MergePlan(
-            kind="cherry_pick" if picks else "merge",
-            source=label,
-            into=our_row.name,
-            base=base_label,
-            session_name=session_name,
-        )
-        base_sides = [self._side(row) for row in bases] or [Side(self.branch)]
-        ours = Side(self.branch, our_row.thread_id, head_state.latest_id)
-        merge = Merge(base_sides, ours, self._side(their_row), plan, resolve)
+        kind = "cherry_pick" if picks else "merge"
+        plan = MergePlan(kind=kind, source=label, into=our_row.name, base=base_label, session_name=session_name)
+        facts = {"checkpoint": their_row.id, "source": label, "base": base_label}
+        merge = Merge(base_sides, ours, theirs, plan, resolve, our_row.head_id, facts)
         merge.compute()
-        return merge, {"checkpoint": their_row.id, "source": label, "base": base_label}
-
-    def _side(self, row: StoredRow) -> Side:
-        return Side(self.branch, row.thread_id, row.graph_checkpoint_id)
+        return merge
 
     def _common(self, connection: Connection, our_row: StoredRow, their_row: StoredRow) -> list[StoredRow]:
         """Return the newest checkpoints that both branches have."""
         if our_row.head_id is None:
-            raise InvalidInput(
-                f"Branch {our_row.name} has no checkpoint to merge into. Run a turn or create one first."
-            )
+            raise InvalidInput(f"Branch {our_row.name} has no checkpoint. Run a turn or create one first.")
         (head_row,) = self.store.checkpoints.find(connection, CHECKPOINT.c.id == our_row.head_id)
         bases = find_bases(self.store, connection, head_row, their_row)
         if not bases:
@@ -312,8 +286,8 @@ class Merger:
             )
         if not head_state.is_settled:
             raise Conflict(
-                f"Branch {row.name} is in the middle of a turn: a tool call waits for its result, or a question for "
-                "its answer. Answer it, or continue the turn with agent.invoke(None); then try again."
+                f"Branch {row.name} is in the middle of a turn. Answer its question, or continue the turn with "
+                "agent.invoke(None); then try again."
             )
         return row, head_state
 
@@ -321,10 +295,9 @@ class Merger:
 
     def merge(self, source: CheckpointRef, resolve: Resolve, name: str | None, *, picks: bool = False) -> int:
         """Merge or cherry-pick; return the id of the new checkpoint, or of the head if there is nothing to add."""
-        branch = self.branch
-        branch.authorize_now(EDITOR)
-        merge, facts = self.compute(source, resolve, picks=picks)
-        plan = merge.plan
+        self.branch.authorize_now(EDITOR)
+        merge = self.compute(source, resolve, picks=picks)
+        plan, kind = merge.plan, PICKED if picks else MERGE_KEY
         if plan.conflicts:
             keys = ", ".join(one.key for one in plan.conflicts)
             raise MergeConflict(
@@ -335,27 +308,22 @@ class Merger:
         # A merge that keeps our side of all conflicts is recorded, so that the next one begins after it.
         if plan.is_empty if picks else not (plan.values or plan.messages):
             if plan.left_out:
-                raise Conflict(f"Nothing of {plan.source} can be added: {plan.left_out[0].why}.")
-            with branch.reading() as connection:
-                head = branch.row(connection).head_id
-            if head is not None:
-                return int(head)
-        kind = PICKED if picks else MERGE_KEY
-        label = named_label(branch.settings.user_id, name, plan.title, {kind: facts})
+                raise Conflict(f"Nothing of {plan.source} can be added: {plan.left_out[0]}.")
+            if merge.head_id is not None:
+                return merge.head_id
+        label = named_label(self.branch.settings.user_id, name, plan.title, {kind: merge.facts})
         steps, new_id = self._write(merge)
         checkpoint_id = self.store.database.write(
-            lambda connection: self._publish(connection, merge.ours.graph_key, steps, new_id, label, kind), durable=True
+            lambda connection: self._publish(connection, merge.ours.graph_key, steps, new_id, label), durable=True
         )
-        branch.seen_checkpoint_id, branch.interrupted_heads = new_id, ()
+        self.branch.seen_checkpoint_id, self.branch.interrupted_heads = new_id, ()
         return checkpoint_id
 
-    def _write(self, merge: Merge) -> tuple[list[NewCheckpoint | NewWrites], str]:
+    def _write(self, merge: Merge) -> tuple[list[Step], str]:
         """Write the values through the channels; return what LangGraph would save, and the new id."""
         graph = self.branch.graph
-        if triggering := sorted(merge.updates.keys() & graph.trigger_to_nodes.keys()):
-            raise InvalidInput(
-                f"Nodes of this graph run when {', '.join(triggering)} changes, so that it cannot be merged."
-            )
+        if keys := ", ".join(sorted(merge.updates.keys() & graph.trigger_to_nodes.keys())):
+            raise InvalidInput(f"Nodes of this graph run when {keys} changes, so that it cannot be merged.")
         saver, collected = SessionSaver(self.store), CollectedSteps()
         saver.channels, saver.turn = graph.channels, collected
         entry = ChannelWriteTupleEntry(mapper=lambda values: list(values.items()))
@@ -369,13 +337,7 @@ class Merger:
         return collected.steps, str(written["configurable"]["checkpoint_id"])
 
     def _publish(
-        self,
-        connection: Connection,
-        graph_key: GraphKey | None,
-        steps: Sequence[NewCheckpoint | NewWrites],
-        new_id: str,
-        label: Label,
-        kind: str,
+        self, connection: Connection, graph_key: GraphKey | None, steps: Sequence[Step], new_id: str, label: Label
     ) -> int:
         """Store the steps and the checkpoint, if the branch has not moved since the values were read."""
         self.branch.authorize(connection)
@@ -388,21 +350,14 @@ class Merger:
         self.store.graphs.write(connection, steps)
         graph_checkpoint = self.store.graphs.find(connection, GraphKey(row.thread_id, "", new_id))
         assert graph_checkpoint is not None  # noqa: S101  # it was just stored
-        snapshot_row = self.store.snapshots.newest_of_branch(connection, row)
         state = checkpoint_state(graph_checkpoint, head_state.checkpoint_state.position, NO_WRITES)
-        if snapshot_row is not None:
+        if snapshot_row := self.store.snapshots.newest_of_branch(connection, row):
             state = replace(state, workspace_snapshot_id=snapshot_row.id)
         checkpoint_id = self.store.checkpoints.add(connection, row.id, state, label)
         with suppress(Corrupt):  # content too damaged to index must not prevent the merge
             self.store.search_index.index_next(connection, row.id)
-        record_event(
-            connection,
-            self.store.tenant_id,
-            "merge.done" if kind == MERGE_KEY else "cherry_pick.done",
-            branch_id=row.id,
-            user_id=label.user_id,
-            made=checkpoint_id,
-            source=label.data[kind],
-        )
+        kind, source = ("merge.done", MERGE_KEY) if MERGE_KEY in label.data else ("cherry_pick.done", PICKED)
+        made = {"made": checkpoint_id, "source": label.data[source]}
+        record_event(connection, self.store.tenant_id, kind, branch_id=row.id, user_id=label.user_id, **made)
         self.store.sessions.touch(connection, row.external_session_id)
         return checkpoint_id

@@ -1,7 +1,6 @@
 """The states that a merge compares: ours, theirs, and the bases, which are the newest checkpoints that both have.
 
-The data of a merge's checkpoint records what was merged. So the history of a branch is not a line: it includes what was
-merged into it. If two branches merged each other, there may be several bases, none in the history of another.
+The data of a merge's checkpoint records what was merged, so the history of a branch includes what was merged into it.
 """
 
 from __future__ import annotations
@@ -28,43 +27,27 @@ from agentgit.store.threads.graph_rows import GraphKey, conversation_channel, is
 
 
 class Side:
-    """The state at a graph checkpoint; None is an empty state."""
+    """The state at a graph checkpoint, with the hash of each value and message; None is an empty state."""
 
-    def __init__(self, branch: BranchContext, thread: str = "", checkpoint_id: str | None = None) -> None:
-        self._branch, self._graphs = branch, branch.store.graphs
+    def __init__(
+        self, branch: BranchContext, connection: Connection, thread: str = "", checkpoint_id: str | None = None
+    ) -> None:
+        self._branch, self._graphs, self.channels = branch, branch.store.graphs, branch.graph.channels
         self.graph_key = GraphKey(thread, "", checkpoint_id) if checkpoint_id is not None else None
-
-    @functools.cached_property
-    def _graph_checkpoint(self) -> Any:
-        if self.graph_key is None:
-            return None
-        with self._branch.store.database.reading() as connection:
-            return self._graphs.find(connection, self.graph_key)
-
-    @functools.cached_property
-    def hashes(self) -> Mapping[str, bytes]:
-        """The hash of each value, without LangGraph's internal channels."""
-        found = self._graph_checkpoint
-        return {name: key for name, key in found.values.items() if is_shown(name)} if found else {}
-
-    @functools.cached_property
-    def conversation_channel(self) -> str | None:
-        """The channel that holds the conversation as a list of messages; None if there is none."""
-        name = conversation_channel(self._graph_checkpoint.header["counts"]) if self._graph_checkpoint else None
-        if name is None:
-            return None
-        with self._branch.store.database.reading() as connection:
+        self.hashes: Mapping[str, bytes] = {}
+        self.conversation_channel: str | None = None
+        self.message_hashes: Sequence[bytes] = ()
+        found = self._graphs.find(connection, self.graph_key) if self.graph_key else None
+        if found is None:
+            return
+        self._session_id = found.session_id
+        self.hashes = {name: key for name, key in found.values.items() if is_shown(name)}
+        name = conversation_channel(found.header["counts"])
+        if name is not None:
             key = self.hashes[name]
-            blobs = self._graphs.content(self._graph_checkpoint.session_id).blobs
-            return name if blobs.get_many(connection, [key])[key].type == LIST else None
-
-    @functools.cached_property
-    def message_hashes(self) -> Sequence[bytes]:
-        """The hash of each message, oldest first."""
-        if self.conversation_channel is None:
-            return ()
-        with self._branch.store.database.reading() as connection:
-            return self._graphs.message_hashes(connection, self._graph_checkpoint)
+            if self._graphs.content(found.session_id).blobs.get_many(connection, [key])[key].type == LIST:
+                self.conversation_channel = name
+                self.message_hashes = self._graphs.message_hashes(connection, found)
 
     def messages(self, positions: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Return the shown form of the messages at these positions, or of all."""
@@ -72,7 +55,7 @@ class Side:
         if not keys:
             return []
         with self._branch.store.database.reading() as connection:
-            stored = self._graphs.messages_of(connection, self._graph_checkpoint.session_id, keys)
+            stored = self._graphs.messages_of(connection, self._session_id, keys)
             return [from_stored(message) for message in stored]
 
     def shown_value(self, name: str) -> Any:
@@ -81,12 +64,7 @@ class Side:
         if key is None:
             return None
         with self._branch.store.database.reading() as connection:
-            return show(self._graphs.content(self._graph_checkpoint.session_id).get(connection, [key])[key])
-
-    @property
-    def channels(self) -> Mapping[str, Any]:
-        """The channels of the graph."""
-        return self._branch.graph.channels
+            return show(self._graphs.content(self._session_id).get(connection, [key])[key])
 
     @functools.cached_property
     def _values(self) -> Mapping[str, BaseChannel[Any, Any, Any]]:
@@ -94,9 +72,7 @@ class Side:
         found = saver.get_tuple(config_of(self.graph_key)) if self.graph_key is not None else None
         if found is None:
             return {}
-        return channels_from_checkpoint(
-            self._branch.graph.channels, found.checkpoint, saver=saver, config=found.config
-        )[0]
+        return channels_from_checkpoint(self.channels, found.checkpoint, saver=saver, config=found.config)[0]
 
     def live_value(self, name: str) -> Any:
         """Return one value as the live object that the graph uses; None if there is none."""
@@ -110,12 +86,8 @@ class Side:
         return channel.get()
 
 
-Ancestry = dict[int, int]
-"""The history of a checkpoint: the id of each branch in it, with the number of the last checkpoint included."""
-
-
 def find_bases(store: Store, connection: Connection, ours: StoredRow, theirs: StoredRow) -> list[StoredRow]:
-    """Find the newest checkpoints in the history of both, newest first; none if they have no common history."""
+    """Find the newest checkpoints in the history of both, newest first; several if each merged an older one."""
     our_history, their_history = (_load_history(store, connection, row) for row in (ours, theirs))
     common = [
         and_(
@@ -128,7 +100,7 @@ def find_bases(store: Store, connection: Connection, ours: StoredRow, theirs: St
     # The first checkpoint of a branch repeats the older one that it was forked from, which is common as well.
     rows = [row for row in rows if row.kind != "branch"] or rows
     newest: list[StoredRow] = []
-    covered: Ancestry = {}
+    covered: dict[int, int] = {}
     for row in sorted(rows, key=lambda row: -row.id):
         if row.number > covered.get(row.internal_session_id, 0):
             newest.append(row)
@@ -137,9 +109,9 @@ def find_bases(store: Store, connection: Connection, ours: StoredRow, theirs: St
     return newest
 
 
-def _load_history(store: Store, connection: Connection, row: StoredRow) -> Ancestry:
-    """Return the history of a checkpoint: its own path, and everything merged into it."""
-    comparer, history, pending = CheckpointComparer(store), Ancestry(), [row]
+def _load_history(store: Store, connection: Connection, row: StoredRow) -> dict[int, int]:
+    """Return the last number of each branch in the history of a checkpoint: its own path, and all merged into it."""
+    comparer, history, pending = CheckpointComparer(store), dict[int, int](), [row]
     while pending:
         checkpoint = pending.pop()
         for branch, number in comparer.last_numbers(connection, checkpoint).items():

@@ -119,7 +119,7 @@ def merge_lines(value: MergePlan, *, width: int = 100) -> list[Line]:
     return [
         (Span(clean(value.heading), "heading"),),
         *table(cells, width=width, indent="  ", wrap_last=True),
-        (Span(value.summary, "dim" if value.is_admissible else "bad"),),
+        (Span(value.summary, "bad" if value.conflicts else "dim"),),
     ]
 
 
@@ -133,7 +133,7 @@ def merge_page(value: MergePlan) -> str:
         [
             f"<div><p><b>{html.escape(value.heading)}</b></p>",
             html.table(["", "of", "what"], rows) if rows else "",
-            f"<p>{html.styled(Span(value.summary, '' if value.is_admissible else 'bad'))}</p></div>",
+            f"<p>{html.styled(Span(value.summary, 'bad' if value.conflicts else ''))}</p></div>",
         ]
     )
 
@@ -161,7 +161,7 @@ def _rows(value: MergePlan) -> Iterable[Row]:
         role, _, text = format_message(message).partition(": ")
         yield "message", role, text
     for omission in value.left_out:
-        yield "left out", omission.what, omission.why
+        yield "left out", "", omission
 
 
 def _short_repr(value: object) -> str:
