@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from agentgit.auth.sharing import base36, parse_base36
-
 KEY_LIFETIME = timedelta(days=90)
 """The default lifetime of an API key."""
 
@@ -63,23 +61,3 @@ class NewKey:
 
     key: ApiKey
     secret: str = field(repr=False)
-
-
-def key_text(tenant_id: int, key_id: int, secret: str) -> str:
-    """Format the text of an API key."""
-    return f"{KEY_PREFIX}_{base36(tenant_id)}_{base36(key_id)}_{secret}"
-
-
-def key_parts(text: object) -> tuple[int, int, str]:
-    """Parse the text of an API key into tenant id, key id and secret; ids of 0 if it is not one.
-
-    Example:
-        >>> key_parts(key_text(7, 46, "a_secret"))
-        (7, 46, 'a_secret')
-        >>> key_parts("agit_7")
-        (0, 0, '')
-    """
-    parts = text.split("_", 3) if isinstance(text, str) and len(text) <= 200 else []
-    if len(parts) != 4 or parts[0] != KEY_PREFIX:
-        return 0, 0, ""
-    return parse_base36(parts[1]), parse_base36(parts[2]), parts[3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,6 @@ LINK_PREFIX = "agitlink"
 """The prefix of the token of a link."""
 
 SECRET_BYTES = 32
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,44 +77,20 @@ def is_secret_of(secret: str, stored: bytes) -> bool:
     return secrets.compare_digest(hash_of(secret), stored)
 
 
-def base36(number: int) -> str:
-    """Format a number in base 36.
+def format_token(prefix: str, id: int, secret: str) -> str:
+    """Format the text that a person or a program presents: a prefix, which secret scanners know, an id and a secret."""
+    return f"{prefix}_{id}_{secret}"
+
+
+def parse_token(prefix: str, text: object) -> tuple[int, str]:
+    """Parse a token with this prefix into id and secret; return (0, ""), which is of nothing, if it is not one.
 
     Example:
-        >>> base36(35), int(base36(2**52), 36) == 2**52
-        ('z', True)
+        >>> parse_token("agit", format_token("agit", 46, "a_secret")), parse_token("agit", "agitlink_46_secret")
+        ((46, 'a_secret'), (0, ''))
     """
-    text = ""
-    while number:
-        number, digit = divmod(number, 36)
-        text = DIGITS[digit] + text
-    return text or "0"
-
-
-def parse_base36(text: str) -> int:
-    """Parse a number that `base36` formatted; return 0, which is not an id, for any other text."""
-    is_number = 0 < len(text) <= 11 and all(c in DIGITS for c in text)
-    return int(text, 36) if is_number and int(text, 36) < 2**53 else 0
-
-
-def link_token(link_id: int, secret: str) -> str:
-    """Format the token of a link."""
-    return f"{LINK_PREFIX}_{base36(link_id)}_{secret}"
-
-
-def link_parts(token: object) -> tuple[int, str]:
-    """Parse the token of a link into id and secret; return (0, "") if it is not one.
-
-    Example:
-        >>> link_parts(link_token(46, "secret"))
-        (46, 'secret')
-        >>> link_parts("something else")
-        (0, '')
-    """
-    parts = token.split("_", 2) if isinstance(token, str) and len(token) < 200 else []
-    if len(parts) != 3 or parts[0] != LINK_PREFIX:
-        return 0, ""
-    return parse_base36(parts[1]), parts[2]
+    match = re.fullmatch(f"{prefix}_([0-9]{{1,16}})_(.{{1,100}})", text) if isinstance(text, str) else None
+    return (int(match[1]), match[2]) if match else (0, "")
 
 
 def expiry_time(expires_in: timedelta | None) -> datetime | None:

@@ -9,8 +9,8 @@ import backend
 import pytest
 from sqlalchemy import select
 
-from agentgit.auth.credentials import key_parts, key_text
-from agentgit.auth.sharing import link_parts
+from agentgit.auth.credentials import KEY_PREFIX
+from agentgit.auth.sharing import LINK_PREFIX, format_token, parse_token
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.store import database
 from agentgit.store.sql.tables import API_KEY, METADATA, SESSION_LINK
@@ -162,8 +162,8 @@ def test_a_revoked_key_ends_open_handles_and_hides_its_secret(repo, ada):
     """A revoked key ends open handles at once; the repr of key and handle and the trail lack its secret."""
     made = repo.keys.create("ci", user="ada", expires_in=timedelta(days=1))
     handle = repo.authenticate(made.secret)
-    assert key_parts(made.secret)[:2] == (repo.context.store.tenant_id, made.key.id)
-    secret = key_parts(made.secret)[2]
+    key_id, secret = parse_token(KEY_PREFIX, made.secret)
+    assert key_id == made.key.id
     stored = column(repo, select(API_KEY.c.hash))
     said = (
         repr(made)
@@ -196,8 +196,8 @@ def test_the_database_stores_only_hashes_of_secrets(repo, ada):
     browser = repo.users.sign_in(entry.secret)
     repo.authenticate(key.secret)
     assert (key.secret[:5], link.token[:9]) == ("agit_", "agitlink_")
-    keys = [key_parts(one.secret)[2] for one in (key, entry, browser)]
-    secrets = {API_KEY: keys, SESSION_LINK: [link_parts(link.token)[1]]}
+    keys = [parse_token(KEY_PREFIX, one.secret)[1] for one in (key, entry, browser)]
+    secrets = {API_KEY: keys, SESSION_LINK: [parse_token(LINK_PREFIX, link.token)[1]]}
     for table, told in secrets.items():
         stored = {bytes(one) for one in column(repo, select(table.c.hash))}
         assert stored == {sha256(secret.encode()).digest() for secret in told}
@@ -243,15 +243,14 @@ def test_a_change_of_rights_fails_if_it_cannot_be_recorded(repo, ada, monkeypatc
 
 
 def test_every_invalid_key_is_refused_with_the_same_message(repo, ada):
-    """A wrong secret, another tenant's key, an expired one and hostile text are refused alike."""
+    """A wrong secret, an expired key and hostile text are refused alike."""
     made = repo.keys.create("ci", user="ada", expires_in=timedelta(days=1))
-    tenant, key, secret = key_parts(made.secret)
+    secret = parse_token(KEY_PREFIX, made.secret)[1]
     backend.write(
         repo, lambda c: c.execute(API_KEY.update().values(expires_at=datetime.now(UTC) - timedelta(seconds=1)))
     )
-    other = key_text(tenant + 2, key, secret)
-    bad = [made.secret, made.secret[:-1] + "!", other, "", "agit", "agit___", "agit_zz_zz_\0", "x" * 10_000, "\ud800"]
-    for text in [*bad, key_text(tenant, 2**60, secret), None]:
+    bad = [made.secret, made.secret[:-1] + "!", "", "agit", "agit___", "agit_zz_zz_\0", "x" * 10_000, "\ud800"]
+    for text in [*bad, format_token(KEY_PREFIX, 2**60, secret), None]:
         with pytest.raises(NotAllowed) as caught:
             repo.authenticate(text)
         assert str(caught.value) == REFUSED
@@ -299,4 +298,4 @@ def test_secrets_are_never_logged(repo, ada, caplog):
         repo.users.sign_in(link.secret)
         with pytest.raises(NotAllowed):
             repo.authenticate(f"{made.secret[:-1]}!")
-    assert not any(key_parts(one.secret)[2][:-1] in caplog.text for one in (made, link))
+    assert not any(parse_token(KEY_PREFIX, one.secret)[1][:-1] in caplog.text for one in (made, link))

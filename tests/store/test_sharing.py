@@ -10,7 +10,7 @@ from sqlalchemy import event as events
 from sqlalchemy import select
 
 import agentgit
-from agentgit.auth.sharing import link_parts
+from agentgit.auth.sharing import LINK_PREFIX, parse_token
 from agentgit.errors import Ambiguous, InvalidInput, NotFound
 from agentgit.store.sql.tables import SESSION_LINK, SESSION_MEMBER
 
@@ -87,7 +87,7 @@ def test_a_share_link_admits_users_until_it_is_revoked(repo, people):
     ada, bob, cy = people.values()
     link = ada.session("s").sharing.create_link("editor")
     assert link.token not in repr(link)
-    secret = link_parts(link.token)[1]
+    secret = parse_token(LINK_PREFIX, link.token)[1]
     with backend.reading(repo) as connection:
         assert bytes(connection.execute(select(SESSION_LINK.c.hash)).scalar_one()) == sha256(secret.encode()).digest()
     for one in (bob, cy):

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Select, and_, bindparam, case, delete, func, 
 
 from agentgit.auth import Member, ShareLink, User
 from agentgit.auth.principal import OWNER, ROLES, Role
-from agentgit.auth.sharing import hash_of, is_secret_of, link_parts, link_token, new_secret
+from agentgit.auth.sharing import LINK_PREFIX, format_token, hash_of, is_secret_of, new_secret, parse_token
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import SessionCursor
 from agentgit.store.audit.trail import record_event
@@ -316,7 +316,7 @@ class MemberStore:
             connection, self.tenant_id, "link.made", session_id=session_id, user_id=by_user_id, link=link_id, role=role
         )
         link = ShareLink(id=link_id, session_id=session_id, role=role, created_at=now, expires_at=expires_at)
-        return replace(link, token=link_token(link_id, secret))
+        return replace(link, token=format_token(LINK_PREFIX, link_id, secret))
 
     def links(self, connection: Connection, session_id: int) -> list[ShareLink]:
         """List the links of a session, including expired and revoked ones, oldest first."""
@@ -344,7 +344,7 @@ class MemberStore:
 
     def accept(self, connection: Connection, token: str, user_id: int) -> int | None:
         """Join a session through a link. Return the session id, or None if no valid link has this token."""
-        link_id, secret = link_parts(token)
+        link_id, secret = parse_token(LINK_PREFIX, token)
         row = connection.execute(
             select(SESSION_LINK).where(*self._link_conditions(link_id)).with_for_update().limit(1)
         ).first()

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, bindparam, or_, select, update
 
 from agentgit.auth import Principal, User
-from agentgit.auth.credentials import ApiKey, NewKey, key_parts, key_text
+from agentgit.auth.credentials import KEY_PREFIX, ApiKey, NewKey
 from agentgit.auth.principal import SIGN_IN, widest, with_included_scopes
-from agentgit.auth.sharing import hash_of, is_secret_of, new_secret
+from agentgit.auth.sharing import format_token, hash_of, is_secret_of, new_secret, parse_token
 from agentgit.errors import NotAllowed
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -166,7 +166,7 @@ class ApiKeyStore:
             expires_at=expires_at.isoformat() if expires_at is not None else None,
         )
         key = ApiKey(id=key_id, user_id=user_id, name=name, scopes=scopes, created_at=now, expires_at=expires_at)
-        return NewKey(key, key_text(self.tenant_id, key_id, secret))
+        return NewKey(key, format_token(KEY_PREFIX, key_id, secret))
 
     def all(self, connection: Connection, user_id: int) -> list[ApiKey]:
         """List the keys of a user, including expired and revoked ones, oldest first."""
@@ -184,8 +184,8 @@ class ApiKeyStore:
 
     def find_by_text(self, connection: Connection, text: object) -> ApiKey | None:
         """Find the key or the sign-in link with this text; None if there is none, or it is revoked or expired."""
-        tenant_id, key_id, secret = key_parts(text)
-        row = self._load_row(connection, key_id) if tenant_id == self.tenant_id else None
+        key_id, secret = parse_token(KEY_PREFIX, text)
+        row = self._load_row(connection, key_id)
         is_valid = row is not None and is_secret_of(secret, bytes(row.hash)) and _is_usable(row)
         return _key_from_row(row) if is_valid else None
 
