@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output, references
-from agentgit.cli.chat import command as chat
 from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.options import (
     AsJson,
     Changed,
     CommandGroup,
     DatabaseOption,
+    Effects,
+    Folder,
+    Graph,
+    OnBranch,
+    SessionToContinue,
     Target,
     Trust,
     Yes,
@@ -313,8 +317,8 @@ DEFAULT_CHOICES = 2
 
 
 def explore(
-    graph: chat.Graph,
-    session: chat.Continued = None,
+    graph: Graph,
+    session: SessionToContinue = None,
     step: Annotated[
         list[str] | None, typer.Option("--step", metavar="TEXT", help="The message of a step; repeat it for each step.")
     ] = None,
@@ -344,9 +348,9 @@ def explore(
             help="The number of turns that run at the same time, if no tool changes the world.",
         ),
     ] = 0,
-    branch: chat.OnBranch = None,
-    effects: chat.Effects = None,
-    workspace: chat.Folder = None,
+    branch: OnBranch = None,
+    effects: Effects = None,
+    workspace: Folder = None,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -354,7 +358,7 @@ def explore(
     planned_steps, planned_choices = _steps_and_choices(step, choices, choice, steps)
     import_from_here()
     with repository(db, create=True) as repo, show_plan_on_error(as_json):
-        agent = chat.wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace)
+        agent = references.wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace)
         try:
             exploration = agent.explore(
                 planned_steps,

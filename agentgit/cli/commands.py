@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
 HEADINGS: Mapping[str, Mapping[str, Entry]] = {
     "Get started": {
-        "demo": Entry("chat.command", "Run a demo of rollbacks in a small shop, without an API key or network."),
+        "demo": Entry("demo", "Run a demo of rollbacks in a small shop, without an API key or network."),
         "chat": Entry(
             "chat.command", "Talk with your graph; every turn is recorded, and /help lists the commands for going back."
         ),

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -159,6 +160,26 @@ Price = Annotated[
 Limit = Annotated[
     int | None,
     typer.Option("--limit", "-n", metavar="N", min=1, help="The number of newest results to show; by default all."),
+]
+
+Graph = Annotated[
+    str, typer.Argument(metavar="MODULE:GRAPH", help="Your compiled graph, or a function that returns it.")
+]
+SessionToContinue = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="SESSION[@BRANCH]", help="The session, created if it does not exist; needed if there are several."
+    ),
+]
+OnBranch = Annotated[
+    str | None, typer.Option("--branch", metavar="NAME", help="The branch to continue on; by default the current one.")
+]
+Effects = Annotated[
+    str | None,
+    typer.Option("--effects", metavar="MODULE:NAME", help="The effects of the tools, by their names."),
+]
+Folder = Annotated[
+    Path | None, typer.Option("--workspace", metavar="DIR", help="The folder whose files are rolled back too.")
 ]
 
 

@@ -7,7 +7,8 @@ is. A command that only reads takes the most recently updated session by default
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,6 +20,7 @@ from agentgit.render.text import clean
 from agentgit.values import quote_name
 
 if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
     from agentgit.checkpoints import Checkpoint
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
@@ -220,3 +222,50 @@ def split(repo: Repository, text: str | None) -> tuple[Session | None, str | Non
 def _require_at_most_two(words: list[str]) -> None:
     if len(words) > 2:
         raise InvalidInput(f"{' '.join(words)}: write at most a session and a reference; put quotes around a name.")
+
+
+# -- graphs
+
+
+FIRST_SESSION = "chat"
+"""The name of the session that is created if none is named and none exists."""
+
+
+def wrap_graph(
+    repo: Repository,
+    graph: str,
+    session: str | None,
+    *,
+    branch: str | None,
+    effects: str | None,
+    workspace: Path | None,
+    template: str | None = None,
+) -> RollbackAgent:
+    """Wrap the named graph in the session to continue or to create."""
+    from agentgit.agents import user_modules
+
+    options: dict[str, Any] = {"workspace": workspace} if workspace is not None else {}
+    name, branch = _session_and_branch(repo, session, branch)
+    return repo.wrap(
+        user_modules.graph_in(graph),
+        name,
+        effects=user_modules.value_in(effects) if effects else None,
+        branch=branch,
+        template=template,
+        **options,
+    )
+
+
+def _session_and_branch(repo: Repository, ref: str | None, branch: str | None) -> tuple[str, str | None]:
+    """Return the name of the session to continue or to create, and the branch.
+
+    Text like `support@example.com` is the name of a new session, unless `support` has a branch of that name.
+    """
+    try:
+        session, named = split(repo, ref)
+        session = session or only_session(repo)
+        if named is not None:
+            session.branch(named)
+    except NotFound:
+        return FIRST_SESSION if ref is None else ref, branch
+    return session.reference, one_branch(named, branch)

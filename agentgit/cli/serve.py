@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.chat import command as chat
 from agentgit.cli.options import (
     DatabaseOption,
+    Effects,
     PublicUrl,
     Session,
     Trust,
@@ -42,7 +42,7 @@ def serve(
         str | None,
         typer.Option(metavar="MODULE:GRAPH", help="Your compiled graph, to edit a message on a page and run it again."),
     ] = None,
-    effects: chat.Effects = None,
+    effects: Effects = None,
     workspace: Annotated[
         list[str] | None,
         typer.Option(

@@ -444,7 +444,7 @@ class Terminal:
         kind: The kind of the terminal.
     """
 
-    def __init__(self, folder: Folder, graph: str, kind: str = "dumb") -> None:
+    def __init__(self, folder: Folder, graph: str, kind: str = "xterm") -> None:
         self.ours, theirs = pty.openpty()
         # The process that runs the tests may ignore SIGINT, which its children would inherit.
         listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -507,9 +507,9 @@ def test_a_terminal_chat_prompts_asks_completes_and_keeps_history(folder):
     """A terminal prompt has the branch, an undo asks, Tab completes, and lines are stored with mode 0600."""
     with Terminal(folder, "clerk:GRAPH") as there:
         there.until("session chat, branch main. /help lists the commands")
-        there.until("main> ")
+        there.until("main>")
         there.type("add chair\n")
-        there.until("main> ")
+        there.until("main>")
         there.type("/undo\n")
         there.until("reverse  add(item='chair')")
         there.until("? [y/N] ")
@@ -519,16 +519,17 @@ def test_a_terminal_chat_prompts_asks_completes_and_keeps_history(folder):
         there.until("? [y/N] ")
         there.type("y\n")
         there.until("1 reversed.")
-        there.until("main-2> ")
+        there.until("main-2>")
         there.type("/nothing\n")
         there.until("error: No such command")
-        there.until("main-2> ")
+        there.until("main-2>")
         there.type("/tre\t\n")  # Tab completes the command
         there.until("HEAD -> main-2")
-        there.until("main-2> ")
+        there.until("main-2>")
         assert there.end() == 0
         history = folder.path / "agentgit" / "chat_history"
-        assert history.read_text().splitlines() == ["add chair", "/undo", "/nothing", "/tree"]
+        lines = [line[1:] for line in history.read_text().splitlines() if line.startswith("+")]
+        assert lines == ["add chair", "/undo", "/nothing", "/tree"]
         assert history.stat().st_mode & 0o777 == 0o600
         assert history.parent.stat().st_mode & 0o777 == 0o700
 
@@ -552,18 +553,18 @@ def test_rewind_picks_a_message_with_the_arrow_keys_and_refills_the_prompt(folde
     """At a terminal /rewind lets one pick a message with the arrow keys or cancel with Escape or Ctrl-C; it shows
     the plan, asks, and the prompt begins with the message.
     """
-    with Terminal(folder, "clerk:GRAPH", "xterm") as there:
-        there.until("main> ")
+    with Terminal(folder, "clerk:GRAPH") as there:
+        there.until("main>")
         for line in ("add chair", "add table", "add sofa"):
             there.type(f"{line}\n")
             there.until("done")
-            there.until("main> ")
+            there.until("main>")
         for cancel in ("\x1b", "\x03"):
             there.type("/rewind\n")
             there.until("3. add chair")
             there.type(cancel)
             there.until("Nothing was done.")
-            there.until("main> ")
+            there.until("main>")
         there.type("/rewind\n")
         there.until("Roll back to before which message?")
         there.until("3. add chair")
@@ -576,10 +577,10 @@ def test_rewind_picks_a_message_with_the_arrow_keys_and_refills_the_prompt(folde
         there.until("main-2> add table")  # the prompt is refilled
         there.type("top\n")
         there.until("done")
-        there.until("main-2> ")
+        there.until("main-2>")
         there.type("/log 1\n")
         there.until("main-2#")
-        there.until("main-2> ")
+        there.until("main-2>")
         assert there.end() == 0
     with agentgit.open(folder.path / "agentgit.db") as repo:
         agent_messages = [
@@ -592,22 +593,22 @@ def test_rewind_picks_a_message_with_the_arrow_keys_and_refills_the_prompt(folde
 def test_ctrl_c_interrupts_the_turn_but_not_the_chat(folder):
     """Ctrl-C drops a line or ends a turn whose node waits; the chat continues, and the turn can be undone."""
     with Terminal(folder, "clerk:slow") as there:
-        there.until("main> ")
+        there.until("main>")
         there.type("half a li")
         there.until("half a li")
-        there.interrupt("main> ")
+        there.interrupt("main>")
         there.type("slow\n")
         there.until("slow")
         until(folder.path.joinpath("waits").exists)  # otherwise the signal may interrupt the line
         there.process.send_signal(signal.SIGINT)  # once: a second signal would interrupt the response to the first
         there.until("Interrupted.")
         there.until("/undo rolls it back.")
-        there.until("main> ")
+        there.until("main>")
         there.type("/undo\n")
-        there.until("main-2> ")
+        there.until("main-2>")
         there.type("fast\n")
         there.until("quick")
-        there.until("main-2> ")
+        there.until("main-2>")
         (folder.path / "go").touch()  # only now may the interrupted node end
         assert there.end() == 0
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import os
 import shlex
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -12,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agentgit.cli import output
 from agentgit.cli.app import MOVING, complete_in, run_in
-from agentgit.cli.chat import prompt, rewind
 from agentgit.cli.commands import COMMANDS
 from agentgit.cli.completion import Names, NamesHere
 from agentgit.effects import RollbackReport
@@ -28,6 +30,7 @@ from agentgit.errors import (
 from agentgit.render.text import Line, Span, clean, cut, table, visible
 from agentgit.render.views import conversation
 from agentgit.render.views import rollback as rollbacks
+from agentgit.sessions.messages import text_of
 from agentgit.values import portable
 
 if TYPE_CHECKING:
@@ -98,16 +101,26 @@ class Chat:
 
     def run(self) -> int:
         """Process every line, and return the exit code: 0 at a terminal, else that of the first failure."""
-        if prompt.at_terminal():
+        if at_terminal():
             location = f"session {self.agent.session.reference}, branch {self.agent.branch.name}"
             output.show([(Span(f"{clean(location)}. /help lists the commands, Ctrl-D quits.", "dim"),)])
             self._show_pending_questions()
-        for line in prompt.lines(lambda: f"{clean(self.agent.branch.name)}> ", self.complete, self._take_refill):
+        for line in self._lines():
             should_continue = self.handle_line(line)
             output.flush()
             if not should_continue:
                 break
-        return 0 if prompt.at_terminal() else self.exit_code
+        return 0 if at_terminal() else self.exit_code
+
+    def _lines(self) -> Iterator[str]:
+        """Yield lines until the end of the input."""
+        if at_terminal():
+            from agentgit.cli.chat import prompt  # late, because a pipe does not need it
+
+            return prompt.lines(lambda: f"{clean(self.agent.branch.name)}> ", self.complete, self._take_refill)
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # an undecodable byte must not end the chat
+        return (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
 
     def handle_line(self, line: str) -> bool:
         """Process a line; return whether the chat continues."""
@@ -189,14 +202,14 @@ class Chat:
         """Roll back to before a message of the user, and put its text into the prompt, to be edited and sent again."""
         messages = [dict(one) for one in self.agent.history() if one["role"] == "user" and one["id"]]
         named = [word for word in words if not word.startswith("-")]
-        message = rewind.find_message(messages, named[0]) if named else rewind.choose_message(messages)
+        message = find_message(messages, named[0]) if named else choose_message(messages)
         if message is None:
             output.print_notice("Nothing was done.")
             return
         agent = self.agent
         self._run(["rollback", f"message:{message['id']}", *(word for word in words if word.startswith("-"))])
         if self.agent is not agent:
-            self._refill = rewind.text_of(message)
+            self._refill = text_of(message)
             output.show([(Span(f"before: {cut(clean(self._refill), output.width() - 8)}", "dim"),)])
 
     def _take_refill(self) -> str:
@@ -224,7 +237,7 @@ class Chat:
 
     def ask(self, question: str) -> bool:
         """Ask a yes-or-no question at the terminal."""
-        if not prompt.at_terminal():
+        if not at_terminal():
             raise InvalidInput("There is no terminal to ask for confirmation. Add --yes, or start the chat with --yes.")
         return output.ask_here(question)
 
@@ -300,6 +313,41 @@ class Chat:
         elif isinstance(error, RollbackIncomplete):
             output.show(rollbacks.lines(error.report, width=output.width()))
         self.fail(error)
+
+
+def at_terminal() -> bool:
+    """Return whether standard input and output are terminals, so that a person can be prompted."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def find_message(messages: list[dict[str, Any]], word: str) -> dict[str, Any]:
+    """Find a message of the user by its id, or by its number in the list: 1 is the newest."""
+    by_number = {str(number): message for number, message in enumerate(reversed(messages), start=1)}
+    by_id = {message["id"]: message for message in messages}
+    message = by_id.get(word.removeprefix("message:"), by_number.get(word))
+    if message is None:
+        raise NotFound(f"There is no message {word!r} of yours on this branch. /rewind lists them.")
+    return message
+
+
+MAX_LISTED_MESSAGES = 30
+"""The number of messages that `/rewind` lists where there is no terminal, the newest ones."""
+
+
+def choose_message(messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Let the user choose one of their messages, the newest first; None if they choose none."""
+    if not messages:
+        raise NotFound("There is no message of yours on this branch to go back to.")
+    newest_first = messages[::-1]
+    if at_terminal() and os.environ.get("TERM") != "dumb":
+        from agentgit.cli.chat.prompt import choose
+
+        number = choose([text_of(message) for message in newest_first])
+        return newest_first[number] if number is not None else None
+    shown = list(enumerate(newest_first, start=1))[:MAX_LISTED_MESSAGES]
+    rows = [[Span(str(number), "reference"), Span(clean(text_of(message)))] for number, message in reversed(shown)]
+    output.show(table(rows, width=output.width()))
+    raise InvalidInput("There is no terminal to choose a message at. Name it: /rewind 1 --yes is the newest.")
 
 
 def split(line: str) -> list[str]:
