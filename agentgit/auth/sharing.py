@@ -68,7 +68,7 @@ def new_secret() -> str:
 
 
 def hash_of(secret: str) -> bytes:
-    """Hash a random secret for the database; only secrets that people choose need a slow hash."""
+    """Hash a random secret for the database. It has 256 random bits, so a fast hash is enough."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
 
 

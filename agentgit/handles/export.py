@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import tempfile
 from collections import Counter
@@ -56,6 +57,8 @@ class Exporter(SessionAccess):
             header = self._write(file, branch, checkpoint, files=files, redact=redact)
             checked = check_export(with_progress(file, progress, times=1))  # make sure that the export can be read
             file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            file.seek(0)
             with open_target(path) as target:
                 shutil.copyfileobj(file, target)
         return TransferSummary.from_counts(
@@ -64,6 +67,7 @@ class Exporter(SessionAccess):
             checked.counts,
             checked.files.missing_snapshots,
             checked.files.left_paths,
+            digest,
         )
 
     def _write(

@@ -6,14 +6,13 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection
 
 from agentgit.async_api import async_iterator_twin, async_twin
-from agentgit.errors import Conflict, InvalidInput, NotAllowed
+from agentgit.errors import Conflict, InvalidInput
 from agentgit.handles.context import Context
 from agentgit.handles.session_reader import SessionReader, SessionRef, session_id
 from agentgit.sessions.events import Cursor, Event, match_kinds
@@ -95,19 +94,18 @@ class Events:
 
     def _can_see(self, event: Event) -> bool:
         """Return whether the user may see an event, at the time when it is delivered."""
-        if event.owner_id == self.context.user.id and self.context.principal.is_operator:
+        store, principal = self.context.store, self.context.principal
+        is_own = event.owner_id == principal.user.id
+        if is_own and principal.is_operator:
             return True
-        with suppress(NotAllowed):  # an expired or revoked handle receives nothing
-            return self.context.read(
-                lambda c: (
-                    event.owner_id == self.context.user.id
-                    or (
-                        event.session_id is not None
-                        and self.context.lookup.find_visible(c, event.session_id) is not None
-                    )
-                )
+        # Not `context.read`: it records the refusal of an ended handle, and that event would come here again.
+        with store.database.reading() as connection:
+            if not store.users.is_valid(connection, principal):
+                return False
+            return is_own or (
+                event.session_id is not None
+                and self.context.lookup.find_visible(connection, event.session_id) is not None
             )
-        return False
 
     # -- the feed
 
@@ -221,7 +219,7 @@ class Events:
 
         def read(connection: Connection) -> tuple[Cursor, Sequence[Event]]:
             end = trail.end(connection)
-            if position > end:
+            if position > end or not trail.has_place(connection, position):
                 raise Conflict(
                     f"The feed ends before {position}: the database was restored from an older backup. Read it from "
                     "the beginning, or from events.end()."

@@ -319,7 +319,8 @@ class Keys:
             >>> repo.authenticate(made.secret).user.name
             'ada'
         """
-        require_name(name, "key")
+        if require_name(name, "key") in (BROWSER_KEY_NAME, LINK_NAME):
+            raise InvalidInput(f"{name!r} is the name that agentgit gives to keys of its own. Choose another name.")
         all_scopes, expires_at = with_included_scopes(scopes), expiry_time(expires_in)
 
         def create_key(connection: Connection) -> NewKey:

@@ -64,7 +64,7 @@ KINDS: Mapping[str, str] = {
 }
 """The kinds of events, each with its meaning."""
 
-_CURSOR = re.compile(r"(\d{1,9})\.(\d{1,18})\.(\d{1,18})")
+_CURSOR = re.compile(r"([0-9]{1,9})\.([0-9]{1,18})\.([0-9]{1,18})")
 
 
 class Cursor(NamedTuple):

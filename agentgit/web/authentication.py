@@ -59,7 +59,10 @@ class Authenticator:
             raise NotAllowed(
                 f"The proxy must send the header {self.user_header} exactly once, not {len(values)} times."
             )
-        return self._as_named(values[0].decode("utf-8", "replace"))
+        try:
+            return self._as_named(values[0].decode())
+        except UnicodeDecodeError as error:  # replaced bytes would give different people one name
+            raise NotAllowed(f"The proxy must send the header {self.user_header} in UTF-8.") from error
 
     def _as_named(self, name: str) -> Repository:
         users = self.repo.users

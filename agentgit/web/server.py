@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import webbrowser
@@ -87,13 +88,15 @@ def serve(
             f"On {host}, other machines would send their keys unencrypted: put a proxy in front as in "
             "docs/samples/nginx.conf and give its address with --trusted-proxy, or go on with --no-proxy."
         )
+    if user_header is not None and not re.fullmatch(r"[A-Za-z0-9-]+", user_header):
+        raise InvalidInput(f"{user_header!r} is not the name of a header, like X-Remote-User.")
     if user_header is not None and not proxies:
         raise InvalidInput("--user-header needs --trusted-proxy ADDRESS: anybody else could send the header, too.")
     if create_users and user_header is None:
         raise InvalidInput("--create-users needs --user-header NAME, which names the users.")
-    has_users = _has_users(repo)
-    link = OwnerLink() if is_loopback and not proxies and not has_users else None
-    if link is None and not has_users and not create_users:
+    users = _enabled_users(repo)
+    link = OwnerLink() if is_loopback and not proxies and users <= {repo.user.name} else None
+    if link is None and not users and not create_users:
         raise InvalidInput("Nobody could sign in: there is no user yet. Add one: agentgit users add NAME --admin")
     if graph is not None:
         serve_graph(repo, graph)
@@ -121,11 +124,11 @@ def serve(
         server.run([listener])
 
 
-def _has_users(repo: Repository) -> bool:
-    """Return whether there is a user besides the local owner and the one who starts the server."""
+def _enabled_users(repo: Repository) -> set[str]:
+    """Return the names of the users who can sign in; the local owner cannot."""
     store = repo.context.store
     with store.database.reading() as connection:
-        return any(user.name not in (LOCAL, repo.user.name) for user in store.users.all(connection))
+        return {user.name for user in store.users.all(connection) if user.name != LOCAL and user.disabled_at is None}
 
 
 def _announce(say: Callable[[str], None], address: str, link: OwnerLink | None, *, browser: bool) -> None:

@@ -80,6 +80,15 @@ def test_an_unknown_user_is_created_only_if_the_operator_says_so(repo):
     assert sorted(user.name for user in repo.users.list()) == ["ada", "bob", "eve", "local"]
 
 
+async def test_a_name_that_is_not_utf8_is_refused(repo):
+    """Names in another encoding are refused, because replaced bytes would give two people one name."""
+    made, _ = served_by_command(repo, trusted_proxies=[PROXY], user_header="X-Remote-User", create_users=True)
+    transport = httpx.ASGITransport(made, client=(PROXY, 50_000))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answers = [await client.get("/api/v1/me", headers=[(USER.encode(), name)]) for name in (b"jos\xe9", b"jos\xe8")]
+    assert [answer.status_code for answer in answers] == [403, 403]
+
+
 def test_a_form_by_a_user_of_the_proxy_needs_the_origin_and_the_csrf_token(repo):
     """Whom a proxy has signed in can use the forms, and other sites cannot send them in their name."""
     client = asks(repo, user_header="X-Remote-User")
@@ -102,6 +111,7 @@ def test_a_form_by_a_user_of_the_proxy_needs_the_origin_and_the_csrf_token(repo)
         (["--host", "::"], "--no-proxy"),
         (["--user-header", "X-Remote-User"], "--trusted-proxy"),
         (["--user-header", "X-Remote-User", "--no-proxy"], "--trusted-proxy"),
+        (["--user-header", "X User:", "--trusted-proxy", PROXY], "not the name of a header"),
         (["--create-users", "--trusted-proxy", PROXY], "--user-header"),
     ],
 )

@@ -209,12 +209,10 @@ def test_responses_do_not_name_a_failing_database(database, monkeypatch, caplog,
         for path, more in (
             ("/api/v1/me", {"headers": {"authorization": f"Bearer {key}"}}),
             ("/api/v1/me", {"headers": {"authorization": "Bearer agit_x_y_z"}}),
-            ("/metrics", {"headers": {"authorization": "Bearer agit_x_y_z"}}),
-            ("/sessions", {"cookies": {"__Host-agentgit": key}}), ("/readyz", {}), ("/api/v1/login", {}),
+            ("/sessions", {"cookies": {"__Host-agentgit": key}}), ("/readyz", {}),
         ):  # fmt: skip
             client = TestClient(site, base_url="https://git.example", raise_server_exceptions=False, **more)
-            given = {"name": "ada", "password": "y" * 10}
-            answer = client.post(path, json=given) if path.endswith("login") else client.get(path)
+            answer = client.get(path)
             assert answer.status_code >= 500, path
             body = re.sub(r"<(style|head|script).*?</\1>", "", answer.text, flags=re.DOTALL)
             assert [word for word in INSIDE if word in body] == [], (path, body)

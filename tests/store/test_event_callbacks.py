@@ -93,6 +93,24 @@ def test_subscriptions_filter_by_kind_session_and_user(database):
             ann.events.on("*", "print")
 
 
+def test_callbacks_of_an_ended_handle_receive_nothing_and_write_nothing(repo):
+    """Callbacks of a revoked key are not called, and the events of others add no refusal to the trail, nor a loop."""
+    ada, got = repo.users.add("ada"), []
+    session = repo.session("s", create=True)
+    session.sharing.share("ada", "viewer")
+    made = repo.keys.create("k", user=ada)
+    with repo.authenticate(made.secret) as handle:
+        handle.events.on("*", got.append)
+        handle.events.on(["checkpoint.*", "access.*"], got.append)
+        session.checkpoint("heard")
+        repo.keys.revoke(made.key)
+        before = len(got)
+        session.checkpoint("unheard")
+    assert before == 2
+    assert len(got) == before
+    assert [event.kind for event in repo.events.audit(kinds="access.*")] == []
+
+
 def test_a_coroutine_function_is_refused(repo):
     """A coroutine function cannot be a callback, and the error names what asynchronous code uses instead."""
 

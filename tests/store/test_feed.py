@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -293,6 +294,22 @@ def test_a_reader_ahead_of_the_feed_is_told(repo):
     epoch, ordinal, event_id = list(repo.events.list())[-1].cursor.split(".")
     with pytest.raises(Conflict, match="older backup"):
         list(repo.events.list(after=f"{epoch}.{int(ordinal) + 10**9}.{event_id}"))
+
+
+def test_a_reader_of_a_file_that_went_back_is_told(tmp_path):
+    """SQLite gives the numbers of lost events again; a reader that has seen such a number gets a Conflict."""
+    with agentgit.open(tmp_path / "a.db") as repo:
+        repo.session("kept", create=True)
+        with closing(sqlite3.connect(tmp_path / "a.db")) as raw:
+            raw.execute("VACUUM INTO ?", [str(tmp_path / "backup.db")])
+        repo.session("lost", create=True)
+        after = list(repo.events.list())[-1]
+    with agentgit.open(tmp_path / "backup.db") as repo:
+        for name in ("new", "newer"):
+            repo.session(name, create=True)
+        with pytest.raises(Conflict, match="older backup"):
+            list(repo.events.list(after=after))
+        assert [event.session_name for event in repo.events.list()] == ["kept", "new", "newer"]
 
 
 class Receiver(BaseHTTPRequestHandler):

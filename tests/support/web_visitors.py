@@ -20,7 +20,7 @@ class Visitor:
     """
 
     def __init__(self, repo: agentgit.Repository) -> None:
-        key = repo.keys.create("browser", scopes=("admin",)).secret
+        key = repo.keys.create("a browser", scopes=("admin",)).secret
         self.client = TestClient(
             app(repo), base_url="https://git.example", cookies={"__Host-agentgit": key},
             headers={"origin": "https://git.example"},

@@ -35,7 +35,8 @@ def lines(verb: str, summary: TransferSummary) -> list[Line]:
     if len(summary.left_paths) > MAX_PATHS:
         notice = f"  and {len(summary.left_paths) - MAX_PATHS} more paths"
         omitted.append((Span(notice, "bad"),))
-    return [(Span(f"{verb}  "), name, Span(f"  {', '.join(counts)}")), *omitted]
+    digest = [(Span(f"  SHA-256 {summary.sha256}", "dim"),)] if summary.sha256 else []
+    return [(Span(f"{verb}  "), name, Span(f"  {', '.join(counts)}")), *omitted, *digest]
 
 
 STYLES = {IMPORTED: "added", EXTENDED: "added", UNCHANGED: "dim", FAILED: "bad"}

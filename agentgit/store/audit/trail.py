@@ -234,6 +234,13 @@ class Trail:
         (row,) = _END.all(connection, {"tenant": self.tenant_id})
         return Cursor(row.event_epoch, row.ordinal)
 
+    def has_place(self, connection: Connection, cursor: Cursor) -> bool:
+        """Return False if another event has the number of this one: SQLite gives it again after a restored file."""
+        if connection.dialect.name != "sqlite" or not cursor.event_id:
+            return True
+        known_id = connection.execute(select(EVENT.c.id).where(EVENT.c.ordinal == cursor.ordinal)).scalar()
+        return known_id in (None, cursor.event_id)  # None: its session was erased
+
     def read(
         self, connection: Connection, scope: Scope, *, after: Cursor, before: Cursor, limit: int, **filters: Any
     ) -> list[Event]:

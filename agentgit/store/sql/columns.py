@@ -187,7 +187,7 @@ def _compile_with_row_key(element: _WithRowKey, compiler: Any, **options: Any) -
         return f"length({key}) || ':' || {key} || {value}"
     if compiler.dialect.name == "sqlite":
         return f"CAST(length(CAST({key} AS BLOB)) || ':' || {key} || {value} AS BLOB)"
-    return f"convert_to(octet_length({key}) || ':' || {key}, 'UTF8') || {value}"
+    return f"convert_to(octet_length(convert_to({key}, 'UTF8')) || ':' || {key}, 'UTF8') || {value}"
 
 
 def _split_row_key(value: Any) -> tuple[Any, str]:

@@ -40,6 +40,7 @@ class TransferSummary:
         left_out: The number of snapshots that could not be included, by reason.
         left_paths: The paths that were left out of snapshots, for example because they are not valid on every
             operating system, each with the reason. All other files of these snapshots are included.
+        sha256: The SHA-256 of the exported file, in hex; None for an import.
     """
 
     session: ExternalSession
@@ -55,6 +56,7 @@ class TransferSummary:
     snapshots: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
     left_paths: Mapping[str, str] = field(default_factory=dict)
+    sha256: str | None = None
 
     @classmethod
     def from_counts(
@@ -64,6 +66,7 @@ class TransferSummary:
         counts: Mapping[str, int],
         left: Mapping[str, int],
         paths: Mapping[bytes, str],
+        digest: str | None = None,
     ) -> TransferSummary:
         """Create a summary from the header and the record counts of an export.
 
@@ -73,6 +76,7 @@ class TransferSummary:
             counts: The number of records of each kind.
             left: The number of snapshots that are left out, by reason.
             paths: The paths that are left out of snapshots, each with the reason.
+            digest: The SHA-256 of the exported file, in hex.
         """
         field_counts = {name: counts.get(kind, 0) for name, kind in _KINDS_BY_FIELD.items()}
         snapshots = counts.get("snapshot", 0) - sum(left.values())
@@ -84,6 +88,7 @@ class TransferSummary:
             snapshots=snapshots,
             left_out=dict(left),
             left_paths={text_of(path): reason for path, reason in sorted(paths.items())},
+            sha256=digest,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Form, Query
@@ -56,11 +57,14 @@ def _signed_in(request: Request, credential: str, next: str) -> Response:
 
 @router.post("/sign-in", dependencies=[Depends(require_secure_connection), Depends(require_same_site)])
 def sign_in(request: Request, key: Name, next: Annotated[str, Form(max_length=MAX_URL_LENGTH)] = "/") -> Response:
-    """Sign in with an API key or a sign-in link."""
+    """Sign in with an API key or a sign-in link. It signs out first, so that no key of the browser is left behind."""
+    authenticator = site_of(request).authenticator
     try:
-        credential = site_of(request).authenticator.credential_for(key)
+        credential = authenticator.credential_for(key)
     except NotAllowed as error:
         return _show_form(request, next, "", error)
+    with suppress(NotAllowed):
+        authenticator.sign_out(request.cookies.get(cookie_name(request), ""))
     return _signed_in(request, credential, next)
 
 
