@@ -179,30 +179,23 @@ class Chat:
             case ["checkpoint", "restore", *rest]:
                 return ["rollback", *rest]
             case ["checkpoint", "undo", *options]:
-                return ["rollback", str(self._newest_named_checkpoint()), *options]
+                return ["rollback", self._newest_named_checkpoint(), *options]
             case ["undo" | "log" as name, number, *options] if number.isdigit():
                 return [name, "-n", number, *options]
         return words
 
-    def _newest_named_checkpoint(self) -> int:
+    def _newest_named_checkpoint(self) -> str:
         """Return the id of the newest checkpoint on the agent's path that was created on request."""
-        branches = {branch.id: branch for branch in self.agent.tree().walk()}
-        path_ids = {point.id for point in self.agent.checkpoints()}
-        branch_id: int | None = self.agent.branch_id
-        while branch_id is not None:
-            path_ids.add(branches[branch_id].branch_point_id)
-            branch_id = branches[branch_id].parent_id
-        points = [point for branch in branches.values() for point in branch.points]
-        named = [point.id for point in points if not point.is_auto and point.id in path_ids]
-        if not named:
+        newest = next(iter(self.agent.session.log(branch=self.agent.branch_id, auto=False)), None)
+        if newest is None:
             raise NotFound("There is no named checkpoint on this branch. /checkpoint create NAME creates one.")
-        return max(named)
+        return str(newest.id)
 
     def _rewind(self, words: list[str]) -> None:
         """Roll back to before a message of the user, and put its text into the prompt, to be edited and sent again."""
-        messages = [dict(one) for one in self.agent.history() if one["role"] == "user" and one["id"]]
+        newest_first = [dict(one) for one in self.agent.history() if one["role"] == "user" and one["id"]][::-1]
         named = [word for word in words if not word.startswith("-")]
-        message = find_message(messages, named[0]) if named else choose_message(messages)
+        message = find_message(newest_first, named[0]) if named else choose_message(newest_first)
         if message is None:
             output.print_notice("Nothing was done.")
             return
@@ -320,10 +313,10 @@ def at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def find_message(messages: list[dict[str, Any]], word: str) -> dict[str, Any]:
+def find_message(newest_first: list[dict[str, Any]], word: str) -> dict[str, Any]:
     """Find a message of the user by its id, or by its number in the list: 1 is the newest."""
-    by_number = {str(number): message for number, message in enumerate(reversed(messages), start=1)}
-    by_id = {message["id"]: message for message in messages}
+    by_number = {str(number): message for number, message in enumerate(newest_first, start=1)}
+    by_id = {message["id"]: message for message in newest_first}
     message = by_id.get(word.removeprefix("message:"), by_number.get(word))
     if message is None:
         raise NotFound(f"There is no message {word!r} of yours on this branch. /rewind lists them.")
@@ -334,11 +327,10 @@ MAX_LISTED_MESSAGES = 30
 """The number of messages that `/rewind` lists where there is no terminal, the newest ones."""
 
 
-def choose_message(messages: list[dict[str, Any]]) -> dict[str, Any] | None:
+def choose_message(newest_first: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Let the user choose one of their messages, the newest first; None if they choose none."""
-    if not messages:
+    if not newest_first:
         raise NotFound("There is no message of yours on this branch to go back to.")
-    newest_first = messages[::-1]
     if at_terminal() and os.environ.get("TERM") != "dumb":
         from agentgit.cli.chat.prompt import choose
 
