@@ -6,6 +6,6 @@ Values display themselves (`agentgit.render`) without this package. IPython is i
 """
 
 from agentgit.notebook.live_tree import live
-from agentgit.notebook.tree_widget import browse
+from agentgit.notebook.tree_handles import browse
 
 __all__ = ["browse", "live"]

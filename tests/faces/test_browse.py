@@ -1,6 +1,8 @@
 """The tree with handles: by reference in any program, and by clicks in a notebook."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from scripted import obedient, tool_node_graph
@@ -150,3 +152,17 @@ def test_the_output_has_the_tree_for_readers_without_a_widget(agent):
     bundle = browse(agent)._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"}
     assert bundle["text/html"] == agent.tree()._repr_html_()
+
+
+def test_a_tree_needs_no_anywidget():
+    """Without anywidget the package loads, and a tree has handles and pictures but no widget."""
+    code = """
+import sys
+sys.modules["anywidget"] = None
+import agentgit
+from agentgit.notebook import browse
+tree = browse(agentgit.open(":memory:").session("s", create=True))
+print(tree.widget, sorted(tree._repr_mimebundle_()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)  # noqa: S603  # our own program
+    assert done.stdout == "None ['text/html', 'text/plain']\n"
