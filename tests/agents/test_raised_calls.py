@@ -706,7 +706,7 @@ def test_only_who_may_change_the_session_resolves_a_raised_call(tmp_path):
     till, place = Till(("after", LOST)), tmp_path / "agentgit.db"
     with agentgit.open(place) as operator:
         for name in ("ada", "bob"):
-            operator.users.add(name, "correct horse battery staple")
+            operator.users.add(name)
     with agentgit.open(place, user="ada") as repo, agentgit.open(place, user="bob") as theirs:
         agent = wrapped(repo, till, "irreversible")
         agent.run("five")
@@ -738,7 +738,7 @@ def test_the_http_api_and_the_web_pages_resolve_a_raised_call(tmp_path):
     """The API and the plan page record the result; invalid JSON and a foreign redirect are refused."""
     till = Till(("after", LOST), ("after", LOST))
     with agentgit.open(tmp_path / "agentgit.db") as operator:
-        operator.users.add("ada", "correct horse battery staple", is_admin=True)
+        operator.users.add("ada", is_admin=True)
     with agentgit.open(tmp_path / "agentgit.db", user="ada") as repo:
         agent = wrapped(repo, till, "irreversible", 5, 7)
         agent.run("five")

@@ -148,7 +148,7 @@ def test_policies_and_limits_and_errors_that_name_the_next_step(run):
     assert code == 1
     shown = " ".join(out.split())
     assert "Set max_calls to allow more." in shown
-    assert "agentgit sessions lists" in shown
+    assert "repo.sessions() lists" in shown
     code, out, _ = run(*words, "--tools", "create_order=live")
     assert code == 1
     assert "runs only tools that are declared" in " ".join(out.split())

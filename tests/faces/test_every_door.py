@@ -347,7 +347,7 @@ def test_every_route_and_page_declares_its_required_role(prepared, tmp_path, way
         if way == "an application":
             made = app(repo)
         elif way == "agentgit serve":
-            made, _ = served_by_command(repo)
+            made = served_by_command(repo)[0].app.app  # behind what knows the proxies
         else:
             made = app(repo, link=OwnerLink(), public_url="https://git.example/below")
         found = Counter(doors(made))

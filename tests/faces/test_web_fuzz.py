@@ -201,7 +201,15 @@ VALUES = st.one_of(
     st.binary(max_size=40).map(lambda raw: raw.translate(None, b"\r\n\0").decode("latin-1").strip()),
 )
 
-OPEN = ["/sign-in", "/below/it/sign-in", "/healthz", "/readyz", "/static/agentgit.css", "/api/v1/openapi.json"]
+OPEN = [
+    "/sign-in",
+    "/sign-in?token=x",
+    "/below/it/sign-in",
+    "/healthz",
+    "/readyz",
+    "/static/agentgit.css",
+    "/api/v1/openapi.json",
+]
 PATHS = [
     *OPEN,
     "/",
@@ -209,7 +217,6 @@ PATHS = [
     "/static/app.css",
     "/api/v1/me",
     "/api/v1/sessions",
-    "/sign-in?token=x",
     "/join?token=%00",
     "/below/it/sessions",
     "//evil.example/x",

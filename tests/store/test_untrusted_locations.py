@@ -129,7 +129,7 @@ def test_deleting_a_session_opens_no_storage_that_a_row_names(place: Place) -> N
 def test_a_plan_over_http_opens_no_storage_that_a_row_names(place: Place) -> None:
     place.name(environment="git", surprise=1)
     with agentgit.open(place.folder / "a.db") as repo:
-        repo.users.add("ada", "correct horse battery", is_admin=True)
+        repo.users.add("ada", is_admin=True)
         session = repo.session("s")
         repo.session("s").sharing.share("ada", "editor")
         http = TestClient(app(repo), base_url="https://testserver")
