@@ -18,7 +18,6 @@ from agentgit.repository import Repository
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
-    from agentgit.handles.session import Session
 
 
 class NotebookNamespace:

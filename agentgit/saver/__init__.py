@@ -1,1 +1,1 @@
-"""The LangGraph checkpointer: saver, codec, message cache, delta reducer, operations on whole threads."""
+"""The LangGraph checkpointer: saver, codec, delta reducer, operations on whole threads."""
