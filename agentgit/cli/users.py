@@ -40,13 +40,7 @@ LOCAL_SERVER = "http://127.0.0.1:8700"
 
 GROUP_OPTIONS: dict[str, Any] = {"no_args_is_help": True, "cls": CommandGroup, "rich_markup_mode": None}
 
-users = typer.Typer(
-    name="users",
-    help="Manage the users of the database; for admins.",
-    no_args_is_help=True,
-    cls=CommandGroup,
-    rich_markup_mode=None,
-)
+users = typer.Typer(name="users", help="Manage the users of the database; for admins.", **GROUP_OPTIONS)
 keys = typer.Typer(name="keys", help="Manage API keys.", **GROUP_OPTIONS)
 
 
