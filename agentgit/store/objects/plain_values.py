@@ -38,6 +38,9 @@ READERS: dict[str, Callable[[bytes], Any]] = {
 RUNS = (RUN, RUN_PY)
 MESSAGES = (MESSAGE, MESSAGE_PY, MESSAGE_MSGPACK)
 
+NOT_COMPUTED = "<not computed at this step>"
+"""The text in place of the value of a DeltaChannel whose reducer is not known, failed, or lacks some of its writes."""
+
 NUMPY, DELTA = 6, 7
 """The codes of LangGraph's msgpack extensions whose value is not `(module, name, payload, ...)`."""
 

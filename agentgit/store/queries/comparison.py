@@ -10,7 +10,7 @@ from sqlalchemy import Connection, and_, or_
 
 from agentgit.sessions.messages import from_stored
 from agentgit.store.objects.blobs import shared_prefix
-from agentgit.store.objects.plain_values import show, show_state
+from agentgit.store.objects.plain_values import show
 from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, LIST
@@ -94,18 +94,13 @@ class CheckpointComparer:
         conversations = [conversation_channel(at.header["counts"]) for at in (first, second)]
         if conversations[0] != conversations[1] or not self._are_lists(connection, first, second, conversations[0]):
             return None
-        changed_names = [
-            name for name in {**first.values, **second.values} if first.values.get(name) != second.values.get(name)
-        ]
+        known = [{**at.values, **at.digests} for at in (first, second)]
+        changed_names = [name for name in {**known[0], **known[1]} if known[0].get(name) != known[1].get(name)]
         shown_names = [name for name in changed_names if is_shown(name) and name != conversations[0]]
         hashes = [self.store.graphs.message_hashes(connection, at) for at in (first, second)]
         common = shared_prefix(*hashes)
         for graph_checkpoint, message_hashes, unshared in zip((first, second), hashes, unshared_parts, strict=True):
-            value_hashes = {
-                name: graph_checkpoint.values[name] for name in shown_names if name in graph_checkpoint.values
-            }
-            bodies = self.store.graphs.content(graph_checkpoint.session_id).get(connection, value_hashes.values())
-            unshared.state = show_state({name: bodies[key] for name, key in value_hashes.items()}, None)[0]
+            unshared.state, _ = self.store.graphs.values_at(connection, graph_checkpoint, shown_names)
             messages = self.store.graphs.messages_of(connection, graph_checkpoint.session_id, message_hashes[common:])
             unshared.messages = [from_stored(message) for message in messages]
         return common

@@ -14,7 +14,7 @@ from agentgit.errors import NotFound
 from agentgit.store.objects.blobs import BlobStore, NewValues, compact, pack, readable
 from agentgit.store.objects.content import Body, Content, Encoded
 from agentgit.store.objects.packing import split_hashes
-from agentgit.store.objects.plain_values import show_message, show_state
+from agentgit.store.objects.plain_values import NOT_COMPUTED, show_message, show_state
 from agentgit.store.sql.compiled_statement import PendingResult
 from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
@@ -507,14 +507,21 @@ class GraphStore:
         """Return the state as JSON-like values without the messages, and the messages in LangChain's stored form.
 
         A value that only LangGraph's serializer can rebuild is shown as its plain data. A value that was written with a
-        custom or encrypting serializer is shown as a text that says so.
+        custom or encrypting serializer is shown as a text that says so, and so is the value of a DeltaChannel that could
+        not be computed from its writes.
         """
         checkpoint = self._require_checkpoint(connection, thread, checkpoint_id)
-        hashes = {name: key for name, key in checkpoint.values.items() if is_shown(name)}
+        names = [name for name in (*checkpoint.values, *checkpoint.digests) if is_shown(name)]
+        return self.values_at(connection, checkpoint, names, conversation_channel(checkpoint.header["counts"]))
+
+    def values_at(
+        self, connection: Connection, checkpoint: GraphCheckpoint, names: Sequence[str], conversation: str | None = None
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return some channels of a graph checkpoint that was already read; see `read_state`."""
+        hashes = {name: checkpoint.values[name] for name in names if name in checkpoint.values}
         bodies = self.content(checkpoint.session_id).get(connection, hashes.values())
-        return show_state(
-            {name: bodies[key] for name, key in hashes.items()}, conversation_channel(checkpoint.header["counts"])
-        )
+        state, messages = show_state({name: bodies[key] for name, key in hashes.items()}, conversation)
+        return state | {name: NOT_COMPUTED for name in names if name in checkpoint.digests}, messages
 
     def messages(
         self, connection: Connection, thread: str, checkpoint_id: str, last: int | None = None

@@ -19,7 +19,7 @@ from agentgit.errors import InvalidInput
 from agentgit.sessions.messages import to_stored
 from agentgit.store.objects.blobs import Leaf, leaf
 from agentgit.store.objects.content import Encoded
-from agentgit.store.objects.plain_values import JSON, JSON_PY, MESSAGE, MESSAGE_PY
+from agentgit.store.objects.plain_values import JSON, JSON_PY, MESSAGE, MESSAGE_PY, NOT_COMPUTED
 from agentgit.store.records.checkpoints import MERGE_KEY, CheckpointState, Label, require_text
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.store import Store
@@ -115,10 +115,11 @@ class PlainSession:
 
     def _put_state(self, checkpoint: Checkpoint, at: datetime) -> None:
         """Store the state of a checkpoint as a graph checkpoint, unless it is that of the one before."""
-        for name in checkpoint.session_state:
+        state = {name: value for name, value in checkpoint.session_state.items() if value != NOT_COMPUTED}
+        for name in state:
             if not isinstance(name, str) or not is_shown(name) or name == "messages":
                 raise ValueError(f"session_state cannot have a key {short_repr(name)}: LangGraph uses it itself")
-        values = {name: Encoded(_leaf(JSON, JSON_PY, value)) for name, value in checkpoint.session_state.items()}
+        values = {name: Encoded(_leaf(JSON, JSON_PY, value)) for name, value in state.items()}
         self._hashes.update(value.body.hash for value in values.values() if isinstance(value.body, Leaf))
         history, known = checkpoint.conversation_history, dict(enumerate(self._messages))
         leaves = [
