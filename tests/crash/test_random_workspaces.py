@@ -44,13 +44,11 @@ def lived(place, kind, seeds, rounds):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_restore_reports_match_the_disk_in_random_workspaces(tmp_path, kind, seed):
-    """After each restore, plan and report agree with a manifest of the disk, and skipped files are untouched."""
     random_workspaces.live(tmp_path, kind, seed, 10, closed=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_restore_reports_match_the_disk_for_an_unprivileged_user(tmp_path, kind):
-    """Owner: plan and report match the disk for an unprivileged user who locks files and directories."""
     lived(tmp_path / "place", kind, (100, 103), 10)
 
 
@@ -58,7 +56,6 @@ def test_restore_reports_match_the_disk_for_an_unprivileged_user(tmp_path, kind)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", range(2))
 def test_restore_reports_match_the_disk_in_many_random_workspaces(tmp_path, kind, part):
-    """Plan and report match the disk in 30 long random runs of each kind in each part."""
     first = soaks.SEED + 1000 + 30 * part
     for seed in range(first, first + 30):
         (tmp_path / str(seed)).mkdir()
@@ -69,6 +66,5 @@ def test_restore_reports_match_the_disk_in_many_random_workspaces(tmp_path, kind
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", range(2))
 def test_restore_reports_match_the_disk_in_many_unprivileged_runs(tmp_path, kind, part):
-    """Owner: plan and report match the disk in 20 long random runs of an unprivileged user in each part."""
     first = soaks.SEED + 5000 + 20 * part
     lived(tmp_path / "place", kind, (first, first + 20), 40)

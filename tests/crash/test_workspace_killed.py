@@ -73,13 +73,11 @@ DYING = """
 
 
 def run(script, *arguments):
-    """Run a script in another process."""
     return processes.run(textwrap.dedent(script), *arguments)
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_killed_restore_is_finished_or_has_no_effect(work, tmp_path, point):
-    """After a kill, the next open finds all files old or all restored, and can restore either state."""
     workspace = Workspace(work, tmp_path / "store")
     first = workspace.save("before")
     was = picture(work)
@@ -176,13 +174,11 @@ def kill_once(place, number):
 
 @pytest.mark.parametrize("number", [2, 9, 16, 23, 30, 37])
 def test_a_killed_restore_of_linked_files_changes_nothing_outside(tmp_path, number):
-    """A restore killed before a disk change is finished or has no effect, and links outside are unchanged."""
     assert kill_once(tmp_path, number)
 
 
 @pytest.mark.long
 def test_a_restore_of_linked_files_survives_a_kill_at_every_change(tmp_path):
-    """A restore killed before any of its disk changes is finished or has no effect."""
     number = 1
     while kill_once(tmp_path / str(number), number):
         number += 1
@@ -217,7 +213,6 @@ WRITTEN_BETWEEN = """
 @pytest.mark.parametrize("kind", ["change", "removal"])
 @pytest.mark.parametrize("when", ["before", "hidden", "exchanged"])
 def test_a_concurrent_write_held_by_a_killed_restore_is_kept(tmp_path, kind, when):
-    """A concurrent write that a killed restore holds is kept, and the finished restore reports its place."""
     work = tmp_path / "work"
     work.mkdir()
     BEFORE(work)
@@ -241,7 +236,6 @@ def test_a_concurrent_write_held_by_a_killed_restore_is_kept(tmp_path, kind, whe
 
 
 def test_a_change_after_a_killed_restore_is_kept_and_reported(work, tmp_path):
-    """Finishing a killed restore does not overwrite a file changed after the kill, and reports a conflict."""
     workspace = Workspace(work, tmp_path / "store")
     first = workspace.save("before")
     CHANGE(work)
@@ -269,7 +263,6 @@ WRITING = """
 
 
 def test_processes_that_save_at_once_lose_no_snapshot(work, tmp_path):
-    """Processes that save at once lose no snapshot, and sampled snapshots have the file of their process."""
     workspace = Workspace(work, tmp_path / "store")
     started = [
         processes.Started(textwrap.dedent(WRITING), work, tmp_path / "store", who) for who in ("one", "two", "three")
@@ -307,7 +300,6 @@ def trapped(tmp_path, monkeypatch):
 
 
 def test_the_git_configuration_of_the_user_has_no_influence(work, tmp_path, trapped):
-    """No hook, filter, monitor, attribute or global ignore file of the user runs or changes a byte."""
     (work / "a.txt").write_bytes(b"1\n2\r\n3")
     (work / ".gitattributes").write_bytes(b"* filter=trap text eol=crlf\n")
     (work / ".git").mkdir()
@@ -328,8 +320,6 @@ def test_the_git_configuration_of_the_user_has_no_influence(work, tmp_path, trap
 
 
 def test_a_full_disk_is_reported_and_the_restore_can_be_repeated(work, tmp_path):
-    """The error of a failing system call names the path, and a second restore succeeds."""
-
     workspace = Workspace(work, tmp_path / "store")
     first = workspace.save()
     was = picture(work)
@@ -372,7 +362,6 @@ def edit(root, kind, name, data, mode):
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rounds=st.lists(st.lists(EDITS, max_size=6), min_size=2, max_size=4), order=st.randoms())
 def test_snapshots_of_random_edits_are_restored_in_any_order(tmp_path_factory, kind, rounds, order):
-    """Every snapshot between random edits is restored exactly, in any order, by one handle or several."""
     place = tmp_path_factory.mktemp("random")
     work = place / "work"
     work.mkdir()
@@ -391,7 +380,6 @@ def test_snapshots_of_random_edits_are_restored_in_any_order(tmp_path_factory, k
 
 
 def test_a_change_during_a_restore_is_kept_and_reported(work, tmp_path):
-    """A file that is changed during a restore is not overwritten, but reported as a conflict."""
     workspace = Workspace(work, tmp_path / "store")
     paths = [f"{number:03}" for number in range(20)]
     for path in paths:

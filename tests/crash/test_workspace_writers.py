@@ -54,7 +54,6 @@ class Writer(threading.Thread):
 
 @contextmanager
 def writing(work, aside, prefix):
-    """Run a writer while the block runs."""
     writer = Writer(work, aside, prefix)
     writer.start()
     try:
@@ -79,14 +78,12 @@ def held(workspace, id, into):
 
 @pytest.mark.parametrize("wanted", ["files", "nothing"])
 def test_no_acknowledged_write_is_lost_during_restores(work, tmp_path, wanted):
-    """The last write of each file is in the workspace, in the safety snapshot, or where the report says."""
     assert_nothing_lost(work, tmp_path, wanted, rounds=12)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("wanted", ["files", "nothing"])
 def test_no_acknowledged_write_is_lost_during_150_restores(work, tmp_path, wanted):
-    """No acknowledged write is lost during 150 restores."""
     assert_nothing_lost(work, tmp_path, wanted, rounds=150)
 
 
@@ -134,7 +131,6 @@ def shown(at):
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("kind", ["change", "removal"])
 def test_a_change_between_check_and_restore_is_kept_and_reported(work, tmp_path, system, act, kind):
-    """A file changed between check and restore is kept as a conflict, and all other files are restored."""
     workspace = Workspace(work, tmp_path / "store")
     wanted = workspace.save()
     if kind == "removal":
@@ -155,7 +151,6 @@ def test_a_change_between_check_and_restore_is_kept_and_reported(work, tmp_path,
 
 
 def test_a_file_created_where_a_restore_puts_one_is_kept(work, tmp_path, system):
-    """A file created where the restore is about to put one is not replaced, but reported."""
     workspace = Workspace(work, tmp_path / "store")
     wanted = workspace.save()
     (work / "05").unlink()
@@ -166,7 +161,6 @@ def test_a_file_created_where_a_restore_puts_one_is_kept(work, tmp_path, system)
 
 
 def test_an_overtaken_write_is_moved_aside_and_reported(work, tmp_path, system):
-    """Of two concurrent writes, the newer stays in place and the older is moved aside to the reported path."""
     workspace = Workspace(work, tmp_path / "store")
     for name in NAMES:
         (work / name).unlink()
@@ -183,7 +177,6 @@ def test_an_overtaken_write_is_moved_aside_and_reported(work, tmp_path, system):
 
 
 def test_a_write_during_the_return_of_an_earlier_one_is_kept(work, tmp_path):
-    """A write during the return of an earlier one stays in place, and the earlier one is moved aside."""
     workspace = Workspace(work, tmp_path / "store")
     wanted = workspace.save()
     (work / "00").write_text("now")
@@ -205,7 +198,6 @@ def test_a_write_during_the_return_of_an_earlier_one_is_kept(work, tmp_path):
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("kind", ["change", "removal"])
 def test_an_undo_keeps_and_reports_a_concurrent_change(work, tmp_path, system, act, kind):
-    """A file changed between the check and the change of an undo is kept, and the result names it."""
     if kind == "removal":
         (work / "00").unlink()
     stack = UndoStack(work, tmp_path / "store")

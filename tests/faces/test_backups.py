@@ -18,7 +18,6 @@ pytestmark = pytest.mark.long
 
 
 def test_a_restored_database_is_sound_and_its_sessions_go_on(postgres_tables: URL, postgres_spare: URL, tmp_path: Path):
-    """A restored database has every row of each tenant, fsck finds it sound, and sessions go on."""
     live(postgres_tables, tmp_path)
     before = [told(postgres_tables, tenant) for tenant in (None, TENANT)]
     file = backup(postgres_tables, tmp_path)
@@ -37,7 +36,6 @@ def test_a_restored_database_is_sound_and_its_sessions_go_on(postgres_tables: UR
 
 
 def test_a_backup_is_readable_by_its_owner_only_and_old_ones_are_deleted(postgres_tables: URL, tmp_path: Path):
-    """Backups have mode 600, and KEEP deletes the oldest of this database, and nothing else."""
     old = [f"{postgres_tables.database}-2025010{day}T000000Z" for day in (1, 2, 3)]
     others = [f"other_{old[0]}.dump", f"{postgres_tables.database}-notes.dump", "x.txt"]
     for name in [*others, *(f"{one}.dump" for one in old)]:
@@ -53,7 +51,6 @@ def test_a_backup_is_readable_by_its_owner_only_and_old_ones_are_deleted(postgre
 
 
 def test_a_role_that_may_not_read_all_tables_makes_no_backup(postgres_tables: URL, tmp_path: Path):
-    """A role with the rights of `db grant` makes a backup; one that may not read a table makes none."""
     role = f"agentgit_test_{uuid.uuid4().hex}"
     execute(postgres_tables, f"CREATE ROLE {role}")
     try:
@@ -74,7 +71,6 @@ DAMAGE = f"UPDATE blob SET data = data || '\\x00'::bytea WHERE {LARGEST}"  # noq
 
 
 def test_a_database_that_was_damaged_before_its_backup_is_not_called_sound(postgres_tables, postgres_spare, tmp_path):
-    """After a restore, fsck finds a changed value."""
     live(postgres_tables, tmp_path)
     execute(postgres_tables, DAMAGE)
     file = backup(postgres_tables, tmp_path)
@@ -85,7 +81,6 @@ def test_a_database_that_was_damaged_before_its_backup_is_not_called_sound(postg
 
 
 def test_a_cut_file_leaves_no_database(postgres_tables: URL, postgres_spare: URL, tmp_path: Path):
-    """A file that cannot be restored whole leaves no database behind."""
     live(postgres_tables, tmp_path)
     file, cut = backup(postgres_tables, tmp_path), tmp_path / "cut.dump"
     cut.write_bytes(file.read_bytes()[:-200])
@@ -96,7 +91,6 @@ def test_a_cut_file_leaves_no_database(postgres_tables: URL, postgres_spare: URL
 
 
 def test_a_restore_overwrites_nothing(postgres_tables: URL, tmp_path: Path):
-    """A restore refuses an existing database and names that libpq would read as something else."""
     live(postgres_tables, tmp_path)
     before, file = told(postgres_tables, None), backup(postgres_tables, tmp_path)
     done = script("restore", file, postgres_tables.database, **libpq(postgres_tables))

@@ -31,21 +31,17 @@ class Folder:
         self.work.mkdir()
 
     def write(self, **texts: str) -> None:
-        """Write files by name."""
         for name, text in texts.items():
             (self.work / name).write_text(text)
 
     @property
     def texts(self) -> dict[str, str]:
-        """The texts of the files, by name."""
         return {path.name: path.read_text() for path in sorted(self.work.iterdir())}
 
     def words(self, *words: str) -> list[str]:
-        """Return the words of a command."""
         return ["workspace", *words, "--dir", str(self.work), "--store", str(self.store)]
 
     def run(self, *words: str, say: str | io.TextIOBase = "") -> Ran:
-        """Run a command in this process."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLUMNS", "100")
             return run(*self.words(*words), stdin=say)
@@ -53,7 +49,6 @@ class Folder:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Create an empty folder."""
     return Folder(tmp_path)
 
 
@@ -64,7 +59,6 @@ def plainly(text: str) -> str:
 
 
 def test_workspace_commands_match_their_recorded_output(folder):
-    """Saving, listing, showing, comparing and restoring write the recorded output, and the files are restored."""
     told = []
 
     def tell(*words: str, say: str = "") -> None:
@@ -91,7 +85,6 @@ def test_workspace_commands_match_their_recorded_output(folder):
 
 
 def test_nothing_is_restored_without_confirmation(folder):
-    """Without confirmation nothing is touched, and restoring one path leaves the others."""
     folder.write(a="one", b="one")
     folder.run("save", "--name", "first")
     folder.write(a="two", b="two")
@@ -109,9 +102,6 @@ def test_nothing_is_restored_without_confirmation(folder):
 
 @pytest.mark.long
 def test_unsaved_changes_are_not_overwritten(folder):
-    """A file that changed since the last snapshot stops a restore; --force overwrites it and it can be
-    restored.
-    """
     folder.write(a="one")
     folder.run("save", "--name", "first")
     folder.write(a="unsaved")
@@ -126,7 +116,6 @@ def test_unsaved_changes_are_not_overwritten(folder):
 
 
 def test_the_undo_stack_works_on_the_command_line(folder):
-    """`undo` reverts what calls did to files, and `undo --last` restores the newest snapshot."""
     assert folder.run("undo").out == "There is nothing to undo.\n"
     assert folder.run("undo", "--last").code == NotFound.exit_code
     folder.write(a="one")
@@ -141,9 +130,6 @@ def test_the_undo_stack_works_on_the_command_line(folder):
 
 
 def test_wrong_names_and_paths_have_their_exit_codes(folder, tmp_path):
-    """Bad input: an unknown or ambiguous snapshot, an outside path and a missing folder each have their exit
-    code.
-    """
     folder.write(a="one")
     for number in range(17):  # at least two ids begin with the same hex digit
         folder.run("save", "--name", f"draft-{number}")
@@ -161,7 +147,6 @@ def test_wrong_names_and_paths_have_their_exit_codes(folder, tmp_path):
 
 
 def test_hostile_file_names_write_no_escapes(folder):
-    """Names and contents of files, messages and snapshot names cannot control a terminal."""
     wild = "\x1b[31mred\u202e"
     folder.write(**{wild: f"{wild}\r\n"})
     for words in (["save", wild, "--name", wild], ["show", wild], ["list"]):
@@ -173,7 +158,6 @@ def test_hostile_file_names_write_no_escapes(folder):
 
 
 def test_a_terminal_shows_the_progress_of_a_snapshot(folder):
-    """On a terminal a snapshot shows a progress bar, and standard output is the same as elsewhere."""
     folder.write(**{f"file-{number}": str(number) for number in range(30)})
     ours, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
@@ -189,7 +173,6 @@ def test_a_terminal_shows_the_progress_of_a_snapshot(folder):
 
 
 def test_a_file_changed_during_the_question_is_not_overwritten(folder):
-    """A file that a person changes before confirming stops the restore."""
     folder.write(a="one")
     folder.run("save", "--name", "first")
     folder.write(a="two")

@@ -23,7 +23,6 @@ def talk(saver, thread, turns, *, start=()):
 
 
 def test_gc_frees_the_space_of_a_deleted_thread(saver):
-    """After a thread is deleted, gc leaves exactly what the other threads need."""
     _, kept = talk(saver, "kept", 10)
     before = blob_bytes(saver.database)
     talk(saver, "gone", 10)
@@ -37,7 +36,6 @@ def test_gc_frees_the_space_of_a_deleted_thread(saver):
 
 
 def test_gc_keeps_values_shared_with_a_copied_thread(saver):
-    """Deleting and pruning threads and running gc never breaks a copy that shares their values."""
     config, messages = talk(saver, "t", 30)
     with_writes = on("t", checkpoint_ns="", checkpoint_id=config["configurable"]["checkpoint_id"])
     saver.put_writes(with_writes, [("messages", [HumanMessage("pending", id="p")]), ("n", 7)], "task")
@@ -63,7 +61,6 @@ def test_a_collected_value_can_be_stored_again(saver):
 
 
 def test_gc_keeps_the_parts_of_a_record(saver):
-    """Gc keeps the parts of a value that the functional API stores in parts."""
     saved = {"messages": [HumanMessage(str(n), id=str(n)) for n in range(20)], "note": "x"}
     first = put(saver, "t", {"__previous__": {**saved, "messages": saved["messages"][:-1]}})
     put(saver, "t", {"__previous__": saved}, parent=first["configurable"]["checkpoint_id"], version=2)
@@ -85,8 +82,6 @@ def test_gc_removes_writes_without_a_checkpoint_only_when_old(saver):
 
 @pytest.mark.long
 def test_gc_beside_concurrent_writers_removes_nothing_they_need(saver):
-    """Collections while several workers write, prune and delete threads remove nothing that they need."""
-
     def work(n):
         mine = SQLModelSaver(saver.database)
         for round in range(3):
@@ -105,7 +100,6 @@ def test_gc_beside_concurrent_writers_removes_nothing_they_need(saver):
 
 
 def test_gc_with_shrink_makes_the_file_smaller(tmp_path):
-    """With `shrink` the space returns to the file system, and the database stays usable."""
     with SQLModelSaver.from_conn_string(tmp_path / "a.db") as saver:
         put(saver, "big", {"a": [str(uuid6()) for _ in range(40_000)]})
         put(saver, "small", {"a": 1})
@@ -117,6 +111,5 @@ def test_gc_with_shrink_makes_the_file_smaller(tmp_path):
 
 
 async def test_gc_runs_on_an_event_loop(saver):
-    """`agc` collects like `gc`, with `shrink` on a server too."""
     await saver.aput_writes(on("t", checkpoint_ns="", checkpoint_id="x"), [("a", 1)], "task")
     assert (await saver.agc(shrink=True)).writes == 1

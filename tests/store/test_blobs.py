@@ -37,7 +37,6 @@ def values_of(tenant):
 
 
 def leaves(values):
-    """Return one leaf for each text."""
     return [leaf("json", value.encode()) for value in values]
 
 
@@ -47,7 +46,6 @@ def put_list(database, items, base=None):
 
 
 def stored_bytes(database):
-    """Return the total size of the stored values in bytes."""
     with database.reading() as connection:
         return connection.execute(select(func.sum(func.length(BLOB.c.data)))).scalar() or 0
 
@@ -60,7 +58,6 @@ def test_value_hashes_never_change():
 
 
 def test_equal_values_are_stored_once_per_tenant(database):
-    """The same value stored twice by a tenant is one row, and another tenant has separate rows."""
     for blobs in (values_of(TENANT), values_of(TENANT), values_of(TENANT + 1)):
         database.write(lambda connection, blobs=blobs: blobs.put_many(connection, leaves(["a", "b", "a"])))
     with database.reading() as connection:
@@ -68,7 +65,6 @@ def test_equal_values_are_stored_once_per_tenant(database):
 
 
 def test_large_values_are_compressed_and_read_back(database):
-    """A repetitive text takes less space than its size, random bytes no more, and both are read back."""
     values = [leaf("json", b"again and again " * 10_000), leaf("bytes", os.urandom(100_000))]
     database.write(lambda connection: values_of(TENANT).put_many(connection, values))
     assert stored_bytes(database) < 110_000
@@ -106,7 +102,6 @@ def edited(items, edit):
 @settings(max_examples=60, deadline=None)
 @given(edits)
 def test_every_version_of_a_list_stays_readable(shared, edits):
-    """Each version of a list is read back unchanged, however the list is edited, reordered or cut later."""
     writer, versions, items, base = Content(values_of(TENANT)), {}, [], None
     for edit in edits:
         items = edited(items, edit)
@@ -118,7 +113,6 @@ def test_every_version_of_a_list_stays_readable(shared, edits):
 
 
 def test_a_long_list_chain_is_written_in_full_at_intervals(database):
-    """A list appended to hundreds of times is written in full at intervals, and reads as one list."""
     writer, items, base = Content(values_of(TENANT)), [], None
     for n in range(300):
         items = [*items, leaf("json", str(n).encode())]
@@ -130,7 +124,6 @@ def test_a_long_list_chain_is_written_in_full_at_intervals(database):
 
 
 def test_a_list_with_an_invalid_base_is_written_in_full(database):
-    """A list whose base is no list, or is missing, is written in full."""
     one, two = leaves(["1", "2"])
     for base in (one.hash, bytes(32)):
         key = put_list(database, [one, two], base)
@@ -146,7 +139,6 @@ def damage(database, key, **values):
 
 @pytest.mark.parametrize("values", [{"data": b"2"}, {"type": "bytes"}, {"codec": 1}, {}])
 def test_a_damaged_value_raises_corrupt_and_names_its_row(database, values):
-    """A value whose bytes, type or codec changed, or that is missing, raises Corrupt with its row."""
     (value,) = leaves(["1"])
     database.write(lambda connection: values_of(TENANT).put_many(connection, [value]))
     damage(database, value.hash, **values)
@@ -158,7 +150,6 @@ def test_a_damaged_value_raises_corrupt_and_names_its_row(database, values):
 @pytest.mark.parametrize("what", ["the list", "its base"])
 @pytest.mark.parametrize("values", [{"data": b"\0" + bytes(32)}, {}])
 def test_a_damaged_list_raises_corrupt(database, what, values):
-    """A list with other items than it was stored with, or with a broken chain, raises Corrupt."""
     items = leaves(map(str, range(20)))
     base = put_list(database, items[:-1])
     key = put_list(database, items, base)
@@ -168,7 +159,6 @@ def test_a_damaged_list_raises_corrupt(database, what, values):
 
 
 def test_a_list_chain_with_a_loop_raises_corrupt(database):
-    """Two damaged lists that continue each other do not hang the reader."""
     items = leaves(map(str, range(20)))
     base = put_list(database, items[:-1])
     key = put_list(database, items, base)
@@ -181,20 +171,17 @@ def test_a_list_chain_with_a_loop_raises_corrupt(database):
 
 @given(st.dictionaries(st.text(), st.binary(min_size=32, max_size=32)))
 def test_packed_names_with_hashes_are_read_back(named):
-    """`unpack` reads what `pack` writes, whatever the names are."""
     assert unpack(pack(named)) == named
     assert list(unpack(pack(named))) == list(named)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\1", pack({"a": bytes(32)})[:-1], pack({"a": bytes(32)})[:-5] + b"1"])
 def test_unpack_refuses_bytes_that_pack_did_not_write(data):
-    """Bad input: bytes that `pack` did not write are refused."""
     with pytest.raises(ValueError, match="not names"):
         unpack(data)
 
 
 def test_the_cache_evicts_the_least_recently_used_value():
-    """A cache never exceeds its limit, keeps values that are used, and accepts none that is too heavy."""
     recent = LRUCache(80, lambda text: len(text))
     recent.add((bytes([n]), "x" * 10) for n in range(8))
     recent.get(bytes([0]))
@@ -204,7 +191,6 @@ def test_the_cache_evicts_the_least_recently_used_value():
 
 
 def test_concurrent_opens_of_an_empty_database_create_one_tenant(database):
-    """Programs that open an empty database concurrently agree on one tenant."""
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(lambda _: ensure_tenant(database), range(8)))) == 1
     with database.reading() as connection:

@@ -36,7 +36,6 @@ def shared(sqlite_template, tmp_path_factory):
 
 
 def chunks(database):
-    """Return the hashes of all stored chunks in any order."""
     with database.reading() as connection:
         return list(connection.execute(select(BLOB.c.hash).where(BLOB.c.type == CHUNK)).scalars())
 
@@ -44,7 +43,6 @@ def chunks(database):
 @pytest.mark.parametrize("kind", ["zlib", "zstd", "none"])
 @pytest.mark.parametrize("text", ["random", "repeated"])
 def test_a_huge_value_is_stored_in_chunks(database, kind, text):
-    """A value of 20 MB is read back whole with any compression, and no row is larger than a chunk."""
     value = os.urandom(HUGE) if text == "random" else b"again and again " * (HUGE // 16)
     put(SQLModelSaver(database, compression=kind), "t", {"a": value, "b": "small"})
     assert values(SQLModelSaver(database), on("t")) == {"a": value, "b": "small"}
@@ -55,14 +53,12 @@ def test_a_huge_value_is_stored_in_chunks(database, kind, text):
 
 
 def test_a_huge_message_is_read_back(database):
-    """A list with a huge message is read back unchanged."""
     messages = [HumanMessage("x" * HUGE, id="1"), HumanMessage("small", id="2")]
     put(SQLModelSaver(database), "t", {"messages": messages})
     assert values(SQLModelSaver(database), on("t"))["messages"] == messages
 
 
 def test_chunking_does_not_change_the_hash(database):
-    """A value has the same hash in one row and in many, and both are readable."""
     value = leaf("bytes", os.urandom(1000))
     for tenant, size in ((1, 1000), (2, 999), (3, 7)):
         writer = BlobStore(tenant, chunk_bytes=size).of(1)
@@ -73,7 +69,6 @@ def test_chunking_does_not_change_the_hash(database):
 
 
 def test_a_growing_value_stores_only_its_new_chunks(saver):
-    """Equal chunks are stored once: within a value, and in the value that continues it."""
     text = os.urandom(8 * CHUNK_BYTES)
     first = put(saver, "t", {"a": text})
     before = blob_bytes(saver.database)
@@ -101,7 +96,6 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_chunk_raises_corrupt_and_names_its_row(saver, damage):
-    """A missing or changed chunk raises Corrupt, and the error names its row."""
     put(saver, "t", {"a": os.urandom(SIZE)})
     (key, *_) = chunks(saver.database)
     saver.database.write(lambda connection: connection.execute(DAMAGE[damage].where(BLOB.c.hash == key)))
@@ -112,7 +106,6 @@ def test_a_damaged_chunk_raises_corrupt_and_names_its_row(saver, damage):
 
 @pytest.mark.parametrize("change", [lambda data: data[:-32], lambda data: data[32:64] + data[:32] + data[64:]])
 def test_a_damaged_list_of_chunks_raises_corrupt(saver, change):
-    """A value whose chunks are missing or swapped does not match its hash, and the error names the value."""
     put(saver, "t", {"a": os.urandom(SIZE)})
     with saver.database.reading() as connection:
         (row,) = connection.execute(select(BLOB).where(BLOB.c.codec == CHUNKED)).all()
@@ -124,7 +117,6 @@ def test_a_damaged_list_of_chunks_raises_corrupt(saver, change):
 
 
 def test_a_list_of_chunks_that_contains_itself_raises_corrupt(saver):
-    """A damaged value that consists of itself does not hang the reader."""
     put(saver, "t", {"a": os.urandom(SIZE)})
     itself = update(BLOB).where(BLOB.c.codec == CHUNKED).values(data=BLOB.c.hash)
     saver.database.write(lambda connection: connection.execute(itself))
@@ -133,7 +125,6 @@ def test_a_list_of_chunks_that_contains_itself_raises_corrupt(saver):
 
 
 def test_gc_keeps_chunks_shared_with_another_value(saver):
-    """Gc after the deletion of a thread removes its chunks, except those that a copy of the thread shares."""
     text = os.urandom(4 * CHUNK_BYTES)
     put(saver, "gone", {"a": text + os.urandom(2 * CHUNK_BYTES)})
     saver.copy_thread("gone", "kept")
@@ -154,7 +145,6 @@ def test_gc_keeps_chunks_shared_with_another_value(saver):
 
 
 def test_a_collected_large_value_can_be_stored_again(saver):
-    """A large value whose chunks were collected is stored again in full."""
     text = os.urandom(4 * CHUNK_BYTES)
     for thread in ("one", "two"):
         put(saver, thread, {"a": text})
@@ -165,7 +155,6 @@ def test_a_collected_large_value_can_be_stored_again(saver):
 
 @pytest.mark.long
 def test_gc_beside_concurrent_writers_keeps_shared_chunks(saver):
-    """A value is read back whole although other workers delete and collect the same chunks."""
     text = os.urandom(2 * CHUNK_BYTES)
 
     def work(n):
@@ -186,7 +175,6 @@ def test_gc_beside_concurrent_writers_keeps_shared_chunks(saver):
 
 @pytest.mark.parametrize("kind", ["zlib", "zstd", "none"])
 def test_memory_use_stays_near_the_size_of_the_value(shared, kind):
-    """Writing a huge value needs less extra memory than its size, reading it less than twice its size."""
     value, tenant = leaf("bytes", os.urandom(HUGE)), {"zlib": 11, "zstd": 12, "none": 13}[kind]
     tracemalloc.start()
     try:
@@ -207,7 +195,6 @@ def test_memory_use_stays_near_the_size_of_the_value(shared, kind):
     kind=st.sampled_from(["zlib", "zstd", "none"]),
 )
 def test_chunked_values_are_read_back_unchanged(shared, values, size, kind):
-    """Round trip: values of any bytes, cut at any size, alone and in lists, are read back unchanged."""
     items = [leaf("bytes", value) for value in values]
     writer = Content(BlobStore(TENANT, kind, chunk_bytes=size).of(1))
     keys = shared.write(lambda connection: writer.put(connection, [(items, None), *((item, None) for item in items)]))

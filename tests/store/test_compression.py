@@ -13,7 +13,6 @@ TEXT = "the same words again and again, " * 100
 
 
 def test_compression_kinds_may_be_mixed_in_one_database(database):
-    """A saver reads values packed with any compression, and each row records its codec."""
     for kind in ("zlib", "zstd", "none"):
         put(SQLModelSaver(database, compression=kind), kind, {"a": TEXT + kind})
     with database.reading() as connection:
@@ -24,14 +23,12 @@ def test_compression_kinds_may_be_mixed_in_one_database(database):
 
 @pytest.mark.parametrize("kind", ["zlib", "zstd"])
 def test_compression_saves_space(database, kind):
-    """A text with repetitions takes less than a tenth of its size."""
     put(SQLModelSaver(database, compression=kind), "t", {"a": TEXT, "b": "short"})
     assert blob_bytes(database) < len(TEXT) / 10
 
 
 @pytest.mark.parametrize("kind", ["zlib", "zstd"])
 def test_a_damaged_compressed_value_raises_corrupt(database, kind):
-    """Bytes that cannot be unpacked raise Corrupt, whatever the compression."""
     put(SQLModelSaver(database, compression=kind), "t", {"a": TEXT})
     database.write(lambda c: c.execute(update(BLOB).where(BLOB.c.size > 100).values(data=b"damaged")))
     with pytest.raises(Corrupt, match="cannot be unpacked"):
@@ -39,7 +36,6 @@ def test_a_damaged_compressed_value_raises_corrupt(database, kind):
 
 
 def test_small_json_is_stored_as_text_unless_compression_is_chosen(database):
-    """A JSON value below 4 KiB is readable with SQL; a larger one, or one of a saver with a compression, is packed."""
     small, large = {"text": "again and " * 100}, {"text": "again and " * 1000}
     put(SQLModelSaver(database), "plain", {"a": small, "b": large})
     put(SQLModelSaver(database, compression="zstd"), "packed", {"a": small | {"other": 1}})
@@ -50,6 +46,5 @@ def test_small_json_is_stored_as_text_unless_compression_is_chosen(database):
 
 
 def test_bad_input_an_unknown_compression_is_refused(database):
-    """Bad input: an unknown compression is refused at once."""
     with pytest.raises(InvalidInput, match="'zstd', 'zlib' or 'none'"):
         SQLModelSaver(database, compression="rar")

@@ -34,7 +34,6 @@ def environment_of(engine, name="box", *settings):
 
 @pytest.fixture
 def box(engine):
-    """Start the container `box`, and return its environment."""
     engine.run("box")
     return environment_of(engine)
 
@@ -49,7 +48,6 @@ LOOK = r"cd /work; for f in *; do stat -c '%F %a %s' \"$f\"; readlink \"$f\"; do
 
 
 def test_a_restored_container_has_the_files_of_its_snapshot(engine, box):
-    """After a restore every file is as in the snapshot, later files are gone, and the container runs."""
     engine.sh("box", AWKWARD)
     look = LOOK.replace('\\"', '"')
     before = engine("exec", "box", "sh", "-c", look + "; true")
@@ -63,7 +61,6 @@ def test_a_restored_container_has_the_files_of_its_snapshot(engine, box):
 
 @pytest.mark.long
 def test_a_restore_takes_a_safety_snapshot(engine, box):
-    """The state before a restore is a safety snapshot, listed like any other, and can be restored."""
     snapshot = box.checkpoint("clean")
     engine.sh("box", "echo unsaved > /note")
     done = box.restore(snapshot)
@@ -91,7 +88,6 @@ def test_a_workspace_restore_takes_one_safety_image(engine, box, tmp_path):
 
 @pytest.mark.long
 def test_a_restored_container_keeps_its_settings(engine, tmp_path):
-    """A restored container keeps its environment, network, limits, security, command, folder, user and labels."""
     (tmp_path / "shared").mkdir()
     settings = (
         *(f"--volume={tmp_path / 'shared'}:/shared:ro", "--volume=kept:/kept", "--tmpfs=/memory"),
@@ -115,7 +111,6 @@ def test_a_restored_container_keeps_its_settings(engine, tmp_path):
 
 @pytest.mark.long
 def test_mounts_are_reported_as_not_included(engine, tmp_path):
-    """A volume or mount is in no image; it stays unchanged, and the result says so."""
     (tmp_path / "shared").mkdir()
     settings = (f"--volume={tmp_path / 'shared'}:/shared", "--volume=named:/named", "--tmpfs=/memory")
     engine.run("box", *settings)
@@ -134,7 +129,6 @@ def test_mounts_are_reported_as_not_included(engine, tmp_path):
 
 @pytest.mark.long
 def test_a_stopped_container_stays_stopped(engine, box):
-    """A restore of a stopped container works and does not start it."""
     snapshot = box.checkpoint()
     engine("stop", "box")
     box.restore(snapshot)
@@ -143,7 +137,6 @@ def test_a_stopped_container_stays_stopped(engine, box):
 
 @pytest.mark.long
 def test_a_removed_container_is_created_again(engine, box):
-    """A removed container is made again from a snapshot."""
     engine.sh("box", "echo saved > /note")
     snapshot = box.checkpoint()
     engine("rm", "--force", "box")
@@ -155,7 +148,6 @@ def test_a_removed_container_is_created_again(engine, box):
 
 @pytest.mark.long
 def test_concurrent_snapshots_and_restores_wait_for_each_other(engine, box):
-    """Concurrent snapshots and restores of one container all succeed and leave one container."""
     first = box.checkpoint()
     works = [box.checkpoint, lambda: box.restore(first), environment_of(engine).checkpoint]
     with ThreadPoolExecutor(3) as pool:
@@ -179,7 +171,6 @@ def test_a_container_started_with_rm_is_refused(engine):
 
 @pytest.mark.long
 def test_a_setting_that_would_be_lost_is_named(engine, box):
-    """A restore that would change a setting of the container names it, and changes nothing."""
     snapshot = box.checkpoint()
     with pytest.raises(InvalidInput, match=r"would differ from box in .*Ulimits.*options="):
         ContainerEnvironment("box", engine=engine.words).restore(snapshot)
@@ -190,7 +181,6 @@ def test_a_setting_that_would_be_lost_is_named(engine, box):
 
 @pytest.mark.long
 def test_deleted_snapshots_free_their_images(engine, box):
-    """Delete removes the image itself, except the one that the container is made of."""
     at_first = engine.images()
     made = []
     for number in range(5):
@@ -237,7 +227,6 @@ def fail_at(environment, verb):
 @pytest.mark.long
 @pytest.mark.parametrize("verb", ["create", "stop", "commit", "rename", "start"])
 def test_a_failed_restore_leaves_the_old_container(engine, verb):
-    """If the new container cannot be made or started, the old one stays with its files, and runs."""
     engine.run("box")
     environment = environment_of(engine)
     snapshot = environment.checkpoint()
@@ -256,7 +245,6 @@ class Killed(BaseException):
 @pytest.mark.long
 @pytest.mark.parametrize("point", ["stop", "commit", "rename", "rename again", "start", "rm"])
 def test_a_killed_restore_is_taken_back_at_the_next_use(engine, point):
-    """After a kill before any engine command, the next use finds the old container, which runs again."""
     engine.run("box")
     killed = environment_of(engine)
     engine.sh("box", "echo saved > /note")
@@ -285,7 +273,6 @@ def die_before(environment, verb, again=""):
 
 @pytest.mark.long
 def test_a_missing_container_or_snapshot_is_named(engine):
-    """An unknown container and an unknown snapshot raise NotFound with their names."""
     environment = environment_of(engine, "nobody")
     with pytest.raises(NotFound, match="no container nobody"):
         environment.checkpoint()
@@ -297,7 +284,6 @@ def test_a_missing_container_or_snapshot_is_named(engine):
 
 
 def test_a_missing_engine_raises_unavailable(monkeypatch, tmp_path):
-    """If no engine is on PATH, Unavailable says so."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unavailable, match=r"docker .*not on PATH"):
         ContainerEnvironment("box").checkpoint()
@@ -319,7 +305,6 @@ BROKEN = {
 
 @pytest.mark.parametrize("failure", BROKEN)
 def test_every_failure_of_an_engine_raises_unavailable(tmp_path, failure):
-    """An engine that reports an error, gives no answer or gives a strange one raises Unavailable."""
     script, says = BROKEN[failure]
     fake = tmp_path / "engine"
     fake.write_text(f"#!/bin/sh\n{script}\n")
@@ -330,7 +315,6 @@ def test_every_failure_of_an_engine_raises_unavailable(tmp_path, failure):
 
 
 def test_an_engine_that_cannot_be_run_raises_unavailable(tmp_path):
-    """A path that is no program raises Unavailable."""
     fake = tmp_path / "engine"
     fake.write_text("not a program")
     for mode in (0o644, 0o755):
@@ -340,7 +324,6 @@ def test_an_engine_that_cannot_be_run_raises_unavailable(tmp_path):
 
 
 def test_podman_is_used_where_there_is_no_docker(monkeypatch, tmp_path):
-    """Docker is the engine, or podman if there is no docker."""
     monkeypatch.setenv("PATH", str(tmp_path))
     for name in ("podman", "docker"):
         (tmp_path / name).write_text(f"#!/bin/sh\necho I am {name} >&2; exit 1\n")
@@ -369,7 +352,6 @@ def test_a_container_name_may_have_capitals(engine):
 
 @pytest.mark.long
 def test_an_engine_failure_raises_an_agentgit_error(engine, box):
-    """A failure of the engine raises an AgentGitError."""
     engine("rename", "box", "elsewhere")
     with pytest.raises(AgentGitError):
         box.checkpoint()

@@ -52,7 +52,6 @@ def is_sound(repo):
 
 
 def test_equal_values_of_two_sessions_are_separate_rows(repo):
-    """Two sessions with equal values have rows of their own, and the deletion of one leaves the other complete."""
     first, second = (chat(repo, name) for name in "ab")
     for agent in (first, second):
         agent.update_state(None, {"messages": [{"role": "user", "content": "the same text", "id": "1"}]})
@@ -80,7 +79,6 @@ def test_an_erasure_reports_the_same_numbers_whatever_others_store(repo):
 
 
 def test_a_template_takes_its_values_along(repo):
-    """A session that starts from a template has its own values, and keeps them when the template is deleted."""
     old = chat(repo, "old", "add chair", "note hello")
     history = old.history()
     new = chat(repo, "new", template="old")
@@ -92,7 +90,6 @@ def test_a_template_takes_its_values_along(repo):
 
 
 def test_a_long_template_takes_the_lists_along_that_its_list_continues(repo):
-    """The copy of a conversation that is stored as a chain of lists is complete."""
     old = chat(repo, "old", *[f"note {n}" for n in range(20)])
     history = old.history()
     chat(repo, "new", template="old")
@@ -103,7 +100,6 @@ def test_a_long_template_takes_the_lists_along_that_its_list_continues(repo):
 
 
 def test_a_merge_stores_its_values_for_the_session(repo):
-    """A merge stores all values for its session and copies none."""
     agent = chat(repo, "s", "add chair")
     fork = agent.fork(name="other")
     fork.run("note hello")
@@ -118,7 +114,6 @@ def test_a_merge_stores_its_values_for_the_session(repo):
 
 
 def test_forks_and_rollbacks_copy_no_values_within_a_session(repo):
-    """Branches of one session share its values, and the values of all belong to it."""
     agent = chat(repo, "s", "add chair", "note hello")
     before = owners(repo)
     fork = agent.fork(name="other")
@@ -132,7 +127,6 @@ def test_forks_and_rollbacks_copy_no_values_within_a_session(repo):
 
 
 def test_an_exploration_stores_values_of_its_session(repo):
-    """The branches of an exploration store their values for the session."""
     agent = chat(repo, "s", "note hello")
     agent.explore(1, ["add chair", "note hello"])
     assert set(owners(repo)) == set(owners(repo, GRAPH_CHECKPOINT)) == {repo.session("s").id}
@@ -141,7 +135,6 @@ def test_an_exploration_stores_values_of_its_session(repo):
 
 @pytest.mark.parametrize("keyring", [None, Keyring({"a": bytes(range(32))})])
 def test_an_import_stores_the_values_for_the_new_session(repo, tmp_path, keyring):
-    """An export has the values of its session alone, and an import stores them for the new one, encrypted or not."""
     chat(repo, "other", "note something else")
     agent = chat(repo, "s", "add chair", "note hello")
     repo.session("s").export(tmp_path / "s.jsonl")
@@ -156,7 +149,6 @@ def test_an_import_stores_the_values_for_the_new_session(repo, tmp_path, keyring
 
 
 def test_search_reads_the_values_of_each_session(repo):
-    """A search over sessions finds equal messages in each of them, with their texts."""
     for name in "ab":
         chat(repo, name, "note needle")
     repo.session("a").delete()
@@ -164,7 +156,6 @@ def test_search_reads_the_values_of_each_session(repo):
 
 
 def test_retention_and_gc_delete_only_values_of_their_session(repo):
-    """A retention removes values of its session, and equal values of another session stay."""
     agents = [chat(repo, name, "note first", "note second") for name in "ab"]
     for agent in agents:
         agent.checkpoint("end")
@@ -181,7 +172,6 @@ def test_retention_and_gc_delete_only_values_of_their_session(repo):
 
 
 def test_a_thread_and_its_copies_share_values_and_other_threads_do_not(repo):
-    """Copies of a thread are one family with it; another thread has values of its own."""
     with SQLModelSaver.from_conn_string(backend.url(repo)) as saver:
         config = put(saver, "a", {"v": "the value"})
         put(saver, "b", {"v": "the value"})
@@ -198,7 +188,6 @@ def test_a_thread_and_its_copies_share_values_and_other_threads_do_not(repo):
 
 
 def test_a_copy_that_leaves_a_session_takes_its_values_along(repo):
-    """A thread copied from a session to no session keeps its values when the session is deleted."""
     agent = chat(repo, "s", "add chair")
     thread = agent.branch.langgraph_session_id
     with SQLModelSaver.from_conn_string(backend.url(repo), sessions=True) as saver:
@@ -227,7 +216,6 @@ def impatient(server):
 
 
 def test_a_session_is_deleted_while_another_one_is_written(server):
-    """The deletion of a session does not wait for an open transaction that writes values of another session."""
     thread = chat(server, "busy", "note hello").branch.langgraph_session_id
     server.session("empty", create=True)
     store, busy = server.context.store, server.session("busy").id
@@ -246,7 +234,6 @@ def test_a_session_is_deleted_while_another_one_is_written(server):
 
 
 def test_a_collection_waits_for_a_writer_of_the_same_session(server):
-    """A value that a transaction uses is not collected before the transaction ends, and then it is in use."""
     agent = chat(server, "s", "note hello")
     store, session = server.context.store, server.session("s").id
     key = next(iter(hashes(server, "s")))
@@ -276,7 +263,6 @@ def test_a_collection_waits_for_a_writer_of_the_same_session(server):
 
 @pytest.mark.long
 def test_turns_lose_nothing_to_a_collection_that_runs_all_the_time(server):
-    """Turns that reuse values while their session and others are collected lose nothing."""
     ended = threading.Event()
 
     def collect():
@@ -296,7 +282,6 @@ def test_turns_lose_nothing_to_a_collection_that_runs_all_the_time(server):
 
 
 def test_a_collection_names_a_damaged_step_and_deletes_nothing(repo):
-    """If the values of a step cannot be listed, gc raises Corrupt with the row, and the values of the session stay."""
     chat(repo, "s", "note hello")
     before = owners(repo)
     backend.change(repo, "graph_checkpoint", channels=b"damaged")

@@ -111,7 +111,6 @@ class Hand:
             self._set(table, row, column, before)
 
     def rows(self, table, order="1"):
-        """Return the places of all rows of a table."""
         return [row[0] for row in self._run(f'SELECT {self.place} FROM "{table.name}" ORDER BY {order}')]
 
     def write(self, table, row, column, value):
@@ -163,7 +162,6 @@ def values_for(column, database):
 
 @pytest.mark.long
 def test_fsck_completes_after_an_edit_of_any_column_and_names_a_misfit(lived):
-    """After an edit of any column of any table fsck completes, and it names a row with a value that does not fit."""
     wrong, edits = [], 0
     for table in TABLES:
         for number, column in enumerate(table.c):
@@ -199,7 +197,6 @@ def is_misfit(database, hand, table, column, at):
 
 
 def test_fsck_reports_an_unreadable_time_at_every_checkpoint(lived):
-    """Fsck reports an unreadable time at each checkpoint, also at those that heads are compared with."""
     table = METADATA.tables["checkpoint"]
     value = "'2026-13-45'" if backend.is_sqlite(lived) else "'-infinity'"
     with Hand(lived) as hand:
@@ -258,7 +255,6 @@ UNREADABLE = ("ff", "5b315d", "7b")
 
 
 def test_reading_unreadable_json_raises_corrupt(lived):
-    """Fsck names the rows with unreadable JSON, and each verb works without it or raises Corrupt."""
     for number, name in enumerate(JSON_COLUMNS):
         value = UNREADABLE[(number + backend.is_sqlite(lived)) % 3]  # another one on each database
         with Hand(lived) as hand:
@@ -273,7 +269,6 @@ def test_reading_unreadable_json_raises_corrupt(lived):
 
 @pytest.mark.parametrize("name", JSON_COLUMNS)
 def test_changing_a_session_with_unreadable_json_raises_corrupt(lived, name):
-    """Each verb that changes a session with unreadable JSON works without it or raises Corrupt."""
     damage_column(Hand(lived), name, UNREADABLE[JSON_COLUMNS.index(name) % 3])
     for change in WRITERS.values():
         with suppress(Corrupt):
@@ -290,7 +285,6 @@ def damage_column(hand, name, value):
 
 @pytest.mark.parametrize("value", UNREADABLE)
 def test_listing_an_unreadable_event_raises_corrupt_with_its_row(lived, value):
-    """Listing events raises Corrupt and names an event that cannot be read."""
     with Hand(lived) as hand:
         damage_column(hand, "event.detail", value)
         with pytest.raises(Corrupt, match="event "):
@@ -298,7 +292,6 @@ def test_listing_an_unreadable_event_raises_corrupt_with_its_row(lived, value):
 
 
 def test_fsck_on_the_command_line_names_an_unreadable_row_and_exits_with_12(lived):
-    """The command line names the row and exits with the code of findings, whatever bytes the row holds."""
     table = METADATA.tables["internal_session"]
     column, value = ("name", "CAST(x'ff1b41' AS TEXT)") if backend.is_sqlite(lived) else ("created_at", "'infinity'")
     with Hand(lived) as hand:
@@ -323,7 +316,6 @@ ENCRYPTED_EDITS = {
 
 
 def test_an_edited_or_moved_encrypted_value_is_named_by_fsck_and_never_returned(database, tmp_path, monkeypatch):
-    """A value of each encrypted column is Corrupt once it is changed, in clear, or in another row, column or table."""
     monkeypatch.chdir(tmp_path)  # the demo's graph creates its shop in the current folder
     with agentgit.open(database.url, keyring=Keyring({"a": ONE})) as repo:
         cells = {place: fill(repo, *place) for place in fill_tables(repo, tmp_path)}

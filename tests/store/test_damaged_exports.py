@@ -62,14 +62,12 @@ def with_files(folder):
 
 
 def in_parts(folder):
-    """Export a session with a message that is stored in parts."""
     with agentgit.open(":memory:") as repo:
         repo.wrap(agent_graph(scripted("x" * 600_000), []), "s").run("hi")
         return written(repo, "s")
 
 
 def with_memory(folder):
-    """Export a session that wrote to long-term memory."""
     with agentgit.open(":memory:") as repo:
         repo.wrap(noting(InMemoryStore()), "s").invoke(said("+food=pizza"))
         return written(repo, "s")
@@ -90,17 +88,14 @@ def exports(tmp_path_factory):
 
 
 def change(kind, which=0, /, **fields):
-    """Return a change of one record of a kind."""
     return lambda found: of(found, kind)[which].update(fields)
 
 
 def drop(kind, which=0):
-    """Return a change that removes one record of a kind."""
     return lambda found: found.remove(of(found, kind)[which])
 
 
 def double(kind, which=0):
-    """Return a change that duplicates one record of a kind."""
     return lambda found: found.insert(found.index(of(found, kind)[which]) + 1, dict(of(found, kind)[which]))
 
 
@@ -387,7 +382,6 @@ def refusal(target, data, error=(Corrupt, InvalidInput)):
 
 @pytest.mark.parametrize("source", EDITS, ids=lambda source: source.__name__)
 def test_an_export_with_edited_records_is_refused_with_its_line(exports, target, source):
-    """Each edit of the table is refused with its line; the unedited export is imported."""
     export, wrong = exports(source), {}
     for name, (edit, said_) in EDITS[source].items():
         refused = refusal(target, forged(export, edit), Corrupt)
@@ -407,13 +401,11 @@ KINDS = {
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"notes\n", b"\x89PNG\r\n\x1a\n", b"PK\3\4", b"\x80\4K\1."])
 def test_a_file_that_is_not_an_export_is_refused(target, data):
-    """An empty file, notes, a picture, an archive and a pickle are refused as not an export."""
     assert "not an agentgit export" in str(refusal(target, data, InvalidInput))
 
 
 @pytest.mark.parametrize("other", [0, FORMAT + 1, str(FORMAT), None])
 def test_an_export_in_another_format_is_refused_with_advice(exports, target, other):
-    """A file in another format is refused with advice to export it again or to upgrade the library."""
     edited = forged(exports(a_session), lambda found: found[0].update(format=other))
     refused = str(refusal(target, edited, InvalidInput))
     assert f"This export has format {other!r}, and this version of agentgit reads format {FORMAT}." in refused
@@ -421,7 +413,6 @@ def test_an_export_in_another_format_is_refused_with_advice(exports, target, oth
 
 
 def test_deep_json_is_refused(exports, target):
-    """Deeply nested JSON is refused without a RecursionError."""
     for depth in (300, 900, 5_000, 100_000):
         deep = exports(a_session).splitlines(keepends=True)
         body = deep[1].partition(b',"hash"')[0] + b',"x":' + b"[" * depth + b"]" * depth
@@ -445,7 +436,6 @@ def check(data):
 
 @pytest.mark.parametrize("source", [a_session, with_files], ids=lambda source: source.__name__)
 def test_every_changed_missing_doubled_or_moved_line_is_refused(exports, source):
-    """An export in which a line is changed, missing, doubled, moved or cut is refused with that line or the next."""
     whole = exports(source).splitlines(keepends=True)
     wrong = []
     for n in {*range(0, len(whole), max(1, len(whole) // 60)), len(whole) - 1}:
@@ -465,7 +455,6 @@ def test_every_changed_missing_doubled_or_moved_line_is_refused(exports, source)
 
 
 def test_an_export_cut_at_any_byte_is_refused():
-    """A small export cut off at any byte is refused, and so is one with anything after its end."""
     with agentgit.open(":memory:") as repo:
         repo.session("s", create=True)
         whole = written(repo, "s")
@@ -508,7 +497,6 @@ def records_of_each_kind(export):
 
 
 def replace(found, line, way, odd):
-    """Replace the field at a path of one record."""
     record = found[line]
     for name in way[:-1]:
         record = record[name]
@@ -534,7 +522,6 @@ def expect_refused_or_harmless(repo, export, line, way, odd):
 
 @pytest.mark.long
 def test_a_forged_field_is_refused_or_harmless(exports):
-    """An export with a forged field is refused, or the imported session can be read."""
     export = exports(a_session)
     with agentgit.open(":memory:") as repo:
         for n, (line, way) in list(enumerate(records_of_each_kind(export)))[::2]:
@@ -543,7 +530,6 @@ def test_a_forged_field_is_refused_or_harmless(exports):
 
 @pytest.mark.long
 def test_unusual_text_causes_no_database_error_in_an_import(repo, exports):
-    """An export with unusual text is refused, or the imported session can be read, on PostgreSQL too."""
     export = exports(a_session)
     ways = [(line, way) for line, way in records_of_each_kind(export) if len(way) == 1]
     for n, (line, way) in enumerate(ways):
@@ -555,7 +541,6 @@ def test_unusual_text_causes_no_database_error_in_an_import(repo, exports):
 
 @pytest.mark.parametrize("where", ["a list", "a record", "a state"])
 def test_a_value_referenced_too_often_is_refused(exports, target, monkeypatch, where):
-    """A list, record or state that would unpack to far more than the file contains is refused."""
     monkeypatch.setattr(import_check, "UNPACKED_BYTES_ALLOWED", 200_000)
     large = value("json", json.dumps("x" * 100_000).encode())
     key = bytes.fromhex(large["id"])
@@ -580,7 +565,6 @@ def test_a_value_referenced_too_often_is_refused(exports, target, monkeypatch, w
 
 
 def test_a_tree_that_unpacks_to_too_much_is_refused(exports, target, monkeypatch):
-    """A tree with too many paths, or with contents repeated far beyond the file's size, is refused."""
     monkeypatch.setattr(file_trees, "UNPACKED_BYTES_ALLOWED", 1_000_000)
     monkeypatch.setattr(file_trees, "MAX_UNPACK_RATIO", 3)
 

@@ -29,18 +29,15 @@ def opened(work, tmp_path, kind):
 
 @pytest.fixture
 def workspace(opened):
-    """Open the workspace with a small size limit."""
     return opened()
 
 
 def large(path: Path, fill: bytes = b"1", size: int = LIMIT + 1) -> None:
-    """Write a file that is larger than the limit."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(fill * size)
 
 
 def pipe(path: Path) -> None:
-    """Create a named pipe."""
     os.mkfifo(path)
 
 
@@ -71,7 +68,6 @@ def remove(path: Path) -> None:
 
 @pytest.mark.parametrize("why", MAKE)
 def test_a_deleted_excluded_path_is_reported_everywhere(workspace, work, why):
-    """Plan, report, `changed()` and diff name a deleted path that the snapshot left out, with the reason."""
     name = put(work, why)
     (work / "a").write_text("1")
     first = workspace.save()
@@ -92,7 +88,6 @@ def test_a_deleted_excluded_path_is_reported_everywhere(workspace, work, why):
 
 @pytest.mark.parametrize("name", [".git", "sub/.git"])
 def test_a_deleted_git_repository_is_reported_everywhere(opened, work, name):
-    """`.git` is never captured but recorded: plan, report, `changed()` and diff name a deleted one."""
     (work / name).mkdir(parents=True)
     (work / name / "HEAD").write_text("ref: refs/heads/main")
     workspace = opened()
@@ -113,7 +108,6 @@ def test_a_deleted_git_repository_is_reported_everywhere(opened, work, name):
 
 @pytest.mark.parametrize("why", ["larger than 1,000 bytes", "excluded"])
 def test_a_changed_excluded_file_is_reported_and_kept(workspace, work, why):
-    """A restore keeps the new contents of a file that the snapshot left out, and reports it as changed."""
     if why == "excluded":
         (work / ".gitignore").write_text("left\n")
     large(work / "left")
@@ -129,7 +123,6 @@ def test_a_changed_excluded_file_is_reported_and_kept(workspace, work, why):
 
 
 def test_a_new_excluded_file_is_reported_and_kept(workspace, work):
-    """A restore keeps and reports a large file that was created after the snapshot."""
     (work / "a").write_text("1")
     first = workspace.save()
     large(work / "new")
@@ -142,7 +135,6 @@ def test_a_new_excluded_file_is_reported_and_kept(workspace, work):
 
 
 def test_an_excluded_file_that_fits_now_is_not_deleted(workspace, work):
-    """Plan and restore keep a file that was too large for the snapshot and is small now."""
     large(work / "data.csv")
     (work / "a").write_text("1")
     first = workspace.save()
@@ -165,7 +157,6 @@ def test_an_excluded_file_that_fits_now_is_not_deleted(workspace, work):
 
 
 def test_a_changed_size_limit_loses_no_file(opened, work):
-    """With different size limits between snapshots, no restore deletes or loses a file, in either direction."""
     large(work / "data")
     first = opened().save()
     raised = opened(max_file_size=10 * LIMIT)
@@ -183,7 +174,6 @@ def test_a_changed_size_limit_loses_no_file(opened, work):
 
 
 def test_changed_exclude_patterns_lose_no_file(opened, work):
-    """A restore keeps files that the snapshot excluded, and the record names an excluded directory as one path."""
     for name in ("node_modules/a/b", "node_modules/c", "x.log", "kept"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text("1")
@@ -217,7 +207,6 @@ def test_an_empty_excluded_directory_is_kept(opened, work):
 
 
 def test_an_excluded_file_in_the_way_is_moved_aside(workspace, work):
-    """An excluded file at the path of a captured one is planned and moved aside, and not overwritten."""
     (work / "data").write_text("small")
     (work / "d").write_text("a file")
     first = workspace.save()
@@ -237,7 +226,6 @@ def test_an_excluded_file_in_the_way_is_moved_aside(workspace, work):
 
 
 def test_keep_takes_a_snapshot_when_only_excluded_files_changed(workspace, work):
-    """`ensure_snapshot` takes a snapshot when only excluded files changed, and none when nothing changed."""
     (work / "a").write_text("1")
     large(work / "left")
     first = workspace.ensure_snapshot()
@@ -251,7 +239,6 @@ def test_keep_takes_a_snapshot_when_only_excluded_files_changed(workspace, work)
 
 
 def test_a_copied_snapshot_keeps_its_record_of_excluded_paths(opened, work, tmp_path, kind):
-    """A snapshot copied to another workspace brings the record of what it left out."""
     large(work / "left")
     (work / "a").write_text("1")
     first = opened().save()
@@ -268,7 +255,6 @@ def test_a_copied_snapshot_keeps_its_record_of_excluded_paths(opened, work, tmp_
 
 
 def test_the_record_is_deleted_with_the_last_snapshot_using_it(workspace, work, tmp_path):
-    """A record of excluded paths is deleted with the last snapshot that uses it."""
     large(work / "left")
     first = workspace.save()
     (work / "left").unlink()
@@ -281,7 +267,6 @@ def test_the_record_is_deleted_with_the_last_snapshot_using_it(workspace, work, 
 
 
 def test_a_partial_restore_reports_only_its_paths(workspace, work):
-    """A restore of some paths reports what was left out below them, and nothing else."""
     for name in ("d/left", "left"):
         large(work / name)
     (work / "d/a").write_text("1")
@@ -306,7 +291,6 @@ TYPES = {
 @pytest.mark.parametrize("after", TYPES)
 @pytest.mark.parametrize("before", TYPES)
 def test_a_changed_file_type_is_detected_and_restored(workspace, work, before, after):
-    """Types: `changed()` and diff report a path whose type changed, and a restore reverts it unless it was a pipe."""
     if before == after:
         return
     TYPES[before](work / "it")
@@ -332,7 +316,6 @@ def test_a_changed_file_type_is_detected_and_restored(workspace, work, before, a
 
 
 def test_a_workspace_root_replaced_by_a_link_is_refused(workspace, work, tmp_path):
-    """Root: a symbolic link in the place of the open workspace is not followed."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
@@ -355,7 +338,6 @@ def test_a_workspace_root_replaced_by_a_link_is_refused(workspace, work, tmp_pat
 
 
 def test_a_directory_above_the_workspace_replaced_by_a_link_is_refused(tmp_path, kind):
-    """Root: a symbolic link in the place of a directory above the open workspace is not followed."""
     (tmp_path / "above" / "work").mkdir(parents=True)
     workspace = Workspace(tmp_path / "above" / "work", tmp_path / "store", environment=kind)
     (tmp_path / "above" / "work" / "a").write_text("1")
@@ -418,7 +400,6 @@ TAME = r"a\x1b[31m\n\u202e.txt"
 
 
 def test_file_names_are_escaped_in_every_text(workspace, work):
-    """Names: texts escape control and direction characters of file names; the values keep the true name."""
     (work / WILD).write_text("1")
     first = workspace.save(WILD)
     (work / WILD).write_text("2")
@@ -438,7 +419,6 @@ def test_file_names_are_escaped_in_every_text(workspace, work):
 
 
 def test_a_socket_is_left_out_with_its_kind_as_the_reason(workspace, work):
-    """A socket is left out with the kind as the reason."""
     with socket.socket(socket.AF_UNIX) as made:
         before = os.getcwd()
         os.chdir(work)
@@ -451,7 +431,6 @@ def test_a_socket_is_left_out_with_its_kind_as_the_reason(workspace, work):
 
 
 def test_a_device_is_left_out_with_its_kind_as_the_reason(workspace, work):
-    """Character and block devices are left out with the kind as the reason, and a restore leaves them."""
     try:
         os.mknod(work / "null", stat.S_IFCHR | 0o600, os.makedev(1, 3))
         os.mknod(work / "loop", stat.S_IFBLK | 0o600, os.makedev(7, 200))
@@ -468,7 +447,6 @@ def test_a_device_is_left_out_with_its_kind_as_the_reason(workspace, work):
 
 @pytest.mark.parametrize("paths", [[""], ["a\0b"], ["\ud800"], [1], b"a", Path("a")])
 def test_an_invalid_path_is_refused(workspace, work, paths):
-    """Paths: an invalid file name or list of paths is refused, and no file changes."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")

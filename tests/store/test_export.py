@@ -29,7 +29,6 @@ from agentgit.effects.effects import effect
 
 @pytest.fixture
 def other():
-    """Open another repository in memory."""
     with agentgit.open(":memory:") as repo:
         yield repo
 
@@ -47,7 +46,6 @@ def lived(repo, shop=None, name="s"):
 
 
 def test_a_session_survives_a_round_trip_through_another_database(repo, other):
-    """A session that goes from SQLite or PostgreSQL to another database and back loses nothing visible."""
     lived(repo)
     there = carried(repo, "s", other)
     back = carried(other, "s", repo)
@@ -63,7 +61,6 @@ def test_a_session_survives_a_round_trip_through_another_database(repo, other):
 
 @pytest.mark.long
 def test_an_export_of_an_import_has_the_same_records(repo, other):
-    """The export of an import has the records of the original export, in the same order, apart from new ids."""
     lived(repo)
     carried(repo, "s", other)
     one, two = (without_ids(written(of, "s")) for of in (repo, other))
@@ -87,7 +84,6 @@ def without_ids(data):
 
 
 def test_two_imports_of_one_file_create_two_sessions(repo, tmp_path):
-    """Two imports of one file have separate names and threads, and continue independently."""
     lived(repo)
     file = tmp_path / "s.jsonl"
     repo.session("s").export(file)
@@ -102,7 +98,6 @@ def test_two_imports_of_one_file_create_two_sessions(repo, tmp_path):
 
 @pytest.mark.parametrize("piped", [False, True])
 def test_export_and_import_report_their_progress(repo, tmp_path, monkeypatch, piped):
-    """Export and import report the bytes done and the total, and end when all are done."""
     monkeypatch.setattr("agentgit.store.transfer.lines.STEP", 100)
     repo.wrap(tool_node_graph(obedient(), World().tools()), "s").run("add chair")
     file = tmp_path / "s.jsonl"
@@ -117,7 +112,6 @@ def test_export_and_import_report_their_progress(repo, tmp_path, monkeypatch, pi
 
 
 def test_importing_under_a_taken_name_is_refused(repo):
-    """An import uses exactly the requested name, or is refused if the name is taken or empty."""
     lived(repo)
     with pytest.raises(Conflict, match="another name"):
         carried(repo, "s", repo, "s")
@@ -127,7 +121,6 @@ def test_importing_under_a_taken_name_is_refused(repo):
 
 
 def test_an_exported_branch_becomes_a_session_with_its_path(repo, other):
-    """An imported branch has the conversation, state, checkpoints and track along its path."""
     lived(repo)
     made = carried(repo, "s", other, branch="main-2")
     assert (made.of, made.place) == ("branch", "main-2")
@@ -146,7 +139,6 @@ def test_an_exported_branch_becomes_a_session_with_its_path(repo, other):
 
 
 def test_an_exported_checkpoint_becomes_a_session_up_to_it(repo, other):
-    """An imported checkpoint has nothing that was said later, and can be continued."""
     lived(repo)
     place = repo.session("s").get_checkpoint("main#2")
     made = carried(repo, place, other)
@@ -163,7 +155,6 @@ def test_an_exported_checkpoint_becomes_a_session_up_to_it(repo, other):
 
 
 def test_an_empty_session_is_exported_and_imported(repo, other):
-    """A session without any message is exported and imported."""
     repo.session("s", create=True)
     made = carried(repo, "s", other)
     assert (made.branches, made.checkpoints, made.values) == (1, 0, 0)
@@ -171,7 +162,6 @@ def test_an_empty_session_is_exported_and_imported(repo, other):
 
 
 def test_unusual_values_are_exported_and_imported(repo, other):
-    """Large values in parts, U+0000, lone surrogates, huge integers, bytes and sets are imported unchanged."""
     plain = {"large": "x" * 700_000, "odd": f"\0 {chr(0xD800)} 🪑", "huge": 2**80}
     state = {"large": "x" * 700_000, "odd": "\0 🪑", "set": {1, 2}, "bytes": b"\xff\0" * 300_000}
     graph = GRAPHS["functional"](scripted("fine"), [])
@@ -189,7 +179,6 @@ def test_unusual_values_are_exported_and_imported(repo, other):
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_every_kind_of_graph_continues_after_an_import(repo, other, kind):
-    """Every kind of graph continues in the import of a session, of a branch and of a checkpoint."""
     shop = World()
 
     def wrapped(repository, name, branch=None):
@@ -216,7 +205,6 @@ def test_every_kind_of_graph_continues_after_an_import(repo, other, kind):
 
 
 def test_a_rollback_does_not_reverse_imported_calls(repo, other):
-    """A rollback reverses calls made after the import, and keeps imported ones, made in another world."""
     shop = World()
     lived(repo, shop)
     carried(repo, "s", other)
@@ -234,7 +222,6 @@ def test_a_rollback_does_not_reverse_imported_calls(repo, other):
 
 
 def test_an_import_does_not_make_the_world_diverge(repo, other):
-    """Every imported branch can run, and a switch with sync="world" repeats no imported call."""
     lived(repo)
     carried(repo, "s", other)
     here = World()
@@ -273,7 +260,6 @@ def test_an_imported_unknown_call_is_not_verified(repo, other):
 
 @pytest.mark.long
 def test_a_consumed_ticket_is_not_used_again_after_an_import(repo, other):
-    """A consumed ticket is not used again in the import of a session, a branch or an earlier checkpoint."""
     bank = Bank()
     graph = tool_node_graph(says(ask("use", ticket="A"), "used"), bank.tools())
     repo.wrap(graph, "s", effects=bank.effects()).run("use it")
@@ -301,7 +287,6 @@ def test_a_consumed_ticket_is_not_used_again_after_an_import(repo, other):
 
 
 def test_a_payment_is_not_made_twice_after_an_import(repo, other):
-    """The fence of a branch made by a rollback holds in imports of the session, a branch and a checkpoint."""
     bank = Bank()
     pay = {"to": "Ann", "amount": 5}
     repo.wrap(
@@ -334,7 +319,6 @@ def asking(shop):
 
 @pytest.mark.parametrize("cut", ["whole", "branch", "point"])
 def test_a_pending_interrupt_is_answered_after_the_import(repo, other, cut):
-    """An interrupt can be answered after the import, and finished calls of its message do not run again."""
     shop = World()
     agent = repo.wrap(asking(shop), "s", effects=shop.effects())
     agent.invoke({"messages": [("user", "chair and lamp")]})
@@ -350,7 +334,6 @@ def test_a_pending_interrupt_is_answered_after_the_import(repo, other, cut):
 
 
 def test_an_exploration_is_exported_and_imported(repo, other):
-    """An imported exploration has the same branches, outcomes and scores."""
     shop = World()
     agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
     agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5)
@@ -376,7 +359,6 @@ def test_one_explored_branch_is_imported_without_the_exploration(repo, other, cu
 
 @pytest.mark.parametrize("cut", ["whole", "branch", "point"])
 def test_delta_channel_values_are_exported_and_imported(repo, other, cut):
-    """With LangGraph's DeltaChannel, conversation and state survive an import, also on forks of forks."""
     agent = repo.wrap(chat(delta(3), full=4), "s")
     for n in range(4):
         agent.invoke(said(f"hi {n}", f"m{n}"))
@@ -397,7 +379,6 @@ def test_delta_channel_values_are_exported_and_imported(repo, other, cut):
 
 @pytest.mark.parametrize("own_thread", [False, True])
 def test_a_subgraph_interrupt_is_answered_after_the_import(repo, other, own_thread):
-    """An interrupt in a subgraph is answered in an imported fork of a fork, with and without memory."""
     shop = World()
 
     def graph():
@@ -421,7 +402,6 @@ def test_a_subgraph_interrupt_is_answered_after_the_import(repo, other, own_thre
 
 
 def test_a_call_running_during_an_export_is_imported_as_unknown(repo, other):
-    """An export during a turn captures that moment, and the running call is unknown in the import."""
     files = []
 
     @tool
@@ -442,7 +422,6 @@ def test_a_call_running_during_an_export_is_imported_as_unknown(repo, other):
 
 
 def test_a_session_with_an_incomplete_rollback_is_not_exported(repo):
-    """Exporting a session with an incomplete rollback raises Conflict and says that it can be resumed."""
     shop = World()
     agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
     agent.run("add chair")
@@ -455,7 +434,6 @@ def test_a_session_with_an_incomplete_rollback_is_not_exported(repo):
 
 
 def test_exporting_or_importing_something_missing_raises_an_error(repo, tmp_path):
-    """A missing session, branch, folder or file raises a typed error, and no file is left behind."""
     with pytest.raises(NotFound):
         repo.session("nobody").export(tmp_path / "x")
     lived(repo)
@@ -471,7 +449,6 @@ def test_exporting_or_importing_something_missing_raises_an_error(repo, tmp_path
 
 
 def test_an_export_does_not_replace_a_database(repo, tmp_path):
-    """A file that is a database, open or closed, is not replaced; other files are."""
     lived(repo)
     with agentgit.open(tmp_path / "other.db") as other:
         other.session("kept", create=True)
@@ -512,7 +489,6 @@ def test_an_export_grows_linearly_with_the_conversation(repo):
 
 
 def test_an_import_belongs_to_the_importing_user(repo, database):
-    """A user cannot export another user's session, and owns what is imported from that user's file."""
     lived(repo)
     place = repo.session("s").get_checkpoint("main#1")
     with agentgit.open(database.url, user="ann") as ann:
@@ -527,7 +503,6 @@ def test_an_import_belongs_to_the_importing_user(repo, database):
 
 @pytest.mark.long
 def test_concurrent_imports_create_separate_sessions(repo):
-    """Concurrent imports of one file create sessions with separate names and equal contents."""
     lived(repo)
     file = written(repo, "s")
     with ThreadPoolExecutor(4) as pool:
@@ -556,7 +531,6 @@ steps = st.lists(
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(life=steps)
 def test_random_sessions_survive_export_and_import(life, sqlite_template, tmp_path_factory):
-    """Random trees of turns, rollbacks, forks and switches are imported unchanged, whole and in parts."""
     folder: Path = tmp_path_factory.mktemp("life")
     shutil.copy(sqlite_template, folder / "a.db")
     with agentgit.open(folder / "a.db") as repo, agentgit.open(":memory:") as other:
@@ -596,7 +570,6 @@ def test_random_sessions_survive_export_and_import(life, sqlite_template, tmp_pa
 
 @pytest.mark.parametrize("branch", [None, "main"])
 def test_tags_are_exported_and_imported(repo, other, branch):
-    """An import has the tags of its checkpoints, also one named like a generated branch."""
     lived(repo)
     repo.session("s").tag("main#2", "elsewhere", description="the first")
     repo.session("s").tag("main#2", "v1")

@@ -31,7 +31,6 @@ __all__ = ["desk", "exports", "home", "target"]  # the fixtures
 
 @pytest.fixture
 def other():
-    """Open another repository in memory."""
     with agentgit.open(":memory:") as repo:
         yield repo
 
@@ -74,7 +73,6 @@ def moved(repo, other, place, ref="s", **how):
 
 
 def test_files_are_exported_and_restored_after_an_import(repo, agent, other, desk, tmp_path):
-    """In another directory, a rewind and a rollback restore the files with their modes and links."""
     now = looks(desk.root)
     there = tmp_path / "there"
     made = moved(repo, other, there)
@@ -98,8 +96,6 @@ def test_files_are_exported_and_restored_after_an_import(repo, agent, other, des
 
 @pytest.mark.long
 def test_an_export_of_an_import_has_the_same_files(repo, agent, other, tmp_path):
-    """An export from the importing workspace has the same contents and paths."""
-
     def files(data):
         found = [json.loads(line) for line in data.splitlines()]
         return [{k: v for k, v in one.items() if k != "hash"} for one in found if one["record"] in ("file", "path")]
@@ -111,7 +107,6 @@ def test_an_export_of_an_import_has_the_same_files(repo, agent, other, tmp_path)
 
 @pytest.mark.parametrize("cut", ["branch", "point"])
 def test_a_branch_or_checkpoint_export_has_the_files_of_its_path(repo, agent, other, desk, tmp_path, cut):
-    """The export of a branch has the files of its path, that of a checkpoint those up to it."""
     fork = agent.rollback("before")
     fork.run("write d.txt other")
     data = BytesIO()
@@ -130,7 +125,6 @@ def test_a_branch_or_checkpoint_export_has_the_files_of_its_path(repo, agent, ot
 
 
 def test_a_diff_of_imported_checkpoints_compares_their_files(repo, agent, other, tmp_path):
-    """A diff of two imported checkpoints shows the same file changes as in the original session."""
     moved(repo, other, tmp_path / "there")
     ours, theirs = (r.session("s").diff("main#1", "HEAD") for r in (repo, other))
     assert (theirs.added_files, theirs.modified_files, theirs.deleted_files, theirs.diff_content) == (
@@ -140,7 +134,6 @@ def test_a_diff_of_imported_checkpoints_compares_their_files(repo, agent, other,
 
 
 def test_an_import_without_a_workspace_counts_omitted_snapshots(repo, agent, other, tmp_path):
-    """An import without a workspace creates the session and reports how many snapshots were left out."""
     data = written(repo, "s", files=True)
     made = other.import_(BytesIO(data))
     assert (made.snapshots, made.left_out) == (0, {file_trees.NO_WORKSPACE: 3})
@@ -151,7 +144,6 @@ def test_an_import_without_a_workspace_counts_omitted_snapshots(repo, agent, oth
 
 @pytest.mark.long
 def test_existing_files_are_not_overwritten_after_an_import(repo, agent, other, desk, tmp_path):
-    """A rewind names existing files of the directory, and overwrites them only if it is forced."""
     there = tmp_path / "there"
     there.mkdir()
     (there / "a.txt").write_text("mine")
@@ -168,7 +160,6 @@ def test_existing_files_are_not_overwritten_after_an_import(repo, agent, other, 
 
 
 def test_files_of_another_session_are_not_overwritten(repo, agent, other, tmp_path):
-    """A rollback refuses to overwrite another session's files; after a turn of this session, it does."""
     new = Desk(tmp_path / "there")
     wrapped(other, new, "another").run("write a.txt theirs")
     moved(repo, other, new.root)
@@ -183,7 +174,6 @@ def test_files_of_another_session_are_not_overwritten(repo, agent, other, tmp_pa
 
 @pytest.mark.long
 def test_imported_files_do_not_make_branches_diverge(repo, agent, other, tmp_path):
-    """Any imported branch can run in the directory; once one has run, the others report what it changed."""
     agent.rollback("before").run("write d.txt other")
     moved(repo, other, tmp_path / "there")
     new = Desk(tmp_path / "there")
@@ -199,7 +189,6 @@ def test_imported_files_do_not_make_branches_diverge(repo, agent, other, tmp_pat
 
 @pytest.mark.parametrize("environment", ["git", "directory"])
 def test_git_and_directory_workspaces_read_each_others_snapshots(repo, other, tmp_path, environment):
-    """Git snapshots are imported into directories, and directory snapshots into git."""
     desk, new = Desk(tmp_path / "work"), Desk(tmp_path / "there")
     agent = repo.wrap(
         desk.graph(), "s", check_effects=False,
@@ -219,8 +208,6 @@ def test_git_and_directory_workspaces_read_each_others_snapshots(repo, other, tm
 
 
 def test_snapshots_of_a_custom_environment_are_only_counted(repo, other, tmp_path):
-    """Snapshots of a custom environment, such as images, are left out, and both reports count them."""
-
     class Counter:
         kept = 0
 
@@ -244,7 +231,6 @@ def test_snapshots_of_a_custom_environment_are_only_counted(repo, other, tmp_pat
 
 
 def test_a_missing_snapshot_is_counted_and_does_not_stop_an_export(repo, agent, other, desk, tmp_path):
-    """A missing snapshot is counted and does not stop an export, and a missing storage is not recreated."""
     store = Workspace(desk.root)
     gone = repo.session("s").get_checkpoint("main#1")
     store.delete(store.list()[-1].id)
@@ -274,7 +260,6 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_a_nonportable_path_is_omitted_and_reported(repo, desk, other, tmp_path, name):
-    """Export and import omit only the nonportable path, and name it in the report and in the file."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     odd = desk.root / name
@@ -303,7 +288,6 @@ def test_a_nonportable_path_is_omitted_and_reported(repo, desk, other, tmp_path,
 
 
 def test_of_names_that_differ_in_case_only_one_is_exported(repo, desk, other, tmp_path):
-    """Of `Makefile` and `makefile` only the first is exported; after its deletion, the second is."""
     agent = wrapped(repo, desk)
     agent.run("write Makefile big; write makefile small; write a.txt one")
     agent.run("delete Makefile")
@@ -318,7 +302,6 @@ def test_of_names_that_differ_in_case_only_one_is_exported(repo, desk, other, tm
 
 
 def test_a_nonportable_link_is_omitted_only_from_its_snapshot(repo, desk, other, tmp_path):
-    """A nonportable link is omitted only from its snapshot, whose restore keeps the file at that path."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one; write b.txt two")
     agent.run("shell rm a.txt && ln -s /etc/passwd a.txt")
@@ -336,7 +319,6 @@ def test_a_nonportable_link_is_omitted_only_from_its_snapshot(repo, desk, other,
 
 
 def test_an_export_of_an_import_names_the_same_omitted_paths(repo, desk, other, tmp_path):
-    """The export of an import names the paths that the import omitted."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     (desk.root / "aux.py").write_text("x")
@@ -353,7 +335,6 @@ def run(*words):
 
 
 def test_names_of_omitted_paths_are_escaped_on_the_command_line(desk, tmp_path, monkeypatch):
-    """The command line names omitted paths without control characters, and JSON has the true names."""
     monkeypatch.chdir(tmp_path)
     with agentgit.open("a.db") as there:
         agent = wrapped(there, desk)
@@ -373,12 +354,10 @@ def test_names_of_omitted_paths_are_escaped_on_the_command_line(desk, tmp_path, 
 
 @pytest.fixture
 def export(exports):
-    """Return an export with files of several kinds."""
     return exports(with_files)
 
 
 def test_a_failed_import_removes_its_snapshots(export, target, monkeypatch):
-    """An import that fails because of a taken name or of the workspace's catalog leaves no snapshot behind."""
     repo, workspace = target
     repo.session("taken", create=True)
     before = workspace.list()
@@ -393,8 +372,6 @@ def test_a_failed_import_removes_its_snapshots(export, target, monkeypatch):
 
 
 def test_an_import_without_temporary_space_is_refused(export, target, monkeypatch):
-    """An import without space for temporary files names TMPDIR in its error and stores nothing."""
-
     class Full(BytesIO):
         def write(self, data, /):
             raise OSError(28, "No space left on device")
@@ -408,7 +385,6 @@ def test_an_import_without_temporary_space_is_refused(export, target, monkeypatc
 
 
 def test_imported_snapshots_are_kept_while_a_checkpoint_uses_them(export, tmp_path):
-    """Imported snapshots are kept above the limit while checkpoints use them, and are deleted after that."""
     with agentgit.open(":memory:") as repo:
         (tmp_path / "there").mkdir()
         small = Workspace(tmp_path / "there", max_checkpoints=1)
@@ -424,7 +400,6 @@ def test_imported_snapshots_are_kept_while_a_checkpoint_uses_them(export, tmp_pa
 
 
 def test_a_large_file_is_checked_in_parts():
-    """The check of a large file reads its contents in parts and keeps only hashes in memory."""
     import tracemalloc
 
     from agentgit.store.transfer.file_trees import FileChecker
@@ -453,7 +428,6 @@ NAMES = st.sampled_from(["a", "b", "..", ".", "", "A", "c/d", "/", "\0", "\udcff
 
 @given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
 def test_an_accepted_path_stays_inside_the_workspace(value):
-    """Every accepted path is below the directory, and is written back as the same text."""
     try:
         found = paths.path(value)
     except ValueError:
@@ -472,7 +446,6 @@ ITEMS = st.dictionaries(
 
 @given(ITEMS)
 def test_accepted_links_stay_inside_the_workspace(tmp_path_factory, items):
-    """Accepted links, even through one another, resolve on the real file system inside the workspace."""
     tree, made = FileTree(), {}
     for path, aim in items.items():
         item = TreeItem(0o777, link=aim.encode())
@@ -495,7 +468,6 @@ def test_accepted_links_stay_inside_the_workspace(tmp_path_factory, items):
 
 @pytest.mark.long
 def test_the_command_line_exports_and_imports_files(tmp_path, monkeypatch):
-    """`--files` and `--workspace` work, and the output reports what is left out, also in JSON."""
     monkeypatch.chdir(tmp_path)
     desk = Desk(tmp_path / "work")
     with agentgit.open("a.db") as repo:
@@ -542,7 +514,6 @@ agentgit.open(url).import_(data, workspace=sys.argv[4])
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["checked", "a tree", "rows", "the database"])
 def test_a_killed_import_changes_nothing_visible(export, database, tmp_path, where):
-    """After kill -9 at any stage there is no session, the folder is unchanged, and a new import works."""
     (tmp_path / "x").write_bytes(export)
     there = tmp_path / "there"
     there.mkdir()
@@ -558,7 +529,6 @@ def test_a_killed_import_changes_nothing_visible(export, database, tmp_path, whe
 
 
 def test_two_concurrent_imports_into_one_workspace_both_work(export, database, tmp_path):
-    """The snapshots of two concurrent imports into one workspace can both be restored."""
     with agentgit.open(database.url) as repo, ThreadPoolExecutor(2) as pool:
         made = list(pool.map(lambda _: repo.import_(BytesIO(export), workspace=tmp_path / "there"), range(2)))
         assert sorted(one.session.session_name for one in made) == ["s", "s-2"]

@@ -37,14 +37,11 @@ def export(exports):
 
 @pytest.fixture
 def target():
-    """Open an empty repository to import into."""
     with agentgit.open(":memory:") as repo:
         yield repo
 
 
 def test_an_endless_line_is_not_read_completely(export, monkeypatch):
-    """A line longer than the limit is refused after its first part is read."""
-
     class Endless(BytesIO):
         longest = 0
 
@@ -63,7 +60,6 @@ def test_an_endless_line_is_not_read_completely(export, monkeypatch):
 
 
 def test_an_interrupted_import_leaves_no_rows(export, tmp_path, monkeypatch):
-    """An import stores everything in one transaction, so an interrupted one leaves no rows."""
     with agentgit.open(tmp_path / "a.db") as target:
         before = rows(target)
         plain = import_._Tables.flush
@@ -94,7 +90,6 @@ with getattr(faults, sys.argv[2])(Point("store.transfer.import_", sys.argv[3]), 
     [("after", "_ValueImport.add"), ("before", "_Tables.flush"), ("after", "_Tables.flush"), ("after", "record_event")],
 )
 def test_an_import_killed_at_any_step_leaves_no_rows(repo, export, tmp_path, when, where):
-    """An import whose process is killed with SIGKILL leaves no rows, and the file can be imported afterwards."""
     before = rows(repo)
     done = processes.run(KILLED, backend.address(repo), when, where, file_of(tmp_path, export))
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -104,7 +99,6 @@ def test_an_import_killed_at_any_step_leaves_no_rows(repo, export, tmp_path, whe
 
 
 def test_a_file_changed_during_its_import_is_refused(export, target):
-    """An import of a file that changes after its check is refused and stores nothing."""
     with agentgit.open(":memory:") as repo:
         repo.session("s", create=True)
         other = written(repo, "s")
@@ -129,8 +123,6 @@ def test_a_file_changed_during_its_import_is_refused(export, target):
 
 
 def test_a_session_with_the_largest_numbers_can_continue(repo, export):
-    """An imported session with the largest accepted numbers can run another turn, on PostgreSQL too."""
-
     def great(found):
         change("checkpoint", -1, number=MAX_COUNT)(found)
         change("call", -1, arrival=MAX_COUNT, batch=MAX_COUNT)(found)
@@ -165,7 +157,6 @@ def called(text):
 
 
 def test_an_imported_unsealed_value_never_reaches_the_inner_serializer(export, target):
-    """An imported value that an encrypting serializer did not seal is Corrupt, and its code is not called."""
     hostile = value("serde", b"msgpack\0" + ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb((__name__, "called", 1)))))
 
     def add(found):

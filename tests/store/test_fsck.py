@@ -39,7 +39,6 @@ def live(repo):
 
 @pytest.fixture
 def lived(lived_through):
-    """Return a repository with the session that `live` creates."""
     return lived_through(live)
 
 
@@ -79,7 +78,6 @@ def of(repo, level):
 
 
 def test_an_undamaged_database_has_no_findings(lived):
-    """The database that the other tests damage has no findings."""
     assert of(lived, 3) == ()
 
 
@@ -178,7 +176,6 @@ DAMAGES = {
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_every_kind_of_damage_is_found_and_named(lived, name):
-    """Each damage is found at its level and above, with its row and with what to do."""
     level, statement, table, said = DAMAGES[name]
     damage(lived, statement)
     for deep in range(level, 4):
@@ -190,7 +187,6 @@ def test_every_kind_of_damage_is_found_and_named(lived, name):
 
 
 def test_circular_lists_are_found(lived):
-    """Lists that continue each other in a circle are found, and the check ends."""
     rows = lived.context.read(
         lambda c: (
             c.execute(text("SELECT hash FROM blob WHERE type = 'list' AND size > 2 ORDER BY size")).scalars().all()
@@ -205,7 +201,6 @@ def test_circular_lists_are_found(lived):
 
 
 def test_an_unreadable_sqlite_file_is_a_finding(tmp_path):
-    """Fsck reports a file that SQLite cannot read as a finding instead of failing with a driver's error."""
     path = tmp_path / "torn.db"
     world = World()
     with agentgit.open(path) as repo:
@@ -225,7 +220,6 @@ def test_an_unreadable_sqlite_file_is_a_finding(tmp_path):
 
 
 def test_findings_above_the_limit_are_only_counted(lived, monkeypatch):
-    """Fsck lists a limited number of findings and counts the others."""
     monkeypatch.setattr(check, "MOST", 20)
     damage(lived, "UPDATE blob SET data = :junk", "UPDATE graph_checkpoint SET channels = :junk",
            "UPDATE graph_write SET value = :junk")  # fmt: skip
@@ -259,7 +253,6 @@ def test_a_check_during_running_turns_finds_nothing(repo):
 
 
 def test_a_check_changes_nothing_and_does_not_read_from_the_cache(lived):
-    """Fsck finds damage to values that this process has read before, repeats its findings, and changes no row."""
     lived.session("s").branch().conversation_history  # noqa: B018  # it is read
     damage(lived, "UPDATE blob SET data = :junk WHERE {message}")
     before = all_rows(lived)
@@ -327,14 +320,12 @@ def test_only_a_branch_that_starts_before_its_branch_point_inherits_fewer_calls(
     ids=str,
 )  # fmt: skip
 def test_contradicting_rows_are_found_at_the_first_level(lived, statement, row, said):
-    """Rows that contradict each other, such as a call and the world log, are found at the first level."""
     lived.session("s").search("add")
     damage(lived, statement)
     assert [one for one in of(lived, 1) if one.row.startswith(row) and said in one.what], of(lived, 1)
 
 
 def test_operation_steps_that_refer_to_a_missing_call_are_found(lived):
-    """Fsck finds a missing call in the planned steps of an operation."""
     rows = lived.context.read(lambda c: c.execute(text("SELECT id, request FROM operation")).all())
     change = text("UPDATE operation SET request = :data WHERE id = :id")
     for id, request in rows:
@@ -355,7 +346,6 @@ def test_operation_steps_that_refer_to_a_missing_call_are_found(lived):
 )  # fmt: skip
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL refuses text that is no time
 def test_an_invalid_time_is_found(lived, statement):
-    """Fsck finds a text that is not a time in the time columns of SQLite tables."""
     damage(lived, statement)
     assert any("is not a time" in one.what for one in of(lived, 2))
 
@@ -364,7 +354,6 @@ def test_an_invalid_time_is_found(lived, statement):
     "statement", ["UPDATE tool_invocation SET args = :junk", "UPDATE tool_invocation SET result = :junk"]
 )
 def test_bad_input_an_unreadable_call_raises_corrupt(lived, statement):
-    """Bad input: reading a track with arguments or a result that are no JSON raises Corrupt with the row."""
     damage(lived, statement)
     with pytest.raises(Corrupt, match="agentgit fsck") as caught:
         lived.session(lived.sessions()[0].id).tool_track()
@@ -387,7 +376,6 @@ CHECKED = {
 @pytest.mark.parametrize("name", CHECKED)
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL has the same rows
 def test_a_flipped_bit_in_a_redundant_column_is_found(lived, name):
-    """One flipped bit in a hash, a word, a count or a reference is found, in the newest row of each table."""
     table = METADATA.tables[name]
     rows = lived.context.read(
         lambda c: c.execute(select(literal_column("rowid"), *table.c).order_by(text("1 DESC"))).all()
@@ -407,7 +395,6 @@ def test_a_flipped_bit_in_a_redundant_column_is_found(lived, name):
 
 
 def flipped(value):
-    """Return the value with one bit flipped."""
     if isinstance(value, bytes):
         return value[:-1] + bytes([value[-1] ^ 1])
     return value ^ 1 if isinstance(value, int) else value[:-1] + chr(ord(value[-1]) ^ 1)

@@ -50,7 +50,6 @@ def contents(repo, session="s"):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a_collection_deletes_steps_and_keeps_checkpoints(repo, kind):
-    """After a collection each checkpoint holds what it held, and can be forked and continued."""
     world = World()
     agent = wrap(repo, world, kind)
     for n in range(4):
@@ -83,7 +82,6 @@ def test_a_collection_deletes_steps_and_keeps_checkpoints(repo, kind):
 
 @pytest.mark.long
 def test_a_collection_frees_disk_space(repo):
-    """A collection of a thinned-out session shrinks the SQLite file and reports the size before and after."""
     agent = wrap(repo, auto_checkpoint="turn")
     for n in range(30):
         agent.run(f"add {n}-{os.urandom(2000).hex()}")
@@ -108,7 +106,6 @@ def test_an_in_memory_database_survives_a_collection():
 
 
 def test_a_collection_thins_out_an_idle_session(repo):
-    """A collection by any admin thins out an idle session by number, and its dry run reports the same."""
     wrap(repo).run("hm")
     wrap(repo).run("hm")
     repo.session("s").retention.set(Retention(compress_after=2, keep_last=1))
@@ -122,7 +119,6 @@ def test_a_collection_thins_out_an_idle_session(repo):
 
 
 def test_a_collection_removes_checkpoints_of_an_idle_session_by_age(repo):
-    """An age limit takes effect in a collection, although nobody has used the session since."""
     agent = wrap(repo)
     for _ in range(3):
         agent.run("hm")
@@ -140,7 +136,6 @@ def test_a_collection_removes_checkpoints_of_an_idle_session_by_age(repo):
 
 
 def test_gc_with_steps_disabled_keeps_the_graph_history(repo):
-    """`gc(steps=False)` leaves LangGraph's history unchanged."""
     agent = wrap(repo)
     for n in range(4):
         agent.run(f"add i{n}")
@@ -150,7 +145,6 @@ def test_gc_with_steps_disabled_keeps_the_graph_history(repo):
 
 
 def test_a_collection_keeps_all_steps_of_saver_threads(repo):
-    """A collection deletes no steps of threads that belong to no session."""
     saver = agentgit.SQLModelSaver(backend.database(repo))
     graph = tool_node_graph(scripted("a", "b", "c"), [], checkpointer=saver)
     config = {"configurable": {"thread_id": "t"}}
@@ -163,7 +157,6 @@ def test_a_collection_keeps_all_steps_of_saver_threads(repo):
 
 @pytest.mark.long
 def test_a_subgraph_with_memory_remembers_after_a_collection(repo):
-    """A fork made after a collection has the subgraph's memory of its checkpoint."""
     world = World()
     agent = repo.wrap(nested_graph(obedient(), world.tools(), own_thread=True), "s", effects=world.effects())
     for n in range(5):
@@ -180,7 +173,6 @@ def test_a_subgraph_with_memory_remembers_after_a_collection(repo):
 
 
 def test_an_interrupted_turn_resumes_after_a_collection(repo):
-    """A turn that waits for a person can be resumed after a collection."""
     from langgraph.types import Command
 
     world = World()
@@ -196,7 +188,6 @@ def test_an_interrupted_turn_resumes_after_a_collection(repo):
 
 
 def test_a_collection_skips_a_running_branch(repo):
-    """A collection deletes no steps of a branch that another process runs."""
     agent = wrap(repo)
     for _ in range(3):
         agent.run("hm")
@@ -207,7 +198,6 @@ def test_a_collection_skips_a_running_branch(repo):
 
 
 def test_a_turn_can_end_after_a_collection_in_the_middle_of_it(repo):
-    """A collection during a turn deletes no steps of its branch, and the turn ends as if there had been none."""
     world, found = World(), []
     agent = wrap(repo, world)
     agent.run("add a")
@@ -227,7 +217,6 @@ def test_a_turn_can_end_after_a_collection_in_the_middle_of_it(repo):
 
 @pytest.mark.long
 def test_collections_run_concurrently_with_turns(repo):
-    """Concurrent turns, rollbacks, thinning and collections succeed, and the database stays sound."""
     repo.session(repo.session("s0", create=True)).retention.set(Retention(compress_after=6, keep_last=3))
     failed = []
 
@@ -262,7 +251,6 @@ with agentgit.open(sys.argv[1]) as repo:
 
 @pytest.mark.parametrize("where", ["_delete_values", "_write_in_full"])
 def test_a_killed_collection_changes_nothing(repo, where):
-    """A collection killed in the middle changes nothing, and the next one succeeds."""
     agent = wrap(repo)
     for n in range(4):
         agent.run(f"add i{n}")
@@ -277,7 +265,6 @@ def test_a_killed_collection_changes_nothing(repo, where):
 
 
 def test_a_damaged_list_stops_a_collection(repo):
-    """A collection that cannot read a list raises Corrupt and deletes no graph checkpoint."""
     from sqlalchemy import text
 
     agent = wrap(repo)
@@ -296,7 +283,6 @@ def test_a_damaged_list_stops_a_collection(repo):
 
 
 def test_unused_file_snapshots_are_released(repo, tmp_path):
-    """A collection releases the file snapshots of deleted checkpoints, and the dry run counts them."""
     folder = tmp_path / "work"
     folder.mkdir()
     workspace = Workspace(folder, tmp_path / "store")
@@ -323,7 +309,6 @@ STEPS = st.lists(st.tuples(st.sampled_from(["", "", "sub", "task:1"]), st.intege
 
 @given(STEPS, st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
 def test_named_steps_and_their_dependencies_are_kept(made, named, asking):
-    """Named steps and all after the last settled one are kept, with subgraphs and their latest memory."""
     steps, newest = [], {}
     for seq, (ns, pick) in enumerate(made):
         roots = [step.checkpoint_id for step in steps if step.ns == ""]
@@ -351,7 +336,6 @@ def test_named_steps_and_their_dependencies_are_kept(made, named, asking):
 
 
 def test_bad_input_an_unknown_check_level_is_refused(repo):
-    """Bad input: an fsck level that does not exist is refused."""
     for level in (0, 4, True, "2", None, 2.5):
         with pytest.raises(InvalidInput, match="level must be"):
             repo.maintenance.fsck(level=level)
@@ -359,7 +343,6 @@ def test_bad_input_an_unknown_check_level_is_refused(repo):
 
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_collection_reports_its_progress(repo, dry_run):
-    """A collection reports work done and a constant total, never goes back, and ends with all done."""
     agent = wrap(repo)
     for n in range(3):
         agent.run(f"add i{n}")

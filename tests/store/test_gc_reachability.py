@@ -27,7 +27,6 @@ DEEDS = st.lists(
 
 
 def chat():
-    """Return a graph that answers in one step."""
     graph = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": [AIMessage(f"{len(state)} ok")]})
     return graph.set_entry_point("answer").compile()
 
@@ -88,7 +87,6 @@ def reachable(repo):
 
 
 def stored(repo):
-    """Return the hashes of all stored values."""
     return set(repo.context.read(lambda c: c.execute(select(BLOB.c.hash)).scalars().all()))
 
 
@@ -96,7 +94,6 @@ def stored(repo):
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deeds=DEEDS)
 def test_a_collection_keeps_exactly_the_reachable_values(sqlite_template, tmp_path_factory, deeds):
-    """After random operations, a collection keeps checkpoints and branches unchanged and no other values."""
     with agentgit.open(shutil.copy(sqlite_template, tmp_path_factory.mktemp("story"))) as repo:
         agent = repo.wrap(chat(), "s")
         agent.run("begin")

@@ -22,7 +22,6 @@ def look(path):
 
 
 def test_a_restored_mode_does_not_change_an_outside_link(workspace, work, tmp_path):
-    """Restoring the mode of a file does not change that of a hard link outside the workspace."""
     (work / "secret").write_text("key")
     (work / "secret").chmod(0o644)
     shared = workspace.save()
@@ -36,7 +35,6 @@ def test_a_restored_mode_does_not_change_an_outside_link(workspace, work, tmp_pa
 
 @pytest.mark.parametrize("edit", ["write", "mode", "delete"])
 def test_a_restore_never_changes_an_outside_link(workspace, work, tmp_path, edit):
-    """A restore leaves contents, mode and existence of a hard link outside the workspace unchanged."""
     (work / "a").write_text("one")
     first = workspace.save()
     if edit == "delete":
@@ -53,7 +51,6 @@ def test_a_restore_never_changes_an_outside_link(workspace, work, tmp_path, edit
 
 
 def test_hard_linked_files_are_restored_with_separate_modes(workspace, work):
-    """Two files that a tool hard-linked are restored with separate modes, and a second restore does nothing."""
     (work / "a").write_text("same")
     (work / "a").chmod(0o600)
     (work / "b").write_text("same")
@@ -69,7 +66,6 @@ def test_hard_linked_files_are_restored_with_separate_modes(workspace, work):
 
 
 def test_contents_written_through_hard_links_are_restored(workspace, work):
-    """Contents that a tool wrote through hard links are restored at all of their names, in both directions."""
     (work / "a").write_text("one")
     os.link(work / "a", work / "b")
     (work / "c").write_text("other")
@@ -85,7 +81,6 @@ def test_contents_written_through_hard_links_are_restored(workspace, work):
 
 
 def test_a_partial_restore_leaves_other_links_unchanged(workspace, work):
-    """A restore of one of two hard-linked files changes only that one."""
     (work / "a").write_text("one")
     os.link(work / "a", work / "b")
     first = workspace.save()
@@ -96,7 +91,6 @@ def test_a_partial_restore_leaves_other_links_unchanged(workspace, work):
 
 
 def test_a_hard_link_made_by_a_tool_is_no_conflict_in_a_rollback(repo, tmp_path, monkeypatch):
-    """After a rollback of a tool's hard link, no file counts as changed by somebody else."""
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
     desk = Desk(tmp_path / "work")
     agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
@@ -116,7 +110,6 @@ def test_a_hard_link_made_by_a_tool_is_no_conflict_in_a_rollback(repo, tmp_path,
 
 
 def test_the_undo_stack_leaves_other_links_unchanged(work, tmp_path):
-    """Undo and redo of one file leave other links to it unchanged, inside and outside the workspace."""
     (work / "a").write_text("one")
     (work / "a").chmod(0o644)
     stack = UndoStack(work, tmp_path / "store")
@@ -132,7 +125,6 @@ def test_the_undo_stack_leaves_other_links_unchanged(work, tmp_path):
 
 
 def test_directory_snapshots_share_no_inode_with_the_workspace(work, tmp_path):
-    """No stored copy of the directory engine is a hard link to a file of the workspace."""
     workspace = Workspace(work, tmp_path / "store", environment="directory")
     (work / "a").write_text("one")
     os.link(work / "a", work / "b")

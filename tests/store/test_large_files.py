@@ -28,7 +28,6 @@ def sparse(path, ends: bytes, size: int = SIZE) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["git", "directory"])
 def test_a_large_file_needs_little_memory(tmp_path, kind):
-    """Large files: save, diff, plan, restore and copy of a file of 100 MB need less than 40 MB of Python memory."""
     work = tmp_path / "work"
     work.mkdir()
     (tmp_path / "other").mkdir()
@@ -73,7 +72,6 @@ GIT = """
 
 @pytest.mark.long
 def test_git_needs_little_memory_for_a_large_file(tmp_path):
-    """Large files: git streams a file of 300 MB into its store and out of it."""
     (tmp_path / "work").mkdir()
     sparse(tmp_path / "work" / "big", b"one", 300_000_000)
     done = processes.run(textwrap.dedent(GIT), tmp_path / "work", tmp_path / "store")
@@ -83,7 +81,6 @@ def test_git_needs_little_memory_for_a_large_file(tmp_path):
 @pytest.mark.parametrize("size", [IN_MEMORY - 1, IN_MEMORY, IN_MEMORY + 1, IN_MEMORY + (1 << 20)])
 @pytest.mark.parametrize("kind", ["git", "directory"])
 def test_files_around_the_in_memory_limit_are_restored(tmp_path, kind, size):
-    """Large files: contents around the size limit for holding them in memory are restored byte for byte."""
     work = tmp_path / "work"
     work.mkdir()
     workspace = Workspace(work, tmp_path / "store", environment=kind)
@@ -101,7 +98,6 @@ def test_files_around_the_in_memory_limit_are_restored(tmp_path, kind, size):
 
 
 def test_a_file_of_50_mb_is_captured_by_default(tmp_path):
-    """Limit: a snapshot captures a file of 50 MB without any option, and leaves out one of 101 MB."""
     work = tmp_path / "work"
     work.mkdir()
     for name, size in (("shop.db", 50_000_000), ("model.bin", 101_000_000)):

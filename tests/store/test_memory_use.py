@@ -38,7 +38,6 @@ class Peak:
 
 @pytest.mark.long
 async def test_listing_needs_memory_for_only_a_few_conversations(saver):
-    """Listing 1,000 checkpoints takes about as much memory as listing 200: that of a few conversations."""
     sum(1 for _ in saver.list(on("t"), limit=2))  # compiles and checks its statements
     with Peak() as one:
         saver.get_tuple(on("t"))

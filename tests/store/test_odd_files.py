@@ -72,7 +72,6 @@ def in_the_way(work):
 
 
 def test_a_named_pipe_is_moved_aside_to_another_file_system(workspace, work, other_file_system):
-    """A directory with a named pipe is moved aside, and the pipe is recreated without being read."""
     change = in_the_way(work)
     first, was = workspace.save(), picture(work)
     change()
@@ -87,7 +86,6 @@ def test_a_named_pipe_is_moved_aside_to_another_file_system(workspace, work, oth
 
 
 def test_an_unmovable_path_is_named_and_the_rest_is_restored(workspace, work, other_file_system):
-    """A socket in the way is named, its directory stays unchanged, and other files are restored."""
     change = in_the_way(work)
     first = workspace.save()
     change()
@@ -104,7 +102,6 @@ def test_an_unmovable_path_is_named_and_the_rest_is_restored(workspace, work, ot
 
 
 def test_a_file_written_during_a_move_aside_is_not_lost(workspace, work, other_file_system, monkeypatch):
-    """A file written while its predecessor is copied to another file system is kept as a conflict."""
     change = in_the_way(work)
     first = workspace.save()
     change()
@@ -125,7 +122,6 @@ def test_a_file_written_during_a_move_aside_is_not_lost(workspace, work, other_f
 
 @pytest.mark.parametrize("refused", ["put", "delete", "folder", "mode"])
 def test_a_failing_path_does_not_stop_other_paths(workspace, work, monkeypatch, refused):
-    """All other paths are restored, the error names the failing one, and a second restore completes it."""
     for name in "abc":
         (work / name).write_text("one")
     (work / "folder").mkdir(0o700)
@@ -153,7 +149,6 @@ def test_a_failing_path_does_not_stop_other_paths(workspace, work, monkeypatch, 
 
 
 def test_several_failures_are_reported_in_one_error(workspace, work):
-    """If many paths fail, one error counts them and names the first ones with their reasons."""
     for number in range(9):
         (work / str(number)).write_text("one")
     first = workspace.save()
@@ -166,7 +161,6 @@ def test_several_failures_are_reported_in_one_error(workspace, work):
 
 
 def test_a_file_with_damaged_contents_does_not_stop_other_files(work, tmp_path):
-    """A file whose stored contents are damaged is named, and all others are restored."""
     workspace = Workspace(work, tmp_path / "store", environment="directory")
     for name in "abc":
         (work / name).write_text(f"one {name}")
@@ -183,7 +177,6 @@ def test_a_file_with_damaged_contents_does_not_stop_other_files(work, tmp_path):
 
 @pytest.mark.parametrize("call", ["open", "lstat"])
 def test_a_save_leaves_out_and_names_an_unreadable_file(workspace, work, monkeypatch, call):
-    """A save captures all other files and names the unreadable one with the system's reason."""
     for name in ("a", "odd", "z"):
         (work / name).write_text("one")
     with monkeypatch.context() as patch:
@@ -195,7 +188,6 @@ def test_a_save_leaves_out_and_names_an_unreadable_file(workspace, work, monkeyp
 
 
 def test_a_save_leaves_out_and_names_an_unlistable_directory(workspace, work, monkeypatch):
-    """A save captures all other files and names a directory that cannot be listed, with the reason."""
     (work / "a").write_text("one")
     (work / "odd").mkdir()
     with monkeypatch.context() as patch:
@@ -205,7 +197,6 @@ def test_a_save_leaves_out_and_names_an_unlistable_directory(workspace, work, mo
 
 
 def test_a_failing_file_does_not_stop_an_undo_of_other_files(work, tmp_path):
-    """An undo of several files reverts what it can and names the failure; the next undo completes it."""
     for name in "abc":
         (work / name).write_text("one")
     with closing(UndoStack(work, tmp_path / "store")) as stack:
@@ -220,7 +211,6 @@ def test_a_failing_file_does_not_stop_an_undo_of_other_files(work, tmp_path):
 
 
 def test_a_mount_point_does_not_stop_a_restore(workspace, work, monkeypatch):
-    """A restore keeps a directory that is a mount point, and completes."""
     first = workspace.save()
     (work / "m").mkdir(0o700)
     (work / "m" / "a").write_text("a")
@@ -232,7 +222,6 @@ def test_a_mount_point_does_not_stop_a_restore(workspace, work, monkeypatch):
 
 
 def test_a_save_that_git_cannot_write_reports_the_reason(work, tmp_path, monkeypatch):
-    """A save that git cannot write raises Unavailable with git's error."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "git").write_text(
         f"""#!/bin/sh

@@ -22,7 +22,6 @@ from agentgit.workspace.trees import TreeChange, TreeEntry, Trees, TreeWrite, di
 
 
 def file(path, data, mode=0o644):
-    """Return the write of a file into a snapshot."""
     return TreeWrite(path, TreeEntry(stat.S_IFREG | mode, digest(data)), data)
 
 
@@ -87,14 +86,12 @@ AWKWARD = (
 
 
 def test_unusual_files_are_stored_unchanged(trees):
-    """Contents, modes, links, empty directories and any names are stored in a snapshot as they were written."""
     trees.write("a1", None, AWKWARD)
     assert whole(trees, "a1") == expected(*AWKWARD)
     assert trees.directories("a1") == {one.path: one.entry for one in AWKWARD if one.entry.is_directory}
 
 
 def test_removing_the_entry_of_a_directory_keeps_its_files(trees):
-    """Removing the entry of a directory from a snapshot keeps the files inside it."""
     trees.write("a1", None, [folder(b"d"), folder(b"e", 0o700), file(b"e/x", b"x")])
     trees.write("b2", "a1", [gone(b"d"), gone(b"e"), file(b"d/y", b"y")])
     assert whole(trees, "b2") == expected(file(b"e/x", b"x"), file(b"d/y", b"y"))
@@ -102,7 +99,6 @@ def test_removing_the_entry_of_a_directory_keeps_its_files(trees):
 
 
 def test_a_snapshot_applies_changes_without_altering_its_base(trees):
-    """Edits, deletions and changes of kind apply to the new snapshot and leave the base unchanged."""
     trees.write("a1", None, AWKWARD)
     changes = (
         *(gone(b"binary"), gone(b"a/b/c/deep"), gone(b"nothing in here"), gone(b"files/files"), gone(b"dangling")),
@@ -116,7 +112,6 @@ def test_a_snapshot_applies_changes_without_altering_its_base(trees):
 
 
 def test_unchanged_files_are_hard_links_to_the_earlier_snapshot(copied, tmp_path):
-    """An unchanged or renamed file, or one with another mode, is a hard link to its earlier copy."""
     copied.write("a1", None, [file(name, os.urandom(1000)) for name in (b"same", b"mode", b"changed")])
     (_, entry, data), *_ = copied.contents("a1", [(b"same", copied.tree("a1")[b"same"])])
     (_, before, text), *_ = copied.contents("a1", [(b"mode", copied.tree("a1")[b"mode"])])
@@ -132,7 +127,6 @@ def test_unchanged_files_are_hard_links_to_the_earlier_snapshot(copied, tmp_path
 
 
 def test_writing_to_a_saved_file_changes_no_snapshot(copied, tmp_path):
-    """Writing to a file after a snapshot does not change the snapshot."""
     (tmp_path / "own").write_bytes(b"before")
     copied.write("a1", None, [file(b"own", (tmp_path / "own").read_bytes())])
     (tmp_path / "own").write_bytes(b"after!")
@@ -141,7 +135,6 @@ def test_writing_to_a_saved_file_changes_no_snapshot(copied, tmp_path):
 
 
 def test_differences_are_listed_by_path(trees):
-    """The differences of two snapshots are the paths that were added, changed, removed or given another mode."""
     before = (file(b"same", b"s"), file(b"changed", b"1"), file(b"mode", b"m"), file(b"gone", b"g"))
     trees.write("a1", None, before)
     after = (gone(b"gone"), file(b"changed", b"2"), file(b"mode", b"m", 0o600), file(b"new", b"n"))
@@ -152,7 +145,6 @@ def test_differences_are_listed_by_path(trees):
 
 
 def test_collecting_deletes_snapshots_and_frees_their_space(trees):
-    """Collecting deletes the snapshots that are not kept and frees their space; shared contents stay."""
     trees.write("a1", None, [file(b"shared", b"x"), file(b"own", os.urandom(100_000))])
     trees.write("b2", "a1", [gone(b"own"), file(b"new", b"n")])
     assert trees.collect({"b2"}) >= 100_000
@@ -164,7 +156,6 @@ def test_collecting_deletes_snapshots_and_frees_their_space(trees):
 
 
 def test_collecting_removes_half_written_snapshots(copied, tmp_path):
-    """Collecting also removes what a killed process left behind, and counts the freed bytes."""
     copied.write("a1", None, [file(b"shared", b"x" * 1000), file(b"own", b"y" * 3000)])
     copied.write("b2", "a1", [gone(b"own")])
     (tmp_path / "store/.new-c3/files").mkdir(parents=True)
@@ -177,7 +168,6 @@ def test_collecting_removes_half_written_snapshots(copied, tmp_path):
 
 
 def test_an_unknown_snapshot_raises_not_found(trees):
-    """A missing snapshot can be neither read nor used as a base, and the failed attempt leaves nothing."""
     with pytest.raises(NotFound, match="no snapshot a1"):
         trees.write("b2", "a1", [])
     with pytest.raises(NotFound):
@@ -188,7 +178,6 @@ def test_an_unknown_snapshot_raises_not_found(trees):
 
 @pytest.mark.parametrize("damage", ["changed", "removed", "index"])
 def test_a_damaged_copy_raises_corrupt(copied, tmp_path, damage):
-    """A stored copy or index that was changed or removed raises Corrupt when it is read."""
     copied.write("a1", None, [file(b"file", b"data")])
     copy, entry = tmp_path / "store/a1/files/file", copied.tree("a1")[b"file"]
     copy.chmod(0o644)
@@ -204,7 +193,6 @@ def test_a_damaged_copy_raises_corrupt(copied, tmp_path, damage):
 
 
 def test_a_snapshot_without_disk_space_leaves_nothing_behind(copied, tmp_path, monkeypatch):
-    """A snapshot that finds no disk space raises an error that names the file, and leaves nothing behind."""
     copied.write("a1", None, [file(b"file", b"data")])
 
     def full(at, data):
@@ -218,7 +206,6 @@ def test_a_snapshot_without_disk_space_leaves_nothing_behind(copied, tmp_path, m
 
 @pytest.mark.parametrize("code", [errno.EMLINK, errno.EPERM, errno.EXDEV])
 def test_files_are_copied_where_hard_links_fail(copied, tmp_path, monkeypatch, code):
-    """A file that cannot be hard-linked is copied."""
     copied.write("a1", None, AWKWARD)
 
     def refuse(*_, **__):
@@ -249,7 +236,6 @@ def die_in(place, verb):
 
 @pytest.mark.parametrize("verb", ["write", "collect"])
 def test_kill_9_leaves_each_snapshot_whole_or_absent(copied, tmp_path, verb):
-    """After a kill each snapshot is whole or absent, and the next collection removes the rest."""
     copied.write("a1", None, AWKWARD)
     process = processes.forking().Process(target=die_in, args=(tmp_path / "store", verb))
     process.start()
@@ -272,7 +258,6 @@ TREES = st.dictionaries(NAMES, st.tuples(st.binary(max_size=5), st.sampled_from(
 @pytest.mark.parametrize("kind", KINDS)
 @given(row=st.lists(TREES, min_size=1, max_size=5))
 def test_every_snapshot_of_any_sequence_of_trees_is_kept(kind, row):
-    """In any sequence of trees each snapshot stays as it was written."""
     with TemporaryDirectory() as place:
         trees, base = KINDS[kind](place), None
         for number, tree in enumerate(row):
@@ -286,7 +271,6 @@ def test_every_snapshot_of_any_sequence_of_trees_is_kept(kind, row):
 
 
 def test_collecting_clears_stale_git_locks(tmp_path):
-    """Locks that a killed git left behind do not stop the next collection."""
     trees = GitTrees(str(tmp_path / "git"))
     trees.write("one", None, [])
     for name in ("packed-refs.lock", "HEAD.lock", "refs/agentgit/one.lock"):
@@ -296,7 +280,6 @@ def test_collecting_clears_stale_git_locks(tmp_path):
 
 
 def test_a_half_initialized_repository_is_completed_on_use(tmp_path):
-    """After a kill during the creation of the storage, the next use completes it."""
     (tmp_path / "git").mkdir()
     (tmp_path / "git/HEAD").write_text("ref: refs/heads/main\n")
     trees = GitTrees(str(tmp_path / "git"))
@@ -305,7 +288,6 @@ def test_a_half_initialized_repository_is_completed_on_use(tmp_path):
 
 
 def test_a_missing_git_storage_raises_unavailable(tmp_path):
-    """Each use of a git storage whose folder is missing raises Unavailable."""
     trees = GitTrees(str(tmp_path / "git"))
     (tmp_path / "git").rename(tmp_path / "elsewhere")
     for use in (lambda: trees.write("one", None, []), lambda: trees.tree("one"), lambda: trees.collect([])):
@@ -315,7 +297,6 @@ def test_a_missing_git_storage_raises_unavailable(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_full_disk_keeps_its_snapshots_and_can_be_collected(tmp_path):
-    """A snapshot that finds no space leaves nothing behind, and collecting old ones needs no free space."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], check=False).returncode:  # noqa: S603, S607

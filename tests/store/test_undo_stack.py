@@ -31,14 +31,12 @@ from agentgit.workspace.values import Undone
 
 @pytest.fixture
 def work(tmp_path):
-    """Create an empty workspace."""
     (tmp_path / "work").mkdir()
     return tmp_path / "work"
 
 
 @pytest.fixture
 def stack(work, tmp_path):
-    """Open the undo stack of the workspace."""
     with closing(UndoStack(work, tmp_path / "store")) as stack:
         yield stack
 
@@ -71,7 +69,6 @@ CONTENTS = {
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 @pytest.mark.parametrize("in_git", [False, True], ids=["plain directory", "git repository"])
 def test_contents_are_restored_byte_for_byte(work, stack, content, in_git):
-    """CRLF, binary, latin-1 and empty files are restored as they were, in a git repository as in any directory."""
     if in_git:
         subprocess.run(["git", "init", "-q", work], check=True)  # noqa: S603, S607
         (work / ".gitattributes").write_text("* text=auto eol=lf\n")
@@ -85,7 +82,6 @@ def test_contents_are_restored_byte_for_byte(work, stack, content, in_git):
 
 @pytest.mark.parametrize("change", ["edit", "delete", "link", "mode", "replace by a link"])
 def test_every_kind_of_change_is_undone_and_redone(work, stack, change):
-    """Undo restores edited, deleted, relinked and replaced files with their modes, and redo repeats the change."""
     (work / "secret").write_bytes(b"s")
     (work / "secret").chmod(0o600)
     (work / "link").symlink_to("nowhere")
@@ -112,7 +108,6 @@ def test_every_kind_of_change_is_undone_and_redone(work, stack, change):
 
 
 def test_undo_deletes_files_and_directories_that_a_call_created(work, stack):
-    """Undo deletes a file that a call created and the directories that it created, but no other file."""
     stack.snapshot("write_file: a/b/c.txt", ["a/b/c.txt"])
     (work / "a/b").mkdir(parents=True)
     (work / "a/b/c.txt").write_text("new")
@@ -127,7 +122,6 @@ def test_undo_deletes_files_and_directories_that_a_call_created(work, stack):
 
 
 def test_the_stack_lists_its_entries(work, stack):
-    """Peek, depth and history describe the entries, clear removes them, and an empty stack undoes nothing."""
     assert (stack.peek(), stack.depth, stack.history) == (None, 0, ())
     assert not stack.undo()
     assert str(stack.undo()) == "nothing to undo"
@@ -144,7 +138,6 @@ def test_the_stack_lists_its_entries(work, stack):
 
 
 def test_several_entries_are_undone_at_once(work, stack):
-    """Undo(n) undoes the last n entries, or all if there are fewer."""
     for content in "123":
         stack.snapshot(f"to {content}", ["file"])
         (work / "file").write_text(content)
@@ -159,7 +152,6 @@ def test_several_entries_are_undone_at_once(work, stack):
 
 
 def test_the_oldest_entry_is_dropped_beyond_the_limit(work, tmp_path):
-    """Beyond max_snapshots entries the oldest is dropped, and a cleared stack frees its space."""
     with closing(UndoStack(work, tmp_path / "store", max_snapshots=3)) as stack:
         for number in range(6):
             (work / "file").write_bytes(os.urandom(CHUNK))
@@ -174,7 +166,6 @@ def test_the_oldest_entry_is_dropped_beyond_the_limit(work, tmp_path):
 
 
 def test_an_undo_keeps_what_a_person_changed_after_the_call(work, stack):
-    """What a person changed after the call is kept before the undo and can be restored even after later calls."""
     stack.snapshot("edit_file: file", ["file"])
     (work / "file").write_text("the agent's, then mine")
     done = stack.undo()
@@ -188,7 +179,6 @@ def test_an_undo_keeps_what_a_person_changed_after_the_call(work, stack):
 
 
 def test_the_stack_survives_a_restart(work, tmp_path):
-    """A second stack on the same folder finds the entries of the first one."""
     (work / "file").write_text("before")
     with closing(UndoStack(work, tmp_path / "store")) as stack:
         stack.snapshot("edit_file: file", ["file"])
@@ -202,7 +192,6 @@ def test_the_stack_survives_a_restart(work, tmp_path):
 
 @pytest.mark.parametrize("path", ["../out", "/etc/passwd", "a/../../out", "", ".", "out/secret", "link to out", "\0"])
 def test_a_path_outside_the_workspace_is_refused(work, stack, path):
-    """Absolute paths, `..` and links that lead out of the workspace raise a typed error, and nothing is kept."""
     (work.parent / "out").mkdir()
     (work.parent / "out/secret").write_text("s")
     (work / "out").symlink_to("../out")
@@ -213,7 +202,6 @@ def test_a_path_outside_the_workspace_is_refused(work, stack, path):
 
 
 def test_every_spelling_of_a_path_in_the_workspace_is_accepted(work, stack):
-    """Absolute paths, `./`, links and names that are not UTF-8 are accepted inside the workspace."""
     (work / "folder").mkdir()
     (work / "folder/real").write_text("before")
     (work / "way").symlink_to("folder")
@@ -229,7 +217,6 @@ def test_every_spelling_of_a_path_in_the_workspace_is_accepted(work, stack):
 
 @pytest.mark.parametrize("kind", ["directory", "pipe", "loop"])
 def test_a_path_that_is_not_a_file_is_refused(work, stack, kind):
-    """The stack keeps files only, so a directory, a pipe and a link to itself raise a typed error."""
     match kind:
         case "directory":
             (work / "thing").mkdir()
@@ -243,13 +230,11 @@ def test_a_path_that_is_not_a_file_is_refused(work, stack, kind):
 
 
 def test_a_string_instead_of_a_list_of_paths_is_refused(stack):
-    """A string in place of a list of paths is refused and not read as a list of letters."""
     with pytest.raises(InvalidInput, match=r"write paths=\['a.txt'\]"):
         stack.snapshot("write", "a.txt")
 
 
 def test_undo_leaves_a_path_that_is_no_longer_a_file(work, stack):
-    """Where a directory or a link that leads out is in the way, undo touches nothing and the result says so."""
     out = work.parent / "out"
     out.mkdir()
     (out / "file").write_text("not yours")
@@ -286,7 +271,6 @@ class Snapshots:
 
 
 def test_a_snapshot_without_paths_keeps_the_whole_workspace(work, tmp_path):
-    """A snapshot without paths keeps the whole workspace, on the same stack as single files."""
     (work / "file").write_text("1")
     with closing(UndoStack(work, tmp_path / "store", whole=Snapshots(work))) as stack:
         stack.snapshot("bash: make")
@@ -305,7 +289,6 @@ def test_a_snapshot_without_paths_keeps_the_whole_workspace(work, tmp_path):
 
 
 def test_unneeded_whole_snapshots_are_released(work, tmp_path):
-    """A snapshot of the whole workspace that no entry needs any more is released to its environment."""
     whole = Snapshots(work)
     with closing(UndoStack(work, tmp_path / "store", max_snapshots=2, whole=whole)) as stack:
         for content in "123":
@@ -319,7 +302,6 @@ def test_unneeded_whole_snapshots_are_released(work, tmp_path):
 
 
 def test_a_missing_whole_snapshot_does_not_block_the_stack(work, tmp_path):
-    """An entry whose snapshot is missing is reported and removed, and the entries below it can still be undone."""
     (work / "file").write_text("1")
     with closing(UndoStack(work, tmp_path / "store", whole=(whole := Snapshots(work)))) as stack:
         stack.snapshot("edit", ["file"])
@@ -331,7 +313,6 @@ def test_a_missing_whole_snapshot_does_not_block_the_stack(work, tmp_path):
 
 
 def test_an_interrupted_whole_undo_waits_if_files_changed(work, tmp_path):
-    """If a person changes files after a whole undo was interrupted, nothing is touched and it can be repeated."""
     (work / "file").write_text("1")
     with closing(UndoStack(work, tmp_path / "store", whole=(whole := Snapshots(work)))) as stack:
         stack.snapshot("bash")
@@ -348,8 +329,6 @@ def test_an_interrupted_whole_undo_waits_if_files_changed(work, tmp_path):
 
 
 def failing(error):
-    """Return a function that always raises the error."""
-
     def fail(*_):
         raise error
 
@@ -357,14 +336,12 @@ def failing(error):
 
 
 def test_a_snapshot_without_an_environment_needs_paths(stack):
-    """Where nothing takes whole snapshots, a call without paths raises a typed error that says so."""
     with pytest.raises(InvalidInput, match="Name the paths"):
         stack.snapshot("bash: make")
     assert stack.depth == 0
 
 
 def test_an_undo_without_disk_space_is_completed_by_the_next_use(work, stack, monkeypatch):
-    """An undo that stops half way names the file, and the next use of the stack completes it."""
     for name in "ab":
         (work / name).write_text("before")
     stack.snapshot("both", ["a", "b"])
@@ -388,7 +365,6 @@ def test_an_undo_without_disk_space_is_completed_by_the_next_use(work, stack, mo
 
 
 def test_a_resumed_undo_leaves_files_that_a_person_changed(work, stack, monkeypatch):
-    """A resumed undo touches only files that are still in their state before or after the undo."""
     for name in "ab":
         (work / name).write_text("before")
     stack.snapshot("both", ["a", "b"])
@@ -434,7 +410,6 @@ RENAMES = [("rename", number) for number in range(1, 7)]
 
 @pytest.mark.parametrize(("where", "point"), [("put", 1), ("put", 3), *RENAMES, ("evict", 1)])
 def test_kill_9_leaves_the_stack_consistent(work, tmp_path, where, point):
-    """After a kill, the next use completes an undo, and an incomplete snapshot leaves the stack unchanged."""
     for name in "012":
         (work / name).write_text("before")
     with closing(UndoStack(work, tmp_path / "store")) as stack:
@@ -458,7 +433,6 @@ def test_kill_9_leaves_the_stack_consistent(work, tmp_path, where, point):
 
 
 def test_parallel_snapshots_lose_no_entry(work, tmp_path):
-    """Parallel tools that write separate files lose no entry, on one handle and on several."""
     stacks = [UndoStack(work, tmp_path / "store") for _ in range(3)]
 
     def tools(number):
@@ -480,7 +454,6 @@ def test_parallel_snapshots_lose_no_entry(work, tmp_path):
 
 
 def test_waiting_for_a_locked_stack_times_out(work, stack, tmp_path, monkeypatch):
-    """A call waits for a stack that is in use and then raises Unavailable, and works once the stack is free."""
     monkeypatch.setattr(storage, "PATIENCE", 0.01)
     held, over = threading.Event(), threading.Event()
 
@@ -520,7 +493,6 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_any_sequence_of_calls_can_be_undone_and_redone(steps):
-    """After any sequence of calls, undos and redos the files match a model that lists all trees."""
     with TemporaryDirectory() as folder:
         work = Path(folder) / "work"
         work.mkdir()
@@ -545,7 +517,6 @@ def test_any_sequence_of_calls_can_be_undone_and_redone(steps):
 
 
 def act(path, verb, *how):
-    """Change a file as a tool does."""
     if verb == "write":
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(*how)
@@ -554,7 +525,6 @@ def act(path, verb, *how):
 
 
 def test_results_can_be_added_and_converted_to_a_dict():
-    """The results of undos can be added up and converted to a dict."""
     both = Undone(labels=("a",), restored=("x",), safety=(1,)) + Undone(
         labels=("b",), left=(("y", "why"),), safety=(2,)
     )
@@ -569,7 +539,6 @@ def test_results_can_be_added_and_converted_to_a_dict():
 
 
 def test_a_retried_undo_undoes_no_second_entry(work, stack):
-    """An undo that failed and is retried continues with the same entry, and so does a redo."""
     (work / "a").write_text("1")
     stack.snapshot("first", ["a"])
     (work / "a").write_text("2")
@@ -587,7 +556,6 @@ def test_a_retried_undo_undoes_no_second_entry(work, stack):
 
 
 def test_a_pipe_in_place_of_a_file_does_not_block(work):
-    """A pipe in place of a file is not opened as a file and does not block."""
     os.mkfifo(work / "pipe")
     parent = os.open(work, os.O_RDONLY)
     try:
@@ -598,7 +566,6 @@ def test_a_pipe_in_place_of_a_file_does_not_block(work):
 
 
 def test_a_snapshot_of_a_missing_workspace_says_to_fix_the_cause(work, stack):
-    """A snapshot of a missing workspace raises an error that says to fix the cause and try again."""
     work.rename(work.with_name("elsewhere"))
     with pytest.raises(Unavailable, match="Fix the cause, then try again"):
         stack.snapshot("write", ["a"])
@@ -606,7 +573,6 @@ def test_a_snapshot_of_a_missing_workspace_says_to_fix_the_cause(work, stack):
 
 @pytest.mark.parametrize("above", [False, True])
 def test_undo_does_not_follow_a_directory_that_became_a_link(tmp_path, above):
-    """Root: undo does not follow a link that replaced the directory of a stack or one above it."""
     work = tmp_path / "above" / "work"
     work.mkdir(parents=True)
     (work / "a").write_text("1")
@@ -628,7 +594,6 @@ def test_undo_does_not_follow_a_directory_that_became_a_link(tmp_path, above):
 
 
 def test_a_stack_without_a_storage_is_that_of_its_workspace(work, tmp_path, monkeypatch):
-    """`agentgit.UndoStack(directory)` has the entries of the directory's workspace, and creates the directory."""
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
     stack = agentgit.UndoStack(work)
     stack.snapshot("write_file: a", ["a"])

@@ -24,7 +24,6 @@ __all__ = ["kind", "work", "workspace"]  # the fixtures
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_restore_returns_every_path_to_its_saved_state(workspace, work, case):
-    """A restore returns every path byte for byte, and its safety snapshot returns the later state."""
     before, change = CASES[case]
     before(work)
     first = workspace.save("before")
@@ -44,7 +43,6 @@ def test_a_restore_returns_every_path_to_its_saved_state(workspace, work, case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_second_workspace_object_restores_the_saved_files(workspace, work, case, tmp_path, kind):
-    """A workspace object that opens the storage later restores the same files."""
     before, change = CASES[case]
     before(work)
     first = workspace.save("before")
@@ -55,7 +53,6 @@ def test_a_second_workspace_object_restores_the_saved_files(workspace, work, cas
 
 
 def test_snapshots_can_be_saved_compared_restored_listed_read_and_deleted(workspace, work):
-    """A snapshot has a message, metadata and time, and can be compared, restored, listed, read and deleted."""
     assert workspace.initialize()
     (work / "a").write_text("1")
     first = workspace.save("one", metadata={"turn": 1})
@@ -80,7 +77,6 @@ def test_snapshots_can_be_saved_compared_restored_listed_read_and_deleted(worksp
 
 
 def test_snapshots_have_default_names_and_are_found_by_name(workspace, work):
-    """An unnamed snapshot is called checkpoint-1, checkpoint-2, and a name means the newest that has it."""
     assert [workspace.create().name for _ in range(2)] == ["checkpoint-1", "checkpoint-2"]
     (work / "a").write_text("1")
     workspace.create("draft", "the first")
@@ -94,7 +90,6 @@ def test_snapshots_have_default_names_and_are_found_by_name(workspace, work):
 
 
 def test_undo_restores_the_newest_snapshot_and_rewind_earlier_ones(workspace, work):
-    """Undo restores the most recent snapshot each time, or returns None without one; rewind goes further back."""
     assert workspace.undo() is None
     for number in range(4):
         (work / "a").write_text(str(number))
@@ -115,7 +110,6 @@ def test_undo_restores_the_newest_snapshot_and_rewind_earlier_ones(workspace, wo
 
 
 def test_a_restore_keeps_the_later_snapshots(workspace, work):
-    """A restore removes no snapshot from the list and keeps unsaved work in the safety snapshot."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
@@ -130,7 +124,6 @@ def test_a_restore_keeps_the_later_snapshots(workspace, work):
 
 
 def test_a_diff_lists_added_modified_and_deleted_files(workspace, work):
-    """A diff between snapshots or to the current files has the changed files by kind and a unified diff."""
     (work / "é").write_text("1\n2\n")
     (work / "gone").write_text("x")
     first = workspace.save()
@@ -151,7 +144,6 @@ def test_a_diff_lists_added_modified_and_deleted_files(workspace, work):
 
 
 def test_a_restore_plan_changes_nothing(workspace, work):
-    """A plan shows what a restore would do and changes nothing."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
@@ -164,7 +156,6 @@ def test_a_restore_plan_changes_nothing(workspace, work):
 
 
 def test_a_restore_of_some_paths_leaves_the_others(workspace, work):
-    """A restore of some paths leaves the others, and a path outside the workspace is refused."""
     for name in ("a", "b", "d/c"):
         (work / name).parent.mkdir(exist_ok=True)
         (work / name).write_text("1")
@@ -180,7 +171,6 @@ def test_a_restore_of_some_paths_leaves_the_others(workspace, work):
 
 
 def test_a_snapshot_of_known_paths_has_their_changes(workspace, work):
-    """A snapshot of known paths has what changed there."""
     (work / "a").write_text("1")
     workspace.save()
     (work / "a").write_text("2")
@@ -198,7 +188,6 @@ def test_a_snapshot_of_known_paths_has_their_changes(workspace, work):
 
 
 def test_an_ignored_file_in_the_way_of_a_restore_is_moved_aside(workspace, work):
-    """An ignored file in the way of a restore is moved and not lost, and everything left out is listed."""
     (work / ".gitignore").write_text("*.log\nout/\n")
     (work / "d").write_text("a file")
     (work / "e").mkdir()
@@ -219,7 +208,6 @@ def test_an_ignored_file_in_the_way_of_a_restore_is_moved_aside(workspace, work)
 
 
 def test_a_directory_with_an_untracked_file_is_not_deleted(workspace, work):
-    """A directory that was created later is deleted only if nothing is left in it."""
     (work / ".gitignore").write_text("*.log\n")
     first = workspace.save()
     (work / "new").mkdir()
@@ -231,7 +219,6 @@ def test_a_directory_with_an_untracked_file_is_not_deleted(workspace, work):
 
 
 def test_a_restore_does_not_follow_a_link_out_of_the_workspace(workspace, work, tmp_path):
-    """A restore replaces a link in place of a directory and does not write through it."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "a").write_text("theirs")
@@ -248,7 +235,6 @@ def test_a_restore_does_not_follow_a_link_out_of_the_workspace(workspace, work, 
 
 
 def test_an_unexpected_change_stops_a_restore_unless_forced(workspace, work):
-    """An unexpected change of a file stops a restore before anything is touched, unless it is forced."""
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
@@ -265,7 +251,6 @@ def test_an_unexpected_change_stops_a_restore_unless_forced(workspace, work):
 
 
 def test_ignored_files_are_left_out_unless_captured_before(work, tmp_path, kind):
-    """Nested `.gitignore` files and exclude_patterns leave files out, but a captured file stays captured."""
     (work / "sub").mkdir()
     (work / "sub" / ".gitignore").write_text("!keep.log\n/only\n")
     (work / ".gitignore").write_text("*.log\nnode_modules/\n")
@@ -284,7 +269,6 @@ def test_ignored_files_are_left_out_unless_captured_before(work, tmp_path, kind)
 
 
 def test_large_files_are_left_out_and_listed(work, tmp_path, kind):
-    """A file over the limit is left out and listed, but a file that was captured before stays captured."""
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_file_size=1000)
     (work / "grows").write_bytes(b"1" * 1000)
     (work / "large").write_bytes(b"1" * 1001)
@@ -301,7 +285,6 @@ def test_large_files_are_left_out_and_listed(work, tmp_path, kind):
 
 
 def test_named_pipes_and_sockets_are_listed_and_left_as_they_are(workspace, work):
-    """A named pipe and a socket are listed as left out and are still the same after a restore."""
     os.mkfifo(work / "pipe")
     listening("socket")(work)
     (work / "a").write_text("1")
@@ -316,7 +299,6 @@ def test_named_pipes_and_sockets_are_listed_and_left_as_they_are(workspace, work
 
 
 def test_invalid_workspaces_and_storages_are_refused(tmp_path, monkeypatch):
-    """Protected directories, files, an unknown environment and a storage around the workspace are refused."""
     home = tmp_path / "home"
     (home / "Documents").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
@@ -342,7 +324,6 @@ def test_invalid_workspaces_and_storages_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_storage_is_private_and_may_be_in_the_workspace(work, kind, monkeypatch, tmp_path):
-    """Only its user may read the storage, and a storage inside the workspace is left out of snapshots."""
     inside = Workspace(work, work / ".store", environment=kind)
     assert stat.S_IMODE((work / ".store").stat().st_mode) == 0o700
     (work / "a").write_text("1")
@@ -356,7 +337,6 @@ def test_the_storage_is_private_and_may_be_in_the_workspace(work, kind, monkeypa
 
 
 def test_the_oldest_snapshots_are_deleted_and_their_space_is_freed(work, tmp_path, kind):
-    """At most max_checkpoints snapshots are kept besides pinned ones, and the disk space of the others is freed."""
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_checkpoints=3)
     saved = []
     for number in range(8):
@@ -376,12 +356,10 @@ def test_the_oldest_snapshots_are_deleted_and_their_space_is_freed(work, tmp_pat
 
 
 def used(folder):
-    """Return the total size of the files in a directory, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def test_callbacks_receive_events_and_may_fail(workspace, work):
-    """Callbacks receive the events, and one that fails stops nothing."""
     told = []
     for event in ("created", "restored", "deleted", "failed", "pruned"):
         workspace.on(event, lambda value, event=event: told.append((event, value)))
@@ -397,7 +375,6 @@ def test_callbacks_receive_events_and_may_fail(workspace, work):
 
 
 async def test_the_async_methods_match_the_sync_methods(workspace, work):
-    """Each method that has an `a` twin gives the same result through it."""
     assert await workspace.ainitialize() == workspace.initialize()
     (work / "a").write_text("1")
     first = await workspace.asave("one")
@@ -434,7 +411,6 @@ async def test_the_async_methods_match_the_sync_methods(workspace, work):
 
 
 def test_a_snapshot_lists_the_paths_that_it_changed(workspace, work):
-    """`files_changed` has the added, modified and deleted paths since the snapshot before, sorted."""
     (work / "b").write_text("1")
     (work / "dir").mkdir()
     (work / "dir" / "\udcff\n").write_text("1")
@@ -452,7 +428,6 @@ def test_a_snapshot_lists_the_paths_that_it_changed(workspace, work):
 
 
 def test_a_snapshot_of_many_files_lists_the_first_thousand(workspace, work):
-    """A snapshot lists at most 1,000 paths, and counts all."""
     for n in range(1002):
         (work / f"{n:04}").write_text("")
     saved = workspace.save()
@@ -461,7 +436,6 @@ def test_a_snapshot_of_many_files_lists_the_first_thousand(workspace, work):
 
 
 def test_a_diff_can_begin_at_nothing(workspace, work):
-    """With an empty text as its first snapshot, a diff lists every file as added."""
     (work / "a").write_text("1\n")
     first = workspace.save()
     (work / "b").write_text("2\n")
@@ -474,7 +448,6 @@ def test_a_diff_can_begin_at_nothing(workspace, work):
 
 
 def test_clear_deletes_what_nothing_needs(workspace, work):
-    """`clear` deletes all snapshots but those that are pinned or that the undo stack needs, and reports them."""
     pruned = []
     workspace.on("pruned", pruned.extend)
     (work / "a").write_text("1")
@@ -499,7 +472,6 @@ def test_clear_deletes_what_nothing_needs(workspace, work):
 
 
 def test_snapshots_can_be_renamed_and_annotated(workspace, work):
-    """The name, message and metadata of a snapshot can be changed and removed; its files and time stay."""
     (work / "a").write_text("1")
     saved = workspace.save("one", name="tset", metadata={"turn": 1})
     changed = workspace.annotate("tset", name="test", metadata={"reward": 1.0})
@@ -518,7 +490,6 @@ def test_snapshots_can_be_renamed_and_annotated(workspace, work):
 
 
 def test_a_directory_that_does_not_exist_is_created(tmp_path, kind):
-    """A workspace creates its directory; settings of another process and commands do not."""
     made = Workspace(tmp_path / "new" / "work", tmp_path / "store", environment=kind)
     assert (tmp_path / "new" / "work").is_dir()
     with pytest.raises(InvalidInput, match="not a directory"):
@@ -544,7 +515,6 @@ class Counter:
 
 
 def test_a_custom_environment_can_save_and_restore(work, tmp_path):
-    """A custom environment can be saved and restored, and what it cannot do raises a typed error."""
     counter = Counter()
     workspace = Workspace(work, tmp_path / "store", environment=counter)
     first = workspace.create("zero")
@@ -563,7 +533,6 @@ def test_a_custom_environment_can_save_and_restore(work, tmp_path):
 
 
 def test_the_undo_stack_undoes_files_and_the_whole_workspace(workspace, work):
-    """The undo stack of a workspace undoes changes of single files and of the whole workspace."""
     (work / "a").write_text("1")
     workspace.undo_stack.snapshot("edit", ["a"])
     (work / "a").write_text("2")
@@ -578,7 +547,6 @@ def test_the_undo_stack_undoes_files_and_the_whole_workspace(workspace, work):
 
 
 def test_a_snapshot_that_the_undo_stack_needs_is_not_pruned(work, tmp_path, kind):
-    """A snapshot of the whole workspace is kept as long as an entry needs it, and deleted with the entry."""
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_checkpoints=2)
     (work / "a").write_text("before")
     workspace.undo_stack.snapshot("bash: make")
@@ -621,7 +589,6 @@ def test_a_storage_belongs_to_one_workspace(work, tmp_path, kind):
 
 
 def test_safety_snapshots_count_toward_the_limit(work, tmp_path, kind):
-    """Safety snapshots are reported and counted like others; the restored snapshot and the newest one stay."""
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_checkpoints=2)
     told = []
     workspace.on("created", told.append)
@@ -638,7 +605,6 @@ def test_safety_snapshots_count_toward_the_limit(work, tmp_path, kind):
 
 
 def test_a_snapshot_that_cannot_be_deleted_stops_nothing(work, tmp_path):
-    """A snapshot that cannot be deleted is reported and tried again later, and the others are deleted."""
     counter = Counter()
     in_use = {"0"}
 
@@ -663,8 +629,6 @@ def test_a_snapshot_that_cannot_be_deleted_stops_nothing(work, tmp_path):
 
 
 def test_an_environment_may_take_the_safety_snapshot_itself(work, tmp_path):
-    """If the environment takes the safety snapshot of a restore, it is listed and no other one is taken."""
-
     class Careful(Counter):
         takes_safety = True
 
@@ -685,7 +649,6 @@ def test_an_environment_may_take_the_safety_snapshot_itself(work, tmp_path):
 
 
 def test_unsaved_changes_stop_a_restore_that_expects_none(workspace, work):
-    """With `expect="last"` unsaved changes stop a restore; what a restore of some paths changed does not count."""
     (work / "a").write_text("1")
     (work / "b").write_text("1")
     first = workspace.save()
@@ -703,7 +666,6 @@ def test_unsaved_changes_stop_a_restore_that_expects_none(workspace, work):
 
 
 def test_names_that_are_not_utf8_can_be_saved_and_printed(workspace, work):
-    """Names of files and snapshots that are not UTF-8 can be saved, restored and printed, also in results."""
     (work / "a").write_text("1")
     first = workspace.save("about \udcff", name="\udcfe")
     assert workspace.get("\udcfe") == first
@@ -723,21 +685,18 @@ def test_names_that_are_not_utf8_can_be_saved_and_printed(workspace, work):
 
 
 def test_metadata_that_is_not_json_is_refused(workspace, work):
-    """Metadata that is not JSON raises a typed error before anything is written."""
     with pytest.raises(InvalidInput, match="JSON"):
         workspace.save(metadata={"x": object()})
     assert workspace.list() == []
 
 
 def test_an_unusable_storage_raises_unavailable(work, tmp_path):
-    """The error names the catalog if the catalog cannot be opened."""
     (tmp_path / "store/catalog.db").mkdir(parents=True)
     with pytest.raises(Unavailable, match="catalog"):
         Workspace(work, tmp_path / "store")
 
 
 def test_a_file_deleted_during_a_snapshot_hides_no_other(workspace, work, monkeypatch):
-    """While other files are deleted, a snapshot contains each file that exists all the time."""
     workspace.save()
     (work / "stays").write_text("1")
     (work / "goes").write_text("1")
@@ -759,7 +718,6 @@ def test_a_file_deleted_during_a_snapshot_hides_no_other(workspace, work, monkey
 
 
 def test_a_path_that_is_too_long_is_left_out_and_listed(workspace, work):
-    """A directory that is too deep to be named is left out and listed, and everything else is kept."""
     (work / "a").write_text("1")
     here = os.open(work, os.O_RDONLY)
     for _ in range(30):
@@ -776,7 +734,6 @@ def test_a_path_that_is_too_long_is_left_out_and_listed(workspace, work):
 
 
 def test_a_restore_does_not_delete_files_that_the_snapshot_ignored(workspace, work):
-    """A file that a snapshot left out as ignored is not deleted when that snapshot is restored."""
     (work / ".gitignore").write_text("secret\nbuild/\n")
     (work / "secret").write_text("key")
     (work / "build").mkdir()
@@ -798,7 +755,6 @@ def test_a_restore_does_not_delete_files_that_the_snapshot_ignored(workspace, wo
 
 
 def test_a_callback_can_read_the_undo_stack(workspace, work):
-    """A callback for a snapshot of the undo stack can use the stack without waiting."""
     seen = []
     workspace.on("created", lambda _: seen.append(workspace.undo_stack.depth))
     (work / "a").write_text("1")

@@ -20,12 +20,10 @@ ITS_OWN = ("id", "internal_session_id", "replay_of", "made_on", "undo", "verify"
 
 
 def carried(source: Any, ref: Any, target: Any, name: str | None = None, **how: Any) -> Any:
-    """Export a session, branch or checkpoint from one repository, and import it into another."""
     return target.import_(BytesIO(written(source, ref, **how)), session=name)
 
 
 def written(repo: Any, ref: Any, **how: Any) -> bytes:
-    """Return an export as bytes."""
     file = BytesIO()
     if isinstance(ref, Checkpoint):
         repo.session(checkpoint=ref).export(file, checkpoint=ref, **how)
@@ -112,7 +110,6 @@ def forged(data: bytes, change: Callable[[list[dict[str, Any]]], None]) -> Bytes
 
 
 def of(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Return the records of one kind."""
     return [record for record in records if record.get("record") == kind]
 
 

@@ -80,7 +80,6 @@ def _wanted(name: str = "", first: str = "", rest: str = ""):
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
-    """Create a desk for the test."""
     return Desk(tmp_path / "work")
 
 

@@ -32,8 +32,6 @@ def picture(root: Path) -> dict[bytes, tuple[int, bytes | None]]:
 
 
 def write(name: str | bytes, data: bytes = b"data\n", mode: int = 0o644) -> Act:
-    """Write a file, and create its parent directories."""
-
     def act(root: Path) -> None:
         path = os.path.join(os.fsencode(root), os.fsencode(name))
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -45,8 +43,6 @@ def write(name: str | bytes, data: bytes = b"data\n", mode: int = 0o644) -> Act:
 
 
 def folder(name: str, mode: int = 0o755) -> Act:
-    """Make a directory."""
-
     def act(root: Path) -> None:
         (root / name).mkdir(parents=True, exist_ok=True)
         (root / name).chmod(mode)
@@ -55,8 +51,6 @@ def folder(name: str, mode: int = 0o755) -> Act:
 
 
 def link(name: str, to: str) -> Act:
-    """Make a symbolic link."""
-
     def act(root: Path) -> None:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).symlink_to(to)
@@ -65,8 +59,6 @@ def link(name: str, to: str) -> Act:
 
 
 def gone(name: str | bytes) -> Act:
-    """Remove the file, link or directory at a path."""
-
     def act(root: Path) -> None:
         path = os.path.join(os.fsencode(root), os.fsencode(name))
         if os.path.isdir(path) and not os.path.islink(path):
@@ -78,12 +70,10 @@ def gone(name: str | bytes) -> Act:
 
 
 def mode(name: str, bits: int) -> Act:
-    """Set permission bits."""
     return lambda root: (root / name).chmod(bits)
 
 
 def move(name: str, to: str) -> Act:
-    """Move a file or a directory."""
     return lambda root: (root / name).rename(root / to)
 
 
@@ -100,8 +90,6 @@ def git(*arguments: str) -> Act:
 
 
 def listening(name: str) -> Act:
-    """Make a socket."""
-
     def act(root: Path) -> None:
         before = os.getcwd()
         os.chdir(root)

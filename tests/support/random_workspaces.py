@@ -39,7 +39,6 @@ class Stood:
 
     @property
     def is_folder(self) -> bool:
-        """True for a directory."""
         return stat.S_ISDIR(self.mode)
 
     def looks_like(self, other: Stood) -> bool:
@@ -161,7 +160,6 @@ class Life:
                 os.chmod(path, modes[path])
 
     def act(self) -> None:
-        """Run one random operation on one path."""
         name = self.random.choice(NAMES)
         path = self.work / name
         doing = self.random.choice([
@@ -181,7 +179,6 @@ class Life:
         self.gone(path)
 
     def write(self, path: Path) -> None:
-        """Write a small file."""
         path.write_bytes(bytes([self.random.randrange(97, 123)]) * self.random.randrange(50))
         path.chmod(self.random.choice(MODES))
 
@@ -190,16 +187,13 @@ class Life:
         path.write_bytes(b"x" * (self.random.choice(LIMITS) + self.random.randrange(-1, 2)))
 
     def folder(self, path: Path) -> None:
-        """Make a directory."""
         path.mkdir()
         path.chmod(self.random.choice(FOLDER_MODES))
 
     def link(self, path: Path) -> None:
-        """Make a symbolic link."""
         path.symlink_to(self.random.choice(("a", "d", "/etc", "..", str(self.outside))))
 
     def pipe(self, path: Path) -> None:
-        """Make a named pipe, which is not a regular file."""
         os.mkfifo(path)
 
     def hard(self, path: Path) -> None:
@@ -216,7 +210,6 @@ class Life:
         os.link(outside, path)
 
     def gone(self, path: Path) -> None:
-        """Remove the file or directory at a path."""
         if path.is_dir() and not path.is_symlink():
             for one in os.listdir(path):
                 self.gone(path / one)
@@ -235,7 +228,6 @@ class Life:
         path.chmod(self.random.choice(modes))
 
     def ignore(self, path: Path) -> None:
-        """Write an ignore file."""
         at = self.work / self.random.choice((".gitignore", "d/.gitignore"))
         self.make_way(at)
         if content := self.random.choice(IGNORES):

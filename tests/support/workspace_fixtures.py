@@ -7,7 +7,6 @@ from agentgit import Workspace
 
 @pytest.fixture
 def work(tmp_path):
-    """Create an empty directory for a workspace."""
     made = tmp_path / "work"
     made.mkdir()
     return made
@@ -15,11 +14,9 @@ def work(tmp_path):
 
 @pytest.fixture(params=["git", "directory"])
 def kind(request):
-    """Return the environment of the workspace."""
     return request.param
 
 
 @pytest.fixture
 def workspace(work, tmp_path, kind):
-    """Create a workspace."""
     return Workspace(work, tmp_path / "store", environment=kind)
