@@ -293,8 +293,8 @@ def test_a_failing_reducer_does_not_break_the_run(repo):
             assert agent.head.session_state == {"n": 1, "log": "<not computed at this step>"}
     assert set(failed) == {"before"}
     assert agent.state["log"] == [1, 2]
-    again = repo.import_([point.to_dict() for point in agent.checkpoints()])
-    assert again.get_checkpoint("HEAD").session_state == {"n": 1}
+    repo.import_(agent.checkpoints(), session="again")
+    assert repo.session("again").get_checkpoint("HEAD").session_state == {"n": 1}
     hashes = [one.metadata["state_hash"] for one in agent.checkpoints() if one.metadata["kind"] == "after"]
     assert len(set(hashes)) == 2
 

@@ -507,8 +507,8 @@ class GraphStore:
         """Return the state as JSON-like values without the messages, and the messages in LangChain's stored form.
 
         A value that only LangGraph's serializer can rebuild is shown as its plain data. A value that was written with a
-        custom or encrypting serializer is shown as a text that says so, and so is the value of a DeltaChannel that could
-        not be computed from its writes.
+        custom or encrypting serializer is shown as a text that says so, and so is one of a DeltaChannel that could not
+        be computed from its writes.
         """
         checkpoint = self._require_checkpoint(connection, thread, checkpoint_id)
         names = [name for name in (*checkpoint.values, *checkpoint.digests) if is_shown(name)]

@@ -33,7 +33,7 @@ from agentgit.store.transfer.records import STATUSES
 from agentgit.values import portable, to_json
 
 MAX_BYTES = 256 * 2**20
-"""The maximum size of a JSON file of checkpoints, in bytes. It is read as a whole, unlike an export."""
+"""The maximum size of a JSON file of checkpoints, in bytes, which is read as a whole."""
 
 
 def parse_checkpoints(file: IO[bytes]) -> list[Any]:
