@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from agentgit.sessions.events import Event
     from agentgit.sessions.rerun import RerunReport
     from agentgit.workspace.api import Workspace
-    from agentgit.workspace.undo.stack import UndoStack
+    from agentgit.workspace.undo_stack import UndoStack
     from agentgit.workspace.values import Environment, FileCheckpoint
 
 __version__ = VERSION
@@ -113,7 +113,7 @@ _LAZY_NAMES = {
     "SQLModelSaver": "agentgit.saver.saver",
     "Session": "agentgit.handles.session",
     "ToolInvocation": "agentgit.effects",
-    "UndoStack": "agentgit.workspace.undo.stack",
+    "UndoStack": "agentgit.workspace.undo_stack",
     "User": "agentgit.auth",
     "Workspace": "agentgit.workspace.api",
     "compensable": "agentgit.effects",

@@ -9,7 +9,7 @@ from langchain_core.messages import BaseMessage
 
 from agentgit.agents.branch_context import Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
-from agentgit.agents.merge.merge import Merger
+from agentgit.agents.merge import Merger
 from agentgit.async_api import async_twin
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.checkpoint import Checkpoints
@@ -29,10 +29,9 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.session import RERUN
 from agentgit.sessions.tree import Exploration
-from agentgit.store.queries.explorations import Explorations
+from agentgit.store.queries.explorations import Explorations, RerunMarks
 from agentgit.store.queries.graph_points import BranchHead
 from agentgit.store.queries.lookup import CheckpointRef
-from agentgit.store.queries.rerun_marks import RerunMarks
 
 
 class BranchReader(BranchRunner):

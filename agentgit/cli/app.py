@@ -12,8 +12,8 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.commands import AllCommands
-from agentgit.cli.host import HOST, Host
 from agentgit.cli.options import GLOBAL_OPTIONS, GlobalOptions
+from agentgit.cli.output import HOST, Host
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.version import VERSION
 

@@ -36,7 +36,6 @@ from agentgit.render.text import Span, clean, place
 from agentgit.render.views import log as logs
 from agentgit.render.views import tree as explorations
 from agentgit.render.views.lists import branch_lines, session_lines
-from agentgit.sessions import operation
 from agentgit.sessions.session import RUNNING
 from agentgit.values import count, quote_name
 
@@ -301,7 +300,7 @@ def recover(
     with repository(db) as repo:
         session, branch_name = references.parse_changed(repo, session_ref)
         branch = session.branch(branch_name)
-        running = [one for one in session.operations() if one.status == operation.RUNNING]
+        running = [one for one in session.operations() if one.status == RUNNING]
         is_running = branch.status == RUNNING or any(one.internal_session_id == branch.id for one in running)
         recovered = session.recover(branch=branch, force=force)
         if not is_running:

@@ -25,9 +25,10 @@ class Entry(NamedTuple):
 
 HEADINGS: Mapping[str, Mapping[str, Entry]] = {
     "Get started": {
-        "demo": Entry("demo", "Run a demo of rollbacks in a small shop, without an API key or network."),
+        "demo": Entry("start", "Run a demo of rollbacks in a small shop, without an API key or network."),
         "chat": Entry(
-            "chat.command", "Talk with your graph; every turn is recorded, and /help lists the commands for going back."
+            "start",
+            "Talk with your graph; every turn is recorded, and /help lists the commands for going back.",
         ),
     },
     "Look around": {
@@ -71,9 +72,7 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
         "tag": Entry("history", "Tag a checkpoint, so that it is kept; or list the tags."),
         "merge": Entry("merge", "Merge the messages and values of another branch, or of one checkpoint; no tool runs."),
         "explore": Entry("branches", "Try alternatives, each on a branch of its own, and compare the results."),
-        "rerun": Entry(
-            "rerun.command", "Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."
-        ),
+        "rerun": Entry("rerun", "Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."),
     },
     "Finish what stopped": {
         "resume": Entry("rollback", "Finish an interrupted rollback or switch; completed steps are not repeated."),

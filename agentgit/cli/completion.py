@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from agentgit.auth.principal import LOCAL
-from agentgit.cli.host import HOST
+from agentgit.cli.output import HOST
 from agentgit.errors import AgentGitError
 from agentgit.location import DEFAULT_TENANT, default_location
 

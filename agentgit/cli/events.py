@@ -13,7 +13,7 @@ from agentgit.cli import output
 from agentgit.cli.options import TIME_HELP, AsJson, DatabaseOption, repository
 from agentgit.render.text import Line, Span
 from agentgit.render.views import events as drawn
-from agentgit.times import parse_time
+from agentgit.values import parse_time
 
 if TYPE_CHECKING:
     from agentgit.sessions.events import Event

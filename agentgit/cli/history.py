@@ -17,8 +17,7 @@ from agentgit.render import records
 from agentgit.render.text import Line, Span, clean, place
 from agentgit.render.views import diff as diffs
 from agentgit.render.views import log as logs
-from agentgit.times import parse_time
-from agentgit.values import quote_name
+from agentgit.values import parse_time, quote_name
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint

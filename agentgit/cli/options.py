@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from agentgit.cli.completion import complete_checkpoint, complete_session
-from agentgit.cli.host import HOST
+from agentgit.cli.output import HOST
 from agentgit.errors import InvalidInput
 from agentgit.location import default_location
 

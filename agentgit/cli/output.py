@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO, TypeAlias
 
 import typer
 
-from agentgit.cli.host import HOST
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render.html import escape
 from agentgit.render.text import ASCII, Line, Span, Zone, clean, place, plain, visible
@@ -25,7 +24,35 @@ from agentgit.values import portable
 
 if TYPE_CHECKING:
     from agentgit.handles.session import Session
+    from agentgit.render.text import Line
+    from agentgit.repository import Repository
     from agentgit.sessions.reports import OnProgress
+
+
+class Host(Protocol):
+    """A program that runs commands: a notebook or a chat."""
+
+    yes: bool
+    """True if nobody is to be asked."""
+
+    def repository(self) -> Repository:
+        """Return the repository for commands that name no database."""
+
+    def session(self, *, changes: bool) -> tuple[Session, str] | None:
+        """Return the session and branch for commands that name none; None if there is no such session."""
+
+    def names(self) -> Any:
+        """Return the names that completion offers, as `agentgit.cli.completion.NamesHere`."""
+
+    def show(self, value: Any, lines: Sequence[Line]) -> None:
+        """Show a result: its value, or the lines that draw it if there is none."""
+
+    def ask(self, question: str) -> bool:
+        """Ask a yes-or-no question."""
+
+
+HOST: ContextVar[Host | None] = ContextVar("agentgit_host", default=None)
+"""The program that runs the commands; None for a terminal."""
 
 
 VARIABLES = ("AGENTGIT_PAGER", "PAGER")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.host import HOST
 from agentgit.cli.options import COMMAND_PATH
+from agentgit.cli.output import HOST
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.text import clean
 from agentgit.values import quote_name

@@ -10,7 +10,6 @@ import typer
 
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
-from agentgit.cli.host import HOST
 from agentgit.cli.options import (
     AsJson,
     DatabaseOption,
@@ -20,6 +19,7 @@ from agentgit.cli.options import (
     repository,
     usage,
 )
+from agentgit.cli.output import HOST
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.errors import Conflict, RollbackBlocked, RollbackIncomplete
 from agentgit.render import records

@@ -16,7 +16,7 @@ from agentgit.render.records import of_value
 from agentgit.render.text import Line, Span, clean
 from agentgit.render.views import lists as drawn
 from agentgit.render.views.maintenance import erased_lines
-from agentgit.times import parse_duration
+from agentgit.values import parse_duration
 
 if TYPE_CHECKING:
     from agentgit.auth import User

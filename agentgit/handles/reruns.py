@@ -11,7 +11,7 @@ from agentgit.errors import NotFound
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.sessions.messages import from_stored
 from agentgit.sessions.rerun import RerunComparison, RerunReport, is_same_message
-from agentgit.store.queries.rerun_marks import RerunMarks
+from agentgit.store.queries.explorations import RerunMarks
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey
 

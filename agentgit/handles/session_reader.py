@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -25,14 +25,13 @@ from agentgit.handles.export import Exporter
 from agentgit.handles.log import Log, LogReader, Scope, TextSearch
 from agentgit.handles.reruns import RerunReader
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
-from agentgit.handles.statistics import collect_stats
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.folded_tree import FoldedTree
-from agentgit.sessions.operation import Operation
-from agentgit.sessions.reports import OnProgress
+from agentgit.sessions.reports import OnProgress, Operation
 from agentgit.sessions.rerun import RerunComparison
 from agentgit.sessions.session import Branches
-from agentgit.sessions.stats import Prices, Stats
+from agentgit.sessions.stats import Prices, Stats, require_prices
+from agentgit.store.maintenance import statistics
 from agentgit.store.queries.folded_trees import FoldChoice
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.transfer.redaction import RedactText
@@ -398,3 +397,29 @@ def session_id(context: Context, ref: SessionReader | SessionRef) -> int | None:
         return None
     session_ref = ref.id if isinstance(ref, SessionReader) else ref
     return context.read(lambda connection: context.lookup.session(connection, session_ref)).id
+
+
+def collect_stats(
+    connection: Connection,
+    context: Context,
+    sessions: Sequence[ExternalSession],
+    subject: str,
+    branch: BranchRef,
+    prices: Prices | None,
+    *,
+    storage: bool,
+) -> Stats:
+    """Return the statistics of sessions."""
+    checked_prices, store = require_prices(prices) if prices is not None else None, context.store
+    rows = [row for session in sessions for row in store.sessions.branches(connection, session.id)]
+    if branch is not None:
+        rows = [context.lookup.branch(connection, sessions[0], branch)]
+        subject = f"branch {rows[0].name} of {subject}"
+    return Stats(
+        subject=subject,
+        branches=tuple(statistics.count_figures(connection, store, sessions, rows)),
+        names=statistics.count_names(connection, store, [row.id for row in rows]),
+        sessions=len(sessions),
+        prices=checked_prices,
+        storage=statistics.measure_storage(connection, store, rows) if storage else None,
+    )

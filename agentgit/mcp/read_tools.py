@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from agentgit.effects import RollbackPlan
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.sessions.operation import Operation
+    from agentgit.sessions.reports import Operation
 
 PREFIX = "mcp-"
 """The prefix of the request id of an operation that was confirmed here."""

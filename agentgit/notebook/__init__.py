@@ -5,7 +5,6 @@
 Values display themselves (`agentgit.render`) without this package. IPython is imported only when it is needed.
 """
 
-from agentgit.notebook.browser import browse
-from agentgit.notebook.live_tree import live
+from agentgit.notebook.browser import browse, live
 
 __all__ = ["browse", "live"]

@@ -16,8 +16,8 @@ from IPython.display import display
 
 from agentgit.checkpoints.references import free_name
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, RollbackBlocked, WorldDiverged
+from agentgit.notebook.browser import live
 from agentgit.notebook.commands import DisplayLines, Notebook, NotebookNamespace, complete, parse, target_line
-from agentgit.notebook.live_tree import live
 from agentgit.render.text import Span, clean
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from agentgit.render.views import conversation, diff, lists, log, maintenance, r
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.folded_tree import FoldedTree
 from agentgit.sessions.messages import History
-from agentgit.sessions.rerun import RerunComparison, RerunReport
-from agentgit.sessions.reruns import Reruns
+from agentgit.sessions.rerun import RerunComparison, RerunReport, Reruns
 from agentgit.sessions.session import Branches, Sessions
 from agentgit.sessions.stats import Stats
 from agentgit.sessions.tree import Exploration, Tree

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.sessions import ExternalSession, InternalSession, Tree
-from agentgit.sessions.operation import Operation
+from agentgit.sessions.reports import Operation
 from agentgit.values import portable
 
 

@@ -11,7 +11,6 @@ from sqlalchemy import URL
 
 from agentgit.auth import Keyring, Principal, User
 from agentgit.auth.principal import LOCAL, require_name
-from agentgit.auth.secret_names import excluded_names
 from agentgit.checkpoints import references
 from agentgit.effects import Effect
 from agentgit.effects.declarations import as_effects
@@ -22,11 +21,12 @@ from agentgit.location import default_location
 from agentgit.repository.repository import Repository
 from agentgit.repository.users import disabled_user_error
 from agentgit.store.database import Database
-from agentgit.store.schema.tenants import ensure_tenant
+from agentgit.store.schema.schema import ensure_tenant
 from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.sql.postgres import POOL_SIZE
 from agentgit.store.sql.process import LEASE_SECONDS
 from agentgit.store.store import Store
+from agentgit.store.transfer.redaction import excluded_names
 
 TRUST = "AGENTGIT_TRUST"
 

@@ -22,16 +22,13 @@ from agentgit.handles.session import Session
 from agentgit.handles.session_reader import SessionRef
 from agentgit.handles.templates import SessionFactory
 from agentgit.repository.events import Events
-from agentgit.repository.maintenance import Maintenance
-from agentgit.repository.resolution import Resolution
+from agentgit.repository.maintenance import Maintenance, Resolution
 from agentgit.repository.transfer import Importer
 from agentgit.repository.users import Keys, Users, principal_of_key, principal_of_user
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.operation import Operation
-from agentgit.sessions.reports import ImportReport, OnProgress
+from agentgit.sessions.reports import ImportReport, OnProgress, Operation
 from agentgit.sessions.reports import Progress as ImportProgress
-from agentgit.sessions.rerun import RerunReport
-from agentgit.sessions.reruns import Reruns
+from agentgit.sessions.rerun import RerunReport, Reruns
 from agentgit.sessions.session import RERUN, Sessions, parse_cursor, require_limit
 from agentgit.sessions.stats import Prices
 from agentgit.store.queries.lookup import CheckpointRef

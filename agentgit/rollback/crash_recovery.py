@@ -6,7 +6,6 @@ from sqlalchemy import Connection
 
 from agentgit.effects import invocation
 from agentgit.errors import Conflict
-from agentgit.sessions import operation
 from agentgit.sessions.session import PARTIAL
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
@@ -60,7 +59,7 @@ def mark_interrupted(store: Store, connection: Connection, row: StoredRow) -> No
         )
     store.journal.abandon(connection, row.internal_session_id, row.owner)
     store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
-    store.operations.end(connection, row.id, operation.PARTIAL, as_object(row.report))
+    store.operations.end(connection, row.id, PARTIAL, as_object(row.report))
 
 
 def require_idle(store: Store, connection: Connection, session_id: int) -> None:

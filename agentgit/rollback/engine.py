@@ -18,18 +18,17 @@ from agentgit.effects.files import SnapshotRef
 from agentgit.effects.invocation import DECISIONS, REDO, SIMULATED
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
-from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import require_nothing_running
 from agentgit.rollback.executor import Executor, RerunTrack
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.finish import Finisher
 from agentgit.rollback.planner import Planner, Refusals
-from agentgit.rollback.report import DRIFTED_BEFORE, Reports
+from agentgit.rollback.report import DRIFTED_BEFORE, Reports, undelivered_notes
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.resume import Resumption
 from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
-from agentgit.sessions import operation
+from agentgit.sessions.reports import DONE
 from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow, require_real, require_whole_rerun
@@ -204,7 +203,7 @@ class RollbackEngine:
             row = self.resumption.load_operation(connection, operation_id)
         file_changes = self.files.restore(row) if self.executor.execute(row, owner) else None
         status = database.write(lambda c: self.finisher.end(c, operation_id, owner, file_changes), durable=True)
-        if status != operation.DONE:
+        if status != DONE:
             report = self.read_report(operation_id)
             unfinished = [item.invocation.first_id for item in (*report.failed, *report.remaining)]
             with database.reading() as connection:
@@ -257,7 +256,7 @@ class RollbackEngine:
         if snapshot is not None and last_row is not None:  # the files on disk are still the last ones
             last_branch = self.store.sessions.branch(connection, last_row.internal_session_id)
             self.store.snapshots.record(connection, last_branch, snapshot_ref_from_row(last_row))
-        parent_notes = notes.undelivered_notes(as_object(parent.meta))
+        parent_notes = undelivered_notes(as_object(parent.meta))
         if target.id == parent.head_id and any(parent_notes.values()):
             self.store.sessions.merge_metadata(connection, branch_id, parent_notes)
         return branch_id

@@ -12,12 +12,11 @@ from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.invocation import SIMULATED
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
-from agentgit.rollback import notes
 from agentgit.rollback.executor import RerunTrack, stops_at_drift
 from agentgit.rollback.files import RollbackFiles
-from agentgit.rollback.report import Reports
+from agentgit.rollback.report import Reports, after_drift, store_notes
 from agentgit.rollback.resume import Resumption
-from agentgit.sessions import operation
+from agentgit.sessions.reports import DONE
 from agentgit.sessions.session import OPEN, PARTIAL, RERUN, idle_status
 from agentgit.store.queries.graph_points import move
 from agentgit.store.records.checkpoints import CheckpointState, Label
@@ -51,8 +50,8 @@ class Finisher:
             groups = self.reports.outcome(connection, row)
         snapshot = self.files.snapshot_after(row, file_changes)
         must_wait |= any(stops_at_drift(row, item.invocation) for item in groups["drifted"])
-        status = operation.PARTIAL if groups["failed"] or groups["remaining"] or must_wait else operation.DONE
-        if status != operation.DONE:
+        status = PARTIAL if groups["failed"] or groups["remaining"] or must_wait else DONE
+        if status != DONE:
             drifted_ids = [item.invocation.id for item in groups["drifted"]]
             self.store.operations.set_request(connection, row.id, as_object(row.request) | {"told": drifted_ids})
             sessions.set_status(connection, row.internal_session_id, PARTIAL)
@@ -77,11 +76,9 @@ class Finisher:
             world_seen = request.get("seen") if request.get("sync") in ("note", "ignore") else None
             branch = sessions.branch(connection, row.internal_session_id)
             self._open_branch(connection, branch, snapshot, current=current, world_seen=world_seen)
-        if status == operation.DONE and groups["drifted"]:
+        if status == DONE and groups["drifted"]:
             branch = sessions.branch(connection, row.internal_session_id)
-            notes.store_notes(
-                self.store, connection, branch, notes.after_drift(as_object(branch.meta), groups["drifted"])
-            )
+            store_notes(self.store, connection, branch, after_drift(as_object(branch.meta), groups["drifted"]))
         report: dict[str, Any] = {
             group: [{"invocation": item.invocation.id, "reason": item.reason} for item in items]
             for group, items in groups.items()

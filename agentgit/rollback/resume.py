@@ -13,7 +13,7 @@ from agentgit.rollback.crash_recovery import recover_abandoned, require_idle
 from agentgit.rollback.executor import Executor
 from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.start import Authorize
-from agentgit.sessions import operation
+from agentgit.sessions.reports import DONE
 from agentgit.sessions.session import PARTIAL, REPLAYING
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
@@ -44,7 +44,7 @@ class Resumption:
         if operation_id in recover_abandoned(self.store, connection, session_id):
             raise Conflict(f"Operation {operation_id} is in progress. Wait until it ends.")
         row = self.load_operation(connection, operation_id)
-        if row.status == operation.DONE:
+        if row.status == DONE:
             return None
         require_idle(self.store, connection, session_id)
         self.store.operations.resume(connection, operation_id, owner)
@@ -54,7 +54,7 @@ class Resumption:
     def release(self, connection: Connection, row: StoredRow) -> None:
         """Release an operation that was taken over but cannot continue."""
         self.store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
-        self.store.operations.end(connection, row.id, operation.PARTIAL, as_object(row.report))
+        self.store.operations.end(connection, row.id, PARTIAL, as_object(row.report))
 
     def plan_new_effects(self, connection: Connection, operation_id: int, refusals: Refusals) -> RollbackPlan:
         """Plan actions for what happened in the world since an operation was planned."""

@@ -12,10 +12,10 @@ from agentgit.effects import RollbackPlan
 from agentgit.effects.files import SnapshotRef
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import Conflict, InvalidInput, NotFound, RollbackBlocked
-from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import require_idle
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.planner import Planner, Refusals
+from agentgit.rollback.report import at_switch, store_notes
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.sessions.session import REPLAYING
 from agentgit.store.queries.graph_points import moved_to
@@ -117,7 +117,7 @@ class Starter:
         if request.only_from_current:
             self.store.sessions.require_current(connection, branch.external_session_id, request.source_id, branch.id)
         plan = self.planner.plan_switch(connection, branch, filter_refusals(precheck_answers))
-        notes.store_notes(self.store, connection, branch, notes.at_switch(as_object(branch.meta), plan, request.sync))
+        store_notes(self.store, connection, branch, at_switch(as_object(branch.meta), plan, request.sync))
         if request.sync == "world":
             self._require_prechecks(plan, precheck_answers)
             plan = self._require_admissible(connection, plan, request, filter_refusals(precheck_answers))

@@ -25,7 +25,6 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from sqlalchemy import URL, Connection
 
 from agentgit.auth.keyring import Keyring
-from agentgit.auth.secret_names import excluded_names
 from agentgit.errors import Conflict, InvalidInput, NotAllowed
 from agentgit.langgraph_internals import DeltaSnapshot
 from agentgit.saver.async_api import DONE, AsyncSaverMethods
@@ -52,7 +51,7 @@ from agentgit.store.objects.content import Body, read_values
 from agentgit.store.objects.packing import Compression
 from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
-from agentgit.store.schema.tenants import ensure_tenant
+from agentgit.store.schema.schema import ensure_tenant
 from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.threads.graph_rows import (
     ASKED,
@@ -66,6 +65,7 @@ from agentgit.store.threads.graph_rows import (
 )
 from agentgit.store.threads.graph_store import Draft, GraphCheckpoint, GraphKey, GraphStore, PendingWrite, Task
 from agentgit.store.threads.lifecycle import count_unread_threads, has_langgraph_tables
+from agentgit.store.transfer.redaction import excluded_names
 from agentgit.values import from_json
 
 PAGE = 16

@@ -35,8 +35,9 @@ from agentgit.store.sql.driver_errors import (
     translate_error,
 )
 from agentgit.store.sql.encryption import Seal, set_seal
-from agentgit.store.sql.named_locks import LOCK_FILE_SUFFIX, NamedLocks
-from agentgit.store.sql.nested_transactions import (
+from agentgit.store.sql.named_locks import (
+    LOCK_FILE_SUFFIX,
+    NamedLocks,
     TimedLock,
     TransactionState,
     enter_transaction,

@@ -31,7 +31,7 @@ from agentgit.workspace.catalog import LEFT_OUT
 from agentgit.workspace.engines.files import FileEngine, RestoreTarget
 from agentgit.workspace.locations import create_storage, require_directory, require_not_moved, resolve_workspace
 from agentgit.workspace.restore import RestoreProgress
-from agentgit.workspace.undo.stack import UndoStack
+from agentgit.workspace.undo_stack import UndoStack
 from agentgit.workspace.values import (
     UNDO,
     Environment,

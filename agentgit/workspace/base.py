@@ -24,7 +24,7 @@ from agentgit.workspace.locations import exclusive_lock, record_storage, undo_st
 from agentgit.workspace.restore import RestoreProgress
 from agentgit.workspace.scan.excluded import ExcludedRecord
 from agentgit.workspace.trees import Trees, TreeWrite
-from agentgit.workspace.undo.stack import UndoStack
+from agentgit.workspace.undo_stack import UndoStack
 from agentgit.workspace.values import FileCheckpoint, Restored, escape_surrogates, utc_datetime
 
 if TYPE_CHECKING:

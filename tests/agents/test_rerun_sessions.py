@@ -20,7 +20,7 @@ from scripted import World, call, calls, obedient, scripted, tool_node_graph
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.demo import ScriptedModel
-from agentgit.sessions.reruns import Reruns
+from agentgit.sessions.rerun import Reruns
 
 WORLD = World()
 """The world of graphs that processes build."""

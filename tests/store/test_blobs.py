@@ -14,7 +14,7 @@ from agentgit.store.database import Database
 from agentgit.store.objects.blobs import BlobStore, leaf, list_hash, pack, unpack
 from agentgit.store.objects.content import Content
 from agentgit.store.objects.lru import LRUCache
-from agentgit.store.schema.tenants import ensure_tenant
+from agentgit.store.schema.schema import ensure_tenant
 from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.store.sql.tables import TENANT as TENANT_TABLE
 

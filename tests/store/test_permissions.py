@@ -18,7 +18,7 @@ BEGIN = f"""
     import os, sys, stat
     from pathlib import Path
     import agentgit, hypothesis
-    import agentgit.workspace.api, agentgit.workspace.undo.stack
+    import agentgit.workspace.api, agentgit.workspace.undo_stack
     from agentgit import Unavailable, Workspace
     from file_trees import picture
     place, kind = Path(sys.argv[1]), sys.argv[2]

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 import agentgit
 from agentgit import UndoStack
 from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
+from agentgit.workspace import undo_storage as storage
 from agentgit.workspace.disk import atomic_file, single_file
 from agentgit.workspace.disk.atomic_file import CHUNK
 from agentgit.workspace.disk.single_file import SingleFiles
 from agentgit.workspace.locations import exclusive_lock
-from agentgit.workspace.undo import storage
 from agentgit.workspace.values import Undone
 
 

@@ -91,7 +91,7 @@ READ_LINEAGE = Point("store.records.sessions", "SessionStore.lineage")
 
 # -- merges and imports
 
-PUBLISH_MERGE = Point("agents.merge.merge", "Merger._publish")
+PUBLISH_MERGE = Point("agents.merge", "Merger._publish")
 LOOK_FOR_IMPORTED = Point("agents.importing.commit", "ImportCommit.find")
 READ_BACK_IMPORTED = Point("agents.importing.copying", "_Checker.get_tuple")
 COMPARE_IMPORTED = Point("agents.importing.copying", "CheckpointCopier.differences")

@@ -8,9 +8,8 @@ import pytest
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import ToolInvocation
-from agentgit.web.pages.images import images_of
 from agentgit.web.pages.rendering import markdown
-from agentgit.web.pages.turns import Said, turns_of
+from agentgit.web.pages.turns import Said, images_of, turns_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

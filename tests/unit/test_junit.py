@@ -7,9 +7,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from agentgit.render.junit import document
-from agentgit.sessions.rerun import RecordedCall, RerunReport
-from agentgit.sessions.reruns import Reruns, SessionRerun
+from agentgit.render.views.reruns import document
+from agentgit.sessions.rerun import RecordedCall, RerunReport, Reruns, SessionRerun
 
 COUNT, SECONDS, TEXT = r"\d+", r"\d+\.\d+", r"[\s\S]*"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d:\d\d)?"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agentgit.web.pages.images import images_of
 from agentgit.web.pages.rendering import is_link, markdown
+from agentgit.web.pages.turns import images_of
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentgit.auth.secret_names import is_secret_name
+from agentgit.store.transfer.redaction import is_secret_name
 
 HIDDEN = """
     api_key apikey API_KEY apiKey openai_api_key openaiApiKey OPENAI_API_KEY x-api-key X-Api-Key api_keys stripe_key key

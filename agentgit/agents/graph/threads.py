@@ -14,9 +14,8 @@ from sqlalchemy import Connection
 from agentgit.agents.branch_context import ClientThread, Graph
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.confirmation import Confirmation, describe
-from agentgit.agents.graph.host_saver import POLL_INTERVAL, HostSaver
+from agentgit.agents.graph.host_saver import POLL_INTERVAL, HostSaver, ThreadSessions
 from agentgit.agents.graph.thread_runner import Run, ThreadRunner, run_id_of
-from agentgit.agents.graph.thread_sessions import ThreadSessions
 from agentgit.agents.memory import store_of_run
 from agentgit.agents.wrap import PreparedGraph
 from agentgit.auth.principal import WRITE

@@ -9,9 +9,7 @@ from typing import Any, cast
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointMetadata, CheckpointTuple
 from sqlalchemy import Connection
 
-from agentgit.agents.importing.readers import ThreadEntry
-from agentgit.agents.importing.unknown_types import UnknownTypeSerializer
-from agentgit.auth.secret_names import is_secret_name
+from agentgit.agents.importing.readers import ThreadEntry, UnknownTypeSerializer
 from agentgit.errors import Corrupt
 from agentgit.saver.codec import Codec
 from agentgit.saver.config import config_of
@@ -20,6 +18,7 @@ from agentgit.saver.saver import SQLModelSaver
 from agentgit.store.objects.blobs import compact
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_store import Draft, Encoded, GraphKey, GraphStore, Task
+from agentgit.store.transfer.redaction import is_secret_name
 from agentgit.values import from_json
 
 NumberedWrites = list[tuple[Task, list[tuple[int, str, Any]]]]

@@ -20,7 +20,7 @@ from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.instrumentation import referenced_tools, tools_of
 from agentgit.agents.memory import is_wrappable, plain_store
 from agentgit.agents.rerun.answers import Answers, OnMiss
-from agentgit.agents.rerun.interceptor import RerunSimulation
+from agentgit.agents.rerun.interceptor import RerunSimulation, follow_threads
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
 from agentgit.agents.rerun.recording import (
     Question,
@@ -31,7 +31,6 @@ from agentgit.agents.rerun.recording import (
     read_values_of,
     with_ids_of,
 )
-from agentgit.agents.rerun.threads import follow_threads
 from agentgit.agents.tools import GraphTools
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.references import free_name

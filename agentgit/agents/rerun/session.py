@@ -25,10 +25,9 @@ from agentgit.handles.session import Session
 from agentgit.rollback import awaiter_for_current_loop
 from agentgit.rollback.verification import await_result
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.rerun import DONE, RerunReport
-from agentgit.sessions.reruns import SessionRerun, Verdict
+from agentgit.sessions.rerun import DONE, RerunReport, SessionRerun, Verdict
 from agentgit.sessions.stats import Prices, require_prices
-from agentgit.store.queries.rerun_marks import RerunMarks
+from agentgit.store.queries.explorations import RerunMarks
 from agentgit.values import FAILURES, describe_error, portable
 
 LOG = logging.getLogger("agentgit")

@@ -27,9 +27,8 @@ from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.handles.session import Session
 from agentgit.sessions.reports import OnProgress
-from agentgit.sessions.rerun import RUNNING, RerunReport
-from agentgit.sessions.reruns import Reruns, SessionRerun
-from agentgit.store.queries.rerun_marks import RerunMarks
+from agentgit.sessions.rerun import RUNNING, RerunReport, Reruns, SessionRerun
+from agentgit.store.queries.explorations import RerunMarks
 from agentgit.values import FAILURES, describe_error
 
 

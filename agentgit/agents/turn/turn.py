@@ -26,8 +26,8 @@ from agentgit.agents.turn.recorder import Recorder, message_name
 from agentgit.effects.effects import UNSHARED
 from agentgit.effects.plan import KEEP
 from agentgit.errors import AgentGitError, Conflict, Corrupt, Unavailable, WorldDiverged
-from agentgit.rollback import notes
 from agentgit.rollback.crash_recovery import recover_abandoned
+from agentgit.rollback.report import DELIVERED, note_for_model
 from agentgit.sessions.messages import text_of
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention
@@ -203,11 +203,11 @@ class Turn:
 
     def _input_with_note(self, connection: Connection, branch: StoredRow) -> TurnInput:
         """Return the input, preceded by the note about the world that a switch left for the model."""
-        note_text = notes.note_for_model(as_object(branch.meta))
+        note_text = note_for_model(as_object(branch.meta))
         input_with_note = inputs.with_note(self.turn_input, note_text) if note_text else None
         if input_with_note is None:
             return self.turn_input
-        self.context.store.sessions.merge_metadata(connection, self.branch_id, notes.DELIVERED)
+        self.context.store.sessions.merge_metadata(connection, self.branch_id, DELIVERED)
         return input_with_note
 
     def authorize_call(self, connection: Connection, effect: str) -> None:

@@ -14,7 +14,7 @@ from agentgit.render.text import Line, Span, Zone, clean, format_time, table
 from agentgit.render.views import conversation
 from agentgit.render.views.log import reference, title
 from agentgit.sessions import ExternalSession, InternalSession, Tree
-from agentgit.sessions.operation import Operation
+from agentgit.sessions.reports import Operation
 from agentgit.sessions.session import OPEN, RUNNING
 from agentgit.values import count
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select
 
-from agentgit.sessions import operation
+from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import BRANCH_WITH_SESSION, NAME_COLUMNS, know_names
 from agentgit.store.records.journal import CALLS, LAST_BATCH, LAST_SEQ_OF_BRANCH, CallTally
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -94,7 +94,7 @@ def _query() -> Any:
                 exists().where(
                     OPERATION.c.tenant_id == BRANCH.c.tenant_id,
                     OPERATION.c.external_session_id == BRANCH.c.external_session_id,
-                    OPERATION.c.status == operation.RUNNING,
+                    OPERATION.c.status == RUNNING,
                 ),
             ).label("is_busy"),
             SESSION.c.current_branch_id,

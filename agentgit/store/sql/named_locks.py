@@ -1,4 +1,4 @@
-"""Locks by name, for work outside of the database that two processes must not do at the same time.
+"""Locks by name, for work outside of the database that two processes must not do at the same time; nested transactions.
 
 No transaction with data is open while such a lock is held. Processes that use one SQLite file exclude each other with
 a lock on a file beside it, those that use one server with its advisory locks. The locks of a killed process are free.
@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Engine, PoolProxiedConnection
 from sqlalchemy.exc import SQLAlchemyError
 
-from agentgit.errors import Unavailable
+from agentgit.errors import Conflict, Unavailable
 
 TIMEOUT_SECONDS = 30.0
 """The time to wait for a lock."""
@@ -215,3 +217,63 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 def _require_time(deadline: float) -> None:
     if time.monotonic() > deadline:
         raise Unavailable(f"Another write to the same memory has not ended within {TIMEOUT_SECONDS:.0f} s. Try again.")
+
+
+LOCK_TIMEOUT_SECONDS = 600
+"""How long a writer waits for another one of this process. A garbage collection of a large database takes minutes."""
+
+
+@dataclass
+class TransactionState:
+    """The progress of a transaction."""
+
+    database_key: str
+    writes: bool = False
+    committing: bool | None = None
+    is_open: bool = True
+
+
+# Not thread-local: the tasks of an event loop share one thread, and a task or a thread that a callback starts and waits
+# for would wait for ever too.
+_transactions: ContextVar[tuple[TransactionState, ...]] = ContextVar("agentgit_transactions", default=())
+
+
+def is_in_transaction() -> bool:
+    """Return whether the caller is inside a transaction."""
+    return any(one.is_open for one in _transactions.get())
+
+
+@contextmanager
+def enter_transaction(state: TransactionState, name: str, *, has_one_connection: bool) -> Iterator[None]:
+    """Enter a transaction, and refuse one that would wait for a transaction of its caller."""
+    outer_states = [one for one in _transactions.get() if one.is_open]
+    for outer in outer_states:
+        if outer.database_key == state.database_key and (has_one_connection or (state.writes and outer.writes)):
+            raise Conflict(
+                f"This was called inside a transaction of {name}, for example in the progress callback of gc or "
+                f"import_. It cannot {'write' if state.writes else 'read'} there, because it would wait for its "
+                "own caller. Call it after that call has returned."
+            )
+    _transactions.set((*outer_states, state))
+    try:
+        yield
+    finally:
+        state.is_open = False  # also in copies of the context
+        _transactions.set(tuple(one for one in _transactions.get() if one.is_open))
+
+
+class TimedLock:
+    """A lock that raises an error if another user holds it for too long."""
+
+    def __init__(self, lock: Any = None) -> None:
+        self._lock = lock or threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
+            raise Unavailable(
+                f"Another thread of this program has been writing for {LOCK_TIMEOUT_SECONDS} s. If it runs gc or an "
+                "import whose progress callback waits for this call, call this afterwards. Otherwise, try again."
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

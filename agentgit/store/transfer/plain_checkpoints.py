@@ -42,11 +42,10 @@ def parse_checkpoints(file: IO[bytes]) -> list[Any]:
     if len(text) > MAX_BYTES:
         raise InvalidInput(f"The JSON is larger than {MAX_BYTES // 2**20} MiB. Import its parts as several sessions.")
     try:
-        items: list[Any] = json.loads(text)  # orjson would change huge numbers
-        require_flat(items)
+        require_flat(items := json.loads(text))  # orjson would change huge numbers
+        return list(items)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"This is not a JSON array of checkpoints: {error}. Nothing was imported.") from error
-    return items
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from starlette.responses import Response
 import agentgit
 from agentgit.errors import AgentGitError
 from agentgit.web import problems
-from agentgit.web.api import events, rollbacks, sessions, sharing, users
+from agentgit.web.api import events, rollbacks, sessions, users
 
 MAX_ERRORS = 10
 """The maximum number of validation errors that one answer reports."""
@@ -39,7 +39,7 @@ def create_api() -> FastAPI:
         sessions.checkpoint_router,
         rollbacks.router,
         events.router,
-        sharing.router,
+        users.sharing_router,
         users.router,
     ):
         api.include_router(router)

@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from agentgit.checkpoints import comparison, diff, queries
 from agentgit.effects import ToolInvocation, files, plan, report
-from agentgit.sessions import ExternalSession, InternalSession, events, operation, reports, tree
+from agentgit.sessions import ExternalSession, InternalSession, events, reports, tree
+from agentgit.sessions.reports import Operation
 from agentgit.values import to_json
 
 ARGUMENTS = re.compile(r"^Args:\n((?: {4}.*\n?)+)", re.MULTILINE)
@@ -229,5 +230,5 @@ SwitchAnswer = create_model_of_fields(
 )
 
 
-OperationAnswer = model_of_dataclass("Operation", operation.Operation)
+OperationAnswer = model_of_dataclass("Operation", Operation)
 OperationsAnswer = create_list_model("Operations", OperationAnswer, "The operations of a session, newest first.")

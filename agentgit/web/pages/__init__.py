@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from agentgit.errors import AgentGitError, RollbackBlocked
 from agentgit.web import problems
-from agentgit.web.pages import actions, rollbacks, session, sessions, sharing, tree, users
+from agentgit.web.pages import actions, rollbacks, session, sessions, tree, users
 from agentgit.web.pages.dependencies import redirect_to_sign_in, visitor_of
 from agentgit.web.pages.rendering import render_page
 
@@ -25,7 +25,6 @@ def add_to(app: FastAPI) -> None:
         tree.router,
         actions.router,
         rollbacks.router,
-        sharing.router,
     ):
         app.include_router(router)
     app.add_exception_handler(AgentGitError, _render_error)

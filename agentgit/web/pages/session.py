@@ -16,9 +16,8 @@ from agentgit.handles.session import Session
 from agentgit.sessions import InternalSession
 from agentgit.web.api.dependencies import MAX_ID, BranchName, CheckpointId, Id, Offset
 from agentgit.web.pages.dependencies import Visit
-from agentgit.web.pages.images import IMAGE_TYPES, image_source
 from agentgit.web.pages.tree import State, tree_context
-from agentgit.web.pages.turns import Turn, counts_at, kind_of, last_entries, turns_of
+from agentgit.web.pages.turns import IMAGE_TYPES, Turn, counts_at, image_source, kind_of, last_entries, turns_of
 
 router = APIRouter(prefix="/sessions/{session_id}")
 

@@ -20,9 +20,8 @@ from agentgit.effects.invocation import FAILED, PAUSED, REVERSED, SIMULATED, TRA
 from agentgit.effects.memory import names_item
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import Corrupt
-from agentgit.sessions import operation
-from agentgit.sessions.reports import Checked, Finding, OnProgress
-from agentgit.sessions.session import RERUN
+from agentgit.sessions.reports import DONE, Checked, Finding, OnProgress
+from agentgit.sessions.session import PARTIAL, RERUN, RUNNING
 from agentgit.store.maintenance.fsck.cells import RowReader, select_suspicious, tolerate_invalid_text
 from agentgit.store.maintenance.fsck.rows import RowCheck, check_rights
 from agentgit.store.maintenance.fsck.states import check_heads, check_pending, check_states
@@ -37,7 +36,7 @@ from agentgit.values import as_object, from_json
 CALL_STATUSES = frozenset({*TRANSITIONS, FAILED, PAUSED, REVERSED, SIMULATED})
 CALL_KINDS = (invocation.CALL, invocation.REPLAY, invocation.REDO)
 OPERATION_KINDS = (ROLLBACK, SWITCH, "fork", RERUN)
-OPERATION_STATUSES = (operation.RUNNING, operation.DONE, operation.PARTIAL)
+OPERATION_STATUSES = (RUNNING, DONE, PARTIAL)
 
 
 def check_world(check: RowCheck) -> None:

@@ -15,7 +15,7 @@ from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChange
 from agentgit.values import escape_path
 from agentgit.workspace.disk.single_file import ABSENT, FILE, LINK, OTHER, FileState, SingleFiles
 from agentgit.workspace.locations import create_storage, resolve_workspace, undo_storage
-from agentgit.workspace.undo.storage import REDO, SAFETY, UNDO, StoredEntry, UndoStorage
+from agentgit.workspace.undo_storage import REDO, SAFETY, UNDO, StoredEntry, UndoStorage
 from agentgit.workspace.values import Undone
 
 CHANGED = "it was changed during the undo"

@@ -1,4 +1,4 @@
-"""`agentgit chat`: talk with a graph line by line; lines that start with a slash are commands."""
+"""The commands to start with: `agentgit demo`, rollbacks in a small shop, and `agentgit chat`, a talk with a graph."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from typing import Annotated
 
 import typer
 
+from agentgit.cli import output
 from agentgit.cli.options import (
+    AsJson,
     DatabaseOption,
     Effects,
     Folder,
     Graph,
     OnBranch,
     SessionToContinue,
+    address,
     import_from_here,
     repository,
 )
@@ -20,8 +23,24 @@ from agentgit.cli.references import wrap_graph
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command to the command line."""
+    """Add the commands to the command line."""
+    app.command()(demo)
     app.command()(chat)
+
+
+def demo(
+    db: DatabaseOption = None,
+    shop: Annotated[str, typer.Option(metavar="PATH", help="The database of the demo shop.")] = "shop.db",
+    as_json: AsJson = False,
+) -> None:
+    """Run a demo of rollbacks in a small shop, without an API key or network."""
+    from agentgit.demo import run_story
+
+    story_lines: list[str] = []
+    with repository(db, create=True) as repo:
+        run_story(repo, shop, story_lines.append if as_json else output.say, database=address(db))
+    if as_json:
+        output.emit(True, lambda: {"database": address(db), "shop": shop, "said": story_lines}, lambda _: [])
 
 
 def chat(

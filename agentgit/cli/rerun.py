@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,9 +16,6 @@ from agentgit.cli.completion import complete_session
 from agentgit.cli.options import AsJson, DatabaseOption, Price, import_from_here, parse_prices, repository
 from agentgit.errors import InvalidInput
 from agentgit.sessions.rerun import LIVE, RECORD
-
-if TYPE_CHECKING:
-    pass
 
 BELOW_BAR = 1
 """The exit code if the sessions do not reach the bar."""
@@ -108,8 +105,8 @@ def rerun(
 ) -> None:
     """Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."""
     from agentgit.handles.export import open_target
-    from agentgit.render import junit as junit_xml
     from agentgit.render.views import reruns
+    from agentgit.render.views.reruns import document
 
     if not sessions and matching is None:
         raise InvalidInput("Name the sessions to run again, or a text in their names: --matching TEXT")
@@ -137,7 +134,7 @@ def rerun(
                 **options,
             )
         if file is not None:
-            file.write(junit_xml.document(results, fail_under))
+            file.write(document(results, fail_under))
     is_passed = results.is_passed(fail_under)
     data = {"fail_under": fail_under, "is_passed": is_passed}
     output.emit(as_json, lambda: results.to_dict() | data, lambda width: reruns.lines(results, width=width))

@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.isolation import detached
-from agentgit.agents.merge.side import Side, find_bases
+from agentgit.agents.merge_side import Side, find_bases
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.diff import format_message
 from agentgit.checkpoints.merge import (

@@ -1,1 +1,0 @@
-"""Merge and cherry-pick."""
