@@ -1,6 +1,5 @@
 """Every kind of wrapped graph is recorded as it ran, and the given graph stays unchanged."""
 
-import asyncio
 import threading
 import time
 
@@ -11,10 +10,10 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
-from scripted import GRAPHS, World, agent_graph, call, calls, functional_graph, scripted, tool_node_graph
+from scripted import GRAPHS, agent_graph, call, calls, functional_graph, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Conflict, InvalidInput, NotFound, effect
+from agentgit import Conflict, InvalidInput, NotFound
 
 STORY = (calls(call("add", item="chair"), call("look")), "a chair", calls(call("add", item="table")), "a table")
 
@@ -34,9 +33,10 @@ def test_every_kind_of_graph_is_recorded_as_it_ran(kind, repo, world):
     agent.invoke(say("order a chair"))
     agent.invoke(say("and a table"))
     track = agent.tool_track()
+    assert track[1].result in ("nothing", "chair")  # `look` runs beside `add`
     assert [(c.tool_name, c.args, c.result, c.status) for c in track] == [
         ("add", {"item": "chair"}, {"item": "chair", "number": 1}, "done"),
-        ("look", {}, world_text(world, track), "done"),
+        ("look", {}, track[1].result, "done"),
         ("add", {"item": "table"}, {"item": "table", "number": 2}, "done"),
     ]
     assert [c.position for c in track] == [0, 1, 2]
@@ -49,15 +49,8 @@ def test_every_kind_of_graph_is_recorded_as_it_ran(kind, repo, world):
     assert head.get_tool_track_position() == 3
 
 
-def world_text(world: World, track) -> str:
-    """Return the result of `look`, which runs beside `add` and may see the world before or after it."""
-    assert track[1].result in ("nothing", "chair")
-    return str(track[1].result)
-
-
 @pytest.mark.parametrize("kind", GRAPHS)
 async def test_async_runs_record_what_invoke_records(kind, repo, world):
-    """Ainvoke, astream and astream_events record what invoke records."""
     agent = repo.wrap(GRAPHS[kind](scripted(*STORY, "bye"), world.tools()), "s", effects=world.effects())
     await agent.ainvoke(say("order a chair"))
     chunks = [chunk async for chunk in agent.astream(say("and a table"))]
@@ -69,44 +62,18 @@ async def test_async_runs_record_what_invoke_records(kind, repo, world):
 
 
 def test_wrapping_leaves_the_given_graph_unchanged(repo, world):
-    """The given graph still runs without a saver and records nothing."""
-    graph = tool_node_graph(scripted(*STORY), world.tools())
-    before = dict(vars(graph))
-    tools = graph.nodes["tools"].bound.tools_by_name["add"]
+    """The wrapped graph streams as before; the given one records nothing, and its own saver stores nothing."""
+    saver = InMemorySaver()
+    graph = tool_node_graph(scripted(*STORY), world.tools(), saver)
+    before, tools = dict(vars(graph)), graph.nodes["tools"].bound.tools_by_name["add"]
     agent = repo.wrap(graph, "s", effects=world.effects())
-    agent.invoke(say("order a chair"))
+    streamed = list(agent.stream(say("order a chair"), stream_mode="updates"))
+    assert list(saver.list(None)) == []
     assert vars(graph) == before
     assert graph.nodes["tools"].bound.tools_by_name["add"] is tools
-    graph.invoke(say("order a chair"))
+    plain = graph.stream(say("order a chair"), {"configurable": {"thread_id": "t"}}, stream_mode="updates")
+    assert [list(chunk) for chunk in streamed] == [list(chunk) for chunk in plain] == [["model"], ["tools"], ["model"]]
     assert len(agent.tool_track()) == 2
-
-
-def test_a_wrapped_graph_streams_like_the_plain_graph(repo, world):
-    """The wrapped graph streams updates of the same nodes in the same order as the plain graph."""
-
-    def names(chunks) -> list[str]:
-        return [name for chunk in chunks for name in chunk]
-
-    plain = tool_node_graph(scripted(*STORY), world.tools()).stream(say("order a chair"), stream_mode="updates")
-    agent = repo.wrap(tool_node_graph(scripted(*STORY), world.tools()), "s", effects=world.effects())
-    wrapped = agent.stream(say("order a chair"), stream_mode="updates")
-    assert names(wrapped) == names(plain) == ["model", "tools", "model"]
-
-
-def test_a_graph_compiled_with_another_saver_still_runs(repo, world):
-    """A graph compiled with another saver runs through agentgit's, and the other saver stores nothing."""
-    own = InMemorySaver()
-    agent = repo.wrap(tool_node_graph(scripted("hello"), world.tools(), own), "s", effects=world.effects())
-    assert agent.run("hi") == "hello"
-    assert list(own.list(None)) == []
-
-
-def test_batch_runs_its_inputs_one_after_another(repo, world):
-    """Batch runs its inputs as consecutive turns of one conversation."""
-    agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
-    answers = agent.batch([say("a"), say("b")])
-    assert [a["messages"][-1].content for a in answers] == ["one", "two"]
-    assert kinds_of(agent) == ["before", "after"] * 2
 
 
 def test_an_interrupted_call_is_paused_and_resumed_as_one_invocation(repo, world):
@@ -125,7 +92,6 @@ def test_an_interrupted_call_is_paused_and_resumed_as_one_invocation(repo, world
 
 
 def test_a_fork_answers_a_pending_interrupt_independently(repo, world):
-    """A fork of a waiting branch asks again, and each branch keeps its own answer."""
     graph = tool_node_graph(scripted(calls(call("add_if_approved", item="sofa")), "done"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     agent.invoke(say("order a sofa"))
@@ -137,25 +103,14 @@ def test_a_fork_answers_a_pending_interrupt_independently(repo, world):
     assert world.items == ["sofa"]
 
 
-def test_a_tool_that_raises_is_recorded_as_unknown_with_its_error(repo, world):
-    """A reversible tool that raises is on the track with its error and the status unknown, because it may have
-    acted.
-    """
-    graph = tool_node_graph(
-        scripted(calls(call("fail", why="no stock")), "sorry"), world.tools(), handle_tool_errors=True
-    )
-    agent = repo.wrap(graph, "s", effects=world.effects())
-    assert agent.run("try") == "sorry"
-    (only,) = agent.tool_track()
-    assert (only.status, only.error_message, only.result) == ("unknown", "RuntimeError: no stock", None)
-
-
 def test_a_failed_turn_leaves_the_branch_usable(repo, world):
-    """After a failed turn the branch is free, has no end checkpoint and accepts a new checkpoint."""
+    """The call may have acted, so it is unknown; the turn has no end checkpoint, and a new one can be made."""
     graph = tool_node_graph(scripted(calls(call("fail", why="boom")), "well"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     with pytest.raises(RuntimeError, match="boom"):
         agent.run("try")
+    (failed,) = agent.tool_track()
+    assert (failed.status, failed.error_message, failed.result) == ("unknown", "RuntimeError: boom", None)
     assert kinds_of(agent) == ["before"]
     assert agent.branch.status == "open"
     saved = agent.checkpoint("after the failure")
@@ -164,9 +119,7 @@ def test_a_failed_turn_leaves_the_branch_usable(repo, world):
 
 
 def test_results_are_recorded_as_values_and_not_as_text(repo):
-    """The record keeps a tool's value: text that looks like a number stays text, and an object becomes plain
-    data.
-    """
+    """Text that looks like a number stays text, and an object becomes plain data."""
     from pydantic import BaseModel
 
     class Order(BaseModel):
@@ -194,8 +147,6 @@ def test_results_are_recorded_as_values_and_not_as_text(repo):
 
 
 def test_a_tool_called_by_a_tool_is_recorded_after_its_caller(repo):
-    """A tool called by another tool is on the track right after its caller."""
-
     @tool
     def inner(n: int) -> int:
         """Count."""
@@ -218,7 +169,6 @@ def test_a_tool_called_by_a_tool_is_recorded_after_its_caller(repo):
 
 
 def test_parallel_calls_are_recorded_in_the_order_of_the_ai_message(repo):
-    """The AI message decides the positions of parallel calls, whichever finishes first."""
     slow_may_go = threading.Event()
 
     @tool
@@ -241,7 +191,6 @@ def test_parallel_calls_are_recorded_in_the_order_of_the_ai_message(repo):
 
 
 def test_call_ids_repeated_in_every_turn_keep_the_track_in_order(repo, world):
-    """A model that reuses call ids in every turn still produces one ordered track."""
     model = scripted(
         calls(call("add", "call_1", item="a")), calls(call("add", "call_1", item="b"), call("add", "call_2", item="c")),
         "ok", calls(call("add", "call_1", item="d")), "ok",
@@ -256,7 +205,7 @@ def test_call_ids_repeated_in_every_turn_keep_the_track_in_order(repo, world):
 
 
 def test_a_turn_has_a_checkpoint_before_and_after(repo, world):
-    """By default each user message is a restore point, and each turn's end a checkpoint; both are automatic."""
+    """By default each user message is a restore point, also without an id, and each turn's end a checkpoint."""
     agent = repo.wrap(tool_node_graph(scripted(*STORY), world.tools()), "s", effects=world.effects())
     agent.invoke({"messages": [HumanMessage("order a chair", id="m1")]})
     before, after = agent.checkpoints()
@@ -267,13 +216,8 @@ def test_a_turn_has_a_checkpoint_before_and_after(repo, world):
     assert (after.metadata["kind"], after.metadata["message_count"]) == ("after", 5)
     assert before.metadata["description"] == "order a chair"
     assert after.metadata["description"] == "a chair"
-
-
-def test_a_message_without_an_id_receives_the_restore_point_id(repo, world):
-    """A user message without an id receives the id of its restore point."""
-    agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s")
-    answer = agent.invoke(say("hi"))
-    assert answer["messages"][0].id == agent.checkpoints()[0].metadata["restore_point"]
+    agent.run("and a table")
+    assert agent.checkpoints()[2].metadata["restore_point"] == agent.messages()[5].id
 
 
 def test_tool_checkpoints_follow_whole_batches(repo, world):
@@ -294,7 +238,6 @@ def test_tool_checkpoints_follow_whole_batches(repo, world):
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_tool_checkpoints_are_correct_in_every_durability_mode(durability, repo, world):
-    """A checkpoint's position matches its conversation, however late LangGraph saves."""
     model = scripted(*(calls(call("add", item=str(n))) for n in range(6)), "ok")
     agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects(), auto_checkpoint="tool")
     agent.invoke(say("go"), durability=durability)
@@ -313,9 +256,6 @@ def test_a_checkpoint_is_made_after_a_turn_if_the_newest_one_is_old(repo, world)
     time.sleep(2.1)
     agent.run("three")
     assert len(agent.session.checkpoints()) == 2
-    for wrong in ("5", "0m", "5 m", "m", "5d", "-5m"):
-        with pytest.raises(InvalidInput, match="5m"):
-            repo.wrap(tool_node_graph(scripted("1"), []), "s", auto_checkpoint=wrong)
 
 
 @pytest.mark.parametrize(("auto", "positions"), [("tool:1", [1, 3, 4, 5]), ("tool:2", [3, 4]), ("tool:5", [5])])
@@ -331,9 +271,11 @@ def test_a_checkpoint_is_made_after_every_nth_tool_call(auto, positions, repo, w
     assert made == positions
 
 
-@pytest.mark.parametrize("auto", ["tool:0", "tool:-1", "tool:", "tools", "", 0, -1, True, None, 1.5])
-def test_an_invalid_interval_is_refused(auto, repo):
-    """An invalid interval is refused before a session exists, and the error says what is allowed."""
+@pytest.mark.parametrize(
+    "auto",
+    ["tool:0", "tool:-1", "tool:", "tools", "", 0, -1, True, None, 1.5, "5", "0m", "5 m", "m", "5d", "-5m"],
+)
+def test_an_invalid_interval_is_refused_before_a_session_exists(auto, repo):
     with pytest.raises(InvalidInput, match="'off' or a number of turns"):
         repo.wrap(tool_node_graph(scripted("hi"), []), "s", auto_checkpoint=auto)
     assert repo.sessions() == []
@@ -349,7 +291,6 @@ def test_a_checkpoint_is_made_after_every_nth_turn_or_never(auto, kinds, repo):
 
 
 def test_a_named_checkpoint_keeps_its_name_description_and_data(repo):
-    """A named checkpoint keeps its name, description and data, and is not automatic."""
     agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s", auto_checkpoint="off")
     empty = agent.checkpoint()
     agent.run("hi")
@@ -376,7 +317,6 @@ with agentgit.open(sys.argv[1]) as repo:
 
 @pytest.mark.long
 def test_another_process_continues_the_current_branch(tmp_path, world):
-    """The database holds everything that a second process needs to continue the current branch."""
     done = processes.run(FIRST_PROCESS, tmp_path / "x.db")
     assert done.returncode == 0, done.stderr
     with agentgit.open(tmp_path / "x.db") as repo:
@@ -400,7 +340,6 @@ def test_state_values_other_than_messages_are_captured(repo, world):
 
 
 def test_update_state_makes_one_checkpoint_and_no_restore_point(repo):
-    """Update_state changes the branch's thread as on the graph, and makes one checkpoint."""
     agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s")
     agent.run("hi")
     agent.update_state(None, {"messages": [AIMessage("psst")]}, as_node="model")
@@ -409,7 +348,6 @@ def test_update_state_makes_one_checkpoint_and_no_restore_point(repo):
 
 
 async def test_agent_verbs_have_async_twins_with_equal_results(repo, world):
-    """The async twins of agent methods return the results of the sync methods."""
     agent = repo.wrap(tool_node_graph(scripted("hello", "again"), world.tools()), "s", effects=world.effects())
     assert await agent.arun("hi") == "hello"
     await agent.acheckpoint("x")
@@ -428,32 +366,11 @@ async def test_agent_verbs_have_async_twins_with_equal_results(repo, world):
     assert (await main.aundo()).branch.name == "main-3"
 
 
-async def test_a_cancelled_tool_call_is_recorded_as_unknown(repo, world):
-    """A task cancelled inside a tool leaves that call unknown and the branch free."""
-    started = asyncio.Event()
-
-    @tool
-    async def wait(item: str) -> str:
-        """Wait forever."""
-        started.set()
-        await asyncio.sleep(60)
-        return item
-
-    agent = repo.wrap(tool_node_graph(scripted(calls(call("wait", item="x")), "ok"), [wait]), "s")
-    task = asyncio.create_task(agent.ainvoke(say("go")))
-    await started.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert [c.status for c in agent.tool_track()] == ["unknown"]
-    assert agent.branch.status == "open"
-
-
 # -- bad input
 
 
 def test_a_second_agent_on_a_moved_branch_raises_a_conflict(repo, world):
-    """Bad input: an agent behind its branch raises Conflict, runs nothing, and works again after switch()."""
+    """An agent behind its branch raises Conflict, runs nothing, and works again after switch()."""
     first = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), "s")
     second = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), "s")
     first.run("a")
@@ -465,7 +382,7 @@ def test_a_second_agent_on_a_moved_branch_raises_a_conflict(repo, world):
 
 
 def test_a_running_branch_refuses_a_second_turn(repo):
-    """Bad input: a second turn is refused while one is running, but a fork can run."""
+    """Meanwhile a fork can run."""
     agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
     stream = agent.stream(say("a"))
     next(stream)
@@ -478,7 +395,6 @@ def test_a_running_branch_refuses_a_second_turn(repo):
 
 
 def test_bad_graphs_effects_and_options_are_refused(repo, world):
-    """Bad input: each error says what is wrong, and no session is made."""
     uncompiled = StateGraph(MessagesState)
     uncompiled.add_node("model", lambda state: state)
     uncompiled.add_edge(START, "model")
@@ -488,8 +404,6 @@ def test_bad_graphs_effects_and_options_are_refused(repo, world):
         (lambda: repo.wrap("graph", "s"), "not a LangGraph graph"),
         (lambda: repo.wrap(graph, "s", effects={"ad": "read_only"}), "has no tool ad"),
         (lambda: repo.wrap(graph, "s", effects={"add": "harmless"}), "not an effect"),
-        (lambda: repo.wrap(graph, "s", auto_checkpoint="sometimes"), "auto_checkpoint"),
-        (lambda: repo.wrap(graph, "s", auto_checkpoint=0), "auto_checkpoint"),
         (lambda: repo.wrap(graph, " "), "name"),
     ]:
         with pytest.raises(InvalidInput, match=why):
@@ -498,7 +412,6 @@ def test_bad_graphs_effects_and_options_are_refused(repo, world):
 
 
 def test_bad_configs_and_names_are_refused(repo):
-    """Bad input: a foreign thread, a checkpoint id, an empty name and an unknown branch are refused."""
     agent = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     with pytest.raises(InvalidInput, match="thread_id"):
         agent.invoke(say("a"), {"configurable": {"thread_id": "mine"}})
@@ -509,27 +422,6 @@ def test_bad_configs_and_names_are_refused(repo):
     with pytest.raises(NotFound, match="main"):
         agent = agent.switch("mian")
     assert agent.checkpoints() == []
-
-
-def test_effects_declared_on_tools_are_used(repo):
-    """A decorated tool needs no entry in effects; an entry there takes precedence."""
-
-    @tool
-    @effect("read_only")
-    def look() -> str:
-        """Look."""
-        return "nothing"
-
-    @tool
-    @effect("irreversible")
-    def send() -> str:
-        """Send."""
-        return "sent"
-
-    graph = tool_node_graph(scripted(calls(call("look"), call("send")), "ok"), [look, send])
-    agent = repo.wrap(graph, "s", effects={"send": "idempotent"})
-    agent.run("go")
-    assert [c.effect for c in agent.tool_track()] == ["read_only", "idempotent"]
 
 
 def test_hostile_text_is_stored_and_returned_unchanged(repo):

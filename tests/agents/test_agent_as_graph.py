@@ -11,11 +11,10 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.stream import StreamTransformer
 from langgraph.types import Command
 from scripted import World, nested_graph, obedient, tool_node_graph
+from served import THREAD, said
 
 from agentgit import InvalidInput, RollbackAgent
 from agentgit.demo import ScriptedModel
-
-THREAD = {"configurable": {"thread_id": "t"}}
 
 ABSENT = {
     "attach_branch": "builds a graph",
@@ -39,19 +38,12 @@ ABSENT = {
 
 @pytest.fixture
 def graph():
-    """Build a graph as LangGraph runs it, with a world of its own."""
     return tool_node_graph(obedient(), World().tools(), InMemorySaver())
 
 
 @pytest.fixture
 def agent(repo, world):
-    """Wrap the same graph."""
     return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
-
-
-def said(text):
-    """Build the input of a user message."""
-    return {"messages": [("user", text)]}
 
 
 def test_an_agent_has_every_public_name_of_its_graph_that_makes_sense_for_it():
@@ -61,7 +53,6 @@ def test_an_agent_has_every_public_name_of_its_graph_that_makes_sense_for_it():
 
 
 def test_methods_take_the_parameters_of_the_graph():
-    """Each parameter of a method of the graph is accepted by the agent's method of the same name."""
     for name, method in inspect.getmembers(CompiledStateGraph, inspect.isfunction):
         if name.startswith("_") or name in ABSENT:
             continue
@@ -78,7 +69,6 @@ def test_methods_take_the_parameters_of_the_graph():
 
 
 def test_an_agent_describes_itself_as_its_graph(agent, graph):
-    """Name, nodes, drawing, schemas and subgraphs are those of the graph, sync and async."""
     assert (agent.name, agent.get_name(), list(agent.nodes), list(agent.channels)) == (
         graph.name, graph.get_name(), list(graph.nodes), list(graph.channels),
     )  # fmt: skip
@@ -95,7 +85,6 @@ def test_an_agent_describes_itself_as_its_graph(agent, graph):
 
 
 async def test_subgraphs_are_those_of_the_graph(repo, world):
-    """`get_subgraphs` and its twin yield the subgraphs with their namespaces."""
     graph = nested_graph(obedient(), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     expected = [(ns, type(one)) for ns, one in graph.get_subgraphs(recurse=True)]
@@ -109,11 +98,9 @@ class Failing(StreamTransformer):
     required_stream_modes = ("updates",)
 
     def init(self):
-        """Return no projections."""
         return {}
 
     def process(self, event):
-        """Fail."""
         if event["method"] == "updates":
             raise ValueError("this transformer fails")
         return True
@@ -128,28 +115,24 @@ def shape(event):
 class TestVersion3:
     """Version 3 of LangGraph's streams."""
 
-    def test_a_stream_has_the_events_of_the_graph(self, agent, graph, world):
-        """A turn streamed in version 3 yields the graph's events and is recorded as any turn."""
+    async def test_a_stream_has_the_events_of_the_graph(self, agent, graph, world):
+        """Sync and async, and the turn is recorded as any turn."""
         expected = list(map(shape, graph.stream_events(said("add chair"), THREAD, version="v3")))
         assert list(map(shape, agent.stream_events(said("add chair"), version="v3"))) == expected
-        assert [call.tool_name for call in agent.tool_track()] == ["add"]
-        assert agent.undo().history() == []
-        assert world.items == []
+        theirs = await graph.astream_events(said("add table"), THREAD, version="v3")
+        ours = await agent.astream_events(said("add table"), version="v3")
+        assert [shape(one) async for one in ours] == [shape(one) async for one in theirs]
+        assert [call.tool_name for call in agent.tool_track()] == ["add", "add"]
+        assert len(await agent.session.acheckpoints()) == 4
+        assert len(agent.undo().history()) == 4
+        assert world.items == ["chair"]
 
     def test_a_stream_has_the_output_and_the_messages(self, agent, graph):
-        """The projections of a run have what they have for the graph."""
         ours = agent.stream_events(said("add chair"), version="v3")
         theirs = graph.stream_events(said("add chair"), THREAD, version="v3")
         assert [len(list(one.text)) for one in ours.messages] == [len(list(one.text)) for one in theirs.messages]
         assert ours.output["messages"][-1].content == theirs.output["messages"][-1].content
         assert (ours.interrupted, ours.interrupts) == (False, [])
-
-    async def test_an_async_stream_has_the_events_of_the_graph(self, agent, graph):
-        """The same holds on an event loop."""
-        theirs = await graph.astream_events(said("add chair"), THREAD, version="v3")
-        ours = await agent.astream_events(said("add chair"), version="v3")
-        assert [shape(one) async for one in ours] == [shape(one) async for one in theirs]
-        assert len(await agent.session.acheckpoints()) == 2
 
     async def test_a_stream_that_is_left_early_releases_the_branch(self, agent):
         """The next turn can run after a stream was aborted or never read."""
@@ -162,15 +145,11 @@ class TestVersion3:
             next(iter(run))
         assert agent.invoke(said("hello"))["messages"][-1].content
 
-    def test_a_transformer_that_fails_ends_the_turn(self, agent):
-        """The reader gets the error of a transformer, and the next turn can run."""
-        run = agent.stream_events(said("add chair"), version="v3", transformers=[Failing])
+    async def test_a_transformer_that_fails_ends_the_turn(self, agent):
+        """The reader gets its error, sync and async, and the next turn can run."""
         with pytest.raises(ValueError, match="this transformer fails"):
-            _ = run.output
+            _ = agent.stream_events(said("add chair"), version="v3", transformers=[Failing]).output
         assert agent.run("hello")
-
-    async def test_a_transformer_that_fails_ends_the_turn_on_an_event_loop(self, agent):
-        """The same holds on an event loop."""
         run = await agent.astream_events(said("add chair"), version="v3", transformers=[Failing])
         with pytest.raises(ValueError, match="this transformer fails"):
             await run.output()
@@ -178,7 +157,6 @@ class TestVersion3:
 
     @pytest.mark.parametrize("is_async", [False, True])
     def test_a_stream_inside_another_graph_has_its_own_events(self, agent, is_async):
-        """A node of a plain graph that streams an agent gets the messages and the output of the agent's turn."""
         seen = []
 
         def node(state):
@@ -201,7 +179,6 @@ class TestVersion3:
         assert len(seen[0][0]) == 2
 
     def test_an_error_of_a_turn_reaches_the_reader(self, agent):
-        """The output of a run raises what the graph raises, and the turn has ended."""
         run = agent.stream_events(said("fail because"), version="v3")
         with pytest.raises(Exception, match="because"):
             _ = run.output
@@ -209,7 +186,7 @@ class TestVersion3:
 
 
 def test_with_config_sets_the_config_of_each_turn(repo, world):
-    """An agent with a config passes it to each turn, also after a rollback, and the other agent stays as it was."""
+    """Also after a rollback; the other agent stays as it was, and no config moves the turns of an agent."""
     seen = []
 
     class Model(ScriptedModel):
@@ -228,17 +205,12 @@ def test_with_config_sets_the_config_of_each_turn(repo, world):
     assert first.config is None
     with pytest.raises(InvalidInput, match="own thread"):
         first.with_config({"configurable": {"thread_id": "elsewhere"}})
-
-
-@pytest.mark.parametrize("place", [{"checkpoint_id": "1f"}, {"checkpoint_ns": "agent"}, {"checkpoint_map": {}}])
-def test_with_config_cannot_move_the_turns_of_an_agent(agent, place):
-    """A config that names a place in the history is refused, as it is for a turn."""
-    with pytest.raises(InvalidInput, match="head"):
-        agent.with_config({"configurable": place})
+    for place in ({"checkpoint_id": "1f"}, {"checkpoint_ns": "agent"}, {"checkpoint_map": {}}):
+        with pytest.raises(InvalidInput, match="head"):
+            first.with_config({"configurable": place})
 
 
 def test_agents_with_a_config_take_turns_on_the_branch(agent):
-    """An agent and those that `with_config` made of it can run one after the other, as one conversation."""
     for number in range(3):
         agent.with_config({"tags": [str(number)]}).run("hello")
     agent.run("hello")

@@ -21,7 +21,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command
-from scripted import World, call, calls, functional_graph, nested_graph, obedient, tool_node_graph
+from scripted import World, call, calls, obedient, tool_node_graph
 from served import THREAD, contents, run, said, told_world
 
 import agentgit
@@ -40,18 +40,15 @@ OVERRIDDEN = {
 
 @pytest.fixture
 def plain(world):
-    """Build the graph as LangGraph runs it."""
     return tool_node_graph(obedient(), World().tools(), InMemorySaver())
 
 
 @pytest.fixture
 def app(repo, world):
-    """Serve the same graph."""
     return repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
 
 
 def refusal_of(run, *arguments):
-    """Run, and return the typed error with which it was refused, if it was."""
     try:
         run(*arguments)
     except (Conflict, RollbackBlocked) as error:
@@ -62,11 +59,15 @@ def refusal_of(run, *arguments):
 # -- a graph like any other
 
 
-def test_it_is_what_takes_a_graph_expects(app, plain):
-    """It is a compiled state graph with every public name, and it has no checkpointer that a host could refuse."""
+def test_it_is_a_compiled_graph_that_describes_itself_as_the_plain_one(app, plain):
+    """It has every public name, and no checkpointer that a host could refuse."""
     assert isinstance(app, CompiledStateGraph)
     assert set(dir(plain)) <= set(dir(app))
     assert app.checkpointer is None
+    assert app.get_graph().to_json() == plain.get_graph().to_json()
+    assert (app.name, list(app.nodes), list(app.channels)) == (plain.name, list(plain.nodes), list(plain.channels))
+    for name in ("get_input_jsonschema", "get_output_jsonschema", "get_context_jsonschema"):
+        assert getattr(app, name)() == getattr(plain, name)(), name
 
 
 def test_only_the_methods_in_the_table_differ(app):
@@ -85,22 +86,13 @@ def test_only_the_methods_in_the_table_differ(app):
     assert differing == OVERRIDDEN.keys()
 
 
-def test_it_describes_itself_as_the_graph(app, plain):
-    """Drawing, schemas, names and nodes are those of the plain graph."""
-    assert app.get_graph().to_json() == plain.get_graph().to_json()
-    assert (app.name, list(app.nodes), list(app.channels)) == (plain.name, list(plain.nodes), list(plain.channels))
-    for name in ("get_input_jsonschema", "get_output_jsonschema", "get_context_jsonschema"):
-        assert getattr(app, name)() == getattr(plain, name)(), name
-
-
 def shown(chunk):
-    """Return a chunk without what differs from run to run."""
     return str([message.content for message in chunk["messages"]]) if "messages" in chunk else str(list(chunk))
 
 
 @pytest.mark.parametrize("mode", ["values", "updates", "messages", "tasks", "checkpoints", "debug", "custom"])
 def test_streams_are_those_of_the_graph(app, plain, mode):
-    """In each mode, sync and async, a run yields as many chunks of the same types as the plain graph."""
+    """In each mode, sync and async, chunks have the same types, and none contains the id of an internal thread."""
 
     async def collect(graph):
         return [chunk async for chunk in graph.astream(said("add table"), THREAD, stream_mode=mode)]
@@ -111,22 +103,17 @@ def test_streams_are_those_of_the_graph(app, plain, mode):
         (asyncio.run(collect(app)), asyncio.run(collect(plain))),
     ):  # fmt: skip
         assert [type(one) for one in served] == [type(one) for one in expected]
+        assert "agentgit-" not in str(served)
         if mode in ("values", "updates"):
             assert list(map(shown, served)) == list(map(shown, expected))
 
 
-def test_chunks_name_the_thread_of_the_client(app):
-    """No chunk of any mode contains the id of an internal thread."""
-    for mode in ("checkpoints", "debug", "tasks", "updates"):
-        assert "agentgit-" not in str(list(app.stream(said("add chair"), THREAD, stream_mode=mode)))
-    assert "agentgit-" not in str(list(app.get_state_history(THREAD)))
-
-
 def test_state_and_history_are_those_of_the_graph(app, plain):
-    """After the same runs, state and history have the same steps, parents and values, sync and async."""
+    """Steps, parents and values are the same, sync and async, and no internal thread is named."""
 
     def steps(history):
         history = list(history)
+        assert "agentgit-" not in str(history)
         ids = [one.config["configurable"]["checkpoint_id"] for one in history]
         parents = [one.parent_config and one.parent_config["configurable"]["checkpoint_id"] for one in history]
         assert parents == [*ids[1:], None]
@@ -161,7 +148,6 @@ def test_a_thread_is_a_session(repo, app):
 
 
 def test_a_session_that_was_wrapped_is_a_thread(repo, app, world):
-    """A session that an agent of the same process has created continues as the thread of its name."""
     repo.wrap(tool_node_graph(obedient(), world.tools()), "t", effects=world.effects()).invoke(said("add chair"))
     run(app, "add table")
     assert world.items == ["chair", "table"]
@@ -184,14 +170,6 @@ def test_nodes_get_the_thread_and_the_store_of_the_host(repo):
     assert [one.session_name for one in repo.sessions()] == ["t"]
 
 
-def test_a_functional_graph_is_served(repo, world):
-    """A graph of LangGraph's functional API is a Pregel without a builder, and runs as any other."""
-    app = repo.graph(functional_graph(obedient(), world.tools()), effects=world.effects(), check_effects=False)
-    app.invoke({"messages": [HumanMessage("add chair")]}, THREAD)
-    assert world.items == ["chair"]
-    assert not isinstance(app, CompiledStateGraph)
-
-
 # -- a run at an older checkpoint is a rollback
 
 
@@ -208,7 +186,6 @@ def test_a_run_at_an_older_checkpoint_reverses_what_came_later(repo, app, world)
 
 
 async def test_async_runs_roll_back_too(app, world):
-    """Ainvoke and astream roll back as their sync twins."""
     first, _ = await asyncio.to_thread(run, app, "add chair", "add table")
     await app.ainvoke(said("add sofa"), first)
     assert world.items == ["chair", "sofa"]
@@ -218,7 +195,6 @@ async def test_async_runs_roll_back_too(app, world):
 
 
 def test_a_step_in_the_middle_of_a_turn_can_be_run_again(repo, app, world):
-    """At a checkpoint before the tools ran, their effect is reversed and made again, once."""
     run(app, "add chair", "add table")
     before_tools = [one.config for one in app.get_state_history(THREAD) if one.next == ("tools",)]
     app.invoke(None, before_tools[0])
@@ -231,7 +207,6 @@ def test_a_step_in_the_middle_of_a_turn_can_be_run_again(repo, app, world):
 
 
 def test_the_head_of_another_branch_brings_its_effects_back(app, world):
-    """A run at the head of a branch that was left asks, and makes its reversed effects again."""
     first, second = run(app, "add chair", "add table")
     app.invoke(said("add sofa"), first)
     assert app.invoke(said("look"), second)["__interrupt__"]
@@ -241,7 +216,6 @@ def test_the_head_of_another_branch_brings_its_effects_back(app, world):
 
 
 def test_history_lists_all_branches_each_checkpoint_once(app):
-    """Ids stay the same, none appears twice, and each checkpoint but the first has its parent in the list."""
     first, _ = run(app, "add chair", "add table")
     before = [one.config["configurable"]["checkpoint_id"] for one in app.get_state_history(THREAD)]
     app.invoke(said("add sofa"), first)
@@ -265,7 +239,6 @@ def test_an_update_at_an_older_checkpoint_moves_the_branch_point(app, world):
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_update_that_fails_leaves_the_thread_where_it_was(repo, app, world, is_async):
-    """If an update at an older checkpoint raises, the next run continues the branch and reverses nothing."""
     first, second = run(app, "add chair", "add table")
     update = partial(app.aupdate_state if is_async else app.update_state, first, said("add sofa"), as_node="nobody")
     with pytest.raises(InvalidUpdateError):
@@ -279,8 +252,9 @@ def test_an_update_that_fails_leaves_the_thread_where_it_was(repo, app, world, i
 # -- consent
 
 
-def test_a_compensation_is_asked_for_with_its_plan(app, world):
-    """A run that would compensate interrupts with the plan first, and nothing has happened."""
+@pytest.mark.parametrize("answer", [True, "approve", {"decisions": [{"type": "approve"}]}])
+def test_a_compensation_waits_for_consent_to_its_plan(app, world, answer):
+    """The run interrupts with the plan before anything has happened, and continues with its input after consent."""
     first, _ = run(app, "add chair", "charge 5")
     question = app.invoke(said("add sofa"), first)["__interrupt__"][0]
     (step,) = question.value["steps"]
@@ -289,15 +263,9 @@ def test_a_compensation_is_asked_for_with_its_plan(app, world):
     )  # fmt: skip
     assert (world.items, world.charges) == (["chair"], [5])
     assert app.get_state(THREAD).interrupts == (question,)
-
-
-@pytest.mark.parametrize("answer", [True, "approve", {"decisions": [{"type": "approve"}]}])
-def test_with_consent_the_run_goes_on(app, world, answer):
-    """Consent reverses the effect, and the run continues with its input."""
-    first, _ = run(app, "add chair", "charge 5")
-    app.invoke(said("add sofa"), first)
     app.invoke(Command(resume=answer), THREAD)
     assert (world.items, world.charges) == (["chair", "sofa"], [])
+    assert app.get_state(THREAD).interrupts == ()
 
 
 @pytest.mark.parametrize("answer", [False, "no", {"force": True}, [], 1])
@@ -313,7 +281,6 @@ def test_any_other_answer_cancels(app, world, answer):
 
 
 def test_confirm_never_does_it_and_confirm_raise_refuses(repo, world):
-    """The operator can choose to compensate without asking, or to refuse."""
     graph = tool_node_graph(obedient(), world.tools())
     app = repo.graph(graph, effects=world.effects(), confirm="raise")
     first, second = run(app, "add chair", "charge 5")
@@ -339,8 +306,6 @@ def test_what_cannot_be_undone_blocks_the_run(app, world):
 
 
 def test_an_interrupted_run_can_be_resumed_and_left(repo, world):
-    """A question of the graph waits and resumes; a run at an older checkpoint leaves it behind."""
-
     def rule(messages):
         last = messages[-1]
         return calls(call("add_if_approved", item=last.content)) if last.type == "human" else calls(text="done")
@@ -356,49 +321,28 @@ def test_an_interrupted_run_can_be_resumed_and_left(repo, world):
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_subgraphs_run_and_roll_back(repo, world):
-    """A tool in a subgraph is reversed as any other, and subgraph states are read."""
-    app = repo.graph(nested_graph(obedient(), world.tools()), effects=world.effects())
-    first, _ = run(app, "add chair", "add table")
-    assert app.get_state(THREAD, subgraphs=True).values
-    app.invoke(said("add sofa"), first)
-    assert world.items == ["chair", "sofa"]
-
-
-def test_reading_threads_changes_nothing(app, world):
-    """Bad input: the saver that a graph reads its threads with writes nothing."""
-    (point,) = run(app, "add chair")
-    reader = app.agentgit_threads.reader
-    for refused in (
-        lambda: reader.put(THREAD, {}, {}, {}),
-        lambda: reader.put_writes(THREAD, [], "task"),
-        lambda: list(reader.list(None)),
-    ):
-        with pytest.raises(InvalidInput):
-            refused()
-    assert app.get_state(THREAD).config == point
-
-
 # -- bad input
 
 
-def test_unknown_threads_and_checkpoints_are_typed_errors(repo, app):
-    """Bad input: an unknown thread reads as empty, an unknown checkpoint is not found, and neither creates anything."""
+def test_unknown_threads_and_checkpoints_are_typed_errors(repo, app, world):
+    """An unknown thread reads as empty; an unknown checkpoint, or one of another thread, is not found."""
     assert app.get_state({"configurable": {"thread_id": "nobody"}}).values == {}
     assert list(app.get_state_history({"configurable": {"thread_id": "nobody"}})) == []
-    run(app, "add chair")
+    (point,) = run(app, "add chair")
     with pytest.raises(NotFound, match="no checkpoint"):
         app.invoke(said("hello"), {"configurable": {"thread_id": "t", "checkpoint_id": "1f1e0000"}})
     with pytest.raises(NotFound, match="no checkpoint"):
         app.invoke(said("hello"), {"configurable": {"thread_id": "nobody", "checkpoint_id": "1f1e0000"}})
+    with pytest.raises(NotFound, match="no checkpoint"):
+        app.invoke(said("add table"), {"configurable": {**point["configurable"], "thread_id": "other"}})
     with pytest.raises(InvalidInput, match="thread_id"):
         app.invoke(said("hello"))
+    assert world.items == ["chair"]
     assert [session.session_name for session in repo.sessions()] == ["t"]
 
 
 @pytest.mark.parametrize("checkpoint_id", ["\0", "\ud800", 5, b"id", ["id"], {"id": 1}, "x" * 1_000_000, "'; --"])
 def test_a_checkpoint_id_that_cannot_be_one_is_refused(app, world, checkpoint_id):
-    """Bad input: whatever a client sends as an id, the error is typed and short, and nothing has changed."""
     (point,) = run(app, "add chair")
     for configurable in (
         {"thread_id": "t", "checkpoint_id": checkpoint_id},
@@ -413,7 +357,6 @@ def test_a_checkpoint_id_that_cannot_be_one_is_refused(app, world, checkpoint_id
 
 
 def test_a_run_finds_what_another_process_did_to_its_thread(repo, app, world):
-    """Between two runs, another process can roll the session back, and delete it and make it anew."""
     run(app, "add chair", "add table")
     with agentgit.open(backend.url(repo)) as other:
         other.session("t").fork("main#2", name="elsewhere")
@@ -432,7 +375,6 @@ def test_a_run_finds_what_another_process_did_to_its_thread(repo, app, world):
 
 
 def test_a_run_declares_its_tools_again_after_another_graph_did(repo, app, world):
-    """If another graph was wrapped on the session with the same names of tools, a run declares its own again."""
     point = run(app, "add chair")[0]
     elsewhere = World()
     repo.wrap(tool_node_graph(obedient(), elsewhere.tools()), "t", effects=elsewhere.effects())
@@ -442,32 +384,7 @@ def test_a_run_declares_its_tools_again_after_another_graph_did(repo, app, world
     assert elsewhere.log == []
 
 
-def test_a_settled_question_leaves_nothing_in_the_metadata(repo, app, world):
-    """After an answer, the metadata of the branch has no entry for consent."""
-    first = run(app, "add chair", "charge 5")[0]
-    assert app.invoke(said("look"), first)["__interrupt__"]
-    asked = [row.meta for row in branch_rows(repo)]
-    app.invoke(Command(resume=True), THREAD)
-    assert [b"confirm" in meta for meta in asked] == [False, True]
-    assert not any(b"confirm" in row.meta for row in branch_rows(repo))
-
-
-def branch_rows(repo):
-    """Return the stored rows of the branches of the thread."""
-    session_id = repo.session("t").id
-    return repo.context.read(lambda c: repo.context.store.sessions.branches(c, session_id))
-
-
-def test_a_checkpoint_of_another_thread_is_not_found(app, world):
-    """Bad input: a checkpoint id of another thread names nothing here, and nothing is run."""
-    (point,) = run(app, "add chair")
-    with pytest.raises(NotFound, match="no checkpoint"):
-        app.invoke(said("add table"), {"configurable": {**point["configurable"], "thread_id": "other"}})
-    assert world.items == ["chair"]
-
-
 def test_a_user_does_not_find_the_threads_of_another(repo, app):
-    """Bad input: another user's thread of the same id is a thread of their own."""
     run(app, "add chair")
     repo.users.add("ann")
     served = repo.as_user("ann").graph(tool_node_graph(obedient(), World().tools()), check_effects=False)
@@ -477,7 +394,6 @@ def test_a_user_does_not_find_the_threads_of_another(repo, app):
 
 
 def test_a_second_run_of_a_thread_is_a_conflict(app):
-    """Bad input: while a run of a thread has not ended, another one is refused, in words that a graph can follow."""
     run(app, "hello")
     stream = app.stream(said("look"), THREAD)
     next(stream)
@@ -490,7 +406,6 @@ def test_a_second_run_of_a_thread_is_a_conflict(app):
 
 
 def test_threads_run_side_by_side(app, world):
-    """Several threads run at once through one graph, and each has its own messages."""
     with ThreadPoolExecutor(4) as pool:
         configs = [{"configurable": {"thread_id": f"t{n}"}} for n in range(8)]
         answers = list(pool.map(lambda config: app.invoke(said("hello"), config), configs))
@@ -499,7 +414,6 @@ def test_threads_run_side_by_side(app, world):
 
 
 def test_a_run_during_a_rollback_is_refused(repo, world):
-    """Bad input: while a rollback of the thread is going on, runs are refused with the reason, and nothing is lost."""
     began, may_end = threading.Event(), threading.Event()
 
     def remove(args, result):
@@ -519,18 +433,6 @@ def test_a_run_during_a_rollback_is_refused(repo, world):
         may_end.set()
         assert contents(fork.result(60))[-4] == "add lamp"
     assert world.items == ["chair", "lamp"]
-
-
-def test_two_forks_at_once_leave_one_true_world(app, world):
-    """Bad input: of two runs at one older checkpoint, each succeeds or is refused; the state tells of the world."""
-    first, _ = run(app, "add chair", "add table")
-    with ThreadPoolExecutor(2) as pool:
-        forks = [pool.submit(app.invoke, said(f"add {item}"), first) for item in ("lamp", "sofa")]
-        errors = [fork.exception(60) for fork in forks]
-    assert all(error is None or isinstance(error, Conflict | RollbackBlocked) for error in errors)
-    assert any(error is None for error in errors)
-    items, _ = told_world(app.get_state(THREAD).values)
-    assert sorted(world.items) == items
 
 
 @pytest.mark.parametrize(("effect", "answer"), [("add table", None), ("charge 5", True), ("charge 5", False)])
@@ -562,8 +464,6 @@ def test_a_fork_at_any_moment_of_another_one_leaves_one_true_world(repo, effect,
 
 
 def test_a_graph_whose_state_has_no_messages(repo, world):
-    """Bad input: a state without messages is served, forked and described as any other."""
-
     class Basket(TypedDict):
         items: list[str]
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, TypedDict
 import backend
 import processes
 import pytest
-from banking import says
 from chats import chatting
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
@@ -18,7 +17,7 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, RetryPolicy
-from scripted import GRAPHS, World, call, calls, functional_graph, tool_node_graph
+from scripted import GRAPHS, World, call, calls, saying, tool_node_graph
 
 import agentgit
 from agentgit import Fenced, InvalidInput, effect, reversible
@@ -53,7 +52,6 @@ def shaky(world: World, error: type[BaseException] = RuntimeError) -> BaseTool:
 
 
 def batch() -> AIMessage:
-    """Return a message that asks for a call that succeeds and a call of the shaky tool."""
     return calls(call("add", item="x"), call("work", what="y"))
 
 
@@ -63,7 +61,7 @@ def statuses(agent) -> list[tuple[str, str]]:
 
 def test_a_resumed_batch_does_not_repeat_a_done_call(repo, world):
     """After a restart the turn continues, and the done call is answered from the record and has one row."""
-    graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)])
+    graph = tool_node_graph(saying(batch(), "ok"), [*world.tools(), shaky(world)])
     with pytest.raises(RuntimeError):
         repo.wrap(graph, "s", effects=world.effects()).invoke(say("go"))
     with agentgit.open(backend.url(repo)) as later:
@@ -95,8 +93,7 @@ def retrying_graph(tools: list[BaseTool], model: Any, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_retried_node_does_not_repeat_a_done_call(repo, world, way):
-    """When RetryPolicy runs all calls of a ToolNode again, the done one is answered from the record."""
-    graph = retrying_graph([*world.tools(), shaky(world)], says(batch(), "ok"))
+    graph = retrying_graph([*world.tools(), shaky(world)], saying(batch(), "ok"))
     agent = repo.wrap(graph, "s", effects=world.effects())
     agent.invoke(say("go")) if way == "sync" else asyncio.run(agent.ainvoke(say("go")))
     assert world.items == ["x"]
@@ -126,7 +123,7 @@ def test_a_running_call_is_awaited_when_its_sibling_fails(repo, world):
             raise left.pop()
         return f"did {what}"
 
-    agent = repo.wrap(retrying_graph([add, work], says(batch(), "ok")), "s", effects={"add": "irreversible"})
+    agent = repo.wrap(retrying_graph([add, work], saying(batch(), "ok")), "s", effects={"add": "irreversible"})
     asyncio.run(agent.ainvoke(say("go")))
     assert world.items == ["x"]
     assert [m.content for m in agent.messages()[2:4]] == ["added x", "did y"]
@@ -152,7 +149,7 @@ def test_a_cancelled_call_is_repeated_only_if_idempotent(repo, world, declared, 
         await asyncio.wait([running])
         return await execute(request)
 
-    graph = retrying_graph([add], says(calls(call("add", item="x")), "ok"), awrap_tool_call=impatient)
+    graph = retrying_graph([add], saying(calls(call("add", item="x")), "ok"), awrap_tool_call=impatient)
     agent = repo.wrap(graph, "s", effects={"add": declared})
     if declared == "irreversible":
         with pytest.raises(Fenced, match="interrupted"):
@@ -164,8 +161,7 @@ def test_a_cancelled_call_is_repeated_only_if_idempotent(repo, world, declared, 
 
 
 def test_a_done_call_id_is_refused_with_other_arguments(repo, world):
-    """A request with the id of a done call and other arguments raises Fenced, and nothing runs."""
-    graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)], handle_tool_errors=False)
+    graph = tool_node_graph(saying(batch(), "ok"), [*world.tools(), shaky(world)], handle_tool_errors=False)
     agent = repo.wrap(graph, "s", effects=world.effects())
     with pytest.raises(RuntimeError):
         agent.invoke(say("go"))
@@ -178,9 +174,8 @@ def test_a_done_call_id_is_refused_with_other_arguments(repo, world):
 
 
 def test_a_reused_tool_call_id_in_a_later_message_is_a_new_call(repo, world):
-    """The same tool-call id in a later message is another call, also in a resumed turn."""
     one, two = calls(call("add", "c0", item="x")), calls(call("add", "c0", item="x"), call("work", "c1", what="y"))
-    agent = repo.wrap(tool_node_graph(says(one, two, "ok"), [*world.tools(), shaky(world)]), "s",
+    agent = repo.wrap(tool_node_graph(saying(one, two, "ok"), [*world.tools(), shaky(world)]), "s",
                       effects=world.effects())  # fmt: skip
     with pytest.raises(RuntimeError):
         agent.invoke(say("go"))
@@ -215,8 +210,7 @@ def test_a_repeated_message_runs_its_tools_in_each_round(repo, world, message_id
 
 
 def test_an_edited_message_runs_only_the_edited_call(repo, world):
-    """After a person edited one call of a failed batch, only that call runs and the done one is not repeated."""
-    graph = tool_node_graph(says(batch(), "ok"), [*world.tools(), shaky(world)])
+    graph = tool_node_graph(saying(batch(), "ok"), [*world.tools(), shaky(world)])
     agent = repo.wrap(graph, "s", effects=world.effects())
     with pytest.raises(RuntimeError):
         agent.invoke(say("go"))
@@ -230,9 +224,8 @@ def test_an_edited_message_runs_only_the_edited_call(repo, world):
 
 @pytest.mark.parametrize("where", ["itself", "fork"])
 def test_a_done_call_beside_a_question_is_not_repeated(repo, world, where):
-    """When the question is answered, on the branch or on a fork, the ToolNode does not repeat the done call."""
     asked = calls(call("add", item="x"), call("add_if_approved", item="y"))
-    agent = repo.wrap(tool_node_graph(says(asked, "ok", "ok"), world.tools()), "s", effects=world.effects())
+    agent = repo.wrap(tool_node_graph(saying(asked, "ok", "ok"), world.tools()), "s", effects=world.effects())
     agent.invoke(say("go"))
     other = agent.fork() if where == "fork" else agent
     other.invoke(Command(resume="yes"))
@@ -257,7 +250,7 @@ DECLARED = {
 def test_an_interrupted_call_is_never_repeated_blindly(repo, world, case):
     """Only `verify` or a harmless effect allows a repetition, with the same key; else a person must decide."""
     declared, runs, answer = DECLARED[case]
-    graph = tool_node_graph(says(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
+    graph = tool_node_graph(saying(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
     agent = repo.wrap(graph, "s", effects={"work": declared} if declared else {})
     with pytest.raises(KeyboardInterrupt):
         agent.invoke(say("go"))
@@ -274,7 +267,7 @@ def test_an_interrupted_call_is_never_repeated_blindly(repo, world, case):
 @pytest.mark.parametrize(("outcome", "runs", "answer"), [("happened", 1, "seen"), ("did_not_happen", 2, "did y")])
 def test_a_resolved_call_lets_its_turn_continue(repo, world, outcome, runs, answer):
     """A person may supply what a call that happened returned, and the model receives that."""
-    graph = tool_node_graph(says(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
+    graph = tool_node_graph(saying(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
     agent = repo.wrap(graph, "s", effects={"work": "irreversible"})
     with pytest.raises(KeyboardInterrupt):
         agent.invoke(say("go"))
@@ -293,7 +286,7 @@ def test_a_resolved_call_lets_its_turn_continue(repo, world, outcome, runs, answ
 def own_code(world: World) -> Any:
     """Build a graph whose node calls the tools directly."""
     named = {made.name: made for made in [*world.tools(), shaky(world)]}
-    model = says(calls(call("note", text="n"), call("add", item="x"), call("work", what="y")), "ok")
+    model = saying(calls(call("note", text="n"), call("add", item="x"), call("work", what="y")), "ok")
 
     def act(state: MessagesState) -> dict[str, Any]:
         return {"messages": [named[wanted["name"]].invoke(wanted) for wanted in state["messages"][-1].tool_calls]}
@@ -328,7 +321,7 @@ def test_a_resumed_turn_applies_the_command_of_a_done_call(repo, world):
         return Command(update={"messages": [ToolMessage("handed", tool_call_id="c1")]})
 
     asked = calls(call("hand_over", "c1", to="Bob"), call("work", "c2", what="y"))
-    graph = tool_node_graph(says(asked, "ok"), [hand_over, shaky(world)])
+    graph = tool_node_graph(saying(asked, "ok"), [hand_over, shaky(world)])
     agent = repo.wrap(graph, "s", effects={"hand_over": "irreversible"})
     with pytest.raises(RuntimeError):
         agent.invoke(say("go"))
@@ -343,9 +336,7 @@ CHILD = """
 import os, signal, sys, time
 import agentgit
 from langchain_core.tools import tool
-from scripted import GRAPHS
-from test_resumed_turns import killed_batch
-from banking import says
+from scripted import GRAPHS, call, calls, saying
 
 @tool
 def add(item: str) -> dict:
@@ -362,15 +353,11 @@ def work(what: str) -> str:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 
-agent = agentgit.open({database!r}).wrap(GRAPHS[{kind!r}](says(killed_batch()), [add, work]), "s",
+model = saying(calls(call("add", "c1", item="x"), call("work", "c2", what="y")))
+agent = agentgit.open({database!r}).wrap(GRAPHS[{kind!r}](model, [add, work]), "s",
     effects={{"add": "irreversible", "work": "irreversible"}}, check_effects=False)
 agent.invoke({{"messages": [("user", "go")]}}, durability="sync")
 """
-
-
-def killed_batch() -> AIMessage:
-    """Return a message that asks for two calls, one of which kills the process."""
-    return calls(call("add", "c1", item="x"), call("work", "c2", what="y"))
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
@@ -381,7 +368,7 @@ def test_after_kill_9_each_call_of_a_batch_happened_at_most_once(repo, database,
     assert processes.run(code, cwd=tmp_path).returncode == -9
     effects = world.effects(work="irreversible", add="irreversible")
     tools = [made for made in world.tools() if made.name == "add"] + [shaky(world)]
-    agent = repo.wrap(GRAPHS[kind](says("ok"), tools), "s", effects=effects if kind == "functional" else {
+    agent = repo.wrap(GRAPHS[kind](saying("ok"), tools), "s", effects=effects if kind == "functional" else {
         name: effects[name] for name in ("add", "work")}, check_effects=False)  # fmt: skip
     with pytest.raises(Fenced, match="is unknown whether"):
         agent.invoke(None)
@@ -390,17 +377,6 @@ def test_after_kill_9_each_call_of_a_batch_happened_at_most_once(repo, database,
     assert agent.invoke(None)["messages"][-1].content == "ok"
     assert world.log == []
     assert (tmp_path / "log").read_text() == "x\n"
-
-
-def test_an_interrupted_call_of_a_task_is_not_repeated(repo, world):
-    """In the functional API an interrupted call is recognized without a message, and raises Fenced."""
-    graph = functional_graph(says(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
-    agent = repo.wrap(graph, "s", effects={"work": "irreversible"}, check_effects=False)
-    with pytest.raises(KeyboardInterrupt):
-        agent.invoke(say("go"))
-    with pytest.raises(Fenced, match="then resolve call"):
-        agent.invoke(None)
-    assert len(world.happened("work")) == 1
 
 
 DEAD_TURN = """
@@ -433,7 +409,7 @@ def calling_node(work: BaseTool) -> Any:
 DYING_GRAPHS = {
     "node": calling_node,
     "tools": lambda work: tool_node_graph(
-        says(call("work", "c1", what="x"), call("work", "c2", what="y"), "hi", "hi"), [work]
+        saying(call("work", "c1", what="x"), call("work", "c2", what="y"), "hi", "hi"), [work]
     ),
 }
 
@@ -483,13 +459,11 @@ async def test_the_warning_after_a_kill_can_refuse_the_message(repo, dead_turn):
 
 
 def test_a_served_graph_does_not_warn_of_a_killed_turn(repo, dead_turn):
-    """The log of a server stays quiet."""
     app = repo.graph(dead_turn)
     assert app.invoke(GREETING, {"configurable": {"thread_id": "s"}})["messages"][-1].type == "ai"
 
 
 def test_the_chat_warns_of_a_killed_turn(repo, dead_turn, capsys):
-    """A chat that is given a message after a kill shows the warning of the library in one line."""
     agent = repo.wrap(dead_turn, "s")
     with chatting(repo, agent) as chat, warnings.catch_warnings():
         warnings.simplefilter("default", TurnAbandoned)

@@ -1,6 +1,7 @@
 """Stopped operations are recovered, resumed or abandoned, and other branches detect what they changed."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import backend
@@ -35,7 +36,6 @@ class Hands:
             raise error
 
     def look(self, invocation):
-        """Return whether an item is in the world."""
         return invocation.args["item"] in self.world.items
 
 
@@ -62,10 +62,10 @@ def agent(repo, world, hands):
     return agent
 
 
-def killed(verb, hands, item):
-    """Run a verb whose undo of an item ends before it acts, as if its process had died."""
-    hands.errors[item] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
+def stopped(verb, hands, item, error):
+    """Run a verb whose undo of an item raises before it acts: `KeyboardInterrupt`, as if the process had died."""
+    hands.errors[item] = error()
+    with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else RollbackIncomplete):
         verb()
     hands.errors.clear()
 
@@ -75,7 +75,7 @@ def killed(verb, hands, item):
 
 def test_an_interrupted_reversal_leaves_its_effect_unknown(agent, hands, repo, world):
     """After a rollback died in an undo, the old branch does not run until the call is resolved."""
-    killed(lambda: agent.rollback("before"), hands, "sofa")
+    stopped(lambda: agent.rollback("before"), hands, "sofa", KeyboardInterrupt)
     with pytest.raises(WorldDiverged, match="unknown whether it has been reversed"):
         agent.run("and now?")
     with pytest.raises(RollbackBlocked, match="unknown whether it has been reversed"):
@@ -86,8 +86,7 @@ def test_an_interrupted_reversal_leaves_its_effect_unknown(agent, hands, repo, w
 
 
 def test_a_killed_rollback_does_not_lock_its_session(agent, hands, repo, world):
-    """Once the unknown call is resolved, another rollback completes what the killed one left."""
-    killed(lambda: agent.rollback("before"), hands, "table")
+    stopped(lambda: agent.rollback("before"), hands, "table", KeyboardInterrupt)
     assert world.items == ["chair", "table"]
     with pytest.raises(RollbackBlocked, match="unknown whether an earlier rollback reversed it"):
         agent.rollback("before")
@@ -100,7 +99,6 @@ def test_a_killed_rollback_does_not_lock_its_session(agent, hands, repo, world):
 
 
 def test_an_interrupted_call_of_a_dead_turn_stops_other_branches(repo, world, hands):
-    """A call interrupted on one branch is unknown, so other branches raise WorldDiverged."""
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     other = agent.fork(name="other")
@@ -113,7 +111,7 @@ def test_an_interrupted_call_of_a_dead_turn_stops_other_branches(repo, world, ha
 def test_recover_releases_a_rollback_of_another_machine(agent, hands, repo, world):
     """A rollback whose process cannot be checked is resumed only after a person calls recover."""
     with faults.on_another_machine():
-        killed(lambda: agent.rollback("before", name="back"), hands, "sofa")
+        stopped(lambda: agent.rollback("before", name="back"), hands, "sofa", KeyboardInterrupt)
     operation = repo.session("s").operations()[0]
     with pytest.raises(Conflict, match="is in progress"):
         repo.resume(operation)
@@ -127,11 +125,7 @@ def test_recover_releases_a_rollback_of_another_machine(agent, hands, repo, worl
 
 
 def test_resume_is_refused_while_a_turn_runs(agent, hands, repo, world):
-    """Resume raises Conflict while a turn of the session runs."""
-    hands.errors["table"] = RuntimeError("stuck")
-    with pytest.raises(RollbackIncomplete):
-        agent.rollback("before")
-    hands.errors.clear()
+    stopped(lambda: agent.rollback("before"), hands, "table", RuntimeError)
     other = agent.fork("before", name="other")
     stream = other.switch("other", "ignore").stream({"messages": [("user", "look")]})
     next(stream)
@@ -142,10 +136,7 @@ def test_resume_is_refused_while_a_turn_runs(agent, hands, repo, world):
 
 def test_resume_is_blocked_by_a_later_irreversible_effect(agent, hands, repo, world):
     """A mail sent since then blocks resume; with force it is kept and reported, and the rest is reversed."""
-    hands.errors["table"] = RuntimeError("stuck")
-    with pytest.raises(RollbackIncomplete):
-        agent.rollback("before")
-    hands.errors.clear()
+    stopped(lambda: agent.rollback("before"), hands, "table", RuntimeError)
     agent.switch("main", "ignore").run("send hello")
     operation = repo.session("s").operations()[-1]
     with pytest.raises(RollbackBlocked, match="force"):
@@ -201,16 +192,12 @@ def _refusing(tool):
 
 
 def test_a_resumed_switch_redoes_effects_reversed_in_between(repo, world, hands):
-    """A resumed switch restores the world of its branch, whatever happened since it was planned."""
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     agent.run("add table")
     main = agent.head
     agent.rollback("HEAD~1", name="other").run("add lamp")
-    hands.errors["lamp"] = RuntimeError("stuck")
-    with pytest.raises(RollbackIncomplete):
-        wrapped(repo, world, hands, branch="other").switch("main", "world")
-    hands.errors.clear()
+    stopped(lambda: wrapped(repo, world, hands, branch="other").switch("main", "world"), hands, "lamp", RuntimeError)
     operation = repo.session("s").operations()[0]
     wrapped(repo, world, hands, branch="other").rollback("main#1")
     assert world.items == []
@@ -225,29 +212,22 @@ def test_a_resumed_switch_does_not_redo_an_effect_twice(repo, world, hands):
     agent.run("add chair")
     twin = agent.fork(name="twin")
     agent.rollback("main#1", name="other").run("add lamp")
-    hands.errors["lamp"] = RuntimeError("stuck")
-    with pytest.raises(RollbackIncomplete):
-        wrapped(repo, world, hands, branch="other").switch("main", "world")
-    hands.errors.clear()
-    stopped = repo.session("s").operations()[0]
+    stopped(lambda: wrapped(repo, world, hands, branch="other").switch("main", "world"), hands, "lamp", RuntimeError)
+    operation = repo.session("s").operations()[0]
     twin = twin.switch("twin", "world")
     assert world.items == ["chair"]
-    assert [item.invocation.args["item"] for item in repo.resume(stopped).redone] == ["chair"]
+    assert [item.invocation.args["item"] for item in repo.resume(operation).redone] == ["chair"]
     assert world.items == ["chair"]
 
 
 def test_a_resumed_rollback_reverses_effects_redone_in_between(agent, hands, repo, world):
-    """A rollback that is resumed later also reverses what another branch has redone."""
     twin = agent.fork(name="twin")
-    hands.errors["table"] = RuntimeError("stuck")
-    with pytest.raises(RollbackIncomplete):
-        agent.rollback("before", conversation=False)
+    stopped(lambda: agent.rollback("before", conversation=False), hands, "table", RuntimeError)
     assert world.items == ["chair", "table"]
-    hands.errors.clear()
-    stopped = repo.session("s").operations()[0]
+    operation = repo.session("s").operations()[0]
     twin = twin.switch("twin", "world")
     assert sorted(world.items) == ["chair", "sofa", "table"]
-    report = repo.resume(stopped)
+    report = repo.resume(operation)
     assert world.items == ["chair"]
     assert sorted(item.invocation.args["item"] for item in report.reversed) == ["sofa", "sofa", "table"]
 
@@ -256,7 +236,6 @@ def test_a_resumed_rollback_reverses_effects_redone_in_between(agent, hands, rep
 
 
 def test_a_redone_effect_that_is_reversed_again_causes_divergence(repo, world, hands):
-    """A branch whose redone effect another branch has reversed raises WorldDiverged."""
     agent = wrapped(repo, world, hands)
     before = agent.checkpoint("before")
     agent.run("add chair")
@@ -296,18 +275,14 @@ def test_verify_detects_an_undo_that_raised_after_it_acted(agent, hands, repo, w
 
 
 def test_verify_detects_an_undo_that_a_person_has_done(agent, hands, repo, world):
-    """With verify a resumed rollback does not undo what a person has already undone."""
-    hands.errors["table"] = RuntimeError("stuck")
     looking = wrapped(repo, world, hands, verify=True)
-    with pytest.raises(RollbackIncomplete):
-        looking.rollback("before")
+    stopped(lambda: looking.rollback("before"), hands, "table", RuntimeError)
     world.items.remove("table")
     assert repo.resume(repo.session("s").operations()[0]).status == "done"
     assert [args["item"] for _, args, _ in world.undone] == ["sofa"]
 
 
 def test_a_call_that_is_verified_late_keeps_its_reversal_order(repo, world, hands):
-    """A call whose outcome is learned late is still reversed in the order in which it happened."""
     agent = wrapped(repo, world, hands, verify=True)
     agent.checkpoint("before")
     backend.leave_running(repo, agent.branch, item="first")
@@ -346,11 +321,8 @@ def test_concurrent_rollbacks_of_a_session_never_overlap(database, world):
             except Conflict as error:
                 refused.append(error)
 
-        threads = [threading.Thread(target=roll_back, args=(agent,)) for agent in agents]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(roll_back, agents))
         done = [operation for operation in repo.session("s").operations() if operation.status == "done"]
     assert max(most) == 1
     assert len(world.undone) == 3

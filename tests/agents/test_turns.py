@@ -15,7 +15,6 @@ SAID = ["add chair", "add table", "add lamp"]
 
 
 def wrapped(repo, world, **how):
-    """Wrap a graph whose model obeys the user's messages."""
     return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), **how)
 
 
@@ -24,35 +23,26 @@ def inputs(*texts):
 
 
 def asked(agent):
-    """Return the texts of the user's messages, in the order of the conversation."""
     return [message.content for message in agent.messages() if message.type == "human"]
 
 
 # -- batches
 
 
-def test_t_batch_as_completed_runs_its_inputs_one_after_another(repo):
-    """The turns of batch_as_completed form one conversation in the order of the inputs, each with its index."""
-    world = World()
+async def test_a_batch_runs_its_inputs_one_after_another(repo, world):
+    """The turns form one conversation in the order of the inputs, also through a binding that LangChain makes."""
     agent = wrapped(repo, world)
+    assert [answer["messages"][-1].content for answer in agent.batch(inputs(*SAID))] == ["done"] * 3
     found = [(n, answer["messages"][-1].content) for n, answer in agent.batch_as_completed(inputs(*SAID))]
     assert found == [(0, "done"), (1, "done"), (2, "done")]
-    assert (asked(agent), world.items) == (SAID, ["chair", "table", "lamp"])
-
-
-async def test_t_abatch_as_completed_runs_its_inputs_one_after_another(repo):
-    """abatch_as_completed runs its turns in order, also through a binding that LangChain makes."""
-    world = World()
-    agent = wrapped(repo, world)
     bound = agent.with_config(tags=["bound"])
     assert [n async for n, _ in bound.abatch_as_completed(inputs(*SAID))] == [0, 1, 2]
-    assert (asked(agent), world.items) == (SAID, ["chair", "table", "lamp"])
+    assert (asked(agent), world.items) == (SAID * 3, ["chair", "table", "lamp"] * 3)
 
 
-async def test_t_a_batch_with_return_exceptions_runs_every_turn(repo):
+async def test_a_batch_with_return_exceptions_runs_every_turn(repo):
     """With return_exceptions the exception of a turn is returned, and the turns after it run."""
-    world = World()
-    agent = wrapped(repo, world)
+    agent = wrapped(repo, World())
     wrong = [inputs("hm")[0], {"messages": 5}, inputs("add chair")[0]]
     kinds = [isinstance(one, Exception) for _, one in agent.batch_as_completed(wrong, return_exceptions=True)]
     again = [isinstance(one, Exception) async for _, one in agent.abatch_as_completed(wrong, return_exceptions=True)]
@@ -61,8 +51,7 @@ async def test_t_a_batch_with_return_exceptions_runs_every_turn(repo):
         list(agent.batch_as_completed(wrong))
 
 
-def test_t_a_batch_with_too_few_configs_runs_no_turn(repo):
-    """A batch whose configs do not match its inputs is refused before any turn."""
+def test_a_batch_with_too_few_configs_runs_no_turn(repo):
     agent = wrapped(repo, World())
     with pytest.raises(InvalidInput, match="3 inputs and 2 configs"):
         agent.batch(inputs(*SAID), [{}, {}])
@@ -74,7 +63,6 @@ def test_t_a_batch_with_too_few_configs_runs_no_turn(repo):
 
 @pytest.fixture
 def work(tmp_path):
-    """Create a workspace directory with one file."""
     made = tmp_path / "work"
     made.mkdir()
     (made / "a.txt").write_text("first")
@@ -82,8 +70,6 @@ def work(tmp_path):
 
 
 def writing(work):
-    """Create a world whose tool `note` writes a file."""
-
     class Files(World):
         def _functions(self):
             def note(text: str) -> str:
@@ -97,12 +83,11 @@ def writing(work):
 
 
 def until_written(work):
-    """Return whether the tool of the stream has written the whole file."""
     return (work / "a.txt").read_text() == "x"
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_t_a_rewind_during_a_stream_names_the_running_turn(repo, work, force):
+def test_a_rewind_during_a_stream_names_the_running_turn(repo, work, force):
     """A rewind or rollback inside a stream fails because the turn runs, not because the files changed."""
     world = writing(work)
     agent = wrapped(repo, world, workspace=work)
@@ -124,7 +109,7 @@ def test_t_a_rewind_during_a_stream_names_the_running_turn(repo, work, force):
     assert (work / "a.txt").read_text() == "first"
 
 
-def test_t_a_rewind_works_after_a_break_out_of_a_stream(repo, work):
+def test_a_rewind_works_after_a_break_out_of_a_stream(repo, work):
     """A stream without a reference ends with the loop, so that the files can be rewound."""
     agent = wrapped(repo, writing(work), workspace=work)
     for _ in agent.stream(inputs("note x")[0]):
@@ -136,7 +121,7 @@ def test_t_a_rewind_works_after_a_break_out_of_a_stream(repo, work):
 
 @pytest.mark.parametrize("verb", ["arewind_files", "arollback", "aundo", "acheckpoint", "aswitch"])
 @pytest.mark.parametrize("events", [False, True])
-async def test_t_verbs_work_after_a_break_out_of_an_async_stream(repo, work, verb, events):
+async def test_verbs_work_after_a_break_out_of_an_async_stream(repo, work, verb, events):
     """Verbs that need the branch wait until the event loop has closed the abandoned stream."""
     agent = wrapped(repo, writing(work), workspace=work)
     asked = inputs("note x")[0]
@@ -149,8 +134,7 @@ async def test_t_verbs_work_after_a_break_out_of_an_async_stream(repo, work, ver
         assert (work / "a.txt").read_text() == ("x" if verb == "aswitch" else "first")
 
 
-async def test_t_a_rewind_is_refused_until_a_referenced_stream_is_closed(repo, work):
-    """A rewind after a break asks to close a stream that is still referenced, and then works."""
+async def test_a_rewind_is_refused_until_a_referenced_stream_is_closed(repo, work):
     agent = wrapped(repo, writing(work), workspace=work)
     stream = agent.astream(inputs("note x")[0])
     async for _ in stream:
@@ -181,7 +165,7 @@ IN_A_TRANSACTION = {
 
 @pytest.mark.parametrize("verb", IN_A_TRANSACTION)
 @pytest.mark.parametrize("other", [False, True])
-def test_t_a_progress_callback_that_writes_is_refused(repo, verb, other, request):
+def test_a_progress_callback_that_writes_is_refused(repo, verb, other, request):
     """A callback that writes would deadlock: it raises Conflict, nothing is half done, and later writes work."""
     agent = wrapped(repo, World())
     agent.run("add chair")
@@ -200,29 +184,29 @@ def test_t_a_progress_callback_that_writes_is_refused(repo, verb, other, request
     assert repo.maintenance.fsck(level=3).findings == ()
 
 
-@pytest.mark.parametrize("verb", ["gc", "import_", "fsck"])
-def test_t_a_progress_callback_may_read(repo, verb):
-    """A callback that only reads the repository works."""
+VERBS = IN_A_TRANSACTION | {"fsck": lambda repo, progress: repo.maintenance.fsck(progress=progress)}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_progress_callback_may_read(repo, verb):
     wrapped(repo, World()).run("add chair")
     seen = []
-    work = IN_A_TRANSACTION | {"fsck": lambda repo, progress: repo.maintenance.fsck(progress=progress)}
-    work[verb](repo, lambda *_: seen.append(len(repo.sessions())))
+    VERBS[verb](repo, lambda *_: seen.append(len(repo.sessions())))
     assert set(seen) == {1}
 
 
-@pytest.mark.parametrize("verb", ["gc", "import_", "fsck"])
-def test_t_a_callback_that_reads_an_in_memory_database_is_refused(verb):
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_callback_that_reads_an_in_memory_database_is_refused(verb):
     """An in-memory database has one connection, so a nested transaction raises Conflict."""
     with agentgit.open(":memory:") as repo:
         wrapped(repo, World()).run("add chair")
-        work = IN_A_TRANSACTION | {"fsck": lambda repo, progress: repo.maintenance.fsck(progress=progress)}
         with pytest.raises(Conflict, match="inside a transaction"):
-            work[verb](repo, lambda *_: repo.sessions())
+            VERBS[verb](repo, lambda *_: repo.sessions())
         assert repo.maintenance.fsck(level=3).findings == ()
-        assert work[verb](repo, None)
+        assert VERBS[verb](repo, None)
 
 
-async def test_t_a_callback_that_writes_through_a_thread_is_refused(repo):
+async def test_a_callback_that_writes_through_a_thread_is_refused(repo):
     """A write in a thread started by a callback would deadlock too, and raises Conflict."""
     wrapped(repo, World()).run("add chair")
     raised = []
@@ -237,8 +221,7 @@ async def test_t_a_callback_that_writes_through_a_thread_is_refused(repo):
     assert raised
 
 
-def test_t_an_error_in_a_callback_leaves_the_repository_consistent(repo):
-    """An exception of a callback ends its verb with nothing half done."""
+def test_an_error_in_a_callback_leaves_the_repository_consistent(repo):
     wrapped(repo, World()).run("add chair")
 
     def progress(*_):
@@ -254,8 +237,7 @@ def test_t_an_error_in_a_callback_leaves_the_repository_consistent(repo):
 # -- after close
 
 
-def test_t_every_verb_raises_after_the_repository_is_closed(database, tmp_path):
-    """After `close` every verb of every object made from the repository raises Unavailable."""
+def test_every_verb_raises_after_the_repository_is_closed(database, tmp_path):
     repo = agentgit.open(database.url)
     work = tmp_path / "work"
     work.mkdir()
@@ -312,7 +294,7 @@ def test_t_every_verb_raises_after_the_repository_is_closed(database, tmp_path):
         assert asked(again.wrap(agent.graph, "s")) == ["add chair"]
 
 
-def test_t_closing_the_repository_ends_a_running_turn_with_an_error(repo):
+def test_closing_the_repository_ends_a_running_turn_with_an_error(repo):
     """A turn whose repository is closed while it runs raises, and the next turn takes the branch over."""
     world = World()
     with agentgit.open(backend.url(repo)) as other:
