@@ -43,7 +43,13 @@ class Page(HTMLParser):
         self.text += data
 
 
-def luminance(colour: str) -> float:
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours as WCAG defines it."""
+    light, dark = sorted(map(_luminance, (one, other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -46,7 +46,6 @@ EVERY_READ = Point("store.database", "Database.reading")
 EVERY_WRITE = Point("store.database", "Database.write")
 SEND_COMMIT = Point("store.sql.batch", "Batch.commit")
 """The commit of a transaction on PostgreSQL, with the statements that are sent together with it."""
-DELETE_THREAD = Point("store.threads.graph_store", "GraphStore.delete_thread")
 READ_STATE = Point("store.threads.graph_store", "GraphStore.read_state")
 FIND_STATE = Point("store.threads.graph_store", "GraphStore.find")
 READ_VALUE = Point("store.objects.content", "Content.get")

@@ -29,8 +29,6 @@ from sqlglot import exp
 from agentgit.store.sql.tables import METADATA
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = ROOT / "agentgit"
-
 TENANT_TABLES = frozenset(name for name, table in METADATA.tables.items() if "tenant_id" in table.c)
 
 EXEMPT = {

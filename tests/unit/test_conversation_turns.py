@@ -8,20 +8,17 @@ import pytest
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import ToolInvocation
-from agentgit.web.pages.rendering import markdown
-from agentgit.web.pages.turns import Said, images_of, turns_of
+from agentgit.web.pages.rendering import is_link, markdown
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def point(number: int, kind: str, messages: int, position: int = 0) -> Checkpoint:
-    """Return a checkpoint that was created `number` seconds after the first."""
     facts = {"kind": kind, "message_count": messages, "tool_track_position": position, "reference": f"main#{number}"}
     return Checkpoint(id=number, created_at=START + timedelta(seconds=number), metadata=facts)
 
 
 def call(number: int, status: str = "done", call_id: str | None = "c1") -> ToolInvocation:
-    """Return a recorded call."""
     return ToolInvocation(
         id=number, internal_session_id=1, position=number, tool_name="pay", status=status, tool_call_id=call_id
     )
@@ -65,7 +62,6 @@ def test_a_card_says_what_became_of_its_call(status, word):
 
 
 def test_each_turn_gets_its_own_call_of_a_repeated_id():
-    """If a model uses a call id twice, each turn shows its own recorded call."""
     points = [point(1, "before", 0), point(2, "after", 4, 1), point(3, "before", 4, 1), point(4, "after", 8, 2)]
     turns = turns_of(points, [USER, ASK, RESULT, ANSWER] * 2, [call(0, "reversed"), call(1)])
     assert [turn.entries[1].cards[0].outcome[0] for turn in turns] == ["undone", "done"]
@@ -83,7 +79,6 @@ def test_checkpoints_without_messages_make_turns(messages):
 
 
 def test_removed_messages_leave_the_later_turns_whole():
-    """If the graph removed messages, each message that is left is in exactly one turn."""
     points = [point(1, "before", 0), point(2, "after", 8), point(3, "before", 8), point(4, "after", 2)]
     turns = turns_of(points, [USER, ANSWER], [])
     assert sorted(entry.number for turn in turns for entry in turn.entries) == [0, 1]
@@ -101,6 +96,7 @@ def test_a_call_that_no_message_asked_for_has_a_card():
         ({"type": "image", "base64": "aGk=", "mime_type": "image/png"}, [None]),
         ({"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,aGk="}}, [None]),
         ({"type": "image", "source": {"type": "base64", "media_type": "image/webp", "data": "aGk="}}, [None]),
+        ({"type": "image_url", "image_url": {"url": "DATA:image/png;base64,aGk="}}, [None]),
         ({"type": "image_url", "image_url": "https://a.example/b.png"}, ["https://a.example/b.png"]),
         ({"type": "image", "base64": "aGk=", "mime_type": "image/svg+xml"}, []),
         ({"type": "image_url", "image_url": None}, []),
@@ -123,6 +119,7 @@ def test_images_of_each_provider_are_found(block, shown):
         "[x](/logout)",
         "[x](//evil.example)",
         "[x](data:text/html,x)",
+        "[x](JavaScript:alert(1)) ![y](/users)",
         "![x](https://evil.example/x.png)",
         "![x](javascript:x)",
         "<javascript:x>",
@@ -134,12 +131,13 @@ def test_images_of_each_provider_are_found(block, shown):
 def test_markdown_runs_and_loads_nothing(text):
     """No Markdown makes a script, an image, a heading, a local link or a character that reverses text."""
     html = str(markdown(text))
-    assert not any(part in html for part in ("<script", "<img", "<h1", 'href="/', 'href="j', 'href="d', "\u202e"))
+    assert not any(
+        part in html for part in ("<script", "<img", "<h1", 'href="/', 'href="j', 'href="J', 'href="d', "\u202e")
+    )
     html.encode()
 
 
 def test_markdown_is_rendered():
-    """Lists, code, tables and links of an answer are shown as such."""
     html = markdown("- **a**\n\n```\nx < 1\n```\n\n|a|\n|-|\n|1|\n\n[b](https://b.example)")
     for part in (
         "<li><strong>a</strong></li>",
@@ -148,3 +146,22 @@ def test_markdown_is_rendered():
         '<a href="https://b.example" rel="noopener',
     ):
         assert part in html
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a]: https://" + "x" * 9_000 + "\n" + "[a]" * 3_000,
+        "|" + "a|" * 2_000 + "\n|" + "-|" * 2_000 + "\n" + "|b\n" * 2_000,
+        ">" * 5_000 + "a",
+        "![a](https://a.example/b.png)" * 500,
+    ],
+    ids=["references", "table", "quotes", "images"],
+)
+def test_a_message_cannot_swell_a_page(text):
+    assert len(markdown(text)) <= 30 * len(text)
+
+
+@pytest.mark.parametrize("address", ["javascript:alert(1)", "JavaScript:x", "/users", "data:text/html,x", "//a.b"])
+def test_an_image_links_only_to_web_and_mail_addresses(address):
+    assert not is_link(address)

@@ -23,15 +23,7 @@ def talk(*messages: dict) -> Checkpoint:
     return Checkpoint(conversation_history=list(messages))
 
 
-def test_a_diff_has_the_fields_of_a_file_diff():
-    """A diff has both ids and the four file fields, which are empty while no files are tracked."""
-    found = diff(Checkpoint(id=1), Checkpoint(id=2))
-    assert (found.from_id, found.to_id) == (1, 2)
-    assert (found.added_files, found.modified_files, found.deleted_files, found.diff_content) == ([], [], [], "")
-
-
 def test_a_diff_of_files_alone_is_not_empty_and_lists_them():
-    """A diff of files alone is not empty and lists each file with its sign."""
     found = Diff(from_id=1, to_id=2, added_files=["new"], modified_files=["changed"], deleted_files=["gone"])
     assert not found.is_empty
     assert str(found) == "files\n- gone\n+ new\n~ changed"
@@ -58,7 +50,6 @@ def test_values_are_compared_by_their_json_meaning(a, b, differ):
 
 @pytest.mark.long
 def test_states_nested_deeper_than_the_stack_are_compared():
-    """A hundred thousand levels are compared without a RecursionError."""
     deep: dict = {"end": 1}
     other: dict = {"end": 2}
     for _ in range(100_000):
@@ -68,26 +59,15 @@ def test_states_nested_deeper_than_the_stack_are_compared():
 
 
 def test_messages_before_the_branch_point_are_common():
-    """Messages up to the branch point are counted as common, later ones are removed and added."""
-    start = [said("user", "order two chairs", "1"), said("assistant", "done", "2")]
-    a = talk(*start, said("user", "and a table", "3"))
-    b = talk(*start, said("user", "rather a sofa", "4"), said("assistant", "done", "5"))
-    found = diff(a, b)
+    """Later ones are removed and added, as is an edited one in the middle, and one with another id is another one."""
+    start, last = [said("user", "order two chairs", "1"), said("assistant", "done", "2")], said("user", "bye", "3")
+    found = diff(talk(*start, last), talk(*start, said("user", "rather a sofa", "4"), said("assistant", "done", "5")))
     assert found.common_messages == 2
-    assert [m["content"] for m in found.removed_messages] == ["and a table"]
+    assert [m["content"] for m in found.removed_messages] == ["bye"]
     assert [m["content"] for m in found.added_messages] == ["rather a sofa", "done"]
-
-
-def test_an_edited_message_is_removed_and_added():
-    """A message edited in the middle is removed and added, and the messages around it stay common."""
-    first, last = said("user", "hi", "1"), said("user", "bye", "3")
-    found = diff(talk(first, said("assistant", "helo", "2"), last), talk(first, said("assistant", "hello", "2"), last))
-    assert found.common_messages == 2
-    assert [m["content"] for m in found.removed_messages + found.added_messages] == ["helo", "hello"]
-
-
-def test_messages_with_equal_text_and_different_ids_differ():
-    """Messages with equal text and different ids are not common."""
+    edited = diff(talk(*start, last), talk(start[0], said("assistant", "sold out", "2"), last))
+    assert edited.common_messages == 2
+    assert [m["content"] for m in edited.removed_messages + edited.added_messages] == ["done", "sold out"]
     assert diff(talk(said("user", "hi", "1")), talk(said("user", "hi", "2"))).common_messages == 0
 
 
@@ -104,7 +84,6 @@ def test_a_replayed_call_equals_the_call_it_replays():
 
 
 def test_calls_that_replay_each_other_are_still_compared():
-    """Two calls that claim to replay each other cause no endless loop."""
     circle = Checkpoint(tool_invocations=[called(1, replay_of=2), called(2, replay_of=1)])
     assert diff(circle, circle).is_empty
 
@@ -117,7 +96,6 @@ def test_calls_without_ids_are_compared_by_content():
 
 
 def test_a_diff_reads_as_text():
-    """The text of a diff has both references, then each part with its signs."""
     start = said("user", "order two chairs", "1")
     asks = said("assistant", "", "3", tool_calls=[{"id": "c", "name": "order", "args": {"item": "table"}}])
     a = Checkpoint(
@@ -148,31 +126,18 @@ def test_a_diff_reads_as_text():
 
 
 def test_equal_checkpoints_have_an_empty_diff():
-    """The diff of two equal checkpoints is empty and reads `no difference`."""
     same = Checkpoint(session_state={"a": [1, {"b": 2}]}, conversation_history=[said("user", "hi")])
     found = diff(same, Checkpoint.from_dict(same.to_dict()))
     assert found.is_empty
     assert str(found) == "no difference"
 
 
-def test_the_text_of_a_diff_escapes_control_characters():
-    """Escapes, line ends and direction marks in the data are written out, and long values are cut."""
-    hostile = "\x1b[31mred\nnext\u202eback" + "x" * 500
-    a = Checkpoint(session_state={hostile: hostile}, tool_invocations=[called(1, name=hostile)])
-    found = diff(a, talk(said(hostile, hostile)))
-    text = str(found)
-    assert "\x1b" not in text
-    assert "\u202e" not in text
-    assert len(text.splitlines()) == 6
-    assert "\\x1b[31mred\\nnext\\u202eback" in text
-
-
 def test_a_diff_can_be_written_as_json():
-    """`to_dict` of a diff has every field, and JSON can carry it."""
-    found = diff(Checkpoint(id=1, session_state={"a": 1}), talk(said("user", "hi")))
+    found = diff(Checkpoint(id=1, session_state={"a": 1}), Checkpoint(id=2, conversation_history=[said("user", "hi")]))
     data = json.loads(json.dumps(found.to_dict()))
     assert data["state"] == [{"path": "/a", "before": 1, "after": None, "kind": "removed"}]
     assert data["added_messages"][0]["content"] == "hi"
+    assert (data["from_id"], data["to_id"], data["added_files"], data["diff_content"]) == (1, 2, [], "")
     assert set(data) == {
         "from_id", "to_id", "from_reference", "to_reference", "state", "common_messages", "removed_messages",
         "added_messages", "removed_tokens", "added_tokens", "common_calls", "removed_calls", "added_calls",
@@ -181,7 +146,6 @@ def test_a_diff_can_be_written_as_json():
 
 
 def test_long_conversations_are_compared_exactly():
-    """Of two conversations with ten thousand shared messages, only the last message differs."""
     shared = [said("user", f"message {n}", str(n)) for n in range(10_000)]
     found = diff(talk(*shared, said("user", "a", "x")), talk(*shared, said("user", "b", "y")))
     assert found.common_messages == 10_000
@@ -198,20 +162,11 @@ STATES = st.dictionaries(st.text(max_size=2), JSON, max_size=3)
 
 @given(STATES, STATES)
 def test_a_reversed_diff_swaps_added_and_removed(a, b):
-    """A reversed diff swaps added and removed at the same paths; equal states have no differences."""
     there = diff(Checkpoint(session_state=a), Checkpoint(session_state=b)).state
     back = diff(Checkpoint(session_state=b), Checkpoint(session_state=a)).state
     mirror = {"added": "removed", "removed": "added", "changed": "changed"}
     assert {(c.path, mirror[c.kind]) for c in there} == {(c.path, c.kind) for c in back}
     assert bool(there) == (json.dumps(a, sort_keys=True) != json.dumps(b, sort_keys=True))
-
-
-@given(st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
-def test_every_message_is_counted_once(a, b):
-    """Common and one-sided messages add up to each conversation, also with repeated messages."""
-    found = diff(talk(*(said("user", n) for n in a)), talk(*(said("user", n) for n in b)))
-    assert found.common_messages + len(found.removed_messages) == len(a)
-    assert found.common_messages + len(found.added_messages) == len(b)
 
 
 @given(st.lists(st.integers(0, 4), max_size=8), st.lists(st.integers(0, 4), max_size=8))
@@ -234,12 +189,12 @@ def test_removed_and_added_messages_keep_their_order(a, b):
         rests.append(rest)
     assert gone == new == []
     assert rests[0] == rests[1]
+    assert len(rests[0]) == found.common_messages
     shared = next((n for n, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
     assert found.common_messages >= shared
 
 
 def test_repetitive_conversations_are_compared_quickly():
-    """Thousands of equal messages without ids are aligned in less than a second."""
     same = [said("user", "ok", None) for _ in range(3_000)]
     other = [one for n in range(1_500) for one in (said("user", "ok", None), said("user", str(n), None))]
     began = time.thread_time()  # CPU time of this thread, which other load on the machine does not change

@@ -5,11 +5,19 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.tools import StructuredTool, tool
 
 from agentgit import ToolInvocation, compensable, reversible
 from agentgit.effects import Effect, effect
 from agentgit.effects.declarations import Hints, ToolEffects, as_effects, hints_in, record_fields, stricter
-from agentgit.effects.effects import KINDS, UNDOABLE, declared_by_name
+from agentgit.effects.effects import (
+    KINDS,
+    UNDOABLE,
+    declared_by_name,
+    declared_on,
+    import_function,
+    takes_invocation,
+)
 from agentgit.effects.invocation import identity
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, NotFound
@@ -24,15 +32,6 @@ def other(args, result): ...
 def look(invocation): ...
 
 
-def named(name: str):
-    """Create a function with this name."""
-
-    def function(): ...
-
-    function.__name__ = name
-    return function
-
-
 HERE = f"{__name__}:undo"
 
 
@@ -44,7 +43,6 @@ def invoked(name: str = "pay", **more) -> ToolInvocation:
 
 
 def test_equal_declarations_have_equal_hashes():
-    """Two declarations with the same content are equal and have one hash, with lists or tuples of names."""
     one = compensable(undo, identity_args=["to", "amount"], verify=look, precheck=look, once=True)
     assert one == compensable(undo=undo, identity_args=("to", "amount"), verify=look, precheck=look, once=True)
     assert len({one, Effect("compensable", undo, ["to", "amount"], look, look, True)}) == 1
@@ -52,16 +50,31 @@ def test_equal_declarations_have_equal_hashes():
 
 
 def test_functions_are_recorded_by_their_names():
-    """Verify and precheck, also a lambda, are recorded by their qualified names like an undo function."""
+    """Also a lambda has a qualified name; a path is imported only when it is needed."""
     declared = reversible(HERE, verify=look, precheck=lambda invocation: None)
     local = f"{__name__}:test_functions_are_recorded_by_their_names.<locals>.<lambda>"
     assert (declared.undo_path, declared.verify_path, declared.precheck_path) == (HERE, f"{__name__}:look", local)
+    assert import_function(HERE) is undo
+    with pytest.raises(NotFound, match=r"no\.such:thing"):
+        import_function("no.such:thing")
+
+
+def test_an_undo_function_may_take_the_invocation():
+    """It is the third parameter, if that has this name or no default."""
+    assert takes_invocation(lambda args, result, invocation: None)
+    assert takes_invocation(lambda args, result, invocation=None: None)
+    assert not takes_invocation(lambda args, result, dry_run=False: None)
+    assert not takes_invocation(lambda *everything: None)  # usually a decorator around a function of two parameters
+    assert not takes_invocation(undo)
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda: effect("reversible"), "needs an undo"),
+        (lambda: import_function("no-colon"), "not an import path"),
+        (lambda: import_function("a.b:<locals>.f"), "not an import path"),
+        (lambda: import_function("agentgit:__version__"), "not a function"),
         (lambda: effect("harmless"), "not an effect"),
         (lambda: effect(undo), "reversible\\(undo\\)"),
         (lambda: Effect("idempotent", undo), "never undone"),
@@ -91,22 +104,7 @@ def test_a_meaningless_declaration_is_refused_at_once(make, says):
         make()
 
 
-def test_the_reversible_decorator_without_an_undo_is_refused():
-    """`@reversible` without parentheses is refused with a message about the parameters of an undo function."""
-    with pytest.raises(InvalidInput, match="args, result"):
-
-        @reversible
-        def put(item: str) -> str:
-            """Put."""
-            return item
-
-
 def test_effect_decorators_work_above_and_below_tool():
-    """The order of the two decorators does not matter."""
-    from langchain_core.tools import tool
-
-    from agentgit.effects.effects import declared_on
-
     @reversible(undo=undo, identity_args=["item"])
     @tool
     def above(item: str) -> str:
@@ -123,11 +121,6 @@ def test_effect_decorators_work_above_and_below_tool():
 
 
 def test_two_tools_of_one_function_have_separate_effects():
-    """An effect declared for one tool does not apply to another tool made of the same function."""
-    from langchain_core.tools import StructuredTool
-
-    from agentgit.effects.effects import declared_on
-
     def act(item: str) -> str:
         """Act."""
         return item
@@ -141,9 +134,6 @@ def test_two_tools_of_one_function_have_separate_effects():
 
 def test_a_tool_made_of_a_method_carries_its_effect():
     """A tool made of a method carries the effect; a bare method, which takes no attributes, is refused."""
-    from langchain_core.tools import StructuredTool
-
-    from agentgit.effects.effects import declared_on
 
     class Shop:
         def order(self, item: str) -> str:
@@ -241,7 +231,6 @@ METADATA = st.recursive(
 
 @given(metadata=METADATA, kind=st.sampled_from(list(DECLARED)))
 def test_no_metadata_makes_an_effect_less_strict(metadata, kind):
-    """Metadata of any shape from a server makes no effect less strict and raises nothing."""
     assert strictness(stricter(DECLARED[kind], hints_in(metadata))) >= strictness(DECLARED[kind])
 
 
@@ -260,7 +249,6 @@ def test_annotations_are_found_in_every_known_place():
 
 
 def test_a_stricter_effect_keeps_verify_and_identity_args():
-    """An idempotent tool that its server calls destructive keeps its verify and identity_args."""
     found = stricter(Effect("idempotent", identity_args=["id"], verify=look), Hints(destructive=True))
     assert found == Effect("irreversible", identity_args=["id"], verify=look)
 
@@ -281,7 +269,6 @@ def test_the_effect_of_a_hidden_tool_is_its_decorator_or_the_default():
 
 @pytest.mark.parametrize("wrong", [["add"], "add", {"add": 3}, {3: "read_only"}, {"": "read_only"}, {"add": None}])
 def test_a_wrong_effects_mapping_is_refused(wrong):
-    """Anything but a mapping of tool names to effects raises InvalidInput."""
     with pytest.raises(InvalidInput):
         as_effects(wrong)
 
@@ -290,7 +277,6 @@ def test_a_wrong_effects_mapping_is_refused(wrong):
 
 
 def test_a_recorded_name_finds_only_declared_functions():
-    """A recorded name finds its function only among those declared for that tool of the session."""
     registry = Registry()
     call = invoked(undo=HERE, verify=f"{__name__}:look")
     assert "is not declared here" in registry.undo_obstacle(1, call)
@@ -315,38 +301,29 @@ def test_a_function_other_than_the_recorded_one_is_refused():
     assert (registry.undo(1, invoked("unheard_of")), registry.verify(1, invoked("unheard_of"))) == (undo, look)
 
 
-def test_the_undo_of_another_tool_with_the_same_name_is_not_used():
-    """A decorator elsewhere in the process provides no undo for a call that was made without it."""
-    reversible(other)(named("pay_elsewhere"))
-    registry = Registry()
-    assert "wrap the graph" in registry.undo_obstacle(1, invoked("pay_elsewhere"))
-    assert registry.verify(1, invoked("pay_elsewhere")) is None
-
-
 def test_disagreeing_decorators_leave_a_tool_name_undeclared():
     """A tool known by its name alone is undeclared when decorators of two tools with that name disagree."""
 
-    def one():
+    def one(kind):
         def twice_decorated(x): ...
 
-        return twice_decorated
+        return effect(kind)(twice_decorated)
 
-    def another():
+    def another(kind):
         def twice_decorated(x): ...
 
-        return twice_decorated
+        return effect(kind)(twice_decorated)
 
-    effect("idempotent")(one())
-    effect("idempotent")(another())
+    one("idempotent")
+    another("idempotent")
     assert declared_by_name("twice_decorated").kind == "idempotent"
-    effect("irreversible")(one())
+    one("irreversible")
     assert declared_by_name("twice_decorated") is None
-    effect("irreversible")(another())  # as when a cell of a notebook runs again
+    another("irreversible")  # as when a cell of a notebook runs again
     assert declared_by_name("twice_decorated").kind == "irreversible"
 
 
 def test_the_reason_for_a_missing_function_names_the_next_step():
-    """Without an undo function, an importable path or a tool, the reason says what to do next."""
     registry = Registry()
     assert "wrap the graph" in registry.undo_obstacle(1, invoked("nobody"))
     assert "no.such:thing is not declared here" in registry.undo_obstacle(1, invoked("nobody", undo="no.such:thing"))
@@ -359,11 +336,3 @@ def test_the_reason_for_a_missing_function_names_the_next_step():
         registry.runner(1, invoked())
     registry.declare(1, [], {"pay": lambda args, _: args["amount"]})
     assert registry.runner(1, invoked())({"amount": 5}, "thread") == 5
-
-
-def test_an_undo_module_that_raises_on_import_is_reported(tmp_path, monkeypatch):
-    """An exception in the import of a declared module is the reason why its undo is missing."""
-    (tmp_path / "broken_shop.py").write_text("raise RuntimeError('no key')")
-    monkeypatch.syspath_prepend(tmp_path)
-    registry = Registry({"pay": reversible("broken_shop:cancel")})
-    assert "no key" in registry.undo_obstacle(1, invoked(undo="broken_shop:cancel"))

@@ -76,7 +76,6 @@ def test_the_arguments_of_a_file_tool_name_the_modified_files(name, args, paths)
     ],
 )
 def test_a_call_with_unknown_files_may_modify_everything(name, args):
-    """Shell tools, and file tools that name no file, may modify the whole workspace."""
     assert paths_of(name, None, args) == EVERYTHING
 
 
@@ -102,8 +101,6 @@ def test_a_decorator_declares_which_arguments_hold_paths():
 
 
 def test_a_decorator_without_arguments_declares_any_file_modified():
-    """A decorator without names declares that any file may be modified."""
-
     @modifies_files()
     def build() -> str: ...
 
@@ -111,8 +108,6 @@ def test_a_decorator_without_arguments_declares_any_file_modified():
 
 
 def test_a_tool_declared_read_only_modifies_nothing():
-    """The declared effect of a tool overrides its name."""
-
     @effect("read_only")
     def execute(query: str) -> str: ...
 
@@ -120,7 +115,6 @@ def test_a_tool_declared_read_only_modifies_nothing():
 
 
 def test_a_wrong_modifies_files_declaration_is_refused():
-    """An argument that the tool does not have, or an object that is no tool, raises InvalidInput at once."""
     with pytest.raises(InvalidInput, match="publish has no argument pth"):
 
         @modifies_files("pth")

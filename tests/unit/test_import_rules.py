@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_modules_import_only_from_the_packages_below_them():
-    """The import contracts in pyproject.toml hold."""
     done = subprocess.run(  # noqa: S603  # our own command
         [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
         cwd=ROOT,
@@ -49,7 +48,6 @@ def test_imports_by_name_follow_the_contracts():
 
 
 def test_importing_agentgit_imports_no_heavy_package():
-    """`import agentgit` is fast because heavy packages are imported only when they are first used."""
     heavy = ("langgraph", "langchain_core", "sqlmodel", "sqlalchemy", "pydantic", "agentgit.render")
     code = f"import sys, agentgit; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603  # as above
@@ -86,7 +84,6 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_tests_of_agents_faces_and_crashes_import_public_names():
-    """Tests of agents, faces and crashes import only public names, so a refactoring does not break them."""
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
     public = {"agentgit", *ENTRANCES, *re.findall(r"^::: (\S+)", pages, flags=re.MULTILINE)}
     public |= {f"agentgit.errors.{name}" for name in vars(errors)}

@@ -52,5 +52,4 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_json_values_are_recorded_unchanged(value):
-    """JSON values are equal after a round trip, with any text."""
     assert from_json(to_json(value)) == value

@@ -87,7 +87,6 @@ EFFECTS = {
 
 
 def test_the_table_of_known_tools_is_in_the_docs():
-    """The page on effects lists the known tools as the code has them."""
     page = (Path(__file__).parents[2] / "docs" / "effects.md").read_text("utf-8")
     rows: dict[tuple[str, str], list[str]] = {}
     for known in KNOWN_TOOLS:

@@ -39,7 +39,6 @@ KEYS = {
 
 @pytest.mark.parametrize("name", sorted(KEYS))
 def test_the_config_keys_of_langgraph_have_their_known_names(name):
-    """Stored threads and running tasks are read by these key names."""
     assert getattr(internals, name) == KEYS[name], MOVED.format(name)
 
 
@@ -64,7 +63,6 @@ def test_a_running_task_has_the_expected_config_entries():
 
 
 def test_channels_are_read_from_a_checkpoint():
-    """`channels_from_checkpoint` returns the channels of a graph with the values of a checkpoint."""
     checkpoint = empty_checkpoint()
     checkpoint["channel_values"]["n"] = 7
     channels, _ = internals.channels_from_checkpoint({"n": LastValue(int, "n")}, checkpoint)
@@ -72,13 +70,11 @@ def test_channels_are_read_from_a_checkpoint():
 
 
 def test_a_runnable_gets_the_config_of_its_task():
-    """RunnableCallable gives a function its input and the config."""
     first = internals.RunnableCallable(lambda value, config: value + config["configurable"]["more"], trace=False)
     assert first.invoke(1, {"configurable": {"more": 2}}) == 3, MOVED.format("RunnableCallable")
 
 
 def test_a_separate_pregel_node_writes_a_mapping_to_the_channels():
-    """PregelNode, ChannelWrite and ChannelWriteTupleEntry make a node that writes a mapping to the channels."""
     write = internals.ChannelWrite([internals.ChannelWriteTupleEntry(mapper=lambda v: list(v.items()))])
     node = internals.PregelNode(channels=[], triggers=[], writers=[write])
 
@@ -93,13 +89,11 @@ def test_a_separate_pregel_node_writes_a_mapping_to_the_channels():
 
 
 def test_values_that_a_function_closes_over_are_found():
-    """`get_function_nonlocals` returns the values that a function closes over."""
     lamp = object()
     assert lamp in internals.get_function_nonlocals(lambda: lamp), MOVED.format("get_function_nonlocals")
 
 
 def test_recast_checkpoint_ns_removes_task_ids():
-    """`recast_checkpoint_ns` removes the ids of tasks from a namespace."""
     assert internals.recast_checkpoint_ns("a:1|b:2") == "a|b", MOVED.format("recast_checkpoint_ns")
 
 
@@ -110,14 +104,12 @@ def test_the_path_of_a_task_is_written_as_a_text():
 
 
 def test_a_delta_snapshot_wraps_the_value_of_its_channel():
-    """DeltaSnapshot holds its value, and the reducer of messages appends."""
     assert internals.DeltaSnapshot([1]).value == [1], MOVED.format("_DeltaSnapshot")
     one, two = HumanMessage("a", id="1"), HumanMessage("b", id="2")
     assert internals.messages_delta_reducer([one], [[two]]) == [one, two], MOVED.format("_messages_delta_reducer")
 
 
 def test_the_serializer_lists_the_types_it_rebuilds():
-    """SAFE_MSGPACK_TYPES is a set of pairs of module and name."""
     assert ("datetime", "datetime") in internals.SAFE_MSGPACK_TYPES, MOVED.format("SAFE_MSGPACK_TYPES")
 
 
@@ -190,7 +182,6 @@ def test_no_other_module_uses_a_private_name_of_langgraph():
 
 @pytest.mark.long
 def test_a_missing_langgraph_internal_raises_unavailable():
-    """A LangGraph without a required name raises Unavailable with its version, the name and the pip command."""
     code = (
         "import langgraph.prebuilt; from langgraph._internal import _config; del _config.recast_checkpoint_ns; "
         "import agentgit.langgraph_internals"

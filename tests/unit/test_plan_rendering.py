@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from markup import HOSTILE, TABLE_TAGS, Page, call, luminance
+from markup import HOSTILE, TABLE_TAGS, Page, call, contrast
 
 from agentgit import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.invocation import how_to_resolve
@@ -13,7 +13,7 @@ from agentgit.effects.plan import BLOCK, GONE, KEEP, REDO, REVERSE, SWITCH, WORL
 from agentgit.effects.report import GROUPS, ReportItem
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
 from agentgit.render import html
-from agentgit.render.text import STYLES, Span, cells, plain, wrap
+from agentgit.render.text import STYLES, cells, plain, wrap
 from agentgit.render.views import rollback
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -106,7 +106,6 @@ def test_the_last_line_counts_the_planned_actions(value, said):
 
 
 def test_plans_and_reports_name_their_kind_of_operation():
-    """The headings of a switch, a fork and a world-only rollback differ from that of a rollback."""
     assert (
         plan(kind=SWITCH, target="branch main").heading
         == "Switch to branch main: the world is brought to the state after its 1 tool call."
@@ -127,16 +126,6 @@ def test_a_hint_that_blocked_calls_share_is_shown_once():
         assert shown.count(hint) == 1
         assert "a is not declared here" in shown
         assert "b is not declared here" in shown
-
-
-def test_hostile_text_in_a_plan_cannot_control_a_terminal():
-    """Names and arguments that a model made up can neither send an escape nor add a line."""
-    wild = call(1, HOSTILE, HOSTILE, item=HOSTILE, **{HOSTILE: 1})
-    drawn = str(plan((KEEP, wild, HOSTILE), target=HOSTILE))
-    assert "\x1b" not in drawn
-    assert "\u202e" not in drawn
-    assert "\r" not in drawn
-    assert drawn.splitlines()[-1] == "1 stays; no blockers."
 
 
 def test_a_call_with_long_arguments_has_a_short_text():
@@ -170,26 +159,6 @@ def test_a_plan_in_a_notebook_is_a_table():
     assert "thank you. " * 20 in page.text  # the folded details hold the full argument
 
 
-def test_hostile_text_is_only_text_on_a_page():
-    """Names, arguments and reasons cannot open a tag, leave an attribute, or turn the reading direction."""
-    wild = call(1, HOSTILE, HOSTILE, item=HOSTILE, **{HOSTILE: 1})
-    value = plan((KEEP, wild, HOSTILE), target=HOSTILE, replayed=[wild])
-    report = RollbackReport(
-        operation_id=1,
-        status="done",
-        checkpoint_id=1,
-        branch=HOSTILE,
-        kept=[ReportItem(invocation=wild, reason=HOSTILE)],
-    )
-    for drawn in (value._repr_html_(), report._repr_html_(), html.pre([(Span(HOSTILE, "bad"),)])):
-        page = Page(drawn)
-        assert page.open == []
-        assert not {"script", "img"} & set(page.tags)
-        assert page.attributes <= {"style"}
-        assert "<script>" in page.text
-    assert "\u202e" not in value._repr_html_()
-
-
 def test_values_have_text_and_html_for_notebooks():
     """The MIME bundle has the text and the HTML; the HTML of a tree also has its text below the picture."""
     for value in (FULL, PARTIAL, tree()):
@@ -205,7 +174,6 @@ def tree():
 
 
 def test_rollback_errors_show_their_plan_or_report_as_html():
-    """The HTML of a rollback error has the table of its plan or report."""
     for error in (
         RollbackBlocked("<no>", FULL),
         WorldDiverged("<no>", FULL),
@@ -220,9 +188,7 @@ def test_rollback_errors_show_their_plan_or_report_as_html():
 def test_colours_are_readable_on_light_and_dark_backgrounds(background):
     """The colours have a contrast of at least 4:1 on white and on the dark of JupyterLab."""
     assert set(html.COLOURS) <= set(STYLES)
-    for colour in html.COLOURS.values():
-        light, dark = sorted((luminance(colour), luminance(background)), reverse=True)
-        assert (light + 0.05) / (dark + 0.05) >= 4
+    assert all(contrast(colour, background) >= 4 for colour in html.COLOURS.values())
 
 
 # -- JSON
@@ -230,7 +196,6 @@ def test_colours_are_readable_on_light_and_dark_backgrounds(background):
 
 @pytest.mark.parametrize("value", [FULL, PARTIAL, plan(), plan(kind=SWITCH)], ids=["plan", "report", "empty", "switch"])
 def test_plans_and_reports_round_trip_through_json(value):
-    """A plan or report that is read back from JSON equals the original."""
     again = type(value).from_dict(json.loads(json.dumps(value.to_dict())))
     assert again == value
     assert str(again) == str(value)
@@ -245,7 +210,6 @@ def test_the_data_of_a_plan_says_whether_it_is_admissible():
 
 @pytest.mark.parametrize("data", [{}, [], "plan", {"steps": 1}, {**FULL.to_dict(), "steps": [{"action": "keep"}]}])
 def test_data_that_is_no_plan_or_report_is_refused(data):
-    """Bad input: other data is no plan and no report, and the error says so."""
     with pytest.raises(InvalidInput, match="Not a plan"):
         RollbackPlan.from_dict(data)
     with pytest.raises(InvalidInput, match="Not a report"):
@@ -253,14 +217,12 @@ def test_data_that_is_no_plan_or_report_is_refused(data):
 
 
 def test_data_that_is_no_tool_invocation_is_refused():
-    """Bad input: an invocation with a broken time, an unknown field or missing fields is refused."""
     for wrong in ({"started_at": "yesterday"}, {"colour": "red"}, {"id": 1}):
         with pytest.raises(InvalidInput, match="Not a tool invocation"):
             ToolInvocation.from_dict({**wrong})
 
 
 def test_every_style_in_a_plan_is_a_known_style():
-    """Every style that plans and reports use is in STYLES, so each interface has a colour for it."""
     for value in (FULL, PARTIAL):
         assert {span.style for line in rollback.lines(value) for span in line} <= set(STYLES)
     assert plain(rollback.lines(FULL)) == re.sub(r" +$", "", str(FULL), flags=re.M)

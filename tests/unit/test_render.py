@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from session_trees import HOSTILE, NOON, Story, support
+from session_trees import NOON, Story, support
 
 from agentgit import Checkpoint, ExternalSession, InternalSession
 from agentgit.checkpoints.diff import diff
 from agentgit.render import records, show
+from agentgit.render.svg import tree_svg
 from agentgit.render.text import ASCII, STYLES, Span, cells, clean, cut, format_time, plain, table, visible
 from agentgit.render.views import diff as diffs
 from agentgit.render.views import log, tree
 from agentgit.render.views.lists import branch_lines, session_lines
-from agentgit.sessions.tree import Branch, Tree
+from agentgit.sessions.folded_tree import fold
+from agentgit.sessions.tree import Branch, Point, Tree
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -39,17 +41,34 @@ def test_a_tree_can_show_every_checkpoint_and_its_time():
 
 
 def test_a_tree_can_be_drawn_in_ascii():
-    """The ASCII drawing, for outputs without box characters, has lanes of the same shape."""
     drawn = tree.draw(support(), width=80)
     assert drawn.translate(ASCII) == golden("tree-ascii.txt")
     assert drawn.translate(ASCII).isascii()
 
 
 def test_a_tree_without_checkpoints_is_drawn():
-    """A new session has a branch without checkpoints, and the drawing says so."""
     empty = Tree.grow("new", [Branch(id=1, name="main", is_current=True)])
     assert tree.draw(empty) == "new: 1 branch, 0 checkpoints\n○ main  (HEAD -> main *) no checkpoints yet"
     assert tree.draw(Tree(session_name="none", roots=[])) == "none: 0 branches, 0 checkpoints"
+
+
+def rerun_tree(status: str) -> Tree:
+    point = Point(id=5, number=1, name="start")
+    child = Branch(id=2, name="again", status=status, parent_id=1, branch_point_id=5, points=[Point(id=6, number=2)])
+    return Tree(session_name="s", roots=[Branch(id=1, name="main", is_current=True, points=[point], children=[child])])
+
+
+def test_a_rerun_is_drawn_apart_from_branches_that_acted():
+    """It has its own sign in the text, also of a folded tree, is dashed in the picture, and both have a legend."""
+    rerun, acted = rerun_tree("simulated"), rerun_tree("open")
+    for drawn in (str(rerun), str(fold(rerun))):
+        assert "◌ again#2" in drawn
+        assert drawn.splitlines()[-1] == "◌ rerun: its calls were simulated"
+    assert "◌" not in str(acted)
+    assert "stroke-dasharray" in tree_svg(rerun)
+    assert "rerun: its calls were simulated" in tree_svg(rerun)
+    assert "stroke-dasharray" not in tree_svg(acted)
+    assert "rerun:" not in tree_svg(acted)
 
 
 def test_a_branch_with_an_unknown_branch_point_is_still_drawn():
@@ -62,15 +81,7 @@ def test_a_branch_with_an_unknown_branch_point_is_still_drawn():
     ]
 
 
-def test_every_branch_and_every_name_is_drawn():
-    """Folding hides only turns: heads, names and joints are always drawn."""
-    drawn = tree.draw(support())
-    for shown in ("main#43", "retry#7", "undone#1", "in-red#4", "empty", "before payment", "retry#4", "main#5"):
-        assert shown in drawn
-
-
 def test_a_deep_tree_is_drawn_without_a_recursion_error():
-    """Two thousand branches, each on the one before, are drawn within the width."""
     story = Story()
     branches = [Branch(id=1, name="b1", points=[story.point(1, "named", name="x")])]
     for n in range(2, 2001):
@@ -80,26 +91,6 @@ def test_a_deep_tree_is_drawn_without_a_recursion_error():
     drawn = tree.draw(Tree.grow("deep", branches), width=80).splitlines()
     assert len(drawn) == 2001
     assert max(map(cells, drawn)) <= 80
-
-
-def test_hostile_names_in_a_tree_are_escaped():
-    """Escapes, line ends and direction marks in names and titles are written out, and no line is too wide."""
-    story = Story()
-    points = [story.point(1, "before", HOSTILE), story.point(2, "named", HOSTILE, HOSTILE)]
-    grown = Tree.grow(HOSTILE, [Branch(id=1, name=HOSTILE, status=HOSTILE, points=points)])
-    assert_harmless(tree.draw(grown, width=80), lines=3, width=None)
-    points = [story.point(1, "named", HOSTILE, HOSTILE)]
-    grown = Tree.grow(HOSTILE, [Branch(id=1, name=HOSTILE, points=points)])
-    assert_harmless(tree.draw(grown, width=80), lines=2, width=80)
-
-
-def assert_harmless(text: str, *, lines: int, width: int | None) -> None:
-    """Assert that a text has no control characters, and has this number of lines and at most this width."""
-    assert len(text.split("\n")) == lines
-    assert all(c.isprintable() or c in "\n\u200c\u200d" for c in text)
-    text.encode("utf-8")
-    if width:
-        assert max(map(cells, text.split("\n"))) <= width
 
 
 # -- the log, one checkpoint, the lists
@@ -117,7 +108,6 @@ def checkpoint(number: int, kind: str, description: str | None, name: str | None
 
 
 def test_a_log_has_one_line_per_checkpoint_newest_first():
-    """Automatic and named checkpoints are in one list, each with its reference, time, kind and title."""
     path = [
         checkpoint(1, "before", "order two chairs"),
         checkpoint(2, "after", "Two chairs are ordered."),
@@ -127,8 +117,6 @@ def test_a_log_has_one_line_per_checkpoint_newest_first():
 
 
 def test_a_log_does_not_load_states():
-    """A log of deferred checkpoints never loads a state."""
-
     def load() -> dict:
         raise AssertionError("the log must not read this")
 
@@ -138,12 +126,10 @@ def test_a_log_does_not_load_states():
 
 
 def test_a_log_lists_checkpoints_that_were_never_stored():
-    """A checkpoint that was never stored is listed without a reference."""
     assert log.draw_log([Checkpoint(), Checkpoint(id=5, is_auto=True)]) == "5  auto   0 calls\n-  named  0 calls"
 
 
 def test_one_checkpoint_is_shown_in_full():
-    """A checkpoint is shown with its facts, state, conversation and tool calls."""
     one = checkpoint(3, "named", "all is in the cart", "before payment", data={"ticket": 9}, restore_point="m-1")
     one.session_state = {"cart": ["chair", "chair"], "total": 120}
     wants = [{"id": "c1", "name": "order", "args": {"item": "chair", "n": 2}}]
@@ -161,26 +147,11 @@ def test_one_checkpoint_is_shown_in_full():
 
 
 def test_a_long_checkpoint_shows_its_last_messages():
-    """Of a long conversation the last messages and the total number are shown."""
     long = Checkpoint(conversation_history=[{"role": "user", "content": f"message {n}"} for n in range(50)])
     drawn = show.draw_checkpoint(long)
     assert "50 messages, the last 20" in drawn
     assert "message 49" in drawn
     assert "message 29" not in drawn
-
-
-def test_hostile_content_of_a_checkpoint_is_escaped():
-    """Escapes and line ends in any field of a checkpoint are written out in the log, the full view and the diff."""
-    one = checkpoint(1, "after", HOSTILE, HOSTILE, reference=HOSTILE, data=HOSTILE, restore_point=HOSTILE)
-    one.session_state = {HOSTILE: HOSTILE}
-    one.conversation_history = [
-        {"role": "user", "content": HOSTILE, "tool_calls": [{"name": HOSTILE, "args": HOSTILE}]}
-    ]
-    one.tool_invocations = [{"tool_name": HOSTILE, "args": {"x": HOSTILE}, "result": HOSTILE, "status": HOSTILE}]
-    assert_harmless(log.draw_log([one]), lines=1, width=100)
-    assert_harmless(show.draw_checkpoint(one, width=100), lines=16, width=None)
-    other = Checkpoint(session_state={"x": HOSTILE}, conversation_history=[{"role": HOSTILE, "content": HOSTILE}])
-    assert_harmless(plain(diffs.lines(diff(one, other), width=80)), lines=9, width=80)
 
 
 def branch(id: int, name: str, **more) -> InternalSession:
@@ -199,14 +170,12 @@ def test_branches_are_listed_with_their_branch_points():
 
 
 def test_a_long_branch_name_does_not_hide_a_branch_point():
-    """The list shows a branch point in full, also beside a long branch name."""
     branches = [branch(1, "main", created_at=NOON), branch(2, "n" * 60, created_at=NOON, branch_point_checkpoint_id=4)]
     shown = plain(branch_lines(branches, support(), width=80))
     assert shown.endswith(plain(branch_lines(branches, support(), width=200)).rpartition("  ")[2])
 
 
 def test_sessions_are_listed_with_time_and_branch_count():
-    """A person's sessions are listed with the time of their last change and their number of branches."""
     some = [
         ExternalSession(id=1, user_id=1, session_name="support-42", created_at=NOON, updated_at=NOON, branch_count=5),
         ExternalSession(id=2, user_id=1, session_name="日本", created_at=NOON, updated_at=NOON, is_active=False),
@@ -223,13 +192,11 @@ def test_a_tree_becomes_a_flat_list_in_json():
 
 
 def test_a_drawn_diff_has_a_style_for_each_sign():
-    """Added and removed lines differ in style as well as in sign."""
     a, b = Checkpoint(session_state={"a": 1}), Checkpoint(session_state={"a": 2})
     assert [span.style for (span,) in diffs.lines(diff(a, b))] == ["heading", "removed", "added"]
 
 
 def test_every_rendered_style_is_a_known_style():
-    """Every style that trees, logs and checkpoints use is in STYLES."""
     lines = [
         *tree.lines(support()),
         *log.lines([checkpoint(1, "named", "x", "y")]),
@@ -257,14 +224,13 @@ def test_control_characters_in_a_text_are_escaped(raw, harmless):
     assert clean(raw) == harmless
 
 
-def test_text_of_several_lines_keeps_its_lines_and_spaces():
-    """A multiline text keeps its lines and spaces, and all other control characters are written out."""
+def test_a_text_of_several_lines_keeps_its_lines_and_spaces():
     assert visible("a  b\n\x1b[1mc") == "a  b\n\\x1b[1mc"
 
 
 @given(st.text(max_size=80), st.integers(1, 40))
 def test_a_cut_text_fits_its_width(text, width):
-    """A cut text is never wider than its place, also with wide and combining characters."""
+    """It is never wider than its place, also with wide and combining characters."""
     short = cut(clean(text), width)
     assert cells(short) <= width
     assert len(short) <= 4 * width + 1
@@ -272,12 +238,10 @@ def test_a_cut_text_fits_its_width(text, width):
 
 
 def test_times_are_shown_in_the_requested_zone():
-    """A time is shown in the requested zone, and no time as an empty text."""
     assert format_time(NOON, timezone(timedelta(hours=2)), seconds=True) == "2026-10-04 14:00:00"
     assert format_time(None) == ""
 
 
 def test_an_empty_column_takes_no_space():
-    """A table leaves out a column without content."""
     assert plain(table([[Span("a"), Span(""), Span("b")]], width=20)) == "a  b"
     assert table([], width=20) == []

@@ -1,7 +1,5 @@
 """Words, queries and snippets of the search, without a database."""
 
-import unicodedata
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +60,6 @@ def test_words_contain_no_database_syntax(text):
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_a_text_is_found_by_any_part_between_spaces(before, text, after):
-    """Any part of a text between spaces finds that text, and the snippet marks it."""
     whole = f"{before} {text} {after}"
     if not text.strip():
         return
@@ -89,13 +86,11 @@ def test_a_query_contains_only_quoted_words(text):
 
 @pytest.mark.parametrize("bad", ["", "  ", "\n\t", None, 7, "x" * 1001])
 def test_an_invalid_query_is_refused(bad):
-    """Bad input: a query that is empty, too long or no text raises InvalidInput."""
     with pytest.raises(InvalidInput):
         parse_query(bad)
 
 
 def test_a_snippet_is_short_and_marks_each_match():
-    """The snippet of a long text is one line around the first match, with each match marked."""
     text = "lorem ipsum\n" * 100 + "we order TWO\tchairs, two chairs\n" + "dolor sit " * 100
     shown = make_snippet(text, parse_query("two_chairs we"))
     assert len(shown.text) < search_words.BEFORE + search_words.AFTER + 25
@@ -109,9 +104,3 @@ def test_a_text_has_a_limited_number_of_words():
     """Only the first words of a huge text count, so that one message cannot fill the index."""
     assert len(found("word " * 50_000)) == search_words.MAX_WORDS
     assert sum(map(len, found(" ".join(f"{n:060}" for n in range(9_000))))) <= search_words.MAX_CHARACTERS + 64
-
-
-@given(st.text(max_size=40))
-def test_composed_and_decomposed_letters_are_the_same_word(text):
-    """A text with composed accents and one with decomposed accents have the same words."""
-    assert found(unicodedata.normalize("NFD", text)) == found(unicodedata.normalize("NFC", text))

@@ -25,11 +25,9 @@ STORED = """
 
 @pytest.mark.parametrize("name", HIDDEN.split())
 def test_a_name_of_a_secret_is_recognized(name):
-    """Names of keys, tokens, passwords and the like are recognized in every usual spelling."""
     assert is_secret_name(name)
 
 
 @pytest.mark.parametrize("name", STORED.split())
 def test_a_harmless_name_is_not_hidden(name):
-    """Ids, counts of tokens, and words that only resemble a secret's are stored."""
     assert not is_secret_name(name)

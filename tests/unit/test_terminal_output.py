@@ -38,7 +38,6 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8", **envi
 
 
 def test_terminal_output_has_colours_and_treats_no_text_as_markup(monkeypatch):
-    """Styles become escapes on a terminal, and brackets and colons in the text are printed as they are."""
     shown = on_terminal(monkeypatch)
     assert "\x1b[" in shown
     assert re.sub(r"\x1b\[[0-9;]*m", "", shown) == "├─● main#1 [red]:smile:\n"
@@ -46,12 +45,10 @@ def test_terminal_output_has_colours_and_treats_no_text_as_markup(monkeypatch):
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_output_has_no_colours_with_no_color_or_a_dumb_terminal(monkeypatch, environment):
-    """NO_COLOR and a dumb terminal produce plain text."""
     assert on_terminal(monkeypatch, **environment) == "├─● main#1 [red]:smile:\n"
 
 
 def test_lanes_are_ascii_where_the_encoding_lacks_box_characters(monkeypatch):
-    """Where the encoding has no box characters the lanes are drawn in ASCII, with colours and without."""
     for environment in ({}, {"NO_COLOR": "1"}):
         shown = on_terminal(monkeypatch, "ascii", **environment)
         assert re.sub(r"\x1b\[[0-9;]*m", "", shown) == "|-o main#1 [red]:smile:\n"

@@ -34,13 +34,11 @@ def grown(parents: list[int | None], current: int | None = None) -> Tree:
 
 
 def ids(tree: Tree) -> list[int]:
-    """Return the ids of a tree's branches, parents before their children."""
     return [branch.id for branch in tree.walk()]
 
 
 @st.composite
 def random_trees(draw: st.DrawFn) -> Tree:
-    """Build random trees of up to forty branches."""
     n = draw(st.integers(1, 40))
     parents = [None, *(draw(st.one_of(st.none(), st.integers(1, i))) for i in range(1, n))]
     return grown(parents, draw(st.one_of(st.none(), st.integers(1, n))))
@@ -73,13 +71,11 @@ def test_a_folded_tree_keeps_to_its_limit_and_shows_the_current_branch_in_full(t
 
 @given(random_trees())
 def test_a_small_tree_is_not_folded(tree: Tree):
-    """A tree within the limit, or without one, is shown as it is."""
     for limit in (None, 40):
         assert fold(tree, limit=limit) == FoldedTree(whole=tree, tree=tree, counts=dict.fromkeys(ids(tree), 3))
 
 
 def test_the_newest_branches_of_the_path_are_shown_on_one_line_each():
-    """The path to the current branch is shown in full, then the newest branches that leave from it."""
     folded = fold(grown([None, 1, 1, 1, 2, 2, 3], current=5), limit=5)
     assert ids(folded.tree) == [1, 2, 5, 6, 4]
     assert folded.collapsed == {6, 4}
@@ -87,7 +83,6 @@ def test_the_newest_branches_of_the_path_are_shown_on_one_line_each():
 
 
 def test_a_branch_that_is_expanded_shows_its_branches_and_hides_no_other():
-    """To expand a branch adds the branches that leave from it, and takes none away."""
     tree = grown([None, 1, 1, 2, 2, 2], current=1)
     before, after = fold(tree, limit=3), fold(tree, limit=3, expand=[2])
     assert ids(before.tree) == [1, 2, 3]
@@ -98,7 +93,6 @@ def test_a_branch_that_is_expanded_shows_its_branches_and_hides_no_other():
 
 
 def test_a_filter_shows_the_path_to_a_branch_and_what_leaves_from_it():
-    """With a branch, its path and the branches below it are shown; the others are counted."""
     folded = fold(grown([None, 1, 1, 2, 4], current=3), branch=2)
     assert ids(folded.tree) == [1, 2, 4, 5]
     assert folded.hidden == {1: 1}
@@ -106,7 +100,6 @@ def test_a_filter_shows_the_path_to_a_branch_and_what_leaves_from_it():
 
 
 def test_a_path_longer_than_the_limit_begins_further_down():
-    """A chain of a thousand branches shows the end of it, and counts the branches above."""
     folded = fold(grown([None, *range(1, 1_000)], current=1_000), limit=10)
     assert ids(folded.tree) == list(range(991, 1_001))
     assert folded.above == 990
@@ -122,7 +115,6 @@ def test_a_branch_that_is_collapsed_takes_one_line_and_hides_what_is_below_it():
 
 
 def test_a_limit_below_one_and_an_unknown_branch_are_refused():
-    """A limit below 1, and a branch that the tree does not have, are errors that name the value."""
     with pytest.raises(InvalidInput, match="limit must be at least 1, not 0"):
         fold(grown([None]), limit=0)
     with pytest.raises(NotFound, match="no branch with the id 7"):
