@@ -9,6 +9,7 @@ import pytest
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import ToolInvocation
 from agentgit.web.pages.rendering import is_link, markdown
+from agentgit.web.pages.turns import Said, images_of, turns_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
