@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import operator
 import threading
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Annotated, Any, TypedDict
 from uuid import uuid4
 
@@ -17,19 +19,15 @@ from langchain_core.tools import BaseTool, StructuredTool, tool
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy, Send, interrupt
-from scripted import agent_graph, call, scripted, tool_node_graph
+from scripted import agent_graph, call, node_graph, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import AgentGitError, Fenced, InvalidInput, effect, reversible
 from agentgit.effects import idempotency_key
 
 AGAIN = RetryPolicy(max_attempts=4, initial_interval=0.001, jitter=False, retry_on=ConnectionError)
+BROKEN_OFF = ValueError("broken off")
 PAY = effect("irreversible", identity_args=["to", "amount"])
-
-
-def say(text: str = "go") -> dict[str, Any]:
-    """Return an input with one user message."""
-    return {"messages": [("user", text)]}
 
 
 class Bank:
@@ -59,6 +57,17 @@ class Bank:
 
         return pay
 
+    def node(self, work: Callable[[BaseTool], Any], pay: BaseTool | None = None, **options: Any) -> Any:
+        """Build a graph whose node works with the payment tool, fails if the bank has an error, and says the result."""
+        pay = pay or self.tool()
+
+        def act(state: MessagesState) -> dict[str, Any]:
+            result = work(pay)
+            self.fail()
+            return {"messages": [("ai", str(result))]}
+
+        return node_graph(act, **options)
+
     @property
     def paid(self) -> list[str]:
         """The names of the people paid, sorted."""
@@ -71,14 +80,6 @@ def bank():
     return Bank()
 
 
-def node_graph(act: Any, **options: Any) -> Any:
-    """Build a graph with one node."""
-    graph = StateGraph(MessagesState)
-    graph.add_node("act", act, **options)
-    graph.add_edge(START, "act")
-    return graph.compile()
-
-
 def wrapped(repo, graph, effects=None, **options):
     """Wrap a graph that does not expose its tools."""
     return repo.wrap(graph, "s", effects=effects or {"pay": PAY}, check_effects=False, **options)
@@ -86,17 +87,11 @@ def wrapped(repo, graph, effects=None, **options):
 
 # -- the shapes: each pays Ann twice and Bob once, then fails if the bank has an error, and returns the results
 
+WANTED = ("Ann", "Ann", "Bob")
+
 
 def by_node(bank: Bank) -> Any:
-    """Build a graph whose node calls the tool."""
-    pay = bank.tool()
-
-    def act(state: MessagesState) -> dict[str, Any]:
-        got = [pay.invoke({"to": to}) for to in ("Ann", "Ann", "Bob")]
-        bank.fail()
-        return {"messages": [("ai", str(got))]}
-
-    return node_graph(act, retry_policy=AGAIN)
+    return bank.node(lambda pay: [pay.invoke({"to": to}) for to in WANTED], retry_policy=AGAIN)
 
 
 def by_async_node(bank: Bank) -> Any:
@@ -113,27 +108,18 @@ def by_async_node(bank: Bank) -> Any:
 
 def by_new_ids(bank: Bank) -> Any:
     """Build a graph whose node makes tool calls with new ids at each attempt."""
-    pay = bank.tool()
-
-    def act(state: MessagesState) -> dict[str, Any]:
-        got = [int(pay.invoke(call("pay", uuid4().hex, to=to)).content) for to in ("Ann", "Ann", "Bob")]
-        bank.fail()
-        return {"messages": [("ai", str(got))]}
-
-    return node_graph(act, retry_policy=AGAIN)
+    asked = lambda to: call("pay", uuid4().hex, to=to)  # noqa: E731  # a line is enough
+    return bank.node(lambda pay: [int(pay.invoke(asked(to)).content) for to in WANTED], retry_policy=AGAIN)
 
 
 def by_run(bank: Bank) -> Any:
     """Build a graph whose node calls `run`, and passes callbacks to some of its calls."""
-    pay = bank.tool()
 
-    def act(state: MessagesState) -> dict[str, Any]:
+    def work(pay: BaseTool) -> list[Any]:
         given = {"callbacks": [BaseCallbackHandler()]}
-        got = [pay.run({"to": "Ann"}), pay.run({"to": "Ann"}, callbacks=[]), pay.invoke({"to": "Bob"}, given)]
-        bank.fail()
-        return {"messages": [("ai", str(got))]}
+        return [pay.run({"to": "Ann"}), pay.run({"to": "Ann"}, callbacks=[]), pay.invoke({"to": "Bob"}, given)]
 
-    return node_graph(act, retry_policy=AGAIN)
+    return bank.node(work, retry_policy=AGAIN)
 
 
 def by_subgraph(bank: Bank) -> Any:
@@ -141,7 +127,7 @@ def by_subgraph(bank: Bank) -> Any:
     pay = bank.tool()
 
     def one(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [("ai", str([pay.invoke({"to": to}) for to in ("Ann", "Ann", "Bob")]))]}
+        return {"messages": [("ai", str([pay.invoke({"to": to}) for to in WANTED]))]}
 
     def two(state: MessagesState) -> dict[str, Any]:
         bank.fail()
@@ -185,29 +171,20 @@ def run(agent: Any, shape: str, given: Any) -> Any:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_retried_node_repeats_no_payment(repo, bank, shape):
-    """A RetryPolicy runs the node three times, but each payment is made once and answered with its result."""
+def test_a_node_that_runs_again_repeats_no_payment(repo, bank, shape):
+    """Neither in the attempts of a RetryPolicy nor if another repository object continues a turn that failed."""
     agent = wrapped(repo, SHAPES[shape](bank))
     bank.faults = [ConnectionError(), ConnectionError()]
-    said = run(agent, shape, say())["messages"][-1].content
+    assert run(agent, shape, say())["messages"][-1].content == "[1, 2, 3]"
     assert bank.paid == ["Ann", "Ann", "Bob"]
-    assert said == "[1, 2, 3]"
     assert [(one.status, one.result) for one in agent.tool_track()] == [("done", 1), ("done", 2), ("done", 3)]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_turn_continued_after_an_error_repeats_no_payment(repo, bank, shape):
-    """`invoke(None)` in another repository object repeats no payment, and the next turn pays again."""
-    agent = wrapped(repo, SHAPES[shape](bank))
-    bank.faults = [ValueError()]
-    with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
-        run(agent, shape, say())
+    bank.faults = [BROKEN_OFF]
+    with pytest.raises(ValueError, match="broken off"):
+        run(agent, shape, say("again"))
     with agentgit.open(backend.url(repo)) as later:
         again = wrapped(later, SHAPES[shape](bank))
-        assert run(again, shape, None)["messages"][-1].content == "[1, 2, 3]"
-        assert bank.paid == ["Ann", "Ann", "Bob"]
-        run(again, shape, say("again"))
-    assert len(bank.ledger) == 6
+        assert run(again, shape, None)["messages"][-1].content == "[4, 5, 6]"
+    assert bank.paid == ["Ann"] * 4 + ["Bob"] * 2
     assert len(set(bank.keys)) == 6
 
 
@@ -241,7 +218,6 @@ class Sent(TypedDict):
 
 
 def test_a_failed_worker_makes_no_other_worker_pay_again(repo, bank):
-    """`Send` workers pay the same person the same amount, one of them fails, and each pays once."""
     pay = bank.tool()
 
     def worker(number: int) -> dict[str, Any]:
@@ -256,17 +232,14 @@ def test_a_failed_worker_makes_no_other_worker_pay_again(repo, bank):
     graph.add_edge(START, "plan")
     graph.add_conditional_edges("plan", lambda state: [Send("worker", n) for n in range(3)], ["worker"])
     agent = wrapped(repo, graph.compile())
-    bank.faults = [ValueError()]
-    with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
+    bank.faults = [BROKEN_OFF]
+    with pytest.raises(ValueError, match="broken off"):
         agent.invoke({"got": []})
     assert sorted(agent.invoke(None)["got"]) == [1, 2, 3]
     assert len(bank.ledger) == 3
 
 
 def test_questions_of_a_node_and_its_tools_keep_their_answers(repo, bank):
-    """A node asks before, between and after tools that ask; each question has its answer, and each tool acts
-    once.
-    """
     said: list[tuple[str, str]] = []
 
     @tool
@@ -330,36 +303,24 @@ def test_an_interrupted_payment_is_never_blindly_repeated(repo, bank, case):
 
 
 def test_changed_arguments_do_not_bypass_a_payment_of_the_task(repo, bank):
-    """A rerun node with another amount is refused, the error names both payments, and fence='off' allows it."""
-    pay, sums = bank.tool(), [5, 6]
-
-    def act(state: MessagesState) -> dict[str, Any]:
-        got = pay.invoke({"to": "Ann", "amount": sums.pop(0)})
-        bank.fail()
-        return {"messages": [("ai", str(got))]}
-
-    agent = wrapped(repo, node_graph(act))
-    bank.faults = [ValueError()]
-    with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
+    sums = [5, 6]
+    graph = bank.node(lambda pay: pay.invoke({"to": "Ann", "amount": sums.pop(0)}))
+    agent = wrapped(repo, graph)
+    bank.faults = [BROKEN_OFF]
+    with pytest.raises(ValueError, match="broken off"):
         agent.invoke(say())
     with pytest.raises(Fenced, match=r"'amount': 6.*pay\(to='Ann', amount=5.*It was not made"):
         agent.invoke(None)
     assert bank.ledger == [("Ann", 5)]
     sums[:] = [6]
-    wrapped(repo, node_graph(act), fence="off").invoke(None)
+    wrapped(repo, graph, fence="off").invoke(None)
     assert bank.ledger == [("Ann", 5), ("Ann", 6)]
 
 
 def test_only_identity_arguments_count(repo, bank):
     """A new reference on every attempt does not make a new payment."""
-    pay = bank.tool()
-
-    def act(state: MessagesState) -> dict[str, Any]:
-        got = pay.invoke({"to": "Ann", "reference": uuid4().hex})
-        bank.fail()
-        return {"messages": [("ai", str(got))]}
-
-    agent = wrapped(repo, node_graph(act, retry_policy=AGAIN))
+    work = lambda pay: pay.invoke({"to": "Ann", "reference": uuid4().hex})  # noqa: E731  # a line is enough
+    agent = wrapped(repo, bank.node(work, retry_policy=AGAIN))
     bank.faults = [ConnectionError(), ConnectionError()]
     agent.invoke(say())
     assert bank.ledger == [("Ann", 5)]
@@ -384,68 +345,39 @@ def test_a_fork_has_separate_idempotency_keys(repo, bank):
     assert len(set(bank.keys)) == 3
 
 
-def test_a_fence_answers_direct_calls(repo, bank):
-    """After a rollback the same payment by a node is answered from the record, and is on the track as a replay."""
-    pay = bank.tool()
-    agent = wrapped(repo, node_graph(lambda state: {"messages": [("ai", str(pay.invoke({"to": "Ann"})))]}))
-    agent.invoke(say())
-    retry = agent.rollback("main#1", force=True)
-    assert retry.invoke(say())["messages"][-1].content == "1"
-    assert [one.kind for one in retry.tool_track()] == ["replay"]
-    assert bank.ledger == [("Ann", 5)]
-
-
+@pytest.mark.parametrize("declared", [PAY, effect("idempotent")], ids=["irreversible", "idempotent"])
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("how", [{"durability": "exit"}, {"durability": "async"}, {}])
-def test_a_payment_waits_until_its_step_is_saved(repo, bank, is_async, how):
-    """In every durability mode, another repository object sees the turn at the paying node while it pays."""
-    found: list[Any] = []
-
-    @tool
-    def pay(to: str) -> str:
-        """Read the turn's next node through another repository, and pay."""
-        with agentgit.open(backend.url(repo)) as other:
-            found.append(wrapped(other, graph).get_state().next)
-        bank.ledger.append((to, 5))
-        return "paid"
-
-    graph = node_graph(lambda state: {"messages": [("ai", pay.invoke({"to": "Ann"}))]})
-    agent = wrapped(repo, graph)
-    asyncio.run(agent.ainvoke(say(), **how)) if is_async else agent.invoke(say(), **how)
-    assert found == [("act",)]
-    assert bank.ledger == [("Ann", 5)]
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("how", [{"durability": "exit"}, {"durability": "async"}, {}])
-def test_an_idempotent_call_waits_until_its_step_is_saved_and_keeps_its_key(repo, is_async, how):
-    """However slow a save is, a call that comes back after an interruption has the key of its first attempt."""
+def test_a_call_waits_until_its_step_is_saved(repo, declared, is_async, how):
+    """However slow a save is, another repository object sees the turn at the node; a repetition has the same key."""
     found: list[Any] = []
     keys: list[str] = []
 
     @tool
     def pay(to: str) -> str:
-        """Read the turn's next node through another repository, and pay; interrupt the first attempt."""
+        """Read the turn's next node through another repository, and pay; interrupt the first idempotent attempt."""
         with agentgit.open(backend.url(repo)) as other:
             found.append(wrapped(other, graph, effects).get_state().next)
         keys.append(idempotency_key())
-        if len(keys) == 1:
+        if declared is not PAY and len(keys) == 1:
             raise KeyboardInterrupt
         return keys[-1]
 
-    effects = {"pay": effect("idempotent")}
+    effects = {"pay": declared}
     graph = node_graph(lambda state: {"messages": [("ai", pay.invoke({"to": "Ann"}))]})
     agent = wrapped(repo, graph, effects)
-    with faults.slow(points.SAVE_STATE, 0.2), pytest.raises(KeyboardInterrupt):
+    interrupted = nullcontext() if declared is PAY else pytest.raises(KeyboardInterrupt)
+    with faults.slow(points.SAVE_STATE, 0.2), interrupted:
         asyncio.run(agent.ainvoke(say(), **how)) if is_async else agent.invoke(say(), **how)
     assert found == [("act",)]
-    agent.invoke(None, **how)
-    assert len(keys) == 2
-    assert keys[0] == keys[1] != ""
+    if declared is not PAY:
+        agent.invoke(None, **how)
+        assert len(keys) == 2
+    assert "" not in keys
+    assert len(set(keys)) == 1
 
 
 def test_a_call_is_not_made_if_its_step_cannot_be_saved(repo, bank):
-    """If the step before a call cannot be saved, the call is not made, and the error says why."""
     pay = bank.tool()
 
     class Odd(MessagesState):
@@ -463,25 +395,6 @@ def test_a_call_is_not_made_if_its_step_cannot_be_saved(repo, bank):
         agent.invoke(say())
     assert bank.ledger == []
     assert agent.tool_track() == []
-
-
-# -- within one attempt
-
-
-def test_a_polling_loop_runs_every_call(repo, bank):
-    """Within one attempt each call is new, is on the track, and has a separate key."""
-    pay = bank.tool()
-
-    def act(state: MessagesState) -> dict[str, Any]:
-        while pay.invoke({"to": "Ann"}) < 3:
-            pass
-        return {"messages": [("ai", "ready")]}
-
-    agent = wrapped(repo, node_graph(act))
-    agent.invoke(say())
-    assert len(bank.ledger) == 3
-    assert len(agent.tool_track()) == 3
-    assert len(set(bank.keys)) == 3
 
 
 # -- other graphs and tools
@@ -504,10 +417,6 @@ class Heard(BaseCallbackHandler):
 
 
 def test_unwrapped_graphs_are_not_affected(repo, bank):
-    """Next to wrapped graphs, plain calls return the same results, errors and callbacks, and tools are not
-    modified.
-    """
-
     @tool(response_format="content_and_artifact")
     def both(number: int) -> tuple[str, int]:
         """Return both."""
@@ -531,8 +440,6 @@ def test_unwrapped_graphs_are_not_affected(repo, bank):
 
 
 def test_a_tool_that_overrides_run_is_refused_instead_of_repeated(repo, bank):
-    """A finished call of a class that overrides `run` is refused instead of repeated."""
-
     class Own(StructuredTool):
         """A tool that overrides `run`."""
 
@@ -547,14 +454,9 @@ def test_a_tool_that_overrides_run_is_refused_instead_of_repeated(repo, bank):
 
     pay = Own.from_function(lambda to: bank.ledger.append((to, 5)) or len(bank.ledger), name="pay", description="Pay.")
 
-    def act(state: MessagesState) -> dict[str, Any]:
-        got = pay.invoke({"to": "Ann"})
-        bank.fail()
-        return {"messages": [("ai", str(got))]}
-
-    agent = wrapped(repo, node_graph(act), {"pay": "irreversible"})
-    bank.faults = [ValueError()]
-    with pytest.raises(ValueError):  # noqa: PT011  # it says nothing
+    agent = wrapped(repo, bank.node(lambda pay: pay.invoke({"to": "Ann"}), pay), {"pay": "irreversible"})
+    bank.faults = [BROKEN_OFF]
+    with pytest.raises(ValueError, match="broken off"):
         agent.invoke(say())
     with pytest.raises(Fenced, match="_run"):
         agent.invoke(None)
@@ -563,9 +465,7 @@ def test_a_tool_that_overrides_run_is_refused_instead_of_repeated(repo, bank):
 
 @pytest.mark.parametrize("where", ["node", "tool"])
 def test_a_wrapped_agent_inside_another_agents_turn_is_refused(repo, bank, where):
-    """A wrapped agent inside another agent's turn is refused before it runs; its plain graph is allowed and
-    recorded.
-    """
+    """It is refused before it runs; its plain graph is allowed and recorded."""
     pay = bank.tool()
     inner = repo.wrap(tool_node_graph(scripted(call("pay", to="Ann"), "paid"), [pay]), "inner", effects={"pay": PAY})
 
@@ -591,9 +491,7 @@ def test_a_wrapped_agent_inside_another_agents_turn_is_refused(repo, bank, where
 
 
 def test_a_tool_that_asks_twice_records_how_often_it_started(repo):
-    """LangGraph runs the tool's body again for each answer, and the track and the plan show the number of
-    starts.
-    """
+    """LangGraph runs the tool's body again for each answer."""
     done: list[str] = []
 
     @tool

@@ -7,14 +7,13 @@ import fcntl
 import json
 import os
 import threading
-from typing import Annotated
 
 import backend
 import processes
 import pytest
-from banking import Bank, pay, payments, says
+from banking import Bank, pay, says
 from langchain_core.messages import ToolMessage
-from langchain_core.tools import InjectedToolCallId, tool
+from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
@@ -110,7 +109,7 @@ def test_each_effect_answers_one_call_of_a_branch(repo, bank):
     """Two equal payments of one message count as two; after a rollback both are answered, and a third one is
     new.
     """
-    agent = wrapped(repo, bank, payments(pay(), pay()), "paid", payments(pay(), pay(), pay()), "paid")
+    agent = wrapped(repo, bank, calls(pay(), pay()), "paid", calls(pay(), pay(), pay()), "paid")
     agent.run("pay Ann twice")
     assert len(bank.ledger) == 2
     retry = agent.rollback("main#1", force=True)
@@ -352,47 +351,6 @@ def test_verify_decides_about_an_interrupted_payment(repo, bank, seen, paid):
 
 
 # -- forms of answers
-
-
-def test_content_and_artifact_are_answered_from_the_record(repo):
-    """A tool that returns a text and data is answered with both from the record."""
-    sent = []
-
-    @tool(response_format="content_and_artifact")
-    def send(text: str) -> tuple[str, dict]:
-        """Send a text."""
-        sent.append(text)
-        return "sent", {"id": len(sent)}
-
-    graph = tool_node_graph(says(call("send", text="x"), "ok", call("send", text="x"), "ok"), [send])
-    agent = repo.wrap(graph, "s", effects={"send": "irreversible"})
-    agent.run("send x")
-    retry = agent.rollback("main#1", force=True)
-    retry.run("send x")
-    answer = retry.messages()[2]
-    assert (answer.content, answer.artifact, sent) == ("sent", {"id": 1}, ["x"])
-
-
-@pytest.mark.parametrize("form", ["command", "message", "list"])
-def test_commands_and_messages_are_readdressed_to_the_new_call(repo, form):
-    """A recorded state update is returned, and its message answers the new call."""
-    sent = []
-
-    @tool
-    def send(text: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> object:
-        """Send a text."""
-        sent.append(text)
-        message = ToolMessage("sent", tool_call_id=tool_call_id)
-        command = Command(update={"messages": [message]})
-        return {"command": command, "message": message, "list": [command]}[form]
-
-    replies = calls(call("send", "one", text="x")), "ok", calls(call("send", "two", text="x")), "ok"
-    agent = repo.wrap(tool_node_graph(says(*replies), [send]), "s", effects={"send": "irreversible"})
-    agent.run("send x")
-    retry = agent.rollback("main#1", force=True)
-    assert retry.run("send x") == "ok"
-    assert retry.messages()[2].tool_call_id == "two"
-    assert (retry.messages()[2].content, sent) == ("sent", ["x"])
 
 
 def test_an_answer_that_cannot_be_rebuilt_is_refused(repo):

@@ -12,19 +12,13 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
-from scripted import agent_graph, call, calls, scripted, tool_node_graph
+from scripted import agent_graph, call, calls, node_graph, say, scripted, tool_node_graph
 
 from agentgit import Fenced, Workspace, effect, reversible
 from agentgit.demo import ScriptedModel
 
 
-def say(text: str = "go") -> dict[str, Any]:
-    """Return the input of a turn."""
-    return {"messages": [("user", text)]}
-
-
 def turn(agent: Any, is_async: bool, given: Any = None) -> list[str]:
-    """Run a turn, and return the contents of the tool messages."""
     given = say() if given is None else given
     state = asyncio.run(agent.ainvoke(given)) if is_async else agent.invoke(given)
     return [str(message.content) for message in state["messages"] if isinstance(message, ToolMessage)]
@@ -64,7 +58,6 @@ class Around(AgentMiddleware):
 
 
 def until_ready(request: Any, result: Any) -> Any:
-    """Repeat the request while the result is `pending`."""
     return request if getattr(result, "content", "") == "pending" else None
 
 
@@ -76,7 +69,6 @@ def corrected(request: Any, result: Any) -> Any:
 
 
 def once_more(request: Any, result: Any) -> Any:
-    """Repeat the request after an error."""
     return request if isinstance(result, Exception) else None
 
 
@@ -94,7 +86,6 @@ def declaring(kind: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", DECLARED)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_polling_middleware_runs_every_call(repo, kind, is_async, fence):
-    """The handler runs until it returns `ready`, as without agentgit, and each call is on the track."""
     said = ["ready", "pending", "pending"]
 
     @tool
@@ -114,7 +105,6 @@ def test_polling_middleware_runs_every_call(repo, kind, is_async, fence):
 @pytest.mark.parametrize("kind", DECLARED)
 @pytest.mark.parametrize("is_async", [False, True])
 def test_middleware_may_correct_the_arguments(repo, kind, is_async, fence):
-    """After a call that did nothing, a corrected call with the same id runs, and both are on the track."""
     paid: list[int] = []
 
     @tool
@@ -136,7 +126,6 @@ def test_middleware_may_correct_the_arguments(repo, kind, is_async, fence):
 @pytest.mark.parametrize("again", [once_more, corrected])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_middleware_does_not_repeat_a_call_of_unknown_outcome(repo, is_async, again):
-    """Middleware cannot repeat a payment of unknown outcome, with the same arguments or others."""
     paid: list[int] = []
 
     @tool
@@ -154,7 +143,6 @@ def test_middleware_does_not_repeat_a_call_of_unknown_outcome(repo, is_async, ag
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_calls_repeated_by_middleware_are_answered_on_resume(repo, is_async):
-    """After an interruption, two finished calls under one id are answered, and the third is made."""
     made: list[int] = []
 
     @tool
@@ -179,7 +167,6 @@ def test_calls_repeated_by_middleware_are_answered_on_resume(repo, is_async):
 
 
 def test_concurrent_calls_by_middleware_all_run(repo):
-    """A handler called twice concurrently makes two calls."""
     made: list[str] = []
 
     @tool
@@ -220,10 +207,7 @@ def returning(value: Any) -> BaseTool:
 
 def in_a_node(order: BaseTool) -> Any:
     """Compile a graph whose node calls the tool."""
-    graph = StateGraph(MessagesState)
-    graph.add_node("act", lambda state: {"messages": [("ai", str(order.invoke(call("order", "c0", item="x"))))]})
-    graph.add_edge(START, "act")
-    return graph.compile()
+    return node_graph(lambda state: {"messages": [("ai", str(order.invoke(call("order", "c0", item="x"))))]})
 
 
 def in_an_agent_in_a_tool(order: BaseTool) -> Any:
@@ -273,9 +257,7 @@ def test_undo_receives_the_tools_return_value_at_every_depth(repo, shape, value)
     assert all(one == value and type(one) is type(value) for one in got)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_content_and_artifact_are_recorded_and_returned(repo, is_async):
-    """In a node the undo receives both, and an answered call returns both."""
+def test_a_node_and_an_undo_receive_content_and_artifact(repo):
     made, got = [], []
 
     @tool(response_format="content_and_artifact")
@@ -284,7 +266,7 @@ def test_content_and_artifact_are_recorded_and_returned(repo, is_async):
         made.append(item)
         return "ordered", {"id": 7}
 
-    left = [ValueError()]
+    left = [ValueError("once")]
 
     def act(state: MessagesState) -> dict[str, Any]:
         message = order.invoke(call("order", "c0", item="x"))
@@ -292,14 +274,11 @@ def test_content_and_artifact_are_recorded_and_returned(repo, is_async):
             raise left.pop()
         return {"messages": [("ai", f"{message.content} {message.artifact}")]}
 
-    graph = StateGraph(MessagesState)
-    graph.add_node("act", act)
-    graph.add_edge(START, "act")
     declared = {"order": reversible(lambda args, result: got.append(result))}
-    agent = repo.wrap(graph.compile(), "s", effects=declared, check_effects=False)
+    agent = repo.wrap(node_graph(act), "s", effects=declared, check_effects=False)
     start = agent.checkpoint("start")
-    with pytest.raises(ValueError):  # noqa: PT011  # the error has no text
-        turn(agent, is_async)
+    with pytest.raises(ValueError, match="once"):
+        agent.invoke(say())
     assert agent.invoke(None)["messages"][-1].content == "ordered {'id': 7}"
     assert made == ["x"]
     agent.rollback(start)
@@ -310,86 +289,57 @@ def test_content_and_artifact_are_recorded_and_returned(repo, is_async):
 
 
 @pytest.mark.parametrize("is_called", [False, True])
-def test_calls_before_a_subgraph_interrupt_are_not_repeated(repo, is_called):
+def test_calls_before_a_subgraph_interrupt_are_not_repeated(repo, world, is_called):
     """LangGraph #6792, #7417: code before a subgraph's question runs again, but its effects do not."""
-    done: list[str] = []
-
-    @tool
-    def order(item: str) -> str:
-        """Order."""
-        done.append(item)
-        return item
-
-    def first(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [("ai", order.invoke({"item": "a"}))]}
+    add = world.tool("add")
 
     def second(state: MessagesState) -> dict[str, Any]:
-        item = order.invoke({"item": "b"})
-        return {"messages": [("ai", f"{item} {interrupt('ok?')} {order.invoke({'item': 'c'})}")]}
+        item = add.invoke({"item": "b"})["item"]
+        return {"messages": [("ai", f"{item} {interrupt('ok?')} {add.invoke({'item': 'c'})['item']}")]}
 
     inner = StateGraph(MessagesState)
-    inner.add_node("first", first)
+    inner.add_node("first", lambda state: {"messages": [("ai", str(add.invoke({"item": "a"})))]})
     inner.add_node("second", second)
     inner.add_edge(START, "first")
     inner.add_edge("first", "second")
     sub = inner.compile()
-    outer = StateGraph(MessagesState)
 
     def act(state: MessagesState) -> dict[str, Any]:
-        order.invoke({"item": "0"})
+        add.invoke({"item": "0"})
         return {"messages": sub.invoke({"messages": []})["messages"][-1:]}
 
-    outer.add_node("act", act if is_called else sub)
-    outer.add_edge(START, "act")
-    agent = repo.wrap(outer.compile(), "s", effects={"order": "irreversible"}, check_effects=False)
+    graph = node_graph(act if is_called else sub)
+    agent = repo.wrap(graph, "s", effects={"add": "irreversible"}, check_effects=False)
     agent.invoke(say())
     assert agent.invoke(Command(resume="yes"))["messages"][-1].content == "b yes c"
-    assert done == [*(["0"] if is_called else []), "a", "b", "c"]
+    assert world.items == [*(["0"] if is_called else []), "a", "b", "c"]
 
 
-def test_an_answer_resumes_at_the_checkpoint_of_its_question(repo):
+def test_an_answer_resumes_at_the_checkpoint_of_its_question(repo, world):
     """LangGraph #7361: an answer with the question's `checkpoint_id` resumes there, and no call is repeated."""
-    done: list[str] = []
-
-    @tool
-    def order(item: str) -> str:
-        """Order."""
-        done.append(item)
-        return item
+    add = world.tool("add")
 
     def act(state: MessagesState) -> dict[str, Any]:
-        order.invoke({"item": "a"})
+        add.invoke({"item": "a"})
         return {"messages": [("ai", interrupt("ok?"))]}
 
-    graph = StateGraph(MessagesState)
-    graph.add_node("act", act)
-    graph.add_edge(START, "act")
-    agent = repo.wrap(graph.compile(), "s", effects={"order": "irreversible"}, check_effects=False)
+    agent = repo.wrap(node_graph(act), "s", effects={"add": "irreversible"}, check_effects=False)
     agent.invoke(say())
     at = agent.get_state().config["configurable"]["checkpoint_id"]
     state = agent.invoke(Command(resume="yes"), {"configurable": {"checkpoint_id": at}})
     assert state["messages"][-1].content == "yes"
-    assert done == ["a"]
+    assert world.items == ["a"]
 
 
-def test_a_second_answer_to_a_question_has_no_effect(repo):
-    """LangGraph #6663: a second answer to the same question changes nothing in the world."""
-    done: list[str] = []
-
-    @tool
-    def order(item: str) -> str:
-        """Ask, and order the answer."""
-        said = str(interrupt("what?"))
-        done.append(said)
-        return said
-
-    graph = tool_node_graph(scripted(call("order", item="x"), "ok"), [order])
-    agent = repo.wrap(graph, "s", effects={"order": "irreversible"})
+def test_a_second_answer_to_a_question_has_no_effect(repo, world):
+    """LangGraph #6663."""
+    graph = tool_node_graph(scripted(call("add_if_approved", item="x"), "ok"), world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects())
     agent.invoke(say())
-    agent.invoke(Command(resume="one"))
-    agent.invoke(Command(resume="two"))
-    assert done == ["one"]
-    assert [one.result for one in agent.tool_track()] == ["one"]
+    for _ in range(2):
+        agent.invoke(Command(resume="yes"))
+    assert world.items == ["x"]
+    assert [one.status for one in agent.tool_track()] == ["done"]
 
 
 @pytest.mark.parametrize(("is_async", "retry"), [(False, "middleware"), (True, "middleware"), (False, "next turn")])
@@ -440,13 +390,11 @@ def redacting(**options):
 
 
 def descriptions(agent):
-    """Return the description of each checkpoint of an agent's session."""
     return [one.metadata["description"] for one in agent.session.checkpoints()]
 
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_titles_do_not_show_what_a_middleware_redacts(repo, tmp_path, nested):
-    """No title, description or reason of a snapshot has the text that PIIMiddleware redacts in the conversation."""
     graph = redacting()
     if nested:
         graph = StateGraph(MessagesState).add_node("agent", graph).add_edge(START, "agent").compile()
@@ -461,27 +409,16 @@ def test_titles_do_not_show_what_a_middleware_redacts(repo, tmp_path, nested):
 
 
 def test_a_turn_that_a_middleware_stops_has_no_title(repo):
-    """The message that a middleware blocked is not the title of its turn."""
+    """Neither has a later turn whose message has the id of the blocked one, and whose answer is blocked."""
     agent = repo.wrap(redacting(strategy="block"), "s")
-    with pytest.raises(PIIDetectionError):
-        agent.run("write to eve@example.com")
-    assert descriptions(agent) == [None]
+    for text in ("write to eve@example.com", "hello"):
+        with pytest.raises(PIIDetectionError):
+            agent.invoke({"messages": [HumanMessage(text, id="m1")]})
+    assert descriptions(agent) == [None, None]
     assert "example" not in str(agent.tree())
 
 
-def test_a_title_belongs_to_one_turn(repo):
-    """A later turn whose message has the id of a blocked one gets its title alone."""
-    agent = repo.wrap(redacting(strategy="block"), "s")
-    with pytest.raises(PIIDetectionError):
-        agent.invoke({"messages": [HumanMessage("write to eve@example.com", id="m1")]})
-    with pytest.raises(PIIDetectionError):  # the model answers with an address, too
-        agent.invoke({"messages": [HumanMessage("hello", id="m1")]})
-    assert descriptions(agent) == [None, None]
-
-
 def test_a_title_is_redacted_before_a_person_answers(repo):
-    """A turn that waits for a person already has its redacted title, and keeps it."""
-
     @tool
     def send(to: str) -> str:
         """Send a letter."""

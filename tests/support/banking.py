@@ -1,18 +1,18 @@
-"""A bank whose tools are irreversible, and a model that generates a new reference for each payment."""
+"""A bank whose tools are irreversible, and payments with a new reference each time."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.tools import BaseTool, tool
-from scripted import call, calls
+from scripted import call
+from scripted import saying as says
 
 from agentgit import effect
-from agentgit.demo import ScriptedModel
 from agentgit.effects import Effect
+
+__all__ = ["Bank", "pay", "says"]
 
 _references = itertools.count()
 
@@ -20,22 +20,6 @@ _references = itertools.count()
 def pay(to: str = "Ann", amount: int = 5, call_id: str | None = None) -> Any:
     """Build a tool call for a payment with a new reference."""
     return call("pay", call_id, to=to, amount=amount, reference=f"ref-{next(_references)}")
-
-
-def says(*replies: Any) -> ScriptedModel:
-    """Make a model that gives these replies in order, whatever the conversation; a rollback does not reset it."""
-    left = iter(replies)
-
-    def rule(messages: Sequence[BaseMessage]) -> AIMessage:
-        reply = next(left)
-        return calls(reply) if isinstance(reply, dict) else AIMessage(reply) if isinstance(reply, str) else reply
-
-    return ScriptedModel(rule=rule)
-
-
-def payments(*wanted: Any) -> AIMessage:
-    """Build an AI message that asks for several payments at once."""
-    return calls(*wanted)
 
 
 class Bank:

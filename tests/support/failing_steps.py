@@ -13,14 +13,12 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, ToolCall
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode, tools_condition
+from scripted import Graph, tool_node_graph
 
 import agentgit
 from agentgit import RollbackIncomplete, reversible
 from agentgit.demo import ScriptedModel
 from agentgit.effects import ToolInvocation
-from bench.graphs import Graph
 
 WANTED = ("book", "reserve", "charge")
 
@@ -103,14 +101,7 @@ def build(world: World, checkpointer: Any = None) -> Graph:
         args = {"step": int(str(messages[-1].content))}
         return AIMessage("", tool_calls=[ToolCall(name=name, args=args, id=None) for name in WANTED])
 
-    model = ScriptedModel(rule=rule)
-    graph = StateGraph(MessagesState)
-    graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
-    graph.add_node("tools", ToolNode(world.tools(), handle_tool_errors=False))
-    graph.add_edge(START, "model")
-    graph.add_conditional_edges("model", tools_condition)
-    graph.add_edge("tools", "model")
-    return graph.compile(checkpointer=checkpointer)
+    return tool_node_graph(ScriptedModel(rule=rule), world.tools(), checkpointer)
 
 
 def say(step: int) -> Any:

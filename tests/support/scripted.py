@@ -17,7 +17,7 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.pregel import Pregel
-from langgraph.types import interrupt
+from langgraph.types import RetryPolicy, interrupt
 
 from agentgit import compensable, reversible
 from agentgit.demo import ScriptedModel
@@ -47,6 +47,11 @@ def saying(*replies: AIMessage | str | ToolCall) -> ScriptedModel:
         [calls(one) if isinstance(one, dict) else AIMessage(one) if isinstance(one, str) else one for one in replies]
     )
     return ScriptedModel(rule=lambda messages: next(rest))
+
+
+def say(text: str = "go") -> dict[str, Any]:
+    """Build the input of a turn: one user message."""
+    return {"messages": [("user", text)]}
 
 
 def obedient() -> ScriptedModel:
@@ -196,17 +201,29 @@ def _asking(model: ScriptedModel) -> RunnableLambda[MessagesState, dict[str, Any
     return RunnableLambda(ask, afunc=aask)
 
 
+def node_graph(act: Any, **options: Any) -> Graph:
+    """Build a graph with one node, `act`; the options are those of `add_node`."""
+    return StateGraph(MessagesState).add_node("act", act, **options).add_edge(START, "act").compile()
+
+
 def tool_node_graph(
-    model: ScriptedModel, tools: Sequence[BaseTool], checkpointer: Any = None, *, handle_tool_errors: Any = False
+    model: ScriptedModel,
+    tools: Sequence[BaseTool],
+    checkpointer: Any = None,
+    *,
+    handle_tool_errors: Any = False,
+    retry: RetryPolicy | None = None,
+    schema: type = MessagesState,
 ) -> Graph:
     """Build model → ToolNode → model; by default a tool that raises ends the turn.
 
     Args:
         checkpointer: A saver; None for that of the caller; True for a subgraph that keeps its own thread.
+        retry: When LangGraph runs all calls of the ToolNode again.
     """
-    graph = StateGraph(MessagesState)
+    graph = StateGraph(schema)
     graph.add_node("model", _asking(model))
-    graph.add_node("tools", ToolNode(tools, handle_tool_errors=handle_tool_errors))
+    graph.add_node("tools", ToolNode(tools, handle_tool_errors=handle_tool_errors), retry_policy=retry)
     graph.add_edge(START, "model")
     graph.add_conditional_edges("model", tools_condition)
     graph.add_edge("tools", "model")
