@@ -1,5 +1,6 @@
 """Only functions that this process declares are run, and never those that a row names."""
 
+import asyncio
 import functools
 import importlib
 import logging
@@ -13,10 +14,9 @@ import pytest
 from fastapi.testclient import TestClient
 from langchain_core.tools import tool
 from langgraph.func import entrypoint, task
-from langgraph.graph import START, MessagesState, StateGraph
 from mcp_clients import connected
 from notebook_shells import Notebook, magic, restart
-from scripted import call, scripted, tool_node_graph
+from scripted import call, node_graph, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, effect, reversible
@@ -48,7 +48,6 @@ def ordering(undo, **more):
 
 
 def reopened(repo, **how):
-    """Open the database as another process does, without declarations."""
     return agentgit.open(backend.url(repo), **how)
 
 
@@ -76,7 +75,6 @@ def order_a_chair(repo, graph, effects) -> None:
 
 @pytest.mark.long
 def test_an_undo_of_the_same_name_in_another_script_is_not_run(repo, tmp_path):
-    """A call of one script is not undone by the `undo` of another script, wrapped or not."""
     mine, other = "LEDGER.remove(args['item'])", "RAN.append('the other undo')"
     run_script(tmp_path / "mine.py", repo, mine, order_a_chair)
 
@@ -114,7 +112,6 @@ CELL = "def undo(args, result):\n    LEDGER.remove(args['item'])\n\ngraph, effec
 
 
 def test_a_restarted_notebook_can_undo_once_the_graph_is_wrapped(repo, monkeypatch):
-    """After a kernel restart a notebook cannot undo before the graph is wrapped, and can after it."""
     names = {"ordering": ordering, "LEDGER": LEDGER}
     first = Notebook(monkeypatch, **names)
     first.run(CELL)
@@ -132,7 +129,6 @@ def test_a_restarted_notebook_can_undo_once_the_graph_is_wrapped(repo, monkeypat
 
 
 def test_a_changed_undo_function_of_a_notebook_is_reported(repo, monkeypatch):
-    """An edited undo of the same notebook runs, and plan and report say that its source has changed."""
     names = {"ordering": ordering, "LEDGER": LEDGER, "RAN": RAN}
     first = Notebook(monkeypatch, **names)
     first.run(CELL.replace("LEDGER", "WRONG"))
@@ -192,60 +188,27 @@ LAMBDA = lambda args, result: None  # noqa: E731  # the tests need a function wi
     ],
 )
 def test_functions_are_recorded_under_stable_names(function, name):
-    """Methods, partials, callable objects and lambdas are recorded under names that a restart does not change."""
     assert reversible(function).undo_path == f"{__name__}:{name}"
 
 
-def test_a_closure_can_undo_after_its_graph_is_wrapped_again(repo):
-    """A function inside a function is recorded, and the one that a later process declares runs in its place."""
-
-    def make():
-        return ordering(lambda args, result: LEDGER.remove(args["item"]))
-
-    order_a_chair(repo, *make())
-    assert repo.session("s").tool_track()[0].undo.endswith("make.<locals>.<lambda>")
-    with reopened(repo) as later:
-        graph, effects = make()
-        later.wrap(graph, "s", effects=effects).rollback("main#1")
-    assert LEDGER == []
-
-
-def shop_of(ledger, kind=reversible):
+def shop_of(ledger):
     """Build a graph whose node calls a decorated tool that only the node refers to."""
 
     def cancel(args, result):
         ledger.remove(args["item"])
 
     @tool
-    @kind(cancel)
+    @reversible(cancel)
     def order(item: str) -> str:
         """Order something."""
         ledger.append(item)
         return item
 
-    def act(state):
-        return {"messages": [("ai", order.invoke({"item": "chair"}))]}
-
-    return StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+    return node_graph(lambda state: {"messages": [("ai", order.invoke({"item": "chair"}))]})
 
 
-def test_a_tool_called_by_a_node_is_undone_by_the_right_closure(repo):
-    """Of two shops that one function makes, each order is cancelled in the shop where it was made."""
-    mine: list[str] = []
-    theirs: list[str] = []
-    first, second = (repo.wrap(shop_of(shop), f"s{i}") for i, shop in enumerate((mine, theirs)))
-    first.run("a chair")
-    second.run("a chair")
-    first.rollback("main#1")
-    assert (mine, theirs) == ([], ["chair"])
-    second.rollback("main#1")
-    assert (mine, theirs) == ([], [])
-
-
-def test_a_tool_called_by_a_node_has_the_effect_of_its_decorator(repo):
-    """A tool of the same name that is decorated with another effect elsewhere changes nothing."""
-    ledger: list[str] = []
-    graph = shop_of(ledger)
+def test_a_tool_called_by_a_node_has_the_effect_and_the_undo_of_its_decorator(repo):
+    """Not those of another shop that the same function makes, nor of a tool of the same name elsewhere."""
 
     @tool
     @effect("read_only")
@@ -253,19 +216,22 @@ def test_a_tool_called_by_a_node_has_the_effect_of_its_decorator(repo):
         """Order something, in another shop."""
         return item
 
-    agent = repo.wrap(graph, "s")
-    agent.run("a chair")
-    assert [one.effect for one in agent.tool_track()] == ["reversible"]
-    agent.rollback("main#1")
-    assert ledger == []
+    mine: list[str] = []
+    theirs: list[str] = []
+    first, second = (repo.wrap(shop_of(shop), f"s{i}") for i, shop in enumerate((mine, theirs)))
+    first.run("a chair")
+    second.run("a chair")
+    assert [one.effect for one in first.tool_track()] == ["reversible"]
+    first.rollback("main#1")
+    assert (mine, theirs) == ([], ["chair"])
+    second.rollback("main#1")
+    assert (mine, theirs) == ([], [])
     assert order.name == "order"
 
 
 def by_task(order):
     """Return an entrypoint whose task calls the tool through a helper, and its input."""
-
-    def help_out(item):
-        return order.invoke({"item": item})
+    help_out = lambda item: order.invoke({"item": item})  # noqa: E731  # a line is enough
 
     @task
     def act(item: str) -> str:
@@ -280,18 +246,14 @@ def by_task(order):
 
 def by_node(order):
     """Return a graph whose node calls the tool in a comprehension, and its input."""
-
-    def act(state):
-        return {"messages": [("ai", str([order.invoke({"item": item}) for item in ["chair"]]))]}
-
-    graph = StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
-    return graph, {"messages": [("user", "a chair")]}
+    said = lambda state: str([order.invoke({"item": item}) for item in ["chair"]])  # noqa: E731  # a line is enough
+    return node_graph(lambda state: {"messages": [("ai", said(state))]}), say("a chair")
 
 
 def by_subgraph(order):
     """Return a graph whose subgraph has a node that calls the tool, and its input."""
     inner, given = by_node(order)
-    return StateGraph(MessagesState).add_node("inner", inner).add_edge(START, "inner").compile(), given
+    return node_graph(inner), given
 
 
 def by_method(order):
@@ -304,8 +266,7 @@ def by_method(order):
         def act(self, state):
             self.order.invoke({"item": "chair"})
 
-    graph = StateGraph(MessagesState).add_node("act", Desk().act).add_edge(START, "act").compile()
-    return graph, {"messages": [("user", "a chair")]}
+    return node_graph(Desk().act), say("a chair")
 
 
 @pytest.mark.parametrize("shape", [by_node, by_task, by_subgraph, by_method])
@@ -323,7 +284,9 @@ def test_a_tool_called_by_a_node_can_be_undone_after_a_restart(repo, shape):
         return shape(order)
 
     graph, given = make()
-    repo.wrap(graph, "s").invoke(given)
+    agent = repo.wrap(graph, "s")
+    agent.invoke(given)
+    assert agent.tool_track()[0].undo.endswith("make.<locals>.<lambda>")
     assert LEDGER == ["chair"]
     with reopened(repo) as later:
         later.wrap(make()[0], "s").rollback("main#1")
@@ -355,7 +318,6 @@ HOSTILE = [
 
 @pytest.fixture
 def evil(tmp_path, monkeypatch):
-    """Create the importable module `evil`, which records that it was imported."""
     (tmp_path / "evil.py").write_text(EVIL)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -390,7 +352,6 @@ def attempts(repo):
 @pytest.mark.long
 @pytest.mark.parametrize("status", ["done", "unknown", "reversed", "reverse_failed", "reverse_unknown"])
 def test_no_function_named_by_a_row_is_imported_or_called(attacked, status):
-    """Whatever rows name as undo, verify and precheck, nothing is imported and nothing runs."""
     known = set(sys.modules)
     for name in HOSTILE:
         write_rows(attacked, undo=name, verify=name, precheck=name, status=status, error_message=None)
@@ -404,7 +365,6 @@ def test_no_function_named_by_a_row_is_imported_or_called(attacked, status):
 
 @pytest.mark.parametrize("name", [one for one in HOSTILE if not one.startswith("test_trusted_functions:cancel@")])
 def test_a_row_that_differs_from_the_declared_function_is_refused(attacked, name):
-    """A row that names another function than the declared one blocks, and the plan names the declared one."""
     agent = attacked.wrap(*(wrapping := ordering(cancel, verify=looked, precheck=looked))[:1], "s", effects=wrapping[1])
     write_rows(attacked, undo=name, verify=name, precheck=name)
     (step,) = agent.plan_rollback("main#1").steps
@@ -424,7 +384,6 @@ def looked(invocation):
 
 
 def test_resume_uses_only_functions_declared_in_its_process(repo, evil):
-    """A resume in another process reports a recorded function that is not declared there, and imports nothing."""
     agent = repo.wrap(*(wrapping := ordering(LAMBDA))[:1], "s", effects={"order": reversible(refusing)})
     agent.run("a chair")
     with pytest.raises(RollbackIncomplete) as stopped:
@@ -444,8 +403,8 @@ def refusing(args, result):
 
 
 @pytest.mark.long
-def test_the_command_line_imports_nothing_named_by_a_row(attacked):
-    """The command line names the undeclared function and the option --trust, and imports nothing."""
+def test_no_face_imports_what_a_row_names(attacked):
+    """Plans and rollbacks by the command line, for a viewer over HTTP and by MCP only name the function."""
     write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
     where = backend.address(attacked)
     for line in (["plan", "main#1"], ["rollback", "main#1", "--yes"], ["undo", "--yes"]):
@@ -453,45 +412,38 @@ def test_the_command_line_imports_nothing_named_by_a_row(attacked):
         assert code in (0, RollbackBlocked.exit_code)
         assert "evil:undo is not declared here; wrap the graph again, or trust the module that declares it" in out
     code, out = command("rollback", "main#1", "--yes", "--trust", "agentgit.demo", "--db", where)
-    assert (code, RAN, "evil" in sys.modules) == (RollbackBlocked.exit_code, [], False)
+    assert code == RollbackBlocked.exit_code
+    ada = attacked.as_user(attacked.users.add("ada"))
+    attacked.session("s").sharing.share(ada.user, role="viewer")
+    key = ada.keys.create("a program", scopes=("read",)).secret
+    asking = TestClient(app(attacked), base_url="https://git.example", headers={"authorization": f"Bearer {key}"})
+    plan = asking.get(f"/api/v1/sessions/{attacked.session('s').id}/plan-rollback", params={"to": "main#1"})
+    assert plan.status_code == 200, plan.text
+    assert "evil:undo is not declared here" in plan.json()["steps"][0]["why"]
+    planned, done = asyncio.run(asked_by_mcp(attacked))
+    assert "evil:undo is not declared" in " ".join(planned.content[0].text.split())
+    assert (done.isError, RAN, "evil" in sys.modules) == (True, [], False)
+
+
+async def asked_by_mcp(repo):
+    """Return the answers of the MCP server to a plan and to a rollback."""
+    to = {"checkpoint": "main#1", "session": "s"}
+    async with connected(repo, may_force=True) as client:
+        return (
+            await client.call_tool("plan_rollback", to),
+            await client.call_tool("rollback_to_checkpoint", to | {"confirm": "x"}),
+        )
 
 
 def command(*line: str) -> tuple[int, str]:
-    """Run a command in this process, and return its exit code and its output."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "300")
         done = command_line.run(*line)
     return done.code, done.out + done.err
 
 
-def test_a_plan_for_a_viewer_imports_nothing_named_by_a_row(attacked):
-    """A viewer's plan over HTTP names the undeclared function, and nothing is imported for it."""
-    write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
-    ada = attacked.as_user(attacked.users.add("ada"))
-    attacked.session("s").sharing.share(ada.user, role="viewer")
-    key = ada.keys.create("a program", scopes=("read",)).secret
-    asking = TestClient(app(attacked), base_url="https://git.example", headers={"authorization": f"Bearer {key}"})
-    known = set(sys.modules)
-    plan = asking.get(f"/api/v1/sessions/{attacked.session('s').id}/plan-rollback", params={"to": "main#1"})
-    assert plan.status_code == 200, plan.text
-    assert "evil:undo is not declared here" in plan.json()["steps"][0]["why"]
-    assert (RAN, "evil" in sys.modules, "evil" in set(sys.modules) - known) == ([], False, False)
-
-
-async def test_the_mcp_server_imports_nothing_named_by_a_row(attacked):
-    """A plan or a rollback requested through the MCP server imports nothing."""
-    write_rows(attacked, undo="evil:undo", verify="evil:undo", precheck="evil:undo")
-    async with connected(attacked, may_force=True) as client:
-        planned = await client.call_tool("plan_rollback", {"checkpoint": "main#1", "session": "s"})
-        done = await client.call_tool(
-            "rollback_to_checkpoint", {"checkpoint": "main#1", "session": "s", "confirm": "x"}
-        )
-    assert "evil:undo is not declared" in " ".join(planned.content[0].text.split())
-    assert (done.isError, RAN, "evil" in sys.modules) == (True, [], False)
-
-
-def test_a_tool_of_the_same_name_elsewhere_is_not_used(attacked):
-    """Neither a tool nor its undo is taken from a module that was imported and is not trusted."""
+def test_a_tool_of_the_same_name_with_another_undo_is_not_used(attacked):
+    """Neither from a module that was imported and is not trusted, nor from a graph that is wrapped."""
 
     @tool
     @reversible(namesake)
@@ -506,21 +458,16 @@ def test_a_tool_of_the_same_name_elsewhere_is_not_used(attacked):
     (step,) = attacked.session("s").plan_switch("main").steps
     assert (step.action, "the tool order is unknown" in step.why) == ("block", True)
     assert order.name == "order"
-    assert RAN == []
+    graph, effects = ordering(namesake)
+    attacked.wrap(graph, "s", effects=effects)
+    write_rows(attacked, undo=f"{__name__}:cancel")
+    (step,) = attacked.session("s").plan_switch("main").steps
+    assert (step.action, f"{__name__}:namesake is declared here" in step.why) == ("block", True)
+    assert (RAN, LEDGER) == ([], ["chair"])
 
 
 def namesake(args, result):
     RAN.append("namesake")
-
-
-def test_a_tool_with_another_undo_function_is_not_redone(attacked):
-    """A switch plans no redo with a tool whose undo function differs from the recorded one."""
-    graph, effects = ordering(namesake)
-    attacked.wrap(graph, "s", effects=effects)
-    write_rows(attacked, status="reversed")
-    (step,) = attacked.session("s").plan_switch("main").steps
-    assert (step.action, f"{__name__}:namesake is declared here" in step.why) == ("block", True)
-    assert LEDGER == ["chair"]
 
 
 # -- trusted modules
@@ -553,7 +500,6 @@ def shop(repo, tmp_path, monkeypatch):
 
 
 def test_a_trusted_module_is_imported_once_at_open(repo, shop):
-    """`open(trust=...)` imports the module, and later neither a plan nor a rollback imports anything."""
     with reopened(repo, trust=["shop_of_trust"]) as later:
         assert RAN == ["imported shop_of_trust"]
         known = set(sys.modules)
@@ -576,7 +522,6 @@ def test_the_environment_variable_lists_trusted_modules(repo, shop, monkeypatch)
 
 @pytest.mark.long
 def test_commands_that_undo_nothing_import_no_trusted_module(repo, shop, monkeypatch):
-    """`agentgit log` imports no module; `agentgit rollback` imports those of `--trust` or the environment."""
     where = backend.address(repo)
     monkeypatch.setenv("AGENTGIT_TRUST", "shop_of_trust")
     assert command("log", "--db", where)[0] == 0
@@ -594,7 +539,6 @@ def test_commands_that_undo_nothing_import_no_trusted_module(repo, shop, monkeyp
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 @pytest.mark.usefixtures("shop")
 def test_a_notebook_can_trust_a_module(repo, ipython):
-    """A notebook without a wrapped graph sees what is not declared, and rolls back once a module is trusted."""
     with reopened(repo) as later:
         restart(ipython, repo=later)
         assert "is not declared here" in str(magic(ipython, "plan main#1"))
@@ -619,7 +563,6 @@ def test_a_notebook_can_trust_a_module(repo, ipython):
     ],
 )
 def test_a_module_that_cannot_be_trusted_is_refused_at_open(repo, shop, trust, error, says):
-    """Bad input: an invalid module name, a failed import and a module without declarations raise an error at once."""
     (shop / "raising_shop.py").write_text("raise RuntimeError('no key')")
     (shop / "leaving_shop.py").write_text("raise SystemExit(3)")
     with pytest.raises(error, match=says):
@@ -641,7 +584,6 @@ def test_a_trusted_module_may_open_the_database_itself(repo, shop, monkeypatch):
 
 
 def test_a_script_that_trusts_itself_is_not_imported_again(repo, shop, monkeypatch):
-    """A script that trusts itself by its file name provides its declarations and is not run again."""
     body = "import sys\nmain = sys.modules['__main__']\nwith test.reopened(test.REPO) as own:\n"
     body += "    plan = own.session('s').plan_rollback('main#1')\n"
     (shop / "shop_of_trust.py").write_text(TRUSTED + body)
@@ -652,7 +594,6 @@ def test_a_script_that_trusts_itself_is_not_imported_again(repo, shop, monkeypat
 
 
 def test_functions_declared_by_path_are_imported_at_open(repo, shop):
-    """An import path in `open(effects=...)` is imported at once, and a rollback uses it."""
     effects = {"order": reversible("shop_of_trust:cancel", verify="no_such_shop:look")}
     with reopened(repo, effects=effects) as later:
         assert RAN == ["imported shop_of_trust"]
@@ -686,8 +627,6 @@ def blind(invocation):
 
 
 def test_an_error_of_verify_is_shown_in_plan_track_and_log(repo, caplog):
-    """The error of a `verify` is in the plan, on the track and in the log, until `verify` works again."""
-
     class Killed(BaseException):
         pass
 
@@ -721,7 +660,6 @@ def unsure(invocation):
 
 
 def test_an_error_of_verify_after_a_failed_undo_is_reported(repo, caplog):
-    """The report contains the error of the undo and that of the `verify` after it."""
     agent = repo.wrap(ordering(LAMBDA)[0], "s", effects={"order": reversible(refusing, verify=blind)})
     agent.run("a chair")
     said = "RuntimeError: not today; its verify raised KeyError: 'id'"
@@ -745,7 +683,6 @@ def test_an_error_of_a_precheck_is_in_plan_and_log(repo, caplog, precheck, said)
 
 
 def test_an_undeclared_verify_is_named_in_the_plan(repo):
-    """The plan for an unknown call names its `verify` if that is not declared in this process."""
     order_a_chair(repo, *ordering(cancel, verify=unsure))
     write_rows(repo, status="unknown")
     with reopened(repo) as later:
