@@ -10,9 +10,11 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import aclosing
+from typing import Any, Self
 
+from agentgit.agents import chat_turn
+from agentgit.agents.agent import RollbackAgent
 from agentgit.cli import output
 from agentgit.cli.app import MOVING, complete_in, run_in
 from agentgit.cli.commands import COMMANDS
@@ -20,24 +22,18 @@ from agentgit.cli.completion import Names, NamesHere
 from agentgit.effects import RollbackReport
 from agentgit.errors import (
     AgentGitError,
-    BranchMoved,
     InvalidInput,
     NotFound,
     RollbackBlocked,
     RollbackIncomplete,
-    TurnAbandoned,
 )
+from agentgit.handles.session import Session
 from agentgit.render.text import Line, Span, clean, cut, table, visible
 from agentgit.render.views import conversation
 from agentgit.render.views import rollback as rollbacks
+from agentgit.repository import Repository
 from agentgit.sessions.messages import text_of
 from agentgit.values import portable
-
-if TYPE_CHECKING:
-    from agentgit.agents.agent import RollbackAgent
-    from agentgit.agents.chat_turn import Pieces
-    from agentgit.handles.session import Session
-    from agentgit.repository import Repository
 
 SLASH_COMMANDS = {
     "checkpoint create NAME": "Create a checkpoint here; --description TEXT describes it.",
@@ -64,22 +60,6 @@ HELP_NOTES = (
     "REF is a checkpoint, like main#3, HEAD~1, a name or an id. --yes: do not ask.",
     "--force: keep what cannot be reversed, and restore files that others changed.",
 )
-
-
-@contextmanager
-def _warnings_as_notices() -> Iterator[None]:
-    """Show the warnings of agentgit in the words of the chat."""
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def show_in_chat(message: Warning | str, *details: Any, **options: Any) -> None:
-            if isinstance(message, BranchMoved | TurnAbandoned):
-                output.print_notice(f"warning: {clean(str(message))}")
-            else:
-                show(message, *details, **options)
-
-        warnings.showwarning = show_in_chat
-        yield
 
 
 class Chat:
@@ -162,14 +142,12 @@ class Chat:
 
     def _run(self, words: Sequence[str]) -> None:
         """Run a command of the command line, and follow the session to the branch on which it then continues."""
-        agent, branch_id = self.agent, self.agent.session.branch().id
+        branch_id = self.agent.session.branch().id
         try:
             run_in(self, words, "/")
         finally:
-            if agent.session.branch().id != branch_id:
-                self.agent = agent.at()
-        if words[0] in MOVING:
-            self.agent = agent.at()
+            if words[0] in MOVING or self.agent.session.branch().id != branch_id:
+                self.agent = self.agent.at()
 
     def _as_command(self, words: list[str]) -> list[str]:
         """Return the command of the command line that a slash command is short for."""
@@ -199,9 +177,9 @@ class Chat:
         if message is None:
             output.print_notice("Nothing was done.")
             return
-        agent = self.agent
+        branch_id = self.agent.branch_id
         self._run(["rollback", f"message:{message['id']}", *(word for word in words if word.startswith("-"))])
-        if self.agent is not agent:
+        if self.agent.branch_id != branch_id:
             self._refill = text_of(message)
             output.show([(Span(f"before: {cut(clean(self._refill), output.width() - 8)}", "dim"),)])
 
@@ -251,16 +229,12 @@ class Chat:
 
     def turn(self, text: str | None) -> None:
         """Run a turn, and write its output as it arrives."""
-        from agentgit.agents import chat_turn
-
         agent, previous_error = self.agent, self.agent.rollback_error
         previous_id = agent.session.branch().id
-        with _warnings_as_notices():
-            self._runner.run(
-                self._write_turn(
-                    chat_turn.continue_turn(self.agent) if text is None else chat_turn.send_message(self.agent, text)
-                )
-            )
+        pieces = chat_turn.continue_turn(agent) if text is None else chat_turn.send_message(agent, text)
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: output.print_notice(f"warning: {clean(str(message))}")
+            self._runner.run(self._write_turn(pieces))
         if (current := agent.session.branch()).id not in (previous_id, agent.branch_id):  # a tool requested a rollback
             self.agent = agent.at(current)
             if isinstance(report := self.agent.report, RollbackReport):
@@ -268,9 +242,7 @@ class Chat:
         if agent.rollback_error is not None and agent.rollback_error is not previous_error:
             self._fail_turn(agent.rollback_error)
 
-    async def _write_turn(self, pieces: Pieces) -> None:
-        from agentgit.agents import chat_turn
-
+    async def _write_turn(self, pieces: chat_turn.Pieces) -> None:
         transcript = Transcript()
         async with aclosing(pieces):
             async for piece in pieces:
@@ -287,15 +259,11 @@ class Chat:
         transcript.end()
 
     def _show_pending_questions(self) -> None:
-        from agentgit.agents import chat_turn
-
         for pending in chat_turn.open_questions(self.agent.get_state()):
             Transcript().write_question(pending.question)
         self._warn_if_interrupted()
 
     def _warn_if_interrupted(self) -> None:
-        from agentgit.agents import chat_turn
-
         if chat_turn.is_interrupted(self.agent):
             output.print_notice("The turn is not finished: /continue resumes it, /undo rolls it back.")
 
@@ -332,9 +300,9 @@ def choose_message(newest_first: list[dict[str, Any]]) -> dict[str, Any] | None:
     if not newest_first:
         raise NotFound("There is no message of yours on this branch to go back to.")
     if at_terminal() and os.environ.get("TERM") != "dumb":
-        from agentgit.cli.chat.prompt import choose
+        from agentgit.cli.chat import prompt  # late, as above
 
-        number = choose([text_of(message) for message in newest_first])
+        number = prompt.choose([text_of(message) for message in newest_first])
         return newest_first[number] if number is not None else None
     shown = list(enumerate(newest_first, start=1))[:MAX_LISTED_MESSAGES]
     rows = [[Span(str(number), "reference"), Span(clean(text_of(message)))] for number, message in reversed(shown)]
