@@ -30,7 +30,7 @@ from agentgit.sessions.folded_tree import FoldedTree
 from agentgit.sessions.reports import OnProgress, Operation
 from agentgit.sessions.rerun import RerunComparison
 from agentgit.sessions.session import Branches
-from agentgit.sessions.stats import Prices, Stats, require_prices
+from agentgit.sessions.stats import Prices, Stats, Usage, require_prices
 from agentgit.store.maintenance import statistics
 from agentgit.store.queries.folded_trees import FoldChoice
 from agentgit.store.queries.lookup import CheckpointRef
@@ -408,6 +408,7 @@ def collect_stats(
     prices: Prices | None,
     *,
     storage: bool,
+    erased: Usage | None = None,
 ) -> Stats:
     """Return the statistics of sessions."""
     checked_prices, store = require_prices(prices) if prices is not None else None, context.store
@@ -422,4 +423,5 @@ def collect_stats(
         sessions=len(sessions),
         prices=checked_prices,
         storage=statistics.measure_storage(connection, store, rows) if storage else None,
+        erased=erased or {},
     )

@@ -27,6 +27,7 @@ from agentgit.store.maintenance.fsck.check import HASHES, HEADS, REFERENCES, fsc
 from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, UnusedSteps, collect, count_rows_by_part
 from agentgit.store.maintenance.gc import find_unused_steps as find_steps
 from agentgit.store.maintenance.key_rotation import Rotation
+from agentgit.store.maintenance.statistics import tokens_of_erased_sessions
 from agentgit.store.sql.encryption import ENVIRONMENT
 from agentgit.store.sql.ids import is_id
 from agentgit.store.threads.owners import list_owners
@@ -190,6 +191,8 @@ class Maintenance:
     def stats(self, *, prices: Prices | None = None, storage: bool = False) -> Stats:
         """Return statistics of all sessions of the user, like `Session.stats` for one session.
 
+        The tokens are also those of erased sessions, whose other figures are gone.
+
         Args:
             prices: The prices of a million tokens of input and output, by model: `{"m": (1.25, 10)}`. A third and a
                 fourth number are the prices of input read from a cache and written into one; `*` is every other model.
@@ -202,8 +205,9 @@ class Maintenance:
 
         def compute(connection: Connection) -> Stats:
             sessions = context.store.visible_sessions.own(connection, context.user.id)
+            erased = tokens_of_erased_sessions(connection, context.store.tenant_id, context.user.id)
             return collect_stats(
-                connection, context, sessions, f"user {context.user.name}", None, prices, storage=storage
+                connection, context, sessions, f"user {context.user.name}", None, prices, storage=storage, erased=erased
             )
 
         return context.read(compute)

@@ -232,6 +232,7 @@ class Stats(PrintableDrawing, Tabular):
         sessions: The number of sessions.
         prices: The prices of tokens; None if no prices were given.
         storage: The database space that it takes; None if it was not measured.
+        erased: The tokens of the user's sessions that were erased; they are part of the total.
     """
 
     _COLUMNS: ClassVar[Mapping[str, str]] = {
@@ -259,11 +260,12 @@ class Stats(PrintableDrawing, Tabular):
     sessions: int = 1
     prices: Prices | None = None
     storage: Storage | None = None
+    erased: Usage = field(default_factory=dict)
 
     @property
     def total(self) -> Figures:
-        """The counts of all branches together."""
-        return sum_figures(branch.figures for branch in self.branches)
+        """The counts of all branches together, with the tokens of erased sessions."""
+        return sum_figures([*(branch.figures for branch in self.branches), Figures(tokens=self.erased)])
 
     @property
     def unique_names(self) -> int:

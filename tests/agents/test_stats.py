@@ -155,6 +155,22 @@ def test_deleted_or_edited_messages_are_not_counted_twice(repo):
     assert repo.session("s").stats().total.tokens["m"] == UsedTokens(3, known["m"].input + 20, 15)
 
 
+def test_the_tokens_of_an_erased_session_stay_in_the_sum_of_its_owner(repo):
+    """An erasure keeps one sum, so that the tokens and the cost of a user are exact after it."""
+    agent = wrap(repo, "a")
+    agent.run("one")
+    agent.fork().run("two")
+    wrap(repo, "b").run("hi")
+    before = repo.maintenance.stats(prices={"m": (1, 10)})
+    assert before.total.tokens == {"m": UsedTokens(3, 10 + 30 + 10, 15)}
+    repo.session("a").delete()
+    after = repo.maintenance.stats(prices={"m": (1, 10)})
+    assert (after.total.tokens, after.cost, after.sessions) == (before.total.tokens, before.cost, 1)
+    assert after.erased == {"m": UsedTokens(2, 40, 10)}
+    with agentgit.open(backend.url(repo), user="other") as other:
+        assert other.maintenance.stats().total.tokens == {}
+
+
 def test_tokens_are_counted_per_model(repo):
     """Tokens are counted per model; an answer without a model name counts as unknown."""
     names = iter(["a", "b", None, "a"])

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Select, Table, and_, delete, func, select
 
 from agentgit.auth import User
-from agentgit.errors import Conflict, Corrupt
+from agentgit.errors import Conflict, Corrupt, KeyMissing
 from agentgit.sessions.session import RUNNING
+from agentgit.sessions.stats import sum_usages
 from agentgit.store.audit.trail import record_event
+from agentgit.store.maintenance.statistics import count_tokens
 from agentgit.store.queries import templates
 from agentgit.store.search.index import delete_words
 from agentgit.store.sql.batch import slices
@@ -139,6 +141,10 @@ def _delete_session(store: Store, connection: Connection, session_id: int, user_
     of_session = (EVENT.c.tenant_id == store.tenant_id, EVENT.c.external_session_id == session_id)
     events = connection.execute(select(func.count()).select_from(EVENT).where(*of_session)).scalar_one()
     owner_id = store.sessions.load_row(connection, session_id).user_id
+    try:
+        tokens = sum_usages(count_tokens(connection, store, store.sessions.branches(connection, session_id)).values())
+    except (Corrupt, KeyMissing):  # neither damage nor a lost key may prevent an erasure
+        tokens = {}
     row_counts = _delete_session_rows(connection, store.tenant_id, session_id)
     record_event(
         connection,
@@ -148,6 +154,7 @@ def _delete_session(store: Store, connection: Connection, session_id: int, user_
         owner_id=owner_id,
         erased=session_id,
         rows=row_counts.total(),
+        tokens={model: list(counts) for model, counts in tokens.items()} or None,
     )
     return row_counts + Counter({EVENT.name: events})
 

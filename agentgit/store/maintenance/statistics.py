@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from operator import add
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, case, func, select
 
+from agentgit.errors import Corrupt
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.stats import BranchFigures, Figures, Storage
+from agentgit.sessions.stats import BranchFigures, Figures, Storage, Usage, UsedTokens, sum_usages
 from agentgit.store.maintenance.gc import find_live_values
 from agentgit.store.queries.token_usage import TokenUsage
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
-from agentgit.store.sql.tables import BLOB, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, OPERATION, TOOL_INVOCATION
+from agentgit.store.sql.tables import BLOB, CHECKPOINT, EVENT, GRAPH_CHECKPOINT, GRAPH_WRITE, OPERATION, TOOL_INVOCATION
 from agentgit.store.store import Store
+from agentgit.values import as_object
 
 THREAD_COLUMNS = {
     GRAPH_CHECKPOINT: (GRAPH_CHECKPOINT.c.meta, GRAPH_CHECKPOINT.c.header, GRAPH_CHECKPOINT.c.channels),
@@ -46,8 +49,7 @@ def count_figures(
     calls, operations = (
         _count_by_word(connection, store, query, branch_ids) for query in (_CALL_COUNTS, _OPERATION_COUNTS)
     )
-    first_steps = _find_first_steps(connection, store, branches)
-    usage = TokenUsage(connection, store)
+    tokens = count_tokens(connection, store, branches)
     session_names = {session.id: session.session_name for session in sessions}
     return [
         BranchFigures(
@@ -60,11 +62,33 @@ def count_figures(
                 last=checkpoint_counts[branch.id].last if branch.id in checkpoint_counts else None,
                 calls=calls[branch.id],
                 operations=operations[branch.id],
-                tokens=usage.of_branch(branch.thread_id, first_steps.get(branch.id)),
+                tokens=tokens[branch.id],
             ),
         )
         for branch in branches
     ]
+
+
+def count_tokens(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> dict[int, Usage]:
+    """Count the tokens that models used on each of some branches, by the id of the branch."""
+    first_steps, usage = _find_first_steps(connection, store, branches), TokenUsage(connection, store)
+    return {branch.id: usage.of_branch(branch.thread_id, first_steps.get(branch.id)) for branch in branches}
+
+
+def tokens_of_erased_sessions(connection: Connection, tenant_id: int, user_id: int) -> Usage:
+    """Return the tokens that the erased sessions of a user had used, which their erasures noted."""
+    query = select(EVENT.c.detail).where(
+        EVENT.c.tenant_id == tenant_id,
+        EVENT.c.external_session_id.is_(None),
+        EVENT.c.kind == "session.erased",
+        EVENT.c.owner_id == user_id,
+    )
+    usages = []
+    for detail in connection.execute(query).scalars():
+        with suppress(Corrupt, ValueError, TypeError, AttributeError):  # fsck's check of the rows reports it
+            noted = as_object(detail).get("tokens", {})
+            usages.append({model: UsedTokens(*map(int, counts)) for model, counts in noted.items()})
+    return sum_usages(usages)
 
 
 def count_names(connection: Connection, store: Store, branch_ids: Sequence[int]) -> dict[str, int]:
