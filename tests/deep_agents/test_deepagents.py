@@ -100,7 +100,6 @@ def test_files_in_the_state_go_without_a_line(repo, backend):
 
 
 async def test_files_of_async_turns_go_without_a_line(repo):
-    """The async functions of the tools are known too."""
     agent = await repo.awrap(deep(StateBackend(), *WORK), "s")
     before = await agent.acheckpoint("before")
     await agent.ainvoke(say())
@@ -134,7 +133,6 @@ def test_files_that_a_rollback_leaves_are_said_to_stay(repo, work):
 
 @pytest.mark.parametrize("is_in_workspace", [True, False], ids=["elsewhere", "no workspace"])
 def test_files_that_no_snapshot_has_are_undeclared(repo, tmp_path, is_in_workspace):
-    """With FilesystemBackend outside the workspace, or without one, the calls stay undeclared, and are listed."""
     root, workspace = tmp_path / "root", tmp_path / "workspace"
     root.mkdir()
     options = {"workspace": workspace} if is_in_workspace else {}
@@ -194,7 +192,6 @@ def test_the_routes_of_a_composite_backend_decide_for_each_path(repo, tmp_path):
 
 
 def test_a_composite_backend_of_state_and_workspace_is_not_undeclared(repo, work):
-    """If every route is known, the agent names no tool as undeclared."""
     backend = CompositeBackend(default=StateBackend(), routes={"/disk/": FilesystemBackend(root_dir=work)})
     agent = repo.wrap(deep(backend, "hello"), "s", workspace=work)
     assert agent.effects["write_file"] == "workspace"
@@ -229,7 +226,6 @@ def test_commands_of_a_shell_stay_undeclared(repo, work):
 
 
 def test_commands_can_be_declared_irreversible(repo, work):
-    """The user's declaration of `execute` counts, and blocks the rollback."""
     backend = LocalShellBackend(root_dir=work, inherit_env=True)
     agent = worked(repo, backend, workspace=work, effects={"execute": "irreversible"})
     with pytest.raises(RollbackBlocked, match="execute"):
@@ -286,7 +282,6 @@ def test_a_tool_of_the_user_is_not_taken_for_one_of_deepagents(repo):
 
 
 def test_effects_of_a_subagent_are_reversed(repo):
-    """`task` does not hide what the tools of its subagent did: it is reversed as ever."""
     world = World()
     work = (
         call("task", description="add", subagent_type="general-purpose"),
@@ -324,7 +319,6 @@ def test_a_subagent_that_is_no_local_graph_is_undeclared(repo):
 
 
 def test_files_in_the_state_survive_a_question_in_the_same_batch(repo):
-    """A file that is written beside a call that waits for approval is there when the batch goes on."""
     world = World()
     batch = calls(call("write_file", file_path="/a.txt", content="one"), call("ask", question="may I?"))
 
@@ -343,8 +337,6 @@ def test_files_in_the_state_survive_a_question_in_the_same_batch(repo):
 
 
 def test_every_profile_names_code_of_deepagents():
-    """Each function of the table is in deepagents, so that a renamed one is noticed."""
-
     def qualified_names(code):
         for constant in code.co_consts:
             if hasattr(constant, "co_qualname"):

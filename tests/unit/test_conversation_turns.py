@@ -68,23 +68,6 @@ def test_each_turn_gets_its_own_call_of_a_repeated_id():
     assert [turn.entries[1].cards[0].outcome[0] for turn in turns] == ["undone", "done"]
 
 
-@pytest.mark.parametrize("messages", [[], [USER]])
-def test_checkpoints_without_messages_make_turns(messages):
-    """A branch with checkpoints but no messages, or none at all, is shown without an error."""
-    points = [point(1, "branch", 0), point(2, "before", 0), point(3, "after", 0), point(4, "named", 0)]
-    assert [[one.id for one in turn.points] for turn in turns_of(points, [], [call(0, call_id=None)])] == [
-        [1],
-        [2, 3, 4],
-    ]
-    assert len(turns_of([], messages, [])) == len(messages)
-
-
-def test_removed_messages_leave_the_later_turns_whole():
-    points = [point(1, "before", 0), point(2, "after", 8), point(3, "before", 8), point(4, "after", 2)]
-    turns = turns_of(points, [USER, ANSWER], [])
-    assert sorted(entry.number for turn in turns for entry in turn.entries) == [0, 1]
-
-
 def test_a_call_that_no_message_asked_for_has_a_card():
     """The calls of nodes without messages are shown at the end of their turn."""
     [turn] = turns_of([point(1, "before", 0)], [USER], [call(0, call_id=None)])

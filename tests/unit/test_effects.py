@@ -1,11 +1,10 @@
 """Declared effects of tools and their precedence, without a database."""
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.tools import StructuredTool, tool
+from notebook_shells import Notebook
 
 from agentgit import ToolInvocation, compensable, reversible
 from agentgit.effects import Effect, effect
@@ -18,6 +17,7 @@ from agentgit.effects.effects import (
     import_function,
     takes_invocation,
 )
+from agentgit.effects.function_names import name_of
 from agentgit.effects.invocation import identity
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, NotFound
@@ -57,6 +57,15 @@ def test_functions_are_recorded_by_their_names():
     assert import_function(HERE) is undo
     with pytest.raises(NotFound, match=r"no\.such:thing"):
         import_function("no.such:thing")
+
+
+def test_source_is_hashed_only_for_functions_of_main(monkeypatch):
+    notebook = Notebook(monkeypatch)
+    notebook.run("class Desk:\n    def __call__(self, args, result): ...\n\ndef undo(args, result): ...\n")
+    assert name_of(notebook.main.undo).source != name_of(notebook.main.Desk()).source is not None
+    exec("def bare(args, result): ...", vars(notebook.main))  # noqa: S102  # as in a shell that keeps no source
+    assert str(name_of(notebook.main.bare)) == "__main__:bare"
+    assert name_of(undo).source is None
 
 
 def test_an_undo_function_may_take_the_invocation():
@@ -120,30 +129,22 @@ def test_effect_decorators_work_above_and_below_tool():
     assert declared_on(above) == declared_on(below) == reversible(undo, identity_args=["item"])
 
 
-def test_two_tools_of_one_function_have_separate_effects():
-    def act(item: str) -> str:
-        """Act."""
-        return item
+def test_a_declared_effect_belongs_to_one_tool():
+    """Not to another tool of the same function; a bare method, which takes no attributes, is refused."""
 
+    class Shop:
+        def act(self, item: str) -> str:
+            """Act."""
+            return item
+
+    act = Shop().act
     sends = effect("irreversible")(StructuredTool.from_function(act, name="send"))
     looks = effect("read_only")(StructuredTool.from_function(act, name="look"))
     assert (declared_on(sends), declared_on(looks)) == (effect("irreversible"), effect("read_only"))
     assert declared_on(StructuredTool.from_function(act, name="other")) is None
     assert declared_on(sends.model_copy()) == effect("irreversible")
-
-
-def test_a_tool_made_of_a_method_carries_its_effect():
-    """A tool made of a method carries the effect; a bare method, which takes no attributes, is refused."""
-
-    class Shop:
-        def order(self, item: str) -> str:
-            """Order."""
-            return item
-
-    made = reversible(undo)(StructuredTool.from_function(Shop().order))
-    assert declared_on(made) == declared_on(made.model_copy()) == reversible(undo)
     with pytest.raises(InvalidInput, match="cannot carry"):
-        reversible(undo)(Shop().order)
+        reversible(undo)(act)
 
 
 def test_an_identity_is_recorded_only_for_calls_that_need_one():
@@ -168,7 +169,6 @@ def test_equivalent_arguments_have_the_same_identity():
 # -- MCP
 
 
-SAYS = (None, True, False)
 DECLARED = {kind: Effect(kind, undo) if kind in UNDOABLE else Effect(kind) for kind in KINDS} | {"undeclared": None}
 
 
@@ -212,15 +212,6 @@ def strictness(declared: Effect | None) -> int:
     return MINDED.index(declared.kind if declared else "undeclared")
 
 
-@pytest.mark.parametrize("kind", DECLARED)
-def test_annotations_never_make_an_effect_less_strict(kind):
-    """No annotations make an effect less strict than declared, and applying them twice changes nothing."""
-    for said in itertools.product(SAYS, SAYS):
-        once = stricter(DECLARED[kind], Hints(*said))
-        assert strictness(once) >= strictness(DECLARED[kind])
-        assert stricter(once, Hints(*said)) == once
-
-
 NAMES = ["readOnlyHint", "destructiveHint", "read_only_hint", "destructive_hint", "annotations", "mcp", "tool", "title"]
 METADATA = st.recursive(
     st.sampled_from([None, True, False, "true", 1, "x"]),
@@ -231,7 +222,10 @@ METADATA = st.recursive(
 
 @given(metadata=METADATA, kind=st.sampled_from(list(DECLARED)))
 def test_no_metadata_makes_an_effect_less_strict(metadata, kind):
-    assert strictness(stricter(DECLARED[kind], hints_in(metadata))) >= strictness(DECLARED[kind])
+    """Metadata of any shape from a server raises nothing, and applying it twice changes nothing."""
+    once = stricter(DECLARED[kind], hints_in(metadata))
+    assert strictness(once) >= strictness(DECLARED[kind])
+    assert stricter(once, hints_in(metadata)) == once
 
 
 def test_annotations_are_found_in_every_known_place():

@@ -37,9 +37,12 @@ KEYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(KEYS))
-def test_the_config_keys_of_langgraph_have_their_known_names(name):
-    assert getattr(internals, name) == KEYS[name], MOVED.format(name)
+def test_the_config_keys_of_langgraph_have_their_known_names():
+    """Stored threads and running tasks are read by these names, which are recognized as no keys of a user."""
+    assert {name: getattr(internals, name) for name in KEYS} == KEYS, MOVED.format("a key")
+    keys = {name: getattr(internals, f"CONFIG_KEY_{name}") for name in ("SCRATCHPAD", "SEND", "TASK_ID", "THREAD_ID")}
+    assert [name for name, key in keys.items() if internals.is_internal_key(key)] == ["SCRATCHPAD", "SEND", "TASK_ID"]
+    assert not internals.is_internal_key(7)
 
 
 def test_a_running_task_has_the_expected_config_entries():
@@ -62,16 +65,21 @@ def test_a_running_task_has_the_expected_config_entries():
         assert hasattr(pad, name), MOVED.format(f"PregelScratchpad.{name}")
 
 
-def test_channels_are_read_from_a_checkpoint():
-    checkpoint = empty_checkpoint()
+def test_helpers_of_langgraph_do_what_agentgit_expects():
+    checkpoint, lamp = empty_checkpoint(), object()
     checkpoint["channel_values"]["n"] = 7
     channels, _ = internals.channels_from_checkpoint({"n": LastValue(int, "n")}, checkpoint)
     assert channels["n"].get() == 7, MOVED.format("channels_from_checkpoint")
-
-
-def test_a_runnable_gets_the_config_of_its_task():
     first = internals.RunnableCallable(lambda value, config: value + config["configurable"]["more"], trace=False)
     assert first.invoke(1, {"configurable": {"more": 2}}) == 3, MOVED.format("RunnableCallable")
+    assert lamp in internals.get_function_nonlocals(lambda: lamp), MOVED.format("get_function_nonlocals")
+    assert internals.recast_checkpoint_ns("a:1|b:2") == "a|b", MOVED.format("recast_checkpoint_ns")
+    path = ("__pregel_push", ("__pregel_pull", "flow"), 2, True)  # LangGraph stores it as a text
+    assert internals.task_path_str(path) == "~__pregel_push, ~__pregel_pull, flow, 0000000002, 0000000001"
+    assert internals.DeltaSnapshot([1]).value == [1], MOVED.format("_DeltaSnapshot")
+    one, two = HumanMessage("a", id="1"), HumanMessage("b", id="2")
+    assert internals.messages_delta_reducer([one], [[two]]) == [one, two], MOVED.format("_messages_delta_reducer")
+    assert ("datetime", "datetime") in internals.SAFE_MSGPACK_TYPES, MOVED.format("SAFE_MSGPACK_TYPES")
 
 
 def test_a_separate_pregel_node_writes_a_mapping_to_the_channels():
@@ -86,31 +94,6 @@ def test_a_separate_pregel_node_writes_a_mapping_to_the_channels():
     config = {"configurable": {"thread_id": "t"}}
     graph.update_state(config, {"n": 3}, "writer")
     assert graph.get_state(config).values == {"n": 3}, MOVED.format("PregelNode or ChannelWrite")
-
-
-def test_values_that_a_function_closes_over_are_found():
-    lamp = object()
-    assert lamp in internals.get_function_nonlocals(lambda: lamp), MOVED.format("get_function_nonlocals")
-
-
-def test_recast_checkpoint_ns_removes_task_ids():
-    assert internals.recast_checkpoint_ns("a:1|b:2") == "a|b", MOVED.format("recast_checkpoint_ns")
-
-
-def test_the_path_of_a_task_is_written_as_a_text():
-    """`task_path_str` returns what LangGraph stores as the path of a task that `get_state` shows."""
-    path = ("__pregel_push", ("__pregel_pull", "flow"), 2, True)
-    assert internals.task_path_str(path) == "~__pregel_push, ~__pregel_pull, flow, 0000000002, 0000000001"
-
-
-def test_a_delta_snapshot_wraps_the_value_of_its_channel():
-    assert internals.DeltaSnapshot([1]).value == [1], MOVED.format("_DeltaSnapshot")
-    one, two = HumanMessage("a", id="1"), HumanMessage("b", id="2")
-    assert internals.messages_delta_reducer([one], [[two]]) == [one, two], MOVED.format("_messages_delta_reducer")
-
-
-def test_the_serializer_lists_the_types_it_rebuilds():
-    assert ("datetime", "datetime") in internals.SAFE_MSGPACK_TYPES, MOVED.format("SAFE_MSGPACK_TYPES")
 
 
 async def test_a_tool_node_runs_its_calls_through_the_wrapped_functions():
@@ -160,13 +143,6 @@ async def test_an_async_store_has_the_loop_on_which_it_works():
     loop = internals.loop_of_store(Store())
     assert loop is asyncio.get_running_loop(), MOVED.format("AsyncBatchedBaseStore._loop")
     assert internals.loop_of_store(InMemoryStore()) is None
-
-
-def test_keys_of_a_running_graph_are_recognized():
-    """`is_internal_key` recognizes LangGraph's own keys, and no key of a user."""
-    keys = {name: getattr(internals, f"CONFIG_KEY_{name}") for name in ("SCRATCHPAD", "SEND", "TASK_ID", "THREAD_ID")}
-    assert [name for name, key in keys.items() if internals.is_internal_key(key)] == ["SCRATCHPAD", "SEND", "TASK_ID"]
-    assert not internals.is_internal_key(7)
 
 
 def test_no_other_module_uses_a_private_name_of_langgraph():
