@@ -57,6 +57,8 @@ MOVING = ("switch",)
 
 def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
     """Run a command in this process, for a notebook or a chat."""
+    if words[0].startswith("-") and words[0] not in ("--help", "--version"):
+        raise InvalidInput(f"Write {words[0]} after the command.")
     if words[0] in TERMINAL_ONLY:
         raise InvalidInput(f"Run it in a terminal: agentgit {words[0]}")
     if any(word.partition("=")[0] in ("--user", "--tenant") for word in words):

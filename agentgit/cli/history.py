@@ -101,7 +101,7 @@ def log(
             total = len(query)
             output.line(as_json, lambda: {"count": total}, str(total))
             return
-        checkpoints = _read_checkpoints(query, limit, _parse_cursor(repo, session, branch, after))
+        checkpoints = _read_checkpoints(query, limit, _parse_cursor(session, branch, after))
         output.emit(
             as_json,
             lambda: [records.of_checkpoint(checkpoint) for checkpoint in checkpoints],
@@ -125,7 +125,7 @@ def _read_checkpoints(query: Log, limit: int | None, after: Checkpoint | str | N
     return checkpoints
 
 
-def _parse_cursor(repo: Repository, session: Session, branch: str | None, after: str | None) -> Checkpoint | str | None:
+def _parse_cursor(session: Session, branch: str | None, after: str | None) -> Checkpoint | str | None:
     """Return where to continue: the cursor itself, or the checkpoint that a reference names."""
     from agentgit.checkpoints.queries import parse_time_cursor
 

@@ -12,7 +12,7 @@ from sqlalchemy import URL, Connection
 
 from agentgit.agents.importing.copying import CheckpointCopier, differing_copy, put_copies
 from agentgit.agents.importing.readers import Source, ThreadEntry, open_database, source_of
-from agentgit.agents.importing.thread import BATCH, OnStep, ThreadImport
+from agentgit.agents.importing.thread import BATCH, OnStep, ThreadImport, load_parents
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.sessions.reports import EXTENDED, FAILED, IMPORTED, UNCHANGED, ImportReport, Progress, ThreadReport
@@ -45,7 +45,7 @@ class PlainThreadImport:
         if newest is None:
             raise NotFound(f"There is no thread {self.thread_id!r} in the database to import from.")
         entries = sorted(self.source.index(self.thread_id), key=lambda entry: (entry.id, entry.ns))
-        existing = self._load_keys(self.thread_id)
+        existing = load_parents(self.store, self.thread_id)
         new = [entry for entry in entries if entry[:2] not in existing]
         has_continued = bool(existing.keys() - {entry[:2] for entry in entries})
         if existing and len(new) == len(entries):
@@ -75,10 +75,6 @@ class PlainThreadImport:
             thread_id=self.thread_id, session_name=None, status=status, graph_checkpoints=count, hidden=hidden
         )
 
-    def _load_keys(self, thread: str) -> Keys:
-        with self.store.database.reading() as connection:
-            return staging.checkpoint_parents(connection, self.store.tenant_id, thread)
-
     def _require_newer(self, new: Sequence[ThreadEntry], existing: Keys) -> None:
         """Check that what is new follows what is here, because a thread continues from what was stored last."""
         newest = {ns: max(id for other, id in existing if other == ns) for ns, _ in existing}
@@ -105,7 +101,7 @@ class PlainThreadImport:
         with self.store.database.reading() as connection:
             owner = self.graphs.owners.find(connection, self.thread_id)
         self.graphs.owners.add(self.staging_thread, owner)  # so that nothing has to be copied when it is published
-        staged = self._load_keys(self.staging_thread)
+        staged = load_parents(self.store, self.staging_thread)
         missing = [entry for entry in entries if entry[:2] not in existing]
         if [entry[:2] for entry in missing[: len(staged)]] != sorted(staged, key=lambda key: (key[1], key[0])):
             self.store.database.write(self._delete_staged)  # the thread has changed since an interrupted import

@@ -23,6 +23,7 @@ from agentgit.handles.context import Context
 from agentgit.saver.delta_reducer import Channels
 from agentgit.sessions.reports import EXTENDED, IMPORTED, UNCHANGED, ThreadReport
 from agentgit.store.sql.batch import slices
+from agentgit.store.store import Store
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_store import GraphKey, GraphStore
 
@@ -64,6 +65,12 @@ def newest_line(index: Sequence[ThreadEntry], newest: str, name: str) -> ThreadL
     return ThreadLine(
         roots=line, entries=[*(roots[id] for id in line), *subgraph_entries], others=frozenset(roots) - frozenset(line)
     )
+
+
+def load_parents(store: Store, thread: str) -> dict[tuple[str, str], str | None]:
+    """Load the parent id of each graph checkpoint of a thread, by namespace and id."""
+    with store.database.reading() as connection:
+        return staging.checkpoint_parents(connection, store.tenant_id, thread)
 
 
 @dataclass
@@ -147,9 +154,9 @@ class ThreadImport:
 
     def _stage(self, line: ThreadLine, earlier: EarlierImport | None) -> int:
         """Stage the graph checkpoints that are missing here; return the number of staged ones."""
-        branch_parents = self._load_parents(earlier.branch_thread_id) if earlier else {}
+        branch_parents = load_parents(self.store, earlier.branch_thread_id) if earlier else {}
         parent_thread = earlier.branch_thread_id if earlier else None
-        staged_parents = self._load_parents(self.staging_thread)
+        staged_parents = load_parents(self.store, self.staging_thread)
         if earlier is not None:
             self.graphs.owners.add(self.staging_thread, earlier.session_id)  # so that nothing has to be copied
         if not staged_parents.keys() <= {entry[:2] for entry in line.entries}:
@@ -179,10 +186,6 @@ class ThreadImport:
             self.on_step(done_count, len(entries_to_read))
         return added_count
 
-    def _load_parents(self, thread: str) -> dict[tuple[str, str], str | None]:
-        with self.store.database.reading() as connection:
-            return staging.checkpoint_parents(connection, self.store.tenant_id, thread)
-
     def _delete_staged(self, connection: Connection) -> None:
         self.store.graphs.delete_thread(connection, self.staging_thread)
 
@@ -197,14 +200,14 @@ class ThreadImport:
 
     def _compare_copy(self, line: ThreadLine, newest: str, earlier: EarlierImport | None, added_count: int) -> None:
         """Compare the stored copy with the source."""
-        staged_parents = self._load_parents(self.staging_thread)
-        known_parents = {**(self._load_parents(earlier.branch_thread_id) if earlier else {}), **staged_parents}
+        staged_parents = load_parents(self.store, self.staging_thread)
+        known_parents = {**(load_parents(self.store, earlier.branch_thread_id) if earlier else {}), **staged_parents}
         if len(staged_parents) != added_count or not {("", root) for root in line.roots} <= known_parents.keys():
             raise self.import_commit.conflict_error()
         source_tuple = self.source.read(self.thread_id, ThreadEntry("", newest, None))
         thread = self.staging_thread if ("", newest) in staged_parents or earlier is None else earlier.branch_thread_id
         differences = self.copier.differences(GraphKey(thread, "", newest), source_tuple)
-        if differences and self._load_parents(self.staging_thread) != staged_parents:
+        if differences and load_parents(self.store, self.staging_thread) != staged_parents:
             raise self.import_commit.conflict_error()
         if differences:
             raise differing_copy(self.thread_name, differences)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, and_, literal, or_, select, tuple_
+from sqlalchemy import Connection, Select, and_, literal, or_, select, tuple_
 
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.objects.blobs import RECORD, Blobs, Leaf, shared_prefix, unpack
@@ -222,7 +222,7 @@ class StateWriter:
                 page_query = query.where(
                     tuple_(c.ns, c.seq) > tuple_(literal(last_key[0], c.ns.type), literal(last_key[1]))
                 )
-            rows = self._read_rows(GRAPH_CHECKPOINT, page_query)
+            rows = self._read_rows(page_query)
             if not rows:
                 return
             yield rows
@@ -239,7 +239,7 @@ class StateWriter:
             GRAPH_WRITE.c.tenant_id == self.tenant_id, thread_condition, or_(*key_conditions)
         )
         order = (GRAPH_WRITE.c.ns, GRAPH_WRITE.c.checkpoint_id, GRAPH_WRITE.c.task_id, GRAPH_WRITE.c.idx)
-        return self._read_rows(GRAPH_WRITE, query.order_by(*order))
+        return self._read_rows(query.order_by(*order))
 
     def _read_thread_keys(self, thread: str) -> set[tuple[str, str]]:
         c = GRAPH_CHECKPOINT.c
@@ -268,7 +268,7 @@ class StateWriter:
             .where(*self._chain_conditions(thread, ids))
             .order_by(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.seq)
         )
-        return self._read_rows(GRAPH_CHECKPOINT, query)
+        return self._read_rows(query)
 
     def _read_chain_keys(self, thread: str, ids: Sequence[str]) -> set[tuple[str, str]]:
         keys: set[tuple[str, str]] = set()
@@ -308,5 +308,5 @@ class StateWriter:
         )
         return self.connection.execute(select(GRAPH_CHECKPOINT).where(*key_conditions).limit(1)).first()
 
-    def _read_rows(self, table: Table, query: Select[Any]) -> Rows:
+    def _read_rows(self, query: Select[Any]) -> Rows:
         return [row._asdict() for row in self.connection.execute(query).all()]
