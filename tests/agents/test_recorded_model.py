@@ -45,8 +45,6 @@ def chatting(model, prompt="Be brief.", before=lambda messages: messages):
 
 
 def changed(graph, *texts):
-    """Run a graph with texts until it asks the model something else; return the error."""
-
     def run():
         messages = []
         for text in texts:
@@ -59,7 +57,6 @@ def changed(graph, *texts):
 
 @pytest.fixture
 def recorded(repo):
-    """A session of three turns with a system prompt."""
     agent = repo.wrap(chatting(scripted("hello", "fine", "bye")), session="recorded")
     for text in ("hi", "how are you?", "bye"):
         agent.run(text)
@@ -69,7 +66,6 @@ def recorded(repo):
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_an_unchanged_graph_gets_the_recorded_replies(repo, kind, way):
-    """With the recorded inputs, each kind of graph makes the same calls and ends with the same messages."""
     world = World()
     agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), session="recorded", effects=world.effects())
     for text in TEXTS:
@@ -91,34 +87,7 @@ def test_an_unchanged_graph_gets_the_recorded_replies(repo, kind, way):
     model.check_complete()
 
 
-@pytest.mark.parametrize("kind", GRAPHS)
-def test_an_unchanged_rerun_proves_itself(repo, kind):
-    """With the recorded replies, a rerun makes all recorded calls and ends in the state with the same hash."""
-    world = World()
-    agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), session="s", effects=world.effects())
-    for text in TEXTS:
-        agent.run(text)
-    model, log = RecordedModel(agent), list(world.log)
-    again = agent.rerun(GRAPHS[kind](model, world.tools()))
-    assert (again.report.status, again.report.match_rate, again.report.is_same_state) == ("done", 1.0, True)
-    if kind != "functional":  # its code gives the messages of tools random ids
-        assert again.head.metadata["state_hash"] == agent.head.metadata["state_hash"]
-    assert world.log == log
-    model.check_complete()
-    assert RecordedModel(again).remaining == RecordedModel(agent).remaining  # a rerun is recorded like any branch
-
-
-def test_a_rerun_with_another_prompt_names_it(recorded):
-    """A rerun ends at the first request that differs; its report names it."""
-    with pytest.raises(agentgit.PromptChanged) as caught:
-        recorded.rerun(chatting(RecordedModel(recorded), "Be kind."))
-    report = caught.value.report
-    assert report.status == "diverged"
-    assert "has another system prompt than recorded" in report.reason
-
-
 def test_replies_keep_their_ids_and_usage(repo):
-    """A recorded reply comes back with its id, the ids of its calls, its usage and its metadata, streamed or not."""
     reply = AIMessage(
         "so be it",
         id="ai-1",
@@ -143,44 +112,26 @@ def test_replies_keep_their_ids_and_usage(repo):
         assert getattr(total, name) == getattr(recorded, name)
 
 
-def test_a_changed_system_prompt_is_named_with_a_diff(recorded):
-    """The error names the call, the turn and the part, and shows what was recorded and what is asked now."""
-    error = changed(chatting(RecordedModel(recorded), "Be kind."), "hi")
-    assert (error.part, error.call) == ("system prompt", 1)
-    assert "Model call 1 of 3 (turn 1, after 'hi') has another system prompt than recorded." in str(error)
-    assert "-system: Be brief." in error.diff
-    assert "+system: Be kind." in error.diff
-    assert isinstance(error, agentgit.AgentGitError)
-
-
-def test_a_changed_message_is_named_at_its_first_place(recorded):
-    """Messages are numbered from the first one after the system prompt."""
-    error = changed(chatting(RecordedModel(recorded)), "hi", "and you?")
-    assert (error.part, error.name, error.call) == ("message", "3", 2)
-    assert "-user: how are you?" in error.diff
-    assert "+user: and you?" in error.diff
-
-
-def test_an_added_message_is_named(recorded):
-    """A request with one message more than recorded differs at that message."""
-    graph = chatting(RecordedModel(recorded), before=lambda messages: [*messages, HumanMessage("Answer in English.")])
-    error = changed(graph, "hi")
-    assert (error.part, error.name) == ("message", "2")
-    assert "+user: Answer in English." in error.diff
-
-
-def test_messages_in_another_order_are_named(recorded):
-    """The same messages in another order are a change of order."""
-    graph = chatting(RecordedModel(recorded), before=lambda messages: messages[::-1])
-    error = changed(graph, "hi", "how are you?")
-    assert (error.part, error.call) == ("message order", 2)
-
-
-def test_more_calls_than_recorded_are_refused(recorded):
-    """A call after the last recorded one raises, and says that it is one too many."""
-    error = changed(chatting(RecordedModel(recorded)), "hi", "how are you?", "bye", "wait")
-    assert (error.part, error.call) == ("calls", 4)
-    assert "once more than the 3 recorded calls" in str(error)
+@pytest.mark.parametrize(
+    ("options", "texts", "place", "said"),
+    [
+        ({"prompt": "Be kind."}, ["hi"], ("system prompt", "", 1), "-system: Be brief.\n+system: Be kind."),
+        (
+            {"prompt": "Be kind."},
+            ["hi"],
+            ("system prompt", "", 1),
+            "Model call 1 of 3 (turn 1, after 'hi') has",
+        ),
+        ({}, ["hi", "and you?"], ("message", "3", 2), "-user: how are you?\n+user: and you?"),
+        ({"before": lambda messages: [*messages, HumanMessage("Now.")]}, ["hi"], ("message", "2", 1), "+user: Now."),
+        ({"before": lambda messages: messages[::-1]}, ["hi", "how are you?"], ("message order", "", 2), ""),
+        ({}, ["hi", "how are you?", "bye", "wait"], ("calls", "", 4), "once more than the 3 recorded calls"),
+    ],
+)
+def test_the_first_request_that_differs_is_named_with_a_diff(recorded, options, texts, place, said):
+    error = changed(chatting(RecordedModel(recorded), **options), *texts)
+    assert (error.part, error.name, error.call) == place
+    assert said in str(error)
 
 
 def test_a_call_that_is_left_out_is_noticed(recorded):
@@ -221,7 +172,6 @@ def news() -> str:
     [([weather_in_days], "weather", '"days": {'), ([weather, news], "news", '"description": "Return the news."')],
 )
 def test_a_changed_tool_is_named_with_a_diff_of_its_schema(repo, tools, name, line):
-    """A tool with another schema, and a new tool, are named."""
     agent = repo.wrap(chatting(ScriptedModel(replies=["hello"]).bind_tools([weather])), session="recorded")
     agent.run("hi")
     assert chatting(RecordedModel(agent).bind_tools([weather])).invoke({"messages": [("user", "hi")]})
@@ -272,8 +222,6 @@ class LargeOrder(BaseModel):
 
 
 def ordering(model, schema=Order):
-    """Build a graph that asks a model for an output in a format."""
-
     def order(state):
         made = model.with_structured_output(schema).invoke(state["messages"])
         return {"messages": [AIMessage(f"{made.amount} {made.item}", id=f"a-{len(state['messages'])}")]}
@@ -310,14 +258,11 @@ def test_structured_output_is_recorded_although_the_state_does_not_have_it(repo,
 
 
 class Votes(TypedDict):
-    """The questions of a vote, and the answers."""
-
     questions: list[str]
     answers: Annotated[list[str], operator.add]
 
 
 def voting(model, *, by="node"):
-    """Build a graph that asks the same model many questions at once: in parallel tasks, or in one node."""
     builder = StateGraph(Votes)
     if by == "node":
         builder.add_node("ask", lambda state: {"answers": [m.content for m in model.batch(state["questions"])]})
@@ -329,7 +274,6 @@ def voting(model, *, by="node"):
 
 @pytest.mark.parametrize("by", ["node", "send"])
 def test_parallel_calls_are_matched_whatever_their_order(repo, by):
-    """The calls of one step are matched by their request, however often and in which order it makes them."""
     questions = [f"question {n}" for n in range(8)]
     model = ScriptedModel(rule=lambda messages: AIMessage(f"re: {messages[-1].content}"))
     agent = repo.wrap(voting(model, by=by), session="recorded")
@@ -343,8 +287,6 @@ def test_parallel_calls_are_matched_whatever_their_order(repo, by):
 
 
 def asking(model):
-    """Build a graph that calls a model, asks a person in the same node, and calls the model again."""
-
     def ask(state):
         first = model.invoke([SystemMessage("Plan."), *state["messages"]])
         answer = interrupt(first.content)
@@ -374,7 +316,6 @@ def test_calls_before_a_question_are_kept(repo, between):
 
 
 def test_calls_of_a_turn_that_failed_are_kept(repo):
-    """The calls of a step that raised are on the record before those of the next turn."""
     broken = [True]
 
     def fail(state):
@@ -398,8 +339,7 @@ def test_a_branch_has_the_calls_up_to_its_branch_point(recorded):
     """A rollback or a fork begins with the calls on the path to it, and records its own after them."""
     other = recorded.rollback("HEAD~1")
     assert RecordedModel(other).remaining == 2
-    model = RecordedModel(other.session, branch="main")
-    assert model.remaining == 3
+    assert RecordedModel(other.session, branch="main").remaining == 3
     assert RecordedModel(recorded, start="main~1").remaining == 1
     assert RecordedModel(recorded, end="main~1").remaining == 2
 
@@ -451,7 +391,6 @@ def test_what_a_middleware_redacts_is_not_in_the_record(repo):
 
 
 def test_a_model_that_raises_is_not_recorded(repo):
-    """A failed attempt has no reply; the one that succeeds is recorded."""
     attempts = []
 
     def rule(messages):
@@ -481,8 +420,6 @@ class StreamingModel(BaseChatModel):
 
 
 def test_a_stream_in_a_node_is_recorded(repo):
-    """A model that a node streams is recorded when its stream ends."""
-
     def graph(model):
         def chat(state):
             return {
@@ -537,7 +474,6 @@ def test_ids_of_tool_calls_are_compared_by_what_they_name(repo):
 
 
 def test_handlers_of_other_models_are_called_as_before(repo):
-    """Recording does not render conversations for LangChain's text models, and other handlers see what they saw."""
     seen = []
 
     class Handler(BaseCallbackHandler):

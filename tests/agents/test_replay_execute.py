@@ -9,7 +9,7 @@ import pytest
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langgraph.types import Command
-from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, obedient, scripted, tool_node_graph
 from shop import Shop, wish
 
 import agentgit
@@ -18,7 +18,6 @@ from agentgit import Conflict, InvalidInput, RollbackBlocked, RollbackIncomplete
 
 @pytest.fixture
 def shop(tmp_path):
-    """Return an empty shop."""
     return Shop(tmp_path / "shop.db")
 
 
@@ -28,7 +27,6 @@ def wrapped(repo, shop, session="s", **how):
 
 @pytest.fixture
 def agent(repo, shop):
-    """Create a branch with an order and a payment before the checkpoint `here`, and an order after it."""
     made = wrapped(repo, shop)
     made.invoke(wish([("order", "a")], [("pay", "b")]))
     made.checkpoint("here")
@@ -36,13 +34,23 @@ def agent(repo, shop):
     return made
 
 
+@pytest.fixture
+def fresh(agent):
+    """Create the branch of a replay whose results differ from the record."""
+    return agent.rollback("here", replay="execute", on_drift="continue")
+
+
 def ids(calls):
     return [one.id for one in calls]
 
 
+def numbers(agent):
+    """Return the numbers of the orders that the messages of tools tell."""
+    return [json.loads(m["content"])["order"] for m in agent.history() if m["role"] == "tool"]
+
+
 @pytest.mark.long
 def test_replay_execute_reverses_effects_before_calls_run_again(repo, shop, agent):
-    """Effects are reversed newest first, then the path's calls run again once; the old branch stays readable."""
     before = agent.history(), ids(agent.tool_track())
     plan = agent.plan_rollback("here", replay="execute")
     said = [(step.action, step.invocation.args["item"]) for step in plan.steps]
@@ -59,7 +67,6 @@ def test_replay_execute_reverses_effects_before_calls_run_again(repo, shop, agen
 
 
 def test_replay_execute_stops_at_drift_by_default(repo, shop, agent):
-    """By default the replay stops at the first different result, and a forced resume completes it."""
     with pytest.raises(RollbackIncomplete, match="the record has") as caught:
         agent.rollback("here", replay="execute")
     assert shop.standing == {"a": 1}
@@ -68,27 +75,37 @@ def test_replay_execute_stops_at_drift_by_default(repo, shop, agent):
     assert shop.standing == {"a": 1, "b": 1}
 
 
-def test_the_new_branch_shows_the_new_results(repo, shop, agent):
-    """Track, history, messages and state show the new results; the old branch keeps the old ones."""
-    fresh = agent.rollback("here", replay="execute", on_drift="continue")
+def test_the_new_branch_its_diff_and_its_exports_show_the_new_results(repo, agent, fresh, tmp_path):
     old, new = agent.tool_track()[:2], fresh.tool_track()
-    assert [one.result["order"] for one in new] == [4, 5]
+    assert [one.result["order"] for one in old + new] == [1, 2, 4, 5]
     assert [one.replay_of for one in new] == ids(old)
-    assert [one.result["order"] for one in old] == [1, 2]
     assert [one.tool_call_id for one in new] == [one.tool_call_id for one in old]
     assert not {one.idempotency_key for one in new} & {one.idempotency_key for one in old}
-    for told in (fresh.history(), [m.model_dump() for m in fresh.messages()], fresh.head.conversation_history):
-        answers = [m for m in told if m.get("tool_call_id")]
-        assert [json.loads(m["content"])["order"] for m in answers] == [4, 5]
+    assert numbers(fresh) == [4, 5]
+    for told in ([m.model_dump() for m in fresh.messages()], fresh.head.conversation_history):
+        assert [json.loads(m["content"])["order"] for m in told if m.get("tool_call_id")] == [4, 5]
     answers = [m for m in fresh.state["messages"] if isinstance(m, ToolMessage)]
     assert [json.loads(m.content)["order"] for m in answers] == [4, 5]
     assert [m["id"] for m in fresh.history()] == [m["id"] for m in agent.history()][: len(fresh.history())]
 
+    found = repo.session("s").diff("here", fresh.head)
+    assert found.common_calls == 0
+    assert [one["result"]["order"] for one in found.removed_calls + found.added_calls] == [1, 2, 4, 5]
+    assert [m["role"] for m in found.added_messages] == ["tool", "tool"]
+    assert repo.session("s").get_checkpoint("here").metadata["state_hash"] != fresh.head.metadata["state_hash"]
+
+    repo.session("s").export(tmp_path / "all.jsonl")
+    repo.session("s").export(tmp_path / "one.jsonl", branch=fresh.branch.name)
+    with agentgit.open(tmp_path / "other.db") as other:
+        for name in ("all", "one"):
+            other.import_(tmp_path / f"{name}.jsonl", session=name)
+            assert [one.result["order"] for one in other.session(name).tool_track()] == [4, 5]
+            assert other.session(name).get_checkpoint("HEAD").conversation_history == fresh.history()
+        assert other.maintenance.fsck().is_sound
+
 
 @pytest.mark.parametrize("kind", [kind for kind in GRAPHS if kind != "functional"])
-def test_graphs_continue_with_the_new_results(repo, kind):
-    """ToolNode, create_agent and subgraphs continue with what their tools returned in the replay."""
-    world = World()
+def test_graphs_continue_with_the_new_results(repo, kind, world):
     agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     agent.run("add table")
@@ -104,9 +121,7 @@ def test_graphs_continue_with_the_new_results(repo, kind):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_a_later_rollback_reverses_the_new_effects(repo, shop, agent):
-    """The undo of a replayed call receives the new result, and no old effect is reversed twice."""
-    fresh = agent.rollback("here", replay="execute", on_drift="continue")
+def test_a_later_rollback_reverses_the_new_effects(repo, shop, fresh):
     fresh.invoke(wish([("order", "d")]))
     start = fresh.rollback("main#1")
     assert shop.standing == {}
@@ -116,9 +131,7 @@ def test_a_later_rollback_reverses_the_new_effects(repo, shop, agent):
 
 
 @pytest.mark.long
-def test_switch_and_redo_move_between_the_old_and_the_new_branch(repo, shop, agent):
-    """The world follows a switch to the old branch and back, and a redo, with each effect present once."""
-    fresh = agent.rollback("here", replay="execute", on_drift="continue")
+def test_switch_and_redo_move_between_the_old_and_the_new_branch(repo, shop, agent, fresh):
     with pytest.raises(agentgit.WorldDiverged):
         agent.invoke(wish([("order", "x")]))
     agent = agent.switch("main", sync="world")
@@ -133,9 +146,8 @@ def test_switch_and_redo_move_between_the_old_and_the_new_branch(repo, shop, age
     assert repo.maintenance.fsck().is_sound
 
 
-def test_a_replayed_branch_can_be_replayed_again(repo, shop, agent):
+def test_a_replayed_branch_can_be_replayed_again(repo, shop, fresh):
     """A second replay, on a fork of the new branch, reverses the existing effects first."""
-    fresh = agent.rollback("here", replay="execute", on_drift="continue")
     fresh.checkpoint("there")
     again = fresh.fork().rollback("there", replay="execute", on_drift="continue")
     assert shop.standing == {"a": 1, "b": 1}
@@ -160,9 +172,7 @@ def test_a_diff_shows_which_results_changed(repo, shop, agent):
     assert here.metadata["state_hash"] != fresh.head.metadata["state_hash"]
 
 
-def test_a_replay_without_drift_reproduces_the_state(repo):
-    """If no result drifted, the state hash of the new head equals that of the checkpoint."""
-    world = World()
+def test_a_replay_without_drift_reproduces_the_state(repo, world):
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("look; add chair")
     here = agent.checkpoint("here")
@@ -189,9 +199,8 @@ def test_an_export_of_a_replayed_branch_is_complete(repo, shop, agent, tmp_path)
 # -- blocked replays
 
 
-def test_unknown_tools_of_a_functional_graph_block_a_replay(repo):
+def test_unknown_tools_of_a_functional_graph_block_a_replay(repo, world):
     """Tools that are found in no ToolNode of a functional graph do not run again; with force the record answers."""
-    world = World()
     graph = GRAPHS["functional"](obedient(), world.tools())
     agent, plan = blocked(repo, graph, world.effects(), said=["add chair", "add table"])
     assert [(step.action, step.otherwise) for step in plan.steps] == [("block", "answer")] * 2
@@ -204,7 +213,6 @@ def test_unknown_tools_of_a_functional_graph_block_a_replay(repo):
 
 
 def blocked(repo, graph, effects, *, said=("do it",)):
-    """Run turns, check that their replay is blocked, and return the agent and the plan."""
     agent = repo.wrap(graph, "s", effects=effects)
     for text in said:
         agent.run(text)
@@ -245,7 +253,6 @@ def test_a_call_that_must_not_run_twice_blocks_a_replay(repo, kind):
 
 
 def test_an_unknown_call_blocks_a_replay_until_its_outcome_is_recorded(repo):
-    """An interrupted call blocks a replay until a person resolves it, and is then reversed."""
     done = []
 
     @tool
@@ -288,29 +295,27 @@ def test_a_forced_replay_keeps_an_unknown_call_unknown(repo):
     assert done == [5]
 
 
-@pytest.mark.parametrize("why", ["the shop is closed", "declare the recorded one again"])
+@pytest.mark.parametrize("why", ["the shop is closed", "declare the recorded one again", "irreversible"])
 def test_a_call_that_cannot_be_reversed_blocks_a_replay(repo, database, shop, agent, why):
-    """A call whose precheck refuses or whose undo is not declared does not run twice; force uses the record."""
-    closed_shop = reversible(shop.cancel, precheck=lambda call: why)
-    orders = closed_shop if "closed" in why else reversible(lambda args, result: None)
+    """Its precheck refuses, its undo is not declared, or it was declared irreversible later. Force uses the record."""
+    orders = {
+        "the shop is closed": reversible(shop.cancel, precheck=lambda call: why),
+        "declare the recorded one again": reversible(lambda args, result: None),
+        "irreversible": effect("irreversible"),
+    }
     with agentgit.open(database.url) as other:
-        later = repo if "closed" in why else other  # another program lacks the recorded function
-        closed = later.wrap(shop.graph(), "s", effects=shop.effects() | {"order": orders})
-        check_blocked(closed, shop, why)
+        later = other if "declare" in why else repo  # another program lacks the recorded function
+        closed = later.wrap(shop.graph(), "s", effects=shop.effects() | {"order": orders[why]})
+        with pytest.raises(RollbackBlocked, match=why):
+            closed.rollback("here", replay="execute")
+        assert shop.standing == {"a": 1, "b": 1, "c": 1}
+        fresh = closed.rollback("here", replay="execute", force=True, on_drift="continue")
+        assert shop.standing == {"a": 1, "b": 1, "c": 1}
+        assert (shop.orders("a"), shop.orders("b")) == ([1], [4])
+        assert [one.result["order"] for one in fresh.tool_track()] == [1, 4]
+        assert [item.invocation.args["item"] for item in fresh.report.kept] == ["c"]
+        assert [item.invocation.args["item"] for item in fresh.report.answered] == ["a"]
     assert repo.maintenance.fsck().is_sound
-
-
-def check_blocked(closed, shop, why):
-    """Check that a replay of orders that cannot be reversed is refused, and that force answers them from the record."""
-    with pytest.raises(RollbackBlocked, match=why):
-        closed.rollback("here", replay="execute")
-    assert shop.standing == {"a": 1, "b": 1, "c": 1}
-    fresh = closed.rollback("here", replay="execute", force=True, on_drift="continue")
-    assert shop.standing == {"a": 1, "b": 1, "c": 1}
-    assert (shop.orders("a"), shop.orders("b")) == ([1], [4])
-    assert [one.result["order"] for one in fresh.tool_track()] == [1, 4]
-    assert [item.invocation.args["item"] for item in fresh.report.kept] == ["c"]
-    assert [item.invocation.args["item"] for item in fresh.report.answered] == ["a"]
 
 
 def test_a_call_whose_undo_raised_does_not_run_again(repo, shop, agent):
@@ -331,7 +336,6 @@ def test_a_call_whose_undo_raised_does_not_run_again(repo, shop, agent):
 
 
 def test_a_replayed_tool_that_raises_is_retried_on_resume(repo, shop, agent):
-    """The rollback stops at the error, the session stays on the old branch, and resume runs the missing calls."""
     shop.faults["a"] = "before"
     with pytest.raises(RollbackIncomplete, match="Broken") as caught:
         agent.rollback("here", replay="execute", on_drift="continue")
@@ -344,39 +348,21 @@ def test_a_replayed_tool_that_raises_is_retried_on_resume(repo, shop, agent):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_a_failed_call_is_not_run_again(repo):
-    """A failed call keeps its place on the new track, with its error, and does not run."""
-    world = World()
-    agent = repo.wrap(
-        tool_node_graph(obedient(), world.tools(), handle_tool_errors=True),
-        "s",
-        effects=world.effects(fail="read_only"),
-    )
-    agent.run("add chair; fail why; look")
+def test_a_failed_call_is_not_run_again_and_an_idempotent_one_is_not_reversed(repo, world):
+    graph = tool_node_graph(obedient(), world.tools(), handle_tool_errors=True)
+    agent = repo.wrap(graph, "s", effects=world.effects(fail="read_only", note="idempotent"))
+    agent.run("add chair; fail why; look; note x")
     agent.checkpoint("here")
     fresh = agent.rollback("here", replay="execute", on_drift="continue")
-    assert len(world.happened("fail")) == 1
-    assert len(world.happened("look")) == 2
-    assert [one.status for one in fresh.tool_track()] == ["done", "failed", "done"]
+    assert [item.invocation.tool_name for item in fresh.report.reversed] == ["add"]
+    assert [item.invocation.tool_name for item in fresh.report.redone] == ["add", "look", "note"]
+    assert [one.status for one in fresh.tool_track()] == ["done", "failed", "done", "done"]
     assert fresh.tool_track()[1].error_message == agent.tool_track()[1].error_message
-    assert world.items == ["chair"]
+    assert (len(world.happened("fail")), world.items, world.notes) == (1, ["chair"], ["x", "x"])
 
 
-@pytest.mark.long
-def test_an_idempotent_call_runs_again_without_reversal(repo):
-    """An idempotent call is not reversed and does not block."""
-    world = World()
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(note="idempotent"))
-    agent.run("note x")
-    agent.checkpoint("here")
-    fresh = agent.rollback("here", replay="execute")
-    assert world.notes == ["x", "x"]
-    assert [item.invocation.tool_name for item in fresh.report.redone] == ["note"]
-
-
-def test_a_tool_that_calls_recorded_tools_blocks_a_replay(repo):
+def test_a_tool_that_calls_recorded_tools_blocks_a_replay(repo, world):
     """Outer and inner call block; with force both are answered from the record."""
-    world = World()
     add = world.tool("add")
 
     @tool
@@ -397,9 +383,8 @@ def test_a_tool_that_calls_recorded_tools_blocks_a_replay(repo):
     assert repo.maintenance.fsck().is_sound
 
 
-def test_a_batch_that_waits_for_a_person_blocks_a_replay(repo):
+def test_a_batch_that_waits_for_a_person_blocks_a_replay(repo, world):
     """An open question blocks; with force the record answers the other calls, and the question stays open."""
-    world = World()
     replies = (calls(call("add", item="a"), call("add_if_approved", item="b")), "done")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
     agent.run("add them")
@@ -438,12 +423,11 @@ def test_a_call_answered_by_the_fence_runs_again_like_its_original(repo, shop):
     assert shop.standing == {"x": 1}
     assert shop.asked("cancelled") == {"x": 1}
     assert [(one.kind, one.result["order"]) for one in fresh.tool_track()] == [("call", 2)]
-    assert json.loads(fresh.history()[2]["content"])["order"] == 2
+    assert numbers(fresh) == [2]
     assert repo.maintenance.fsck().is_sound
 
 
 def test_a_repeated_request_id_returns_the_same_branch(repo, shop, agent):
-    """A repeated request runs nothing, and its id is refused for another kind of rollback."""
     how = {"replay": "execute", "on_drift": "continue", "request_id": "click-1"}
     first = agent.rollback("here", **how)
     assert agent.rollback("here", **how).branch.name == first.branch.name
@@ -452,9 +436,8 @@ def test_a_repeated_request_id_returns_the_same_branch(repo, shop, agent):
         agent.rollback("here", request_id="click-1")
 
 
-def test_a_replay_updates_the_artifact_of_a_tool_message(repo):
+def test_a_replay_updates_the_artifact_of_a_tool_message(repo, world):
     """A replayed call updates content and artifact of its message, and the model is informed of the new result."""
-    world = World()
 
     @tool(response_format="content_and_artifact")
     def put(item: str) -> tuple[str, dict]:
@@ -480,7 +463,6 @@ def test_a_replay_updates_the_artifact_of_a_tool_message(repo):
 
 
 def test_replay_from_a_template_leaves_the_old_session_untouched(repo, shop, agent, tmp_path):
-    """The calls run in the new session's world; nothing is reversed, and the old session is unchanged."""
     other = Shop(tmp_path / "test-system.db")
     other.act("order", "of somebody else")
     before = shop.standing, agent.history(), [one.to_dict() for one in agent.tool_track()]
@@ -489,7 +471,7 @@ def test_replay_from_a_template_leaves_the_old_session_untouched(repo, shop, age
     assert (shop.standing, agent.history(), [one.to_dict() for one in agent.tool_track()]) == before
     assert fresh.report.reversed == []
     assert [one.result["order"] for one in fresh.tool_track()] == [2, 3]
-    assert [json.loads(m["content"])["order"] for m in fresh.history() if m["role"] == "tool"] == [2, 3]
+    assert numbers(fresh) == [2, 3]
     again = wrapped(repo, other, "fresh", template="s@here", replay="execute")
     assert again.branch.name == fresh.branch.name
     assert other.standing["a"] == 1
@@ -503,7 +485,6 @@ def test_replay_from_a_template_leaves_the_old_session_untouched(repo, shop, age
 
 @pytest.mark.long
 def test_a_blocked_replay_from_a_template_creates_no_session(repo, shop):
-    """A call that must not run again blocks before the session is created; force answers it from the record."""
     agent = wrapped(repo, shop)
     agent.invoke(wish([("order", "a")], [("mail", "m")], [("note", "n")]))
     with pytest.raises(RollbackBlocked, match="no session was created") as caught:
@@ -518,7 +499,6 @@ def test_a_blocked_replay_from_a_template_creates_no_session(repo, shop):
 
 
 def test_a_stopped_replay_from_a_template_can_be_completed(repo, shop, agent, tmp_path):
-    """After a tool raised, the same wrap completes the replay, and no call runs twice."""
     other = Shop(tmp_path / "test-system.db")
     other.faults["a"] = "before"
     with pytest.raises(RollbackIncomplete):
@@ -530,19 +510,10 @@ def test_a_stopped_replay_from_a_template_can_be_completed(repo, shop, agent, tm
 
 
 def test_replay_is_refused_for_a_session_that_began_without_it(repo, shop, agent):
-    """Replay applies only to a new session from a template; it is refused elsewhere."""
     wrapped(repo, shop, "plain", template="s@here")
     with pytest.raises(Conflict, match="another name"):
         wrapped(repo, shop, "plain", template="s@here", replay="execute")
     for wrong in ({"replay": "execute"}, {"replay": "redo", "template": "s"}, {"force": True, "template": "s"}):
         with pytest.raises(InvalidInput):
             wrapped(repo, shop, "new", **wrong)
-    assert shop.standing == {"a": 1, "b": 1, "c": 1}
-
-
-def test_a_tool_declared_irreversible_later_blocks_a_replay(repo, shop, agent):
-    """A tool that was declared irreversible after its calls were made does not run again."""
-    stricter = repo.wrap(shop.graph(), "s", effects=shop.effects() | {"order": effect("irreversible")})
-    with pytest.raises(RollbackBlocked, match="irreversible"):
-        stricter.rollback("here", replay="execute")
     assert shop.standing == {"a": 1, "b": 1, "c": 1}

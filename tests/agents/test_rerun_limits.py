@@ -5,15 +5,17 @@ from typing import Any
 import pytest
 from langchain_core.tools import StructuredTool
 from langgraph.graph import START, MessagesState, StateGraph
-from scripted import World, call, obedient, saying, tool_node_graph
+from scripted import call, obedient, saying, tool_node_graph
 
 from agentgit import InvalidInput
 
 
 @pytest.fixture
-def world():
-    """Create a world for the test."""
-    return World()
+def agent(repo, world):
+    """Create a session in which a chair was added."""
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair")
+    return agent
 
 
 def test_the_code_of_nodes_runs_as_it_is(repo, world):
@@ -61,7 +63,7 @@ def test_a_tool_that_runs_code_around_its_calls_is_refused(repo, name):
     assert reading.rerun(graph()).report.match_rate == 1
 
 
-def test_a_value_that_cannot_be_compared(repo, world):
+def test_a_value_that_cannot_be_compared(agent, world):
     """A value stands for a tool, also one whose comparison is not True or False."""
 
     class Table:
@@ -75,8 +77,6 @@ def test_a_value_that_cannot_be_compared(repo, world):
         def __str__(self):
             return "a table"
 
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
-    agent.run("add chair")
     again = agent.rerun(tools={"add": Table()})
     assert [one.answered_by for one in again.report.calls] == ["value"]
     assert world.items == ["chair"]
@@ -95,15 +95,11 @@ def test_a_tool_without_a_declared_effect_never_runs(repo, world):
     assert world.notes == ["one"]
 
 
-@pytest.mark.parametrize("policy", ["live", {"add": "live"}])
-def test_a_rerun_does_not_declare_a_tool_anew(repo, world, policy):
+def test_a_rerun_does_not_declare_a_tool_anew(agent, world):
     """A tool that acts cannot be called a reading one, so that `live` would enter it."""
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
-    agent.run("add chair")
-    with pytest.raises(InvalidInput, match="effects declares add, which the agent has declared otherwise"):
-        agent.rerun(tool_node_graph(obedient(), world.tools()), effects={"add": "read_only"}, tools=policy)
-    with pytest.raises(InvalidInput, match="effects declares add, which the agent has declared otherwise"):
-        agent.rerun(effects={"add": "read_only"}, tools=policy)
+    for graph in (None, tool_node_graph(obedient(), world.tools())):
+        with pytest.raises(InvalidInput, match="effects declares add, which the agent has declared otherwise"):
+            agent.rerun(graph, effects={"add": "read_only"}, tools="live")
     assert world.items == ["chair"]
     assert [branch.name for branch in agent.session.branches()] == ["main"]
     same = agent.rerun(tool_node_graph(obedient(), world.tools()), effects=world.effects())
@@ -125,10 +121,8 @@ def test_a_tool_that_acted_stays_one_however_it_is_declared_later(repo, world, n
     assert (world.items, world.notes) == ledger
 
 
-def test_an_answer_is_the_recorded_one_even_if_the_order_has_changed(repo, world):
+def test_an_answer_is_the_recorded_one_even_if_the_order_has_changed(agent, world):
     """A rerun that looks before it adds gets what was seen after it, and the report says that the order differs."""
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
-    agent.run("add chair")
     agent.run("look")
     other = saying(call("look"), call("add", item="chair"), "done", "done")
     again = agent.rerun(tool_node_graph(other, world.tools()))
@@ -138,23 +132,18 @@ def test_an_answer_is_the_recorded_one_even_if_the_order_has_changed(repo, world
     assert agent.branch.name == agent.session.branch().name == "main"
 
 
-def test_a_session_of_a_template_is_run_again_from_what_it_began_with(repo, world):
-    """The recorded inputs go into the state of the template, not into the empty state."""
-    graph = tool_node_graph(obedient(), world.tools())
-    repo.wrap(graph, "s", effects=world.effects()).run("add chair")
-    agent = repo.wrap(graph, "t", template="s@main", effects=world.effects())
-    agent.run("add lamp")
-    again = agent.rerun()
+def test_a_session_of_a_template_is_run_again_from_what_it_began_with(repo, agent, world):
+    later = repo.wrap(agent.graph, "t", template="s@main", effects=world.effects())
+    later.run("add lamp")
+    again = later.rerun()
     assert again.report.is_same
     assert again.report.turns == 1
-    assert len(again.messages()) == len(agent.messages())
+    assert len(again.messages()) == len(later.messages())
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_a_session_whose_steps_gc_has_deleted_is_refused_and_not_run_in_part(repo, world, later):
+def test_a_session_whose_steps_gc_has_deleted_is_refused_and_not_run_in_part(repo, agent, later):
     """Bad input: the inputs are in the steps. Without them nothing runs, also if newer turns have theirs."""
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
-    agent.run("add chair")
     agent.run("add table")
     repo.maintenance.gc(steps=False)
     assert agent.rerun().report.is_same

@@ -55,13 +55,11 @@ class Turnstile:
 
 @pytest.fixture
 def turnstile():
-    """Create a turnstile for the test."""
     return Turnstile()
 
 
 @pytest.fixture
 def draw():
-    """Create a tool that returns another number each time."""
     numbers = itertools.count(1)
 
     @tool
@@ -73,7 +71,6 @@ def draw():
 
 
 def nodes(work, model):
-    """Build a graph with a node for each worker."""
     builder = StateGraph(Work)
     for name in WORKERS:
         builder.add_node(name, lambda state, name=name: {"results": [work(name, model)]}).add_edge(START, name)
@@ -81,14 +78,12 @@ def nodes(work, model):
 
 
 def sends(work, model):
-    """Build a graph that sends work to one node several times."""
     builder = StateGraph(Work).add_node("work", lambda state: {"results": [work(state["workers"][0], model)]})
     builder.add_conditional_edges(START, lambda _: [Send("work", {"workers": [name]}) for name in WORKERS], ["work"])
     return builder.compile()
 
 
 def tasks(work, model):
-    """Build a workflow whose tasks run at the same time."""
     start = task(lambda name: work(name, model), name="start")
 
     @entrypoint()
@@ -100,7 +95,6 @@ def tasks(work, model):
 
 
 def subgraphs(work, model):
-    """Build a graph whose nodes are graphs."""
     builder = StateGraph(Work)
     for name in WORKERS:
         inner = StateGraph(Work, output_schema=Done).add_node(

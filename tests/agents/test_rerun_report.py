@@ -3,32 +3,32 @@
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
-from scripted import World, call, calls, obedient, scripted, tool_node_graph
+from scripted import call, calls, obedient, scripted, tool_node_graph
 
 from agentgit import Conflict, NotFound, RollbackBlocked
 
 
-def recorded(repo):
-    """Create a session with one turn, and return its agent and its world."""
-    world = World()
+@pytest.fixture
+def agent(repo, world):
+    """Create a session with one turn."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair; add table")
-    return agent, world
+    return agent
 
 
-def with_a_sofa(agent, world):
-    """Run the session again with a model that orders a sofa instead of a table."""
+def test_a_rerun_stands_beside_the_recording(repo, world, agent):
+    """The calls and the first message that differ are told in text, in a notebook and as frames, also later."""
     model = scripted(calls(call("add", item="chair"), call("add", item="sofa")), "ordered")
-    return agent.rerun(tool_node_graph(model, world.tools()))
-
-
-def test_a_rerun_stands_beside_the_recording(repo):
-    """The first message that differs is marked in text and in a notebook, also later."""
-    agent, world = recorded(repo)
-    again = with_a_sofa(agent, world)
+    report = agent.rerun(tool_node_graph(model, world.tools())).report
+    assert sorted(world.items) == ["chair", "table"]
+    assert [one.args["item"] for one in report.matched + report.new + report.not_made] == ["chair", "sofa", "table"]
+    assert report.new[0].nearest_id == report.not_made[0].id
+    assert "new: add(item='sofa')" in str(report)
+    assert "not made: add" in report._repr_html_()
+    assert sorted(report.to_frame()["outcome"]) == ["matched", "new", "not made"]  # the two calls run at once
     agent.run("hello")
     beside = repo.session("s").compare_rerun("rerun")
-    assert beside.report == again.report
+    assert beside.report == report
     assert (beside.diverges_at, beside.recorded_count) == (2, 5)
     text = str(beside)
     assert "They diverge at message 2" in text
@@ -37,23 +37,7 @@ def test_a_rerun_stands_beside_the_recording(repo):
     assert any(line.startswith("+ ") and "sofa" in line for line in text.splitlines())
     assert "they diverge here" in beside._repr_html_()
     assert "sofa" in beside._repr_mimebundle_()["text/plain"]
-    assert "not made: add" in again.report._repr_html_()
-
-
-def test_an_unchanged_rerun_does_not_diverge(repo):
-    """All messages are the same, whatever their ids."""
-    agent, _ = recorded(repo)
-    beside = agent.session.compare_rerun(agent.rerun().branch.name)
-    assert beside.diverges_at is None
-    assert "are the same" in str(beside)
-
-
-def test_calls_and_messages_are_frames(repo):
-    """One row for each call that was made or recorded, and one for each pair of messages."""
-    agent, world = recorded(repo)
-    report = with_a_sofa(agent, world).report
-    assert sorted(report.to_frame()["outcome"]) == ["matched", "new", "not made"]  # the two calls run at once
-    frame = agent.session.compare_rerun("rerun").to_frame()
+    frame = beside.to_frame()
     assert frame["is_same"].tolist()[:2] == [True, False]
     items = [[one["args"]["item"] for one in frame[side][1]] for side in ("recorded_calls", "rerun_calls")]
     assert items == [["chair", "table"], ["chair", "sofa"]]
@@ -77,28 +61,17 @@ def test_fewer_model_calls_are_not_the_same(repo):
     assert "model calls: 1 recorded, 0 now" in str(report)
 
 
-def test_a_long_conversation_is_read_from_where_it_diverges(repo):
-    """Of a long conversation only the messages around the divergence are read."""
-    agent, _ = recorded(repo)
+def test_a_long_conversation_is_read_from_where_it_diverges(agent):
     for _ in range(100):
         agent.run("hello")
-    again = agent.rerun()
-    beside = agent.session.compare_rerun(again.branch.name)
+    beside = agent.session.compare_rerun(agent.rerun().branch.name)
+    assert (beside.diverges_at, "are the same" in str(beside)) == (None, True)
     assert (len(beside.recorded), beside.recorded_count) == (200, len(agent.messages()))
-
-
-def test_another_branch_has_no_report(repo):
-    """A branch that is no rerun is refused."""
-    agent, _ = recorded(repo)
     with pytest.raises(NotFound, match="no report of a rerun"):
         agent.session.compare_rerun()
 
 
-def test_reports_follow_renamed_branches(repo):
-    """After a rename, the report, the table and the comparison have the new names."""
-    world = World()
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
-    agent.run("add chair")
+def test_reports_follow_renamed_branches(repo, world, agent):
     results = repo.rerun("s", tool_node_graph(obedient(), world.tools()), name="nightly", effects=world.effects())
     repo.session("s").rename_branch("nightly", "kept")
     repo.session("s").rename_branch("main", "trunk")
@@ -112,11 +85,8 @@ def test_reports_follow_renamed_branches(repo):
         repo.rerun("s", agent.graph, name="nightly")
 
 
-def test_a_blocked_rollback_from_a_rerun_names_no_checkpoint_of_it(repo):
+def test_a_blocked_rollback_from_a_rerun_names_no_checkpoint_of_it(agent):
     """The nearest checkpoint that a blocked rollback names is one that can be rolled back to."""
-    world = World()
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
-    agent.run("add chair")
     agent.run("send hello")
     agent.rerun(name="again")
     with pytest.raises(RollbackBlocked) as blocked:

@@ -9,7 +9,6 @@ from multiprocessing.pool import ThreadPool
 
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
-from scripted import World
 
 from agentgit import RerunDiverged
 
@@ -17,21 +16,12 @@ CHAIR = {"item": "chair"}
 
 
 @pytest.fixture
-def world():
-    """Create a world for the test."""
-    return World()
-
-
-@pytest.fixture
 def pool():
-    """Create a pool of threads that lives longer than a rerun."""
     with ThreadPoolExecutor(1) as threads:
         yield threads
 
 
 def graph(act):
-    """Build a graph with one node, which acts."""
-
     def node(state: MessagesState):
         act()
         return {"messages": [("ai", "done")]}
@@ -40,33 +30,27 @@ def graph(act):
 
 
 def by_thread(add, pool):
-    """Call a tool in a thread."""
     thread = threading.Thread(target=add.invoke, args=(CHAIR,))
     thread.start()
     thread.join()
 
 
 def by_timer(add, pool):
-    """Call a tool in a timer."""
     timer = threading.Timer(0.01, lambda: asyncio.run(add.ainvoke(CHAIR)))
     timer.start()
     timer.join()
 
 
 def by_own_pool(add, pool):
-    """Call a tool in a pool that only the node has."""
     with ThreadPoolExecutor() as own:
         list(own.map(add.invoke, [CHAIR]))
 
 
 def by_shared_pool(add, pool):
-    """Call a tool in a pool that others have, too."""
     pool.submit(add.invoke, CHAIR).result()
 
 
 def by_executor_of_a_loop(add, pool):
-    """Call a tool in the executor of an event loop."""
-
     async def run():
         await asyncio.get_running_loop().run_in_executor(None, add.invoke, CHAIR)
 
@@ -74,27 +58,19 @@ def by_executor_of_a_loop(add, pool):
 
 
 def by_multiprocessing(add, pool):
-    """Call a tool in a pool of multiprocessing."""
     with ThreadPool(1) as own:
         own.map(add.invoke, [CHAIR])
 
 
 def by_thread_of_a_thread(add, pool):
-    """Call a tool in a thread that a thread has started."""
     thread = threading.Thread(target=by_own_pool, args=(add, pool))
     thread.start()
     thread.join()
 
 
 WAYS = [
-    by_thread,
-    by_timer,
-    by_own_pool,
-    by_shared_pool,
-    by_executor_of_a_loop,
-    by_multiprocessing,
-    by_thread_of_a_thread,
-]
+    by_thread, by_timer, by_own_pool, by_shared_pool, by_executor_of_a_loop, by_multiprocessing, by_thread_of_a_thread,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
@@ -128,7 +104,6 @@ def test_a_call_in_a_thread_with_the_context_is_answered_from_the_record(repo, w
 
 
 def test_a_thread_that_outlives_the_rerun_does_not_act(repo, world):
-    """What a node leaves running acts neither in the rerun nor after it."""
     add, threads = world.tool("add"), []
 
     def later():
