@@ -1,5 +1,6 @@
 """Comparisons of stored checkpoints, branches and sessions, which do not load their shared history."""
 
+import asyncio
 import json
 
 import backend
@@ -9,7 +10,7 @@ import pytest
 from file_tools import Desk
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import MessagesState, StateGraph
-from scripted import World, call, functional_graph, obedient, scripted, tool_node_graph
+from scripted import call, functional_graph, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Checkpoint, InvalidInput, NotFound, diff
@@ -18,15 +19,11 @@ from agentgit.checkpoints.diff import Change, Tokens
 
 
 class State(MessagesState):
-    """A conversation, a note and a list."""
-
     note: str
     cart: list
 
 
 def noting(say="ok", **values):
-    """Build a graph whose only node answers and writes these values."""
-
     def node(state: State):
         return {"messages": [AIMessage(say)], **values}
 
@@ -34,9 +31,8 @@ def noting(say="ok", **values):
 
 
 @pytest.fixture
-def agents(repo):
+def agents(repo, world):
     """Create an agent and its fork, which share one call and have each made another one since."""
-    world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     agent.checkpoint("one chair")
@@ -46,23 +42,24 @@ def agents(repo):
     return agent, retry
 
 
+def require_same_diffs(repo, *branches):
+    """Check that Session.diff finds by hashes and columns exactly what agentgit.diff finds in the loaded values."""
+    points = [point for branch in branches for point in repo.session("s").checkpoints(branch=branch)]
+    for a in points:
+        for b in points:
+            assert repo.session().diff(a.id, b.id) == diff(a, b), (a, b)
+
+
 @pytest.mark.long
 def test_session_diff_equals_the_diff_of_loaded_checkpoints(repo, agents):
-    """Session.diff finds by hashes and columns exactly what agentgit.diff finds in the loaded values."""
     agent, retry = agents
-    places = [point.id for branch in ("main", "retry") for point in repo.session("s").checkpoints(branch=branch)]
-    for a in places:
-        for b in places:
-            assert repo.session().diff(a, b) == diff(
-                repo.session().get_checkpoint(a), repo.session().get_checkpoint(b)
-            ), (a, b)
+    require_same_diffs(repo, "main", "retry")
     found = repo.session().diff(agent.head, retry.head)
     assert (found.common_messages, found.common_calls) == (4, 1)
     assert [c["args"] for c in found.removed_calls + found.added_calls] == [{"text": "table"}, {"text": "sofa"}]
 
 
 def test_state_is_compared_by_channel(repo):
-    """An item removed from a list is one change, and equal values are not listed."""
     agent = repo.wrap(noting(note="a", cart=["chair", "table", "sofa"]), "s")
     agent.run("one")
     other = repo.wrap(noting(note="a", cart=["table", "sofa"]), "s")
@@ -70,16 +67,11 @@ def test_state_is_compared_by_channel(repo):
     assert repo.session().diff("main#2", "main#4").state == [Change("/cart/0", "chair", None, "removed")]
 
 
-def test_functional_graphs_and_empty_checkpoints_are_compared(repo):
-    """A state that is a single value, and a checkpoint before the first step, can be compared."""
-    world = World()
+def test_functional_graphs_and_empty_checkpoints_are_compared(repo, world):
     agent = repo.wrap(functional_graph(scripted(call("add", item="chair"), "ok", "fine"), world.tools()), "s")
     agent.run("one")
     agent.run("two")
-    points = repo.session("s").checkpoints()
-    for a in points:
-        for b in points:
-            assert repo.session().diff(a, b) == diff(a, b)
+    require_same_diffs(repo, "main")
 
 
 def test_checkpoints_of_two_sessions_are_compared(repo, agents):
@@ -96,7 +88,6 @@ def test_checkpoints_of_two_sessions_are_compared(repo, agents):
 
 
 def test_branches_are_aligned_at_their_fork(repo, agents):
-    """A comparison lists what each branch did since the fork, and what differs between them."""
     agent, retry = agents
     found = repo.session("s").compare("main", "retry")
     assert isinstance(found, Comparison)
@@ -105,6 +96,7 @@ def test_branches_are_aligned_at_their_fork(repo, agents):
     assert found.right == repo.session().diff("main#3", "retry")
     assert found.between == repo.session().diff("main", "retry")
     assert agent.compare("retry") == found
+    assert asyncio.run(agent.acompare("retry")) == found
     assert retry.compare("main").left == found.right
     text = str(found).splitlines()
     assert text[0] == "main#5 and retry#3 diverge at main#3 (4 messages and 1 tool call in common)"
@@ -114,7 +106,6 @@ def test_branches_are_aligned_at_their_fork(repo, agents):
 
 
 def test_the_fork_of_nested_branches_is_found(repo, agents):
-    """The fork is the newest common checkpoint, however the branches are nested."""
     agent, retry = agents
     deep = retry.fork(name="deep")
     deep.run("note lamp")
@@ -128,7 +119,6 @@ def test_the_fork_of_nested_branches_is_found(repo, agents):
 
 
 def test_comparing_across_sessions_is_refused(repo, agents):
-    """A comparison across sessions, or of an empty session, is refused with the reason."""
     repo.wrap(noting(), "other").run("hi")
     with pytest.raises(InvalidInput, match="without a common history"):
         repo.session().compare(agents[0].head, repo.session("other").get_checkpoint("HEAD"))
@@ -136,13 +126,7 @@ def test_comparing_across_sessions_is_refused(repo, agents):
         repo.wrap(noting(), "empty").compare("main")
 
 
-async def test_the_async_compare_returns_the_same_result(repo, agents):
-    """Acompare returns the same result as compare."""
-    assert await agents[0].acompare("retry") == agents[0].compare("retry")
-
-
 def test_tokens_are_summed_from_usage_metadata(repo):
-    """The tokens of each side are summed from usage_metadata, and malformed metadata counts as zero."""
     spent = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
     graph = (
         StateGraph(MessagesState)
@@ -162,7 +146,6 @@ def test_tokens_are_summed_from_usage_metadata(repo):
 
 
 def test_multiline_texts_are_compared_by_line():
-    """Only the differing lines of a multiline text are shown, and an overlong text is cut."""
     a, b = "one\ntwo\nthree", "one\n2\x1b\nthree\nfour"
     found = diff(Checkpoint(session_state={"plan": a}), Checkpoint(session_state={"plan": b}))
     assert str(found) == "state\n~ /plan\n-   two\n+   2\\x1b\n+   four"
@@ -173,7 +156,6 @@ def test_multiline_texts_are_compared_by_line():
 
 
 def test_an_item_inserted_into_a_list_is_one_change():
-    """An inserted list item is one change, and the equal items after it are no difference."""
     for a, b, path in (([1, 2], [0, 1, 2], "/l/0"), ([1, 2], [1, 0, 2], "/l/1"), ([[1], True], [[1], 1, True], "/l/1")):
         added = diff(Checkpoint(session_state={"l": a}), Checkpoint(session_state={"l": b})).state
         assert [(c.path, c.kind) for c in added] == [(path, "added")]
@@ -181,7 +163,6 @@ def test_an_item_inserted_into_a_list_is_one_change():
 
 @pytest.mark.long
 def test_the_shared_history_is_not_loaded(repo):
-    """A diff of two branches reads as many messages at message 400 as at message 20."""
     agent = repo.wrap(noting(), "s", auto_checkpoint="off")
     for messages in (20, 400):
         agent.update_state(None, {"messages": [HumanMessage(f"m{n}") for n in range(messages)]}, "node")
@@ -198,7 +179,6 @@ def test_the_shared_history_is_not_loaded(repo):
 
 
 def test_the_shared_calls_are_not_loaded(repo, agents):
-    """A diff of two branches works although the calls that they share cannot be read."""
     agent, _ = agents
     shared = agent.tool_track()[0]
     assert shared.args == {"item": "chair"}
@@ -211,7 +191,6 @@ def test_the_shared_calls_are_not_loaded(repo, agents):
 
 
 def test_html_of_a_large_diff_is_truncated():
-    """HTML shows the first thousand lines and counts the rest; the text form shows all lines."""
     found = diff(Checkpoint(), Checkpoint(session_state={f"key{n}": n for n in range(5_000)}))
     page = found._repr_html_()
     assert "/key998 " in page
@@ -222,7 +201,6 @@ def test_html_of_a_large_diff_is_truncated():
 
 @pytest.mark.long
 def test_file_changes_appear_in_diff_and_compare(repo, tmp_path, monkeypatch):
-    """A diff and a comparison list added, changed and deleted files with their line differences."""
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
     desk = Desk(tmp_path / "work")
     agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
@@ -240,7 +218,6 @@ def test_file_changes_appear_in_diff_and_compare(repo, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_the_command_line_writes_html_and_patches(tmp_path, monkeypatch):
-    """`agentgit diff --patch` shows file differences, and `diff` and `compare` write HTML with --html."""
     monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
     desk, where = Desk(tmp_path / "work"), str(tmp_path / "a.db")
     with agentgit.open(where) as repo:

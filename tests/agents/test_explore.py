@@ -6,7 +6,6 @@ import textwrap
 import threading
 from pathlib import Path
 
-import backend
 import processes
 import pytest
 from hypothesis import given, settings
@@ -33,7 +32,6 @@ from agentgit.demo import ScriptedModel
 
 
 def said(messages) -> list[str]:
-    """Return the texts of the user's messages."""
     return [str(m.content) for m in messages if isinstance(m, HumanMessage)]
 
 
@@ -43,13 +41,13 @@ class Counting:
     def __init__(self, usage: int | None = None) -> None:
         self.asked: list[str] = []
         self.usage = usage
-        self.broken: set[str] = set()
+        self.broken: dict[str, Exception] = {}
 
     def __call__(self, messages) -> AIMessage:
         text = said(messages)[-1]
         self.asked.append(text)
         if text in self.broken:
-            raise RuntimeError(f"no answer to {text}")
+            raise self.broken[text]
         name, _, item = text.partition(" ")
         if item and messages[-1].type == "human":
             return calls(call(name, **{"text" if name in ("send", "note") else "item": item}))
@@ -61,9 +59,18 @@ class Counting:
 
 
 def agent_on(repo, world: World, counting: Counting, *, build=tool_node_graph, effects=None, **how):
-    """Wrap a graph whose model calls the tools of a world as the user asks."""
     graph = build(counting.model(), world.tools())
     return repo.wrap(graph, session="s", effects=world.effects() if effects is None else effects, **how)
+
+
+@pytest.fixture
+def counting():
+    return Counting()
+
+
+@pytest.fixture
+def agent(repo, world, counting):
+    return agent_on(repo, world, counting)
 
 
 def turns(choices: int, steps: int) -> int:
@@ -99,9 +106,6 @@ def test_model_calls_equal_the_sum_of_the_choices(repo, build, choices, steps):
     steps=st.lists(st.sampled_from(["hi", "add a", "add b", "note c", "look"]), min_size=1, max_size=3), data=st.data()
 )
 def test_each_leaf_is_scored_in_its_world_and_the_world_is_restored(steps, data):
-    """Each step runs once on each branch of its level, each leaf is scored in the world of its own path, and the
-    world is restored at the end.
-    """
     choices = data.draw(st.integers(1, 3))
     world, counting = World(), Counting()
     with agentgit.open(":memory:") as repo:
@@ -127,12 +131,7 @@ def test_each_leaf_is_scored_in_its_world_and_the_world_is_restored(steps, data)
 # -- one world
 
 
-def test_sibling_effects_are_reversed_before_the_next_branch_runs(repo):
-    """Effects of a sibling are reversed once before the next branch runs, and at the end branch, session and
-    world are restored.
-    """
-    world, counting = World(), Counting()
-    agent = agent_on(repo, world, counting)
+def test_sibling_effects_are_reversed_before_the_next_branch_runs(agent, world):
     agent.run("add table")
     head, history = agent.head.id, agent.history()
     current: set[int | None] = set()
@@ -160,10 +159,7 @@ def test_sibling_effects_are_reversed_before_the_next_branch_runs(repo):
 
 
 @pytest.mark.long
-def test_promote_continues_on_a_leaf_and_redoes_its_effects(repo):
-    """The chosen branch becomes current, its effects are redone, and it continues."""
-    world, counting = World(), Counting()
-    agent = agent_on(repo, world, counting)
+def test_promote_continues_on_a_leaf_and_redoes_its_effects(agent, world):
     found = agent.explore(["add chair", "add lamp"], 2)
     start, agent = agent, agent.promote(found.leaves[1])
     assert start.branch.name == "main"
@@ -175,12 +171,10 @@ def test_promote_continues_on_a_leaf_and_redoes_its_effects(repo):
     assert world.items == ["chair"]
 
 
-def test_an_irreversible_call_stops_the_exploration_without_loss(repo):
+def test_an_irreversible_call_stops_the_exploration_without_loss(agent, world, counting):
     """An irreversible call stops the exploration before the next branch runs, its finished part can be read, and
     the same call continues it after a forced switch.
     """
-    world, counting = World(), Counting()
-    agent = agent_on(repo, world, counting)
     ways = ["send mail", "hello"]
     with pytest.raises(RollbackBlocked, match="cannot be undone") as stopped:
         agent.explore(1, ways)
@@ -198,10 +192,7 @@ def test_an_irreversible_call_stops_the_exploration_without_loss(repo):
     assert world.sent == ["mail"]
 
 
-def test_an_exploration_stopped_by_a_failed_undo_can_be_resumed(repo):
-    """A failing undo function stops the exploration; after resume the same call finishes it."""
-    world, counting = World(), Counting()
-    agent = agent_on(repo, world, counting)
+def test_an_exploration_stopped_by_a_failed_undo_can_be_resumed(repo, agent, world):
     world.broken.add("chair")
     with pytest.raises(RollbackIncomplete) as stopped:
         agent.explore(["add chair"], 2)
@@ -213,10 +204,7 @@ def test_an_exploration_stopped_by_a_failed_undo_can_be_resumed(repo):
     assert world.items == []
 
 
-def test_exploring_a_diverged_world_is_refused(repo):
-    """Exploring is refused while another branch has effects in the world that it would reverse."""
-    world, counting = World(), Counting()
-    agent = agent_on(repo, world, counting)
+def test_exploring_a_diverged_world_is_refused(agent, world):
     agent.run("hello")
     agent.fork(name="other").run("add chair")
     with pytest.raises(WorldDiverged, match="sync='world'"):
@@ -226,9 +214,7 @@ def test_exploring_a_diverged_world_is_refused(repo):
     assert len(agent.switch("main", sync="world").explore(["hello"]).leaves) == 2
 
 
-def test_a_read_only_graph_explores_a_diverged_world(repo):
-    """A graph whose tools only read may explore despite effects of other branches, and does not change them."""
-    world, counting = World(), Counting()
+def test_a_read_only_graph_explores_a_diverged_world(repo, world, counting):
     agent_on(repo, world, counting).run("add chair")
     reader = repo.wrap(tool_node_graph(counting.model(), [world.tool("look")]), "s", effects={"look": "read_only"})
     assert len(reader.fork("main#1").explore(["hello"]).leaves) == 2
@@ -238,8 +224,9 @@ def test_a_read_only_graph_explores_a_diverged_world(repo):
 # -- concurrent branches
 
 
-def test_branches_run_concurrently_if_no_tool_changes_the_world(repo):
-    """With parallel the turns of a step run concurrently, and undeclared tools that were called are named."""
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_branches_run_concurrently_if_no_tool_changes_the_world(repo, is_async):
+    """Undeclared tools that were called are named."""
     meet = threading.Barrier(2, timeout=60)
 
     @tool
@@ -249,24 +236,16 @@ def test_branches_run_concurrently_if_no_tool_changes_the_world(repo):
         return text
 
     agent = repo.wrap(tool_node_graph(Counting().model(), [note]), "s")
-    found = agent.explore(["note a", "note b"], 2, parallel=2)
+    how = (["note a", "note b"], 2)
+    found = asyncio.run(agent.aexplore(*how, parallel=2)) if is_async else agent.explore(*how, parallel=2)
     assert [leaf.name for leaf in found.leaves] == ["explore/1/1", "explore/1/2", "explore/2/1", "explore/2/2"]
     assert {leaf.answer for leaf in found.leaves} == {"did note b"}
     assert found.undeclared == ["note"]
     assert "not declared, so not reversed: note" in str(found)
 
 
-def test_parallel_is_refused_if_a_tool_changes_the_world(repo):
-    """Parallel branches would share one world, so the exploration is refused and the error names the tools."""
-    agent = agent_on(repo, World(), Counting(), effects={"look": "read_only", "send": "irreversible"})
-    with pytest.raises(InvalidInput, match="change the world: send"):
-        agent.explore(["hello"], parallel=True)
-    assert [b.name for b in agent.session.branches()] == ["main"]
-
-
-async def test_aexplore_runs_async_tools_and_undo_on_the_callers_loop(repo):
-    """Aexplore runs async tools, and runs async undo functions and scores on the caller's loop."""
-    world, counting, loop = World(), Counting(), asyncio.get_running_loop()
+async def test_aexplore_runs_async_tools_and_undo_on_the_callers_loop(repo, world, counting):
+    loop = asyncio.get_running_loop()
 
     async def remove(args, result):
         assert asyncio.get_running_loop() is loop
@@ -288,38 +267,19 @@ async def test_aexplore_runs_async_tools_and_undo_on_the_callers_loop(repo):
     }
 
 
-async def test_aexplore_runs_branches_concurrently(repo):
-    """With parallel, aexplore runs the turns of a step concurrently."""
-    here: list[str] = []
-    both = asyncio.Event()
-
-    @tool
-    async def note(text: str) -> str:
-        """Wait for the other branch."""
-        here.append(text)
-        if len(here) == 2:
-            both.set()
-        await asyncio.wait_for(both.wait(), 60)
-        return text
-
-    agent = repo.wrap(tool_node_graph(Counting().model(), [note]), "s")
-    found = await agent.aexplore(["note a"], 2, parallel=True)
-    assert [leaf.status for leaf in found.leaves] == ["done", "done"]
-
-
 # -- interrupted explorations
 
 
-def test_a_failed_turn_is_a_leaf_and_is_retried(repo):
-    """A failed branch does not end the others; the same call retries it and continues after it."""
+@pytest.mark.parametrize("error", [RuntimeError("no answer"), Fenced("it stands already")], ids=["tool", "agentgit"])
+def test_a_failed_turn_is_a_leaf_and_is_retried(repo, error):
     counting, ways = Counting(), ["bad", "good"]
     agent = repo.wrap(tool_node_graph(counting.model(), World().tools()), "s")
-    counting.broken.add("bad")
+    counting.broken["bad"] = error
     found = agent.explore(2, ways)
     assert [(leaf.name, leaf.status) for leaf in found.leaves] == [
         ("explore/1", "failed"), ("explore/2/1", "failed"), ("explore/2/2", "done"),
     ]  # fmt: skip
-    assert found.leaves[0].error == "RuntimeError: no answer to bad"
+    assert found.leaves[0].error == f"{type(error).__name__}: {error}"
     assert "failed" in str(found)
 
     counting.broken.clear()
@@ -328,30 +288,6 @@ def test_a_failed_turn_is_a_leaf_and_is_retried(repo):
     assert [leaf.status for leaf in found.leaves] == ["done"] * 4
     assert sorted(counting.asked) == ["bad", "bad", "bad", "good"]
     assert [len(leaf.messages) for leaf in found.leaves] == [4] * 4
-
-
-@pytest.mark.long
-def test_an_interrupted_exploration_reruns_no_finished_turn(repo):
-    """After an interruption the same call runs only the unfinished turns, also from another repository object."""
-    world, counting = World(), Counting()
-    agent = agent_on(repo, world, counting)
-
-    def stop(leaf):
-        if leaf.name == "explore/1/2":
-            raise KeyboardInterrupt
-        return 1
-
-    with pytest.raises(KeyboardInterrupt):
-        agent.explore(["add chair", "add lamp"], 2, score=stop)
-    assert len(counting.asked) == 2 * 3
-    assert world.items == ["chair", "lamp"]
-    with agentgit.open(backend.url(repo)) as elsewhere:
-        again = agent_on(elsewhere, world, counting)
-        assert [b.name for b in again.exploration("explore").branches] == ["explore/1", "explore/1/1", "explore/1/2"]
-        found = again.explore(["add chair", "add lamp"], 2, name="explore", score=lambda leaf: len(world.items))
-    assert [leaf.score for leaf in found.leaves] == [1, 2, 2, 2]
-    assert len(counting.asked) == 2 * 6
-    assert world.items == []
 
 
 KILLED = """
@@ -365,7 +301,6 @@ KILLED = """
 
 
 def take(args, result):
-    """Undo `put`."""
     shelf = Path(result["shelf"])
     things = json.loads(shelf.read_text())
     things.remove(args["item"])
@@ -373,7 +308,6 @@ def take(args, result):
 
 
 def shelf_agent(repo, path, counting):
-    """Wrap a graph whose tool writes to a file."""
     shelf = Path(path)
 
     @tool
@@ -388,7 +322,6 @@ def shelf_agent(repo, path, counting):
 
 @pytest.mark.long
 def test_an_exploration_can_be_finished_after_a_kill(tmp_path):
-    """After a kill the session is on its branch, and the same call finishes the exploration."""
     shelf, database = tmp_path / "shelf", tmp_path / "agentgit.db"
     done = processes.run(textwrap.dedent(KILLED), database, shelf)
     assert done.returncode == 9, done.stderr
@@ -405,9 +338,8 @@ def test_an_exploration_can_be_finished_after_a_kill(tmp_path):
     assert json.loads(shelf.read_text()) == []
 
 
-def test_an_interrupt_is_a_leaf_and_its_answers_are_choices(repo):
+def test_an_interrupt_is_a_leaf_and_its_answers_are_choices(repo, world):
     """Answers to an interrupt can be choices, and a waiting branch continues after its answer."""
-    world = World()
     undo = reversible(lambda args, result: world.remove(args, result) if result != "not approved" else None)
     model = scripted(call("add_if_approved", item="chair"), "done", "bye")
 
@@ -447,9 +379,7 @@ def test_choices_can_be_configs(repo):
     assert [leaf.answer for leaf in found.leaves] == ["warm!", "cold!"]
 
 
-def test_choices_can_be_functions_and_inputs_of_any_kind(repo):
-    """A function makes a step's input from its text or number, and messages are not shared between turns."""
-    agent = agent_on(repo, World(), Counting())
+def test_choices_can_be_functions_and_inputs_of_any_kind(agent):
     found = agent.explore(["a", "b"], [lambda step: f"please {step}", str.upper])
     assert [m["content"] for m in found.leaves[1].messages if m["role"] == "user"] == ["please a", "B"]
     found = agent.explore(2, [lambda number: f"step{number}"])
@@ -460,37 +390,32 @@ def test_choices_can_be_functions_and_inputs_of_any_kind(repo):
     assert [message.id for message in pair["messages"]] == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("steps", "choices"),
-    [(3, 2), (0, ["a"]), ([], 2), (["a"], 0), (["a"], []), (["a"], "ab"), (["a"], ["b"]), (["a"], True), (None, 2)],
-)
-def test_invalid_steps_and_choices_are_refused(repo, steps, choices):
-    """Invalid steps or choices raise InvalidInput and make no branch."""
-    agent = agent_on(repo, World(), Counting())
-    with pytest.raises(InvalidInput):
-        agent.explore(steps, choices)
-    assert len(agent.session.branches()) == 1
+def test_invalid_arguments_make_no_branch(agent):
+    for steps, choices in [
+        (3, 2), (0, ["a"]), ([], 2), (["a"], 0), (["a"], []), (["a"], "ab"), (["a"], ["b"]), (["a"], True), (None, 2),
+    ]:  # fmt: skip
+        with pytest.raises(InvalidInput):
+            agent.explore(steps, choices)
+    for how, why in [
+        ({"name": "a#1"}, "cannot be called"),
+        ({"parallel": -1}, "parallel must be 0 or more"),
+        ({"parallel": True}, "change the world: .*send"),
+    ]:
+        with pytest.raises(InvalidInput, match=why):
+            agent.explore(["hello"], **how)
+    assert [branch.name for branch in agent.session.branches()] == ["main"]
 
 
-def test_other_invalid_arguments_are_refused(repo):
-    """An invalid branch name, a negative parallel, a NaN score and an unknown exploration are refused."""
-    agent = agent_on(repo, World(), Counting())
-    with pytest.raises(InvalidInput, match="cannot be called"):
-        agent.explore(["a"], name="a#1")
-    with pytest.raises(InvalidInput, match="parallel must be 0 or more"):
-        agent.explore(["a"], parallel=-1, name="a")
-    assert len(agent.session.branches()) == 1
+def test_a_score_is_a_number(agent):
     with pytest.raises(InvalidInput, match="not a number"):
         agent.explore(["a"], score=lambda leaf: float("nan"))
-    with pytest.raises(NotFound):
-        agent.exploration("other")
 
 
-def test_a_name_belongs_to_one_exploration(repo):
-    """A free name is chosen automatically; reusing a name with other steps or another branch is a Conflict."""
-    agent = agent_on(repo, World(), Counting())
+def test_a_name_belongs_to_one_exploration(agent):
     with pytest.raises(NotFound, match="has no exploration yet"):
         agent.exploration()
+    with pytest.raises(NotFound):
+        agent.exploration("other")
     assert (agent.explore(["a"]).name, agent.explore(["a"]).name) == ("explore", "explore-2")
     assert agent.exploration().name == "explore-2"
     with pytest.raises(Conflict, match="with 'a', not with 'b'"):
@@ -502,9 +427,7 @@ def test_a_name_belongs_to_one_exploration(repo):
         agent.explore(["a"], name="mine")
 
 
-def test_an_exploration_continues_from_its_original_point(repo):
-    """An exploration and its leaves continue from their original points although their branches have moved."""
-    agent = agent_on(repo, World(), Counting())
+def test_an_exploration_continues_from_its_original_point(repo, agent):
     agent.explore(1, ["a", "b"])
     agent.run("on")
     repo.wrap(tool_node_graph(Counting().model(), []), "s", branch="explore/1").run("aside")
@@ -515,12 +438,10 @@ def test_an_exploration_continues_from_its_original_point(repo):
     assert said(agent.messages()) == ["on"]
 
 
-def test_effects_on_a_promoted_branch_are_not_reversed(repo):
+def test_effects_on_a_promoted_branch_are_not_reversed(repo, agent, world, counting):
     """A continued exploration reverses effects of its turns only, and not later effects on a promoted
     branch.
     """
-    world, counting = World(), Counting()
-    agent = agent_on(repo, world, counting)
     found = agent.explore(1, ["add chair", "hello"])
     promoted = agent_on(repo, world, counting).promote(found.leaves[0])
     assert len(agent.explore(2, ["add chair", "hello"], name="explore").leaves) == 4
@@ -530,9 +451,8 @@ def test_effects_on_a_promoted_branch_are_not_reversed(repo):
     assert world.items == ["chair", "lamp"]
 
 
-def test_a_stale_agent_still_conflicts_after_exploring(repo):
+def test_a_stale_agent_still_conflicts_after_exploring(repo, world, counting):
     """Exploring does not mark another agent's newer turns as seen."""
-    world, counting = World(), Counting()
     agent, other = (agent_on(repo, world, counting) for _ in range(2))
     other.run("hello")
     agent.explore(["add chair"], 1)
@@ -540,22 +460,7 @@ def test_a_stale_agent_still_conflicts_after_exploring(repo):
         agent.run("hi")
 
 
-def test_a_refused_turn_is_a_failed_leaf(repo):
-    """A turn that raises an agentgit error fails alone with its error, and the other branches continue."""
-
-    def rule(messages) -> AIMessage:
-        if said(messages)[-1] == "b":
-            raise Fenced("it stands already")
-        return AIMessage("fine")
-
-    agent = repo.wrap(tool_node_graph(ScriptedModel(rule=rule), []), "s")
-    found = agent.explore(1, ["a", "b", "c"])
-    assert [leaf.status for leaf in found.leaves] == ["done", "failed", "done"]
-    assert "Fenced: it stands already" in str(found.leaves[1].error)
-
-
-def test_a_running_agent_cannot_explore(repo):
-    """A tool cannot start an exploration from inside the running turn."""
+def test_a_running_agent_cannot_explore(repo, agent):
     refused = []
 
     @tool
@@ -574,10 +479,8 @@ def test_a_running_agent_cannot_explore(repo):
 # -- results
 
 
-def test_leaves_are_compared_best_first(repo):
-    """The comparison is a table and rows, best score first, with tokens counted once per turn."""
-    world, counting = World(), Counting(usage=10)
-    agent = agent_on(repo, world, counting)
+def test_leaves_are_compared_best_first(repo, agent, counting):
+    counting.usage = 10
     agent.run("hello")
     found = agent.explore(2, ["add chair", "hi"], score=lambda leaf: len(leaf.tool_calls) / 2)
     assert found.tokens == 10 * turns(2, 2)

@@ -21,7 +21,6 @@ from agentgit import InvalidInput, Unavailable
 
 @contextmanager
 def process_pool(size=2):
-    """Open an executor of Python."""
     with ProcessPoolExecutor(size, mp_context=processes.forking()) as pool:
         yield pool
 
@@ -39,7 +38,6 @@ def dask_pool():
 
 
 def agent_on(repo, **how):
-    """Wrap a graph that has the state of those that run in the processes."""
     return repo.wrap(chat("", 0, "main"), "s", **how)
 
 
@@ -74,21 +72,6 @@ def test_an_exploration_runs_in_the_processes_of_an_executor(repo, tmp_path):
     assert str(os.getpid()) not in {process for _, process in where}
     assert len({process for _, process in where}) == 2
     assert (agent.branch.is_current, agent.run("on")) == (True, "did on")
-
-
-@pytest.mark.long
-def test_turns_of_processes_over_one_postgresql_run_once_each(postgres_url, tmp_path):
-    """Three steps with four choices are 84 turns over one PostgreSQL, as in one process, and each runs once."""
-    ledger = tmp_path / "ledger"
-    with agentgit.open(postgres_url) as repo, process_pool() as executor:
-        agent = agent_on(repo, auto_checkpoint="off")
-        found = agent.explore(
-            [f"step {n}" for n in range(3)], 4, executor=executor, factory=partial(chat, str(ledger), 0)
-        )
-    assert (len(found.branches), len(found.leaves)) == (turns(4, 3), 4**3) == (84, 64)
-    assert {branch.status for branch in found.branches} == {"done"}
-    assert {len(leaf.messages) for leaf in found.leaves} == {6}
-    assert sorted(line.split()[0] for line in entries(ledger).elements()) == sorted(b.name for b in found.branches)
 
 
 @pytest.mark.long
@@ -130,7 +113,6 @@ def check_nothing_twice(found, ledger) -> None:
 
 @pytest.mark.long
 def test_each_branch_can_have_a_world_of_its_own(repo, tmp_path):
-    """The factory receives the name of the branch, so branches in several processes work in separate folders."""
     (tmp_path / "explore").mkdir()
     (tmp_path / "explore" / "notes").write_text("-")
     with process_pool() as executor:
@@ -204,49 +186,27 @@ def test_threads_of_this_process_are_an_executor_too(repo, tmp_path):
     assert [leaf.answer for leaf in found.leaves] == ["did b"] * 4
 
 
-def test_what_cannot_run_in_other_processes_is_refused(repo):
-    """Wrong arguments, values that cannot be pickled, and tools that change the world are refused before a branch
-    is created.
-    """
-    agent, chats = agent_on(repo), partial(chat, "", 0)
+def test_what_cannot_run_in_other_processes_is_refused_before_a_branch_is_created(repo):
+    """Wrong arguments, values that cannot be pickled, and tools that change the world."""
+    agent, chats, lock = agent_on(repo), partial(chat, "", 0), {"lock": (n for n in ())}
     with ThreadPoolExecutor(1) as executor:
-        for how, why in [
-            ({"factory": chats}, "executor must be a concurrent.futures.Executor"),
-            ({"executor": "dask", "factory": chats}, "not 'dask'"),
-            ({"executor": executor}, "None is not a function"),
-            ({"executor": executor, "factory": lambda branch: None}, "factory cannot be sent"),
-            ({"executor": executor, "factory": chats, "parallel": -1}, "0 or more"),
+        for changed, why in [
+            ({"executor": None}, "executor must be a concurrent.futures.Executor"),
+            ({"executor": "dask"}, "not 'dask'"),
+            ({"factory": None}, "None is not a function"),
+            ({"factory": lambda branch: None}, "factory cannot be sent"),
+            ({"parallel": -1}, "0 or more"),
+            ({"config": {"configurable": lock}}, "The config cannot be sent"),
+            ({"steps": ["a", {"messages": [], **lock}]}, "The input of a step cannot be sent"),
         ]:
             with pytest.raises(InvalidInput, match=why):
-                agent.explore(["a"], 1, **how)
+                agent.explore(**{"steps": ["a"], "choices": 1, "executor": executor, "factory": chats} | changed)
         sending = repo.wrap(tool_node_graph(scripted("hi"), []), "s", effects={"send": "irreversible"},
                             check_effects=False)  # fmt: skip
         with pytest.raises(InvalidInput, match="change the world: send"):
             sending.explore(["a"], 1, executor=executor, factory=chats)
-    assert len(agent.session.branches()) == 1
-
-
-@pytest.mark.parametrize(
-    ("what", "steps", "config"),
-    [
-        ("config", ["a"], {"configurable": {"lock": (n for n in ())}}),
-        ("input of a step", ["a", {"messages": [], "lock": (n for n in ())}], None),
-    ],
-)
-def test_what_cannot_be_sent_is_refused(repo, what, steps, config):
-    """A config or an input that cannot be pickled is refused with the reason, before a branch is created."""
-    agent = agent_on(repo)
-    with ThreadPoolExecutor(1) as executor, pytest.raises(InvalidInput, match=f"The {what} cannot be sent"):
-        agent.explore(steps, 1, config=config, executor=executor, factory=partial(chat, "", 0))
-    assert len(agent.session.branches()) == 1
-
-
-def test_an_executor_that_was_shut_down_is_refused(repo):
-    """An executor that takes no work is refused before a branch is created."""
-    agent, executor = agent_on(repo), ThreadPoolExecutor(1)
-    executor.shutdown()
     with pytest.raises(Unavailable, match=r"shut down.*Continue with a new executor") as refused:
-        agent.explore(["a"], 1, executor=executor, factory=partial(chat, "", 0))
+        agent.explore(["a"], 1, executor=executor, factory=chats)
     assert not hasattr(refused.value, "__notes__")
     assert len(agent.session.branches()) == 1
 

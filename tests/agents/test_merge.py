@@ -4,7 +4,8 @@ import operator
 import random
 import signal
 import threading
-from typing import Annotated, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
 
 import backend
 import faults
@@ -18,9 +19,9 @@ from langgraph.channels import DeltaChannel, LastValue
 from langgraph.graph import MessagesState, StateGraph
 from langgraph.graph.message import _messages_delta_reducer
 from langgraph.pregel import NodeBuilder, Pregel
-from langgraph.types import Overwrite
+from langgraph.types import Command, Overwrite
 from merge_graphs import State, said, state_graph, told, unanswered, values
-from scripted import GRAPHS, World, call, calls, functional_graph, obedient, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiverged
@@ -28,7 +29,6 @@ from agentgit import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiver
 
 @pytest.fixture
 def pair(repo):
-    """Return agents on two branches that diverge after one turn."""
     agent = repo.wrap(state_graph(), "s")
     told(agent, "start", note="a", total=1, cart=["chair"], plan=[1])
     return agent, agent.fork(name="retry")
@@ -50,7 +50,6 @@ def test_values_changed_only_by_theirs_are_taken(pair):
 
 
 def test_values_changed_only_by_ours_stay(pair):
-    """A merge keeps our values if the other branch changed only its conversation."""
     agent, retry = pair
     told(agent, "ours", note="b")
     told(retry, "theirs")
@@ -69,7 +68,6 @@ def test_values_changed_only_by_ours_stay(pair):
 
 
 def test_items_added_to_a_list_by_both_branches_are_kept(pair):
-    """Items that both branches add through a list reducer are kept; lists without such a reducer conflict."""
     agent, retry = pair
     told(agent, "ours", cart=["table"])
     told(retry, "theirs", cart=["sofa"])
@@ -84,12 +82,10 @@ def test_items_added_to_a_list_by_both_branches_are_kept(pair):
 
 
 def capped(before, more):
-    """Append to a list, and keep its last three items."""
     return [*before, *more][-3:]
 
 
 def refusing(before, more):
-    """Accept the first list, and raise TypeError for a later one."""
     if before:
         raise TypeError(more)
     return more
@@ -97,8 +93,6 @@ def refusing(before, more):
 
 @pytest.mark.parametrize("reducer", [lambda before, more: more or before, capped, refusing])
 def test_a_list_reducer_that_does_not_only_append_conflicts(repo, reducer):
-    """A list whose reducer replaces, drops or refuses items is a conflict if both branches add to it."""
-
     class Own(MessagesState):
         items: Annotated[list, reducer]
 
@@ -142,7 +136,6 @@ def test_dict_entries_added_by_both_branches_are_kept(repo, kind):
 
 
 def test_conflicts_are_listed_and_nothing_changes(pair):
-    """A conflict lists the base value, ours and theirs, and nothing changes until it is resolved."""
     agent, retry = pair
     told(agent, "ours", note="mine", total=10)
     told(retry, "theirs", note="yours", total=20)
@@ -166,7 +159,6 @@ def test_conflicts_are_listed_and_nothing_changes(pair):
     ],
 )
 def test_conflicts_are_resolved_as_requested(pair, resolve, note, total):
-    """A resolution is one side for all keys, or one per key."""
     agent, retry = pair
     told(agent, "ours", note="mine", total=10)
     told(retry, "theirs", note="yours", total=20)
@@ -177,7 +169,6 @@ def test_conflicts_are_resolved_as_requested(pair, resolve, note, total):
 
 
 def test_a_repeated_merge_adds_only_new_changes(pair):
-    """The base of the next merge is the last merge, so no conflict or message is repeated, in both directions."""
     agent, retry = pair
     told(agent, "ours", note="mine")
     told(retry, "theirs", note="yours")
@@ -197,7 +188,6 @@ def test_a_repeated_merge_adds_only_new_changes(pair):
 
 
 def test_changes_merged_through_a_third_branch_are_not_repeated(pair):
-    """Changes that arrived through another branch are part of the base, and are not added twice."""
     agent, retry = pair
     third = agent.fork(name="third")
     told(retry, "theirs", cart=["sofa"], note="b")
@@ -213,7 +203,6 @@ def test_changes_merged_through_a_third_branch_are_not_repeated(pair):
 
 
 def test_a_branch_from_inside_a_merged_part_adds_only_the_rest(pair):
-    """A branch forked from the middle of a merged part is compared with its fork point."""
     agent, retry = pair
     told(retry, "theirs", cart=["sofa"])
     told(retry, "more", cart=["lamp"])
@@ -264,7 +253,6 @@ def test_branches_merged_into_each_other_agree_or_conflict(pair):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_sequence_of_merges_loses_and_duplicates_nothing(seed):
-    """After random forks and merges a branch has what both sides had, exactly once."""
     chance = random.Random(seed)  # noqa: S311  # the same each time
     with agentgit.open(":memory:") as repo:
         agents = [repo.wrap(state_graph(), "s")]
@@ -292,13 +280,14 @@ def cart(agent):
     return agent.state.get("cart", [])
 
 
-def test_a_merge_destroys_nothing(repo, pair):
-    """A merge leaves the merged branch and earlier checkpoints unchanged, and can be rolled back."""
+def test_a_merge_destroys_nothing_and_runs_no_node_and_no_condition(repo, pair):
     agent, retry = pair
     told(agent, "ours")
     told(retry, "theirs")
-    before, theirs = agent.head, retry.state
+    before, theirs, ran = agent.head, retry.state, list(agent.graph.ran)
     agent.merge("retry")
+    assert agent.graph.ran == ran
+    assert (agent.get_state().next, agent.get_state().metadata["source"]) == ((), "update")
     assert repo.session().get_checkpoint(before).conversation_history == before.conversation_history
     assert repo.session("s").branch("retry").session_state == {k: v for k, v in theirs.items() if k != "messages"}
     back = agent.rollback(before)
@@ -307,22 +296,7 @@ def test_a_merge_destroys_nothing(repo, pair):
     assert said(agent)[-2:] == ["on", "to on"]
 
 
-def test_a_merge_runs_no_node_and_no_condition(pair):
-    """A merge writes through the channels only."""
-    agent, retry = pair
-    told(retry, "theirs", note="b")
-    ran = agent.graph.ran
-    count = len(ran)
-    agent.merge("retry")
-    assert len(ran) == count
-    assert agent.get_state().next == ()
-    assert agent.get_state().metadata["source"] == "update"
-
-
 def test_a_rewritten_conversation_is_a_conflict(pair):
-    """A conversation with removed messages is taken whole if ours is unchanged, and is a conflict if ours
-    changed.
-    """
     agent, retry = pair
     early = agent.fork(name="early")
     retry.update_state(None, {"messages": [RemoveMessage(m["id"]) for m in retry.history()]}, "node")
@@ -337,7 +311,6 @@ def test_a_rewritten_conversation_is_a_conflict(pair):
 
 
 def test_equal_edits_on_both_branches_do_not_conflict(pair):
-    """An equal edit or removal on both branches keeps what each branch added."""
     agent, retry = pair
     first, second = (message["id"] for message in agent.history())
     for one in pair:
@@ -353,20 +326,19 @@ def test_equal_edits_on_both_branches_do_not_conflict(pair):
 
 
 @pytest.fixture
-def shop(repo):
-    """Return a world, an agent that added a chair, and a fork of it that added a sofa and looked."""
-    world = World()
+def shop(repo, world):
+    """Return an agent that added a chair, and a fork of it that added a sofa and looked."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     retry = agent.fork(name="retry")
     retry.run("add sofa; look")
-    return world, agent, retry
+    return agent, retry
 
 
 @pytest.mark.long
-def test_a_merged_tool_call_is_history_without_an_effect(repo, shop):
+def test_a_merged_tool_call_is_history_without_an_effect(world, shop):
     """Merged calls run no tool and are not on the track, and a branch behind the world raises WorldDiverged."""
-    world, agent, _ = shop
+    agent, _ = shop
     happened, position = list(world.log), agent.head.get_tool_track_position()
     agent.merge("retry")
     assert world.log == happened
@@ -383,9 +355,7 @@ def test_a_merged_tool_call_is_history_without_an_effect(repo, shop):
     assert len(world.undone) == 3
 
 
-def test_an_unfinished_batch_is_not_merged(repo):
-    """Only the messages before a pending question are merged, and the plan lists what is left out."""
-    world = World()
+def test_an_unfinished_batch_is_not_merged(repo, world):
     model = scripted("hello", calls(call("look"), call("add_if_approved", item="safe")), "ok", "fine")
     agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
     agent.run("hi")
@@ -401,11 +371,7 @@ def test_an_unfinished_batch_is_not_merged(repo):
         retry.merge("main")
 
 
-def test_a_second_answer_to_one_call_is_left_out(repo):
-    """Two branches that answered one question merge to one answer, and the plan lists the other as left out."""
-    from langgraph.types import Command
-
-    world = World()
+def test_a_second_answer_to_one_call_is_left_out(repo, world):
     model = scripted(calls(call("add_if_approved", call_id="c1", item="safe")), "yes then", "no then")
     agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
     agent.run("buy a safe")
@@ -424,9 +390,8 @@ def test_a_second_answer_to_one_call_is_left_out(repo):
 # -- cherry-pick
 
 
-def test_picking_a_checkpoint_adds_the_messages_it_added(shop):
-    """Picking a checkpoint adds the messages it added to the previous one, and picking it again adds nothing."""
-    world, agent, retry = shop
+def test_picking_a_checkpoint_adds_the_messages_it_added(world, shop):
+    agent, retry = shop
     happened = list(world.log)
     plan = agent.cherry_pick("retry", dry_run=True)
     assert [message["role"] for message in plan.messages] == ["user", "assistant", "tool", "tool", "assistant"]
@@ -457,21 +422,10 @@ def test_the_values_that_a_checkpoint_changed_are_picked_with_its_messages(pair)
     assert (agent.state["note"], agent.state["cart"]) == ("b", ["chair", "sofa"])
 
 
-def test_invalid_picks_are_refused_with_a_reason(shop):
-    """Unknown references and values that are none are refused."""
-    _, agent, _ = shop
-    with pytest.raises(NotFound):
-        agent.cherry_pick("nowhere")
-    for wrong in ([], [1], 3.5):
-        with pytest.raises(InvalidInput):
-            agent.cherry_pick(wrong)
-
-
 # -- merge and cherry-pick
 
 
 def test_merging_into_a_moved_or_running_branch_is_refused(repo, pair):
-    """A merge is refused if the agent has missed a turn or if the branch is running."""
     agent, retry = pair
     told(retry, "theirs")
     second = repo.wrap(state_graph(), "s", branch="main")
@@ -479,23 +433,11 @@ def test_merging_into_a_moved_or_running_branch_is_refused(repo, pair):
     with pytest.raises(Conflict, match="has moved"):
         agent.merge("retry")
     agent = agent.switch("main")
-    started, go_on = threading.Event(), threading.Event()
-
-    def slow(state: State) -> Any:
-        started.set()
-        assert go_on.wait(60)
-        return {}
-
-    running = repo.wrap(StateGraph(State).add_node("slow", slow).set_entry_point("slow").compile(), "s", branch="main")
-    thread = threading.Thread(target=lambda: running.run("wait"))
-    thread.start()
-    assert started.wait(60)
-    try:
-        with pytest.raises(Conflict, match="is running"):
-            agent.merge("retry")
-    finally:
-        go_on.set()
-        thread.join()
+    turn = repo.wrap(state_graph(), "s", branch="main").stream({"messages": [HumanMessage("wait")]})
+    next(turn)
+    with pytest.raises(Conflict, match="is running"):
+        agent.merge("retry")
+    list(turn)
 
 
 def test_a_branch_whose_turn_raised_is_continued_before_a_merge(repo):
@@ -540,32 +482,23 @@ def test_a_node_that_runs_when_a_value_changes_is_not_left_due_by_a_merge(repo):
 
 
 def test_only_one_of_several_concurrent_merges_succeeds(repo, pair):
-    """Of four concurrent merges one succeeds, the others raise Conflict, and no message is duplicated."""
     agent, retry = pair
     told(retry, "theirs", cart=["sofa"])
-    graph, failed, gate = state_graph(), [], threading.Barrier(4)
-    agents = [repo.wrap(graph, "s", branch="main") for _ in range(4)]
+    graph, gate = state_graph(), threading.Barrier(4)
 
     def merge(one):
         gate.wait()
-        try:
-            one.merge("retry")
-        except Conflict as error:
-            failed.append(error)
+        one.merge("retry")
 
-    threads = [threading.Thread(target=merge, args=(one,)) for one in agents]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        merges = [pool.submit(merge, repo.wrap(graph, "s", branch="main")) for _ in range(4)]
+    assert [type(one.exception()) for one in merges].count(Conflict) == 3
     agent = agent.switch("main")
-    assert len(failed) == 3
     assert said(agent) == ["start", "to start", "theirs", "to theirs"]
     assert agent.state["cart"] == ["chair", "sofa"]
 
 
 def test_an_interrupted_merge_leaves_the_branch_unchanged(repo, pair):
-    """A merge interrupted while it is written leaves nothing behind, and can be repeated."""
     agent, retry = pair
     told(retry, "theirs", note="b")
     before, threads = (agent.get_state().config, agent.head.id), backend.threads(repo)
@@ -579,7 +512,6 @@ def test_an_interrupted_merge_leaves_the_branch_unchanged(repo, pair):
 
 
 def test_the_state_after_a_merge_is_stored_completely(repo, pair):
-    """A reopened repository reads the merged state, and the graph continues from it."""
     agent, retry = pair
     told(retry, "theirs", note="b")
     made = agent.merge("retry")
@@ -593,20 +525,7 @@ def test_the_state_after_a_merge_is_stored_completely(repo, pair):
         assert again.rollback(made.id).state["messages"] == again.state["messages"][:4]
 
 
-def test_functional_graphs_can_be_merged(repo):
-    """Merged messages are appended to a conversation that a functional graph saved as a list."""
-    agent = repo.wrap(functional_graph(scripted("one", "two", "three"), []), "s")
-    agent.run("start")
-    retry = agent.fork(name="retry")
-    retry.run("theirs")
-    agent.merge("retry")
-    assert said(agent) == ["start", "one", "theirs", "two"]
-    agent.run("on")
-    assert said(agent)[-2:] == ["on", "three"]
-
-
 def test_a_session_merges_with_the_wrapped_graph(repo, pair):
-    """A session asks for a graph first, and has an agent that merges once one is wrapped."""
     agent, retry = pair
     told(retry, "theirs", note="b")
     with agentgit.open(backend.url(repo)) as later:
@@ -619,8 +538,7 @@ def test_a_session_merges_with_the_wrapped_graph(repo, pair):
         assert session.agent("main").cherry_pick("retry") == made
 
 
-def test_sessions_cannot_be_merged(repo, pair):
-    """Merging a checkpoint of another session or an unknown branch is refused."""
+def test_what_is_no_checkpoint_of_the_session_is_refused(repo, pair):
     agent, _ = pair
     other = repo.wrap(state_graph(), "other")
     with pytest.raises(InvalidInput, match="belongs to session"):
@@ -628,12 +546,15 @@ def test_sessions_cannot_be_merged(repo, pair):
     told(other, "hi")
     with pytest.raises(InvalidInput, match="belongs to session"):
         agent.merge(other.head)
-    with pytest.raises(NotFound):
-        agent.merge("nowhere")
+    for verb in (agent.merge, agent.cherry_pick):
+        with pytest.raises(NotFound):
+            verb("nowhere")
+    for wrong in ([], [1], 3.5):
+        with pytest.raises(InvalidInput):
+            agent.cherry_pick(wrong)
 
 
 def test_a_viewer_sees_what_a_merge_would_do_and_may_not_merge(repo, pair):
-    """A dry run needs the right to read only."""
     told(pair[1], "theirs", note="b")
     repo.users.add("vic")
     repo.session("s").sharing.share("vic", "viewer")
@@ -645,7 +566,6 @@ def test_a_viewer_sees_what_a_merge_would_do_and_may_not_merge(repo, pair):
 
 
 async def test_the_async_twins_return_the_same_results(pair):
-    """The async twins of merge and cherry-pick do the same as the sync verbs."""
     agent, retry = pair
     told(retry, "theirs", note="b")
     plan = await agent.amerge("retry", dry_run=True)
@@ -658,9 +578,7 @@ async def test_the_async_twins_return_the_same_results(pair):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_every_kind_of_graph_continues_after_a_merge(repo, kind):
-    """The next turn continues from the merged conversation, and a rollback reverses the merge."""
-    world = World()
+def test_every_kind_of_graph_continues_after_a_merge(repo, world, kind):
     agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects(), check_effects=False)
     agent.run("note one")
     retry = agent.fork(name="retry")
@@ -679,7 +597,6 @@ def test_every_kind_of_graph_continues_after_a_merge(repo, kind):
 
 @pytest.mark.parametrize("full", [2, 100])
 def test_delta_channels_are_merged(repo, full):
-    """A conversation and a list in DeltaChannels are merged like others, and are complete after reopening."""
     graph = delta_chat(delta(full, _messages_delta_reducer), full=full)
     agent = repo.wrap(graph, "s")
 
@@ -717,7 +634,6 @@ with faults.killed(getattr(points, sys.argv[2])):
 @pytest.mark.long
 @pytest.mark.parametrize("point", ["PUBLISH_MERGE", "STORE_CHECKPOINT"])
 def test_a_killed_process_leaves_the_branch_unchanged(repo, pair, point):
-    """After kill -9 before the merge is published nothing is visible, and the next merge adds everything once."""
     agent, retry = pair
     told(retry, "theirs", note="b", cart=["sofa"])
     before = (agent.get_state().config, agent.head.id, agent.state)
@@ -731,7 +647,6 @@ def test_a_killed_process_leaves_the_branch_unchanged(repo, pair, point):
 
 
 def test_checkpoint_data_that_looks_like_a_merge_is_ignored(repo, pair):
-    """Checkpoint data that only looks like a merge record is not taken for one."""
     agent, retry = pair
     told(retry, "theirs", note="b")
     for data in ("merged", {"merged": 7}, {"merged": {"checkpoint": 10**30}}, {"merged": {"checkpoint": True}}, [1]):
@@ -741,7 +656,6 @@ def test_checkpoint_data_that_looks_like_a_merge_is_ignored(repo, pair):
 
 
 def test_an_imported_session_remembers_its_merges(repo, pair, tmp_path):
-    """The next merge in an imported session adds only what is new, and checkpoint data is kept."""
     agent, retry = pair
     told(agent, "ours", note="mine")
     told(retry, "theirs", note="yours", cart=["sofa"])

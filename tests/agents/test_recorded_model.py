@@ -112,26 +112,19 @@ def test_replies_keep_their_ids_and_usage(repo):
         assert getattr(total, name) == getattr(recorded, name)
 
 
-@pytest.mark.parametrize(
-    ("options", "texts", "place", "said"),
-    [
+def test_the_first_request_that_differs_is_named_with_a_diff(recorded):
+    """Messages are numbered from the first one after the system prompt."""
+    for options, texts, place, said in [
         ({"prompt": "Be kind."}, ["hi"], ("system prompt", "", 1), "-system: Be brief.\n+system: Be kind."),
-        (
-            {"prompt": "Be kind."},
-            ["hi"],
-            ("system prompt", "", 1),
-            "Model call 1 of 3 (turn 1, after 'hi') has",
-        ),
+        ({"prompt": "Be kind."}, ["hi"], ("system prompt", "", 1), "Model call 1 of 3 (turn 1, after 'hi') has"),
         ({}, ["hi", "and you?"], ("message", "3", 2), "-user: how are you?\n+user: and you?"),
         ({"before": lambda messages: [*messages, HumanMessage("Now.")]}, ["hi"], ("message", "2", 1), "+user: Now."),
         ({"before": lambda messages: messages[::-1]}, ["hi", "how are you?"], ("message order", "", 2), ""),
         ({}, ["hi", "how are you?", "bye", "wait"], ("calls", "", 4), "once more than the 3 recorded calls"),
-    ],
-)
-def test_the_first_request_that_differs_is_named_with_a_diff(recorded, options, texts, place, said):
-    error = changed(chatting(RecordedModel(recorded), **options), *texts)
-    assert (error.part, error.name, error.call) == place
-    assert said in str(error)
+    ]:
+        error = changed(chatting(RecordedModel(recorded), **options), *texts)
+        assert (error.part, error.name, error.call) == place
+        assert said in str(error)
 
 
 def test_a_call_that_is_left_out_is_noticed(recorded):

@@ -295,17 +295,14 @@ def test_a_forced_replay_keeps_an_unknown_call_unknown(repo):
     assert done == [5]
 
 
-@pytest.mark.parametrize("why", ["the shop is closed", "declare the recorded one again", "irreversible"])
+@pytest.mark.parametrize("why", ["the shop is closed", "declare the recorded one again"])
 def test_a_call_that_cannot_be_reversed_blocks_a_replay(repo, database, shop, agent, why):
-    """Its precheck refuses, its undo is not declared, or it was declared irreversible later. Force uses the record."""
-    orders = {
-        "the shop is closed": reversible(shop.cancel, precheck=lambda call: why),
-        "declare the recorded one again": reversible(lambda args, result: None),
-        "irreversible": effect("irreversible"),
-    }
+    """Its precheck refuses, or its undo is not declared; force uses the record."""
+    closed_shop = reversible(shop.cancel, precheck=lambda call: why)
+    orders = closed_shop if "closed" in why else reversible(lambda args, result: None)
     with agentgit.open(database.url) as other:
         later = other if "declare" in why else repo  # another program lacks the recorded function
-        closed = later.wrap(shop.graph(), "s", effects=shop.effects() | {"order": orders[why]})
+        closed = later.wrap(shop.graph(), "s", effects=shop.effects() | {"order": orders})
         with pytest.raises(RollbackBlocked, match=why):
             closed.rollback("here", replay="execute")
         assert shop.standing == {"a": 1, "b": 1, "c": 1}
@@ -516,4 +513,11 @@ def test_replay_is_refused_for_a_session_that_began_without_it(repo, shop, agent
     for wrong in ({"replay": "execute"}, {"replay": "redo", "template": "s"}, {"force": True, "template": "s"}):
         with pytest.raises(InvalidInput):
             wrapped(repo, shop, "new", **wrong)
+    assert shop.standing == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_tool_declared_irreversible_later_blocks_a_replay(repo, shop, agent):
+    stricter = repo.wrap(shop.graph(), "s", effects=shop.effects() | {"order": effect("irreversible")})
+    with pytest.raises(RollbackBlocked, match="irreversible"):
+        stricter.rollback("here", replay="execute")
     assert shop.standing == {"a": 1, "b": 1, "c": 1}

@@ -241,9 +241,8 @@ def test_policies_by_tool(repo, world):
     assert world.log[len(log) :] == [("look", {})] * 2
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
+def test_bad_input_makes_no_branch(agent):
+    for words, why in [
         ({"tools": "recrod"}, "tools must be 'record'"),
         ({"tools": 5}, "tools must be"),
         ({"tools": {"lok": "live"}}, "names lok, which neither the graph nor the record has"),
@@ -255,11 +254,9 @@ def test_policies_by_tool(repo, world):
         ({"graph": "a prompt"}, "compiled LangGraph graph"),
         ({"graph": StateGraph(MessagesState)}, "compiled"),
         ({"start": "HEAD"}, "nothing to run again"),
-    ],
-)
-def test_bad_input_makes_no_branch(agent, words, why):
-    with pytest.raises(InvalidInput, match=why):
-        agent.rerun(**words)
+    ]:
+        with pytest.raises(InvalidInput, match=why):
+            agent.rerun(**words)
     assert [branch.name for branch in agent.session.branches()] == ["main"]
 
 

@@ -66,18 +66,8 @@ def test_the_exit_code_says_whether_the_sessions_reach_the_bar(run, tmp_path):
     code, out, err = run("chairs", "sofa", "--graph", "agentgit.demo:build", "--name", "same", "--parallel", "2")
     assert (code, err) == (0, "")
     assert out.splitlines()[0] == "same: 2 sessions, matched 100%"
-    code, out, _ = run(
-        "--matching",
-        "",
-        "nobody",
-        "--graph",
-        "checks:mute",
-        "--judge",
-        "checks:is_same",
-        "--junit",
-        "junit.xml",
-        "--json",
-    )
+    checked = ("--graph", "checks:mute", "--judge", "checks:is_same", "--junit", "junit.xml", "--json")
+    code, out, _ = run("--matching", "", "nobody", *checked)
     found = json.loads(out)
     assert (code, found["is_passed"], found["judge"]) == (1, False, 0.0)
     assert [one["status"] for one in found["sessions"]] == ["refused", "done", "done", "done"]
@@ -96,12 +86,29 @@ def test_the_exit_code_says_whether_the_sessions_reach_the_bar(run, tmp_path):
 
 
 @pytest.mark.long
-def test_a_judge_that_raises_fails_and_wrong_words_have_their_own_codes(run, tmp_path):
-    """A judge without a verdict counts as 0; hostile names do not reach the terminal; bad words change nothing."""
-    code, out, _ = run(HOSTILE, "--graph", "agentgit.demo:build", "--judge", "checks:broken", "--fail-under", "0.5")
+@pytest.mark.parametrize(("judge", "error"), [("broken", "ValueError: the judge broke"), ("leave", "SystemExit: 0")])
+def test_a_judge_that_raises_or_ends_the_process_does_not_pass(run, tmp_path, judge, error):
+    """The check still writes its results, in which hostile names do not reach the terminal."""
+    words = (
+        "--graph",
+        "agentgit.demo:build",
+        "--judge",
+        f"checks:{judge}",
+        "--fail-under",
+        "0.5",
+        "--junit",
+        "junit.xml",
+    )
+    code, out, _ = run(HOSTILE, *words)
     assert code == 1
-    assert "The judge raised ValueError: the judge broke" in out
+    assert f"The judge raised {error}" in out
     assert not set("\x1b\x07\u202e") & set(out)
+    (case,) = ET.parse(tmp_path / "junit.xml").getroot()[0]  # noqa: S314  # our own file
+    assert (case[0].tag, case[0].get("message")) == ("error", f"The judge raised {error}")
+
+
+@pytest.mark.long
+def test_wrong_words_have_their_own_codes_and_change_nothing(run, tmp_path):
     for words, said, expected in [
         (["--graph", "checks:mute"], "Name the sessions", 2),
         (["chairs", "--graph", "nothing:here"], "cannot be imported", 3),
@@ -119,15 +126,6 @@ def test_a_judge_that_raises_fails_and_wrong_words_have_their_own_codes(run, tmp
         assert (code, out) == (expected, "")
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         assert [branch.name for branch in repo.session("chairs").branches()] == ["main"]
-
-
-@pytest.mark.long
-def test_a_judge_that_ends_the_process_does_not_pass(run, tmp_path):
-    """`sys.exit(0)` in a judge fails the check, which still writes its results."""
-    words = ("chairs", "--graph", "agentgit.demo:build", "--judge", "checks:leave", "--junit", "junit.xml")
-    assert run(*words)[0] == 1
-    (case,) = ET.parse(tmp_path / "junit.xml").getroot()[0]  # noqa: S314  # our own file
-    assert (case[0].tag, case[0].get("message")) == ("error", "The judge raised SystemExit: 0")
 
 
 @pytest.mark.long

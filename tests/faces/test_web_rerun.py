@@ -2,36 +2,31 @@
 
 import pytest
 from fastapi.testclient import TestClient
-from scripted import World, call, calls, obedient, scripted, tool_node_graph
+from scripted import call, calls, obedient, scripted, tool_node_graph
 
-import agentgit
 from agentgit.web import OwnerLink, app
 
 
 @pytest.fixture
-def visit():
+def visit(repo, world):
     """Serve a session with a rerun in which a sofa takes the place of a table; return a function that reads a page."""
-    with agentgit.open(":memory:") as repo:
-        world = World()
-        agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
-        agent.run("add chair; add table")
-        model = scripted(calls(call("add", item="chair"), call("add", item="sofa")), "<b>ordered</b>")
-        agent.rerun(tool_node_graph(model, world.tools()))
-        link = OwnerLink()
-        client = TestClient(app(repo, link=link, hosts=["testserver"]))
-        client.cookies.set("agentgit-80", link.token)
-        yield lambda path, status=200: read(client, f"/sessions/{agent.session.id}{path}", status)
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent.run("add chair; add table")
+    model = scripted(calls(call("add", item="chair"), call("add", item="sofa")), "<b>ordered</b>")
+    agent.rerun(tool_node_graph(model, world.tools()))
+    link = OwnerLink()
+    client = TestClient(app(repo, link=link, hosts=["testserver"]))
+    client.cookies.set("agentgit-80", link.token)
 
+    def read(path, status=200):
+        answer = client.get(f"/sessions/{agent.session.id}{path}")
+        assert answer.status_code == status, answer.text
+        return answer.text
 
-def read(client, path, status):
-    """Return a page."""
-    answer = client.get(path)
-    assert answer.status_code == status, answer.text
-    return answer.text
+    return read
 
 
 def test_the_page_marks_where_they_diverge_and_how_calls_were_answered(visit):
-    """Both columns, the place of the divergence, and a row for each call that was made or recorded."""
     page = visit("/rerun?branch=rerun")
     assert page.count("They diverge here") == 1
     assert 'aria-label="Recorded: main"' in page
@@ -39,18 +34,14 @@ def test_the_page_marks_where_they_diverge_and_how_calls_were_answered(visit):
     assert "&lt;b&gt;ordered" in page
     for word in (">matched<", ">new<", ">not made<", "the record", "no such call"):
         assert word in page
+    assert "no report of a rerun" in visit("/rerun?branch=main", 404)
 
 
 def test_the_tree_and_the_branch_lead_to_the_report(visit):
-    """A rerun is labelled in the tree; its branch offers the report, and nothing that is always refused."""
+    """The branch of a rerun offers nothing that is always refused."""
     assert "/rerun?branch=rerun" in visit("/tree")
     page = visit("?branch=rerun")
     toolbar = page.split('class="toolbar"')[1].split("</div>")[0]
     assert "Report of the rerun" in toolbar
     assert "Fork" not in toolbar
     assert "Switch to this branch" in toolbar
-
-
-def test_a_branch_that_is_no_rerun_has_no_such_page(visit):
-    """The page of another branch says that it has no report."""
-    assert "no report of a rerun" in visit("/rerun?branch=main", 404)

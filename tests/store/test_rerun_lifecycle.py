@@ -11,7 +11,6 @@ from agentgit.store.sql.tables import BRANCH
 
 @pytest.fixture
 def results(repo, world):
-    """Run two recorded sessions again, under one name."""
     for name in ("a", "b"):
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), name, effects=world.effects())
         agent.run("add chair")
@@ -21,7 +20,6 @@ def results(repo, world):
 
 
 def test_an_erased_session_leaves_no_trace_of_its_reruns(repo, results):
-    """Erasure deletes the branch, the report and the verdict of a rerun; the table has the other sessions."""
     session_id = repo.session("a").id
     repo.session("a").delete()
     store = repo._context.store
