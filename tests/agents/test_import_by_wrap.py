@@ -1,7 +1,7 @@
 """Import by `wrap(thread_id=...)`: a thread of the graph's own saver continues in a session."""
 
 import pytest
-from foreign_threads import on, postgres_origin, said, shop, sqlite_origin
+from foreign_threads import on, open_origin, postgres_origin, said, shop, sqlite_origin
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
@@ -11,7 +11,6 @@ from agentgit import Conflict, InvalidInput, NotFound, SQLModelSaver
 
 
 def test_a_thread_of_the_graphs_saver_continues_in_a_session(repo, tmp_path):
-    """The agent continues the conversation, and the graph and its saver stay unchanged."""
     world, origin = World(), sqlite_origin(tmp_path)
     origin.talk(shop(world), "t", "order a chair")
     with origin.saver() as saver:
@@ -26,7 +25,6 @@ def test_a_thread_of_the_graphs_saver_continues_in_a_session(repo, tmp_path):
 
 
 def test_wrapping_again_imports_only_new_turns(repo):
-    """Wrapping again adds new turns of the source thread, or keeps the turns made in the session."""
     world, saver = World(), InMemorySaver()
     graph = shop(world)(saver)
     graph.invoke(said("hello"), on("t"))
@@ -40,7 +38,6 @@ def test_wrapping_again_imports_only_new_turns(repo):
 
 
 def test_another_sqlmodelsaver_is_imported_like_any_saver(repo, tmp_path):
-    """A thread of an SQLModelSaver in another database is imported like any other."""
     with SQLModelSaver.from_conn_string(tmp_path / "elsewhere.db") as saver:
         graph = shop(World())(saver)
         graph.invoke(said("hello"), on("t"))
@@ -57,31 +54,18 @@ async def _talk_and_wrap(repo, saver, wrap):
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
-async def test_an_async_saver_is_read_on_and_off_its_loop(repo, tmp_path, in_thread):
-    """AsyncSqliteSaver is read while its loop is blocked, and through its loop from another thread."""
+@pytest.mark.parametrize("kind", [AsyncSqliteSaver, AsyncPostgresSaver])
+async def test_an_async_saver_is_read_on_and_off_its_loop(request, repo, tmp_path, kind, in_thread):
+    """It is read while its loop is blocked, and through its loop from another thread."""
 
     async def wrap(graph):
         if in_thread:
             return await repo.awrap(graph, "s", thread_id="t")
         return repo.wrap(graph, "s", thread_id="t")
 
-    async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "langgraph.db")) as saver:
-        await _talk_and_wrap(repo, saver, wrap)
-
-
-@pytest.mark.parametrize("in_thread", [False, True])
-async def test_an_async_postgres_saver_is_read_on_and_off_its_loop(repo, postgres_url, in_thread):
-    """AsyncPostgresSaver on one connection is read while its loop is blocked, and through its loop from another
-    thread.
-    """
-
-    async def wrap(graph):
-        if in_thread:
-            return await repo.awrap(graph, "s", thread_id="t")
-        return repo.wrap(graph, "s", thread_id="t")
-
-    with postgres_origin(postgres_url) as origin:
-        async with AsyncPostgresSaver.from_conn_string(origin.url) as saver:
+    server = lambda: request.getfixturevalue("postgres_url")  # noqa: E731  # SQLite needs none
+    with open_origin(kind.__name__.removeprefix("Async"), tmp_path, server) as origin:
+        async with kind.from_conn_string(origin.url) as saver:
             await saver.setup()
             await _talk_and_wrap(repo, saver, wrap)
 
@@ -102,7 +86,6 @@ async def test_a_connection_pool_is_read_only_through_its_loop(repo, postgres_ur
 
 
 def test_wrong_threads_are_refused(repo):
-    """A missing saver, an unknown thread and a session with other content are refused."""
     saver = InMemorySaver()
     graph = shop(World())(saver)
     graph.invoke(said("hello"), on("t"))

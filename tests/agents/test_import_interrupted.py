@@ -1,13 +1,15 @@
 """Import of a thread that waits for an answer, with the finished calls of its unfinished batch."""
 
 import pytest
-from foreign_threads import ORIGINS, open_origin
+from foreign_threads import any_origin
 from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 from scripted import World, agent_graph, call, calls, tool_node_graph
 
 from agentgit.demo import ScriptedModel
+
+__all__ = ["any_origin"]  # the fixture
 
 
 def rule(messages):
@@ -19,7 +21,6 @@ def rule(messages):
 
 
 def one_task_each(world, saver=None):
-    """Build an agent that runs each call in a separate task."""
     return agent_graph(ScriptedModel(rule=rule), world.tools(), saver)
 
 
@@ -34,25 +35,16 @@ def one_task(world, saver=None):
     return tool_node_graph(ScriptedModel(rule=rule), world.tools(), saver)
 
 
-@pytest.fixture(params=ORIGINS)
-def origin(request, tmp_path):
-    """Yield a source database of one of LangGraph's savers."""
-    with open_origin(request.param, tmp_path, lambda: request.getfixturevalue("postgres_url")) as made:
-        yield made
-
-
 def track(agent):
-    """Return the name, id and status of each call on the track."""
     return [(one.tool_name, one.tool_call_id, one.status) for one in agent.tool_track()]
 
 
 @pytest.mark.parametrize("build", [one_task_each, as_subgraph])
-def test_finished_calls_of_an_unfinished_batch_are_imported(repo, origin, build):
-    """Finished siblings of a pending question are imported with their results, in order, and survive a rollback."""
+def test_finished_calls_of_an_unfinished_batch_are_imported(repo, any_origin, build):
     world = World()
-    origin.talk(lambda saver: build(world, saver), "t", "go")
+    any_origin.talk(lambda saver: build(world, saver), "t", "go")
     assert (world.items, world.notes) == (["chair"], ["x"])
-    assert repo.import_langgraph(origin.url).threads[0].tool_calls == 2
+    assert repo.import_langgraph(any_origin.url).threads[0].tool_calls == 2
     agent = repo.wrap(build(world), "t", effects=world.effects())
     assert track(agent) == [("add", "c-add", "done"), ("note", "c-note", "done")]
     assert [one.effect for one in agent.tool_track()] == ["undeclared", "undeclared"]
@@ -69,14 +61,13 @@ def test_finished_calls_of_an_unfinished_batch_are_imported(repo, origin, build)
 
 
 @pytest.mark.parametrize("build", [one_task_each, as_subgraph])
-def test_importing_again_after_the_answer_adds_only_new_calls(repo, origin, build):
-    """After an answer in the source thread, the next import adds the new calls, and none twice."""
+def test_importing_again_after_the_answer_adds_only_new_calls(repo, any_origin, build):
     world = World()
-    origin.talk(lambda saver: build(world, saver), "t", "go")
-    repo.import_langgraph(origin.url)
-    assert repo.import_langgraph(origin.url).threads[0].status == "unchanged"
-    origin.talk(lambda saver: build(world, saver), "t", Command(resume="yes"), "go")
-    report = repo.import_langgraph(origin.url).threads[0]
+    any_origin.talk(lambda saver: build(world, saver), "t", "go")
+    repo.import_langgraph(any_origin.url)
+    assert repo.import_langgraph(any_origin.url).threads[0].status == "unchanged"
+    any_origin.talk(lambda saver: build(world, saver), "t", Command(resume="yes"), "go")
+    report = repo.import_langgraph(any_origin.url).threads[0]
     assert (report.status, report.tool_calls) == ("extended", 3)
     agent = repo.wrap(build(world), "t", effects=world.effects())
     first = [(one.tool_name, one.tool_call_id) for one in agent.tool_track()[:3]]
@@ -85,27 +76,14 @@ def test_importing_again_after_the_answer_adds_only_new_calls(repo, origin, buil
     assert not repo.maintenance.fsck(level=3).findings
 
 
-def test_a_batch_in_one_task_runs_again_as_in_the_plain_graph(repo, origin):
+def test_a_batch_in_one_task_runs_again_as_in_the_plain_graph(repo, any_origin):
     """LangGraph keeps no result of a batch in one task, so each call is recorded once it runs in the session."""
     world = World()
-    origin.talk(lambda saver: one_task(world, saver), "t", "go")
-    repo.import_langgraph(origin.url)
+    any_origin.talk(lambda saver: one_task(world, saver), "t", "go")
+    repo.import_langgraph(any_origin.url)
     agent = repo.wrap(one_task(world), "t", effects=world.effects())
     assert track(agent) == []
     agent.invoke(Command(resume="yes"))
     assert [(name, status) for name, _, status in track(agent)] == [
         ("add_if_approved", "done"), ("add", "done"), ("note", "done")
     ]  # fmt: skip
-
-
-def test_wrap_with_a_thread_id_imports_finished_calls_too(repo):
-    """`wrap(thread_id=...)` imports the finished calls like import_langgraph."""
-    from langgraph.checkpoint.memory import InMemorySaver
-
-    world = World()
-    graph = one_task_each(world, InMemorySaver())
-    graph.invoke({"messages": [("user", "go")]}, {"configurable": {"thread_id": "t"}})
-    agent = repo.wrap(graph, "s", effects=world.effects(), thread_id="t")
-    assert track(agent) == [("add", "c-add", "done"), ("note", "c-note", "done")]
-    agent.invoke(Command(resume="yes"))
-    assert world.items == ["chair", "table"]

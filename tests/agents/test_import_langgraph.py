@@ -1,14 +1,13 @@
 """Import of threads from LangGraph's savers into sessions."""
 
 import dataclasses
-import hashlib
 import operator
 from pathlib import Path
 from typing import Annotated, Any
 
 import backend
 import pytest
-from foreign_threads import ORIGINS, on, open_origin, said, shop, sqlite_origin
+from foreign_threads import any_origin, interrupt_import, on, origin, said, same, shop
 from langgraph.channels import DeltaChannel
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
@@ -16,18 +15,7 @@ from scripted import GRAPHS, World, call, calls, nested_graph, scripted
 
 from agentgit import Conflict
 
-
-@pytest.fixture
-def origin(tmp_path):
-    """Create a SQLite source database of SqliteSaver."""
-    return sqlite_origin(tmp_path)
-
-
-@pytest.fixture(params=ORIGINS)
-def any_origin(request, tmp_path):
-    """Yield a source database of one of LangGraph's savers."""
-    with open_origin(request.param, tmp_path, lambda: request.getfixturevalue("postgres_url")) as made:
-        yield made
+__all__ = ["any_origin", "origin"]  # the fixtures
 
 
 def tuples(repo, session):
@@ -35,34 +23,12 @@ def tuples(repo, session):
     return list(backend.saver(repo).list(on(repo.session(session).branch("main").langgraph_session_id)))
 
 
-def parts(found):
-    """Return the parts of a graph checkpoint that must be equal in the source and in the session."""
-    where, above = found.config["configurable"], (found.parent_config or {}).get("configurable", {})
-    head = (where["checkpoint_ns"], where["checkpoint_id"], above.get("checkpoint_id"))
-    writes = sorted((task, channel, repr(value)) for task, channel, value in found.pending_writes)
-    checkpoint = {k: v for k, v in found.checkpoint.items() if k not in ("pending_sends", "updated_channels")}
-    return head, checkpoint, found.metadata, writes
-
-
-def same(ours, theirs):
-    """Return whether both sides have the same graph checkpoints, in any order."""
-    key = lambda found: found[0]  # noqa: E731  # two uses, one line each
-    return sorted(map(parts, ours), key=key) == sorted(map(parts, theirs), key=key)
-
-
-def test_every_saver_is_read_completely(repo, any_origin, world):
-    """Graph checkpoints keep ids, parents, metadata, values and pending writes, whichever saver stored them."""
-    any_origin.talk(shop(world), "t", "order a chair", "hello", "and a table")
-    report = repo.import_langgraph(any_origin.url)
-    assert [(one.status, one.left_out, one.hidden) for one in report.threads] == [("imported", 0, ())]
-    assert same(tuples(repo, "t"), any_origin.tuples("t"))
-
-
 def test_an_imported_session_has_the_history_of_a_native_one(repo, origin, world):
-    """Checkpoints, message counts, positions and restore points equal those of a session recorded by agentgit."""
     texts = ["order a chair", "hello", "fail because", "and a table"]
     origin.talk(shop(world), "t", *texts)
+    before = Path(origin.url).read_bytes()
     repo.import_langgraph(origin.url)
+    assert Path(origin.url).read_bytes() == before
     native = repo.wrap(shop(World())(None), "native")
     for text in texts:
         native.run(text)
@@ -99,10 +65,12 @@ def test_imported_calls_are_on_the_track_and_kept_by_a_rollback(repo, origin, wo
     assert retry.run("hello") == "Hello."
 
 
-def test_a_repeated_import_adds_only_new_turns(repo, any_origin, world):
-    """A repeated import duplicates nothing and extends a thread that has grown."""
+def test_every_saver_is_read_completely_and_only_new_turns_are_added_later(repo, any_origin, world):
+    """Graph checkpoints keep ids, parents, metadata, values and pending writes."""
     any_origin.talk(shop(world), "t", "order a chair")
-    repo.import_langgraph(any_origin.url)
+    report = repo.import_langgraph(any_origin.url)
+    assert [(one.status, one.left_out, one.hidden) for one in report.threads] == [("imported", 0, ())]
+    assert same(tuples(repo, "t"), any_origin.tuples("t"))
     assert [one.status for one in repo.import_langgraph(any_origin.url).threads] == ["unchanged"]
     any_origin.talk(shop(world), "t", "and a table")
     any_origin.talk(shop(world), "u", "hello")
@@ -119,13 +87,7 @@ def test_a_repeated_import_adds_only_new_turns(repo, any_origin, world):
 def test_an_interrupted_import_can_be_finished(repo, origin, world):
     """Nothing of a thread is visible before it is complete, and checkpoints already read are not read again."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
-
-    def stop(now):
-        if now.done == 16:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        repo.import_langgraph(origin.url, progress=stop)
+    interrupt_import(repo, origin, at=16)
     assert repo.sessions() == []
     steps = []
     repo.import_langgraph(origin.url, progress=steps.append)
@@ -137,13 +99,7 @@ def test_an_interrupted_import_can_be_finished(repo, origin, world):
 def test_remains_of_an_interrupted_import_are_collected_on_request(repo, origin, world):
     """Gc keeps an unfinished import unless imports=True, and after that the import starts over."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
-
-    def stop(now):
-        if now.done == 16:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        repo.import_langgraph(origin.url, progress=stop)
+    interrupt_import(repo, origin, at=16)
     saver = backend.saver(repo)
     assert saver.gc().values == 0
     counted = saver.gc(dry_run=True, imports=True)
@@ -172,7 +128,6 @@ def test_an_import_collected_while_it_runs_raises_a_conflict(repo, origin, world
 
 
 def test_a_waiting_thread_still_waits_after_its_import(repo, any_origin, world):
-    """An interrupt can be answered in the session, and an answer in the source arrives with the next import."""
     any_origin.talk(shop(world), "here", "ask for a chair")
     any_origin.talk(shop(world), "there", "ask for a chair")
     repo.import_langgraph(any_origin.url)
@@ -188,7 +143,6 @@ def test_a_waiting_thread_still_waits_after_its_import(repo, any_origin, world):
 
 
 def test_only_the_newest_line_of_a_thread_with_time_travel_is_imported(repo, origin, world):
-    """Lines abandoned by time travel are left out, and the report counts what was left out."""
     origin.talk(shop(world), "t", "order a chair", "and a table")
     with origin.saver() as saver:
         graph = shop(world)(saver)
@@ -206,7 +160,6 @@ def test_only_the_newest_line_of_a_thread_with_time_travel_is_imported(repo, ori
 
 
 def test_a_thread_that_left_its_imported_line_is_refused(repo, origin, world):
-    """A thread that no longer continues the imported line is refused, and the session stays unchanged."""
     origin.talk(shop(world), "t", "order a chair", "and a table")
     repo.import_langgraph(origin.url)
     with origin.saver() as saver:
@@ -236,8 +189,6 @@ def test_subgraphs_are_imported_with_their_graph(repo, any_origin, world, own_th
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_every_kind_of_graph_continues_after_an_import(repo, origin, world, kind):
-    """Graphs of every kind continue their conversation."""
-
     def build(saver):
         return GRAPHS[kind](scripted(call("add", "c1", item="chair"), "one", "two"), world.tools(), saver)
 
@@ -251,7 +202,6 @@ def test_every_kind_of_graph_continues_after_an_import(repo, origin, world, kind
 
 
 def test_parallel_calls_are_imported_in_the_order_of_their_message(repo, origin, world):
-    """Calls of one AI message are on the track in its order."""
     both = calls(call("add", "c1", item="chair"), call("look", "c2"), call("add", "c3", item="table"))
     origin.talk(lambda saver: GRAPHS["create_agent"](scripted(both, "done"), world.tools(), saver), "t", "a")
     repo.import_langgraph(origin.url)
@@ -260,7 +210,6 @@ def test_parallel_calls_are_imported_in_the_order_of_their_message(repo, origin,
 
 
 def test_an_update_state_between_turns_has_a_checkpoint(repo, origin, world):
-    """`update_state` between two turns becomes a checkpoint, as in a native session."""
     origin.talk(shop(world), "t", "hello")
     with origin.saver() as saver:
         shop(world)(saver).update_state(on("t"), {"messages": [("assistant", "By hand.")]}, as_node="model")
@@ -273,7 +222,6 @@ def test_an_update_state_between_turns_has_a_checkpoint(repo, origin, world):
 
 
 def test_a_pruned_thread_begins_at_its_oldest_checkpoint(repo, origin, world):
-    """A thread whose beginning was deleted has no earlier checkpoint, and can be continued."""
     origin.talk(shop(world), "t", "hello", "order a chair")
     newest = origin.tuples("t")[0].config["configurable"]["checkpoint_id"]
     origin.execute("DELETE FROM checkpoints WHERE checkpoint_id < ?", newest)
@@ -286,8 +234,6 @@ def test_a_pruned_thread_begins_at_its_oldest_checkpoint(repo, origin, world):
 
 @dataclasses.dataclass
 class Cart:
-    """A custom class of the user in the state."""
-
     items: list[str]
 
     def __post_init__(self) -> None:
@@ -299,15 +245,11 @@ BUILT: list[list[str]] = []
 
 
 class WithCart(MessagesState):
-    """A conversation, a cart and a counter of visits."""
-
     cart: Any
     visits: Annotated[int, operator.add]
 
 
 def test_custom_values_survive_an_import_that_builds_none(repo, origin):
-    """An object of a custom class keeps its value through an import, which builds no such object."""
-
     def build(saver):
         graph = StateGraph(WithCart)
         graph.add_node("fill", lambda state: {"cart": Cart(["chair"]), "visits": 1})
@@ -326,7 +268,6 @@ def test_custom_values_survive_an_import_that_builds_none(repo, origin):
 
 @pytest.mark.long
 def test_a_long_thread_is_imported_completely_and_compactly(repo, origin, world):
-    """A thread of 200 turns is imported completely, and on SQLite in less than a tenth of its size."""
     origin.talk(shop(world), "t", *["hello"] * 200)
     (one,) = repo.import_langgraph(origin.url).threads
     assert (one.graph_checkpoints, one.checkpoints) == (600, 400)
@@ -337,22 +278,11 @@ def test_a_long_thread_is_imported_completely_and_compactly(repo, origin, world)
         assert pages * 4096 < Path(origin.url).stat().st_size / 10
 
 
-def test_the_source_is_not_changed(repo, origin, world):
-    """An import does not change the bytes of the source file."""
-    origin.talk(shop(world), "t", "order a chair")
-    before = hashlib.sha256(Path(origin.url).read_bytes()).digest()
-    repo.import_langgraph(origin.url)
-    assert hashlib.sha256(Path(origin.url).read_bytes()).digest() == before
-
-
 def total(before, writes):
-    """Append the items that steps wrote, as the reducer of a DeltaChannel."""
     return [*before, *(item for write in writes for item in write)]
 
 
 class WithLog(MessagesState):
-    """A conversation, and a log in a DeltaChannel."""
-
     log: Annotated[list, DeltaChannel(total, snapshot_frequency=4)]
 
 

@@ -32,7 +32,6 @@ def origin(tmp_path):
 
 @pytest.fixture
 def repo(tmp_path):
-    """Open a repository in a file."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         yield repo
 
@@ -56,7 +55,6 @@ OLDEST = "checkpoint_id = (SELECT min(checkpoint_id) FROM checkpoints WHERE thre
 @pytest.mark.parametrize("where", [NEWEST, OLDEST], ids=["newest", "oldest"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_thread_is_named_and_not_imported(repo, origin, damage, where):
-    """The error names the thread, nothing of it is stored, and the other threads are imported."""
     if damage == "broken write":
         where = OLDEST  # the newest graph checkpoint of a finished thread has no writes
     origin.execute(DAMAGE[damage].format(where))
@@ -74,7 +72,6 @@ def test_a_damaged_thread_is_named_and_not_imported(repo, origin, damage, where)
 
 
 def test_circular_parents_are_refused(repo, origin):
-    """A thread whose graph checkpoints are each other's parents is refused instead of being read forever."""
     newest = origin.tuples("b")[0].config["configurable"]["checkpoint_id"]
     origin.execute(f"UPDATE checkpoints SET parent_checkpoint_id = ? WHERE {OLDEST}", newest)  # noqa: S608  # our own words
     with pytest.raises(Corrupt, match="circle"):
@@ -82,7 +79,6 @@ def test_circular_parents_are_refused(repo, origin):
 
 
 def test_an_imported_value_cannot_call_a_function(repo, origin, tmp_path):
-    """A value that names a function is imported as data, and the function is not called."""
     trap = ormsgpack.Ext(0, ormsgpack.packb(("os", "mkdir", str(tmp_path / "trap"))))
     serde = JsonPlusSerializer()
     checkpoint = origin.tuples("b")[0].checkpoint
@@ -95,7 +91,6 @@ def test_an_imported_value_cannot_call_a_function(repo, origin, tmp_path):
 
 
 def test_secrets_are_not_imported(repo, tmp_path):
-    """Metadata that looks like a secret is not imported, and the report names it."""
     origin = sqlite_origin(tmp_path)
     with origin.saver() as saver:
         shop(World())(saver).invoke(said("hello"), on("t", api_key="sk-1", tenant="acme", session_token="x"))  # noqa: S106  # no secret
@@ -107,8 +102,6 @@ def test_secrets_are_not_imported(repo, tmp_path):
 
 
 class Reversed(JsonPlusSerializer):
-    """A custom serializer that reverses the bytes."""
-
     def dumps_typed(self, obj):
         kind, data = super().dumps_typed(obj)
         return f"{kind}+own", data[::-1]
@@ -118,7 +111,6 @@ class Reversed(JsonPlusSerializer):
 
 
 def test_values_of_a_custom_serializer_need_the_programs_saver(repo, tmp_path):
-    """A database with a custom serializer is refused by its path, and is imported with its saver."""
     with closing(sqlite3.connect(tmp_path / "own.db", check_same_thread=False)) as connection:
         saver = SqliteSaver(connection, serde=Reversed())
         shop(World())(saver).invoke(said("hello"), on("t"))
@@ -130,8 +122,6 @@ def test_values_of_a_custom_serializer_need_the_programs_saver(repo, tmp_path):
 
 
 class Fickle(InMemorySaver):
-    """A saver that returns a different state at each read."""
-
     reads = 0
 
     def get_tuple(self, config):
@@ -143,7 +133,6 @@ class Fickle(InMemorySaver):
 
 
 def test_a_thread_that_reads_differently_after_storing_is_refused(repo):
-    """If the stored state differs from the source, the error names the channel, and nothing is visible."""
     saver = Fickle()
     shop(World())(saver).invoke(said("hello"), on("t"))
     with pytest.raises(Corrupt, match=r"'t'.*channel 'reads'"):
@@ -153,7 +142,6 @@ def test_a_thread_that_reads_differently_after_storing_is_refused(repo):
 
 
 def test_an_unsuitable_source_is_refused_with_a_description(repo, tmp_path):
-    """A source that is no LangGraph database is refused with a description, and a missing one with a typed error."""
     (tmp_path / "text").write_text("hello, this is no database at all")
     (tmp_path / "empty").touch()
     for name, statement in {
@@ -184,7 +172,6 @@ def test_an_unsuitable_source_is_refused_with_a_description(repo, tmp_path):
 
 
 def test_an_unsuitable_postgresql_database_is_refused(repo, postgres_url):
-    """A PostgreSQL database that is empty, or belongs to agentgit, is refused with a description."""
     with pytest.raises(SchemaMismatch, match="of agentgit:"):
         repo.import_langgraph(postgres_url.render_as_string(hide_password=False))
     with postgres_origin(postgres_url) as empty, pytest.raises(SchemaMismatch, match="with no tables"):
@@ -192,7 +179,6 @@ def test_an_unsuitable_postgresql_database_is_refused(repo, postgres_url):
 
 
 def test_wrong_arguments_are_refused(repo, origin):
-    """An unknown thread, an overlong session name and invalid arguments are refused."""
     with pytest.raises(NotFound, match="'d'"):
         repo.import_langgraph(origin.url, ["d"])
     with pytest.raises(InvalidInput, match="1 to 200"):
@@ -220,7 +206,6 @@ def test_a_session_with_other_content_stays_unchanged(repo, origin):
 
 
 def test_a_session_continued_after_its_import_is_not_extended(repo, origin):
-    """Turns made in the session are kept; if the source thread has grown too, the import raises Conflict."""
     repo.import_langgraph(origin.url, ["a"])
     repo.wrap(shop(World())(None), "a").run("hello")
     assert [one.status for one in repo.import_langgraph(origin.url, ["a"]).threads] == ["unchanged"]
@@ -231,7 +216,6 @@ def test_a_session_continued_after_its_import_is_not_extended(repo, origin):
 
 
 def test_a_running_session_is_not_extended(repo, origin):
-    """An import into a session with a running turn raises Conflict."""
     repo.import_langgraph(origin.url, ["a"])
     origin.talk(shop(World()), "a", "hello")
     agent = repo.wrap(shop(World())(None), "a")
@@ -244,8 +228,6 @@ def test_a_running_session_is_not_extended(repo, origin):
 
 
 def test_two_concurrent_imports_duplicate_nothing(repo, origin):
-    """Two concurrent imports of the same threads make one session each, and the late one reports Conflict."""
-
     def bring_in():
         with agentgit.open(backend.url(repo)) as mine:
             return mine.import_langgraph(origin.url, on_error="continue")
@@ -286,7 +268,6 @@ STEPS = {
 
 @pytest.mark.parametrize("step", STEPS)
 def test_an_import_whose_rows_were_removed_raises_a_conflict(repo, origin, step):
-    """An import that finds its rows removed by another one, at any step, raises Conflict and leaves nothing."""
     point, taken = STEPS[step], []
 
     def emptied(plain, *args, **kwargs):
@@ -308,7 +289,6 @@ def test_an_import_whose_rows_were_removed_raises_a_conflict(repo, origin, step)
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_file_in_a_read_only_folder_can_be_imported(repo, origin, tmp_path):
-    """A database in a read-only folder is read in place."""
     folder = tmp_path / "sealed"
     folder.mkdir()
     (folder / "langgraph.db").write_bytes((tmp_path / "langgraph.db").read_bytes())

@@ -21,7 +21,6 @@ THEIRS = [{"id": "s:1", "name": "cart", "timestamp": "2025-05-01T12:00:00+00:00"
 
 
 def rows():
-    """Return the rows of the table, as the cells of each."""
     table = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("|")]
     return [line.strip("| ").split(" | ") for line in table[2:]]
 
@@ -42,7 +41,6 @@ SYSTEMS = lines_by_system()
 
 @pytest.fixture
 def namespace(repo, desk, tmp_path):
-    """Return what the lines of a table may use."""
     graph = desk.graph()
     return {
         "repo": repo,
@@ -62,7 +60,6 @@ def namespace(repo, desk, tmp_path):
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_line_of_the_page_for_users_of_other_systems_runs(namespace, desk, system):
-    """Each line of the right column runs, one after the other, and the last ones find what they need."""
     if system.startswith("AgentGit"):
         namespace["graph"] = tool_node_graph(obedient(), desk.world.tools())
     if system.startswith(("Chimera", "PraisonAI")):
@@ -73,7 +70,6 @@ def test_every_line_of_the_page_for_users_of_other_systems_runs(namespace, desk,
 
 
 def test_the_page_has_rows_for_each_of_the_five_systems():
-    """Five systems have at least ten rows each, of two columns, and the page stays short."""
     assert len(SYSTEMS) == 5
     assert all(len(lines) >= 10 for lines in SYSTEMS.values())
     assert all(len(row) == 2 for row in rows())

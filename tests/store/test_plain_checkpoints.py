@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from scripted import World, obedient, tool_node_graph
 from sqlalchemy import func, select
 
-from agentgit import Checkpoint, Conflict, Corrupt, InvalidInput, NotAllowed, NotFound
+from agentgit import Checkpoint, Conflict, InvalidInput, NotAllowed, NotFound
 
 AT = datetime(2025, 5, 1, 12, tzinfo=UTC)
 CONTENT = ("checkpoint_name", "session_state", "conversation_history", "is_auto", "created_at")
@@ -26,7 +26,6 @@ def wrap(repo, session="s"):
 
 
 def plain(session):
-    """Return the JSON of all checkpoints of a session's path."""
     return json.dumps([checkpoint.to_dict() for checkpoint in session.checkpoints()]).encode()
 
 
@@ -39,7 +38,6 @@ def built(**fields):
 
 
 def test_a_checkpoint_built_by_hand_is_stored_and_read_back_without_a_graph(repo):
-    """State, conversation, tool calls, name, time and metadata of a hand-built checkpoint are read back."""
     call = {"tool_name": "order", "args": {"n": 2}, "result": {"id": "o1"}, "tool_call_id": "c1"}
     made = built(
         session_state={"cart": ["chair", {"n": 2}], "total": 80.5, "done": None},
@@ -65,7 +63,6 @@ def test_a_checkpoint_built_by_hand_is_stored_and_read_back_without_a_graph(repo
 
 
 def test_a_graph_continues_from_an_imported_checkpoint(repo):
-    """A graph that is wrapped later continues the imported conversation, and can be rolled back to it."""
     made = built(conversation_history=[message("user", "hm", id="m1"), message("assistant", "done", id="m2")])
     repo.import_([built(checkpoint_name="empty", created_at=AT - timedelta(1)), made], session="s")
     agent = wrap(repo)
@@ -110,7 +107,6 @@ def test_the_stored_form_of_a_message_is_that_of_langchain(original):
 
 
 def test_the_checkpoints_of_a_session_go_back_into_its_database(repo):
-    """The JSON of a branch's checkpoints becomes a new session with new ids, and the same times, contents and calls."""
     agent = wrap(repo)
     agent.run("add chair")
     agent.checkpoint("chair", description="one chair", data={"reward": 1.0})
@@ -160,7 +156,6 @@ def test_an_id_of_another_users_session_says_nothing(repo):
 
 
 def test_checkpoints_are_sorted_by_time(repo):
-    """Checkpoints in any order become one branch in the order of their times, in any time zone."""
     zone = timezone(timedelta(hours=5))
     made = [
         built(checkpoint_name=str(n), created_at=(AT + timedelta(hours=n)).astimezone(zone), session_state={"n": n})
@@ -175,7 +170,6 @@ def test_checkpoints_are_sorted_by_time(repo):
 
 
 def rows(repo, table):
-    """Count the rows of a table."""
     with backend.reading(repo) as connection:
         return connection.execute(select(func.count()).select_from(backend.table(table))).scalar_one()
 
@@ -233,13 +227,12 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("calls", [[1], 5, "order", {"id": "c"}])
-def test_tool_calls_of_a_users_message_are_ignored(repo, calls):
+def test_tool_calls_of_a_users_message_are_ignored(repo):
     """Only an assistant's message requests calls; what another one has under that name is not read."""
-    history = [{"role": "user", "content": "a", "tool_calls": calls}]
-    file = json.dumps([{"conversation_history": history}]).encode()
-    summary = repo.import_(io.BytesIO(file), session="odd")
-    assert (summary.checkpoints, summary.tool_calls) == (1, 0)
+    for calls in ([1], 5, "order", {"id": "c"}):
+        history = [{"role": "user", "content": "a", "tool_calls": calls}]
+        summary = repo.import_(io.BytesIO(json.dumps([{"conversation_history": history}]).encode()))
+        assert (summary.checkpoints, summary.tool_calls) == (1, 0)
 
 
 @pytest.mark.parametrize("case", HOSTILE)
@@ -292,7 +285,6 @@ def test_odd_but_valid_values_are_read_back(repo):
 
 
 def test_an_existing_session_and_foreign_rights_are_respected(repo):
-    """An import never adds to a session that exists, whoever it belongs to, and needs the right to write."""
     wrap(repo)
     with pytest.raises(Conflict, match="already exists"):
         repo.import_([built()], session="s")
@@ -308,7 +300,6 @@ def test_an_existing_session_and_foreign_rights_are_respected(repo):
 
 
 def test_a_file_is_limited_in_size(repo, monkeypatch):
-    """A JSON file above the limit is refused before it is parsed."""
     from agentgit.store.transfer import plain_checkpoints
 
     monkeypatch.setattr(plain_checkpoints, "MAX_BYTES", 2**20)
@@ -316,14 +307,7 @@ def test_a_file_is_limited_in_size(repo, monkeypatch):
         repo.import_(io.BytesIO(b"[" + b" " * 2**20 + b"]"))
 
 
-def test_a_damaged_export_is_still_corrupt(repo):
-    """A file that is neither an export nor an array is refused as before."""
-    with pytest.raises((InvalidInput, Corrupt)):
-        repo.import_(io.BytesIO(b'{"checkpoints": []}'))
-
-
 def test_many_checkpoints_of_a_long_conversation_are_stored_once(repo):
-    """An import of many checkpoints of one growing conversation stores each message once."""
     history = [message("user" if n % 2 else "assistant", f"text {n}", id=str(n)) for n in range(300)]
     made = [
         built(checkpoint_name=None, created_at=AT + timedelta(seconds=n), conversation_history=history[:n])

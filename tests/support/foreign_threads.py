@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import postgres_databases
+import pytest
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
@@ -136,3 +137,41 @@ def open_origin(saver: str, folder: Path, server: Callable[[], Any]) -> Iterator
     else:
         kind = AsyncOrigin if saver == "AsyncSqliteSaver" else Origin
         yield kind(str(folder / "langgraph.db"))
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    """Create a SQLite source database of SqliteSaver."""
+    return sqlite_origin(tmp_path)
+
+
+@pytest.fixture(params=ORIGINS)
+def any_origin(request: Any, tmp_path: Path) -> Iterator[Origin]:
+    """Yield a source database of one of LangGraph's savers."""
+    with open_origin(request.param, tmp_path, lambda: request.getfixturevalue("postgres_url")) as made:
+        yield made
+
+
+def parts(found: Any) -> tuple[Any, ...]:
+    """Return the parts of a checkpoint that must be equal in the source and here."""
+    where, above = found.config["configurable"], (found.parent_config or {}).get("configurable", {})
+    head = (where["checkpoint_ns"], where["checkpoint_id"], above.get("checkpoint_id"))
+    writes = sorted((task, channel, repr(value)) for task, channel, value in found.pending_writes)
+    checkpoint = {k: v for k, v in found.checkpoint.items() if k not in ("pending_sends", "updated_channels")}
+    return head, checkpoint, found.metadata, writes
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Return whether both sides have the same checkpoints, in any order."""
+    return sorted(map(parts, ours), key=lambda one: one[0]) == sorted(map(parts, theirs), key=lambda one: one[0])
+
+
+def interrupt_import(repo: Any, origin: Origin, *, at: int | None, **how: Any) -> None:
+    """Import threads, and interrupt it after so many checkpoints, or after the last one."""
+
+    def stop(now: Any) -> None:
+        if now.done == (at or now.total) > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repo.import_langgraph(origin.url, progress=stop, **how)
