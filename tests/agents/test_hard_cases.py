@@ -12,14 +12,9 @@ from langchain_core.tools import tool
 from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
-from scripted import GRAPHS, call, calls, functional_graph, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, functional_graph, node_graph, say, scripted, tool_node_graph
 
 from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
-
-
-def say(text: str) -> dict:
-    return {"messages": [("user", text)]}
-
 
 # -- positions
 
@@ -27,13 +22,12 @@ def say(text: str) -> dict:
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_a_slow_save_does_not_move_a_checkpoint(durability, repo, world):
     """A checkpoint requested by a tool has the position of its batch, however late LangGraph saves."""
-
     bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     replies = (call("add", item="1"), call("create_checkpoint", name="mine"), call("add", item="2"), "ok")
     graph = tool_node_graph(scripted(*replies), [*world.tools(), *bound.checkpoint_tools()])
     agent = repo.wrap(graph, "s", effects=world.effects())
     with faults.slow(points.SAVE_STATE, 0.03):
-        agent.invoke(say("go"), durability=durability)
+        agent.invoke(say(), durability=durability)
     (mine,) = [p for p in agent.checkpoints() if p.checkpoint_name == "mine"]
     results = [m for m in mine.conversation_history if m["role"] == "tool"]
     assert mine.get_tool_track_position() == len(results) - 1  # create_checkpoint itself is not on the track
@@ -43,7 +37,6 @@ def test_a_slow_save_does_not_move_a_checkpoint(durability, repo, world):
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a_rollback_to_a_question_reverses_what_its_answer_did(kind, repo, world):
-    """A checkpoint made while a tool waits precedes the effects of the answered tool."""
     agent = repo.wrap(GRAPHS[kind](scripted(call("add_if_approved", item="x"), "ok"), world.tools()), "s",
                       effects=world.effects())  # fmt: skip
     agent.invoke(say("order"))
@@ -60,10 +53,9 @@ def test_a_rollback_to_a_question_reverses_what_its_answer_did(kind, repo, world
 
 
 def test_a_retried_batch_is_one_batch(repo, world):
-    """A retried batch does not repeat finished calls, and its effects follow a checkpoint from before it."""
     graph = tool_node_graph(scripted(calls(call("add", item="x"), call("fail", why="b")), "ok"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
-    for value in (say("go"), None):
+    for value in (say(), None):
         with pytest.raises(RuntimeError):
             agent.invoke(value)
     assert world.items == ["x"]
@@ -74,7 +66,6 @@ def test_a_retried_batch_is_one_batch(repo, world):
 
 
 def test_an_edited_call_is_undone_with_the_arguments_it_ran_with(repo, world):
-    """After a person edits a waiting call, the record and the undo use the edited arguments."""
     agent = repo.wrap(tool_node_graph(scripted(call("add_if_approved", "c1", item="chair"), "ok"), world.tools()), "s",
                       effects=world.effects())  # fmt: skip
     agent.invoke(say("order"))
@@ -110,7 +101,7 @@ def test_a_wrapped_agent_inside_another_graph_keeps_its_conversation(repo, world
         graph = tool_node_graph(scripted(call("consult", question="q"), "said"), [consult])
     else:
         node = from_node if caller == "node" else lambda state: inner.invoke(state)
-        graph = StateGraph(MessagesState).add_node("ask", node).add_edge(START, "ask").compile()
+        graph = node_graph(node)
     found = [[m.content for m in graph.invoke(say("q"))["messages"] if m.content in ("one", "two")] for _ in range(2)]
     assert [one[-1] for one in found] == ["one", "two"]
     assert [m["content"] for m in inner.history() if m["role"] == "user"] == ["q", "q"]
@@ -126,10 +117,7 @@ async def test_a_wrapped_agent_streams_inside_another_graph(repo, world):
         chunks = [chunk async for chunk in inner.astream(say("q"), config)]
         return {"messages": [chunks[-1]["messages"][-1]] if "messages" in chunks[-1] else [AIMessage("?")]}
 
-    outer = StateGraph(MessagesState)
-    outer.add_node("ask", ask)
-    outer.add_edge(START, "ask")
-    await outer.compile().ainvoke(say("hi"))
+    await node_graph(ask).ainvoke(say("hi"))
     list(inner.stream(say("again")))
     assert len(inner.history()) == 4
 
@@ -144,36 +132,25 @@ def test_tools_the_graph_does_not_expose_can_be_declared(repo, world):
         """Order."""
         return f"ordered {item}"
 
-    @tool
-    def hidden_note(text: str) -> str:
-        """Note."""
-        return "noted"
+    note = world.tool("note")
 
     def work(state):
-        return {"messages": [AIMessage(hidden_order.invoke({"item": "x"}) + hidden_note.invoke({"text": "y"}))]}
+        return {"messages": [AIMessage(hidden_order.invoke({"item": "x"}) + note.invoke({"text": "y"}))]}
 
-    def build():
-        graph = StateGraph(MessagesState)
-        graph.add_node("work", work)
-        graph.add_node("chat", tool_node_graph(scripted("hi", "ho"), world.tools()))
-        graph.add_edge(START, "work")
-        graph.add_edge("work", "chat")
-        return graph.compile()
-
+    graph = StateGraph(MessagesState).add_node("work", work).add_edge(START, "work")
+    graph.add_node("chat", tool_node_graph(scripted("hi", "ho"), [world.tool("look")])).add_edge("work", "chat")
     with pytest.raises(InvalidInput, match="check_effects"):
-        repo.wrap(build(), "s", effects={"hidden_note": "read_only"})
-    agent = repo.wrap(build(), "s", effects={"hidden_note": "read_only"}, check_effects=False)
+        repo.wrap(graph.compile(), "s", effects={"note": "read_only"})
+    agent = repo.wrap(graph.compile(), "s", effects={"note": "read_only"}, check_effects=False)
     agent.run("go")
     assert [(c.tool_name, c.effect) for c in agent.tool_track()] == [
-        ("hidden_order", "reversible"), ("hidden_note", "read_only"),
+        ("hidden_order", "reversible"), ("note", "read_only"),
     ]  # fmt: skip
     agent.undo()
     assert undone == ["ordered x"]
 
 
 def test_a_users_tool_with_a_checkpoint_tools_name_is_recorded(repo):
-    """Only agentgit's tools are left off the track, not a user's `create_checkpoint`."""
-
     @tool
     def create_checkpoint(name: str) -> str:
         """Save the weights."""
@@ -183,21 +160,11 @@ def test_a_users_tool_with_a_checkpoint_tools_name_is_recorded(repo):
         session = build.__name__
         agent = repo.wrap(build(scripted(call("create_checkpoint", name="w"), "ok"), [create_checkpoint]), session,
                           effects={"create_checkpoint": "irreversible"})  # fmt: skip
-        agent.invoke(say("go"))
+        agent.invoke(say())
         assert [c.tool_name for c in agent.tool_track()] == ["create_checkpoint"]
 
 
 # -- streams and tasks that end early
-
-
-async def test_a_stream_left_early_releases_the_branch(repo):
-    """After a break out of astream the next turn runs, as on the plain graph."""
-    for n in range(10):
-        agent = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), f"s{n}")
-        async for _ in agent.astream(say("hi")):
-            break
-        await agent.ainvoke(say("again"))
-        assert agent.branch.status == "open"
 
 
 @pytest.mark.parametrize("after", [0, 0.002, 0.01, 0.03, 0.06])
@@ -225,14 +192,20 @@ def slow_to_begin():
         yield begins, go
 
 
-async def test_a_turn_waits_for_a_cancelled_turn_to_release_the_branch(repo, slow_to_begin):
-    """With a slow database, the next turn waits until the cancelled one has released the branch."""
-    agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
-    begins, go = slow_to_begin
+async def cancelled(agent, begins, then=lambda: None):
+    """Cancel a turn while it acquires the branch, and call a function before the turn has ended."""
     task = asyncio.create_task(agent.ainvoke(say("hi")))
     await asyncio.to_thread(begins.wait, 60)
     task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    then()
+    await task
+
+
+async def test_a_turn_waits_for_a_cancelled_turn_to_release_the_branch(repo, slow_to_begin):
+    agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
+    begins, go = slow_to_begin
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled(agent, begins)
     asyncio.get_running_loop().call_later(0.5, go.set)
     await agent.ainvoke(say("again"))
     assert [m["content"] for m in agent.history()] == ["again", "one"]
@@ -240,37 +213,22 @@ async def test_a_turn_waits_for_a_cancelled_turn_to_release_the_branch(repo, slo
 
 
 def test_a_loop_that_ends_during_acquisition_releases_the_branch(repo, slow_to_begin):
-    """Ctrl-C in `asyncio.run` while a turn acquires the branch does not leave the branch running."""
+    """As after Ctrl-C in `asyncio.run`."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
     begins, go = slow_to_begin
-
-    async def broken_off():
-        task = asyncio.create_task(agent.ainvoke(say("hi")))
-        await asyncio.to_thread(begins.wait, 60)
-        task.cancel()
-        threading.Timer(0.1, go.set).start()
-        await task
-
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(broken_off())
+        asyncio.run(cancelled(agent, begins, threading.Timer(0.1, go.set).start))
     assert agent.branch.status == "open"
     assert agent.run("again") == "one"
 
 
 def test_a_stopped_loop_releases_the_branch(repo, slow_to_begin):
-    """After Ctrl-C in a chat whose loop is stopped, the branch is released as soon as it was acquired."""
+    """As after Ctrl-C in a chat, whose loop is stopped and not closed."""
     agent = repo.wrap(tool_node_graph(scripted("one"), []), "s")
     begins, go = slow_to_begin
-
-    async def broken_off():
-        task = asyncio.create_task(agent.ainvoke(say("hi")))
-        await asyncio.to_thread(begins.wait, 60)
-        task.cancel()
-        await task
-
     with asyncio.Runner() as runner:
         with pytest.raises(asyncio.CancelledError):
-            runner.run(broken_off())
+            runner.run(cancelled(agent, begins))
         assert agent.branch.status == "open"  # the turn has not acquired it yet
         go.set()
         until = time.monotonic() + 60
@@ -282,8 +240,6 @@ def test_a_stopped_loop_releases_the_branch(repo, slow_to_begin):
 
 
 async def test_a_turn_waits_for_an_abandoned_stream_to_close(repo):
-    """The next turn waits until an abandoned stream has finished its cleanup."""
-
     async def slow(state):
         if state["messages"][-1].content == "hi":
             get_stream_writer()("begun")
@@ -293,8 +249,7 @@ async def test_a_turn_waits_for_an_abandoned_stream_to_close(repo):
                 await asyncio.sleep(0.5)
         return {"messages": [("ai", "well")]}
 
-    graph = StateGraph(MessagesState).add_node("slow", slow).add_edge(START, "slow").compile()
-    agent = repo.wrap(graph, "s")
+    agent = repo.wrap(node_graph(slow), "s")
     async for _ in agent.astream(say("hi"), stream_mode="custom"):
         break
     assert (await agent.ainvoke(say("again")))["messages"][-1].content == "well"
@@ -314,7 +269,6 @@ def test_a_config_of_the_current_state_is_accepted(repo):
 
 
 def test_only_one_rollback_of_a_session_runs_at_a_time(repo, world):
-    """While a rollback reverses effects, another rollback and turns of the session are refused with the reason."""
     agent = repo.wrap(tool_node_graph(scripted(call("add", item="a"), "ok", "more"), world.tools()), "s",
                       effects=world.effects(add=reversible(lambda args, result: tries())))  # fmt: skip
     agent.run("go")
@@ -335,39 +289,28 @@ def test_only_one_rollback_of_a_session_runs_at_a_time(repo, world):
     assert agent.run("on") == "more"
 
 
-def test_a_branch_with_a_partial_rollback_cannot_be_used(repo, world):
-    """Switch, checkpoint and fork on a partial branch are refused and the error names resume."""
-    agent = repo.wrap(
-        tool_node_graph(scripted(call("add", item="a"), "ok"), world.tools()), "s", effects=world.effects()
-    )
-    agent.run("go")
+def test_a_stopped_rollback_holds_its_branch_and_is_resumed_where_the_session_is(repo, world):
+    """A resume also reverses newer effects, and does not move a session that switched to another branch."""
+    replies = (call("add", item="a"), "ok", call("add", item="b"), "ok")
+    agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
+    agent.run("one")
     world.broken.add("a")
-    with pytest.raises(Exception, match="half way"):
+    with pytest.raises(RollbackIncomplete, match="half way") as stopped:
         agent.rollback("main#1", name="half")
     half = repo.wrap(agent.graph, "s", branch="half", effects=world.effects())
     for verb in (lambda: agent.switch("half"), half.checkpoint, half.fork):
         with pytest.raises(Conflict, match="resume"):
             verb()
-
-
-def test_resuming_a_rollback_does_not_move_a_switched_session(repo, world):
-    """A session that switched to another branch before the resume stays there."""
-    agent = repo.wrap(
-        tool_node_graph(scripted(call("add", item="a"), "ok"), world.tools()), "s", effects=world.effects()
-    )
-    agent.run("go")
-    world.broken.add("a")
-    with pytest.raises(Exception, match="half way"):
-        agent.rollback("main#1")
-    elsewhere = agent.fork(name="elsewhere")
-    elsewhere = elsewhere.switch("elsewhere")
+    agent.run("two")
+    agent.fork(name="elsewhere").switch("elsewhere")
     world.broken.clear()
-    repo.resume(repo.session("s").operations()[1])
+    report = repo.resume(stopped.value.operation)
+    assert [item.invocation.args["item"] for item in report.reversed] == ["b", "a"]
+    assert world.items == []
     assert repo.session("s").branch().name == "elsewhere"
 
 
 def test_a_running_agent_stays_on_its_branch(repo, world):
-    """Switch and rollback are refused during a turn, and its checkpoint is on the turn's branch."""
     agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
     agent.run("hi")
     agent.fork(name="other")
@@ -380,33 +323,6 @@ def test_a_running_agent_stays_on_its_branch(repo, world):
     list(stream)
     assert [p.metadata["reference"] for p in agent.checkpoints()][-1] == "main#4"
     assert agent.switch("other").branch.name == "other"
-
-
-def test_a_resumed_rollback_also_reverses_newer_effects(repo, world):
-    """Effects made after the interrupted rollback are reversed first, and are in the report."""
-    replies = (call("add", item="a"), "ok", call("add", item="b"), "ok")
-    agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
-    agent.run("one")
-    world.broken.add("a")
-    with pytest.raises(RollbackIncomplete):
-        agent.rollback("main#1")
-    agent.run("two")
-    world.broken.clear()
-    report = repo.resume(repo.session("s").operations()[0])
-    assert [item.invocation.args["item"] for item in report.reversed] == ["b", "a"]
-    assert world.items == []
-
-
-def test_a_rollback_to_a_point_with_reversed_effects_reports_them(repo, world):
-    """A rollback forward does not repeat reversed effects, and plan and report list them as gone."""
-    replies = (call("add", item="a"), "ok")
-    agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
-    agent.run("one")
-    back = agent.rollback("main#1")
-    forward = back.rollback("main#2")
-    assert [item.invocation.args for item in forward.report.gone] == [{"item": "a"}]
-    assert "gone  add(item='a')  reversible  it was reversed later" in str(back.plan_rollback("main#2"))
-    assert world.items == []
 
 
 def test_an_invocation_has_one_position_everywhere(repo, world):
@@ -453,7 +369,6 @@ def test_a_rollback_blocked_after_its_request_keeps_the_answer(repo, world):
 
 
 def test_results_that_can_be_read_only_once_reach_the_program_unread(repo):
-    """An iterator returned by a tool reaches the program unread."""
     got = []
 
     @tool
@@ -465,17 +380,13 @@ def test_results_that_can_be_read_only_once_reach_the_program_unread(repo):
         got.extend(numbers.invoke({}))
         return {"messages": [AIMessage("done")]}
 
-    graph = StateGraph(MessagesState)
-    graph.add_node("work", work)
-    graph.add_edge(START, "work")
-    agent = repo.wrap(graph.compile(), "s")
+    agent = repo.wrap(node_graph(work), "s")
     agent.run("go")
     assert got == [1, 2, 3]
     assert agent.tool_track()[0].status == "done"
 
 
 def test_wrong_arguments_raise_typed_errors(repo):
-    """Bad input: wrong types and impossible ids raise typed errors."""
     agent = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     agent.run("hi")
     for bad in (
