@@ -49,7 +49,9 @@ def test_the_most_specific_declaration_wins(database, world):
     named = {"own": "read_only", "note": "irreversible", "look": "read_only", "*": "irreversible"}
     with agentgit.open(database.url, effects=named) as repo:
         tools = [own, *(world.tool(name) for name in ("note", "look", "send", "charge"))]
-        agent = wrapped(repo, *tools, effects={"note": "idempotent", "charge": compensable(world.refund)})
+        checkpoint_tools = wrapped(repo, *tools).checkpoint_tools()  # have no effect
+        effects = {"note": "idempotent", "charge": compensable(world.refund)}
+        agent = wrapped(repo, *tools, *checkpoint_tools, effects=effects)
         assert agent.effects == {
             "charge": "compensable", "look": "read_only", "note": "idempotent", "own": "idempotent",
             "send": "irreversible",
@@ -73,14 +75,12 @@ def test_repository_defaults_are_recorded_and_undone(database, world):
 
 
 def test_invalid_defaults_are_refused_before_a_file_is_made(tmp_path):
-    """An invalid default is an error when the repository is opened, and no file is made."""
     with pytest.raises(InvalidInput, match="not an effect"):
         agentgit.open(tmp_path / "x.db", effects={"*": "harmless"})
     assert not (tmp_path / "x.db").exists()
 
 
 def test_undeclared_tools_are_listed_everywhere(repo, world):
-    """The agent, its repr, the plan and the report list undeclared tools."""
     agent = wrapped(
         repo, *world.tools(), replies=[call("note", text="x"), "ok"],
         effects={name: e for name, e in world.effects().items() if name != "send"},
@@ -94,17 +94,7 @@ def test_undeclared_tools_are_listed_everywhere(repo, world):
     assert [item.invocation.tool_name for item in agent.rollback("main#1").report.kept] == ["note"]
 
 
-def test_checkpoint_tools_have_no_effect(database, world):
-    """A repository default does not apply to agentgit's own checkpoint tools."""
-    with agentgit.open(database.url, effects={"*": "irreversible"}) as repo:
-        first = wrapped(repo, world.tool("add"))
-        agent = wrapped(repo, world.tool("add"), *first.checkpoint_tools())
-        assert agent.effects == {"add": "irreversible"}
-
-
 def test_a_decorated_namesake_does_not_declare_a_graphs_tool(repo):
-    """A decorator on a function elsewhere does not apply to the graph's tool of the same name."""
-
     @effect("read_only")
     def store(what: str) -> str:
         """Look into the store."""
@@ -139,7 +129,6 @@ def test_a_decorated_namesake_does_not_declare_a_graphs_tool(repo):
     ],
 )
 def test_declarations_that_do_not_fit_are_refused_at_wrap(repo, world, effects, error, says):
-    """A wrong argument name or an unresolvable path is refused before the session is made."""
     with pytest.raises(error, match=says):
         wrapped(repo, world.tool("charge"), effects=effects)
     assert repo.sessions() == []
@@ -209,20 +198,27 @@ def test_identity_verify_and_precheck_are_recorded(repo, world):
 # -- repeated calls
 
 
-def test_a_recorded_call_can_be_repeated(repo, world):
-    """A repeated call returns the same kind of value as in a turn, and is not recorded."""
-    agent = repo.wrap(nested_graph(scripted(call("add", item="a"), "ok"), world.tools()), "s", effects=world.effects())
+def test_a_call_is_repeated_outside_and_inside_a_turn_and_not_recorded(repo, world):
+    """A repeated call returns the same kind of value as in a turn."""
+    agent = None
+
+    @tool
+    def again() -> str:
+        """Call `add` again."""
+        the_runner(agent, "add")({"item": "x"})
+        return "done"
+
+    model = scripted(calls(call("add", item="a"), call("again")), "ok")
+    agent = repo.wrap(nested_graph(model, [*world.tools(), again]), "s", effects=world.effects())
     agent.run("go")
-    (made,) = agent.tool_track()
-    assert the_runner(agent, "add")(made.args) == {"item": "a", "number": 2}
-    assert world.items == ["a", "a"]
-    assert asyncio.run(the_runner(agent, "add_later")({"item": "b"})) == {"item": "b", "number": 3}
-    assert len(agent.tool_track()) == 1
+    made, again_made = agent.tool_track()
+    assert (again_made.tool_name, world.items) == ("again", ["a", "x"])
+    assert the_runner(agent, "add")(made.args) == {"item": "a", "number": 3}
+    assert asyncio.run(the_runner(agent, "add_later")({"item": "b"})) == {"item": "b", "number": 4}
+    assert len(agent.tool_track()) == 2
 
 
 def test_a_repeated_call_parses_arguments_and_returns_artifacts(repo):
-    """A repeated call parses arguments as the tool does, returns artifacts, and supports custom tool classes."""
-
     @tool(response_format="content_and_artifact")
     def book(on: date, seats: int = 2) -> tuple[str, dict]:
         """Book."""
@@ -241,22 +237,6 @@ def test_a_repeated_call_parses_arguments_and_returns_artifacts(repo):
     agent = wrapped(repo, book, Ask())
     assert the_runner(agent, "book")({"on": "2026-01-02"}) == ["booked", {"on": "2026-01-02", "seats": 2}]
     assert asyncio.run(the_runner(agent, "ask")({"what": "who"})) == "WHO"
-
-
-def test_a_call_repeated_inside_a_turn_is_not_recorded(repo, world):
-    """A tool that is called again while a turn runs belongs to no turn."""
-    agent = None
-
-    @tool
-    def again() -> str:
-        """Call `add` again."""
-        the_runner(agent, "add")({"item": "x"})
-        return "done"
-
-    agent = wrapped(repo, again, world.tool("add"), replies=[call("again"), "ok"])
-    agent.run("go")
-    assert [c.tool_name for c in agent.tool_track()] == ["again"]
-    assert world.items == ["x"]
 
 
 def test_a_repeated_call_raises_its_error(repo):
@@ -300,16 +280,22 @@ def test_a_tool_that_needs_graph_state_cannot_be_repeated(repo):
 
 
 def test_mcp_annotations_make_effects_stricter(repo, world):
-    """Annotations in a tool's metadata override `read_only`, and never make an effect less strict."""
-    note, look, send = (world.tool(name) for name in ("note", "look", "send"))
+    """They override `read_only` and `state`, and never make an effect less strict."""
+    note, look, send, add = (world.tool(name) for name in ("note", "look", "send", "add"))
     note.metadata, look.metadata = {"destructiveHint": True}, {"readOnlyHint": False}
     send.metadata = {"annotations": {"readOnlyHint": True}}
     agent = wrapped(repo, note, look, send, effects={"look": "read_only"})
     assert agent.effects == {"note": "irreversible", "look": "undeclared", "send": "undeclared"}
+    for hints, kind in (
+        ({"readOnlyHint": False}, "undeclared"),
+        ({"readOnlyHint": True}, "state"),
+        ({"destructiveHint": True}, "irreversible"),
+    ):
+        add.metadata = hints
+        assert wrapped(repo, add, session=kind, effects={"add": "state"}).effects == {"add": kind}
 
 
 def test_mcp_annotations_apply_to_tools_the_graph_does_not_expose(repo, world):
-    """Metadata annotations also decide the recorded effect of a tool the graph does not expose."""
     note = world.tool("note")
     note.metadata = {"mcp": {"tool": {"annotations": {"destructive_hint": True}}}}
     agent = repo.wrap(functional_graph(scripted(call("note", text="x"), "ok"), [note]), "s")
@@ -348,7 +334,6 @@ server.run("stdio")
 
 @pytest.mark.long
 async def test_tools_of_a_real_mcp_server_are_recorded_and_repeated(repo):
-    """Over stdio, annotations make effects stricter, and calls are recorded and can be repeated."""
     client = pytest.importorskip("langchain_mcp_adapters.client", reason="langchain-mcp-adapters is not installed")
     server = {"transport": "stdio", "command": sys.executable, "args": ["-c", SERVER]}
     tools = await client.MultiServerMCPClient({"files": server}).get_tools()

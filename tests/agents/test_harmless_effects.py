@@ -8,20 +8,15 @@ from file_tools import Desk, desk, home
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.config import get_config
-from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.graph import MessagesState
 from langgraph.types import Command, RetryPolicy, interrupt
-from scripted import World, call, calls, scripted, tool_node_graph
+from scripted import World, call, calls, say, scripted, tool_node_graph
 
 from agentgit import InvalidInput, RollbackBlocked, Workspace, effect
 
 __all__ = ["desk", "home"]  # the fixtures
 
 FILES = {"write_file": "workspace", "delete_file": "workspace"}
-
-
-def say(text: str = "go") -> dict[str, Any]:
-    return {"messages": [("user", text)]}
 
 
 class Notes(MessagesState):
@@ -43,24 +38,18 @@ def jot(text: str) -> str:
     return "jotted"
 
 
-def notes_graph(model, *tools, retry=None):
-    builder = StateGraph(Notes)
-    builder.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
-    builder.add_node("tools", ToolNode([note, jot, *tools], handle_tool_errors=False), retry_policy=retry)
-    builder.add_edge(START, "model")
-    builder.add_conditional_edges("model", tools_condition)
-    builder.add_edge("tools", "model")
-    return builder.compile()
-
-
 NOTES = {"note": "state", "jot": "state"}
+
+
+def notes_graph(model, *tools, retry=None):
+    return tool_node_graph(model, [note, jot, *tools], retry=retry, schema=Notes)
 
 
 # -- state
 
 
 def test_a_state_call_is_taken_back_without_a_line(repo):
-    """What a `state` tool changed is gone after a rollback, and neither plan nor report lists the call."""
+    """Neither plan nor report lists it, whatever the rollback does with tools."""
     agent = repo.wrap(notes_graph(scripted(call("note", text="a"), call("jot", text="b"), "done")), "s", effects=NOTES)
     before = agent.checkpoint("before")
     agent.invoke(say())
@@ -68,18 +57,10 @@ def test_a_state_call_is_taken_back_without_a_line(repo):
     assert [one.effect for one in agent.tool_track()] == ["state", "state"]
     plan = agent.plan_rollback(before)
     assert (plan.steps, plan.changes_world) == ([], False)
-    back = agent.rollback(before)
-    assert back.state.get("notes", []) == []
-    assert not any(items for group, items in back.report.groups().items() if group != "replayed")
-
-
-@pytest.mark.parametrize("tools", ["keep", "require_clean"])
-def test_a_state_call_is_no_line_in_any_mode(repo, tools):
-    """Whatever a rollback does with tools, a `state` call is neither kept nor in its way."""
-    agent = repo.wrap(notes_graph(scripted(call("note", text="a"), "done")), "s", effects=NOTES)
-    before = agent.checkpoint("before")
-    agent.invoke(say())
-    assert agent.rollback(before, tools=tools).report.kept == []
+    for tools in ("reverse", "keep", "require_clean"):
+        back = agent.rollback(before, tools=tools)
+        assert back.state.get("notes", []) == []
+        assert not any(items for group, items in back.report.groups().items() if group != "replayed")
 
 
 @pytest.mark.parametrize("effects", [NOTES, NOTES | {"deliver": "idempotent"}])
@@ -105,7 +86,6 @@ def test_a_state_call_runs_again_with_its_task(repo, effects):
 
 
 def test_a_state_call_runs_again_when_its_node_is_retried(repo):
-    """If LangGraph runs a node again in the same turn, a `state` call without a command runs again too."""
     fails = [True]
 
     @tool
@@ -123,7 +103,6 @@ def test_a_state_call_runs_again_when_its_node_is_retried(repo):
 
 
 def test_replay_execute_answers_state_and_workspace_calls_from_the_record(repo, desk):
-    """With replay="execute", neither blocks: the state and the files are restored, and no tool writes them."""
     script = scripted(call("note", text="a"), call("write_file", path="a.txt", text="1"), call("add", item="x"), "done")
     graph = notes_graph(script, *desk.tools())
     effects = NOTES | FILES | {"shell": "irreversible", "add": desk.world.effects()["add"]}
@@ -142,7 +121,6 @@ def test_replay_execute_answers_state_and_workspace_calls_from_the_record(repo, 
 
 
 def test_a_nested_effect_is_not_hidden_by_the_state_call_around_it(repo):
-    """A `state` tool that calls an irreversible one does not hide it: the inner call blocks the rollback."""
     world = World()
     charge = world.tool("send")
 
@@ -204,7 +182,6 @@ def test_kept_files_are_said_to_be_kept(repo, desk):
 
 
 def test_files_that_were_rewound_are_not_said_to_be_kept(repo, desk):
-    """After a restore of the files alone, only calls whose files are there are listed as kept."""
     agent = written(repo, desk, "write a.txt 1", workspace=desk.root)
     middle = agent.checkpoint("middle")
     agent.invoke(say("write b.txt 2"))
@@ -216,7 +193,6 @@ def test_files_that_were_rewound_are_not_said_to_be_kept(repo, desk):
 
 
 def test_without_a_snapshot_the_files_are_said_to_stay(repo, desk):
-    """Without a workspace, the plan says that there is no snapshot to restore the files from."""
     agent = written(repo, desk, "write a.txt 1")
     (step,) = agent.plan_rollback("before").steps
     assert (step.action, step.why) == ("keep", "there is no snapshot to restore its files from")
@@ -224,43 +200,24 @@ def test_without_a_snapshot_the_files_are_said_to_stay(repo, desk):
     assert desk.files == {"a.txt": "1"}
 
 
-def test_a_file_outside_the_workspace_is_not_covered(repo, desk, tmp_path):
-    """A call of a `workspace` tool that names a file outside the workspace is undeclared, and is listed."""
+def test_files_outside_the_workspace_and_excluded_files_are_not_covered(repo, desk, tmp_path):
+    """No snapshot has them, so a call that names one is undeclared, and is listed."""
     outside = tmp_path / "outside.txt"
     (desk.root / "link").symlink_to(tmp_path)
-    orders = f"write {outside} 1; write ../up.txt 2; write link/linked.txt 3; write in.txt 4"
-    agent = written(repo, desk, orders, workspace=desk.root)
-    effects = {one.args["path"]: one.effect for one in agent.tool_track()}
-    assert effects == {
-        str(outside): "undeclared",
-        "../up.txt": "undeclared",
-        "link/linked.txt": "undeclared",
-        "in.txt": "workspace",
-    }
-    back = agent.rollback("before")
-    kept = {item.invocation.args["path"] for item in back.report.kept}
-    assert kept == {"link/linked.txt", "../up.txt", str(outside)}
-    assert outside.exists()
-    assert not (desk.root / "in.txt").exists()
-
-
-def test_an_excluded_file_is_not_covered(repo, desk):
-    """No snapshot has an excluded file, so a call that writes one is undeclared, and is listed."""
     for name in (".git", "cache"):
         (desk.root / name).mkdir()
         (desk.root / name / "old").write_text("old", "utf-8")
+    uncovered = [str(outside), "../up.txt", "link/linked.txt", "a.log", ".git/old", "cache/new"]
+    orders = "; ".join(f"write {path} 1" for path in [*uncovered, "in.txt"])
     workspace = Workspace(desk.root, exclude_patterns=["*.log", "cache/"])
-    agent = written(
-        repo, desk, "write a.log 1; write .git/old 2; write cache/new 3; write in.txt 4", workspace=workspace
+    agent = written(repo, desk, orders, workspace=workspace)
+    assert {one.args["path"]: one.effect for one in agent.tool_track()} == (
+        dict.fromkeys(uncovered, "undeclared") | {"in.txt": "workspace"}
     )
-    assert {one.args["path"]: one.effect for one in agent.tool_track()} == {
-        "a.log": "undeclared",
-        ".git/old": "undeclared",
-        "cache/new": "undeclared",
-        "in.txt": "workspace",
-    }
-    kept = {item.invocation.args["path"] for item in agent.rollback("before").report.kept}
-    assert kept == {"a.log", ".git/old", "cache/new"}
+    back = agent.rollback("before")
+    assert {item.invocation.args["path"] for item in back.report.kept} == set(uncovered)
+    assert outside.exists()
+    assert not (desk.root / "in.txt").exists()
 
 
 def test_an_environment_of_the_user_decides_what_it_restores(repo, desk):
@@ -291,20 +248,6 @@ def test_files_of_another_branch_do_not_stop_a_branch(repo, desk):
 
 @pytest.mark.parametrize("kind", ["state", "workspace"])
 def test_options_that_need_an_effect_outside_are_refused(kind):
-    """`state` and `workspace` take none of the options of an effect on the world."""
     for options in ({"once": True}, {"identity_args": ["a"]}, {"verify": lambda invocation: True}):
         with pytest.raises(InvalidInput, match="leave out"):
             effect(kind, **options)
-
-
-def test_the_server_of_a_tool_makes_its_effect_stricter(repo):
-    """A tool of an MCP server that changes things there is not `state`, whoever declares it."""
-    for hints, kind in (
-        ({"readOnlyHint": False}, "undeclared"),
-        ({"readOnlyHint": True}, "state"),
-        ({"destructiveHint": True}, "irreversible"),
-    ):
-        remote = World().tool("add")
-        remote.metadata = hints
-        agent = repo.wrap(tool_node_graph(scripted("hello"), [remote]), str(hints), effects={"add": "state"})
-        assert agent.effects == {"add": kind}
