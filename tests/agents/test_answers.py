@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from typing import Any
 
@@ -11,9 +10,8 @@ import backend
 import pytest
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, tool
-from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
-from scripted import call, calls, quick_tool, scripted, tool_node_graph
+from scripted import call, calls, node_graph, quick_tool, say, scripted, tool_node_graph
 from sqlalchemy import select
 
 import agentgit
@@ -74,12 +72,7 @@ EFFECTS = dict.fromkeys(("buy", "abuy", "move", "ask", "add"), "irreversible")
 
 @pytest.fixture
 def shop():
-    """Create new approval tools."""
     return Approvals()
-
-
-def say(text: str = "go") -> dict[str, Any]:
-    return {"messages": [("user", text)]}
 
 
 def shown(result: dict[str, Any]) -> Any:
@@ -105,44 +98,22 @@ def go_on(run: Any, said: dict[str, str], *, by_id: bool) -> list[str]:
     return order
 
 
-# Only different answers reveal one that reaches the wrong call, so equal answers are tried in one way only.
-@pytest.mark.parametrize(
-    ("name", "said", "by_id"),
-    [
-        *itertools.product(["buy", "abuy"], [("yes", "no"), ("no", "yes")], [True, False]),
-        ("buy", ("yes", "yes"), False),
-        ("buy", ("no", "no"), False),
-    ],
-)
-def test_each_of_two_approvals_receives_its_answer(repo, shop, name, said, by_id):
-    """Two calls of a batch ask, and each receives the answer to its question, sync and async."""
-    agent = repo.wrap(shop.graph(*(call(name, item=item) for item in "ab")), "s", effects=EFFECTS)
+@pytest.mark.parametrize("answers", ["yes no", "no yes", "yes yes no", "yes no no", "no yes no", "no no yes"])
+@pytest.mark.parametrize("name", ["buy", "abuy"])
+@pytest.mark.parametrize("by_id", [True, False])
+def test_each_call_of_a_batch_receives_the_answer_to_its_question(repo, shop, name, answers, by_id):
+    """Equal answers would not reveal one that reaches the wrong call."""
+    said = dict(zip(ITEMS, answers.split(), strict=False))
+    agent = repo.wrap(shop.graph(*(call(name, item=item) for item in said)), "s", effects=EFFECTS)
     run = agent.invoke if name == "buy" else lambda given: asyncio.run(agent.ainvoke(given))
-    order = go_on(run, dict(zip("ab", said, strict=True)), by_id=by_id)
-    assert sorted(order) == ["a", "b"]
-    assert results(agent) == [f"{item}: {answer}" for item, answer in zip("ab", said, strict=True)]
-    assert sorted(shop.done) == [item for item, answer in zip("ab", said, strict=True) if answer == "yes"]
-
-
-@pytest.mark.parametrize(
-    ("mode", "said"),
-    [
-        *(("sync", said) for said in itertools.product(["yes", "no"], repeat=3)),
-        *(("async", said) for said in (("yes", "no", "no"), ("no", "yes", "no"), ("no", "no", "yes"))),
-    ],
-)
-def test_each_of_three_approvals_receives_its_answer(repo, shop, said, mode):
-    """With three calls each question is asked once, and no call takes another call's answer."""
-    agent = repo.wrap(shop.graph(*(call("buy", item=item) for item in ITEMS)), "s", effects=EFFECTS)
-    run = agent.invoke if mode == "sync" else lambda given: asyncio.run(agent.ainvoke(given))
-    order = go_on(run, dict(zip(ITEMS, said, strict=True)), by_id=True)
-    assert sorted(order) == list(ITEMS)
-    assert results(agent) == [f"{item}: {answer}" for item, answer in zip(ITEMS, said, strict=True)]
+    order = go_on(run, said, by_id=by_id)
+    assert sorted(order) == list(said)
+    assert results(agent) == [f"{item}: {answer}" for item, answer in said.items()]
+    assert sorted(shop.done) == [item for item, answer in said.items() if answer == "yes"]
 
 
 @pytest.mark.parametrize("by_id", [True, False])
 def test_answers_reach_their_calls_after_a_restart(repo, shop, by_id):
-    """Each answer reaches its call although the database is reopened before every answer."""
     url, said = backend.url(repo), {"a": "yes", "b": "no", "c": "yes"}
     graph = shop.graph(*(call("buy", item=item) for item in ITEMS))
     result = repo.wrap(graph, "s", effects=EFFECTS).invoke(say())
@@ -155,7 +126,6 @@ def test_answers_reach_their_calls_after_a_restart(repo, shop, by_id):
 
 
 def test_a_call_that_asks_first_does_not_take_another_calls_answer(repo, shop):
-    """The call whose question was shown receives the answer, even if another call asks first on resume."""
     agent = repo.wrap(shop.graph(call("buy", item="a"), call("buy", item="b")), "s", effects=EFFECTS)
     result = agent.invoke(say())
     assert shown(result) == {"buy": "a"}
@@ -169,7 +139,6 @@ def test_a_call_that_asks_first_does_not_take_another_calls_answer(repo, shop):
 
 @pytest.mark.parametrize("by_id", [True, False])
 def test_a_call_that_asks_twice_receives_both_answers(repo, shop, by_id):
-    """A call keeps its first answer while its second question and other calls of the batch wait."""
     wanted = call("move", item="x"), call("buy", item="a"), call("move", item="y")
     agent = repo.wrap(shop.graph(*wanted), "s", effects=EFFECTS)
     said = {("from", "x"): "attic", ("to", "x"): "cellar", ("from", "y"): "hall", ("to", "y"): "yard"}
@@ -208,9 +177,7 @@ def test_a_fork_with_a_pending_question_answers_the_right_calls(repo, shop):
 @pytest.mark.parametrize("hands_on", [True, False])
 def test_graphs_run_by_tools_receive_the_answers_of_their_calls(repo, hands_on, by_id):
     """Two calls each run a graph that asks, and each graph continues with its answer, with or without a config."""
-    inner = StateGraph(MessagesState)
-    inner.add_node("ask", lambda state: {"messages": [("ai", interrupt({"buy": state["messages"][-1].content}))]})
-    asking = inner.add_edge(START, "ask").compile()
+    asking = node_graph(lambda state: {"messages": [("ai", interrupt({"buy": state["messages"][-1].content}))]})
 
     def run(item: str, config: RunnableConfig) -> str:
         """Ask through a graph."""
@@ -223,7 +190,6 @@ def test_graphs_run_by_tools_receive_the_answers_of_their_calls(repo, hands_on, 
 
 
 def test_a_call_that_asks_nothing_runs_once_and_records_no_answer(repo, shop):
-    """A call beside one that waits for an answer is done once, and only the one that asked records answers."""
     agent = repo.wrap(shop.graph(call("add", item="x"), call("buy", item="a")), "s", effects=EFFECTS)
     agent.invoke(say())
     agent.invoke(Command(resume="no"))

@@ -28,12 +28,10 @@ def undone_and_redone(agent, world, more="lamp"):
 
 
 def seen(track):
-    """Return what a reader sees of each call of `add`."""
     return [(one.args["item"], one.status, one.result["number"]) for one in track if one.tool_name == "add"]
 
 
 def test_the_track_shows_the_newest_run_of_a_redone_call(repo, agent, world):
-    """A redone call is shown with the id, the status and the result of its run, and keeps its place."""
     first = agent.tool_track()
     agent.undo()
     assert seen(agent.tool_track()) == [("chair", "done", 1), ("table", "reversed", 2)]
@@ -66,7 +64,6 @@ def test_each_undo_and_redo_changes_what_the_track_shows(agent, world):
 
 
 def test_every_read_of_the_calls_shows_the_newest_run(agent, world):
-    """Checkpoints, diffs, plans, reports, trajectories and frames show the same call as the track."""
     agent = undone_and_redone(agent, world)
     newest, session = agent.tool_track()[1], agent.session
     assert newest.kind == "redo"
@@ -81,18 +78,12 @@ def test_every_read_of_the_calls_shows_the_newest_run(agent, world):
     assert session.tool_track().to_frame()["id"].tolist()[1] == newest.id
     (step,) = [one for one in session.trajectories() if len(one["results"]) == 2]
     assert (step["results"][0]["status"], step["results"][0]["result"]) == ("done", newest.result)
+    (reversal,) = agent.plan_rollback("main#2").steps
+    assert reversal.invocation == newest
     fork = agent.fork(name="fork")
     assert fork.tool_track()[1].id == newest.id
     again = fork.rollback("main#4", tools="keep")
     assert [item.invocation.id for item in again.report.replayed][1:2] == [newest.id]
-
-
-def test_a_plan_and_a_report_name_the_run_that_they_reverse_with_its_place(agent, world):
-    """The run of a redone call that a plan reverses has the position and the id in the AI message of its call."""
-    agent = undone_and_redone(agent, world)
-    newest = agent.tool_track()[1]
-    (step,) = agent.plan_rollback("main#2").steps
-    assert step.invocation == newest
     (item,) = agent.rollback("main#2").report.reversed
     assert (item.invocation.id, item.invocation.position) == (newest.id, 1)
     assert item.invocation.tool_call_id == newest.tool_call_id
@@ -134,7 +125,6 @@ def test_a_redo_that_failed_leaves_the_call_reversed(repo, agent, world):
 
 
 def test_of_a_redo_that_stopped_half_way_each_call_shows_what_happened(repo, world):
-    """The track shows the first call as done, the second as unknown with the id that `resolve` takes."""
     outcomes = []
 
     def pay(amount: int) -> str:
@@ -158,7 +148,6 @@ def test_of_a_redo_that_stopped_half_way_each_call_shows_what_happened(repo, wor
 
 
 def test_calls_of_a_rerun_that_was_made_real_are_shown_as_done(repo, agent, world):
-    """Simulated calls that a switch has run show their runs, and are shown as reversed when these are undone."""
     again = agent.rerun()
     assert {one.status for one in again.tool_track()} == {"simulated"}
     world.items.append("lamp")
@@ -224,7 +213,6 @@ def test_an_inner_call_keeps_its_place_beside_an_outer_one_that_ran_again(repo):
 
 
 def test_a_redone_call_is_shown_after_export_and_import(agent, repo, world, tmp_path):
-    """The newest run is shown in a copy of the session, and in a copy of one branch."""
     agent = undone_and_redone(agent, world)
     for branch in (None, "main"):
         agent.session.export(tmp_path / "s.jsonl", branch=branch)
@@ -233,7 +221,6 @@ def test_a_redone_call_is_shown_after_export_and_import(agent, repo, world, tmp_
 
 
 def test_a_redone_call_is_shown_from_an_encrypted_database(tmp_path, world):
-    """The newest run of a call is read from sealed and encrypted rows, too."""
     keyring = agentgit.Keyring({"one": agentgit.Keyring.new_key()})
     with agentgit.open(tmp_path / "sealed.db", keyring=keyring) as repo:
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())

@@ -122,47 +122,7 @@ def by_run(bank: Bank) -> Any:
     return bank.node(work, retry_policy=AGAIN)
 
 
-def by_subgraph(bank: Bank) -> Any:
-    """Build a graph whose node is a subgraph that fails in its second step."""
-    pay = bank.tool()
-
-    def one(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [("ai", str([pay.invoke({"to": to}) for to in WANTED]))]}
-
-    def two(state: MessagesState) -> dict[str, Any]:
-        bank.fail()
-        return {}
-
-    graph = StateGraph(MessagesState)
-    graph.add_node("one", one)
-    graph.add_node("two", two)
-    graph.add_edge(START, "one")
-    graph.add_edge("one", "two")
-    return node_graph(graph.compile(), retry_policy=AGAIN)
-
-
-def by_called_graph(bank: Bank) -> Any:
-    """Build a graph whose node calls an inner graph with and without a checkpointer."""
-    pay = bank.tool()
-
-    def one(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [("ai", str(pay.invoke({"to": "Ann"})))]}
-
-    graph = StateGraph(MessagesState)
-    graph.add_node("one", one)
-    graph.add_edge(START, "one")
-    saved, lost = graph.compile(), graph.compile(checkpointer=False)
-
-    def act(state: MessagesState) -> dict[str, Any]:
-        got = [int(inner.invoke({"messages": []})["messages"][-1].content) for inner in (saved, lost)]
-        got.append(pay.invoke({"to": "Bob"}))
-        bank.fail()
-        return {"messages": [("ai", str(got))]}
-
-    return node_graph(act, retry_policy=AGAIN)
-
-
-SHAPES = {made.__name__: made for made in (by_node, by_async_node, by_new_ids, by_run, by_subgraph, by_called_graph)}
+SHAPES = {made.__name__: made for made in (by_node, by_async_node, by_new_ids, by_run)}
 
 
 def run(agent: Any, shape: str, given: Any) -> Any:

@@ -1,5 +1,6 @@
 """Caches of nodes and tasks answer for work that did not act, on every branch, and for no other work."""
 
+import asyncio
 import operator
 from typing import Annotated, TypedDict
 
@@ -11,7 +12,7 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import CachePolicy, Command, interrupt
-from scripted import World, call, calls
+from scripted import call, calls
 
 from agentgit import reversible
 
@@ -60,7 +61,6 @@ class Shop:
 
 
 def by_wanted(state):
-    """Return the wanted item as the cache key."""
     return state["wanted"]
 
 
@@ -110,46 +110,36 @@ def functional(shop, cache):
 KINDS = {"nodes": two_nodes, "subgraph": subgraph, "called": called, "tasks": functional}
 
 
-@pytest.fixture(params=KINDS)
-def kind(request):
-    """Return the builder of each kind of graph with cached work."""
-    return KINDS[request.param]
-
-
 @pytest.fixture
 def shop():
-    """Return a shop without orders."""
     return Shop()
 
 
-def want(agent, what="chair"):
+def want(agent, is_async=False):
     """Run one turn, and return the last item of the log."""
-    return agent.invoke({"wanted": what, "log": []})["log"][-1]
+    given = {"wanted": "chair", "log": []}
+    return (asyncio.run(agent.ainvoke(given)) if is_async else agent.invoke(given))["log"][-1]
 
 
 def tracked(agent):
-    """Return the results of the calls on the track."""
     return [call.result for call in agent.tool_track()]
 
 
-def test_work_that_acts_is_not_cached(repo, shop, kind):
-    """A node that orders runs each time, before and after a rollback; one without effects answers from the cache."""
-    agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
-    assert (want(agent), want(agent)) == ("chair-1", "chair-2")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_only_work_that_does_not_act_is_cached(repo, shop, kind, is_async):
+    """The cache answers before and after a rollback, and in another session."""
+    graph = KINDS[kind](shop, InMemoryCache())
+    agent = repo.wrap(graph, "s", effects=shop.effects, check_effects=False)
+    assert [want(agent, is_async) for _ in range(2)] == ["chair-1", "chair-2"]
     assert shop.ran == ["think", "buy", "buy"]
     back = agent.rollback("main#1")
     assert shop.orders == []
-    assert want(back) == "chair-3"
-    assert (shop.ran.count("think"), shop.orders, tracked(back)) == (1, ["chair-3"], ["chair-3"])
-
-
-def test_another_session_uses_the_cache_of_work_without_effects(repo, shop, kind):
-    """An entry of work that did not act answers in another session."""
-    graph = kind(shop, InMemoryCache())
-    want(repo.wrap(graph, "s", effects=shop.effects, check_effects=False))
+    assert want(back, is_async) == "chair-3"
+    assert (shop.orders, tracked(back)) == (["chair-3"], ["chair-3"])
     other = repo.wrap(graph, "other", effects=shop.effects, check_effects=False)
-    assert want(other) == "chair-2"
-    assert (shop.ran.count("think"), tracked(other)) == (1, ["chair-2"])
+    assert want(other, is_async) == "chair-4"
+    assert (shop.ran.count("think"), tracked(other)) == (1, ["chair-4"])
 
 
 def cached_tools(world):
@@ -165,19 +155,8 @@ def asked_for(*names):
     return {"messages": [calls(*(call(name, f"c-{n}", item="chair") for n, name in enumerate(names)))]}
 
 
-def test_a_cached_tool_node_makes_a_reversed_order_again(repo):
-    """A cached ToolNode makes an order again after a rollback."""
-    world = World()
-    agent = repo.wrap(cached_tools(world), "s", effects=world.effects())
-    agent.invoke(asked_for("add"))
-    back = agent.rollback("main#1")
-    back.invoke(asked_for("add"))
-    assert (world.items, len(world.happened("add"))) == (["chair"], 2)
-
-
-def test_a_call_of_an_earlier_turn_counts_for_the_cache(repo):
+def test_a_call_of_an_earlier_turn_counts_for_the_cache(repo, world):
     """A cached node that acted before a question runs again once its effects are reversed."""
-    world = World()
     agent = repo.wrap(cached_tools(world), "s", effects=world.effects())
     agent.invoke(asked_for("add", "add_if_approved"))
     agent.invoke(Command(resume="yes"))
@@ -217,7 +196,6 @@ def ask_in_a_task(shop, cache):
 
 @pytest.mark.parametrize("shape", [ask_in_a_subgraph, ask_in_a_task])
 def test_work_not_rerun_by_langgraph_counts_for_the_cache(repo, shop, shape):
-    """Work that bought in one turn and ended in the next is not cached."""
     cache = InMemoryCache()
     agent = repo.wrap(shape(shop, cache), "s", effects=shop.effects, check_effects=False)
     want_and_answer(agent, "yes")
@@ -232,17 +210,6 @@ def want_and_answer(agent, answer):
     """Run a turn that asks a person, and a second turn with the answer."""
     agent.invoke({"wanted": "chair", "log": []})
     agent.invoke(Command(resume=answer))
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-async def test_async_runs_use_the_cache_like_sync_runs(repo, shop, kind):
-    """Ainvoke uses the cache under the same rules as invoke."""
-    agent = repo.wrap(kind(shop, InMemoryCache()), "s", effects=shop.effects, check_effects=False)
-    for number in (1, 2):
-        assert (await agent.ainvoke({"wanted": "chair", "log": []}))["log"][-1] == f"chair-{number}"
-    back = await agent.arollback("main#1")
-    assert (await back.ainvoke({"wanted": "chair", "log": []}))["log"][-1] == "chair-3"
-    assert (shop.orders, shop.ran.count("think")) == (["chair-3"], 1)
 
 
 def test_a_cache_file_serves_several_agents(repo, shop, tmp_path):
@@ -269,7 +236,6 @@ def test_a_plain_graph_and_a_session_do_not_share_cache_entries(repo, shop):
 
 
 def test_the_cache_of_a_graph_run_by_a_tool_follows_the_same_rules(repo, shop):
-    """A graph with a cache that a tool runs makes its order again after a rollback."""
     inner = two_nodes(shop, InMemoryCache())
 
     @tool

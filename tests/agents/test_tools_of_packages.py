@@ -12,7 +12,7 @@ from langgraph_supervisor import create_supervisor
 from langgraph_supervisor.handoff import create_forward_message_tool, create_handoff_tool
 from langgraph_swarm import create_handoff_tool as create_swarm_handoff_tool
 from langgraph_swarm import create_swarm
-from scripted import World, call, saying, scripted, tool_node_graph
+from scripted import World, call, say, saying, scripted, tool_node_graph
 
 import agentgit
 from agentgit import RollbackBlocked
@@ -20,10 +20,6 @@ from agentgit import RollbackBlocked
 pytestmark = pytest.mark.filterwarnings("ignore:create_react_agent has been moved:DeprecationWarning")
 
 TODOS = [{"content": "order chairs", "status": "pending"}]
-
-
-def say(text: str = "go") -> dict[str, Any]:
-    return {"messages": [("user", text)]}
 
 
 def taken_back(agent, **state):
@@ -42,10 +38,12 @@ def taken_back(agent, **state):
 # -- the packages
 
 
+def todos_graph():
+    return create_agent(scripted(call("write_todos", todos=TODOS), "done"), [], middleware=[TodoListMiddleware()])
+
+
 def test_todos_of_langchain_are_state(repo):
-    """`write_todos` of TodoListMiddleware goes with the state, without a line."""
-    model = scripted(call("write_todos", todos=TODOS), "done")
-    agent = repo.wrap(create_agent(model, [], middleware=[TodoListMiddleware()]), "s")
+    agent = repo.wrap(todos_graph(), "s")
     assert agent.effects == {"write_todos": "state"}
     taken_back(agent, todos=TODOS)
 
@@ -62,7 +60,6 @@ def test_file_search_of_langchain_is_read_only_and_its_shell_is_undeclared(repo,
 
 
 def test_handoffs_of_a_supervisor_are_state(repo):
-    """A supervisor's handoffs are no line, and the effect of its worker's tool is reversed as ever."""
     world = World()
     worker = create_agent(saying(call("add", item="chair"), "added"), [world.tool("add")], name="worker")
     supervisor = create_supervisor(
@@ -82,7 +79,6 @@ def test_handoffs_of_a_supervisor_are_state(repo):
 
 
 def test_handoffs_of_a_swarm_are_state(repo):
-    """The handoffs of a swarm are no line of a report."""
     to_bob = create_swarm_handoff_tool(agent_name="Bob")
     alice = create_agent(saying(call("transfer_to_bob")), [to_bob], name="Alice")
     bob = create_agent(saying("hello"), [], name="Bob")
@@ -91,55 +87,41 @@ def test_handoffs_of_a_swarm_are_state(repo):
     taken_back(agent, active_agent="Bob")
 
 
-def test_retrieval_of_bigtool_is_read_only(repo):
-    """Bigtool's search for tools only reads, and is no line of a report."""
-    world, store = World(), InMemoryStore()
+def test_retrieval_of_bigtool_is_read_only_and_a_search_of_the_user_undeclared(repo, world):
+    store = InMemoryStore()
     store.put(("tools",), "add", {"description": "adds"})
-    model = scripted(call("retrieve_tools", query="add"), "done")  # this LangGraph lacks what bigtool needs to call it
-    graph = create_bigtool_agent(model, {"add": world.tool("add")}).compile(store=store)
-    agent = repo.wrap(graph, "s", effects={"add": world.effects()["add"]})
-    taken_back(agent, selected_tool_ids=["add"])
-    assert [(one.tool_name, one.effect) for one in agent.switch("main").tool_track()] == [
-        ("retrieve_tools", "read_only")
-    ]
-
-
-def test_a_search_of_the_user_for_bigtool_is_undeclared(repo):
-    """A function that the user gives bigtool to find tools may do anything."""
 
     def retrieve_tools(query: str) -> list[str]:
         """Find tools, and do something else."""
         return ["add"]
 
-    model = scripted(call("retrieve_tools", query="add"), "done")
-    graph = create_bigtool_agent(model, {"add": World().tool("add")}, retrieve_tools_function=retrieve_tools).compile(
-        store=InMemoryStore()
-    )
-    agent = repo.wrap(graph, "s")
-    agent.invoke(say())
-    assert [(one.tool_name, one.effect) for one in agent.tool_track()] == [("retrieve_tools", "undeclared")]
+    def agent(session, **options):
+        model = scripted(
+            call("retrieve_tools", query="add"), "done"
+        )  # this LangGraph lacks what bigtool needs to call it
+        graph = create_bigtool_agent(model, {"add": world.tool("add")}, **options).compile(store=store)
+        return repo.wrap(graph, session, effects={"add": world.effects()["add"]})
+
+    known, own = agent("known"), agent("own", retrieve_tools_function=retrieve_tools)
+    taken_back(known, selected_tool_ids=["add"])
+    own.invoke(say())
+    for one, kind in ((known, "read_only"), (own, "undeclared")):
+        assert [(made.tool_name, made.effect) for made in one.at("main").tool_track()] == [("retrieve_tools", kind)]
 
 
 # -- what only looks like a known tool
 
 
-def transfers(world: World):
-    """Make a tool that is called like a handoff, but really transfers money."""
+def test_a_transfer_of_money_is_no_handoff(repo, world):
+    """A tool that is called like one is undeclared, and its call is listed."""
 
+    @tool
     def transfer_to_bob(euros: int) -> str:
         """Transfer money to Bob."""
         world.sent.append(str(euros))
         return "transferred"
 
-    return transfer_to_bob
-
-
-def test_a_transfer_of_money_is_no_handoff(repo):
-    """A tool that is called like a handoff, and transfers money, is undeclared, and its call is listed."""
-    world = World()
-    agent = repo.wrap(
-        tool_node_graph(scripted(call("transfer_to_bob", euros=5), "done"), [tool(transfers(world))]), "s"
-    )
+    agent = repo.wrap(tool_node_graph(scripted(call("transfer_to_bob", euros=5), "done"), [transfer_to_bob]), "s")
     assert agent.effects == {"transfer_to_bob": "undeclared"}
     before = agent.checkpoint("before")
     agent.invoke(say())
@@ -183,20 +165,14 @@ def test_a_namesake_in_a_subgraph_is_not_taken_for_the_known_tool(repo):
 
 def test_a_declaration_of_the_user_precedes_the_profile(repo):
     """`wrap(effects=...)` and the named effects of `open` win over a profile; `*` does not."""
-    graph = create_agent(scripted(call("write_todos", todos=TODOS), "done"), [], middleware=[TodoListMiddleware()])
-    agent = repo.wrap(graph, "s", effects={"write_todos": "irreversible"})
+    agent = repo.wrap(todos_graph(), "s", effects={"write_todos": "irreversible"})
     assert agent.effects == {"write_todos": "irreversible"}
     before = agent.checkpoint("before")
     agent.invoke(say())
     with pytest.raises(RollbackBlocked):
         agent.rollback(before)
-    for number, (defaults, kind) in enumerate(
-        [({"write_todos": "irreversible"}, "irreversible"), ({"*": "irreversible"}, "state")]
-    ):
-        with agentgit.open(":memory:", effects=defaults) as other:
-            todos = create_agent(
-                scripted(call("write_todos", todos=TODOS), "done"), [], middleware=[TodoListMiddleware()]
-            )
-            wrapped = other.wrap(todos, f"s{number}")
+    for name, kind in (("write_todos", "irreversible"), ("*", "state")):
+        with agentgit.open(":memory:", effects={name: "irreversible"}) as other:
+            wrapped = other.wrap(todos_graph(), "s")
             wrapped.invoke(say())
             assert [wrapped.effects["write_todos"], *(one.effect for one in wrapped.tool_track())] == [kind, kind]
