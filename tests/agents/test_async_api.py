@@ -14,7 +14,6 @@ def _graph(*answers):
 
 
 async def test_trajectories_are_iterated_asynchronously(repo):
-    """`atrajectories` yields the same steps as `trajectories`, and raises the same errors."""
     agent = await repo.awrap(_graph(call("add", item="chair"), "ok"), "s")
     await agent.arun("a chair, please")
     steps = [step async for step in agent.session.atrajectories()]
@@ -25,7 +24,6 @@ async def test_trajectories_are_iterated_asynchronously(repo):
 
 
 async def test_an_agent_of_a_session_is_created_asynchronously(repo):
-    """`Session.aagent` and `RollbackAgent.alog` return what their twins return."""
     agent = await repo.awrap(_graph("hello"), "s")
     await agent.arun("hi")
     other = await agent.session.aagent()
@@ -34,7 +32,6 @@ async def test_an_agent_of_a_session_is_created_asynchronously(repo):
 
 
 async def test_events_are_followed_asynchronously(repo):
-    """`events.alist` yields stored events, `afollow` then new ones; they check their arguments as `list` does."""
     agent = await repo.awrap(_graph("hello", "again"), "s")
     await agent.arun("hi")
     backend.wait_for_the_feed(repo)

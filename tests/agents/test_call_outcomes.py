@@ -5,8 +5,7 @@ import faults
 import points
 import pytest
 from langchain_core.messages import AIMessage
-from langgraph.graph import START, MessagesState, StateGraph
-from scripted import call, calls, scripted, tool_node_graph
+from scripted import call, calls, node_graph, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Unavailable
@@ -15,7 +14,6 @@ LOOK, ADD = call("look"), call("add", item="x")
 
 
 def looking(world, times, meanwhile):
-    """Build a graph whose node calls `look` this many times, and `meanwhile` after each call."""
     look = world.tool("look")
 
     def work(state):
@@ -24,7 +22,7 @@ def looking(world, times, meanwhile):
             meanwhile()
         return {"messages": [AIMessage("done")]}
 
-    return StateGraph(MessagesState).add_node("work", work).add_edge(START, "work").compile()
+    return node_graph(work)
 
 
 def agent_of(repo, world, *replies):
@@ -32,7 +30,6 @@ def agent_of(repo, world, *replies):
 
 
 def test_read_only_calls_need_no_extra_transaction(repo, world):
-    """A turn with five read-only calls makes as many writes as a turn with one."""
     story = [calls(LOOK), "one", calls(*[LOOK] * 5), "five"]
     agent = agent_of(repo, world, *story)
     # On a slow machine the background would add writes.
@@ -45,18 +42,16 @@ def test_read_only_calls_need_no_extra_transaction(repo, world):
 
 
 def test_read_only_calls_are_visible_once_their_step_is_saved(repo, world):
-    """A read-only call is on the track as soon as its step is saved, while the turn still runs."""
     agent = agent_of(repo, world, calls(LOOK), calls(LOOK), "done")
     seen = []
     with agentgit.open(backend.url(repo)) as other:
-        for chunk in agent.stream({"messages": [("user", "go")]}, stream_mode="updates", durability="sync"):
+        for chunk in agent.stream(say(), stream_mode="updates", durability="sync"):
             if "tools" in chunk:
                 seen.append(len(other.session("s").tool_track()))
     assert seen == [1, 2]
 
 
 def test_the_track_keeps_call_order_however_calls_are_written(repo, world):
-    """Buffered calls and calls written at once are on the track in the order they were made."""
     agent = agent_of(repo, world, calls(LOOK, ADD, LOOK, LOOK, ADD), calls(ADD, LOOK), "done")
     agent.run("go")
     assert [step.tool_name for step in agent.tool_track()] == ["look", "add", "look", "look", "add", "add", "look"]
@@ -80,7 +75,6 @@ def test_only_a_few_calls_wait_to_be_written(repo, world):
 
 
 def test_an_outcome_is_recorded_later_if_the_database_is_down(repo, world):
-    """If the database is unavailable when a tool ends, its result counts and is recorded later."""
     agent = agent_of(repo, world, calls(ADD, LOOK), "done")
     # The first write after the tool has run is the write of its outcome.
     with faults.write_fails_once(lambda: bool(world.items), Unavailable("out of reach")) as refused:
@@ -91,7 +85,6 @@ def test_an_outcome_is_recorded_later_if_the_database_is_down(repo, world):
 
 @pytest.mark.parametrize("auto", ["tool", "turn"])
 def test_a_mid_turn_checkpoint_counts_read_only_calls(repo, world, auto):
-    """A checkpoint made during a turn has every call of its conversation, including read-only calls."""
     own = agent_of(repo, world, "hi").checkpoint_tools()
     asked = call("create_checkpoint", name="here")
     story = scripted(calls(LOOK, LOOK), calls(LOOK, asked, LOOK), calls(LOOK), "done")

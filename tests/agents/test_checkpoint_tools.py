@@ -2,7 +2,7 @@
 
 import pytest
 from langgraph.types import Command
-from scripted import GRAPHS, call, calls, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, say, scripted, tool_node_graph
 
 
 def managed(repo, world, *replies, kind="tool_node", **options):
@@ -16,34 +16,23 @@ def results(agent) -> list[str]:
     return [m["content"] for m in agent.history() if m["role"] == "tool"]
 
 
-def test_the_checkpoint_tools_have_the_documented_names(repo, world):
-    """An agent has exactly the six documented checkpoint tools, each with a description."""
-    agent = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
-    assert {tool.name for tool in agent.checkpoint_tools()} == {
-        "create_checkpoint", "list_checkpoints", "get_checkpoint_info", "rollback_to_checkpoint", "delete_checkpoint",
-        "cleanup_auto_checkpoints",
-    }  # fmt: skip
-    assert all(tool.description for tool in agent.checkpoint_tools())
-
-
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a_model_saves_a_checkpoint_and_rolls_back_to_it(kind, repo, world):
     """The checkpoint follows the whole batch; the rollback runs after the turn and moves the session."""
-    agent = managed(
-        repo,
-        world,
+    story = [
         calls(call("add", item="chair"), call("create_checkpoint", name="one chair")),
         "saved",
         call("add", item="table"),
         call("rollback_to_checkpoint", checkpoint="one chair"),
         "going back",
-        kind=kind,
-    )
-    agent.invoke({"messages": [("user", "order a chair and remember")]})
+    ]
+    agent = managed(repo, world, *story, kind=kind)
+    agent.invoke(say("order a chair and remember"))
     (point,) = [p for p in agent.checkpoints() if p.checkpoint_name == "one chair"]
     assert [m["role"] for m in point.conversation_history][:4] == ["user", "assistant", "tool", "tool"]
     assert point.get_tool_track_position() == 1
-    agent.invoke({"messages": [("user", "a table; no, back")]})
+    assert [c.tool_name for c in agent.tool_track()] == ["add"]
+    agent.invoke(say("a table; no, back"))
     assert world.items == ["chair"]
     assert agent.branch.name == "main"
     agent = agent.at()
@@ -52,18 +41,7 @@ def test_a_model_saves_a_checkpoint_and_rolls_back_to_it(kind, repo, world):
     assert agent.history() == point.conversation_history
 
 
-@pytest.mark.long
-def test_checkpoint_tools_are_never_on_the_track(repo, world):
-    """Calls of the checkpoint tools are not recorded, so they are never reversed or replayed."""
-    agent = managed(
-        repo, world, calls(call("list_checkpoints"), call("add", item="x"), call("create_checkpoint", name="n")), "ok"
-    )
-    agent.run("go")
-    assert [c.tool_name for c in agent.tool_track()] == ["add"]
-
-
 def test_a_model_lists_and_inspects_checkpoints(repo, world):
-    """The model sees checkpoint names and the calls up to each one, and an error for an unknown one."""
     agent = managed(
         repo,
         world,
@@ -83,7 +61,6 @@ def test_a_model_lists_and_inspects_checkpoints(repo, world):
 
 
 def test_a_model_deletes_checkpoints_and_cleans_up(repo, world):
-    """Named and old automatic checkpoints can be deleted; deleting the head is refused with a reason."""
     agent = managed(
         repo,
         world,
@@ -120,12 +97,12 @@ def test_a_request_beside_a_question_is_carried_out_after_the_answer(kind, repo,
         kind=kind,
     )
     agent.run("hello")
-    agent.invoke({"messages": [("user", "one")]})
+    agent.invoke(say("one"))
     assert "mine" not in [p.checkpoint_name for p in agent.checkpoints()]
     agent.invoke(Command(resume="yes"))
     (mine,) = [p for p in agent.checkpoints() if p.checkpoint_name == "mine"]
     assert mine.get_tool_track_position() == 1
-    agent.invoke({"messages": [("user", "two")]})
+    agent.invoke(say("two"))
     assert agent.branch.name == "main"
     answer = agent.invoke(Command(resume="yes"))
     assert answer["messages"][-1].content == "back"
@@ -134,32 +111,33 @@ def test_a_request_beside_a_question_is_carried_out_after_the_answer(kind, repo,
 
 
 def test_a_blocked_rollback_is_reported_to_the_model(repo, world):
-    """The model learns why it cannot roll back, and nothing happens at the end of the turn."""
-    agent = managed(
-        repo,
-        world,
-        "hi",
-        calls(call("send", text="x")),
-        call("rollback_to_checkpoint", checkpoint="main#2"),
-        "well",
-    )
+    """Nothing happens at the end of the turn."""
+    back = call("rollback_to_checkpoint", checkpoint="main#2")
+    agent = managed(repo, world, "hi", call("send", text="x"), back, "well")
     agent.run("hello")
     agent.run("send and go back")
     assert "cannot be undone" in results(agent)[-1]
     assert agent.branch.name == "main"
 
 
-def test_checkpoint_tools_act_at_once_outside_a_turn(repo, world):
-    """The tools act at once when a program calls them."""
+def test_checkpoint_tools_act_at_once_outside_a_turn_and_follow_their_rollback(repo, world):
     agent = repo.wrap(
         tool_node_graph(scripted(call("add", item="x"), "ok"), world.tools()), "s", effects=world.effects()
     )
     tools = {tool.name: tool for tool in agent.checkpoint_tools()}
+    assert set(tools) == {
+        "create_checkpoint", "list_checkpoints", "get_checkpoint_info", "rollback_to_checkpoint", "delete_checkpoint",
+        "cleanup_auto_checkpoints",
+    }  # fmt: skip
+    assert all(tool.description for tool in tools.values())
     tools["create_checkpoint"].invoke({"name": "empty"})
     agent.run("go")
     assert "Done" in tools["rollback_to_checkpoint"].invoke({"checkpoint": "empty"})
     assert world.items == []
     assert agent.at().branch.name == "main-2"
+    assert "main-2#1" in tools["list_checkpoints"].invoke({})
+    tools["create_checkpoint"].invoke({"name": "after"})
+    assert agent.session.get_checkpoint("after").metadata["branch"] == "main-2"
 
 
 def test_a_rollback_moves_the_session_even_from_another_branch(repo, world):
@@ -169,18 +147,6 @@ def test_a_rollback_moves_the_session_even_from_another_branch(repo, world):
     )
     agent.run("hello")
     side = agent.fork(name="side")
-    side.invoke({"messages": [("user", "x; no, back")]})
+    side.invoke(say("x; no, back"))
     assert side.rollback_error is None
     assert (agent.session.branch().name, world.items) == ("side-2", [])
-
-
-def test_checkpoint_tools_follow_their_rollback_outside_a_turn(repo, world):
-    """After a rollback outside a turn, the tools list and save on the new branch."""
-    agent = repo.wrap(tool_node_graph(scripted("hi", "ho"), world.tools()), "s")
-    agent.run("one")
-    agent.run("two")
-    tools = {tool.name: tool for tool in agent.checkpoint_tools()}
-    tools["rollback_to_checkpoint"].invoke({"checkpoint": "main#2"})
-    assert "main-2#1" in tools["list_checkpoints"].invoke({})
-    tools["create_checkpoint"].invoke({"name": "after"})
-    assert agent.session.get_checkpoint("after").metadata["branch"] == "main-2"

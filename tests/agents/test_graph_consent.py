@@ -5,9 +5,8 @@ from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config, get_store
-from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
-from scripted import call, calls, obedient, tool_node_graph
+from scripted import call, calls, node_graph, obedient, tool_node_graph
 from served import THREAD, contents, is_asked, run, said
 
 import agentgit
@@ -19,7 +18,6 @@ YES, NO = Command(resume=True), Command(resume=False)
 
 @pytest.fixture
 def app(repo, world):
-    """Serve a graph with tools of the world."""
     return repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
 
 
@@ -35,7 +33,6 @@ def test_an_answer_that_comes_with_the_run_answers_nothing(app, world):
 
 
 def test_consent_does_not_answer_the_question_of_a_tool(repo):
-    """After consent, a tool that asks a person itself asks again."""
     paid = []
 
     @tool
@@ -94,7 +91,6 @@ def test_private_settings_of_a_client_have_no_effect(app, world):
 
 
 def test_the_first_node_has_its_context_after_the_question(repo, world):
-    """A node before which a person was asked can use the config, the store and questions of its own."""
     charge = world.tool("charge")
 
     def node(state):
@@ -102,8 +98,7 @@ def test_the_first_node_has_its_context_after_the_question(repo, world):
         charge.invoke({"amount": 5})
         return {"messages": [("ai", interrupt("own?"))]}
 
-    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
-    app = repo.graph(graph, effects={"charge": compensable(world.refund)}, check_effects=False)
+    app = repo.graph(node_graph(node), effects={"charge": compensable(world.refund)}, check_effects=False)
     app.invoke(said("one"), THREAD)
     app.invoke(Command(resume="first"), THREAD)
     start = list(app.get_state_history(THREAD))[-1].config
@@ -114,7 +109,6 @@ def test_the_first_node_has_its_context_after_the_question(repo, world):
 
 
 def test_consent_covers_only_the_plan_that_was_shown(repo, app, world):
-    """If more would be compensated than the person saw, the run asks again with the new plan."""
     old, _ = run(app, "hello", "charge 5")
     app.invoke(said("add a"), old)
     graph = tool_node_graph(obedient(), world.tools())
@@ -151,7 +145,6 @@ def test_declining_does_not_run_a_failed_step_again(app, world):
 
 
 async def test_async_runs_ask_and_answer_too(app, world):
-    """Ainvoke asks, and continues with consent."""
     await app.ainvoke(said("hello"), THREAD)
     old = (await app.aget_state(THREAD)).config
     await app.ainvoke(said("charge 5"), THREAD)

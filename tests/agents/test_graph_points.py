@@ -12,7 +12,6 @@ from agentgit.demo import ScriptedModel
 
 
 def state_of(app):
-    """Return the items and charges that the newest state tells of."""
     return told_world(app.get_state(THREAD).values)
 
 
@@ -59,7 +58,6 @@ def asking_model():
 
 
 def test_a_paused_point_keeps_no_output_of_what_is_reversed(repo, world):
-    """At a point where a subgraph waited for an answer, finished calls are reversed and made again."""
     app = repo.graph(nested_graph(asking_model(), world.tools()), effects=world.effects())
     app.invoke(said("go"), THREAD)
     paused = app.get_state(THREAD).config
@@ -82,7 +80,6 @@ def test_the_state_of_a_waiting_subgraph_can_be_edited(repo, world):
 
 
 def test_an_update_whose_rollback_is_blocked_leaves_no_trap(repo, world):
-    """The run after such an update raises once, and the thread is where it was."""
     app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
     first, second = run(app, "add a", "send letter")
     app.update_state(first, {"messages": [("user", "add b")]}, as_node="__start__")
@@ -94,7 +91,6 @@ def test_an_update_whose_rollback_is_blocked_leaves_no_trap(repo, world):
 
 
 def test_a_stopped_rollback_continues_with_the_same_run(repo, world):
-    """If an undo function raised, the same run finishes the rollback, and undoes nothing twice."""
     app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
     first, _ = run(app, "hello", "add a; add b")
     world.broken.add("a")
@@ -107,7 +103,6 @@ def test_a_stopped_rollback_continues_with_the_same_run(repo, world):
 
 
 async def test_a_stream_that_is_left_does_not_block_the_next_run(repo, world):
-    """An async stream that is not read to its end is closed before the next run of the thread."""
     app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
     async for _ in app.astream(said("hello"), THREAD):
         break
@@ -116,7 +111,6 @@ async def test_a_stream_that_is_left_does_not_block_the_next_run(repo, world):
 
 @pytest.mark.parametrize("thread_id", [5, "a/b", "ä\u2028", "x" * 3000])
 def test_any_thread_id_names_a_thread(repo, world, thread_id):
-    """Bad input: numbers, long ids and odd characters are ids like any other."""
     app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
     config = {"configurable": {"thread_id": thread_id}}
     app.invoke(said("hello"), config)

@@ -16,9 +16,6 @@ from bench.payments import Bank
 
 @pytest.mark.parametrize("is_idempotent", [False, True])
 def test_time_travel_in_langgraph_pays_again_each_time(is_idempotent, tmp_path):
-    """For comparison, LangGraph's time travel pays and uses the approval again each time, even at an idempotent
-    bank.
-    """
     bank = Bank(is_idempotent)
     payments.time_travel(bank, 5, tmp_path)
     assert (bank.most, len(bank.used)) == (6, 6)
@@ -35,7 +32,6 @@ def test_a_rollback_in_agentgit_never_pays_twice(way, is_idempotent, tmp_path):
 
 @pytest.mark.long
 def test_a_step_with_failing_calls_is_complete_after_rollback_and_retry(tmp_path):
-    """With rollback and retry every step is complete in the end, although calls and undo functions fail."""
     steps, found = 8, {}
     for name, policy in failing_steps.POLICIES.items():
         world = World(0.3, seed=1)
@@ -66,18 +62,10 @@ def test_calls_of_unknown_outcome_are_listed_in_the_plan(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("choices", "steps", "saved"),
-    [
-        (2, 3, "1.71"),
-        (2, 4, "2.13"),
-        pytest.param(4, 4, "3.01", marks=pytest.mark.long),
-        pytest.param(4, 5, "3.75", marks=pytest.mark.long),
-    ],
+    ("choices", "steps", "saved"), [(2, 3, "1.71"), (2, 4, "2.13"), (4, 4, "3.01"), (4, 5, "3.75")]
 )
 def test_exploring_costs_exactly_the_sum_of_the_choices(tmp_path, choices, steps, saved):
-    """N steps with a choices each cost a + a² + … + aⁿ model calls, compared with running each leaf from
-    scratch.
-    """
+    """N steps with a choices each cost a + a² + … + aⁿ model calls; running each leaf from scratch costs more."""
     spent = exploration_costs.explored(choices, steps, tmp_path)
     assert spent.calls == sum(choices**n for n in range(1, steps + 1))
     again = exploration_costs.Spent(steps * choices**steps, exploration_costs.COST * steps * choices**steps)

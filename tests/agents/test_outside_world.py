@@ -13,6 +13,7 @@ from scripted import obedient, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete, WorldDiverged, reversible
+from agentgit.effects import idempotency_key
 
 
 def wrapped(repo, world):
@@ -427,12 +428,13 @@ async def test_async_verbs_redo_and_reverse_effects(repo, world):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_redone_tool_receives_the_thread_id_of_its_branch(repo, is_async):
-    seen = []
+def test_a_redone_tool_receives_the_thread_id_of_its_branch_and_a_new_key(repo, is_async):
+    threads, keys = [], []
 
     def put(item: str, config: RunnableConfig) -> str:
         """Put an item."""
-        seen.append(config["configurable"]["thread_id"])
+        threads.append(config["configurable"]["thread_id"])
+        keys.append(idempotency_key())
         return item
 
     async def put_later(item: str, config: RunnableConfig) -> str:
@@ -444,4 +446,5 @@ def test_a_redone_tool_receives_the_thread_id_of_its_branch(repo, is_async):
     asyncio.run(agent.arun("add chair"))
     agent.rollback("main#1")
     asyncio.run(agent.aswitch("main", sync="world"))
-    assert seen == [agent.branch.langgraph_session_id] * 2
+    assert threads == [agent.branch.langgraph_session_id] * 2
+    assert len(set(keys)) == 2

@@ -26,8 +26,6 @@ def wrapped(repo, world, **how):
     ids=str,
 )
 def test_a_refusing_precheck_blocks_before_any_undo_runs(repo, world, said, told):
-    """A precheck that refuses or raises blocks plan and rollback with its reason, and no undo has run."""
-
     def check(call):
         if isinstance(said, Exception):
             raise said
@@ -78,7 +76,6 @@ def _unknown(repo, agent):
 
 @pytest.mark.parametrize("there", [True, {"item": "table", "number": 2}, False, None], ids=str)
 def test_verify_decides_whether_an_interrupted_call_happened(repo, world, there):
-    """The answer of verify sets the status and the result for the undo; without an answer a person decides."""
     agent, before = wrapped(repo, world, verify=lambda call: there)
     call = _unknown(repo, agent)
     if there is None:
@@ -96,7 +93,6 @@ def test_verify_decides_whether_an_interrupted_call_happened(repo, world, there)
 
 @pytest.mark.parametrize("still_there", [True, False])
 def test_verify_decides_whether_an_interrupted_reversal_happened(repo, world, still_there):
-    """An interrupted reversal is tried again only if the effect is still there."""
     agent, before = wrapped(repo, world, verify=lambda call: call.args["item"] in world.items)
     world.broken.add("table")
     with pytest.raises(RollbackIncomplete) as caught:
