@@ -68,12 +68,15 @@ def test_methods_take_the_parameters_of_the_graph():
         assert not missing, (name, missing)
 
 
-def test_an_agent_describes_itself_as_its_graph(agent, graph):
+@pytest.mark.parametrize("build", [tool_node_graph, nested_graph])
+async def test_an_agent_describes_itself_as_its_graph(repo, world, build):
+    graph = build(obedient(), world.tools(), InMemorySaver())
+    agent = repo.wrap(graph, "s", effects=world.effects())
     assert (agent.name, agent.get_name(), list(agent.nodes), list(agent.channels)) == (
         graph.name, graph.get_name(), list(graph.nodes), list(graph.channels),
     )  # fmt: skip
     assert agent.get_graph().to_json() == graph.get_graph().to_json()
-    assert asyncio.run(agent.aget_graph()).to_json() == graph.get_graph().to_json()
+    assert (await agent.aget_graph()).to_json() == graph.get_graph().to_json()
     for name in ("get_input_jsonschema", "get_output_jsonschema", "get_context_jsonschema"):
         assert getattr(agent, name)() == getattr(graph, name)(), name
     assert (agent.InputType, agent.OutputType) == (graph.InputType, graph.OutputType)
@@ -82,14 +85,10 @@ def test_an_agent_describes_itself_as_its_graph(agent, graph):
     assert (agent.stream_channels_list, agent.stream_channels_asis) == (
         graph.stream_channels_list, graph.stream_channels_asis,
     )  # fmt: skip
-
-
-async def test_subgraphs_are_those_of_the_graph(repo, world):
-    graph = nested_graph(obedient(), world.tools())
-    agent = repo.wrap(graph, "s", effects=world.effects())
-    expected = [(ns, type(one)) for ns, one in graph.get_subgraphs(recurse=True)]
-    assert [(ns, type(one)) for ns, one in agent.get_subgraphs(recurse=True)] == expected != []
-    assert [(ns, type(one)) async for ns, one in agent.aget_subgraphs(recurse=True)] == expected
+    subgraphs = [(ns, type(one)) for ns, one in graph.get_subgraphs(recurse=True)]
+    assert [(ns, type(one)) for ns, one in agent.get_subgraphs(recurse=True)] == subgraphs
+    assert bool(subgraphs) is (build is nested_graph)
+    assert [(ns, type(one)) async for ns, one in agent.aget_subgraphs(recurse=True)] == subgraphs
 
 
 class Failing(StreamTransformer):

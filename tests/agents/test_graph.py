@@ -185,15 +185,6 @@ def test_a_run_at_an_older_checkpoint_reverses_what_came_later(repo, app, world)
     assert repo.maintenance.fsck(3).is_sound
 
 
-async def test_async_runs_roll_back_too(app, world):
-    first, _ = await asyncio.to_thread(run, app, "add chair", "add table")
-    await app.ainvoke(said("add sofa"), first)
-    assert world.items == ["chair", "sofa"]
-    async for _ in app.astream(said("add lamp"), first):
-        pass
-    assert world.items == ["chair", "lamp"]
-
-
 def test_a_step_in_the_middle_of_a_turn_can_be_run_again(repo, app, world):
     run(app, "add chair", "add table")
     before_tools = [one.config for one in app.get_state_history(THREAD) if one.next == ("tools",)]
@@ -294,7 +285,6 @@ def test_confirm_never_does_it_and_confirm_raise_refuses(repo, world):
 
 
 def test_what_cannot_be_undone_blocks_the_run(app, world):
-    """An irreversible effect refuses the rollback in every mode, and nothing has changed."""
     first, second = run(app, "add chair", "send letter")
     forced = {"configurable": {**first["configurable"], "force": True, "tools": "keep"}}
     with pytest.raises(RollbackBlocked, match="send"):

@@ -12,22 +12,17 @@ import processes
 import pytest
 from chats import chatting
 from langchain_core.messages import AIMessage, AnyMessage, ToolMessage
-from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, RetryPolicy
-from scripted import GRAPHS, World, call, calls, saying, tool_node_graph
+from scripted import GRAPHS, World, call, calls, node_graph, say, saying, tool_node_graph
 
 import agentgit
 from agentgit import Fenced, InvalidInput, effect, reversible
 from agentgit.errors import TurnAbandoned
 
 pytestmark = pytest.mark.filterwarnings("error::agentgit.errors.TurnAbandoned")
-
-
-def say(text: str) -> dict[str, Any]:
-    return {"messages": [("user", text)]}
 
 
 class Rounds(TypedDict):
@@ -51,6 +46,9 @@ def shaky(world: World, error: type[BaseException] = RuntimeError) -> BaseTool:
     return tool(work)
 
 
+AGAIN = RetryPolicy(max_attempts=3, initial_interval=0.01, jitter=False, retry_on=RuntimeError)
+
+
 def batch() -> AIMessage:
     return calls(call("add", item="x"), call("work", what="y"))
 
@@ -60,10 +58,9 @@ def statuses(agent) -> list[tuple[str, str]]:
 
 
 def test_a_resumed_batch_does_not_repeat_a_done_call(repo, world):
-    """After a restart the turn continues, and the done call is answered from the record and has one row."""
     graph = tool_node_graph(saying(batch(), "ok"), [*world.tools(), shaky(world)])
     with pytest.raises(RuntimeError):
-        repo.wrap(graph, "s", effects=world.effects()).invoke(say("go"))
+        repo.wrap(graph, "s", effects=world.effects()).invoke(say())
     with agentgit.open(backend.url(repo)) as later:
         agent = later.wrap(graph, "s", effects=world.effects())
         agent.invoke(None)
@@ -74,35 +71,17 @@ def test_a_resumed_batch_does_not_repeat_a_done_call(repo, world):
         assert failed.idempotency_key == done.idempotency_key
 
 
-def retrying_graph(tools: list[BaseTool], model: Any, **settings: Any) -> Any:
-    """Build a graph whose ToolNode has a RetryPolicy."""
-
-    async def ask(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await model.ainvoke(state["messages"])]}
-
-    graph = StateGraph(MessagesState)
-    asking = RunnableLambda(lambda state: {"messages": [model.invoke(state["messages"])]}, afunc=ask)
-    graph.add_node("model", asking)
-    retried = RetryPolicy(max_attempts=3, initial_interval=0.01, jitter=False, retry_on=RuntimeError)
-    graph.add_node("tools", ToolNode(tools, handle_tool_errors=False, **settings), retry_policy=retried)
-    graph.add_edge(START, "model")
-    graph.add_conditional_edges("model", tools_condition)
-    graph.add_edge("tools", "model")
-    return graph.compile()
-
-
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_retried_node_does_not_repeat_a_done_call(repo, world, way):
-    graph = retrying_graph([*world.tools(), shaky(world)], saying(batch(), "ok"))
+    graph = tool_node_graph(saying(batch(), "ok"), [*world.tools(), shaky(world)], retry=AGAIN)
     agent = repo.wrap(graph, "s", effects=world.effects())
-    agent.invoke(say("go")) if way == "sync" else asyncio.run(agent.ainvoke(say("go")))
+    agent.invoke(say()) if way == "sync" else asyncio.run(agent.ainvoke(say()))
     assert world.items == ["x"]
     assert agent.messages()[2].content == '{"item": "x", "number": 1}'
     assert statuses(agent) == [("add", "done"), ("work", "failed"), ("work", "done")]
 
 
 def test_a_running_call_is_awaited_when_its_sibling_fails(repo, world):
-    """The sibling of a failed async call runs to its end, and the retry is answered with its result."""
     failed, left = asyncio.Event(), [RuntimeError("once")]
 
     @tool
@@ -123,8 +102,9 @@ def test_a_running_call_is_awaited_when_its_sibling_fails(repo, world):
             raise left.pop()
         return f"did {what}"
 
-    agent = repo.wrap(retrying_graph([add, work], saying(batch(), "ok")), "s", effects={"add": "irreversible"})
-    asyncio.run(agent.ainvoke(say("go")))
+    graph = tool_node_graph(saying(batch(), "ok"), [add, work], retry=AGAIN)
+    agent = repo.wrap(graph, "s", effects={"add": "irreversible"})
+    asyncio.run(agent.ainvoke(say()))
     assert world.items == ["x"]
     assert [m.content for m in agent.messages()[2:4]] == ["added x", "did y"]
     assert statuses(agent) == [("add", "done"), ("work", "failed"), ("work", "done")]
@@ -132,8 +112,6 @@ def test_a_running_call_is_awaited_when_its_sibling_fails(repo, world):
 
 @pytest.mark.parametrize(("declared", "times"), [("irreversible", 1), ("idempotent", 2)])
 def test_a_cancelled_call_is_repeated_only_if_idempotent(repo, world, declared, times):
-    """A wrapper that cancels a call and tries again raises Fenced, unless the tool is idempotent."""
-
     @tool
     async def add(item: str) -> str:
         """Add an item; hang the first time."""
@@ -149,28 +127,16 @@ def test_a_cancelled_call_is_repeated_only_if_idempotent(repo, world, declared, 
         await asyncio.wait([running])
         return await execute(request)
 
-    graph = retrying_graph([add], saying(calls(call("add", item="x")), "ok"), awrap_tool_call=impatient)
+    model = saying(call("add", item="x"), "ok")
+    graph = tool_node_graph(model, [add], retry=AGAIN, awrap_tool_call=impatient)
     agent = repo.wrap(graph, "s", effects={"add": declared})
     if declared == "irreversible":
         with pytest.raises(Fenced, match="interrupted"):
-            asyncio.run(agent.ainvoke(say("go")))
+            asyncio.run(agent.ainvoke(say()))
     else:
-        asyncio.run(agent.ainvoke(say("go")))
+        asyncio.run(agent.ainvoke(say()))
     assert len(world.items) == times
     assert statuses(agent)[0] == ("add", "unknown")
-
-
-def test_a_done_call_id_is_refused_with_other_arguments(repo, world):
-    graph = tool_node_graph(saying(batch(), "ok"), [*world.tools(), shaky(world)], handle_tool_errors=False)
-    agent = repo.wrap(graph, "s", effects=world.effects())
-    with pytest.raises(RuntimeError):
-        agent.invoke(say("go"))
-    asked = agent.messages()[-1]
-    other = [{**asked.tool_calls[0], "args": {"item": "z"}}, asked.tool_calls[1]]
-    agent.update_state(None, {"messages": [AIMessage("", id=asked.id, tool_calls=other)]}, as_node="model")
-    with pytest.raises(Fenced, match="with other arguments"):
-        agent.invoke(None)
-    assert world.items == ["x"]
 
 
 def test_a_reused_tool_call_id_in_a_later_message_is_a_new_call(repo, world):
@@ -178,7 +144,7 @@ def test_a_reused_tool_call_id_in_a_later_message_is_a_new_call(repo, world):
     agent = repo.wrap(tool_node_graph(saying(one, two, "ok"), [*world.tools(), shaky(world)]), "s",
                       effects=world.effects())  # fmt: skip
     with pytest.raises(RuntimeError):
-        agent.invoke(say("go"))
+        agent.invoke(say())
     agent.invoke(None)
     assert world.items == ["x", "x"]
     keys = [c.idempotency_key for c in agent.tool_track() if c.tool_name == "add"]
@@ -203,30 +169,41 @@ def test_a_repeated_message_runs_its_tools_in_each_round(repo, world, message_id
     graph.add_conditional_edges("plan", tools_condition)
     graph.add_edge("tools", "plan")
     agent = repo.wrap(graph.compile(), "s", effects=world.effects())
-    agent.invoke(say("go"))
+    agent.invoke(say())
     agent.invoke(Command(resume="yes"))
     assert len(world.happened("look")) == 3
     assert world.items == ["x"]
 
 
-def test_an_edited_message_runs_only_the_edited_call(repo, world):
-    graph = tool_node_graph(saying(batch(), "ok"), [*world.tools(), shaky(world)])
-    agent = repo.wrap(graph, "s", effects=world.effects())
+def edited_batch(repo, world, **args):
+    """Let the second call of a batch fail, edit the arguments of the calls whose names are given, and resume."""
+    agent = repo.wrap(tool_node_graph(saying(batch(), "ok"), [*world.tools(), shaky(world)]), "s",
+                      effects=world.effects())  # fmt: skip
     with pytest.raises(RuntimeError):
-        agent.invoke(say("go"))
+        agent.invoke(say())
     asked = agent.messages()[-1]
-    edited = [asked.tool_calls[0], {**asked.tool_calls[1], "args": {"what": "z"}}]
+    edited = [{**call, "args": args.get(call["name"], call["args"])} for call in asked.tool_calls]
     agent.update_state(None, {"messages": [AIMessage("", id=asked.id, tool_calls=edited)]}, as_node="model")
     agent.invoke(None)
+
+
+def test_an_edited_message_runs_only_the_edited_call(repo, world):
+    edited_batch(repo, world, work={"what": "z"})
     assert world.items == ["x"]
     assert world.happened("work") == [{"what": "y"}, {"what": "z"}]
+
+
+def test_a_done_call_id_is_refused_with_other_arguments(repo, world):
+    with pytest.raises(Fenced, match="with other arguments"):
+        edited_batch(repo, world, add={"item": "z"})
+    assert world.items == ["x"]
 
 
 @pytest.mark.parametrize("where", ["itself", "fork"])
 def test_a_done_call_beside_a_question_is_not_repeated(repo, world, where):
     asked = calls(call("add", item="x"), call("add_if_approved", item="y"))
     agent = repo.wrap(tool_node_graph(saying(asked, "ok", "ok"), world.tools()), "s", effects=world.effects())
-    agent.invoke(say("go"))
+    agent.invoke(say())
     other = agent.fork() if where == "fork" else agent
     other.invoke(Command(resume="yes"))
     assert world.items == ["x", "y"]
@@ -253,7 +230,7 @@ def test_an_interrupted_call_is_never_repeated_blindly(repo, world, case):
     graph = tool_node_graph(saying(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
     agent = repo.wrap(graph, "s", effects={"work": declared} if declared else {})
     with pytest.raises(KeyboardInterrupt):
-        agent.invoke(say("go"))
+        agent.invoke(say())
     if answer is None:
         with pytest.raises(Fenced, match="then resolve call"):
             agent.invoke(None)
@@ -270,7 +247,7 @@ def test_a_resolved_call_lets_its_turn_continue(repo, world, outcome, runs, answ
     graph = tool_node_graph(saying(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
     agent = repo.wrap(graph, "s", effects={"work": "irreversible"})
     with pytest.raises(KeyboardInterrupt):
-        agent.invoke(say("go"))
+        agent.invoke(say())
     with pytest.raises(Fenced) as refused:
         agent.invoke(None)
     if outcome == "did_not_happen":
@@ -305,15 +282,13 @@ def test_a_node_that_calls_tools_directly_repeats_no_done_call(repo, world, decl
     """A done call is not repeated, declared or not, if the AI message in the state asked for it."""
     agent = repo.wrap(own_code(world), "s", effects=world.effects() if declared else {}, check_effects=False)
     with pytest.raises(RuntimeError):
-        agent.invoke(say("go"))
+        agent.invoke(say())
     agent.invoke(None)
     assert (len(world.notes), len(world.items)) == (1, 1)
     assert [m.content for m in agent.messages()[2:5]] == ["noted", '{"item": "x", "number": 1}', "did y"]
 
 
 def test_a_resumed_turn_applies_the_command_of_a_done_call(repo, world):
-    """The state update of a Command that a done call returned reaches the state in the resumed turn."""
-
     @tool
     def hand_over(to: str) -> Command:
         """Hand over."""
@@ -324,7 +299,7 @@ def test_a_resumed_turn_applies_the_command_of_a_done_call(repo, world):
     graph = tool_node_graph(saying(asked, "ok"), [hand_over, shaky(world)])
     agent = repo.wrap(graph, "s", effects={"hand_over": "irreversible"})
     with pytest.raises(RuntimeError):
-        agent.invoke(say("go"))
+        agent.invoke(say())
     agent.invoke(None)
     assert sorted(str(m.content) for m in agent.messages()[2:4]) == ["did y", "handed"]
     assert len(world.happened("hand_over")) == 1
@@ -397,17 +372,12 @@ agent.invoke({{"messages": [("user", "go")]}}, durability="sync")
 """
 
 
-def calling_node(work: BaseTool) -> Any:
-    """Build a graph whose node calls a tool twice."""
-
-    def act(state: MessagesState) -> Any:
-        return {"messages": [("ai", work.invoke({"what": "x"}) + work.invoke({"what": "y"}))]}
-
-    return StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+def calling_twice(work: BaseTool) -> Any:
+    return node_graph(lambda state: {"messages": [("ai", work.invoke({"what": "x"}) + work.invoke({"what": "y"}))]})
 
 
 DYING_GRAPHS = {
-    "node": calling_node,
+    "node": calling_twice,
     "tools": lambda work: tool_node_graph(
         saying(call("work", "c1", what="x"), call("work", "c2", what="y"), "hi", "hi"), [work]
     ),
@@ -428,20 +398,17 @@ def dead_turn(request, database, tmp_path):
     return DYING_GRAPHS[request.param](work)
 
 
-GREETING = {"messages": [("user", "hello")]}
-
-
 def test_a_new_message_after_a_kill_warns_once_and_names_the_calls_without_an_answer(repo, dead_turn):
     """The warning names the session, the branch, the calls and the next step, and points at the caller."""
     agent = repo.wrap(dead_turn, "s")
     with pytest.warns(TurnAbandoned, match="session s, branch main") as seen:
-        agent.invoke(GREETING)
+        agent.invoke(say())
     # A node's calls are answered together when it ends; the first call that a model made was answered.
     named = "work(what='x'), work(what='y')" if "act" in dead_turn.nodes else "work(what='y')"
     assert f"answered: {named}. " in str(seen[0].message)
     assert "agent.invoke(None)" in str(seen[0].message)
     assert seen[0].filename == __file__
-    agent.invoke(GREETING)  # a warning is an error here
+    agent.invoke(say())  # a warning is an error here
 
 
 async def test_the_warning_after_a_kill_can_refuse_the_message(repo, dead_turn):
@@ -450,17 +417,17 @@ async def test_the_warning_after_a_kill_can_refuse_the_message(repo, dead_turn):
     before = [point.id for point in agent.log()]
     for _ in range(2):
         with pytest.raises(TurnAbandoned):
-            agent.invoke(GREETING)
+            agent.invoke(say())
         with pytest.raises(TurnAbandoned):
-            await agent.ainvoke(GREETING)
+            await agent.ainvoke(say())
     assert [point.id for point in agent.log()] == before
     agent.invoke(None)
-    agent.invoke(GREETING)
+    agent.invoke(say())
 
 
 def test_a_served_graph_does_not_warn_of_a_killed_turn(repo, dead_turn):
     app = repo.graph(dead_turn)
-    assert app.invoke(GREETING, {"configurable": {"thread_id": "s"}})["messages"][-1].type == "ai"
+    assert app.invoke(say(), {"configurable": {"thread_id": "s"}})["messages"][-1].type == "ai"
 
 
 def test_the_chat_warns_of_a_killed_turn(repo, dead_turn, capsys):

@@ -74,7 +74,6 @@ def stopped(verb, hands, item, error):
 
 
 def test_an_interrupted_reversal_leaves_its_effect_unknown(agent, hands, repo, world):
-    """After a rollback died in an undo, the old branch does not run until the call is resolved."""
     stopped(lambda: agent.rollback("before"), hands, "sofa", KeyboardInterrupt)
     with pytest.raises(WorldDiverged, match="unknown whether it has been reversed"):
         agent.run("and now?")
@@ -164,7 +163,6 @@ def test_a_forced_resume_abandons_a_reversal_that_always_fails(agent, hands, rep
 
 
 def test_a_forced_resume_abandons_a_switch_that_always_fails(repo, world, hands):
-    """A tool that raises at each redo does not lock its branch forever."""
     agent = wrapped(repo, world, hands)
     agent.run("add chair")
     before = agent.checkpoint()
@@ -297,7 +295,6 @@ def test_a_call_that_is_verified_late_keeps_its_reversal_order(repo, world, hand
 
 @pytest.mark.long
 def test_concurrent_rollbacks_of_a_session_never_overlap(database, world):
-    """Concurrent rollbacks run one at a time or are refused, and each effect is reversed once."""
     acting, most = [], []
 
     def undo(args, result):

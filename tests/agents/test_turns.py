@@ -3,6 +3,7 @@
 import asyncio
 import io
 import threading
+from functools import partial
 
 import backend
 import pytest
@@ -249,40 +250,29 @@ def test_every_verb_raises_after_the_repository_is_closed(database, tmp_path):
     repo.close()
     config = {"configurable": {"thread_id": "t"}}
     verbs = [
-        lambda: agent.run("add table"),
+        *(getattr(agent, name) for name in ("get_state", "undo", "redo", "fork", "tree", "messages", "tool_track")),
+        *(partial(getattr(agent, name), "main") for name in ("run", "checkpoint", "switch", "merge", "explore")),
+        *(partial(getattr(agent, name), "main#1") for name in ("rollback", "rewind_files")),
         lambda: agent.invoke(None),
         lambda: next(agent.stream(inputs("hm")[0])),
-        lambda: agent.get_state(),
-        lambda: agent.checkpoint("x"),
-        lambda: agent.rollback("main#1"),
-        agent.undo,
-        agent.redo,
-        agent.fork,
-        lambda: agent.switch("main"),
-        lambda: agent.explore(["hm"]),
-        agent.tree,
-        agent.messages,
-        agent.tool_track,
         lambda: agent.head,
-        lambda: agent.merge("main"),
-        lambda: agent.rewind_files("main#1"),
         lambda: agent.update_state(None, {"messages": []}),
         lambda: asyncio.run(agent.ainvoke(inputs("hm")[0])),
-        lambda: repo.sessions(),
-        lambda: repo.maintenance.gc(),
-        lambda: repo.maintenance.fsck(),
+        repo.sessions,
+        repo.maintenance.gc,
+        repo.maintenance.fsck,
         lambda: list(repo.events.list()),
         lambda: repo.events.on("*", print),
         lambda: repo.as_user("ann"),
         lambda: repo.wrap(agent.graph, "s"),
-        agent.session.tags,
+        lambda: repo.import_(io.BytesIO(b"x")),
         lambda: saver.get_tuple(config),
         lambda: list(saver.list(config)),
         lambda: saver.delete_thread("t"),
         lambda: asyncio.run(saver.aget_tuple(config)),
         saver.gc,
-        lambda: session.branches(),
-        lambda: repo.import_(io.BytesIO(b"x")),
+        agent.session.tags,
+        session.branches,
         lambda: repo.session("s").export(io.BytesIO()),
         lambda: point.session_state,
     ]

@@ -35,7 +35,6 @@ def rule(messages: list[BaseMessage]) -> AIMessage:
 
 
 def echoing(saver: Any = None) -> Graph:
-    """Build the echo graph."""
     return tool_node_graph(ScriptedModel(rule=rule), [echo], saver)
 
 
@@ -50,7 +49,6 @@ def whole(name: str, turns: int) -> list[str]:
 
 
 def texts(values: dict[str, Any]) -> list[str]:
-    """Return the texts of a conversation."""
     return [message.content for message in values["messages"]]
 
 

@@ -33,7 +33,6 @@ def libpq(url: URL, **more: str) -> dict[str, str]:
 
 
 def script(name: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of the kit until it ends."""
     command = [str(DEPLOY / name), *map(str, words)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
 
@@ -64,7 +63,6 @@ def execute(url: URL, *statements: str) -> None:
 
 
 def count(url: URL, table: str) -> int:
-    """Count the rows of a table."""
     with postgres_databases.on(url) as engine, engine.connect() as connection:
         return connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()  # noqa: S608  # our own words
 

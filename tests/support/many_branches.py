@@ -1,17 +1,11 @@
-"""Sessions with many branches, made with public verbs, to try and to measure how they are shown.
-
-Example: `python tests/support/many_branches.py demo.db 300` makes the session `wide` in `demo.db`, with 300 branches.
-"""
+"""Sessions with many branches, made with public verbs, to try and to measure how they are shown."""
 
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 from echo_graph import echoing
 
-import agentgit
 from agentgit import Repository
 
 ASKED = ("order two chairs", "a table, please", "rather a sofa", "pay, and mail the receipt", "which lamps are there?")
@@ -49,10 +43,3 @@ def deep(repo: Repository, branches: int, name: str = "deep") -> None:
         agent = agent.rollback("HEAD")
         if branches <= 20:
             agent.run(ASKED[2])
-
-
-if __name__ == "__main__":
-    database, how_many = Path(sys.argv[1]), int(sys.argv[2])
-    with agentgit.open(database) as opened:
-        wide(opened, how_many)
-        deep(opened, min(how_many, 60))

@@ -214,16 +214,18 @@ def tool_node_graph(
     handle_tool_errors: Any = False,
     retry: RetryPolicy | None = None,
     schema: type = MessagesState,
+    **settings: Any,
 ) -> Graph:
     """Build model → ToolNode → model; by default a tool that raises ends the turn.
 
     Args:
         checkpointer: A saver; None for that of the caller; True for a subgraph that keeps its own thread.
         retry: When LangGraph runs all calls of the ToolNode again.
+        settings: Other settings of the ToolNode.
     """
     graph = StateGraph(schema)
     graph.add_node("model", _asking(model))
-    graph.add_node("tools", ToolNode(tools, handle_tool_errors=handle_tool_errors), retry_policy=retry)
+    graph.add_node("tools", ToolNode(tools, handle_tool_errors=handle_tool_errors, **settings), retry_policy=retry)
     graph.add_edge(START, "model")
     graph.add_conditional_edges("model", tools_condition)
     graph.add_edge("tools", "model")

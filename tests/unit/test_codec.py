@@ -199,14 +199,6 @@ def test_appending_to_a_list_keeps_its_earlier_leaves(values, data):
     assert short[:-1] == long[: max(0, len(short) - 1)]
 
 
-def test_only_lists_of_messages_have_a_message_count():
-    talk = [HumanMessage("a"), AIMessage("b")]
-    assert strict().encode(talk).messages == 2
-    assert strict().encode({"messages": talk, "x": 1}).messages == 2
-    assert strict().encode([*talk, "c"]).messages is None
-    assert strict().encode({"x": talk}).messages is None
-
-
 @pytest.mark.parametrize(
     "value", [object(), {"f": print}, [lambda: None], (n for n in [])], ids=lambda v: type(v).__name__
 )

@@ -8,7 +8,7 @@ from notebook_shells import Notebook
 
 from agentgit import ToolInvocation, compensable, reversible
 from agentgit.effects import Effect, effect
-from agentgit.effects.declarations import Hints, ToolEffects, as_effects, hints_in, record_fields, stricter
+from agentgit.effects.declarations import Hints, as_effects, hints_in, record_fields, stricter
 from agentgit.effects.effects import (
     KINDS,
     UNDOABLE,
@@ -247,20 +247,6 @@ def test_a_stricter_effect_keeps_verify_and_identity_args():
     assert found == Effect("irreversible", identity_args=["id"], verify=look)
 
 
-# -- precedence
-
-
-def test_the_effect_of_a_hidden_tool_is_its_decorator_or_the_default():
-    """For a tool not exposed by the graph, its decorator overrides the repository's entry, which overrides `*`."""
-    defaults = {"decorated": effect("irreversible"), "named": effect("read_only"), "*": reversible(undo)}
-    found = ToolEffects({"seen": None}, defaults)
-    said = {"decorated": effect("idempotent")}
-    kinds = [found.get(name, None, said.get(name)) for name in ("seen", "decorated", "named", "unknown")]
-    assert [kind and kind.kind for kind in kinds] == [None, "idempotent", "read_only", "reversible"]
-    assert found.get("named", {"readOnlyHint": False}) is None
-    assert found.kinds() == {"seen": "undeclared"}
-
-
 @pytest.mark.parametrize("wrong", [["add"], "add", {"add": 3}, {3: "read_only"}, {"": "read_only"}, {"add": None}])
 def test_a_wrong_effects_mapping_is_refused(wrong):
     with pytest.raises(InvalidInput):
@@ -282,17 +268,6 @@ def test_a_recorded_name_finds_only_declared_functions():
     assert registry.verify(1, call) is look  # a later declaration keeps what it leaves out
     assert registry.precheck(1, call) is look
     assert "is not declared here" in registry.undo_obstacle(2, call)
-
-
-def test_a_function_other_than_the_recorded_one_is_refused():
-    """Where the recorded and the declared name differ, no function is used, and the reason has both names."""
-    registry = Registry({"pay_by_name": reversible(other), "*": reversible(undo, verify=look)})
-    assert registry.undo(1, invoked("pay_by_name")) is other  # the record names no other function
-    why = registry.undo_obstacle(1, invoked("pay_by_name", undo="shop:cancel"))
-    assert "shop:cancel" in why
-    assert f"{__name__}:other" in why
-    assert registry.undo(1, invoked("pay_by_name", undo=HERE)) is undo
-    assert (registry.undo(1, invoked("unheard_of")), registry.verify(1, invoked("unheard_of"))) == (undo, look)
 
 
 def test_disagreeing_decorators_leave_a_tool_name_undeclared():

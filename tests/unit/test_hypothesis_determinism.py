@@ -22,7 +22,6 @@ def tried() -> list[tuple[str, int]]:
 
 @pytest.mark.skipif(bool(os.environ.get("AGENTGIT_EXPLORE")), reason="new examples are looked for")
 def test_hypothesis_examples_do_not_depend_on_imported_modules(tmp_path, monkeypatch):
-    """A property test tries the same examples when it runs again and when more modules are imported."""
     before = tried()
     constants = [*(f"constant{n}" for n in range(100)), *range(10**9, 10**9 + 100)]
     (tmp_path / "full_of_constants.py").write_text(f"CONSTANTS = {constants}\n")

@@ -9,8 +9,6 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from agentgit import errors
 
 ROOT = Path(__file__).parents[2]
@@ -52,18 +50,6 @@ def test_importing_agentgit_imports_no_heavy_package():
     code = f"import sys, agentgit; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603  # as above
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.long
-def test_reading_a_session_does_not_import_langgraph(tmp_path):
-    """Reading the tree and the state of a session does not import LangGraph, which takes a second."""
-    code = (
-        "import sys, agentgit; repo = agentgit.open('x.db'); session = repo.session('s', create=True); "
-        "str(session.tree()); "
-        "session.branch().session_state; repo.close(); print('langgraph' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)  # noqa: S603  # as above
-    assert done.stdout.strip() == "False"
 
 
 PACKAGES = (

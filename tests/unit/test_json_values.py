@@ -21,7 +21,6 @@ class Nasty:
 
 
 def test_portable_never_raises_and_consumes_nothing():
-    """Recording a value never fails, and reads nothing from its iterators and files."""
     circle: list = []
     circle.append(circle)
     loop = Circle()

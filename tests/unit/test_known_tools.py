@@ -54,7 +54,6 @@ def impostors() -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", list(impostors()))
 def test_a_tool_is_known_by_its_code_only(kind):
-    """A tool with the name, or the copied name of the function, of a known tool is not known."""
     assert profile_of(create_handoff_tool(agent_name="Bob")) is not None
     assert profile_of(impostors()[kind]) is None
 

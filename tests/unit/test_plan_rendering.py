@@ -10,7 +10,7 @@ from markup import HOSTILE, TABLE_TAGS, Page, call, contrast
 from agentgit import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.invocation import how_to_resolve
 from agentgit.effects.plan import BLOCK, GONE, KEEP, REDO, REVERSE, SWITCH, WORLD_ONLY, PlanStep
-from agentgit.effects.report import GROUPS, ReportItem
+from agentgit.effects.report import ReportItem
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
 from agentgit.render import html
 from agentgit.render.text import STYLES, cells, plain, wrap
@@ -62,7 +62,6 @@ PARTIAL = RollbackReport(
 
 @pytest.mark.parametrize(("name", "value"), [("plan", FULL), ("report", PARTIAL)])
 def test_plans_and_reports_match_the_expected_text(name, value):
-    """Each effect has its kind and full reason, in aligned columns, with long arguments cut and a count."""
     assert str(value) == golden(f"{name}.txt")
 
 
@@ -160,7 +159,6 @@ def test_a_plan_in_a_notebook_is_a_table():
 
 
 def test_values_have_text_and_html_for_notebooks():
-    """The MIME bundle has the text and the HTML; the HTML of a tree also has its text below the picture."""
     for value in (FULL, PARTIAL, tree()):
         assert value._repr_mimebundle_() == {"text/plain": str(value), "text/html": value._repr_html_()}
     assert Page(tree()._repr_html_()).text == f"as text{tree()}"
@@ -199,27 +197,19 @@ def test_plans_and_reports_round_trip_through_json(value):
     again = type(value).from_dict(json.loads(json.dumps(value.to_dict())))
     assert again == value
     assert str(again) == str(value)
-
-
-def test_the_data_of_a_plan_says_whether_it_is_admissible():
-    """`to_dict` of a plan has `is_admissible`, so a program need not know which steps block."""
-    assert FULL.to_dict()["is_admissible"] is False
-    assert plan().to_dict()["is_admissible"] is True
-    assert [group for group in PARTIAL.to_dict() if group in GROUPS] == list(GROUPS)
+    if isinstance(value, RollbackPlan):
+        assert value.to_dict()["is_admissible"] is value.is_admissible is (value != FULL)
 
 
 @pytest.mark.parametrize("data", [{}, [], "plan", {"steps": 1}, {**FULL.to_dict(), "steps": [{"action": "keep"}]}])
-def test_data_that_is_no_plan_or_report_is_refused(data):
+def test_data_that_is_no_plan_report_or_invocation_is_refused(data):
     with pytest.raises(InvalidInput, match="Not a plan"):
         RollbackPlan.from_dict(data)
     with pytest.raises(InvalidInput, match="Not a report"):
         RollbackReport.from_dict(data)
-
-
-def test_data_that_is_no_tool_invocation_is_refused():
     for wrong in ({"started_at": "yesterday"}, {"colour": "red"}, {"id": 1}):
         with pytest.raises(InvalidInput, match="Not a tool invocation"):
-            ToolInvocation.from_dict({**wrong})
+            ToolInvocation.from_dict(wrong)
 
 
 def test_every_style_in_a_plan_is_a_known_style():

@@ -93,7 +93,6 @@ def test_hostile_names_are_only_text_in_a_picture():
 
 @pytest.mark.parametrize("shape", ["long", "named", "wide", "deep", "at once"])
 def test_a_picture_of_ten_thousand_checkpoints_is_small(shape):
-    """The picture of a very large tree stays small, shows the head and says how much it omits."""
     count = 10_000
     if shape in ("long", "named"):
         named = shape == "named"
@@ -148,7 +147,6 @@ def test_marks_and_lanes_on_a_page_are_seen_in_light_and_dark():
 
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])
 def test_picture_colours_are_readable_on_light_and_dark_backgrounds(background):
-    """Each colour has a contrast of at least 4:1 on white and on the dark of JupyterLab."""
     for colour in (*svg.LANES, *svg.COLOURS.values(), svg.TEXT, svg.TAG):
         assert contrast(colour, background) >= 4, colour
 

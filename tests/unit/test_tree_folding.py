@@ -92,20 +92,6 @@ def test_a_branch_that_is_expanded_shows_its_branches_and_hides_no_other():
     assert after.hidden == {}
 
 
-def test_a_filter_shows_the_path_to_a_branch_and_what_leaves_from_it():
-    folded = fold(grown([None, 1, 1, 2, 4], current=3), branch=2)
-    assert ids(folded.tree) == [1, 2, 4, 5]
-    assert folded.hidden == {1: 1}
-    assert folded.collapsed == frozenset()
-
-
-def test_a_path_longer_than_the_limit_begins_further_down():
-    folded = fold(grown([None, *range(1, 1_000)], current=1_000), limit=10)
-    assert ids(folded.tree) == list(range(991, 1_001))
-    assert folded.above == 990
-    assert folded.collapsed == frozenset()
-
-
 def test_a_branch_that_is_collapsed_takes_one_line_and_hides_what_is_below_it():
     """A branch can be collapsed in a small tree, too; the path to the current branch cannot."""
     folded = fold(grown([None, 1, 2, 2, 1], current=5), collapse=[2, 1])
