@@ -108,8 +108,11 @@ def by_async_node(bank: Bank) -> Any:
 
 def by_new_ids(bank: Bank) -> Any:
     """Build a graph whose node makes tool calls with new ids at each attempt."""
-    asked = lambda to: call("pay", uuid4().hex, to=to)  # noqa: E731  # a line is enough
-    return bank.node(lambda pay: [int(pay.invoke(asked(to)).content) for to in WANTED], retry_policy=AGAIN)
+
+    def paid(pay: BaseTool, to: str) -> int:
+        return int(pay.invoke(call("pay", uuid4().hex, to=to)).content)
+
+    return bank.node(lambda pay: [paid(pay, to) for to in WANTED], retry_policy=AGAIN)
 
 
 def by_run(bank: Bank) -> Any:
@@ -279,8 +282,8 @@ def test_changed_arguments_do_not_bypass_a_payment_of_the_task(repo, bank):
 
 def test_only_identity_arguments_count(repo, bank):
     """A new reference on every attempt does not make a new payment."""
-    work = lambda pay: pay.invoke({"to": "Ann", "reference": uuid4().hex})  # noqa: E731  # a line is enough
-    agent = wrapped(repo, bank.node(work, retry_policy=AGAIN))
+    graph = bank.node(lambda pay: pay.invoke({"to": "Ann", "reference": uuid4().hex}), retry_policy=AGAIN)
+    agent = wrapped(repo, graph)
     bank.faults = [ConnectionError(), ConnectionError()]
     agent.invoke(say())
     assert bank.ledger == [("Ann", 5)]

@@ -17,7 +17,7 @@ from langchain_core.tools import tool
 from langgraph.prebuilt import ToolRuntime
 from langgraph.types import Command
 from pydantic import BaseModel, Field
-from scripted import GRAPHS, agent_graph, call, calls, node_graph, tool_node_graph
+from scripted import GRAPHS, call, calls, node_graph, tool_node_graph
 
 import agentgit
 from agentgit import Fenced, InvalidInput, compensable, effect, reversible
@@ -241,32 +241,6 @@ def test_only_one_of_several_concurrent_processes_pays(repo, bank, tmp_path):
     assert sorted(one.stdout.strip() for one in ended) == ["0", "0", "0", "1"]
 
 
-@pytest.mark.parametrize(("seen", "paid"), [(True, 1), ({"receipt": 1}, 1), (False, 2), (None, 1)])
-def test_verify_decides_about_an_interrupted_payment(repo, bank, seen, paid):
-    tools = bank.tools()
-    paying, broken = tools[0].func, [True]
-
-    def breaking(to: str, amount: int, reference: str) -> dict:
-        """Pay, and interrupt the first attempt."""
-        result = paying(to, amount, reference)
-        if broken.pop() if broken else False:
-            raise KeyboardInterrupt
-        return result
-
-    effects = bank.effects(pay=effect("irreversible", identity_args=["to"], verify=lambda call: seen))
-    graph = tool_node_graph(says(pay(), pay(), "paid"), [tool("pay")(breaking), tools[1]])
-    agent = repo.wrap(graph, "s", effects=effects)
-    with pytest.raises(KeyboardInterrupt):
-        agent.run("pay Ann")
-    retry = agent.rollback("main#1", tools="keep")
-    if seen is None:
-        with pytest.raises(Fenced, match="is unknown whether"):
-            retry.run("pay Ann")
-    else:
-        retry.run("pay Ann")
-    assert len(bank.ledger) == paid
-
-
 # -- forms of answers
 
 
@@ -324,12 +298,6 @@ def test_an_unused_answer_is_available_to_a_later_call(repo, bank):
     retry.run("pay Ann")
     assert [(c.kind, c.status) for c in retry.tool_track()] == [("replay", "failed"), ("replay", "done")]
     assert len(bank.ledger) == 1
-
-
-def test_wrapping_does_not_modify_the_users_tools(repo, bank):
-    tools = bank.tools()
-    repo.wrap(agent_graph(says("hi"), tools), "s", effects=bank.effects()).run("hi")
-    assert [made.metadata for made in tools] == [None, None]
 
 
 SPELLED = [

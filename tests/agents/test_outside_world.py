@@ -94,30 +94,23 @@ def test_a_forward_rollback_lists_or_redoes_reversed_calls(left, world):
 
 
 def test_sync_note_informs_the_model_of_the_change(left, world):
+    """One message before the next input; a fork from where it is pending gets it, one from an earlier point not."""
     agent, _ = left
     agent = agent.switch("main", sync="note")
     assert world.items == ["chair"]
+    earlier, fork = agent.fork("main#1"), agent.fork()
     agent.run("and now?")
     note, said = [m for m in agent.messages() if isinstance(m, HumanMessage)][-2:]
     assert note.name == "agentgit"
     assert "add(item='table') was reversed" in note.content
     assert said.content == "and now?"
-    agent.run("again")
-    assert sum(m.name == "agentgit" for m in agent.messages()) == 1
+    for branch, notes in ((agent, 1), (fork, 1), (earlier, 0)):
+        branch.run("again")
+        assert len(heard(branch)) == notes
 
 
 def heard(agent):
     return [m.content for m in agent.messages() if m.name == "agentgit"]
-
-
-def test_a_fork_inherits_a_pending_note(left):
-    """A fork from where a note is pending passes it to the model; a fork from an earlier point does not."""
-    agent, _ = left
-    agent = agent.switch("main", sync="note")
-    earlier, fork = agent.fork("main#1"), agent.fork()
-    for branch, is_told in ((fork, True), (earlier, False), (agent, True)):
-        branch.run("and now?")
-        assert bool(heard(branch)) is is_told
 
 
 def test_an_outdated_note_is_not_sent(left, world):
@@ -245,37 +238,22 @@ def test_contradictory_rollback_arguments_are_refused(left, world, wrong):
     assert world.items == ["chair"]
 
 
-def test_replay_execute_stops_if_an_effect_was_removed_outside(repo, world):
-    """Replay='execute' stops if the undo of an effect raises because the effect is gone, and no tool runs."""
-    agent = wrapped(repo, world)
-    point = agent.checkpoint("here")
-    world.items.clear()
-    with pytest.raises(RollbackIncomplete, match="ValueError"):
-        agent.rollback(point, replay="execute")
-    assert world.items == []
-
-
-@pytest.mark.parametrize("on_drift", ["stop", "continue"])
-def test_replay_execute_stops_at_drift_or_reports_it(repo, world, on_drift):
+def test_replay_execute_stops_at_each_drift_until_it_is_resumed(repo, world):
     agent = wrapped(repo, world)
     agent.run("add table")
     world.items[:0] = ["their chair", "their table"]
-    if on_drift == "continue":
-        fresh = agent.rollback("HEAD", replay="execute", on_drift="continue")
-    else:
-        with pytest.raises(RollbackIncomplete, match="the record has") as caught:
-            agent.rollback("HEAD", replay="execute")
-        assert world.items == ["their chair", "their table", "chair"]
-        left = [(item.invocation.args["item"], item.reason) for item in caught.value.report.remaining]
-        assert left == [("table", "not tried, because an earlier one returned something different")]
-        with pytest.raises(RollbackIncomplete, match="If that is acceptable, resume operation") as again:
-            repo.resume(caught.value.operation)
-        assert world.items == ["their chair", "their table", "chair", "table"], "the last one stops it as well"
-        assert (again.value.report.status, again.value.report.remaining) == ("partial", [])
-        assert repo.resume(caught.value.operation).status == "done"
-        fresh = agent.switch("main-2")
+    with pytest.raises(RollbackIncomplete, match="the record has") as caught:
+        agent.rollback("HEAD", replay="execute")
+    assert world.items == ["their chair", "their table", "chair"]
+    left = [(item.invocation.args["item"], item.reason) for item in caught.value.report.remaining]
+    assert left == [("table", "not tried, because an earlier one returned something different")]
+    with pytest.raises(RollbackIncomplete, match="If that is acceptable, resume operation") as again:
+        repo.resume(caught.value.operation)
+    assert world.items == ["their chair", "their table", "chair", "table"], "the last one stops it as well"
+    assert (again.value.report.status, again.value.report.remaining) == ("partial", [])
+    assert repo.resume(caught.value.operation).status == "done"
     assert world.items == ["their chair", "their table", "chair", "table"]
-    assert [item.invocation.result["number"] for item in fresh.report.drifted] == [3, 4]
+    assert [item.invocation.result["number"] for item in agent.switch("main-2").report.drifted] == [3, 4]
 
 
 def test_a_switch_that_fails_halfway_can_be_resumed(left, repo, world):

@@ -201,13 +201,19 @@ def test_the_fence_refuses_a_raised_call_until_it_is_resolved(repo, told):
     ]
 
 
+@pytest.mark.parametrize("error", [LOST, KeyboardInterrupt()], ids=["raised", "interrupted"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_verify_settles_a_raised_call(repo, when):
-    till = Till((when, LOST))
+def test_verify_settles_a_raised_or_interrupted_call(repo, when, error):
+    """At once, or when the same request comes again on another branch, so that no person has to decide."""
+    till = Till((when, error))
     agent = wrapped(repo, till, "irreversible", 5, 5, verify=till.look)
-    agent.run("five")
-    assert statuses(agent) == ["done" if when == "after" else "failed"]
-    back = agent.rollback("before", force=True)
+    if error is LOST:
+        agent.run("five")
+        assert statuses(agent) == ["done" if when == "after" else "failed"]
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            agent.run("five")
+    back = agent.rollback("before", tools="keep")
     back.run("five")
     assert till.ledger == [5]
 
@@ -284,18 +290,6 @@ def test_a_once_tool_is_not_repeated_after_an_error(here, effect_kind):
 # -- proof that nothing happened
 
 
-@pytest.mark.parametrize("effect_kind", ["irreversible", "compensable", "reversible"])
-def test_a_call_that_raises_not_done_is_failed(here, effect_kind):
-    till = Till(("before", NotDone("declined")))
-    agent = wrapped(here, till, effect_kind, 5, 5)
-    agent.run("five")
-    assert "declined" in agent.history()[2]["content"]
-    assert statuses(agent) == ["failed"]
-    back = agent.rollback("before")
-    back.run("five")
-    assert till.ledger == [5]
-
-
 @pytest.mark.parametrize(
     ("error", "failed_on", "status"),
     [
@@ -318,6 +312,7 @@ def test_only_not_done_and_errors_listed_in_failed_on_prove_that_a_call_failed(
     agent.run("five")
     assert "declined" in agent.history()[2]["content"]
     assert statuses(agent) == [status]
+    assert agent.plan_rollback("main#1").is_admissible is (status == "failed")
 
 
 class Receipt(BaseModel):

@@ -191,47 +191,24 @@ def test_functions_are_recorded_under_stable_names(function, name):
     assert reversible(function).undo_path == f"{__name__}:{name}"
 
 
-def shop_of(ledger):
-    """Build a graph whose node calls a decorated tool that only the node refers to."""
-
-    def cancel(args, result):
-        ledger.remove(args["item"])
+def ordering_tool(ledger):
+    """Make a decorated tool with the undo function of its ledger."""
 
     @tool
-    @reversible(cancel)
+    @reversible(lambda args, result: ledger.remove(args["item"]))
     def order(item: str) -> str:
         """Order something."""
         ledger.append(item)
         return item
 
-    return node_graph(lambda state: {"messages": [("ai", order.invoke({"item": "chair"}))]})
-
-
-def test_a_tool_called_by_a_node_has_the_effect_and_the_undo_of_its_decorator(repo):
-    """Not those of another shop that the same function makes, nor of a tool of the same name elsewhere."""
-
-    @tool
-    @effect("read_only")
-    def order(item: str) -> str:
-        """Order something, in another shop."""
-        return item
-
-    mine: list[str] = []
-    theirs: list[str] = []
-    first, second = (repo.wrap(shop_of(shop), f"s{i}") for i, shop in enumerate((mine, theirs)))
-    first.run("a chair")
-    second.run("a chair")
-    assert [one.effect for one in first.tool_track()] == ["reversible"]
-    first.rollback("main#1")
-    assert (mine, theirs) == ([], ["chair"])
-    second.rollback("main#1")
-    assert (mine, theirs) == ([], [])
-    assert order.name == "order"
+    return order
 
 
 def by_task(order):
     """Return an entrypoint whose task calls the tool through a helper, and its input."""
-    help_out = lambda item: order.invoke({"item": item})  # noqa: E731  # a line is enough
+
+    def help_out(item):
+        return order.invoke({"item": item})
 
     @task
     def act(item: str) -> str:
@@ -246,8 +223,11 @@ def by_task(order):
 
 def by_node(order):
     """Return a graph whose node calls the tool in a comprehension, and its input."""
-    said = lambda state: str([order.invoke({"item": item}) for item in ["chair"]])  # noqa: E731  # a line is enough
-    return node_graph(lambda state: {"messages": [("ai", said(state))]}), say("a chair")
+
+    def act(state):
+        return {"messages": [("ai", str([order.invoke({"item": item}) for item in ["chair"]]))]}
+
+    return node_graph(act), say("a chair")
 
 
 def by_subgraph(order):
@@ -272,25 +252,37 @@ def by_method(order):
 @pytest.mark.parametrize("shape", [by_node, by_task, by_subgraph, by_method])
 def test_a_tool_called_by_a_node_can_be_undone_after_a_restart(repo, shape):
     """Wrapping the graph again is enough, even if only a function of a node refers to the tool."""
-
-    def make():
-        @tool
-        @reversible(lambda args, result: LEDGER.remove(args["item"]))
-        def order(item: str) -> str:
-            """Order something."""
-            LEDGER.append(item)
-            return item
-
-        return shape(order)
-
-    graph, given = make()
+    graph, given = shape(ordering_tool(LEDGER))
     agent = repo.wrap(graph, "s")
     agent.invoke(given)
-    assert agent.tool_track()[0].undo.endswith("make.<locals>.<lambda>")
+    assert agent.tool_track()[0].undo.endswith("ordering_tool.<locals>.<lambda>")
     assert LEDGER == ["chair"]
     with reopened(repo) as later:
-        later.wrap(make()[0], "s").rollback("main#1")
+        later.wrap(shape(ordering_tool(LEDGER))[0], "s").rollback("main#1")
     assert LEDGER == []
+
+
+def test_a_tool_called_by_a_node_has_the_effect_and_the_undo_of_its_decorator(repo):
+    """Not those of another shop that the same function makes, nor of a tool of the same name elsewhere."""
+
+    @tool
+    @effect("read_only")
+    def order(item: str) -> str:
+        """Order something, in another shop."""
+        return item
+
+    mine: list[str] = []
+    theirs: list[str] = []
+    first = repo.wrap(by_node(ordering_tool(mine))[0], "mine")
+    second = repo.wrap(by_node(ordering_tool(theirs))[0], "theirs")
+    first.run("a chair")
+    second.run("a chair")
+    assert [one.effect for one in first.tool_track()] == ["reversible"]
+    first.rollback("main#1")
+    assert (mine, theirs) == ([], ["chair"])
+    second.rollback("main#1")
+    assert (mine, theirs) == ([], [])
+    assert order.name == "order"
 
 
 # -- rows that an attacker has written

@@ -20,7 +20,6 @@ from typing import Annotated, Any, TypedDict
 import points
 from langchain.agents import create_agent
 from langchain.agents.middleware import wrap_tool_call
-from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
@@ -62,8 +61,6 @@ class Ledger:
 
 
 def pay_of(ledger: Ledger) -> Any:
-    """Make the payment tool."""
-
     @tool
     def pay(name: str) -> dict[str, Any]:
         """Pay somebody."""
@@ -76,8 +73,6 @@ def pay_of(ledger: Ledger) -> Any:
 
 
 def in_a_node(pay: Any) -> Any:
-    """Build a graph whose node calls the tool, after a trivial first node."""
-
     def act(state: MessagesState) -> dict[str, Any]:
         return {"messages": [("ai", json.dumps([pay.invoke({"name": name}) for name in WANTED]))]}
 
@@ -95,8 +90,6 @@ def in_an_async_node(pay: Any) -> Any:
 
 
 def with_new_ids(pay: Any) -> Any:
-    """Build a graph whose node makes tool calls with new ids each time."""
-
     def act(state: MessagesState) -> dict[str, Any]:
         made = [pay.invoke({**call("pay", os.urandom(8).hex(), name=name)}) for name in WANTED]
         return {"messages": [("ai", str([message.content for message in made]))]}
@@ -127,29 +120,23 @@ class Sent(TypedDict):
 
 def in_workers(pay: Any) -> Any:
     """Build a graph whose first node sends each payment to a worker."""
-    graph = StateGraph(Sent)
-    graph.add_node("plan", lambda state: {"messages": []})
+    graph = StateGraph(Sent).add_node("plan", lambda state: {"messages": []}).add_edge(START, "plan")
     graph.add_node("worker", lambda name: {"messages": [json.dumps(pay.invoke({"name": name}))]})
-    graph.add_edge(START, "plan")
     graph.add_conditional_edges("plan", lambda state: [Send("worker", name) for name in WANTED], ["worker"])
     return graph.compile()
 
 
 def in_a_subgraph(pay: Any) -> Any:
-    """Build a graph with a subgraph as a node; the subgraph splits the work between two nodes."""
     return _line(_two_steps(pay).compile())
 
 
-def in_a_called_graph(pay: Any) -> Any:
-    """Build a graph whose node invokes another graph."""
-    inner = _two_steps(pay).compile()
+def in_a_called_graph(pay: Any, **options: Any) -> Any:
+    inner = _two_steps(pay).compile(**options)
     return _line(lambda state: {"messages": inner.invoke({"messages": []})["messages"]})
 
 
 def in_a_graph_without_memory(pay: Any) -> Any:
-    """Build a graph whose node invokes another graph without a checkpointer."""
-    inner = _two_steps(pay).compile(checkpointer=False)
-    return _line(lambda state: {"messages": inner.invoke({"messages": []})["messages"]})
+    return in_a_called_graph(pay, checkpointer=False)
 
 
 def in_a_tool(pay: Any) -> Any:
@@ -178,38 +165,25 @@ def with_middleware(pay: Any) -> Any:
 
 
 def in_a_tool_node(pay: Any) -> Any:
-    """Build a graph whose ToolNode runs a batch of calls."""
     asked = calls(*(call("pay", f"c{number}", name=name) for number, name in enumerate(WANTED)))
     graph = StateGraph(MessagesState)
-    graph.add_node("model", RunnableLambda(lambda state: {"messages": [asked.model_copy(update={"id": "asked"})]}))
+    graph.add_node("model", lambda state: {"messages": [asked.model_copy(update={"id": "asked"})]})
     graph.add_node("tools", ToolNode([pay]))
-    graph.add_edge(START, "model")
-    graph.add_edge("model", "tools")
-    return graph.compile()
+    return graph.add_edge(START, "model").add_edge("model", "tools").compile()
 
 
 def _two_steps(pay: Any) -> Any:
-    def one(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [("ai", str([pay.invoke({"name": name}) for name in WANTED[:1]]))]}
+    def paying(names: list[str]) -> Any:
+        return lambda state: {"messages": [("ai", str([pay.invoke({"name": name}) for name in names]))]}
 
-    def two(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [("ai", str([pay.invoke({"name": name}) for name in WANTED[1:]]))]}
-
-    graph = StateGraph(MessagesState)
-    graph.add_node("one", one)
-    graph.add_node("two", two)
-    graph.add_edge(START, "one")
-    graph.add_edge("one", "two")
-    return graph
+    graph = StateGraph(MessagesState).add_node("one", paying(WANTED[:1])).add_node("two", paying(WANTED[1:]))
+    return graph.add_edge(START, "one").add_edge("one", "two")
 
 
 def _line(act: Any) -> Any:
-    graph = StateGraph(MessagesState)
-    graph.add_node("plan", lambda state: {"messages": [("ai", "I pay")]})
+    graph = StateGraph(MessagesState).add_node("plan", lambda state: {"messages": [("ai", "I pay")]})
     graph.add_node("act", act)
-    graph.add_edge(START, "plan")
-    graph.add_edge("plan", "act")
-    return graph.compile()
+    return graph.add_edge(START, "plan").add_edge("plan", "act").compile()
 
 
 SHAPES: dict[str, Callable[[Any], Any]] = {
