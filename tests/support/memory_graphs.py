@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from langchain_core.tools import tool
 from langgraph.config import get_store
 from langgraph.graph import START, MessagesState, StateGraph
@@ -102,24 +103,52 @@ def contents(store: BaseStore) -> dict[str, str]:
     return {item.key: item.value["is"] for item in store.search(NAMESPACE, limit=100)}
 
 
-@contextmanager
-def opened(kind: str, path: Path, postgres_url: Any) -> Iterator[BaseStore]:
-    """Open a store.
+def begun(repo: Any, store: Any = None, node: Any = act, session: str = "ours", **options: Any) -> Any:
+    """Wrap the graph, and return the agent with a checkpoint `before`."""
+    agent = repo.wrap(noting(store, node), session, **options)
+    agent.checkpoint("before")
+    return agent
 
-    Args:
-        kind: One of `STORES`.
-        path: The folder of its file.
-        postgres_url: Returns the URL of a server's database.
-    """
+
+def reasons(items: list[Any]) -> dict[str, str]:
+    """Return the reason of each item of a report by the key in memory."""
+    return {item.invocation.args["key"]: item.reason for item in items}
+
+
+def assert_chain(writes: list[dict[str, Any]], last: str) -> None:
+    """Check that each write of one item was made upon the value of another one, so that none was lost."""
+    befores = [write["before"]["is"] if write["before"] else "nothing" for write in writes]
+    assert sorted([*befores, last]) == sorted(["nothing", *(write["value"]["is"] for write in writes)])
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BaseStore]:
+    """Open the store of `STORES` that a test names; if it names none, the first one."""
+    kind = getattr(request, "param", "memory")
     if kind in ("memory", "index"):
         yield InMemoryStore(index={"dims": 3, "embed": embed} if kind == "index" else None)
     elif kind == "sqlite":
-        with sqlite_store(path / "memory.db") as store:
+        with sqlite_store(tmp_path / "memory.db") as store:
             yield store
     else:
-        with store_schema(postgres_url()) as url, PostgresStore.from_conn_string(url) as store:
+        with (
+            store_schema(request.getfixturevalue("postgres_url")) as url,
+            PostgresStore.from_conn_string(url) as store,
+        ):
             store.setup()
             yield store
+
+
+@pytest.fixture
+def agent(repo: Any, store: Any) -> Any:
+    """Wrap the graph with the store."""
+    return begun(repo, store)
+
+
+@pytest.fixture
+def theirs(repo: Any, store: Any) -> Any:
+    """Wrap it in another session."""
+    return begun(repo, store, session="theirs")
 
 
 @contextmanager

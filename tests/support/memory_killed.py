@@ -49,14 +49,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
 
 
 def main(url: str, memory: str, verb: str, point: str) -> None:
-    """Run one operation, and kill this process at a point of it.
-
-    Args:
-        url: The URL of the database.
-        memory: The path of the file of the store.
-        verb: The operation, a key of `VERBS`.
-        point: The point that kills the process.
-    """
+    """Run one operation, and kill this process at a point of it."""
     with sqlite_store(Path(memory)) as store:
         agent = agentgit.open(url).wrap(noting(store), "a")
         with POINTS[verb][point]():

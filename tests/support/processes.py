@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -38,6 +39,14 @@ def forking() -> Any:
         patch.setenv("PYTHONPATH", os.pathsep.join(PATHS))  # Python before 3.11.9 does not pass it on
         forkserver.ensure_running()
     return made
+
+
+def exit_code(target: Callable[..., Any], *given: Any) -> Any:
+    """Run a function in another process, and return the code with which it ends."""
+    process = forking().Process(target=target, args=given)
+    process.start()
+    process.join(300)
+    return process.exitcode
 
 
 @dataclass(frozen=True)
