@@ -1,18 +1,15 @@
 """Rollbacks of conversation, tool effects and files, together or in any combination."""
 
-import asyncio
 import errno
 import json
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import backend
 import command_line
 import faults
 import points
-import processes
 import pytest
 from file_tools import Desk, desk, home
 from langchain_core.messages import AIMessage, HumanMessage
@@ -68,122 +65,79 @@ NOW = {"a.txt": "two", "new/b.txt": "made"}
 
 
 def test_one_rollback_restores_conversation_effects_and_files(agent, desk):
-    """A rollback restores all three, and the report lists what happened to each file."""
-    planned = agent.plan_rollback("before")
-    assert sorted(map(str, planned.files.changes)) == ["delete new/b.txt", "write a.txt"]
+    changes = ["delete new/b.txt", "write a.txt"]
+    assert sorted(map(str, agent.plan_rollback("before").files.changes)) == changes
     retry = agent.rollback("before")
     assert desk.files == {"a.txt": "one"}
     assert not (desk.root / "new").exists()
     assert desk.world.items == ["chair"]
-    assert len(retry.history()) == 5
-    assert len(agent.history()) == 11
-    assert sorted(map(str, retry.report.files.changes)) == ["delete new/b.txt", "write a.txt"]
+    assert (len(retry.history()), len(agent.history())) == (5, 11)
+    assert sorted(map(str, retry.report.files.changes)) == changes
     assert retry.report.files.safety
     assert "new/b.txt" in str(retry.report)
+    retry.redo()
+    assert desk.files == NOW
+    assert sorted(desk.world.items) == ["chair", "table"]
 
 
-@pytest.mark.parametrize(
-    ("how", "files", "items", "is_same_branch"),
-    [
-        ({"files": False}, NOW, ["chair"], False),
-        ({"tools": "keep"}, {"a.txt": "one"}, ["chair", "table"], False),
-        ({"tools": "keep", "files": False}, NOW, ["chair", "table"], False),
-        ({"conversation": False}, {"a.txt": "one"}, ["chair"], True),
-        ({"conversation": False, "tools": "keep"}, {"a.txt": "one"}, ["chair", "table"], True),
-        ({"conversation": False, "files": False}, NOW, ["chair"], True),
-    ],
-    ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
-)
-def test_tools_files_and_conversation_roll_back_in_any_mix(agent, desk, how, files, items, is_same_branch):
-    """Each of the three is rolled back or kept as requested, and the agent can continue."""
+@pytest.mark.parametrize("conversation", [True, False], ids=["conversation", "same branch"])
+@pytest.mark.parametrize("tools", ["reverse", "keep"])
+@pytest.mark.parametrize("files", [True, False], ids=["files", "no files"])
+def test_tools_files_and_conversation_roll_back_in_any_mix(agent, desk, conversation, tools, files):
+    how = {"conversation": conversation, "tools": tools, "files": files}
+    if how == {"conversation": False, "tools": "keep", "files": False}:
+        with pytest.raises(InvalidInput, match="Nothing would be rolled back"):
+            agent.rollback("before", **how)
+        return
     after = agent.rollback("before", **how)
-    assert desk.files == files
-    assert desk.world.items == items
-    assert (after.branch_id == agent.branch_id) == is_same_branch
+    assert desk.files == ({"a.txt": "one"} if files else NOW)
+    assert desk.world.items == (["chair"] if tools == "reverse" else ["chair", "table"])
+    assert (after.branch_id != agent.branch_id) == conversation
     after.run("and now?")
 
 
-def test_a_rollback_of_nothing_is_refused(agent):
-    """A rollback that would affect none of the three is refused."""
-    with pytest.raises(InvalidInput, match="Nothing would be rolled back"):
-        agent.rollback("before", tools="keep", files=False, conversation=False)
-
-
-def test_files_are_rewound_to_a_message(agent, desk):
-    """A user message is a restore point: new files are deleted, changed ones restored, the conversation
-    stays.
-    """
+def test_files_are_rewound_to_a_message_and_the_conversation_stays(agent, desk):
     said = agent.history()
-    points = [message["id"] for message in said if message["role"] == "user"]
-    changes = agent.rewind_files(points[1])
+    first, second = [message["id"] for message in said if message["role"] == "user"]
+    changes = agent.rewind_files(second)
     assert desk.files == {"a.txt": "one"}
     assert sorted(map(str, changes.changes)) == ["delete new/b.txt", "write a.txt"]
     assert agent.history() == said
     assert desk.world.items == ["chair", "table"]
-    agent.rewind_files(points[0])
+    agent.rewind_files(first)
     assert desk.files == {}
     agent.run("write c.txt on")
     assert desk.files == {"c.txt": "on"}
 
 
-def test_the_message_id_in_the_stream_is_the_restore_point(repo, desk):
-    """The message id that a caller sets, or that the stream shows, is its restore point."""
+def test_each_user_message_is_a_restore_point_and_an_answer_is_not(repo, desk):
+    """Its id is the one that the caller sets or that the stream shows."""
     agent = wrapped(repo, desk)
     agent.invoke({"messages": [HumanMessage("write a.txt one", id="mine")]})
     states = list(agent.stream({"messages": [("user", "write a.txt two")]}, stream_mode="values"))
-    shown = [message.id for message in states[0]["messages"] if message.type == "human"]
-    agent.rewind_files(shown[-1])
-    assert desk.files == {"a.txt": "one"}
+    shown = [message.id for message in states[0]["messages"] if message.type == "human"][-1]
+    agent.invoke({"messages": [HumanMessage("please", id="first"), HumanMessage("write a.txt three", id="second")]})
+    agent.run("write a.txt four")
+    for point, text in (("second", "two"), ("first", "two"), (shown, "one")):
+        agent.rewind_files(point)
+        assert desk.files == {"a.txt": text}
     agent.rewind_files("mine")
     assert desk.files == {}
-
-
-def test_each_user_message_of_an_input_is_a_restore_point(repo, desk):
-    """Each of several user messages in one input is a restore point, and an answer is not."""
-    agent = wrapped(repo, desk)
-    agent.run("write a.txt one")
-    agent.invoke({"messages": [HumanMessage("please", id="first"), HumanMessage("write a.txt two", id="second")]})
-    agent.run("write a.txt three")
-    for point in ("second", "first"):
-        agent.rewind_files(point)
-        assert desk.files == {"a.txt": "one"}
     answer = next(message["id"] for message in agent.history() if message["role"] == "assistant")
     with pytest.raises(NotFound, match="restore point"):
         agent.rewind_files(answer)
 
 
-def test_files_are_rewound_after_reopening_without_the_graph(tmp_path, desk):
-    """The database alone is enough to rewind the files later."""
-    with agentgit.open(tmp_path / "r.db") as repo:
-        agent = wrapped(repo, desk)
-        agent.run("write a.txt one")
-        agent.run("write a.txt two")
-        point = [message["id"] for message in agent.history() if message["role"] == "user"][1]
-    with agentgit.open(tmp_path / "r.db") as repo:
-        repo.session("s").rewind_files(point)
-        assert desk.files == {"a.txt": "one"}
-
-
 def test_an_impossible_rewind_explains_why(repo, desk, agent):
-    """An unknown restore point, a missing workspace and changed files are errors; force overrides the last."""
     with pytest.raises(NotFound, match="restore point"):
         agent.rewind_files("nobody said that")
     plain = repo.wrap(desk.graph(), "t", check_effects=False)
     plain.invoke({"messages": [HumanMessage("hello", id="there")]})
     with pytest.raises(NotFound, match="workspace="):
         plain.rewind_files("there")
-    (desk.root / "a.txt").write_text("mine")
-    with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
-        agent.rewind_files("before")
-    assert desk.files == NOW | {"a.txt": "mine"}
-    report = agent.rewind_files("before", force=True)
-    assert desk.files == {"a.txt": "one"}
-    Workspace(desk.root).restore(report.safety, force=True)
-    assert desk.files == NOW | {"a.txt": "mine"}
 
 
 def test_changes_by_shell_commands_are_rewound(repo, desk):
-    """Shell changes, new, moved and removed directories and notebooks are rewound byte for byte."""
     agent = wrapped(repo, desk)
     agent.run("""write n.ipynb {"cells": []}; write keep/me.txt here; shell mkdir empty""")
     before = desk.files
@@ -196,7 +150,6 @@ def test_changes_by_shell_commands_are_rewound(repo, desk):
 
 
 def test_a_checkpoint_of_one_session_is_restored_in_another(repo, desk, tmp_path):
-    """Files of one session's checkpoint can be restored in another session's workspace of the same user."""
     first = wrapped(repo, desk)
     first.run("write a.txt one; shell mkdir empty")
     point = first.checkpoint("start")
@@ -214,35 +167,25 @@ def test_a_checkpoint_of_one_session_is_restored_in_another(repo, desk, tmp_path
 
 
 def test_a_custom_environment_rolls_back_with_the_conversation(repo, desk):
-    """An environment with only checkpoint() and restore(id) is enough for a rollback."""
-
+    """`checkpoint` and `restore` are enough; what another branch changed cannot be compared, and so diverges."""
     counter = Counter()
-    workspace = Workspace(desk.root, environment=counter)
-    agent = repo.wrap(desk.graph(), "s", workspace=workspace, check_effects=False)
+    agent = wrapped(repo, desk, workspace=Workspace(desk.root, environment=counter))
     agent.run("hello")
     agent.checkpoint("before")
+    other = agent.fork()
     counter.value = 7
+    other.run("hello")
+    with pytest.raises(WorldDiverged):
+        agent.run("hello again")
+    agent = agent.switch("main", sync="world")
+    assert counter.value == 0
+    counter.value = 8
     agent.run("hello again")
     agent.rollback("before")
     assert counter.value == 0
 
 
-def test_files_a_rollback_reports_changes_made_by_somebody_else(agent, desk):
-    """Conflicts: foreign changes are reported before anything is touched; force keeps them in a safety snapshot."""
-    (desk.root / "a.txt").write_text("by hand")
-    assert agent.plan_rollback("before").files.conflicts == ["a.txt"]
-    with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
-        agent.rollback("before")
-    assert desk.world.items == ["chair", "table"]
-    assert [branch.name for branch in agent.session.branches()] == ["main"]
-    safety = agent.rollback("before", force=True).report.files.safety
-    assert desk.files == {"a.txt": "one"}
-    Workspace(desk.root).restore(safety)
-    assert desk.files == NOW | {"a.txt": "by hand"}
-
-
 def test_a_branch_reports_changed_files_and_switch_restores_them(agent, desk):
-    """WorldDiverged names files that another branch changed, and switch(sync='world') restores them."""
     retry = agent.rollback("before")
     retry.run("write c.txt other")
     with pytest.raises(WorldDiverged, match=r"a\.txt"):
@@ -256,25 +199,13 @@ def test_a_branch_reports_changed_files_and_switch_restores_them(agent, desk):
     retry = retry.switch(retry.branch.name, sync="ignore")
     retry.run("and here?")
     assert desk.files == NOW | {"d.txt": "on"}
-
-
-def test_a_fork_keeps_the_current_files(agent, desk):
-    """A fork does not touch the files and continues with them."""
     fork = agent.fork("before")
-    assert desk.files == NOW
+    assert desk.files == NOW | {"d.txt": "on"}
     fork.run("write e.txt forked")
-    assert desk.files == NOW | {"e.txt": "forked"}
-
-
-def test_redo_restores_the_files_after_a_rollback(agent, desk):
-    """A redo restores effects and files as they were before the rollback."""
-    agent.rollback("before").redo()
-    assert desk.files == NOW
-    assert sorted(desk.world.items) == ["chair", "table"]
+    assert desk.files == NOW | {"d.txt": "on", "e.txt": "forked"}
 
 
 def test_undo_counts_a_checkpoint_that_changed_only_files(repo, desk):
-    """Undo returns to an earlier checkpoint even if only the files differ."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     agent.rewind_files("HEAD~1")
@@ -285,7 +216,6 @@ def test_undo_counts_a_checkpoint_that_changed_only_files(repo, desk):
 
 
 def test_a_tools_file_change_can_be_undone_separately(repo, desk):
-    """Each modifying call adds an entry to the workspace's undo stack."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     agent.run("write a.txt two")
@@ -297,21 +227,23 @@ def test_a_tools_file_change_can_be_undone_separately(repo, desk):
     assert desk.files == {}
 
 
-def test_a_session_returns_its_workspace(tmp_path, desk):
-    """A session has its workspace, also in a process that wraps no graph, and refuses if there is none."""
+def test_a_session_has_its_workspace_in_a_process_that_wraps_no_graph(tmp_path, desk):
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         agent = wrapped(repo, desk)
         agent.run("write a.txt one")
         assert agent.session.workspace().list(1)[0].files_changed == ("a.txt",)
+        agent.run("write a.txt two")
+        point = [message["id"] for message in agent.history() if message["role"] == "user"][1]
     with agentgit.open(tmp_path / "agentgit.db") as repo:
-        workspace = repo.session("s").workspace()
-        assert [entry.label for entry in workspace.undo_stack.history] == ["write_file: a.txt"]
+        session = repo.session("s")
+        assert [entry.label for entry in session.workspace().undo_stack.history] == ["write_file: a.txt"] * 2
+        session.rewind_files(point)
+        assert desk.files == {"a.txt": "one"}
         with pytest.raises(NotFound, match="has no workspace"):
             repo.session("other", create=True).workspace()
 
 
 def test_a_rewind_names_the_touched_files_outside_of_the_workspace(agent, desk, tmp_path):
-    """A plan, a rewind and a rollback list the files outside of the workspace that later calls have named."""
     outside = str(tmp_path / "elsewhere.txt")
     agent.run(f"write {outside} far; write ../beside.txt near; write c.txt three")
     plan = agent.session.plan_rewind("before")
@@ -328,14 +260,7 @@ def test_a_rewind_names_the_touched_files_outside_of_the_workspace(agent, desk, 
     assert "outside" in str(report)
 
 
-def test_nothing_is_outside_if_nothing_outside_was_touched(agent):
-    """Calls on files of the workspace, by relative or absolute paths, are not listed as outside."""
-    agent.run("write c.txt three")
-    assert {change.action for change in agent.plan_rollback("before").files.changes} == {"write", "delete"}
-
-
 def test_a_tool_does_not_run_if_its_files_cannot_be_saved(repo, desk):
-    """A modifying call whose files cannot be saved fails, and the journal records that its tool did not run."""
     agent = wrapped(repo, desk)
     with faults.fails(points.KEEP_FILES, Unavailable("no space")), pytest.raises(Unavailable, match="no space"):
         agent.run("write a.txt one")
@@ -345,34 +270,21 @@ def test_a_tool_does_not_run_if_its_files_cannot_be_saved(repo, desk):
     ]
 
 
-def test_files_that_cannot_be_restored_leave_the_rollback_resumable(agent, desk, repo):
-    """A failed restore leaves the rollback partial, and resume finishes it."""
+def test_a_rollback_whose_files_cannot_be_restored_is_finished_by_resume(agent, desk, repo):
     full = OSError(errno.ENOSPC, "No space left on device")
-    with (
-        faults.fails(points.BRING_FILES, full),
-        pytest.raises(RollbackIncomplete, match="No space left") as caught,
-    ):
+    with faults.fails(points.BRING_FILES, full), pytest.raises(RollbackIncomplete, match="No space left") as caught:
         agent.rollback("before")
     assert desk.world.items == ["chair"]
+    shutil.rmtree(desk.root)
+    with pytest.raises(RollbackIncomplete, match="does not exist"):
+        repo.resume(caught.value.operation)
+    desk.root.mkdir()
     repo.resume(caught.value.operation)
     assert desk.files == {"a.txt": "one"}
     assert repo.session("s").branch().name == "main-2"
 
 
-def test_files_of_a_missing_workspace_are_restored_by_resume(agent, desk, repo):
-    """A rollback without its directory is incomplete, and resume finishes it once the directory exists again."""
-    shutil.rmtree(desk.root)
-    with pytest.raises(RollbackIncomplete, match="does not exist") as caught:
-        agent.rollback("before", force=True)
-    desk.root.mkdir()
-    repo.resume(caught.value.operation)
-    assert desk.files == {"a.txt": "one"}
-
-
 def test_exploration_separates_the_files_of_its_branches(repo, desk):
-    """Branches of an exploration do not see each other's files, and promote restores those of the chosen
-    branch.
-    """
     agent = wrapped(repo, desk)
     agent.run("write a.txt base")
     found = agent.explore(1, ["write a.txt left", "write b.txt right"])
@@ -382,21 +294,15 @@ def test_exploration_separates_the_files_of_its_branches(repo, desk):
     assert desk.files == {"a.txt": "base", "b.txt": "right"}
 
 
-def test_async_rollback_restores_the_files(agent, desk):
-    """arollback and arewind_files restore files like their sync twins."""
-
-    async def scenario():
-        retry = await agent.arollback("before")
-        assert desk.files == {"a.txt": "one"}
-        await retry.arun("write a.txt three")
-        await retry.arewind_files("HEAD~1")
-
-    asyncio.run(scenario())
+async def test_async_rollbacks_and_rewinds_restore_the_files(agent, desk):
+    retry = await agent.arollback("before")
+    assert desk.files == {"a.txt": "one"}
+    await retry.arun("write a.txt three")
+    await retry.arewind_files("HEAD~1")
     assert desk.files == {"a.txt": "one"}
 
 
 def test_a_session_without_a_workspace_leaves_files_unchanged(repo, desk):
-    """Without workspace= no file is restored, and the report mentions none."""
     agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False)
     agent.run("write a.txt one")
     agent.run("write a.txt two")
@@ -405,46 +311,7 @@ def test_a_session_without_a_workspace_leaves_files_unchanged(repo, desk):
     assert retry.report.files is None
 
 
-KILLED = """
-import sys
-from pathlib import Path
-import agentgit, faults, points
-from file_tools import Desk
-url, root, point = sys.argv[1:]
-desk = Desk(Path(root))
-agent = agentgit.open(url).wrap(desk.graph(), "s", workspace=root, check_effects=False)
-dying = {
-    "before the restore": faults.killed(points.WRITE_FILE, points.REMOVE_FILE),
-    "in the restore": faults.killed(points.WRITE_FILE, time=2),  # one file is back, another one is not
-    "after the restore": faults.killed(points.PUBLISH_OPERATION),
-}
-with dying[point]:
-    agent.rollback("before")
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("point", ["before the restore", "in the restore", "after the restore"])
-def test_a_rollback_killed_during_file_restore_is_finished_once(repo, desk, point):
-    """After kill -9 around the file restore, the old branch is unchanged, and resume finishes the rollback."""
-    url = backend.address(repo)
-    agent = wrapped(repo, desk)
-    agent.run("write a.txt one; write b.txt one")
-    agent.checkpoint("before")
-    agent.run("write a.txt two; write b.txt two; write c.txt made")
-    said = agent.history()
-    done = processes.run(KILLED, url, desk.root, point)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert agent.history() == said
-    (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
-    assert repo.resume(stopped).status == "done"
-    assert desk.files == {"a.txt": "one", "b.txt": "one"}
-    assert repo.session("s").branch().name == "main-2"
-    repo.wrap(desk.graph(), "s", workspace=desk.root, check_effects=False).run("write d.txt on")
-
-
 def test_a_checkpoint_diff_lists_the_file_changes(agent, repo):
-    """A diff lists added, modified and deleted files with their text differences."""
     found = repo.session("s").diff("before", "HEAD")
     assert (found.added_files, found.modified_files, found.deleted_files) == (["new/b.txt"], ["a.txt"], [])
     assert "-one" in found.diff_content
@@ -453,7 +320,6 @@ def test_a_checkpoint_diff_lists_the_file_changes(agent, repo):
 
 
 def test_snapshots_without_a_checkpoint_are_unpinned_and_deleted_in_time(agent, repo, desk):
-    """A snapshot is pinned while a checkpoint needs it; afterwards a limit on the snapshots deletes it."""
     workspace = Workspace(desk.root)
     assert all(one.pinned for one in workspace.list())
     agent.run("write a.txt three")
@@ -477,26 +343,21 @@ def test_files_are_rewound_from_the_command_line(tmp_path, desk, monkeypatch):
         agent.run("write a.txt one")
         agent.invoke({"messages": [HumanMessage("write a.txt two; write b.txt made", id="second")]})
     monkeypatch.chdir(tmp_path)
-
-    def command(*words):
-        done = command_line.run(*words)
-        return done.code, done
-
-    planned = [json.loads(command("plan", "s", "main#1", "--json", *words)[1].out) for words in ((), ("--no-files",))]
+    run = command_line.run
+    planned = [json.loads(run("plan", "s", "main#1", "--json", *words).out) for words in ((), ("--no-files",))]
     assert [plan["files"] is None for plan in planned] == [False, True]
-    code, said = command("rewind-files", "s", "second")
-    assert (code, desk.files) == (1, {"a.txt": "two", "b.txt": "made"})
-    assert re.search(r"write +a\.txt\n +delete +b\.txt", said.out)
+    done = run("rewind-files", "s", "second")
+    assert (done.code, desk.files) == (1, {"a.txt": "two", "b.txt": "made"})
+    assert re.search(r"write +a\.txt\n +delete +b\.txt", done.out)
     (desk.root / "a.txt").write_text("by hand")
-    assert command("rewind-files", "s", "second", "--yes")[0] == 10
-    assert command("rewind-files", "s", "nothing", "--yes")[0] == 3
-    code, said = command("rewind-files", "s", "second", "--yes", "--force", "--json")
-    assert (code, desk.files) == (0, {"a.txt": "one"})
-    assert json.loads(said.out)["safety"]
+    assert run("rewind-files", "s", "second", "--yes").code == 10
+    assert run("rewind-files", "s", "nothing", "--yes").code == 3
+    done = run("rewind-files", "s", "second", "--yes", "--force", "--json")
+    assert (done.code, desk.files) == (0, {"a.txt": "one"})
+    assert json.loads(done.out)["safety"]
 
 
 def test_a_mid_turn_checkpoint_has_the_files_of_its_batch(repo, desk):
-    """A checkpoint made during a turn restores the files of its batch of tool calls."""
     story = scripted(
         calls(call("write_file", path="a.txt", text="one"), call("write_file", path="b.txt", text="one")),
         calls(call("create_checkpoint", name="here")),
@@ -538,6 +399,10 @@ def test_the_session_database_is_not_part_of_the_workspace(tmp_path, monkeypatch
         assert len(agent.history()) == 9
 
 
+def _by_hand(repo, desk, tmp_path):
+    (desk.root / "a.txt").write_text("theirs")
+
+
 def _by_another_session(repo, desk, tmp_path):
     wrapped(repo, desk, session="t").run("write a.txt theirs")
 
@@ -548,21 +413,26 @@ def _by_another_database(repo, desk, tmp_path):
 
 
 def _by_hand_and_saved(repo, desk, tmp_path):
-    (desk.root / "a.txt").write_text("theirs")
+    _by_hand(repo, desk, tmp_path)
     Workspace(desk.root).save("mine")
 
 
-@pytest.mark.parametrize("change", [_by_another_session, _by_another_database, _by_hand_and_saved])
-def test_a_change_in_a_foreign_snapshot_is_a_conflict_too(agent, repo, desk, tmp_path, change):
-    """A change that this session has not seen is a conflict, even if a workspace snapshot holds it."""
+@pytest.mark.parametrize("change", [_by_hand, _by_another_session, _by_another_database, _by_hand_and_saved])
+def test_a_change_by_somebody_else_is_a_conflict(agent, repo, desk, tmp_path, change):
+    """It stops everything before anything is touched; force keeps it in a safety snapshot."""
     change(repo, desk, tmp_path)
+    assert agent.plan_rollback("before").files.conflicts == ["a.txt"]
     for going_back in (agent.rollback, agent.rewind_files):
         with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
             going_back("before")
     assert desk.files == NOW | {"a.txt": "theirs"}
     assert desk.world.items == ["chair", "table"]
-    agent.rollback("before", force=True)
-    assert desk.files == {"a.txt": "one"}
+    assert [branch.name for branch in agent.session.branches()] == ["main"]
+    for going_back in (agent.rewind_files, lambda *to, **how: agent.rollback(*to, **how).report.files):
+        changes = going_back("before", force=True)
+        assert desk.files == {"a.txt": "one"}
+        Workspace(desk.root).restore(changes.safety, force=True)
+        assert desk.files == NOW | {"a.txt": "theirs"}
 
 
 def _lose_the_folder(desk):
@@ -577,7 +447,6 @@ def _lose_the_snapshots(desk):
 
 @pytest.mark.parametrize("lose", [_lose_the_folder, _lose_the_snapshots])
 def test_unrestorable_files_stop_a_rollback_before_it_begins(agent, repo, desk, lose):
-    """Without the folder or snapshot no effect is reversed, and files=False rolls back without files."""
     lose(desk)
     with pytest.raises(Unavailable, match="files=False"):
         agent.rollback("before")
@@ -589,7 +458,6 @@ def test_unrestorable_files_stop_a_rollback_before_it_begins(agent, repo, desk, 
 
 
 def test_a_branch_with_lost_files_can_be_continued(repo, desk):
-    """Lost files are reported as such, and sync='ignore' continues without them."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     agent.fork().run("write a.txt two")
@@ -600,23 +468,6 @@ def test_a_branch_with_lost_files_can_be_continued(repo, desk):
         agent = agent.switch("main", sync="world")
     agent.switch("main", sync="ignore").run("write b.txt on")
     assert desk.files == {"a.txt": "two", "b.txt": "on"}
-
-
-def test_branches_with_an_incomparable_environment_report_divergence(repo, desk):
-    """Another branch's changes cannot be compared, so WorldDiverged is raised and switch(sync='world')
-    restores.
-    """
-
-    counter = Counter()
-    agent = wrapped(repo, desk, workspace=Workspace(desk.root, environment=counter))
-    agent.run("hello")
-    other = agent.fork()
-    counter.value = 7
-    other.run("hello")
-    with pytest.raises(WorldDiverged):
-        agent.run("hello again")
-    agent.switch("main", sync="world").run("hello again")
-    assert counter.value == 0
 
 
 def asking_once(agent_tool, **args):
@@ -630,7 +481,6 @@ def asking_once(agent_tool, **args):
 
 @pytest.mark.parametrize("path", [".", "", "dir", "dir/", "a\0b", "x" * 300, "a.txt/b", "../out", "/etc/passwd"])
 def test_a_tool_runs_and_answers_whatever_path_a_model_names(repo, desk, path):
-    """An invalid path does not stop the turn: the tool runs, and its answer is recorded."""
     (desk.root / "dir").mkdir()
     (desk.root / "a.txt").write_text("one")
 
@@ -645,7 +495,6 @@ def test_a_tool_runs_and_answers_whatever_path_a_model_names(repo, desk, path):
 
 
 def test_a_directory_moved_by_a_tool_can_be_moved_back(repo, desk):
-    """A file tool that names a directory is undone like one that names a file."""
     desk_file = desk.root / "dir" / "f.txt"
     desk_file.parent.mkdir()
     desk_file.write_text("one")
@@ -663,7 +512,6 @@ def test_a_directory_moved_by_a_tool_can_be_moved_back(repo, desk):
 
 
 def test_a_path_relative_to_the_process_is_saved_too(repo, desk, monkeypatch):
-    """A tool may name its files relative to the working directory of the process."""
     monkeypatch.chdir(desk.root.parent)
 
     @tool
@@ -718,8 +566,7 @@ def test_a_failing_environment_is_reported_like_any_other(repo, desk, monkeypatc
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["at once", "after a turn"])
-def test_a_moved_workspace_keeps_its_checkpoints(repo, desk, agent, goes_on):
-    """A session wrapped with the moved workspace can rewind its files, and foreign changes are refused."""
+def test_a_session_rewinds_the_files_of_a_moved_workspace(repo, desk, agent, goes_on):
     moved = Desk(desk.root.rename(desk.root.with_name("moved")))
     agent = wrapped(repo, moved)
     if goes_on:
@@ -733,7 +580,6 @@ def test_a_moved_workspace_keeps_its_checkpoints(repo, desk, agent, goes_on):
 
 
 def test_a_snapshot_stays_pinned_while_any_database_needs_it(agent, repo, desk, tmp_path):
-    """A snapshot shared by two databases stays pinned after one of them releases it."""
     with agentgit.open(tmp_path / "other.db") as other:
         second = wrapped(other, desk)
         shared = second.checkpoint("theirs")
@@ -749,7 +595,6 @@ def test_a_snapshot_stays_pinned_while_any_database_needs_it(agent, repo, desk, 
 
 @pytest.mark.parametrize("auto", ["off", 2])
 def test_a_message_without_a_restore_point_names_the_setting(repo, desk, auto):
-    """Without a checkpoint before each turn the error names auto_checkpoint, and any checkpoint can be used."""
     agent = wrapped(repo, desk, auto_checkpoint=auto)
     agent.checkpoint("before")
     agent.invoke({"messages": [HumanMessage("write a.txt one", id="mine")]})

@@ -47,7 +47,6 @@ def test_files_a_forced_rollback_reports_each_overwritten_file(agent, desk):
 
 
 def test_files_a_redo_reports_files_held_only_by_the_safety_snapshot(agent, repo, desk):
-    """The report of a redo lists a person's files that only the safety snapshot contains."""
     before = agent.rollback("before", force=True)
     named, safety = overwritten(before.report), before.report.files.safety
     again = before.redo()
@@ -60,7 +59,6 @@ def test_files_a_redo_reports_files_held_only_by_the_safety_snapshot(agent, repo
 
 
 def test_files_a_rollback_that_overwrites_nothing_reports_nothing(agent, desk):
-    """A rollback and its redo do not report files of the session as overwritten."""
     agent.run("write e.txt five")
     before = agent.rollback("before")
     assert overwritten(before.report) == {}
@@ -71,24 +69,33 @@ KILLED = """
 import sys
 import agentgit, faults, points
 from file_tools import Desk
-url, root = sys.argv[1:]
+url, root, point = sys.argv[1:]
 repo = agentgit.open(url)
 desk = Desk(__import__("pathlib").Path(root))
 agent = repo.wrap(desk.graph(), "s", workspace=root, effects=desk.world.effects(), check_effects=False)
-with faults.killed(points.WRITE_FILE, time=2):
+dying = {
+    "before the restore": faults.killed(points.WRITE_FILE, points.REMOVE_FILE),
+    "in the restore": faults.killed(points.WRITE_FILE, time=2),  # one file is back, another one is not
+    "after the restore": faults.killed(points.PUBLISH_OPERATION),
+}
+with dying[point]:
     agent.rollback("before", force=True)
 """
 
 
-def test_files_a_rollback_killed_during_its_restore_reports_all_changes(agent, repo, desk):
-    """The report also lists what was restored before the kill, with the safety snapshot taken before it."""
-    url = backend.address(repo)
-    died = processes.run(KILLED, url, desk.root)
+@pytest.mark.parametrize("point", ["in the restore", "before the restore", "after the restore"])
+def test_files_a_rollback_killed_around_its_restore_is_finished_once_and_reports_all_changes(agent, repo, desk, point):
+    said = agent.history()
+    died = processes.run(KILLED, backend.address(repo), desk.root, point)
     assert died.returncode == -signal.SIGKILL, died.stderr
+    assert agent.history() == said
     (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
     report = repo.resume(stopped)
+    assert (report.status, report.branch, repo.session("s").branch().name) == ("done", "main-2", "main-2")
+    assert desk.files == {"a.txt": "one", "b.txt": "one", "d.txt": "one"}
     assert {one.path for one in report.files.changes if one.action == "write"} == {"a.txt", "b.txt", "d.txt"}
     assert {one.path for one in report.files.changes if one.action == "delete"} == {"c.txt"}
     assert sorted(overwritten(report)) == ["a.txt", "c.txt"]
+    repo.wrap(desk.graph(), "s", workspace=desk.root, check_effects=False).run("write e.txt on")
     Workspace(desk.root).restore(report.files.safety)
     assert desk.files == {"a.txt": "mine", "b.txt": "two", "c.txt": "mine too"}
