@@ -1,11 +1,20 @@
-"""Rollback, switch and resume work through a session, without a wrapped graph."""
+"""Rollback, switch, resume, checkpoints, undo and redo work through a session, without a wrapped graph."""
 
 import backend
 import pytest
-from scripted import World, call, scripted, tool_node_graph
+from scripted import World, call, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Ambiguous, Conflict, InvalidInput, NotFound, RollbackBlocked, WorldDiverged, reversible
+from agentgit import (
+    Ambiguous,
+    Conflict,
+    InvalidInput,
+    NotFound,
+    RollbackBlocked,
+    Unavailable,
+    WorldDiverged,
+    reversible,
+)
 
 WORLD = World()
 
@@ -39,34 +48,25 @@ def agent(repo, world):
 
 @pytest.fixture
 def later(repo, agent):
-    """Open the repository as another process does, without a wrapped graph."""
     with agentgit.open(backend.url(repo), trust=[__name__]) as later:
         yield later
 
 
 def test_a_rollback_without_a_graph_uses_a_trusted_module(later, world):
-    """Plan and rollback work with the undo function of a trusted module; the report names the new branch."""
-    plan = later.session("s").plan_rollback("one chair")
-    assert [step.invocation.args for step in plan.reversals] == [{"item": "table"}]
+    """The same request returns the same report, even after later switches from and to its branch."""
+    session = later.session("s")
+    assert [step.invocation.args for step in session.plan_rollback("one chair").reversals] == [{"item": "table"}]
     assert world.items == ["chair", "table"]
-    report = later.session("s").rollback("one chair", name="again", request_id="click")
+    report = session.rollback("one chair", name="again", request_id="click")
     assert (report.branch, report.status, report.kind) == ("again", "done", "rollback")
-    assert world.items == ["chair"]
-    assert later.session("s").branch().name == "again"
-    assert later.session("s").rollback("one chair", branch="main", request_id="click") == report
+    assert (world.items, session.branch().name) == (["chair"], "again")
+    session.switch("main", sync="ignore")
+    session.switch("again", sync="note")
+    assert session.rollback("one chair", branch="main", request_id="click") == report
     assert len(world.undone) == 1
 
 
-def test_a_repeated_request_returns_its_original_report(later, world):
-    """The same request returns the same report, even after later switches from and to its branch."""
-    report = later.session("s").rollback("one chair", request_id="click")
-    later.session("s").switch("main", sync="ignore")
-    later.session("s").switch(report.branch, sync="note")
-    assert later.session("s").rollback("one chair", branch="main", request_id="click") == report
-
-
 def test_a_world_only_rollback_makes_no_branch(later, world):
-    """With conversation=False no branch is made, and plan and report have the kind world_only."""
     assert later.session("s").plan_rollback("main#1", conversation=False).kind == "world_only"
     report = later.session("s").rollback("main#1", conversation=False)
     assert (report.kind, report.branch, world.items) == ("world_only", "main", [])
@@ -75,55 +75,38 @@ def test_a_world_only_rollback_makes_no_branch(later, world):
 
 def test_switch_restores_the_world_only_if_sync_asks_for_it(later, agent, world):
     """Without sync nothing is changed or recorded; sync='world' is blocked if a tool is unknown here."""
-    later.session("s").rollback("one chair", name="other")
-    before = len(later.session("s").operations())
-    assert later.session("s").switch("main").operation_id == 0
-    assert len(later.session("s").operations()) == before
-    assert later.session("s").branch().name == "main"
+    session = later.session("s")
+    session.rollback("one chair", name="other")
+    before = len(session.operations())
+    assert session.switch("main").operation_id == 0
+    assert len(session.operations()) == before
+    assert session.branch().name == "main"
     with pytest.raises(WorldDiverged):
         agent.run("on")
-    assert later.session("s").plan_switch("main").blockers
+    assert session.plan_switch("main").blockers
     with pytest.raises(RollbackBlocked, match="the tool add is unknown"):
-        later.session("s").switch("main", sync="world")
+        session.switch("main", sync="world")
     agent.session.switch("main", sync="world")
     assert world.items == ["chair", "table"]
-    assert later.session("s").switch("other", sync="ignore").kind == "switch"
+    assert session.switch("other", sync="ignore").kind == "switch"
 
 
-@pytest.mark.long
 def test_the_result_of_a_resolved_call_is_passed_to_its_undo(repo, world):
-    """An interrupted call resolved as happened is recorded with the result that its undo function needs."""
-
-    def put(args, result):
-        world.undone.append(("put", args, result))
-
-    class Killed(BaseException):
-        pass
-
-    def dying(item):
-        raise Killed
-
-    tools = world.tools()
-    next(tool for tool in tools if tool.name == "add").func = dying
-    agent = repo.wrap(
-        tool_node_graph(scripted(call("add", item="safe"), "ok"), tools),
-        "s",
-        effects=world.effects(add=reversible(put)),
-    )
-    with pytest.raises(Killed):
-        agent.run("a safe")
-    agent.plan_rollback("main#1")
+    undone = []
+    undo = reversible(lambda args, result: undone.append((args, result)))
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(fail=undo))
+    with pytest.raises(RuntimeError):
+        agent.run("fail late")
     (lost,) = repo.session("s").tool_track()
     assert lost.status == "unknown"
     with pytest.raises(InvalidInput, match="Leave it out"):
         repo.resolve(lost, "did_not_happen", result={"number": 9})
     assert repo.resolve(lost, "happened", result={"number": 9}).result == {"number": 9}
     repo.session("s").rollback("main#1")
-    assert world.undone == [("put", {"item": "safe"}, {"number": 9})]
+    assert undone == [({"why": "late"}, {"number": 9})]
 
 
 def test_an_operation_is_found_by_its_id(repo, agent):
-    """`resume` accepts an operation or its id; another user's operation and an invalid id are not found."""
     agent.rollback("one chair")
     (operation,) = repo.session("s").operations()
     assert repo.operation(operation.id) == operation
@@ -140,7 +123,6 @@ def test_an_operation_is_found_by_its_id(repo, agent):
 
 
 def test_a_wrong_session_branch_target_or_mode_is_refused(repo, agent):
-    """Bad input: a wrong session, branch, target or mode raises the usual error, and nothing is done."""
     agent.checkpoint("twice")
     fork = agent.fork(name="fork")
     fork.checkpoint("twice")
@@ -161,14 +143,70 @@ def test_a_wrong_session_branch_target_or_mode_is_refused(repo, agent):
         with pytest.raises(NotFound):
             switch("nothing")
     with pytest.raises(InvalidInput):
-        repo.session("s").switch("main", sync="perhaps")
-    assert len(repo.session("s").operations()) == 2
+        session.switch("main", sync="perhaps")
+    assert len(session.operations()) == 2
 
 
 def test_a_switch_to_a_partial_branch_is_refused(repo, agent, world):
-    """The branch of an unfinished rollback cannot be switched to."""
     world.broken.add("table")
     with pytest.raises(agentgit.RollbackIncomplete):
         repo.session("s").rollback("one chair", name="half")
     with pytest.raises(Conflict):
         repo.session("s").switch("half")
+
+
+def test_a_checkpoint_is_saved_without_the_graph(repo, agent):
+    made = repo.session().checkpoint("before payment", description="all there", data={"ticket": 9})
+    assert made.metadata["reference"] == agent.head.metadata["reference"] == "main#6"
+    assert repo.session().get_checkpoint("before payment").conversation_history == agent.history()
+    assert repo.session().search("payment").items[0].reference == "main#6"
+    with pytest.raises(InvalidInput, match="1 to 200"):
+        repo.session().checkpoint(" ")
+
+
+def test_undo_and_redo_work_without_the_graph(repo, agent, world):
+    assert str(repo.session().plan_undo()) == str(agent.plan_undo())
+    report = repo.session().undo()
+    assert (report.branch, world.items) == ("main-2", ["chair"])
+    assert str(repo.session().plan_redo()).startswith("Switch of session s to branch main")
+    assert repo.session().redo().branch == "main"
+    assert world.items == ["chair", "table"]
+    with pytest.raises(NotFound, match="nothing to redo"):
+        repo.session().redo()
+    with pytest.raises(NotFound, match="are 2 earlier checkpoints"):
+        repo.session().undo(9)
+
+
+def test_a_checkpoint_saves_the_files_of_an_existing_workspace(repo, world, tmp_path):
+    work = tmp_path / "work"
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), workspace=work)
+    agent.run("hello")
+    (work / "a.txt").write_text("one")
+    with agentgit.open(backend.url(repo)) as other:
+        other.session().checkpoint("with a")
+        (work / "a.txt").write_text("two")
+        other.session().rewind_files("with a", force=True)
+        assert (work / "a.txt").read_text() == "one"
+        work.rename(tmp_path / "elsewhere")
+        with pytest.raises(Unavailable, match="files=False"):
+            other.session().checkpoint("no files here")
+        assert other.session().checkpoint("without files", files=False).metadata["reference"] == "main#4"
+
+
+def test_redo_reverts_a_file_rewind(repo, world, tmp_path):
+    """Redo after `rewind_files` restores the earlier files; after another turn there is nothing to redo."""
+    work = tmp_path / "work"
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), workspace=work)
+    agent.run("hello")
+    (work / "a.txt").write_text("by hand")
+    agent.run("hello again")
+    agent.rewind_files("main#1")
+    assert not (work / "a.txt").exists()
+    assert "a.txt" in str(agent.plan_redo())
+    assert agent.redo().branch.name == "main"
+    assert (work / "a.txt").read_text() == "by hand"
+    assert repo.session().redo().files is not None  # a second redo reverts the first one
+    assert not (work / "a.txt").exists()
+    agent.run("on we go")
+    with pytest.raises(NotFound, match="nothing to redo"):
+        agent.redo()
