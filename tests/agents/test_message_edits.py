@@ -79,7 +79,6 @@ numbers = count()
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edits)
 def test_every_edit_produces_the_states_of_inmemorysaver(database, edits):
-    """After in-place edits, removals, reorderings and replacements each checkpoint equals InMemorySaver's."""
     ours, theirs = editor(SQLModelSaver(database)), editor(InMemorySaver())
     config = on(f"example {next(numbers)}")  # the examples share the database and the values stored by content
     for number, (verb, where, way) in enumerate(edits):
@@ -92,7 +91,6 @@ def test_every_edit_produces_the_states_of_inmemorysaver(database, edits):
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "edit silently"])
 def test_an_edit_leaves_the_previous_checkpoint_unchanged(database, verb):
-    """After an edit the previous state is unchanged, for this saver and for a new one."""
     graph = editor(SQLModelSaver(database))
     for number in range(3):
         apply(graph, on("t"), "say", 0, "update", number)

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from chains import chain
 from langchain.agents import create_agent
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
-from langgraph.graph import START, MessagesState, StateGraph
 from scripted import World, obedient, scripted, tool_node_graph
 
 ORDER = {"messages": [("user", "add chair")]}
@@ -23,28 +23,14 @@ def node_without_ids(state):
     return {"messages": [AIMessage("one"), AIMessage("two")]}
 
 
-def bare():
-    builder = StateGraph(MessagesState)
-    builder.add_node("answer", node_without_ids)
-    builder.add_edge(START, "answer")
-    return builder.compile()
-
-
-def nested():
-    builder = StateGraph(MessagesState)
-    builder.add_node("inner", bare())
-    builder.add_edge(START, "inner")
-    return builder.compile()
-
-
 GRAPHS = {
     "tool node": lambda world: tool_node_graph(obedient(), world.tools()),
     "create_agent": lambda world: create_agent(obedient(), world.tools()),
     "streaming model": lambda world: create_agent(
         Streaming(messages=iter([AIMessage("three words here"), AIMessage("more")])), world.tools()
     ),
-    "no ids": lambda world: bare(),
-    "subgraph": lambda world: nested(),
+    "no ids": lambda world: chain(node_without_ids),
+    "subgraph": lambda world: chain(chain(node_without_ids)),
 }
 
 
@@ -64,7 +50,6 @@ def agent(repo, request):
 
 @pytest.mark.parametrize("mode", ["updates", "messages", ["updates", "messages"]], ids=str)
 async def test_a_streamed_message_has_the_id_of_the_stored_one(agent, mode):
-    """In `updates` and `messages`, sync and async, each message has the id under which it is stored."""
     sync_chunks = list(agent.stream(ORDER, stream_mode=mode))
     async_chunks = [chunk async for chunk in agent.astream(ORDER, stream_mode=mode)]
     stored = {message["id"]: message["role"] for message in agent.history()}
@@ -87,7 +72,6 @@ def test_the_metadata_of_the_messages_stream_names_the_restore_point(agent, inpu
 
 
 def test_the_restore_point_is_not_stored_with_each_step(repo):
-    """The metadata of graph checkpoints does not repeat the id."""
     agent = repo.wrap(tool_node_graph(scripted("hello"), []), "s")
     agent.run("hi")
     history = list(agent.get_state_history({"configurable": {}}))

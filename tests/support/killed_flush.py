@@ -19,9 +19,10 @@ import faults
 import points
 import sent_statements
 import shop
+from chains import chain
 from langchain_core.messages import AIMessage
-from langgraph.graph import START, MessagesState, StateGraph
-from scripted import Graph, quick_tool
+from langgraph.graph import MessagesState
+from scripted import quick_tool
 
 import agentgit
 from agentgit import Unavailable
@@ -82,14 +83,7 @@ def items(session: str) -> list[str]:
 
 
 def wrapped(repo: Any, turn: str, session: str, pause: Callable[[], None] = lambda: None) -> Any:
-    """Wrap the graph of a turn around the shop of this process.
-
-    Args:
-        repo: The repository.
-        turn: The kind of turn.
-        session: The session.
-        pause: A function that a node calls when rows wait.
-    """
+    """Wrap the graph of a turn around the shop of this process."""
 
     def look(item: str) -> str:
         """Look at an item."""
@@ -117,7 +111,7 @@ def wrapped(repo: Any, turn: str, session: str, pause: Callable[[], None] = lamb
 
     ordered, paid = items(session)
     effects = {**shop.imported(verify=False), "look": "read_only"} if turn == ACTING else None
-    graph = _chain(greet, looking, acting("order", ordered), acting("pay", paid))
+    graph = chain(greet, looking, acting("order", ordered), acting("pay", paid))
     agent = repo.wrap(graph, session, effects=effects, check_effects=False)
     return agent
 
@@ -131,14 +125,6 @@ ANSWERS = ("hello", "looked", "order", "pay")
 
 def _is_first(state: MessagesState) -> bool:
     return not any(message.content == "second" for message in state["messages"])
-
-
-def _chain(*nodes: Callable[[MessagesState], Any]) -> Graph:
-    builder = StateGraph(MessagesState)
-    for number, node in enumerate(nodes):
-        builder.add_node(str(number), node)
-        builder.add_edge(str(number - 1) if number else START, str(number))
-    return builder.compile()
 
 
 def _text(statement: Any) -> str:
@@ -237,14 +223,7 @@ class _Watch:
 
 
 def main(url: str, path: str, plan: Plan, told: str) -> None:
-    """Run the second turn of a session, with a fault at a moment of one of its flushes.
-
-    Args:
-        url: The URL of the database.
-        path: The path of the shop.
-        plan: The plan.
-        told: The file that receives what another connection sees just before the fault.
-    """
+    """Run the second turn of a session, with a fault at a moment of one of its flushes."""
     os.environ["SHOP"] = path
 
     before = backend.connections(url)

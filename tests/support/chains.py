@@ -1,0 +1,36 @@
+"""Graphs of plain nodes, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from scripted import Graph
+
+HI = {"messages": [("user", "hi")]}
+
+
+def chain(*nodes: Callable[[MessagesState], Any] | Graph, checkpointer: Any = None) -> Graph:
+    """Compile a graph with these nodes."""
+    builder = StateGraph(MessagesState)
+    for number, node in enumerate(nodes):
+        builder.add_node(str(number), node)
+        builder.add_edge(str(number - 1) if number else START, str(number))
+    return builder.compile(checkpointer=checkpointer)
+
+
+def says(text: str, act: Callable[[], Any] = lambda: None) -> Callable[[MessagesState], Any]:
+    """Return a node that does something and answers with a text."""
+
+    def node(state: MessagesState) -> Any:
+        act()
+        return {"messages": [AIMessage(text)]}
+
+    return node
+
+
+def texts(agent: Any) -> list[str]:
+    """Return the texts of the messages in the newest state of an agent."""
+    return [message.content for message in agent.get_state().values.get("messages", [])]
