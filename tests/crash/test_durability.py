@@ -5,11 +5,10 @@ import asyncio
 import pytest
 from langchain_core.messages import BaseMessage
 from langgraph.types import Command
-from saver_checkpoints import on
 from scripted import World, call, calls, scripted, tool_node_graph
 
 import agentgit
-from agentgit import SQLModelSaver, reversible
+from agentgit import reversible
 
 STORY = (
     calls(call("add", item="chair"), call("charge", amount=5)), "a chair",
@@ -19,27 +18,14 @@ STORY = (
 DURABILITIES = ("sync", "async", "exit")
 
 
-def run_stream(graph, given, config, **how):
-    """Run a turn with `stream`."""
-    for _ in graph.stream(given, config, stream_mode="updates", **how):
-        pass
-
-
-def run_ainvoke(graph, given, config, **how):
-    """Run a turn with `ainvoke` on a new event loop."""
-    asyncio.run(graph.ainvoke(given, config, **how))
-
-
-def run_invoke(graph, given, config, **how):
-    """Run a turn with `invoke`."""
-    graph.invoke(given, config, **how)
-
-
-WAYS = {"invoke": run_invoke, "stream": run_stream, "ainvoke": run_ainvoke}
+WAYS = {
+    "invoke": lambda graph, *given, **how: graph.invoke(*given, **how),
+    "stream": lambda graph, *given, **how: list(graph.stream(*given, stream_mode="updates", **how)),
+    "ainvoke": lambda graph, *given, **how: asyncio.run(graph.ainvoke(*given, **how)),
+}
 
 
 def say(text):
-    """Return the input of a turn."""
     return {"messages": [("user", text)]}
 
 
@@ -53,31 +39,8 @@ BEGUN = ["order a chair", "", "add", "charge", "a chair", "and a table", ""]
 YES = [*BEGUN, "add", "add_if_approved", "done"]
 
 
-@pytest.mark.parametrize("durability", DURABILITIES)
-@pytest.mark.parametrize("way", WAYS)
-def test_turns_and_interrupts_survive_a_restart(database, way, durability):
-    """After a restart, a program sees the state, answers the interrupt and continues the conversation."""
-    run, world = WAYS[way], World()
-
-    def reopened():
-        return tool_node_graph(scripted(*STORY), world.tools(), SQLModelSaver(database))
-
-    run(reopened(), say("order a chair"), on("t"), durability=durability)
-    assert texts(reopened().get_state(on("t")).values) == BEGUN[:5]
-    run(reopened(), say("and a table"), on("t"), durability=durability)
-    state = reopened().get_state(on("t"))
-    assert texts(state.values) == BEGUN
-    assert (state.next, [asked.value for asked in state.interrupts]) == (("tools",), [{"add": "table"}])
-    run(reopened(), Command(resume="yes"), on("t"), durability=durability)
-    state = reopened().get_state(on("t"))
-    assert (texts(state.values), state.next, state.interrupts) == (YES, (), ())
-    run(reopened(), say("look"), on("t"), durability=durability)
-    assert texts(reopened().get_state(on("t")).values) == [*YES, "look", "", "look", "looked"]
-
-
 @pytest.mark.parametrize(("way", "durability"), list(zip(WAYS, DURABILITIES, strict=True)))
 def test_forks_and_rollbacks_work_after_a_restart(database, way, durability):
-    """Forks at an interrupt take separate answers, and a rollback before it restores the state and the world."""
     run, world = WAYS[way], World()
 
     def take_back(args, result):

@@ -38,20 +38,14 @@ from killed_flush import (
     SECOND,
     Plan,
 )  # fmt: skip
-from shop import Shop
-from test_killed import is_true, told
+from test_killed import is_true, shop, told
 
 import agentgit
 
+__all__ = ["shop"]  # a fixture
+
 LEAST = 5
 """The least number of moments of a flush: before it, BEGIN, one statement, COMMIT, after it."""
-
-
-@pytest.fixture
-def shop(tmp_path, monkeypatch):
-    """Create the shop, whose path every process finds in the environment."""
-    monkeypatch.setenv("SHOP", str(tmp_path / "shop.db"))
-    return Shop(tmp_path / "shop.db")
 
 
 class Lives:
@@ -73,13 +67,10 @@ class Lives:
         with agentgit.open(self.url) as repo:
             killed_flush.wrapped(repo, plan.turn, plan.session).invoke(FIRST)
         self.seen.unlink(missing_ok=True)
-        given = (self.url, self.shop.path, plan, str(self.seen))
-        process = processes.forking().Process(target=killed_flush.main, args=given)
-        process.start()
-        process.join(300)
+        code = processes.exit_code(killed_flush.main, self.url, self.shop.path, plan, str(self.seen))
         faults.empty_disk(plan.disk)
         has_failed = self.seen.exists()
-        assert process.exitcode == (-signal.SIGKILL if has_failed and plan.fault == KILL else 0), f"it failed at {plan}"
+        assert code == (-signal.SIGKILL if has_failed and plan.fault == KILL else 0), f"it failed at {plan}"
         with agentgit.open(self.url) as repo:
             if has_failed:
                 self.check_stored(repo, plan)
@@ -141,7 +132,6 @@ def lives(repo, shop, tmp_path):
 
 
 def sessions(repo, shop, tmp_path):
-    """Yield the sessions of a database, and check it at the end."""
     yield Lives(repo, shop, tmp_path / "seen")
     assert repo.maintenance.fsck(3).is_sound
     assert command_line.run("db", "check", "--db", backend.address(repo)).code == 0
@@ -149,21 +139,18 @@ def sessions(repo, shop, tmp_path):
 
 @pytest.fixture
 def postgres_lives(postgres_url, shop, tmp_path):
-    """Yield the sessions of a PostgreSQL database."""
     with agentgit.open(postgres_url) as repo:
         yield from sessions(repo, shop, tmp_path)
 
 
 @pytest.fixture
 def disk():
-    """Yield the folder of a small disk."""
     with small_disks.mounted() as disk:
         yield disk
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def lives_on_disk(request, disk, shop, tmp_path):
-    """Yield the sessions of a database on the small disk."""
     with ExitStack() as stack:
         if request.param == "sqlite":
             url = disk / "agentgit.db"
@@ -178,7 +165,6 @@ def lives_on_disk(request, disk, shop, tmp_path):
     [(ACTING, "async", INTENT, 3), (CHAT, "async", BACKGROUND, 4), (ACTING, "sync", OUTCOME, 1)],
 )
 def test_a_turn_killed_in_a_flush_continues(lives, turn, durability, flush, moment):
-    """A turn killed in a flush in the background, of an intent or of an outcome loses at most this flush."""
     assert lives.fails(Plan(turn, durability, flush, moment, "s"))
 
 
@@ -192,20 +178,11 @@ BETWEEN = 4
 """How many kinds of moments lie between the two of a flush; the next flush has the next ones."""
 
 
-def some_moments(flushes):
-    """Add two moments to each flush."""
-    numbers = [(number, number + BETWEEN) for number in range(len(flushes))]
-    return [(*flush, [MOMENTS[n % len(MOMENTS)] for n in two]) for flush, two in zip(flushes, numbers, strict=True)]
-
-
-def all_moments(flushes):
-    """Add all moments to each flush."""
-    return [pytest.param(*flush, None, marks=pytest.mark.soak) for flush in flushes]
-
-
 def moments_of(flushes):
-    """Add two moments to each flush, and all of them in `make soak`."""
-    return [*some_moments(flushes), *all_moments(flushes)]
+    """Give each flush two moments, and in `make soak` all of them."""
+    twos = [[MOMENTS[n % len(MOMENTS)] for n in (number, number + BETWEEN)] for number in range(len(flushes))]
+    some = [(*flush, two) for flush, two in zip(flushes, twos, strict=True)]
+    return [*some, *(pytest.param(*flush, None, marks=pytest.mark.soak) for flush in flushes)]
 
 
 @pytest.mark.long
@@ -224,14 +201,12 @@ FILLED += [(*each, FILL_DISK_BRIEFLY) for each in EACH_FLUSH_IN_ASYNC if each[1]
 @pytest.mark.long
 @pytest.mark.parametrize(("turn", "flush", "fault", "moments"), moments_of(FILLED))
 def test_a_turn_whose_disk_is_full_at_a_moment_of_a_flush_continues(disk, lives_on_disk, turn, flush, fault, moments):
-    """If the disk is full during a flush, the turn ends or raises Unavailable, and continues when there is room."""
     expect_faults(lives_on_disk, turn, "async", flush, moments, fault, disk)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("turn", "flush", "moments"), moments_of(EACH_FLUSH_IN_ASYNC))
 def test_a_turn_whose_connections_break_at_a_moment_of_a_flush_continues(postgres_lives, turn, flush, moments):
-    """If the server ends all connections during a flush, the turn ends or raises Unavailable, and continues."""
     expect_faults(postgres_lives, turn, "async", flush, moments, DISCONNECT)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import signal
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import backend
@@ -39,7 +39,6 @@ def shop(tmp_path, monkeypatch):
 
 @pytest.fixture(params=[False, True], ids=["told", "verified"])
 def verify(request):
-    """Return whether the tools have a `verify` function."""
     return request.param
 
 
@@ -72,26 +71,32 @@ def repo(lived_through, shop, verify):
 
 @pytest.fixture
 def agent(repo, verify):
-    """Return an agent on the branch of `live`."""
     return wrapped(repo, verify=verify)
 
 
 @pytest.fixture
-def kill(repo, verify):
-    """Return a function that runs a verb in another process, which is killed at a point."""
-    url = backend.address(repo)
+def killed(repo, shop, verify):
+    """Return a context in which a verb was killed in another process, and the database is open again as after that.
 
-    def kill(shop, verb, point):
-        process = processes.forking().Process(target=killed_process.main, args=(url, shop.path, verb, point, verify))
-        process.start()
-        process.join(300)
-        assert process.exitcode == -signal.SIGKILL, f"it was not killed {point}"
+    The journal is true before and after it, unless the verb worked in a shop of its own.
+    """
 
-    return kill
+    @contextmanager
+    def killed(verb, point, own=None):
+        where = (own or shop).path
+        code = processes.exit_code(killed_process.main, backend.address(repo), where, verb, point, verify)
+        assert code == -signal.SIGKILL, f"it was not killed {point}"
+        with agentgit.open(backend.url(repo)) as again:
+            if own is None:
+                is_true(again, shop)
+            yield again, wrapped(again, verify=verify)
+            if own is None:
+                is_true(again, shop)
+
+    return killed
 
 
 def journal(repo):
-    """Return every recorded call of a tool of the shop."""
     return [call for call in backend.journal(repo) if call.tool_name in SOLD]
 
 
@@ -138,20 +143,11 @@ def finished(repo, shop, operation, verify):
     return report
 
 
-def reopened(repo, verify):
-    """Reopen the database, as after a restart, and return it with an agent."""
-    again = agentgit.open(backend.url(repo))
-    return again, wrapped(again, verify=verify)
-
-
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("point", POINTS["run"])
-def test_a_turn_killed_at_any_point_can_be_rolled_back(point, repo, shop, agent, verify, kill):
-    """The calls of a killed turn are reported or verified, and a rollback restores the world from before it."""
-    kill(shop, "run", point)
-    repo, agent = reopened(repo, verify)
-    with repo:
-        is_true(repo, shop)
+def test_a_turn_killed_at_any_point_can_be_rolled_back(point, shop, verify, killed):
+    """Its calls are reported or verified, and a rollback restores the world from before it."""
+    with killed("run", point) as (repo, agent):
         plan = agent.plan_rollback("end")
         assert set(shop.standing) - {"a", "b", "c"} <= {s.invocation.args["item"] for s in plan.steps}
         if not plan.is_admissible:
@@ -160,18 +156,13 @@ def test_a_turn_killed_at_any_point_can_be_rolled_back(point, repo, shop, agent,
         is_true(repo, shop)
         agent.rollback("end")
         assert shop.standing == dict.fromkeys("abc", 1)
-        is_true(repo, shop)
 
 
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("point", POINTS["rollback"])
-def test_a_rollback_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
-    """A killed rollback is finished, each undo takes effect once, and the old branch is unchanged."""
+def test_a_rollback_killed_at_any_point_is_finished_once(point, shop, agent, verify, killed):
     history = agent.history()
-    kill(shop, "rollback", point)
-    repo, agent = reopened(repo, verify)
-    with repo:
-        is_true(repo, shop)
+    with killed("rollback", point) as (repo, agent):
         if point == "before the operation":
             assert not repo.session("s").operations()
             agent.rollback("start", request_id="r")
@@ -182,23 +173,17 @@ def test_a_rollback_killed_at_any_point_is_finished_once(point, repo, shop, agen
         assert shop.asked("cancelled") == {"b": 1, "c": 1}
         assert [item.invocation.args["item"] for item in report.reversed] == ["c", "b"]
         assert repo.session("s").branch().name == report.branch == "main-2"
-        is_true(repo, shop)
 
 
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("point", POINTS["switch"])
-def test_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
-    """A killed switch is finished, each call is reversed or repeated once, and the branch takes new turns."""
-    other = agent.rollback("start")
-    other.invoke(wish([("order", "f")]))
-    kill(shop, "switch", point)
-    repo, _ = reopened(repo, verify)
-    with repo:
-        is_true(repo, shop)
+def test_a_switch_killed_at_any_point_is_finished_once(point, shop, agent, verify, killed):
+    agent.rollback("start").invoke(wish([("order", "f")]))
+    with killed("switch", point) as (repo, agent):
         operation = repo.session("s").operations()[0]
         if operation.kind != "switch":
             assert point == "before the operation"
-            wrapped(repo, verify=verify).switch("main", "world")
+            agent.switch("main", "world")
             operation = repo.session("s").operations()[0]
         finished(repo, shop, operation, verify)
         assert shop.standing == dict.fromkeys("abc", 1)
@@ -211,19 +196,16 @@ def test_a_switch_killed_at_any_point_is_finished_once(point, repo, shop, agent,
 
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("point", POINTS["execute"])
-def test_an_executed_replay_killed_at_any_point_is_finished_once(point, repo, shop, agent, verify, kill):
-    """A killed replay is finished with each order there once and the old branch unchanged."""
+def test_an_executed_replay_killed_at_any_point_is_finished_once(point, shop, agent, verify, killed):
     how = {"replay": "execute", "on_drift": "continue", "request_id": "r"}
     history = agent.history()
-    kill(shop, "execute", point)
-    repo, agent = reopened(repo, verify)
-    with repo:
-        is_true(repo, shop)
+    with killed("execute", point) as (repo, agent):
         if point == "before the operation":
             assert not repo.session("s").operations()
             agent.rollback("end", **how)
         report = finished(repo, shop, repo.session("s").operations()[0], verify)
-        assert repo.wrap(agent.graph, "s", branch="main", check_effects=False).history() == history
+        left = repo.wrap(agent.graph, "s", branch="main", effects=killed_process.shop.imported(verify=verify))
+        assert left.history() == history
         assert shop.standing == dict.fromkeys("abc", 1)
         assert shop.asked("cancelled") == dict.fromkeys("abc", 1)
         fresh = wrapped(repo, verify=verify)
@@ -234,7 +216,6 @@ def test_an_executed_replay_killed_at_any_point_is_finished_once(point, repo, sh
         now = [call.result["order"] if call.result else old for call, old in zip(fresh.tool_track(), then, strict=True)]
         assert answers == now
         asked = shop.asked("order")
-        left = repo.wrap(agent.graph, "s", branch="main", effects=killed_process.shop.imported(verify=verify))
         assert left.rollback("end", **how).branch.name == "main-2"
         assert shop.asked("order") == asked
         is_true(repo, shop)
@@ -245,35 +226,27 @@ def test_an_executed_replay_killed_at_any_point_is_finished_once(point, repo, sh
 
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("point", POINTS["fork"])
-def test_a_server_killed_at_any_point_of_a_fork_is_asked_again(point, repo, shop, agent, verify, kill):
+def test_a_server_killed_at_any_point_of_a_fork_is_asked_again(point, shop, verify, killed):
     """After a kill in the rollback or the run of a fork, the same run leaves the world as its branch tells it."""
-    kill(shop, "fork", point)
-    repo, _ = reopened(repo, verify)
-    with repo:
-        is_true(repo, shop)
+    with killed("fork", point) as (repo, _):
         for operation in repo.session("s").operations():
             finished(repo, shop, operation, verify)
         told(repo, shop)
         answer = killed_process.forked(repo, verify=verify)
         assert answer["messages"][-1].content == "done"
         assert shop.standing == {"a": 1, "d": 1}
-        is_true(repo, shop)
         assert repo.maintenance.fsck().is_sound
 
 
 @pytest.mark.long
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("point", POINTS["fresh"])
-def test_template_calls_killed_at_any_point_are_finished_once(
-    point, repo, shop, agent, verify, kill, tmp_path, monkeypatch
-):
+def test_template_calls_killed_at_any_point_are_finished_once(point, shop, verify, killed, tmp_path, monkeypatch):
     """When a kill stops the calls of a template in a new session, the same call of wrap finishes them."""
     before = shop.standing, shop.asked("order")
     monkeypatch.setenv("SHOP", str(tmp_path / "fresh.db"))
     there = Shop(tmp_path / "fresh.db")
-    kill(there, "fresh", point)
-    repo, _ = reopened(repo, verify)
-    with repo:
+    with killed("fresh", point, there) as (repo, _):
         with suppress(RollbackIncomplete):
             killed_process.begun_afresh(repo, verify=verify)
         told(repo, there)

@@ -12,31 +12,18 @@ SCRIPT = (
 )
 
 
-def run(database, turns, kill):
-    """Run turns in eight processes, and check the sessions after that."""
-    done = processes.run(
-        SCRIPT, database.url.render_as_string(hide_password=False), turns, kill, timeout=300 + 10 * turns
-    )
+SOAK = [pytest.mark.soak, pytest.mark.timeout(3000)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("turns", "kill"),
+    [(5, False), (4, True), pytest.param(40, False, marks=SOAK), pytest.param(30, True, marks=SOAK)],
+)
+def test_eight_processes_lose_no_turn_also_when_three_are_killed(database, turns, kill):
+    """A process that meets another one gets a Conflict and retries; a killed one is continued by the others at once."""
+    url = database.url.render_as_string(hide_password=False)
+    done = processes.run(SCRIPT, url, turns, kill, timeout=300 + 10 * turns)
     assert (done.returncode, done.stderr) == (0, "")
     with agentgit.open(database.url) as repo:
         concurrent_sessions.check(repo, turns, kill)
-
-
-@pytest.mark.long
-def test_eight_processes_lose_no_turn(database):
-    """A process that meets another one gets a Conflict and retries; the history has each turn once."""
-    run(database, 5, kill=False)
-
-
-@pytest.mark.long
-def test_eight_processes_lose_no_turn_when_three_are_killed(database):
-    """The surviving processes continue at once on the branches of the killed ones, whose last call is unknown."""
-    run(database, 4, kill=True)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize(("turns", "kill"), [(40, False), (30, True)])
-def test_eight_processes_lose_no_turn_in_a_long_run(database, turns, kill):
-    """Eight processes lose no turn in 40 turns each, nor in 30 turns each with kills."""
-    run(database, turns, kill=kill)

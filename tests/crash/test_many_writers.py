@@ -13,7 +13,6 @@ from agentgit import SQLModelSaver
 
 
 def ids(states):
-    """Return the ids of the checkpoints of a history."""
     return [state.config["configurable"]["checkpoint_id"] for state in states]
 
 
@@ -31,21 +30,12 @@ async def test_threads_and_an_event_loop_share_one_saver(database):
         for turn in range(turns):
             await graph.ainvoke(said(name, turn), on(name))
 
-    async def by_turns(name):
-        for turn in range(turns):
-            if turn % 2:
-                await asyncio.to_thread(graph.invoke, said(name, turn), on(name))
-            else:
-                await graph.ainvoke(said(name, turn), on(name))
-
     loop = asyncio.get_running_loop()
+    threads, tasks = [f"thread {n}" for n in range(8)], [f"task {n}" for n in range(6)]
     with ThreadPoolExecutor(8) as pool:
-        threads = [loop.run_in_executor(pool, in_thread, f"thread {n}") for n in range(8)]
-        tasks = [on_loop(f"task {n}") for n in range(3)] + [by_turns(f"both {n}") for n in range(3)]
-        await asyncio.gather(*threads, *tasks)
-    names = [f"thread {n}" for n in range(8)] + [f"{kind} {n}" for kind in ("task", "both") for n in range(3)]
+        await asyncio.gather(*(loop.run_in_executor(pool, in_thread, name) for name in threads), *map(on_loop, tasks))
     fresh = echoing(SQLModelSaver(database))
-    for name in names:
+    for name in threads + tasks:
         assert texts(fresh.get_state(on(name)).values) == whole(name, turns)
         history = ids(fresh.get_state_history(on(name)))
         assert len(history) == 5 * turns
@@ -53,7 +43,6 @@ async def test_threads_and_an_event_loop_share_one_saver(database):
 
 
 async def test_readers_see_only_stored_states_during_writes(database):
-    """A reader in a thread or on the event loop sees only stored states while eight threads write."""
     saver = SQLModelSaver(database)
     graph, turns, writers = echoing(saver), 2, 8
     allowed = [whole("w", turns)[:length] for length in range(4 * turns + 1)]
@@ -84,7 +73,6 @@ async def test_readers_see_only_stored_states_during_writes(database):
 
 
 def conversation(url, how, name):
-    """Open the database, and return the texts of a conversation."""
     if how == "wrap":
         with agentgit.open(url) as repo:
             return texts(repo.wrap(echoing(), session=name).get_state().values)
@@ -92,45 +80,25 @@ def conversation(url, how, name):
         return texts(echoing(saver).get_state(on(name)).values)
 
 
-def full(url):
-    """Return a URL with its password."""
-    return url.render_as_string(hide_password=False)
-
-
 @pytest.mark.parametrize("how", HOW)
 def test_eight_threads_with_separate_connections_lose_no_turn(database, how):
-    """Eight threads that each opened the database write at once without a failure, and every turn is there."""
-    names, url = [f"t{n}" for n in range(8)], full(database.url)
+    names, url = [f"t{n}" for n in range(8)], database.url.render_as_string(hide_password=False)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: talk(url, how, name, 3), names))
     assert [conversation(url, how, name) for name in names] == [whole(name, 3) for name in names]
 
 
-def run_processes(url, turns):
-    """Run turns in eight processes at once, and check that no turn was lost."""
-    done = processes.run(
-        "import sys; from echo_graph import main; sys.exit(main(sys.argv[1], 8, int(sys.argv[2])))", url, turns
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+@pytest.mark.long
+@pytest.mark.parametrize("turns", [3, pytest.param(25, marks=pytest.mark.soak)])
+def test_eight_processes_lose_no_turn(database, tmp_path, turns):
+    """They share a database, or a file that they create together, without a `database is locked` error."""
+    script = "import sys; from echo_graph import main; sys.exit(main(sys.argv[1], 8, int(sys.argv[2])))"
     names = [f"p{n}" for n in range(8)]
-    found = [conversation(url, HOW[n % 2], name) for n, name in enumerate(names)]
-    assert found == [whole(name, turns) for name in names]
-
-
-@pytest.mark.long
-def test_eight_processes_that_write_one_database_lose_no_turn(database):
-    """Eight processes run turns at once without a `database is locked` error, and every turn is there."""
-    run_processes(full(database.url), 3)
-
-
-@pytest.mark.long
-def test_eight_processes_create_one_database_file_together(tmp_path):
-    """Eight processes that open a missing file create it together and lose nothing."""
-    run_processes(f"sqlite:///{tmp_path / 'new.db'}", 1)
-
-
-@pytest.mark.soak
-def test_eight_processes_lose_no_turn_in_a_long_run(database):
-    """Eight processes with 25 turns each, which is a thousand checkpoints, lose no turn."""
-    run_processes(full(database.url), 25)
+    for url, count in (
+        (database.url.render_as_string(hide_password=False), turns),
+        (f"sqlite:///{tmp_path / 'new.db'}", 1),
+    ):
+        done = processes.run(script, url, count)
+        assert (done.returncode, done.stderr) == (0, "")
+        found = [conversation(url, HOW[n % 2], name) for n, name in enumerate(names)]
+        assert found == [whole(name, count) for name in names]

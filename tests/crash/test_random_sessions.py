@@ -78,7 +78,6 @@ class Mortal:
         self.made += 1
 
     def go(self) -> None:
-        """Remove the hook."""
         self._stand.close()
 
 
@@ -158,7 +157,6 @@ class TrueWorld(RuleBasedStateMachine):
         self.agent("main")
 
     def start(self) -> None:
-        """Open the repository, as a new process does."""
         self.mortal.left = None
         self.repo = agentgit.open(self.url or self.folder / "agentgit.db", tenant=self.tenant)
 
@@ -201,7 +199,6 @@ class TrueWorld(RuleBasedStateMachine):
 
     @property
     def now(self) -> set[str]:
-        """The declared items in the world."""
         return self.declared(self.shop.standing)
 
     def declared(self, items: Iterable[str]) -> set[str]:
@@ -213,13 +210,9 @@ class TrueWorld(RuleBasedStateMachine):
         now, path = self.declared(standing), set(line.path)
         return (now - line.then - path) | ((path & line.then) - now)
 
-    def journal(self) -> list[ToolInvocation]:
-        """Return every recorded call."""
-        return backend.journal(self.repo)
-
     def unclear(self) -> set[str]:
         """Return the items with a call of unknown effect."""
-        return {call.args["item"] for call in self.journal() if self.is_vague(call)}
+        return {call.args["item"] for call in backend.journal(self.repo) if self.is_vague(call)}
 
     def is_vague(self, call: ToolInvocation) -> bool:
         """Return whether the effect of a call is unknown; a declared call that failed did nothing."""
@@ -231,7 +224,6 @@ class TrueWorld(RuleBasedStateMachine):
         return [branch.name for branch in self.repo.session("s").branches() if branch.status in ("open", "running")]
 
     def stopped(self) -> list[Any]:
-        """Return the operations that are not done."""
         return [operation for operation in self.repo.session("s").operations() if operation.status != "done"]
 
     # -- the steps of a session
@@ -396,7 +388,7 @@ class TrueWorld(RuleBasedStateMachine):
         """Repair the shop and resolve every unclear call, as a person does."""
         self.shop.stuck.clear()
         self.shop.faults.clear()
-        for one in self.journal():
+        for one in backend.journal(self.repo):
             if one.status == "unknown":
                 self.repo.resolve(one, "happened" if self.unclaimed(one.args["item"]) else "did_not_happen")
             elif one.status in ("reverse_unknown", "reverse_failed"):
@@ -408,7 +400,7 @@ class TrueWorld(RuleBasedStateMachine):
     def the_journal_is_true(self) -> None:
         """Check that each effect has a true status and that nothing in the world is missing from the journal."""
         type(self).steps += 1
-        calls = [call for call in self.journal() if call.tool_name not in (LOOK, PEEK)]
+        calls = [call for call in backend.journal(self.repo) if call.tool_name not in (LOOK, PEEK)]
         self.doubted |= self.unclear()
         for one in calls:
             if one.kind == "replay":  # answered from the record; the row of the original call has the status
@@ -434,8 +426,8 @@ class TrueWorld(RuleBasedStateMachine):
 
     def unclaimed(self, item: str) -> int:
         """Count the orders of an item in the world that are no call's result."""
-        known = {call.result["order"] for call in self.journal() if call.args["item"] == item and call.result}
-        return len(set(self.shop.orders(item)) - known)
+        calls = [call for call in backend.journal(self.repo) if call.args["item"] == item]
+        return len(set(self.shop.orders(item)) - {call.result["order"] for call in calls if call.result})
 
     def compare(self, steps: list[Any], path: set[str], kept: set[str]) -> None:
         """Check that a plan contains all differences between the world and a path, and nothing else."""
@@ -483,7 +475,7 @@ class TrueWorld(RuleBasedStateMachine):
 
     def agrees(self, report: Any) -> None:
         """Check each line of a report against the world."""
-        lost = Counter(call.args["item"] for call in self.journal() if call.result is None)
+        lost = Counter(call.args["item"] for call in backend.journal(self.repo) if call.result is None)
         vague = self.unclear() | {item for item, calls in lost.items() if calls > 1}
         for group, there in {"reversed": False, "gone": False, "redone": True, "kept": True}.items():
             for item in getattr(report, group):
@@ -496,7 +488,6 @@ class TrueWorld(RuleBasedStateMachine):
 
 
 def pick(many: Sequence[T], which: int) -> T:
-    """Return one of several elements."""
     return many[which % len(many)]
 
 
@@ -551,20 +542,16 @@ class ExecutedWorld(TrueWorld):
             self.reached(name)
 
     def finished(self, line: Line, report: Any, path: set[str], aloof: set[str] | None) -> None:
-        """Check a report and, if the operation moved the world, the world against its path."""
-        self.agrees(report)
-        if aloof is not None:
-            return
-        vague, kept = self.unclear(), {item.invocation.args["item"] for item in report.kept}
-        gone = {item.invocation.args["item"] for item in report.gone}
-        assert self.now - path - vague <= kept, "something stands that nobody was told of"
-        assert self.declared(path) - self.now - vague <= gone, "something is gone that nobody was told of"
-        twice = {item for item, orders in self.shop.standing.items() if orders > 1}
-        assert twice - vague <= kept, "something stands twice, and nobody was told of it"
+        """Check also that nothing stands twice."""
+        super().finished(line, report, path, aloof)
+        if aloof is None:
+            twice = {item for item, orders in self.shop.standing.items() if orders > 1}
+            kept = {item.invocation.args["item"] for item in report.kept}
+            assert twice - self.unclear() <= kept, "something stands twice, and nobody was told of it"
 
     def agrees(self, report: Any) -> None:
         """Check each line of a report against the world."""
-        vague = self.unclear() | {call.args["item"] for call in self.journal() if call.result is None}
+        vague = self.unclear() | {call.args["item"] for call in backend.journal(self.repo) if call.result is None}
         for group, there in {"reversed": False, "gone": False, "kept": True, "answered": True, "redone": True}.items():
             for item in getattr(report, group):
                 call = item.invocation
@@ -582,7 +569,6 @@ KINDS = [TrueWorld, VerifiedWorld, ExecutedWorld]
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def machine(request, lives):
-    """Return a state machine on an empty database."""
     url = request.getfixturevalue("postgres_url") if request.param == "postgresql" else None
     return type(lives.__name__, (lives,), {"url": url, "steps": 0})
 
@@ -590,7 +576,6 @@ def machine(request, lives):
 @pytest.mark.long
 @pytest.mark.parametrize("lives", KINDS)
 def test_journal_plans_and_reports_are_true_in_random_sessions(machine) -> None:
-    """In long random sessions the journal, plans, reports and conversations match the world."""
     run_state_machine_as_test(machine, settings=settings(LONG, max_examples=5) if machine.url else LONG)
 
 

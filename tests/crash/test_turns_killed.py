@@ -6,6 +6,7 @@ Real processes are killed, the world is a shop that outlives them, and each kill
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import shutil
 import signal
@@ -14,21 +15,15 @@ import processes
 import pytest
 import shop_graphs
 import soaks
+from payment_graphs import SHAPES
 from shop import Shop
-from test_killed import is_true, told
+from test_killed import is_true, told, verify
 
 import agentgit
 
+__all__ = ["verify"]  # a fixture
+
 ONCE = dict.fromkeys(shop_graphs.ITEMS.values(), 1)
-
-TURNS = 3
-"""The number of turns for each kind of graph; most turns are killed twice."""
-
-
-@pytest.fixture(params=[False, True], ids=["told", "verified"])
-def verify(request):
-    """Return whether the tools have a `verify` function."""
-    return request.param
 
 
 class Life:
@@ -51,11 +46,9 @@ class Life:
     def process(self, dies_at=None):
         """Run or resume the turn in another process, and return whether the process survived."""
         given = (self.url, self.path, self.kind, self.verify, dies_at, str(self.told))
-        process = processes.forking().Process(target=shop_graphs.main, args=given)
-        process.start()
-        process.join(300)
-        assert process.exitcode in (0, -signal.SIGKILL), f"it failed; killed before at {dies_at}"
-        return process.exitcode == 0
+        code = processes.exit_code(shop_graphs.main, *given)
+        assert code in (0, -signal.SIGKILL), f"it failed; killed before at {dies_at}"
+        return code == 0
 
     def looks(self):
         """Check the journal against the shop, and resolve unclear calls as a person does if there is no `verify`."""
@@ -105,20 +98,29 @@ def killed(kind, verify, folder, template, lengths, chance):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "wanted", [4, pytest.param(soaks.KILLS / (2 * len(shop_graphs.GRAPHS)), marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("kind", shop_graphs.GRAPHS)
-def test_a_turn_killed_anywhere_pays_once(kind, verify, tmp_path, sqlite_template, lengths):
+def test_a_turn_killed_anywhere_pays_once(kind, verify, wanted, tmp_path, sqlite_template, lengths):
     """The process that continues a killed turn makes only the missing payments, and the journal says which."""
-    chance = random.Random(f"{kind} {verify}")  # noqa: S311  # the same kills each time
-    assert sum(killed(kind, verify, tmp_path / str(n), sqlite_template, lengths, chance) for n in range(TURNS))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", shop_graphs.GRAPHS)
-def test_a_payment_is_made_once_despite_hundreds_of_kills(kind, verify, tmp_path, sqlite_template, lengths):
-    """Hundreds of kills at any call of a function leave no duplicate payment and no untrue status."""
     chance = random.Random(f"{kind} {verify} {soaks.SEED}")  # noqa: S311  # the same kills each time
-    kills, wanted = 0, soaks.KILLS / (2 * len(shop_graphs.GRAPHS))
+    kills = 0
     for number in itertools.count():
         kills += killed(kind, verify, tmp_path / str(number), sqlite_template, lengths, chance)
         if kills >= wanted:
             break
+
+
+LIVES = "import sys, payment_graphs; payment_graphs.main(*sys.argv[1:])"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kills", ["[[7], [9], [10, 4]]", pytest.param("all", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_turn_killed_during_a_payment_pays_nobody_twice(tmp_path, shape, kills):
+    """Killed before, during or after a payment, alone and before a second kill, it makes only the remaining ones."""
+    done = processes.run(LIVES, tmp_path, shape, kills, timeout=840)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["kills"] >= (seen["moments"] if kills == "all" else 3)
