@@ -55,7 +55,6 @@ def test_sessions_that_are_no_longer_served_take_no_memory(tmp_path, monkeypatch
 
 @pytest.mark.long
 def test_threads_that_are_no_longer_served_take_no_memory(tmp_path, monkeypatch):
-    """A saver that is used alone keeps nothing of the threads that it has served."""
     limit_caches(monkeypatch, 4096)
     with SQLModelSaver.from_conn_string(tmp_path / "saver.db") as saver:
         graph = tool_node_graph(obedient(), World().tools(), checkpointer=saver)
@@ -97,7 +96,6 @@ def test_calls_of_a_forgotten_session_are_undone_once_it_is_wrapped_again(repo, 
 
 
 def test_a_session_with_an_agent_or_a_handle_is_never_forgotten(repo, monkeypatch):
-    """Everything that was wrapped for a session lasts as long as an agent or a handle of it."""
     limit_sessions(monkeypatch, 1)
     world = World()
     graph = tool_node_graph(obedient(), world.tools())
@@ -120,7 +118,6 @@ def test_a_session_with_an_agent_or_a_handle_is_never_forgotten(repo, monkeypatc
 
 
 def test_undo_functions_of_another_object_are_not_shared(repo):
-    """Two sessions whose undo functions are methods of two objects each undo with their own."""
     first, second = World(), World()
     for name, world in (("first", first), ("second", second)):
         repo.wrap(tool_node_graph(obedient(), world.tools()), name, effects=world.effects()).run("add chair")
@@ -130,7 +127,6 @@ def test_undo_functions_of_another_object_are_not_shared(repo):
 
 
 def test_an_agent_is_warned_of_a_move_however_many_sessions_have_moved(repo, monkeypatch):
-    """An agent that runs after another handle has rolled its session back is warned, also when others moved since."""
     limit_sessions(monkeypatch, 1)
     graph = tool_node_graph(obedient(), World().tools())
     agent = repo.wrap(graph, "s")
@@ -158,11 +154,8 @@ def test_files_of_a_session_without_an_agent_are_restored(repo, tmp_path, monkey
         del agent
     gc.collect()
     repo.session("one").rollback("first")
-    assert [(tmp_path / name / "a.txt").read_text() for name in ("one", "two", "three")] == [
-        "first",
-        "second",
-        "second",
-    ]
+    texts = [(tmp_path / name / "a.txt").read_text() for name in ("one", "two", "three")]
+    assert texts == ["first", "second", "second"]
 
 
 # -- the caches

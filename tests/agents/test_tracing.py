@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import faults
+import points
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -53,7 +54,6 @@ OF_A_TURN = [
 
 
 def test_the_spans_of_a_served_graph_name_the_thread_and_the_branch(repo, world, told):
-    """A run of a served graph is one turn, which names the client's thread, the session and the branch."""
     app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
     app.invoke({"messages": [("user", "add chair")]}, {"configurable": {"thread_id": "thread-7"}})
     (turn,) = [span for span in told() if span.name == TURN]
@@ -62,13 +62,13 @@ def test_the_spans_of_a_served_graph_name_the_thread_and_the_branch(repo, world,
 
 
 def test_a_turn_is_a_span_with_its_calls_and_checkpoints(repo, agent, told):
-    """A turn's span has its checkpoints and tool calls as children, named by the conventions, without contents."""
     agent.run(f"add {SECRET}")
     found = told()
     assert tree(found) == OF_A_TURN
     turn, before, tool, _ = found
     assert turn.attributes["gen_ai.operation.name"] == "invoke_agent"
     assert turn.attributes["gen_ai.conversation.id"] == str(agent.session.id)
+    assert (turn.attributes["agentgit.session.name"], turn.attributes["agentgit.branch.name"]) == ("s", "main")
     said = [tool.attributes[name] for name in ("gen_ai.operation.name", "gen_ai.tool.name", "agentgit.effect")]
     assert said == ["execute_tool", "add", "reversible"]
     assert tool.attributes["agentgit.call.status"] == "done"
@@ -77,8 +77,7 @@ def test_a_turn_is_a_span_with_its_calls_and_checkpoints(repo, agent, told):
 
 
 @pytest.mark.parametrize("how", ["invoke", "stream", "ainvoke", "astream"])
-def test_every_way_to_run_produces_the_same_spans(repo, agent, told, how):
-    """Sync and async, whole or streamed, a turn has the same spans."""
+def test_every_way_to_run_produces_the_same_spans(agent, told, how):
     given = {"messages": [("user", "add chair")]}
 
     async def each():
@@ -93,7 +92,6 @@ def test_every_way_to_run_produces_the_same_spans(repo, agent, told, how):
 
 
 def test_spans_made_by_a_tool_are_children_of_its_call(repo, told, world):
-    """Spans that a tool or an undo makes are children of its call; parallel calls are not mixed up."""
     tracer = trace.get_tracer("mine")
     add, remove = world._put, world.remove
 
@@ -120,7 +118,6 @@ def test_spans_made_by_a_tool_are_children_of_its_call(repo, told, world):
 
 
 def test_failed_spans_have_the_error_class_but_not_its_text(repo, agent, world, told):
-    """Spans of a tool, a turn and an undo that raise have the class of the error and not its message."""
     with pytest.raises(RuntimeError):
         agent.invoke({"messages": [("user", f"add chair; fail {SECRET}")]})
     world.broken.add("chair")
@@ -138,18 +135,19 @@ def test_failed_spans_have_the_error_class_but_not_its_text(repo, agent, world, 
 
 
 def test_a_stream_closed_early_ends_its_span_without_error(repo, agent, told):
-    """Closing a stream early ends the turn's span with status ok."""
     chunks = agent.stream({"messages": [("user", "add chair")]})
     next(chunks)
     chunks.close()
     assert (told()[0].name, told()[0].status.is_ok) == (TURN, True)
 
 
-def test_without_opentelemetry_nothing_is_traced(repo, agent, told):
-    """Without the OpenTelemetry API the same verbs work, and nothing is traced."""
-    with faults.without_opentelemetry():
+def test_without_opentelemetry_or_with_tracing_off_nothing_is_traced(agent, told, monkeypatch):
+    with faults.setting(points.OPENTELEMETRY, None):
         agent.run("add chair")
-        agent.undo()
+        agent = agent.undo()
+    monkeypatch.setenv("AGENTGIT_TRACING", "off")
+    agent.run("add chair")
+    agent.undo()
     assert told() == []
 
 
@@ -215,18 +213,3 @@ def test_beside_another_tracer_no_span_appears_twice(tracer, switch):
     assert result.returncode == 0, result.stderr
     turn = ["agentgit.turn", "agentgit.checkpoint", "agentgit.checkpoint"]
     assert result.stdout.split() == (turn if switch == "on" else [])
-
-
-def test_the_span_of_a_turn_names_the_session_and_the_branch(agent, told):
-    """The span of a turn has the names under which a user finds it."""
-    agent.run("hello")
-    attributes = told()[0].attributes
-    assert (attributes["agentgit.session.name"], attributes["agentgit.branch.name"]) == ("s", "main")
-
-
-def test_a_switch_turns_the_spans_off(agent, told, monkeypatch):
-    """AGENTGIT_TRACING=off leaves no span of agentgit, from the next turn on."""
-    monkeypatch.setenv("AGENTGIT_TRACING", "off")
-    agent.run("add chair")
-    agent.undo()
-    assert told() == []

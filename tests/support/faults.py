@@ -53,13 +53,7 @@ def around(point: Place, do: Callable[..., Any]) -> Iterator[None]:
 
 
 def before(point: Place, act: Callable[[], Any], *, in_this_thread: bool = False) -> AbstractContextManager[None]:
-    """Call a function each time before a point runs.
-
-    Args:
-        point: The place.
-        act: The function to call.
-        in_this_thread: True to ignore other threads.
-    """
+    """Call a function each time before a point runs, or only if this thread comes to it."""
     here = threading.get_ident()
 
     def do(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -111,12 +105,7 @@ def die(*_: Any, **__: Any) -> None:
 
 
 def killed(*at: Place, time: int = 1) -> AbstractContextManager[None]:
-    """Kill this process when it reaches one of the points.
-
-    Args:
-        at: The points.
-        time: The number of the visit that kills, counted over all points, from 1.
-    """
+    """Kill this process when it reaches one of the points, at the given visit of all of them, from 1."""
     reached: list[None] = []
 
     def count() -> None:
@@ -182,13 +171,7 @@ def messages_read() -> Iterator[list[bytes]]:
 
 
 def delete_thread(repo: Any, thread: str, connection: Any = None) -> None:
-    """Delete the rows of a LangGraph thread, as garbage collection does.
-
-    Args:
-        repo: The repository.
-        thread: The thread.
-        connection: A write transaction; None to open one.
-    """
+    """Delete the rows of a LangGraph thread as garbage collection does, perhaps in a transaction of the caller."""
     delete = repo.context.store.graphs.delete_thread
     if connection is None:
         backend.write(repo, lambda mine: delete(mine, thread))
@@ -224,11 +207,7 @@ def full_for(names: set[bytes]) -> AbstractContextManager[None]:
 
 
 def no_exchange(error: int) -> AbstractContextManager[None]:
-    """Make each rename fail, as on a system or file system that cannot exchange two files.
-
-    Args:
-        error: The error number of the failure.
-    """
+    """Make each rename fail with this error, as on a system or file system that cannot exchange two files."""
     return _renames(lambda n: error)
 
 
@@ -245,11 +224,7 @@ def _renames(error_of: Callable[[int], int | None]) -> AbstractContextManager[No
 
 
 def as_a_file_is_replaced(act: Callable[[str], Any]) -> AbstractContextManager[None]:
-    """Call a function once, after a file change has checked the file and before it changes anything.
-
-    Args:
-        act: The function to call; it receives the path of the file.
-    """
+    """Call a function once with the path of a file that was checked and is not changed yet."""
     waiting = [act]
 
     def hide(plain: Callable[..., Any], entry: Any, *args: Any) -> Any:
@@ -307,11 +282,6 @@ def quick_feeds() -> AbstractContextManager[None]:
 def on_another_machine() -> AbstractContextManager[None]:
     """Change the machine name of this process."""
     return setting(points.NAME_OF_MACHINE, lambda: "another machine")
-
-
-def without_opentelemetry() -> AbstractContextManager[None]:
-    """Simulate that OpenTelemetry is not installed."""
-    return setting(points.OPENTELEMETRY, None)
 
 
 def without_delta_values() -> AbstractContextManager[None]:

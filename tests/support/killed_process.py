@@ -123,15 +123,7 @@ def begun_afresh(repo: Any, *, verify: bool) -> Any:
 
 
 def main(url: str, path: str, verb: str, point: str, verify: bool) -> None:
-    """Run one operation, and kill this process at a point of it.
-
-    Args:
-        url: The URL of the database.
-        path: The path of the shop.
-        verb: The operation, a key of `VERBS`.
-        point: The point that kills the process.
-        verify: True if the tools can verify the outcome of a call.
-    """
+    """Run one operation, and kill this process at a point of it."""
     os.environ["SHOP"] = path
     agent = wrapped(agentgit.open(url), verify=verify)
     with POINTS[verb][point]():

@@ -185,16 +185,7 @@ def _count(dies_at: int | None) -> Callable[[], int]:
 
 
 def main(url: str, path: str, kind: str, verify: bool, dies_at: int | None, told: str) -> None:
-    """Run or continue the turn, and kill this process during it.
-
-    Args:
-        url: The URL of the database.
-        path: The path of the shop.
-        kind: The name of the graph.
-        verify: True if the tools can verify the outcome of a call.
-        dies_at: The number of the function call that kills the process; None for no kill.
-        told: The file that receives the number of function calls.
-    """
+    """Run or continue the turn, and kill this process during it."""
     os.environ["SHOP"] = path
     held = shop.here()
     with agentgit.open(url) as repo:
