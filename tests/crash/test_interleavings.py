@@ -174,14 +174,22 @@ def test_reading_a_session_during_its_erasure_returns_data_or_not_found(repo, be
 
 
 @on_postgresql
-def test_opening_a_templated_session_during_its_erasure_raises_not_found(repo, before):
+@pytest.mark.parametrize(
+    ("step", "verb"),
+    [
+        (points.COMPARE_WITH_TEMPLATE, lambda repo: repo.session("s", create=True, template="template@HEAD")),
+        (points.SET_CURRENT_BRANCH, lambda repo: repo.session("s").switch("main")),
+    ],
+    ids=["opening it with its template", "switching"],
+)
+def test_a_verb_during_the_erasure_of_its_session_raises_not_found(repo, before, step, verb):
     for name in ("template", "s"):
-        repo.session(name, create=True)
-        repo.session(name).checkpoint("first")
-    other = before(points.COMPARE_WITH_TEMPLATE, Other(lambda: repo.session("s").delete(), patience=60))
-    with pytest.raises(NotFound, match="has been deleted"):
-        repo.session("s", create=True, template="template@HEAD")
+        repo.session(name, create=True).checkpoint("first")
+    other = before(step, Other(lambda: repo.session("s").delete(), patience=60))
+    with pytest.raises(NotFound, match="deleted"):
+        verb(repo)
     assert other.ends() is None
+    assert [event.kind for event in repo.events.audit()] == ["session.erased"]
 
 
 @on_postgresql
@@ -274,16 +282,6 @@ def test_a_snapshot_reused_by_another_session_during_erasure_is_kept(repo, works
     repo.session("one").delete()
     assert other.ends() is None
     assert [one.pinned for one in workspace.list()] == [True]
-
-
-@on_postgresql
-def test_a_switch_during_the_erasure_of_its_session_raises_not_found(repo, before):
-    repo.session("s", create=True)
-    other = before(points.SET_CURRENT_BRANCH, Other(lambda: repo.session("s").delete(), patience=60))
-    with pytest.raises(NotFound, match="deleted"):
-        repo.session("s").switch("main")
-    assert other.ends() is None
-    assert [event.kind for event in repo.events.audit()] == ["session.erased"]
 
 
 IN_A_CHILD = """
