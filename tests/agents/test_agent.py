@@ -124,28 +124,6 @@ def test_results_are_recorded_as_values_and_not_as_text(repo):
     assert [c.result for c in agent.tool_track()] == ["123", {"number": 7}]
 
 
-def test_a_tool_called_by_a_tool_is_recorded_after_its_caller(repo):
-    @tool
-    def inner(n: int) -> int:
-        """Count."""
-        return n + 1
-
-    @tool
-    def outer(n: int) -> int:
-        """Count through another tool."""
-        return int(inner.invoke({"n": n})) * 10
-
-    @tool
-    def last() -> str:
-        """Run last."""
-        return "last"
-
-    graph = tool_node_graph(scripted(calls(call("outer", n=1), call("last")), "ok"), [outer, last])
-    agent = repo.wrap(graph, "s", effects={"outer": "irreversible", "last": "irreversible"})
-    agent.run("go")
-    assert [(c.tool_name, c.result) for c in agent.tool_track()] == [("outer", 20), ("inner", 2), ("last", "last")]
-
-
 def test_parallel_calls_are_recorded_in_the_order_of_the_ai_message(repo):
     slow_may_go = threading.Event()
 

@@ -236,7 +236,6 @@ def test_a_deleted_thread_is_erased(app, saver, repo, world):
 
 
 def test_prune_keeps_the_conversation_or_deletes_the_thread(app, saver, repo):
-    """`keep_latest` deletes checkpoints that nothing needs, `delete` the session; other words are refused."""
     run(app, *["look"] * 5)
     values, points = contents(app.get_state(THREAD).values), len(repo.session("t").log())
     saver.prune(["t", "nobody"])

@@ -79,7 +79,6 @@ def waiting(agent):
 
 
 def answer(agent, **answers):
-    """Answer open questions, which are named by their values."""
     asked = waiting(agent)
     return agent.invoke(Command(resume={asked[name]: value for name, value in answers.items()}))
 
@@ -201,7 +200,6 @@ def test_a_repeated_question_is_restored_with_its_earlier_answers(repo):
 
 
 def test_a_half_failed_step_is_restored_half_done(repo):
-    """A rollback into a step of two nodes keeps the result of a finished node and runs only failed nodes."""
     ran, broken = [], {"a", "b"}
 
     def node(name):
@@ -294,7 +292,6 @@ def test_fork_template_and_import_continue_a_half_answered_step(repo, kind, way,
 
 
 def test_gc_and_retention_keep_pending_data_of_a_checkpoint(repo, kind):
-    """Gc and retention keep the replaced answers and the subgraph steps that a checkpoint needs."""
     agent, point, _ = begun(repo, kind)
     view = seen(agent)
     answer(agent, b=2, c=3)
@@ -309,7 +306,6 @@ def test_gc_and_retention_keep_pending_data_of_a_checkpoint(repo, kind):
 
 @pytest.mark.long
 def test_a_checkpoint_in_a_batch_keeps_the_calls_done_by_then(repo):
-    """With one task per tool call, the track of a checkpoint contains exactly the calls done by then."""
     world = World()
     model = scripted(calls(*(call("add_if_approved", f"c{n}", item=f"item{n}") for n in range(3))), "done", "done")
     agent = repo.wrap(agent_graph(model, world.tools()), "s", effects=world.effects())
@@ -330,7 +326,6 @@ def test_a_checkpoint_in_a_batch_keeps_the_calls_done_by_then(repo):
 
 
 def test_fsck_reports_damaged_pending_writes_of_a_checkpoint(repo, kind):
-    """Fsck reports pending writes that are unreadable or refer to missing values; a rollback refuses them."""
     agent, point, _ = begun(repo, kind)
     for damage in (b"x", b'[["","x",[["t",0,"","log","zz"]]]]', b'[["","x",[["t",0,"","log","' + b"00" * 32 + b'"]]]]'):
         backend.change(repo, "checkpoint", point.id, pending=damage)

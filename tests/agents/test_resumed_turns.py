@@ -57,10 +57,17 @@ def statuses(agent) -> list[tuple[str, str]]:
     return [(c.tool_name, c.status) for c in agent.tool_track()]
 
 
+def broken(repo, world, *replies, error=RuntimeError, tools=None, effects=None):
+    """Wrap a graph that makes these replies, and let its first turn fail in `work`."""
+    graph = tool_node_graph(saying(*replies, "ok"), [*(world.tools() if tools is None else tools), shaky(world, error)])
+    agent = repo.wrap(graph, "s", effects=world.effects() if effects is None else effects)
+    with pytest.raises(error):
+        agent.invoke(say())
+    return agent
+
+
 def test_a_resumed_batch_does_not_repeat_a_done_call(repo, world):
-    graph = tool_node_graph(saying(batch(), "ok"), [*world.tools(), shaky(world)])
-    with pytest.raises(RuntimeError):
-        repo.wrap(graph, "s", effects=world.effects()).invoke(say())
+    graph = broken(repo, world, batch()).graph
     with agentgit.open(backend.url(repo)) as later:
         agent = later.wrap(graph, "s", effects=world.effects())
         agent.invoke(None)
@@ -71,11 +78,10 @@ def test_a_resumed_batch_does_not_repeat_a_done_call(repo, world):
         assert failed.idempotency_key == done.idempotency_key
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
-def test_a_retried_node_does_not_repeat_a_done_call(repo, world, way):
+def test_a_retried_node_does_not_repeat_a_done_call(repo, world):
     graph = tool_node_graph(saying(batch(), "ok"), [*world.tools(), shaky(world)], retry=AGAIN)
     agent = repo.wrap(graph, "s", effects=world.effects())
-    agent.invoke(say()) if way == "sync" else asyncio.run(agent.ainvoke(say()))
+    agent.invoke(say())
     assert world.items == ["x"]
     assert agent.messages()[2].content == '{"item": "x", "number": 1}'
     assert statuses(agent) == [("add", "done"), ("work", "failed"), ("work", "done")]
@@ -141,10 +147,7 @@ def test_a_cancelled_call_is_repeated_only_if_idempotent(repo, world, declared, 
 
 def test_a_reused_tool_call_id_in_a_later_message_is_a_new_call(repo, world):
     one, two = calls(call("add", "c0", item="x")), calls(call("add", "c0", item="x"), call("work", "c1", what="y"))
-    agent = repo.wrap(tool_node_graph(saying(one, two, "ok"), [*world.tools(), shaky(world)]), "s",
-                      effects=world.effects())  # fmt: skip
-    with pytest.raises(RuntimeError):
-        agent.invoke(say())
+    agent = broken(repo, world, one, two)
     agent.invoke(None)
     assert world.items == ["x", "x"]
     keys = [c.idempotency_key for c in agent.tool_track() if c.tool_name == "add"]
@@ -176,11 +179,8 @@ def test_a_repeated_message_runs_its_tools_in_each_round(repo, world, message_id
 
 
 def edited_batch(repo, world, **args):
-    """Let the second call of a batch fail, edit the arguments of the calls whose names are given, and resume."""
-    agent = repo.wrap(tool_node_graph(saying(batch(), "ok"), [*world.tools(), shaky(world)]), "s",
-                      effects=world.effects())  # fmt: skip
-    with pytest.raises(RuntimeError):
-        agent.invoke(say())
+    """Edit the arguments of calls of a broken batch, by their names, and resume."""
+    agent = broken(repo, world, batch())
     asked = agent.messages()[-1]
     edited = [{**call, "args": args.get(call["name"], call["args"])} for call in asked.tool_calls]
     agent.update_state(None, {"messages": [AIMessage("", id=asked.id, tool_calls=edited)]}, as_node="model")
@@ -211,53 +211,36 @@ def test_a_done_call_beside_a_question_is_not_repeated(repo, world, where):
 
 
 DECLARED = {
-    "it happened": (effect("irreversible", verify=lambda call: True), 1, "null"),
-    "its result is seen": (effect("irreversible", verify=lambda call: "seen"), 1, "seen"),
-    "it did not happen": (effect("irreversible", verify=lambda call: False), 2, "did y"),
-    "idempotent": (effect("idempotent"), 2, "did y"),
-    "only reads": (effect("read_only"), 2, "did y"),
-    "undeclared": (None, 2, "did y"),
-    "nobody knows": (effect("irreversible", verify=lambda call: None), 1, None),
-    "verify fails": (effect("irreversible", verify=lambda call: 1 / 0), 1, None),
-    "reversible": (reversible(lambda args, result: None), 1, None),
+    "it happened": (effect("irreversible", verify=lambda call: True), None, 1, "null"),
+    "its result is seen": (effect("irreversible", verify=lambda call: "seen"), None, 1, "seen"),
+    "it did not happen": (effect("irreversible", verify=lambda call: False), None, 2, "did y"),
+    "idempotent": (effect("idempotent"), None, 2, "did y"),
+    "only reads": (effect("read_only"), None, 2, "did y"),
+    "undeclared": (None, None, 2, "did y"),
+    "nobody knows": (effect("irreversible", verify=lambda call: None), "happened", 1, "told"),
+    "verify fails": (effect("irreversible", verify=lambda call: 1 / 0), "did_not_happen", 2, "did y"),
+    "reversible": (reversible(lambda args, result: None), "happened", 1, "told"),
 }
+"""The effect of a call, how a person resolves it, how often it runs, and what the model receives."""
 
 
 @pytest.mark.parametrize("case", DECLARED)
 def test_an_interrupted_call_is_never_repeated_blindly(repo, world, case):
     """Only `verify` or a harmless effect allows a repetition, with the same key; else a person must decide."""
-    declared, runs, answer = DECLARED[case]
-    graph = tool_node_graph(saying(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
-    agent = repo.wrap(graph, "s", effects={"work": declared} if declared else {})
-    with pytest.raises(KeyboardInterrupt):
-        agent.invoke(say())
-    if answer is None:
-        with pytest.raises(Fenced, match="then resolve call"):
+    declared, outcome, runs, answer = DECLARED[case]
+    effects = {"work": declared} if declared else {}
+    agent = broken(repo, world, call("work", what="y"), error=KeyboardInterrupt, tools=[], effects=effects)
+    if outcome is not None:
+        with pytest.raises(Fenced, match="then resolve call") as refused:
             agent.invoke(None)
-    else:
-        agent.invoke(None)
-        assert agent.messages()[2].content == answer
-    assert len(world.happened("work")) == runs
-    assert len({c.idempotency_key for c in agent.tool_track()}) == 1
-
-
-@pytest.mark.parametrize(("outcome", "runs", "answer"), [("happened", 1, "seen"), ("did_not_happen", 2, "did y")])
-def test_a_resolved_call_lets_its_turn_continue(repo, world, outcome, runs, answer):
-    """A person may supply what a call that happened returned, and the model receives that."""
-    graph = tool_node_graph(saying(calls(call("work", what="y")), "ok"), [shaky(world, KeyboardInterrupt)])
-    agent = repo.wrap(graph, "s", effects={"work": "irreversible"})
-    with pytest.raises(KeyboardInterrupt):
-        agent.invoke(say())
-    with pytest.raises(Fenced) as refused:
-        agent.invoke(None)
-    if outcome == "did_not_happen":
         with pytest.raises(InvalidInput, match="only a call that happened"):
-            repo.resolve(refused.value.invocation, outcome, result="seen")
-    result = {"result": "seen"} if outcome == "happened" else {}
-    assert repo.resolve(refused.value.invocation, outcome, **result).result == result.get("result")
+            repo.resolve(refused.value.invocation, "did_not_happen", result="told")
+        result = {"result": "told"} if outcome == "happened" else {}
+        assert repo.resolve(refused.value.invocation, outcome, **result).result == result.get("result")
     agent.invoke(None)
     assert agent.messages()[2].content == answer
     assert len(world.happened("work")) == runs
+    assert len({c.idempotency_key for c in agent.tool_track()}) == 1
 
 
 def own_code(world: World) -> Any:
@@ -296,10 +279,7 @@ def test_a_resumed_turn_applies_the_command_of_a_done_call(repo, world):
         return Command(update={"messages": [ToolMessage("handed", tool_call_id="c1")]})
 
     asked = calls(call("hand_over", "c1", to="Bob"), call("work", "c2", what="y"))
-    graph = tool_node_graph(saying(asked, "ok"), [hand_over, shaky(world)])
-    agent = repo.wrap(graph, "s", effects={"hand_over": "irreversible"})
-    with pytest.raises(RuntimeError):
-        agent.invoke(say())
+    agent = broken(repo, world, asked, tools=[hand_over], effects={"hand_over": "irreversible"})
     agent.invoke(None)
     assert sorted(str(m.content) for m in agent.messages()[2:4]) == ["did y", "handed"]
     assert len(world.happened("hand_over")) == 1

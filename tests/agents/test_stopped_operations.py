@@ -8,7 +8,7 @@ import backend
 import faults
 import points
 import pytest
-from scripted import World, obedient, tool_node_graph
+from scripted import World, obedient, say, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, RollbackBlocked, RollbackIncomplete, WorldDiverged, reversible
@@ -16,13 +16,7 @@ from agentgit import Conflict, RollbackBlocked, RollbackIncomplete, WorldDiverge
 
 @dataclass
 class Hands:
-    """An undo function of `add` that can raise, and its `verify` function.
-
-    Args:
-        world: The world that it changes.
-        errors: The error that the undo of each item raises.
-        after: Whether it raises after it has acted.
-    """
+    """An undo function of `add` that raises the error of an item before, or `after`, it acts; and its `verify`."""
 
     world: World
     errors: dict[str, BaseException] = field(default_factory=dict)
@@ -44,11 +38,10 @@ def hands(world):
     return Hands(world)
 
 
-def wrapped(repo, world, hands, *, branch=None, verify=False, **more):
+def wrapped(repo, world, hands, *, branch=None, verify=False):
     undo = reversible(hands.undo, verify=hands.look if verify else None)
-    return repo.wrap(
-        tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(add=undo, **more), branch=branch
-    )
+    graph = tool_node_graph(obedient(), world.tools())
+    return repo.wrap(graph, "s", effects=world.effects(add=undo), branch=branch)
 
 
 @pytest.fixture
@@ -123,21 +116,16 @@ def test_recover_releases_a_rollback_of_another_machine(agent, hands, repo, worl
 # -- resumed operations
 
 
-def test_resume_is_refused_while_a_turn_runs(agent, hands, repo, world):
+def test_resume_is_refused_while_a_turn_runs_and_after_an_irreversible_effect(agent, hands, repo, world):
+    """With force, a mail that was sent since then is kept and reported, and the rest is reversed."""
     stopped(lambda: agent.rollback("before"), hands, "table", RuntimeError)
-    other = agent.fork("before", name="other")
-    stream = other.switch("other", "ignore").stream({"messages": [("user", "look")]})
+    operation = repo.session("s").operations()[-1]
+    stream = agent.fork("before", name="other").switch("other", "ignore").stream(say("look"))
     next(stream)
     with pytest.raises(Conflict, match="running"):
-        repo.resume(repo.session("s").operations()[-1])
+        repo.resume(operation)
     stream.close()
-
-
-def test_resume_is_blocked_by_a_later_irreversible_effect(agent, hands, repo, world):
-    """A mail sent since then blocks resume; with force it is kept and reported, and the rest is reversed."""
-    stopped(lambda: agent.rollback("before"), hands, "table", RuntimeError)
     agent.switch("main", "ignore").run("send hello")
-    operation = repo.session("s").operations()[-1]
     with pytest.raises(RollbackBlocked, match="force"):
         repo.resume(operation)
     assert (world.items, repo.session("s").operations()[-1].status) == (["chair", "table"], "partial")
@@ -168,8 +156,13 @@ def test_a_forced_resume_abandons_a_switch_that_always_fails(repo, world, hands)
     before = agent.checkpoint()
     agent.run("add table")
     agent.rollback(before)
-    broken = repo.wrap(tool_node_graph(obedient(), [_refusing(tool) for tool in world.tools()]), "s", branch="main",
-                       effects=world.effects(add=reversible(hands.undo)))  # fmt: skip
+
+    def refuse(**_):
+        raise RuntimeError("sold out")
+
+    add, *others = world.tools()
+    graph = tool_node_graph(obedient(), [add.model_copy(update={"func": refuse}), *others])
+    broken = repo.wrap(graph, "s", branch="main", effects=world.effects(add=reversible(hands.undo)))
     with pytest.raises(RollbackIncomplete, match="sold out"):
         broken = broken.switch("main", "world")
     with pytest.raises(Conflict, match="resume"):
@@ -178,15 +171,6 @@ def test_a_forced_resume_abandons_a_switch_that_always_fails(repo, world, hands)
     assert [item.invocation.args["item"] for item in report.gone] == ["table"]
     assert world.items == ["chair"]
     assert wrapped(repo, world, hands, branch="main").run("look") == "done"
-
-
-def _refusing(tool):
-    """Return a tool that raises in place of `add`, and any other tool unchanged."""
-
-    def refuse(**_):
-        raise RuntimeError("sold out")
-
-    return tool.model_copy(update={"func": refuse, "coroutine": None}) if tool.name == "add" else tool
 
 
 def test_a_resumed_switch_redoes_effects_reversed_in_between(repo, world, hands):
@@ -263,7 +247,6 @@ def test_a_fork_inherits_the_divergence_of_its_branch(repo, world, hands):
 
 
 def test_verify_detects_an_undo_that_raised_after_it_acted(agent, hands, repo, world):
-    """With verify the rollback completes at once, and nothing is undone twice."""
     hands.errors, hands.after = {"table": RuntimeError("no answer")}, True
     looking = wrapped(repo, world, hands, verify=True)
     report = looking.rollback("before").report

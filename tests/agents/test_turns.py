@@ -7,6 +7,7 @@ from functools import partial
 
 import backend
 import pytest
+from langchain_core.tools import tool
 from scripted import World, obedient, tool_node_graph
 
 import agentgit
@@ -42,7 +43,6 @@ async def test_a_batch_runs_its_inputs_one_after_another(repo, world):
 
 
 async def test_a_batch_with_return_exceptions_runs_every_turn(repo):
-    """With return_exceptions the exception of a turn is returned, and the turns after it run."""
     agent = wrapped(repo, World())
     wrong = [inputs("hm")[0], {"messages": 5}, inputs("add chair")[0]]
     kinds = [isinstance(one, Exception) for _, one in agent.batch_as_completed(wrong, return_exceptions=True)]
@@ -70,17 +70,16 @@ def work(tmp_path):
     return made
 
 
-def writing(work):
-    class Files(World):
-        def _functions(self):
-            def note(text: str) -> str:
-                """Write a file."""
-                (work / "a.txt").write_text(text)
-                return "noted"
+def writing(repo, work):
+    """Wrap a graph whose tool `note` writes a file of its workspace."""
 
-            return [*[one for one in super()._functions() if one.__name__ != "note"], note]
+    @tool
+    def note(text: str) -> str:
+        """Write a file."""
+        (work / "a.txt").write_text(text)
+        return "noted"
 
-    return Files()
+    return repo.wrap(tool_node_graph(obedient(), [note]), "s", workspace=work)
 
 
 def until_written(work):
@@ -90,8 +89,7 @@ def until_written(work):
 @pytest.mark.parametrize("force", [False, True])
 def test_a_rewind_during_a_stream_names_the_running_turn(repo, work, force):
     """A rewind or rollback inside a stream fails because the turn runs, not because the files changed."""
-    world = writing(work)
-    agent = wrapped(repo, world, workspace=work)
+    agent = writing(repo, work)
     stream = agent.stream(inputs("note x")[0])
     for _ in stream:
         if until_written(work):
@@ -112,7 +110,7 @@ def test_a_rewind_during_a_stream_names_the_running_turn(repo, work, force):
 
 def test_a_rewind_works_after_a_break_out_of_a_stream(repo, work):
     """A stream without a reference ends with the loop, so that the files can be rewound."""
-    agent = wrapped(repo, writing(work), workspace=work)
+    agent = writing(repo, work)
     for _ in agent.stream(inputs("note x")[0]):
         if until_written(work):
             break
@@ -124,7 +122,7 @@ def test_a_rewind_works_after_a_break_out_of_a_stream(repo, work):
 @pytest.mark.parametrize("events", [False, True])
 async def test_verbs_work_after_a_break_out_of_an_async_stream(repo, work, verb, events):
     """Verbs that need the branch wait until the event loop has closed the abandoned stream."""
-    agent = wrapped(repo, writing(work), workspace=work)
+    agent = writing(repo, work)
     asked = inputs("note x")[0]
     async for _ in agent.astream_events(asked, version="v2") if events else agent.astream(asked):
         if until_written(work):
@@ -136,7 +134,7 @@ async def test_verbs_work_after_a_break_out_of_an_async_stream(repo, work, verb,
 
 
 async def test_a_rewind_is_refused_until_a_referenced_stream_is_closed(repo, work):
-    agent = wrapped(repo, writing(work), workspace=work)
+    agent = writing(repo, work)
     stream = agent.astream(inputs("note x")[0])
     async for _ in stream:
         if until_written(work):
@@ -208,7 +206,6 @@ def test_a_callback_that_reads_an_in_memory_database_is_refused(verb):
 
 
 async def test_a_callback_that_writes_through_a_thread_is_refused(repo):
-    """A write in a thread started by a callback would deadlock too, and raises Conflict."""
     wrapped(repo, World()).run("add chair")
     raised = []
 
@@ -285,7 +282,6 @@ def test_every_verb_raises_after_the_repository_is_closed(database, tmp_path):
 
 
 def test_closing_the_repository_ends_a_running_turn_with_an_error(repo):
-    """A turn whose repository is closed while it runs raises, and the next turn takes the branch over."""
     world = World()
     with agentgit.open(backend.url(repo)) as other:
         agent = wrapped(other, world)

@@ -72,7 +72,6 @@ whole = st.fixed_dictionaries(
 
 @given(whole)
 def test_any_subset_of_the_fields_round_trips(data):
-    """From_dict takes any subset, and a round trip through to_dict loses nothing."""
     checkpoint = Checkpoint.from_dict(data)
     assert Checkpoint.from_dict(checkpoint.to_dict()) == checkpoint
     assert {**Checkpoint().to_dict(), **data} == checkpoint.to_dict()
@@ -146,7 +145,6 @@ def test_the_representation_of_a_checkpoint_has_the_word_of_the_log():
 
 
 def test_the_tool_track_position_is_read_from_metadata():
-    """The position is read from metadata, else it is 0; `has_tool_invocations` reads the list."""
     assert Checkpoint().get_tool_track_position() == 0
     assert Checkpoint(metadata={"tool_track_position": 4}).get_tool_track_position() == 4
     assert not Checkpoint().has_tool_invocations()
@@ -173,7 +171,6 @@ def test_large_fields_are_fetched_once_and_only_when_read():
 
 
 def test_copies_of_a_deferred_checkpoint_are_complete():
-    """A copy and a pickle of a deferred checkpoint equal it and hold no loader, and its repr fetches nothing."""
     checkpoint = deferred([])
     for twin in (copy.deepcopy(checkpoint), pickle.loads(pickle.dumps(deferred([])))):  # noqa: S301  # our own bytes
         assert twin == checkpoint

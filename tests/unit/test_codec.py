@@ -35,8 +35,6 @@ from agentgit.store.objects.plain_values import show, show_message, show_state
 
 
 class Colour(enum.Enum):
-    """An enum of this program."""
-
     RED = "red"
 
 
@@ -47,23 +45,17 @@ class Text(str, enum.Enum):  # noqa: UP042  # the old way is what JSON takes for
 
 
 class Plan(BaseModel):
-    """A pydantic model of this program."""
-
     steps: list[str] = []
     colour: Colour = Colour.RED
 
 
 @dataclasses.dataclass
 class Cart:
-    """A dataclass of this program."""
-
     items: list
     owner: Plan | None = None
 
 
 class Point(NamedTuple):
-    """A named tuple of this program."""
-
     x: int
     y: int
 
@@ -227,8 +219,6 @@ class Loud:
 
 @dataclasses.dataclass
 class Quiet:
-    """A data type of this program."""
-
     value: str
 
 
@@ -251,7 +241,6 @@ def test_decoding_hostile_bytes_runs_no_code(module, name, tmp_path):
 
 
 def test_strict_mode_rebuilds_only_allowed_types(monkeypatch):
-    """With LANGGRAPH_STRICT_MSGPACK a data type is rebuilt only if the allow-list names it."""
     body = strict().encode(Quiet("x")).body
     monkeypatch.setenv("LANGGRAPH_STRICT_MSGPACK", "true")
     assert strict().decode(body) == {"value": "x"}
@@ -285,7 +274,6 @@ def test_a_custom_serializer_encodes_every_value():
 
 
 def test_a_custom_serializer_keeps_the_leaves_of_a_list():
-    """A list keeps its leaves although the serializer never writes the same bytes twice, also after a restart."""
     talk = [HumanMessage(f"message {n}") for n in range(5)]
     codec = make_codec(Reversing(), is_default=False)
     first = codec.encode(talk).body
@@ -302,7 +290,6 @@ def test_values_stored_before_a_custom_serializer_are_still_read():
 
 
 def test_stored_values_are_shown_as_plain_data():
-    """Values of LangGraph's serializer are shown as plain data, and sealed values say that they are sealed."""
     cart = strict().encode(Cart(["chair"], Plan(steps=["a"]))).body
     assert show(cart) == {"items": ["chair"], "owner": {"steps": ["a"], "colour": "red"}}
     assert show(strict().encode([{1}, 2, b"x", [Send("n", 1)]]).body) == [[1], 2, "eA==", [["n", 1]]]
@@ -323,7 +310,6 @@ def test_a_pydantic_secret_is_not_stored_as_plain_data():
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_list_encoding_does_not_depend_on_the_earlier_list(data):
-    """The stored form of a value depends on the value only, and not on the value it was derived from."""
     codec = Codec(JsonPlusSerializer())
     item = st.one_of(st.integers(-9, 10**15), st.text(max_size=400), st.builds(HumanMessage, st.text(max_size=9)))
     old = data.draw(st.lists(item, max_size=30))

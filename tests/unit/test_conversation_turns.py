@@ -34,7 +34,6 @@ RESULT = {"role": "tool", "content": "ok", "tool_call_id": "c1", "tool_calls": [
 
 
 def test_a_turn_folds_its_checkpoints_and_its_tool_results():
-    """A turn has its messages, tool results in the cards of the calls, tokens, a duration and named checkpoints."""
     points = [point(1, "before", 0), point(2, "tools", 3, 1), point(4, "after", 4, 1), point(5, "named", 4, 1)]
     [turn] = turns_of(points, [USER, ASK, RESULT, ANSWER], [call(0)])
     assert [entry.text if isinstance(entry, Said) else entry.id for entry in turn.entries] == ["pay", "", "paid", 5]
@@ -56,7 +55,6 @@ def test_a_turn_folds_its_checkpoints_and_its_tool_results():
     ],
 )
 def test_a_card_says_what_became_of_its_call(status, word):
-    """The card of a call says what became of it, also if a rollback kept the effect."""
     [turn] = turns_of([point(1, "before", 0)], [USER, ASK], [call(7, status)], kept={7})
     [card] = turn.entries[1].cards
     assert card.outcome[0] == ("kept" if status == "done" else word)

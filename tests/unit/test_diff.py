@@ -30,7 +30,6 @@ def test_a_diff_of_files_alone_is_not_empty_and_lists_them():
 
 
 def test_state_changes_have_a_path_and_a_kind():
-    """Each addition, removal and change in the state has a path and a kind, however deep it is."""
     a = Checkpoint(session_state={"cart": ["chair", "table"], "who": {"name": "Ann", "a/b~c": 1}, "old": None})
     b = Checkpoint(session_state={"cart": ["sofa"], "who": {"name": "Ann", "a/b~c": 2}, "new": None})
     assert diff(a, b).state == [

@@ -108,7 +108,6 @@ def test_an_undo_function_may_take_the_invocation():
     ],
 )
 def test_a_meaningless_declaration_is_refused_at_once(make, says):
-    """An invalid or redundant declaration fails where it is written, and not in a rollback."""
     with pytest.raises(InvalidInput, match=says):
         make()
 
@@ -148,7 +147,6 @@ def test_a_declared_effect_belongs_to_one_tool():
 
 
 def test_an_identity_is_recorded_only_for_calls_that_need_one():
-    """The identity is recorded only for compensable and irreversible calls and for those declared `once`."""
     args = {"to": "Ann"}
     has = [reversible(undo, once=True), compensable(undo), effect("irreversible"), effect("idempotent", once=True)]
     has_not = [reversible(undo), effect("idempotent"), effect("read_only")]
@@ -271,8 +269,6 @@ def test_a_recorded_name_finds_only_declared_functions():
 
 
 def test_disagreeing_decorators_leave_a_tool_name_undeclared():
-    """A tool known by its name alone is undeclared when decorators of two tools with that name disagree."""
-
     def one(kind):
         def twice_decorated(x): ...
 

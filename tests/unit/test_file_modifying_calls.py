@@ -51,37 +51,26 @@ UNIFIED = "--- a/one.txt\t2026-01-01\n+++ b/two.txt\n@@ -1 +1 @@\n-x\n+y\n--- /d
         ("read_file", {"path": "a"}, None),
         ("search", {"query": "write_file"}, None),
         ("find_and_replace_order", {"order": "a"}, None),
+        ("bash", {"command": "rm -r x"}, EVERYTHING),
+        ("Bash", {"command": "ls"}, EVERYTHING),
+        ("terminal", {"commands": ["ls"]}, EVERYTHING),
+        ("Python_REPL", {"query": "1"}, EVERYTHING),
+        ("python_repl_ast", {"query": "1"}, EVERYTHING),
+        ("execute", {"command": "ls"}, EVERYTHING),
+        ("run_shell_command", {"command": "ls"}, EVERYTHING),
+        ("mcp__shell__run_command", {"command": "ls"}, EVERYTHING),
+        ("create_directory", {"path": "d"}, EVERYTHING),
+        ("write_file", {"__arg1": "a.txt, text"}, EVERYTHING),
+        ("write_file", {"path": ""}, EVERYTHING),
+        ("apply_patch", {"patch": "no patch"}, EVERYTHING),
     ],
 )
 def test_the_arguments_of_a_file_tool_name_the_modified_files(name, args, paths):
-    """File tools are known by name and their arguments name the files; reading tools modify none."""
-    assert paths_of(name, None, args) == (Modifies(tuple(paths)) if paths is not None else None)
-
-
-@pytest.mark.parametrize(
-    ("name", "args"),
-    [
-        ("bash", {"command": "rm -r x"}),
-        ("Bash", {"command": "ls"}),
-        ("terminal", {"commands": ["ls"]}),
-        ("Python_REPL", {"query": "1"}),
-        ("python_repl_ast", {"query": "1"}),
-        ("execute", {"command": "ls"}),
-        ("run_shell_command", {"command": "ls"}),
-        ("mcp__shell__run_command", {"command": "ls"}),
-        ("create_directory", {"path": "d"}),
-        ("write_file", {"__arg1": "a.txt, text"}),
-        ("write_file", {"path": ""}),
-        ("apply_patch", {"patch": "no patch"}),
-    ],
-)
-def test_a_call_with_unknown_files_may_modify_everything(name, args):
-    assert paths_of(name, None, args) == EVERYTHING
+    """Reading tools modify none; shell tools, and file tools that name no file, may modify everything."""
+    assert paths_of(name, None, args) == (Modifies(tuple(paths)) if isinstance(paths, list) else paths)
 
 
 def test_a_decorator_declares_which_arguments_hold_paths():
-    """A decorator names the path arguments of a function or tool, also when only its name is known later."""
-
     @tool
     @modifies_files("report", "assets")
     def publish(report: str, assets: list[str], path: str) -> str:

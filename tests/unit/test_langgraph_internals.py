@@ -46,7 +46,6 @@ def test_the_config_keys_of_langgraph_have_their_known_names():
 
 
 def test_a_running_task_has_the_expected_config_entries():
-    """The config of a task has its scratchpad, send function, id, thread, namespace, map and durability."""
     found = {}
 
     def node(state, config):
@@ -146,7 +145,6 @@ async def test_an_async_store_has_the_loop_on_which_it_works():
 
 
 def test_no_other_module_uses_a_private_name_of_langgraph():
-    """Every other module of the package uses only public names of LangGraph, and none of its internal keys."""
     private = re.compile(
         r"^\s*(?:from|import) langgraph[\w.]*(?:\._\w+| import .*\b_[a-z])|__pregel|_has_task_path|_arun_one|_afunc",
         re.M,

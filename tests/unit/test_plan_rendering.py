@@ -66,7 +66,6 @@ def test_plans_and_reports_match_the_expected_text(name, value):
 
 
 def test_reasons_are_never_cut():
-    """At each tested terminal width every reason is complete, and no line is too wide."""
     for width in (70, 100, 200):
         shown = rollback.lines(FULL, width=width)[1:-1]
         assert max(sum(cells(span.text) for span in line) for line in shown) <= width
@@ -99,7 +98,6 @@ def test_reasons_are_never_cut():
     ],
 )
 def test_the_last_line_counts_the_planned_actions(value, said):
-    """One sentence counts each action and says what force would do with the blockers."""
     assert value.summary == said
     assert str(value).endswith(said)
 
@@ -128,7 +126,6 @@ def test_a_hint_that_blocked_calls_share_is_shown_once():
 
 
 def test_a_call_with_long_arguments_has_a_short_text():
-    """The text of a call stays short however long its arguments are, and its fields keep them in full."""
     long = call(1, "write", "undeclared", text="x" * 10**6, lines=["y" * 1000] * 1000)
     assert len(str(long)) < 400
     assert str(long).startswith("write(text='xxxx")
@@ -184,7 +181,6 @@ def test_rollback_errors_show_their_plan_or_report_as_html():
 
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])
 def test_colours_are_readable_on_light_and_dark_backgrounds(background):
-    """The colours have a contrast of at least 4:1 on white and on the dark of JupyterLab."""
     assert set(html.COLOURS) <= set(STYLES)
     assert all(contrast(colour, background) >= 4 for colour in html.COLOURS.values())
 

@@ -47,7 +47,6 @@ NO_TWIN = {
 
 @pytest.mark.parametrize("owner", OWNERS)
 def test_every_public_method_has_an_async_twin_with_the_same_parameters(owner):
-    """Each public method has an async twin with the same parameters, except the methods in NO_TWIN."""
     methods = {
         name: method
         for name, method in inspect.getmembers(owner, callable)

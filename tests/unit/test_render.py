@@ -136,7 +136,6 @@ def branch(id: int, name: str, **more) -> InternalSession:
 
 
 def test_branches_are_listed_with_their_branch_points():
-    """Each branch has its branch point, the current one is marked, and an unfinished rollback is named."""
     branches = [
         branch(1, "main", created_at=NOON, checkpoint_count=43, tool_invocation_count=14),
         branch(2, "retry", created_at=NOON, checkpoint_count=7, is_current=True, branch_point_checkpoint_id=4),
@@ -162,7 +161,6 @@ def test_sessions_are_listed_with_time_and_branch_count():
 
 
 def test_a_tree_becomes_a_flat_list_in_json():
-    """A tree becomes a flat list of branches, which JSON can carry however deep the tree is."""
     data = json.loads(json.dumps(records.of_tree(support())))
     assert [b["name"] for b in data["branches"]] == ["main", "retry", "in-red", "empty", "undone"]
     assert data["branches"][1]["points"][0]["kind"] == "branch"

@@ -50,7 +50,6 @@ def test_a_tree_is_drawn_as_the_svg_in_the_docs():
 
 
 def test_the_picture_and_its_dots_have_text_for_screen_readers():
-    """The picture has a summary for screen readers, and each dot a title with its checkpoint, calls and time."""
     root = parsed(svg.tree_svg(marked()))
     assert root.get("role") == "img"
     assert root.get("aria-label") == "support-42: 5 branches, 55 checkpoints, on retry at #7"
@@ -67,7 +66,6 @@ def test_the_legend_explains_only_the_marks_in_the_picture():
 
 
 def test_each_dot_links_to_its_checkpoint():
-    """With a link function each dot links to its checkpoint, and screen readers can follow the links."""
     root = parsed(svg.tree_svg(marked(), link=lambda point: f'/checkpoints/{point.id}?a="1"&b=<2>'))
     assert root.get("role") == "group"
     dots = [a.get("href") for a in root.iter(f"{SVG}a")]
@@ -135,7 +133,6 @@ def test_an_untrusted_notebook_shows_the_tree_as_an_image():
 
 
 def test_marks_and_lanes_on_a_page_are_seen_in_light_and_dark():
-    """The marks of calls and the lanes of branches have a contrast of at least 3:1 on a page, light and dark."""
     sheets = re.findall(r"--sheet: (#\w{6})", (STATIC / "agentgit.css").read_text())
     lanes = re.findall(r"--lane-\d: (#\w{6})", (STATIC / "tree.css").read_text())
     marks = [re.search(r"#\w{6}", svg.mark_svg(mark, 1))[0] for mark in MARKS]
@@ -152,7 +149,6 @@ def test_picture_colours_are_readable_on_light_and_dark_backgrounds(background):
 
 
 def test_the_picture_follows_the_readers_colour_scheme_on_request():
-    """Only with follow_reader=True does the picture have a style for dark mode."""
     assert "prefers-color-scheme:dark" in svg.tree_svg(marked(), follow_reader=True)
     assert "<style" not in svg.tree_svg(marked())
 

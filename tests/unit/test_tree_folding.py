@@ -46,7 +46,6 @@ def random_trees(draw: st.DrawFn) -> Tree:
 
 @given(random_trees(), st.integers(1, 12), st.booleans(), st.data())
 def test_each_branch_is_shown_or_counted_once(tree: Tree, limit: int, filtered: bool, data: st.DataObject):
-    """Each branch of a folded tree is shown, or counted once, whatever is expanded or filtered."""
     branch = data.draw(st.sampled_from(ids(tree))) if filtered else None
     expand, collapse = (data.draw(st.sets(st.sampled_from(ids(tree)))) for _ in range(2))
     folded = fold(tree, limit=limit, branch=branch, expand=expand, collapse=collapse)
@@ -109,7 +108,6 @@ def test_a_limit_below_one_and_an_unknown_branch_are_refused():
 
 
 def test_a_folded_tree_is_drawn_with_what_it_hides():
-    """The text of a folded tree counts the hidden branches where they leave, and collapses others to a line."""
     folded = fold(grown([None, 1, 1, 1, 2, 2, 3, 4], current=5), limit=5)
     assert trees.draw(folded, width=80).splitlines() == [
         "s: 8 branches, 24 checkpoints",
