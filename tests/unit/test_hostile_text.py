@@ -30,7 +30,7 @@ def tree_of(text):
 
 
 def messages_of(text):
-    calls = [{"id": "1", "name": text, "args": {text: 1}}]
+    calls = [{"id": "1", "name": text, "args": args} for args in ({text: 1}, text)]
     return History([{"role": text, "content": f"{text}\n{text}", "tool_calls": calls}])
 
 
@@ -106,7 +106,9 @@ PAGES = {
     "track": lambda: ToolTrack([call_of(HOSTILE)]),
     "checkpoint": lambda: checkpoint_of(HOSTILE),
     "diff": lambda: diff_of(HOSTILE),
-    "comparison": lambda: Comparison(fork=HOSTILE, left=diff_of(HOSTILE), right=diff_of("x"), between=diff_of(HOSTILE)),
+    "comparison": lambda: Comparison(
+        fork=HOSTILE, left=diff_of(HOSTILE), right=diff(Checkpoint(), Checkpoint()), between=diff_of(HOSTILE)
+    ),
     "merge": lambda: merge_of(HOSTILE),
 }
 

@@ -1,6 +1,5 @@
 """Rendering of trees, logs, checkpoints, lists and diffs as text, without a database or a terminal."""
 
-import json
 from datetime import timedelta, timezone
 from pathlib import Path
 
@@ -85,17 +84,6 @@ def test_a_deep_tree_is_drawn_without_a_recursion_error():
 # -- the log, one checkpoint, the lists
 
 
-def checkpoint(number: int, kind: str, description: str | None, name: str | None = None, **more) -> Checkpoint:
-    facts = {"reference": f"main#{number}", "kind": kind, "description": description, "message_count": number}
-    return Checkpoint(
-        id=7000 + number,
-        checkpoint_name=name,
-        is_auto=kind != "named",
-        created_at=NOON + timedelta(minutes=number),
-        metadata=facts | {"tool_track_position": number // 2, "state_hash": "ab" * 32, "restore_point": None} | more,
-    )
-
-
 def test_a_log_loads_no_states_and_lists_checkpoints_that_were_never_stored():
     def load() -> dict:
         raise AssertionError("the log must not read this")
@@ -107,8 +95,12 @@ def test_a_log_loads_no_states_and_lists_checkpoints_that_were_never_stored():
 
 
 def test_one_checkpoint_is_shown_in_full():
-    one = checkpoint(3, "named", "all is in the cart", "before payment", data={"ticket": 9}, restore_point="m-1")
-    one.session_state = {"cart": ["chair", "chair"], "total": 120}
+    facts = {"reference": "main#3", "kind": "named", "description": "all is in the cart", "restore_point": "m-1"}
+    one = Checkpoint(
+        id=7003, checkpoint_name="before payment", created_at=NOON + timedelta(minutes=3),
+        session_state={"cart": ["chair", "chair"], "total": 120},
+        metadata=facts | {"tool_track_position": 1, "state_hash": "ab" * 32, "data": {"ticket": 9}},
+    )  # fmt: skip
     wants = [{"id": "c1", "name": "order", "args": {"item": "chair", "n": 2}}]
     one.conversation_history = [
         {"role": "user", "content": "order two chairs"},
@@ -160,23 +152,12 @@ def test_sessions_are_listed_with_time_and_branch_count():
     assert records.of_session(some[0])["updated_at"] == "2026-10-04T12:00:00Z"
 
 
-def test_a_tree_becomes_a_flat_list_in_json():
-    data = json.loads(json.dumps(records.of_tree(support())))
-    assert [b["name"] for b in data["branches"]] == ["main", "retry", "in-red", "empty", "undone"]
-    assert data["branches"][1]["points"][0]["kind"] == "branch"
-
-
-def test_a_drawn_diff_has_a_style_for_each_sign():
-    a, b = Checkpoint(session_state={"a": 1}), Checkpoint(session_state={"a": 2})
-    assert [span.style for (span,) in diffs.lines(diff(a, b))] == ["heading", "removed", "added"]
-
-
 def test_every_rendered_style_is_a_known_style():
-    lines = [
-        *tree.lines(support()),
-        *log.lines([checkpoint(1, "named", "x", "y")]),
-        *show.lines(checkpoint(1, "x", "y")),
-    ]
+    """Added and removed lines differ in style as well as in sign."""
+    one, other = Checkpoint(checkpoint_name="x", session_state={"a": 1}), Checkpoint(session_state={"a": 2})
+    changed = diffs.lines(diff(one, other))
+    assert [span.style for (span,) in changed] == ["heading", "removed", "added"]
+    lines = [*tree.lines(support()), *log.lines([one]), *show.lines(one), *changed]
     assert {span.style for line in lines for span in line} <= set(STYLES)
 
 

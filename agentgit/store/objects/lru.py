@@ -46,10 +46,6 @@ class LRUCache(Generic[K, T]):
         value = self._young.get(key)
         return value if value is not None else self.lookup([key])[0]
 
-    def find(self, keys: Collection[K]) -> dict[K, T]:
-        """Return the cached values by their keys; keys without a value are left out."""
-        return {key: value for key, value in zip(keys, self.lookup(keys), strict=True) if value is not None}
-
     def lookup(self, keys: Collection[K]) -> list[T | None]:
         """Return the value of each key, or None."""
         values = list(map(self._young.get, keys))
