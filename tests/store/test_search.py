@@ -4,6 +4,7 @@ import shutil
 import signal
 import sqlite3
 import textwrap
+from collections import defaultdict
 from contextlib import closing
 from typing import Annotated
 
@@ -18,18 +19,18 @@ from scripted import World, call, calls, scripted, tool_node_graph
 from sqlalchemy import func, select, text
 
 import agentgit
-from agentgit import Corrupt, InvalidInput, NotFound
+from agentgit import Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.checkpoints.queries import FIRST_HIT_CURSOR
 from agentgit.checkpoints.search_words import parse_query
-from agentgit.store.database import Database
 from agentgit.store.maintenance.gc import collect
+from agentgit.store.objects.blobs import Blobs, leaf
+from agentgit.store.records.checkpoints import Label
 from agentgit.store.records.log import LogPart
 from agentgit.store.search.index import CHECKPOINTS_PER_TRANSACTION, SearchIndex
 from agentgit.store.sql.tables import BRANCH, SEARCH_TEXT
 
 
 def chat(repo, *replies, session="s"):
-    """Wrap a graph without tools that gives the replies."""
     return repo.wrap(tool_node_graph(scripted(*(replies or [f"answer {n}" for n in range(50)])), []), session)
 
 
@@ -38,7 +39,6 @@ def places(hits):
 
 
 def texts(repo):
-    """Count the indexed texts."""
     with backend.reading(repo) as connection:
         return connection.execute(select(func.count()).select_from(SEARCH_TEXT)).scalar()
 
@@ -76,12 +76,10 @@ def live(repo):
 
 @pytest.fixture
 def agent(repo):
-    """Return the agent of the new branch that `live` makes."""
     return live(repo)
 
 
 def test_search_finds_messages_calls_and_names_with_their_checkpoint(repo, agent):
-    """Messages of each role, calls, names and descriptions are found at the first checkpoint that has them."""
     assert places(repo.session().search("sofa")) == [("message", "main-2#3")]
     found = {(hit.kind, hit.role): hit for hit in repo.session().search("chair")}
     assert set(found) == {("message", r) for r in ("user", "assistant", "tool")} | {("call", None)}
@@ -98,7 +96,6 @@ def test_search_finds_messages_calls_and_names_with_their_checkpoint(repo, agent
 
 
 def test_search_covers_the_active_path_or_all_branches(repo, agent):
-    """A text of another branch is found only with `all_branches` or when searching from that branch."""
     assert not repo.session().search("table").items
     assert {hit.reference for hit in repo.session().search("table", all_branches=True)} == {"main#5"}
     assert {hit.reference for hit in repo.session().search("table", branch="main")} == {"main#5"}
@@ -109,7 +106,6 @@ def test_search_covers_the_active_path_or_all_branches(repo, agent):
 
 
 def test_a_message_at_the_branch_point_is_found_from_the_branch(repo):
-    """A message that only the checkpoint at the branch point has is found from the branch."""
     agent = repo.wrap(tool_node_graph(scripted("a needle", "b"), []), "s", auto_checkpoint="off")
     agent.run("one")
     point = agent.checkpoint("here")
@@ -136,38 +132,23 @@ def test_a_text_matches_only_if_it_has_every_query_word(repo, agent):
 @pytest.mark.parametrize(
     "hostile",
     [
-        '"',
-        "'",
-        "''",
         '"chair',
+        "''",
         "chair*",
-        "AND",
         "NOT chair",
-        "chair OR sofa",
         "NEAR(chair sofa, 2)",
         "words:chair",
         "^chair",
-        "chair:*",
         "a & b | !c",
         "a <-> b",
-        "(",
         ")))",
-        "\\",
         "\\'",
         "%",
-        "_",
-        "--",
         "; DROP TABLE blob",
-        "\0",
         "chair\0",
         "\ud800",
         "\udfff chair",
-        "{chair}",
         "§s1",
-        "§",
-        "-",
-        "+chair",
-        "\U0001d54f",
         "\u202e",
         "x" * 1000,
         "' ' " * 250,
@@ -180,11 +161,9 @@ def test_hostile_queries_are_searched_literally(lived_through, hostile):
     before = len(repo.session().search(hostile, all_branches=True))
     agent.checkpoint("named", description=f"{hostile} end-of-it")
     after = repo.session().search(hostile, all_branches=True)
-    has_words = bool(after.items)
+    has_words = any(c.isalnum() for c in hostile)
     assert len(after) == before + has_words
-    assert any(c.isalnum() for c in hostile) == has_words
-    if has_words:
-        assert after.items[0].kind == "checkpoint"
+    assert [hit.kind for hit in after.items[:1]] == ["checkpoint"] * has_words
 
 
 def test_scripts_without_spaces_and_emoji_are_found_by_any_part(repo):
@@ -198,8 +177,8 @@ def test_scripts_without_spaces_and_emoji_are_found_by_any_part(repo):
         assert not repo.session().search(wanted).items, wanted
 
 
-def test_checkpoint_names_rank_before_messages_on_all_pages(repo):
-    """Hits in checkpoint names and descriptions rank before hits in messages, newest first, across all pages."""
+def test_pages_list_each_hit_once_and_names_before_messages(repo):
+    """Names and descriptions rank before messages, newest first, across all pages, while new hits are added."""
     agent = chat(repo)
     agent.run("a needle")
     agent.checkpoint("needle 1")
@@ -217,12 +196,12 @@ def test_checkpoint_names_rank_before_messages_on_all_pages(repo):
             if after is None:
                 break
             agent.checkpoint("a new needle")
-        assert seen[-len(best) :] == best
+            agent.run("a new needle")
+        assert [hit for hit in seen if hit != "a new needle"] == best
 
 
 @pytest.mark.parametrize("far", [0, 1000])
 def test_search_covers_a_parent_branch_only_up_to_the_branch_point(repo, monkeypatch, far):
-    """Search finds what a long parent branch had before the branch point, and nothing after it."""
     monkeypatch.setattr("agentgit.store.search.query.MAX_CHECKPOINTS_BEYOND", far)
     monkeypatch.setattr("agentgit.store.search.query.MOST_SCOPES", 1)
     agent = chat(repo)
@@ -266,26 +245,7 @@ def test_postgresql_never_uses_a_generic_plan_for_a_search(repo, agent):
         assert connection.execute(text("SHOW plan_cache_mode")).scalar() == "auto"
 
 
-def test_pages_list_each_hit_once_while_new_hits_are_added(repo):
-    """Pages list each hit once, newest first, even while new hits are added."""
-    agent = chat(repo)
-    for n in range(9):
-        agent.run(f"needle {n}")
-    whole = [hit.snippet for hit in repo.session().search("needle", limit=1000)]
-    assert whole == [f"needle {n}" for n in range(8, -1, -1)]
-    seen, after = [], None
-    while True:
-        page = repo.session().search("needle", limit=2, after=after)
-        seen += [hit.snippet for hit in page]
-        agent.run("another needle")
-        after = page.next
-        if after is None:
-            break
-    assert seen == whole
-
-
 def test_forks_add_only_new_texts_to_the_search_index(repo):
-    """A fork adds nothing to the search index, and a turn on it adds only its new texts."""
     agent = chat(repo)
     for n in range(5):
         agent.run(f"say {n}")
@@ -299,21 +259,16 @@ def test_forks_add_only_new_texts_to_the_search_index(repo):
 
 
 def test_the_first_search_indexes_texts_of_an_earlier_release(repo, agent):
-    """The first search indexes the texts that are not indexed yet, each once."""
-    expected = {
-        wanted: [h.to_dict() for h in repo.session().search(wanted, all_branches=True)] for wanted in ("a", "chair")
-    }
-    count = texts(repo)
+    def hits(wanted):
+        return sorted(str(hit.to_dict()) for hit in repo.session().search(wanted, all_branches=True))
+
+    expected, count = {wanted: hits(wanted) for wanted in ("a", "chair")}, texts(repo)
     forget(repo)
-    for wanted, hits in expected.items():
-        again = [h.to_dict() for h in repo.session().search(wanted, all_branches=True)]
-        assert sorted(map(str, again)) == sorted(map(str, hits))
-    assert texts(repo) == count
+    assert ({wanted: hits(wanted) for wanted in expected}, texts(repo)) == (expected, count)
 
 
 @pytest.mark.long
 def test_a_long_history_is_indexed_completely_in_batches(repo):
-    """A long history is indexed completely, in several transactions."""
     agent = chat(repo)
     agent.run("a needle")
     for n in range(CHECKPOINTS_PER_TRANSACTION + 20):
@@ -324,15 +279,6 @@ def test_a_long_history_is_indexed_completely_in_batches(repo):
     assert len(found) == CHECKPOINTS_PER_TRANSACTION + 20
     assert told == [(CHECKPOINTS_PER_TRANSACTION, CHECKPOINTS_PER_TRANSACTION + 22)]
     assert len(repo.session().search("needle")) == 1
-
-
-def test_turns_and_named_checkpoints_index_their_texts(repo, agent):
-    """After a turn and a named checkpoint a search has nothing left to index."""
-    agent.run("a lamp")
-    agent.checkpoint("x")
-    with backend.reading(repo) as connection:
-        behind = repo.context.store.search_index.count_unindexed(connection, agent.session.id)
-    assert agent.branch_id not in behind
 
 
 def test_deleted_texts_are_not_found(repo):
@@ -360,7 +306,6 @@ def test_deleted_texts_are_not_found(repo):
 
 
 def test_no_text_is_indexed_twice_after_its_checkpoint_is_deleted(repo):
-    """After the last indexed checkpoint is deleted, later ones are indexed without texts that already are."""
     agent = chat(repo)
     agent.run("a needle")
     agent.checkpoint("x")
@@ -374,21 +319,14 @@ def test_no_text_is_indexed_twice_after_its_checkpoint_is_deleted(repo):
             c,
             agent.branch_id,
             repo.context.store.head_state(c, repo.context.store.sessions.branch(c, agent.branch_id)).checkpoint_state,
-            _label(repo),
+            Label(kind="after", user_id=repo.user.id),
         ),
     )
     repo.session().delete_checkpoint(f"main#{known}")
     assert len(repo.session().search("needle", all_branches=True)) == 1
 
 
-def _label(repo):
-    from agentgit.store.records.checkpoints import Label
-
-    return Label(kind="after", user_id=repo.user.id)
-
-
 def test_search_finds_only_texts_of_the_same_user_and_tenant(database):
-    """No query finds texts of another user or another tenant."""
     with agentgit.open(database.url, user="ann") as hers, agentgit.open(database.url, user="bob") as his:
         chat(hers).run("her needle")
         chat(his).run("his needle")
@@ -410,7 +348,6 @@ def test_search_finds_only_texts_of_the_same_user_and_tenant(database):
 
 
 def test_messages_of_all_shapes_are_found(repo):
-    """Content blocks, a name, empty text, NUL and surrogates do not break a turn, and the messages are found."""
     graph = tool_node_graph(scripted("ok", "ok"), [])
     agent = repo.wrap(graph, "s")
     odd = HumanMessage(
@@ -421,8 +358,6 @@ def test_messages_of_all_shapes_are_found(repo):
 
 
 def test_a_second_list_of_messages_hides_no_message_of_the_conversation(repo):
-    """A second list of messages in the state is kept, and hides no message of the conversation from search."""
-
     class Two(MessagesState):
         notes: Annotated[list[AnyMessage], add_messages]
 
@@ -435,8 +370,6 @@ def test_a_second_list_of_messages_hides_no_message_of_the_conversation(repo):
 
 
 def test_a_failed_call_is_found(repo):
-    """A call that raised is found by its arguments and by its error."""
-
     @tool
     def order(item: str) -> str:
         """Order something."""
@@ -449,7 +382,6 @@ def test_a_failed_call_is_found(repo):
 
 
 def test_parallel_calls_are_found(repo):
-    """Each call of a parallel batch is found."""
     world = World()
     both = calls(call("add", "c1", item="oak"), call("add", "c2", item="elm"))
     agent = repo.wrap(tool_node_graph(scripted(both, "done"), world.tools()), "s", effects=world.effects())
@@ -459,24 +391,18 @@ def test_parallel_calls_are_found(repo):
 
 
 def test_a_huge_message_is_found_by_its_first_words(repo):
-    """A message of several megabytes is found by its first words and breaks neither the database nor the turn."""
     chat(repo).run("needle " + " ".join(f"word{n}" for n in range(400_000)) + " haystack")
     (hit,) = repo.session().search("needle word7")
     assert len(hit.snippet) < 200
     assert not repo.session().search("haystack").items
 
 
-def test_a_damaged_hit_raises_corrupt(repo, agent):
-    """A hit whose text is damaged raises Corrupt and is not left out silently."""
-    repo.session().search("sofa")
-    damage(repo)
+def test_a_damaged_text_is_corrupt_if_it_is_found_and_left_out_if_it_is_not_indexed(repo, agent):
+    """A search over texts that cannot be indexed says that it is incomplete; other sessions are searched whole."""
+    spoil = text("UPDATE blob SET data = :junk WHERE type = 'message'")
+    backend.write(repo, lambda c: c.execute(spoil, {"junk": b"\0"}))
     with agentgit.open(backend.url(repo)) as fresh, pytest.raises(Corrupt):
         fresh.session().search("sofa")
-
-
-def test_a_search_over_unreadable_texts_reports_incomplete_results(repo, agent):
-    """A search over texts that cannot be read reports incomplete results, and other sessions are searched whole."""
-    damage(repo)
     chat(repo, session="other").run("a needle")
     forget(repo)
     with agentgit.open(backend.url(repo)) as fresh:
@@ -487,14 +413,7 @@ def test_a_search_over_unreadable_texts_reports_incomplete_results(repo, agent):
         assert ([hit.snippet for hit in found], found.complete) == (["a needle"], True)
 
 
-def damage(repo):
-    """Damage all stored messages."""
-    spoil = text("UPDATE blob SET data = :junk WHERE type = 'message'")
-    backend.write(repo, lambda c: c.execute(spoil, {"junk": b"\0"}))
-
-
 def test_invalid_searches_are_refused(repo, agent):
-    """Bad input: an invalid query, limit, cursor, session or branch raises a typed error."""
     for wrong in ("", " ", None, 7, "x" * 1001):
         with pytest.raises(InvalidInput):
             repo.session().search(wrong)
@@ -511,35 +430,37 @@ def test_invalid_searches_are_refused(repo, agent):
 
 
 def test_a_search_without_write_access_finds_only_indexed_texts(tmp_path, monkeypatch):
-    """In a database that cannot be written, search finds the indexed texts and reports incomplete results."""
-    from agentgit.errors import Corrupt, Unavailable
+    """Turns and named checkpoints are indexed when they are made; a search says that it misses what could not be."""
 
     def fail(*_args):
         raise Corrupt("a text cannot be read")
 
+    def refuse(*_args, **_kwargs):
+        raise Unavailable("read only")
+
     with agentgit.open(tmp_path / "x.db") as repo:
         agent = chat(repo)
+
+        def search_read_only():
+            with monkeypatch.context() as patch:
+                patch.setattr(backend.database(repo), "write", refuse)
+                found = repo.session().search("needle")
+            return [hit.snippet for hit in found], found.complete, "incomplete results" in str(found)
+
         agent.run("known needle")
-        for name in ("index_checkpoint", "index_next"):
-            monkeypatch.setattr(SearchIndex, name, fail)
-        agent.run("unknown needle")
-        monkeypatch.undo()
-
-        def refuse(*_args, **_kwargs):
-            raise Unavailable("read only")
-
+        agent.checkpoint("needle by name")
+        known = ["needle by name", "known needle"]
+        assert search_read_only() == (known, True, False)
         with monkeypatch.context() as patch:
-            patch.setattr(backend.database(repo), "write", refuse)
-            found = repo.session().search("needle")
-            assert [h.snippet for h in found] == ["known needle"]
-            assert not found.complete
-            assert "incomplete results" in str(found)
-        assert len(repo.session().search("needle")) == 2
-        assert repo.session().search("needle").complete
+            for name in ("index_checkpoint", "index_next"):
+                patch.setattr(SearchIndex, name, fail)
+            agent.run("unknown needle")
+        assert search_read_only() == (known, False, True)
+        whole = repo.session().search("needle")
+        assert (len(whole), whole.complete) == (3, True)
 
 
 def test_concurrent_searches_index_each_text_once(tmp_path):
-    """Processes that search the same new texts at once, during a turn, index each text once."""
     path = tmp_path / "x.db"
     with agentgit.open(path) as repo:
         agent = chat(repo)
@@ -569,9 +490,7 @@ with agentgit.open(sys.argv[1]) as repo, faults.after(Point("store.search.index"
 """
 
 
-@pytest.mark.long
 def test_indexing_that_is_killed_leaves_nothing_and_is_repeated(repo):
-    """Indexing whose process is killed with SIGKILL leaves nothing, and the next search does all of it."""
     chat(repo).run("a needle")
     forget(repo)
     done = processes.run(KILLED, backend.address(repo))
@@ -580,51 +499,18 @@ def test_indexing_that_is_killed_leaves_nothing_and_is_repeated(repo):
     assert len(repo.session().search("needle")) == 1
 
 
-def test_interrupted_indexing_is_rolled_back_and_repeated(tmp_path):
-    """Indexing that is interrupted half way leaves nothing, and the next search does all of it."""
-    with agentgit.open(tmp_path / "x.db") as repo:
-        chat(repo).run("a needle")
-        forget(repo)
-        with pytest.MonkeyPatch.context() as patch:
-            add = SearchIndex._add
-
-            def fail(*args):
-                add(*args)
-                raise KeyboardInterrupt
-
-            patch.setattr(SearchIndex, "_add", fail)
-            with pytest.raises(KeyboardInterrupt):
-                repo.session().search("needle")
-        assert texts(repo) == 0
-        assert len(repo.session().search("needle")) == 1
-        assert len(repo.session().search("needle")) == 1
-
-
 def test_text_from_an_encrypting_serializer_is_not_indexed(tmp_path):
-    """Text that only the user's serializer can read is not indexed."""
-    from agentgit.store.objects.blobs import Blobs, leaf
-
     with agentgit.open(tmp_path / "x.db") as repo:
         sealed = leaf("serde", b"msgpack\0secretword")
         assert sealed.type == "serde"
         agent = chat(repo)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Blobs, "get_many", lambda *_: _All(sealed))
+            patch.setattr(Blobs, "get_many", lambda *_: defaultdict(lambda: sealed))
             agent.run("hello")
         assert texts(repo) == 0
 
 
-class _All(dict):
-    def __init__(self, value):
-        super().__init__()
-        self.value = value
-
-    def __missing__(self, _key):
-        return self.value
-
-
 def test_a_copied_database_file_can_be_searched(tmp_path):
-    """The search index is part of the database file, so a copy of the file can be searched."""
     with agentgit.open(tmp_path / "x.db") as repo:
         chat(repo).run("a needle")
     shutil.copy(tmp_path / "x.db", tmp_path / "y.db")
@@ -634,25 +520,12 @@ def test_a_copied_database_file_can_be_searched(tmp_path):
         connection.execute("INSERT INTO search_words(search_words) VALUES ('integrity-check')")
 
 
-async def test_asearch_returns_the_same_hits_as_search(repo, agent):
-    """Asearch finds what search finds."""
-    assert (await agent.asearch("sofa", limit=1)).items == agent.search("sofa", limit=1).items
-
-
 def test_hits_are_escaped_in_text_and_html(repo, agent):
-    """Hits are rendered as text and HTML, with control characters and markup escaped."""
     agent.checkpoint("needle", description="<script>\x1b[31m")
     found = repo.session().search("needle")
     assert str(found).endswith("needle - <script>\\x1b[31m")
     assert "&lt;script&gt;" in found._repr_html_()
     assert "<script>" not in found._repr_html_()
-
-
-def test_a_search_without_any_session_raises_not_found(database):
-    """Bad input: a search in a database without sessions raises NotFound and says so."""
-    with agentgit.open(database.url) as repo, pytest.raises(NotFound, match="no session"):
-        repo.session().search("x")
-    assert isinstance(database, Database)
 
 
 def test_merged_messages_rank_by_the_time_of_the_merge(repo):
