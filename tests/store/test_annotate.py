@@ -1,11 +1,9 @@
 """Checkpoints are renamed and annotated after they were made, and found by it."""
 
-from datetime import timedelta
-
 import pytest
 from scripted import World, obedient, tool_node_graph
 
-from agentgit import Conflict, InvalidInput, NotAllowed, NotFound
+from agentgit import Conflict, InvalidInput, NotFound
 from agentgit.checkpoints import Retention
 
 
@@ -23,16 +21,12 @@ def found(session, words):
 
 
 def test_a_renamed_checkpoint_is_found_only_by_its_new_name(repo, agent):
-    """References, the log, the search and the tree know a checkpoint by its new name only."""
     session = agent.session
     before = session.get_checkpoint("tset")
     assert found(session, "tset") == ["main#3"]
     renamed = session.annotate("tset", name="before payment")
-    assert (renamed.id, renamed.checkpoint_name, renamed.metadata["description"]) == (
-        before.id,
-        "before payment",
-        "first try",
-    )
+    assert (renamed.id, renamed.checkpoint_name) == (before.id, "before payment")
+    assert renamed.metadata["description"] == "first try"
     assert session.get_checkpoint("before payment") == renamed
     with pytest.raises(NotFound):
         session.get_checkpoint("tset")
@@ -48,19 +42,13 @@ def test_each_field_changes_alone_and_none_removes_it(repo, agent):
     session = agent.session
     assert session.annotate("main#3", data=[1, {"a": None}]).metadata["data"] == [1, {"a": None}]
     changed = session.annotate("main#3", description="second", data=None)
-    assert (changed.checkpoint_name, changed.metadata["description"], changed.metadata["data"]) == (
-        "tset",
-        "second",
-        None,
-    )
+    assert (changed.checkpoint_name, changed.metadata["description"]) == ("tset", "second")
+    assert changed.metadata["data"] is None
     cleared = session.annotate("main#3", name=None, description=None)
     assert (cleared.checkpoint_name, cleared.metadata["description"], cleared.is_auto) == (None, None, False)
     event = repo.events.newest(kinds="checkpoint.annotated")[-1]
-    assert (event.detail["changed"], event.detail["before"], event.detail.get("name")) == (
-        ["description", "name"],
-        "tset",
-        None,
-    )
+    assert event.detail["changed"] == ["description", "name"]
+    assert (event.detail["before"], event.detail.get("name")) == ("tset", None)
 
 
 def test_an_automatic_checkpoint_with_a_name_is_kept(repo, agent):
@@ -89,7 +77,6 @@ def test_a_checkpoint_of_a_running_or_later_turn_can_be_annotated(agent):
     "changes", [{}, {"name": ""}, {"name": " "}, {"name": "x" * 201}, {"name": 7}, {"description": b"x"}]
 )
 def test_bad_names_and_descriptions_change_nothing(agent, changes):
-    """Bad input: a name or description that no checkpoint can have, or no change at all, is refused."""
     before = agent.session.get_checkpoint("main#3").to_dict()
     with pytest.raises(InvalidInput):
         agent.session.annotate("main#3", **changes)
@@ -106,46 +93,16 @@ def test_a_merge_keeps_its_record(agent):
     assert agent.session.annotate(merged, name="both").metadata["data"] == merged.metadata["data"]
 
 
-def test_only_editors_annotate(repo, agent):
-    """A viewer cannot annotate, and a stranger does not find the session."""
-    session = agent.session
-    bob = repo.as_user(repo.users.add("bob"))
-    with pytest.raises(NotFound):
-        bob.session(session.id)
-    session.sharing.share("bob")
-    with pytest.raises(NotAllowed):
-        bob.session(session.id).annotate("tset", name="mine")
-    session.sharing.share("bob", "editor")
-    assert bob.session(session.id).annotate("tset", name="ours").user_id == session.info.user_id
-
-
 def test_a_log_can_be_limited_to_checkpoints_with_tool_calls(repo):
-    """With_calls selects the checkpoints with or without tool calls on the path to them."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     for text in ("hm", "add chair", "hm"):
         agent.run(text)
     session = agent.session
-    references = {
-        choice: [one.metadata["reference"] for one in session.log(with_calls=choice)] for choice in (True, False, None)
-    }
-    assert references[True] == ["main#6", "main#5", "main#4"]
-    assert references[False] == ["main#3", "main#2", "main#1"]
-    assert references[None] == references[True] + references[False]
+    assert [one.metadata["reference"] for one in session.log(with_calls=True)] == ["main#6", "main#5", "main#4"]
+    assert [one.metadata["reference"] for one in session.log(with_calls=False)] == ["main#3", "main#2", "main#1"]
+    assert len(session.log(with_calls=None)) == 6
     assert all(one.has_tool_invocations() for one in agent.log(with_calls=True))
     assert len(session.log(with_calls=True, auto=False)) == 0
     with pytest.raises(InvalidInput, match="with_calls"):
         session.log(with_calls="yes")
-
-
-def test_since_and_between_include_their_exact_times(agent):
-    """A checkpoint made exactly at `since`, or at either end of `between`, is in the log."""
-    session = agent.session
-    at, step = session.get_checkpoint("tset").created_at, timedelta(microseconds=1)
-    log = session.log()
-    assert [one.checkpoint_name for one in log.since(at)] == ["tset"]
-    assert list(log.since(at + step)) == []
-    assert [one.checkpoint_name for one in log.between(at, at)] == ["tset"]
-    assert "tset" not in [one.checkpoint_name for one in log.between(at - step, at - step)]
-    assert len(session.log(until=at)) == len(session.log()) == 3
-    assert len(session.log(until=at - step)) == 2

@@ -22,7 +22,6 @@ def session(repo):
 
 
 def test_a_folded_tree_without_a_limit_is_the_tree(session):
-    """Without a limit, a folded tree has the branches, points and marks of the whole tree."""
     assert shape(session.folded_tree()) == shape(fold(session.tree()))
     assert str(session.folded_tree()) == str(session.tree())
 
@@ -51,14 +50,12 @@ def test_a_long_branch_is_read_from_its_end(session):
 
 
 def test_a_folded_tree_can_be_filtered_by_the_name_of_a_branch(session):
-    """The path of a branch is chosen by its name; a name that nobody gave is not found."""
     assert next(branch.name for branch in session.folded_tree(branch="variant-2").tree.walk()) == "main"
     with pytest.raises(NotFound, match="nobody"):
         session.folded_tree(branch="nobody")
 
 
 def test_a_long_row_of_rollbacks_shows_its_end(repo):
-    """Of a row of rollbacks, each from the one before, the last branches are shown and the others counted."""
     deep(repo, 8)
     folded = repo.session("deep").folded_tree(limit=3)
     assert [branch.name for branch in folded.tree.walk()] == ["main-6", "main-7", "main-8"]

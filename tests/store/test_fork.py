@@ -23,12 +23,10 @@ class Log(TypedDict):
 
 
 def fork(saver, source, checkpoint_id, target):
-    """Fork a thread in one transaction."""
     return saver.database.write(lambda connection: saver.store.fork(connection, source, checkpoint_id, target))
 
 
 def head(saver, thread):
-    """Return the newest graph checkpoint of a thread."""
     with saver.database.reading() as connection:
         return saver.store.head(connection, thread)
 
@@ -43,7 +41,6 @@ def rows_of(saver, thread):
 
 
 def questions(graph, config):
-    """Return the values of the pending interrupts."""
     return sorted(str(i.value) for task in graph.get_state(config).tasks for i in task.interrupts)
 
 
@@ -63,6 +60,12 @@ def asking(saver, *, first="A?", second=None):
     builder = StateGraph(Log).add_node("before", before).add_node("ask", ask)
     builder.add_edge(START, "before").add_edge("before", "ask").add_edge("ask", END)
     return builder.compile(checkpointer=saver), calls
+
+
+def pause(saver, graph):
+    """Run a graph in the thread main until it asks, and return the id of its checkpoint."""
+    graph.invoke({"log": []}, on("main"))
+    return head(saver, "main").checkpoint_id
 
 
 def test_a_fork_copies_one_checkpoint_and_no_value(saver):
@@ -85,45 +88,34 @@ def test_a_fork_copies_one_checkpoint_and_no_value(saver):
 
 
 def test_a_fork_continues_and_leaves_its_source_unchanged(saver):
-    """Continuing one of two forked threads leaves every row of the other unchanged."""
-    graph, _ = asking(saver)
-    graph.invoke({"log": []}, on("main"))
-    fork(saver, "main", head(saver, "main").checkpoint_id, "copy")
+    """A fork asks a pending question again under the same id; finished nodes do not run again."""
+    graph, calls = asking(saver)
+    fork(saver, "main", pause(saver, graph), "copy")
     before = rows_of(saver, "main")
-    assert graph.invoke(Command(resume="x"), on("copy"))["log"] == ["before", "x"]
+    (mine,), (its,) = graph.get_state(on("main")).interrupts, graph.get_state(on("copy")).interrupts
+    assert (mine.id, mine.value) == (its.id, its.value)
+    calls.clear()
+    assert graph.invoke(Command(resume={its.id: "x"}), on("copy"))["log"] == ["before", "x"]
+    assert calls == ["ask"]
     assert rows_of(saver, "main") == before
     copied = rows_of(saver, "copy")
     assert graph.invoke(Command(resume="y"), on("main"))["log"] == ["before", "y"]
     assert rows_of(saver, "copy") == copied
 
 
-def test_a_pending_question_is_pending_in_the_fork(saver):
-    """A fork asks a pending interrupt again under the same id, and finished nodes do not run again."""
-    graph, calls = asking(saver)
-    graph.invoke({"log": []}, on("main"))
-    fork(saver, "main", head(saver, "main").checkpoint_id, "copy")
-    assert questions(graph, on("copy")) == ["A?"]
-    (mine,), (its,) = graph.get_state(on("main")).interrupts, graph.get_state(on("copy")).interrupts
-    assert mine.id == its.id
-    calls.clear()
-    graph.invoke(Command(resume={its.id: "x"}), on("copy"))
-    assert calls == ["ask"]
-
-
-def test_an_answered_question_is_open_in_a_fork_from_the_pause(saver):
-    """A fork from the pause asks again although the source was answered, and accepts a new answer."""
+def test_a_question_that_the_source_has_answered_is_open_in_a_fork_from_the_pause(saver):
+    """An update that came with the answer was written on the paused checkpoint; the fork lacks it."""
     graph, _ = asking(saver)
-    graph.invoke({"log": []}, on("main"))
-    paused = head(saver, "main").checkpoint_id
-    graph.invoke(Command(resume="old"), on("main"))
+    paused = pause(saver, graph)
+    graph.invoke(Command(resume="old", update={"log": ["sent along"]}), on("main"))
     fork(saver, "main", paused, "copy")
     assert questions(graph, on("copy")) == ["A?"]
+    assert graph.get_state(on("copy")).values["log"] == ["before"]
     assert graph.invoke(Command(resume="new"), on("copy"))["log"] == ["before", "new"]
 
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_answers_before_a_second_question_are_kept_in_a_fork(saver, finished):
-    """A task with one answered and one open question continues in the fork with its second question."""
     graph, _ = asking(saver, second="B?")
     graph.invoke({"log": []}, on("main"))
     graph.invoke(Command(resume="a"), on("main"))
@@ -149,7 +141,7 @@ def until_saved(saver, thread, task):
     raise AssertionError(f"{task} was never saved")
 
 
-def parallel(saver, *, fails=()):
+def parallel(saver, fails=()):
     """Return a graph with two parallel nodes, one of which asks or fails, and the list of its node calls."""
     calls = []
 
@@ -170,10 +162,8 @@ def parallel(saver, *, fails=()):
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_finished_parallel_task_does_not_run_again_in_a_fork(saver, finished):
-    """Of two parallel tasks, the one that finished before the pause keeps its output in the fork."""
     graph, calls = parallel(saver)
-    graph.invoke({"log": []}, on("main"))
-    paused = head(saver, "main").checkpoint_id
+    paused = pause(saver, graph)
     if finished:
         graph.invoke(Command(resume="old"), on("main"))
     fork(saver, "main", paused, "copy")
@@ -186,7 +176,7 @@ def test_a_finished_parallel_task_does_not_run_again_in_a_fork(saver, finished):
 def test_a_fork_reruns_a_failed_task_but_not_a_finished_one(saver):
     """A fork reruns only the failed one of two parallel tasks, even if the source has succeeded since."""
     fails = [RuntimeError("no")]
-    graph, calls = parallel(saver, fails=fails)
+    graph, calls = parallel(saver, fails)
     with pytest.raises(RuntimeError):
         graph.invoke({"log": []}, on("main"))
     failed = head(saver, "main").checkpoint_id
@@ -197,39 +187,12 @@ def test_a_fork_reruns_a_failed_task_but_not_a_finished_one(saver):
     fork(saver, "main", failed, "later")
     for thread in ("at once", "later"):
         calls.clear()
+        assert graph.get_state(on(thread)).values["log"] == []
         graph.invoke(None, on(thread))
-        assert calls == ["ask"]
-
-
-def test_a_fork_from_a_failed_step_excludes_the_later_retry(saver):
-    """A fork from a failed step lacks what the task wrote when the source retried it."""
-    calls = []
-
-    def work(state):
-        calls.append("work")
-        return {"log": ["worked"]}
-
-    def shaky(state):
-        calls.append("shaky")
-        if calls.count("shaky") == 1:
-            until_saved(saver, "main", "log")
-            raise RuntimeError("no")
-        return {"log": [f"try {calls.count('shaky')}"]}
-
-    builder = StateGraph(Log).add_node("work", work).add_node("shaky", shaky)
-    graph = builder.add_edge(START, "work").add_edge(START, "shaky").compile(checkpointer=saver)
-    with pytest.raises(RuntimeError):
-        graph.invoke({"log": []}, on("main"))
-    failed = head(saver, "main").checkpoint_id
-    graph.invoke(None, on("main"))
-    fork(saver, "main", failed, "copy")
-    assert sorted(graph.invoke(None, on("copy"))["log"]) == ["try 3", "worked"]
-    assert calls.count("work") == 1
+        assert (calls, questions(graph, on(thread))) == (["ask"], ["A?"])
 
 
 def test_an_answer_that_led_to_a_failure_can_be_replaced_in_a_fork(saver):
-    """A fork asks again after a failed answer instead of failing with the old answer."""
-
     def ask(state):
         answer = interrupt("A?")
         if answer == "bad":
@@ -258,17 +221,6 @@ def test_a_fork_from_a_breakpoint_excludes_later_changes(saver):
     assert calls == ["before", "ask"]
 
 
-def test_an_update_sent_with_an_answer_is_not_in_a_fork_from_the_pause(saver):
-    """`Command(resume, update)` writes on the paused checkpoint, but a fork from the pause lacks the update."""
-    graph, _ = asking(saver)
-    graph.invoke({"log": []}, on("main"))
-    paused = head(saver, "main").checkpoint_id
-    graph.invoke(Command(resume="old", update={"log": ["sent along"]}), on("main"))
-    fork(saver, "main", paused, "copy")
-    assert graph.get_state(on("copy")).values["log"] == ["before"]
-    assert graph.invoke(Command(resume="new"), on("copy"))["log"] == ["before", "new"]
-
-
 def nested(saver, *, memory):
     """Return a graph with a subgraph that counts turns and asks a question, and the list of its node calls."""
     calls = []
@@ -294,10 +246,8 @@ def nested(saver, *, memory):
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_subgraph_continues_where_it_paused(saver, memory, finished):
-    """A paused subgraph continues in the fork after its question, and its earlier node does not run again."""
     graph, calls = nested(saver, memory=memory)
-    graph.invoke({"log": []}, on("main"))
-    paused = head(saver, "main").checkpoint_id
+    paused = pause(saver, graph)
     if finished:
         graph.invoke(Command(resume="old"), on("main"))
     fork(saver, "main", paused, "copy")
@@ -326,7 +276,6 @@ def test_a_subgraph_with_memory_forks_with_its_memory_at_that_point(saver):
 
 
 def test_the_functional_api_keeps_finished_tasks_in_a_fork(saver):
-    """An entrypoint that asks after a task continues in the fork without running the task again."""
     calls = []
 
     @task
@@ -347,7 +296,6 @@ def test_the_functional_api_keeps_finished_tasks_in_a_fork(saver):
 
 
 def test_a_fork_of_an_unknown_checkpoint_or_to_a_used_thread_is_refused(saver):
-    """Bad input: an unknown checkpoint is NotFound, an existing thread is a Conflict, and nothing is changed."""
     graph, _ = asking(saver)
     graph.invoke({"log": []}, on("main"))
     graph.invoke({"log": []}, on("other"))

@@ -26,16 +26,12 @@ def joined(state: list[str], writes: list[list[str]]) -> list[str]:
 
 
 class Talk(TypedDict):
-    """The state: a conversation, a delta channel, and a value that each turn replaces."""
-
     messages: Annotated[list[Any], add_messages]
     log: Annotated[list[str], DeltaChannel(joined, snapshot_frequency=4)]
     last: str
 
 
 class Told(TypedDict):
-    """The state of the subgraph: a conversation."""
-
     messages: Annotated[list[Any], add_messages]
 
 
@@ -185,5 +181,4 @@ def test_remaining_threads_are_unchanged(database, acts):
 @options(25)
 @given(acts)
 def test_remaining_threads_are_unchanged_over_more_examples(database, acts):
-    """Remaining threads are also unchanged in a larger number of random examples."""
     check(database, acts)

@@ -1,6 +1,5 @@
 """Hostile users: misleading names, out-of-range numbers and overreaching credentials gain nothing."""
 
-from datetime import timedelta
 from functools import partial
 from itertools import product
 
@@ -39,39 +38,7 @@ def test_a_qualified_name_finds_only_that_users_session(repo, people):
     assert bob.session("eve/plan").info.owner_name == "eve"
 
 
-def test_leaving_a_session_changes_no_rights_of_others(people):
-    """Leaving a session revokes no link and none of the rights of others."""
-    ada, bob, cy = people.values()
-    link = ada.session("s").sharing.create_link()
-    for one in (bob, cy):
-        one.accept(link.token)
-    bob.session("ada/s").sharing.unshare("bob")
-    assert (bob.sessions(), cy.session("ada/s").info.role) == ([], "viewer")
-    assert ada.session("s").sharing.links()[0].revoked_at is None
-
-
-def test_a_read_key_cannot_join_or_leave_sessions(repo, people):
-    """A handle with the scope `read` can neither accept a link nor leave a session."""
-    ada, bob, _ = people.values()
-    ada.session("s").sharing.share("bob")
-    link = ada.session("s").sharing.create_link("editor")
-    handle = repo.authenticate(repo.keys.create("k", "read", user="bob").secret)
-    for change in (lambda: handle.accept(link.token), lambda: handle.session("ada/s").sharing.unshare("bob")):
-        with pytest.raises(NotAllowed, match="scope"):
-            change()
-    assert bob.session("ada/s").info.role == "viewer"
-
-
-def test_a_share_may_expire_after_one_microsecond(people):
-    """Bad input: a share that expires after one microsecond is accepted and expires."""
-    ada, bob, _ = people.values()
-    member = ada.session("s").sharing.share("bob", expires_in=timedelta(microseconds=1))
-    assert (member.user_name, member.role, member.link_id) == ("bob", "viewer", None)
-    assert bob.sessions() == []
-
-
 def test_an_invalid_numeric_id_is_not_found(repo, people):
-    """Bad input: a negative or too large id raises NotFound in every verb that takes one."""
     ada = people["ada"]
     asked = [
         ada.session,
@@ -95,7 +62,6 @@ def test_an_invalid_numeric_id_is_not_found(repo, people):
 
 
 def test_an_invalid_limit_is_refused(repo, people):
-    """Bad input: an invalid limit, trail position or name filter raises InvalidInput."""
     ada = people["ada"]
     asked = (ada.sessions, lambda n: ada.events.newest(session="s", limit=n), lambda n: repo.events.audit(limit=n))
     for ask, wrong in product(asked, (HUGE, 0, -1, "all", True, 1.5)):
@@ -124,9 +90,10 @@ def statements(repo):
 
 
 def test_authenticating_with_a_valid_key_only_reads(repo, people, statements):
-    """After the first use, authenticating with a valid key writes nothing."""
+    """The first use of a key is recorded; a use within the next minute writes nothing."""
     made = repo.keys.create("k", user="bob")
-    repo.authenticate(made.secret)  # the first use is recorded
+    repo.authenticate(made.secret)
+    assert repo.keys.list("bob")[0].last_used_at is not None
     del statements[:]
     repo.authenticate(made.secret)
     assert set(statements) <= {"SELECT", "BEGIN", "COMMIT", "ROLLBACK"}
@@ -145,7 +112,6 @@ def test_as_user_handles_end_with_the_key_of_the_admin(repo, people):
 
 
 def test_dangling_keys_links_and_members_are_found(repo, people):
-    """Level 1 names keys, links and members with missing references or unknown words."""
     ada = people["ada"]
     key, link = repo.keys.create("k", user="cy").key, ada.session("s").sharing.create_link()
     people["bob"].accept(link.token)
@@ -169,7 +135,6 @@ def test_dangling_keys_links_and_members_are_found(repo, people):
 
 
 def test_open_handles_of_an_erased_session_raise_not_found(repo):
-    """After erasing a session, its open agents and values raise NotFound and write nothing."""
     world = World()
 
     def wrap():
@@ -210,7 +175,6 @@ def test_open_handles_of_an_erased_session_raise_not_found(repo):
 
 
 def test_a_refusal_in_an_erased_session_is_not_written_to_the_trail(repo, people, monkeypatch, caplog):
-    """A refusal is not written to the trail if its session was erased first, and the trail stays sound."""
     ada, bob, _ = people.values()
     ada.session("s").sharing.share("bob")
     tell = Database._record_refusal
@@ -231,7 +195,6 @@ HOSTILE = ["\0", "\ud800", "x" * 100_000, "\u202es", "a/b", "ada/", "/s", "@", "
 
 @pytest.mark.long
 def test_hostile_names_are_refused_or_stored_unchanged(repo, people):
-    """Bad input: a hostile name is refused with a typed error, or is stored and found unchanged."""
     ada, bob = people["ada"], people["bob"]
     asked = (
         bob.session,

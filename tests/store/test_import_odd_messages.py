@@ -66,7 +66,6 @@ def export():
 
 
 def kind_and_data(record):
-    """Return the type and the bytes of a value."""
     return record["type"], record["text"].encode() if record["text"] is not None else base64.b64decode(record["data"])
 
 
@@ -115,7 +114,6 @@ def reforged(export, changes):
 
 
 def values_of(export):
-    """Return the values of an export with their positions."""
     records = [json.loads(line) for line in export.splitlines()]
     return list(enumerate(map(kind_and_data, of(records, "value"))))
 
@@ -179,7 +177,6 @@ def taken(repo, file, name):
 
 
 def places(value, way=()):
-    """Yield the paths to everything in a value."""
     inside = value.items() if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else ()
     for name, item in inside:
         yield (*way, name)
@@ -199,7 +196,6 @@ def changed(value, way, odd):
 
 
 def deep(levels):
-    """Return lists nested to a depth."""
     made: list[Any] = []
     for _ in range(levels):
         made = [made]
@@ -237,7 +233,6 @@ def mutants(export):
 
 
 def sent(value):
-    """Encode a value as msgpack."""
     return ormsgpack.packb(value, option=ormsgpack.OPT_NON_STR_KEYS)
 
 
@@ -303,7 +298,6 @@ def test_messages_written_by_agentgit_are_accepted(export):
     ],
 )
 def test_the_error_for_an_invalid_message_names_line_and_field(export, target, message, said):
-    """The error for an invalid message names the line and the field, and nothing is stored."""
     place = next(n for n, (kind, _) in values_of(export) if kind == "message")
     before = rows(target)
     with pytest.raises(Corrupt, match=rf"^Line \d+ of the export .*{said}"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import stat
 import tempfile
 import textwrap
@@ -48,21 +49,19 @@ def place(tmp_path):
 
 
 @pytest.fixture(params=["git", "directory"])
-def kind(request):
-    """Return the environment of the workspace."""
-    return request.param
+def as_nobody(request, place):
+    """Return a function that runs a script with a workspace of a kind, as a user who is not the superuser."""
+
+    def run(script: str, code: int = 0) -> None:
+        done = processes.run(textwrap.dedent(BEGIN) + textwrap.dedent(script), place, request.param)
+        assert done.returncode == code, done.stderr
+
+    return run
 
 
-def as_nobody(script: str, place: Path, kind: str) -> None:
-    """Run a script as a user who is not the superuser."""
-    done = processes.run(textwrap.dedent(BEGIN) + textwrap.dedent(script), place, kind)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_read_only_module_cache_is_saved_and_restored(place, kind):
-    """Owner: 0555 directories with 0444 files are restored after changes, with their modes."""
-    as_nobody(
-        """
+def test_a_read_only_module_cache_is_saved_and_restored(as_nobody):
+    """0555 directories with 0444 files are restored after changes, with their modes."""
+    as_nobody("""
         for name in ("mod/pkg/a.go", "mod/pkg/b.go", "mod/c.go"):
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             (work / name).write_text(name)
@@ -89,15 +88,12 @@ def test_a_read_only_module_cache_is_saved_and_restored(place, kind):
         assert not workspace.changed()
         workspace.restore(second.id)
         assert picture(work) == other
-        """,
-        place, kind,
-    )  # fmt: skip
+    """)
 
 
-def test_files_that_their_owner_cannot_read_are_saved_and_restored(place, kind):
-    """Owner: 0000 files and directories that cannot be listed or searched are captured, and their modes stay."""
-    as_nobody(
-        """
+def test_files_that_their_owner_cannot_read_are_saved_and_restored(as_nobody):
+    """0000 files and directories that cannot be listed or searched are captured, and their modes stay."""
+    as_nobody("""
         for name, mode in (("secret", 0), ("d/in", 0o644), ("e/in", 0o200), ("f/g/in", 0o400), ("write", 0o200)):
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             (work / name).write_text(name)
@@ -134,13 +130,10 @@ def test_files_that_their_owner_cannot_read_are_saved_and_restored(place, kind):
             assert before == {"secret": 0, "e/in": 0o200, "f/g/in": 0o400, "write": 0o200}.get(name, 0o644), name
             (work / name).chmod(0o600)
             assert (work / name).read_text() == name
-        """,
-        place, kind,
-    )  # fmt: skip
+    """)
 
 
-def test_unreadable_files_of_another_user_are_left_out_and_named(place, kind):
-    """Owner: another user's unreadable files are left out with a reason; all else is saved and restored."""
+def test_unreadable_files_of_another_user_are_left_out_and_named(as_nobody, place):
     if os.geteuid() != 0:
         pytest.skip("only root can give files to another user")
     work = place / "work"
@@ -149,8 +142,7 @@ def test_unreadable_files_of_another_user_are_left_out_and_named(place, kind):
     (work / "closed" / "inner").write_text("1")
     (work / "theirs").chmod(0)
     (work / "closed").chmod(0)
-    as_nobody(
-        """
+    as_nobody("""
         (work / "a").write_text("1")
         first = workspace.save()
         reason = "cannot be read"
@@ -162,80 +154,63 @@ def test_unreadable_files_of_another_user_are_left_out_and_named(place, kind):
         told = (("theirs", "left out of the snapshot (cannot be read)"),)
         assert workspace.plan_restore(first.id).missing == told
         assert workspace.restore(first.id).missing == told
-        """,
-        place, kind,
-    )  # fmt: skip
+    """)
 
 
-def test_a_directory_closed_by_another_user_is_a_conflict(place, kind):
-    """Owner: files in a directory that became inaccessible are reported as conflicts; the rest is restored."""
+def test_a_directory_closed_by_another_user_is_a_conflict(as_nobody, place):
     if os.geteuid() != 0:
         pytest.skip("only root can give files to another user")
-    as_nobody(
-        """
+    as_nobody("""
         (work / "d").mkdir()
         (work / "d" / "in").write_text("1")
         (work / "a").write_text("1")
         (place / "first").write_text(workspace.save().id)
         (work / "a").write_text("2")
-        """,
-        place, kind,
-    )  # fmt: skip
+    """)
     os.chown(place / "work" / "d", 0, 0)
     (place / "work" / "d").chmod(0)
-    as_nobody(
-        """
+    as_nobody("""
         first = (place / "first").read_text()
         done = workspace.restore(first)
         assert done.restored == ("a",), done
         assert ("d/in", "cannot be read") in done.conflicts, done
-        """,
-        place, kind,
-    )  # fmt: skip
+    """)
     assert (place / "work" / "d" / "in").read_text() == "1"
 
 
-DYING = """
-    import signal
-    plain = os.chmod
-    def dying(path, mode, **named):
-        if isinstance(path, str) and path.startswith("/proc/self/fd/"):
-            plain(path, mode, **named)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return plain(path, mode, **named)
-    os.chmod = dying
-    workspace.save()
-"""
-
-
-def test_a_mode_changed_by_a_killed_process_is_restored(place, kind):
-    """Owner: if a process is killed during a temporary change of a mode, the next use restores the mode."""
-    as_nobody(
-        """
+def test_a_mode_changed_by_a_killed_process_is_restored(as_nobody, place):
+    """If a process is killed during a temporary change of a mode, the next use restores the mode."""
+    as_nobody("""
         (work / "d").mkdir()
         (work / "d" / "in").write_text("1")
         (work / "d").chmod(0o100)
-        """,
-        place, kind,
-    )  # fmt: skip
-    killed = processes.run(textwrap.dedent(BEGIN) + textwrap.dedent(DYING), place, kind)
-    assert killed.returncode == -9, killed.stderr
-    assert stat.S_IMODE(os.lstat(place / "work" / "d").st_mode) == 0o500
+    """)
     as_nobody(
         """
+        import signal
+        plain = os.chmod
+        def dying(path, mode, **named):
+            if isinstance(path, str) and path.startswith("/proc/self/fd/"):
+                plain(path, mode, **named)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(path, mode, **named)
+        os.chmod = dying
+        workspace.save()
+        """,
+        -signal.SIGKILL,
+    )
+    assert stat.S_IMODE(os.lstat(place / "work" / "d").st_mode) == 0o500
+    as_nobody("""
         workspace.initialize()
         assert stat.S_IMODE(os.lstat(work / "d").st_mode) == 0o100
         workspace.save()
         assert stat.S_IMODE(os.lstat(work / "d").st_mode) == 0o100
-        """,
-        place, kind,
-    )  # fmt: skip
+    """)
 
 
-def test_an_unreadable_hard_linked_file_keeps_its_mode(place, kind):
-    """Owner: an unreadable file with another hard link, maybe outside, keeps its mode and is left out."""
-    as_nobody(
-        """
+def test_an_unreadable_hard_linked_file_keeps_its_mode(as_nobody):
+    """An unreadable file with another hard link, maybe outside, keeps its mode and is left out."""
+    as_nobody("""
         (work / "f").write_text("1")
         (work / "f").chmod(0)
         os.link(work / "f", place / "outside")
@@ -243,15 +218,12 @@ def test_an_unreadable_hard_linked_file_keeps_its_mode(place, kind):
         workspace.save()
         assert workspace.skipped() == (("f", "cannot be read"),)
         assert os.lstat(place / "outside") == before
-        """,
-        place, kind,
-    )  # fmt: skip
+    """)
 
 
-def test_inaccessible_files_are_moved_aside_to_another_file_system(place, kind):
+def test_inaccessible_files_are_moved_aside_to_another_file_system(as_nobody):
     """Excluded read-only directories and 0000 files that are in the way are moved with their modes."""
-    as_nobody(
-        """
+    as_nobody("""
         from agentgit.workspace.disk import move_aside
         import errno
         plain = os.rename
@@ -277,6 +249,4 @@ def test_inaccessible_files_are_moved_aside_to_another_file_system(place, kind):
             assert stat.S_IMODE(os.lstat(os.path.normpath(places["d/mod/pkg/b"] + name)).st_mode) == mode, name
         for _ in range(2):
             assert not workspace.restore(first.id).restored and not workspace.changed()
-        """,
-        place, kind,
-    )  # fmt: skip
+    """)

@@ -1,13 +1,11 @@
 """Sessions are shared by name and by link: roles, expiry, names, forks, pages, events and the owner's cost."""
 
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
 
 import backend
 import pytest
 from scripted import World, obedient, tool_node_graph
 from sqlalchemy import event as events
-from sqlalchemy import select
 
 import agentgit
 from agentgit.auth.sharing import LINK_PREFIX, parse_token
@@ -36,11 +34,8 @@ def test_a_session_name_means_an_own_session_before_a_shared_one(people):
     """A plain name means an own session first, then a shared one, and is ambiguous among several shared ones."""
     ada, bob, cy = people.values()
     ada.session("s").sharing.share("cy", "editor")
-    assert (cy.session("s").reference, cy.session().info.role, cy.session("ada/s").info.owner_name) == (
-        "ada/s",
-        "editor",
-        "ada",
-    )
+    assert (cy.session("s").reference, cy.session().info.role) == ("ada/s", "editor")
+    assert cy.session("ada/s").info.owner_name == "ada"
     bob.session(bob.session("s", create=True)).sharing.share("cy")
     with pytest.raises(Ambiguous) as caught:
         cy.session("s")
@@ -54,7 +49,6 @@ def test_a_session_name_means_an_own_session_before_a_shared_one(people):
 
 
 def test_an_expired_role_is_refused_even_for_an_open_agent(repo, people):
-    """An expired role no longer counts, even for an open agent, and what was done before stays."""
     ada, bob, _ = people.values()
     member = ada.session("s").sharing.share("bob", "editor", expires_in=timedelta(hours=1))
     assert member.expires_at > datetime.now(UTC)
@@ -68,7 +62,6 @@ def test_an_expired_role_is_refused_even_for_an_open_agent(repo, people):
 
 
 def test_a_session_started_from_a_shared_one_belongs_to_who_started_it(people):
-    """A viewer starts an own session from a checkpoint of a shared one, with a separate world."""
     ada, bob, _ = people.values()
     with pytest.raises(NotFound):
         wrap(bob, "mine", template="ada/s@main#2")
@@ -83,13 +76,9 @@ def test_a_session_started_from_a_shared_one_belongs_to_who_started_it(people):
 
 
 def test_a_share_link_admits_users_until_it_is_revoked(repo, people):
-    """A link admits users until it is revoked, which removes them, and its token is stored nowhere."""
+    """Revoking a link removes whom it admitted, and no event has its token."""
     ada, bob, cy = people.values()
     link = ada.session("s").sharing.create_link("editor")
-    assert link.token not in repr(link)
-    secret = parse_token(LINK_PREFIX, link.token)[1]
-    with backend.reading(repo) as connection:
-        assert bytes(connection.execute(select(SESSION_LINK.c.hash)).scalar_one()) == sha256(secret.encode()).digest()
     for one in (bob, cy):
         assert one.accept(link.token).info.role == "editor"
     assert ada.accept(link.token).info.role == "owner"
@@ -101,50 +90,43 @@ def test_a_share_link_admits_users_until_it_is_revoked(repo, people):
     for token in (link.token, link.token[:-1] + "!", "", "agitlink_zz", None, "\0"):
         with pytest.raises(NotFound, match="is not valid"):
             bob.accept(token)
-    kinds = [one.kind for one in ada.events.newest(session="s") if one.kind.startswith(("link", "session.shared"))]
-    assert kinds == ["link.made", "link.used", "link.used", "session.shared", "link.revoked"]
-    assert secret not in str([one.to_dict() for one in ada.events.newest(session="s")])
-    with backend.reading(repo) as connection:
-        stored = [connection.execute(select(backend.table(name))).all() for name in backend.tables()]
-    assert str(link.id) in repr(stored)
-    assert secret not in repr(stored)
+    told = [one for one in ada.events.newest(session="s") if one.kind.startswith(("link", "session.shared"))]
+    assert [one.kind for one in told] == ["link.made", "link.used", "link.used", "session.shared", "link.revoked"]
+    assert parse_token(LINK_PREFIX, link.token)[1] not in str([one.to_dict() for one in told])
 
 
-def test_a_link_and_the_roles_it_granted_expire_after_a_week(repo, people):
-    """By default a link and the roles that were granted by it expire after seven days."""
+def test_a_link_and_the_roles_it_granted_expire_after_a_week(people):
     ada, bob, _ = people.values()
     link = ada.session("s").sharing.create_link("editor")
     assert abs(link.expires_at - datetime.now(UTC) - timedelta(days=7)) < timedelta(minutes=5)
     bob.accept(link.token)
     assert [one.expires_at for one in ada.session("s").sharing.members()] == [link.expires_at]
-    ended = {"expires_at": past()}
-    backend.write(
-        repo, lambda c: c.execute(SESSION_MEMBER.update().where(SESSION_MEMBER.c.link_id == link.id).values(ended))
-    )
-    assert bob.sessions() == []
 
 
-def test_a_removed_member_cannot_rejoin_by_the_same_link(repo, people):
-    """Removing a member ends the link they joined by, an expired link admits nobody, and other members stay."""
+def test_a_removed_member_cannot_rejoin_by_the_same_link_and_one_who_left_can(repo, people):
+    """Removing a member ends the link they joined by, and changes no rights of others; leaving ends no link."""
     ada, bob, cy = people.values()
-    first, second = ada.session("s").sharing.create_link(), ada.session("s").sharing.create_link()
+    sharing = ada.session("s").sharing
+    first, second = sharing.create_link(), sharing.create_link()
     bob.accept(first.token)
     cy.accept(second.token)
-    ada.session("s").sharing.unshare("bob")
+    bob.session("ada/s").sharing.unshare("bob")
+    assert (bob.sessions(), cy.session("ada/s").info.role) == ([], "viewer")
+    assert bob.accept(first.token).info.role == "viewer"
+    sharing.unshare("bob")
     with pytest.raises(NotFound):
         bob.accept(first.token)
     assert cy.session("ada/s").info.role == "viewer"
     backend.write(repo, lambda c: c.execute(SESSION_LINK.update().values(expires_at=past())))
     with pytest.raises(NotFound):
         bob.accept(second.token)
-    cy.session("ada/s").sharing.unshare("cy")
+    sharing.unshare("cy")
     assert cy.sessions() == []
     with pytest.raises(NotFound):
-        ada.session("s").sharing.unshare("cy")
+        sharing.unshare("cy")
 
 
 def test_bad_sharing_arguments_are_refused(people):
-    """Bad input: invalid roles, users, expiries, links, names and cursors, and sharing with oneself, are refused."""
     ada, _, _ = people.values()
     for bad in (
         lambda: ada.session("s").sharing.share("bob", "king"),
@@ -185,7 +167,6 @@ def test_pages_list_every_own_and_shared_session_once(people):
 
 
 def test_a_page_of_own_sessions_is_read_from_an_index(repo, people):
-    """A page of own sessions is read from an index, without sorting and without reading all sessions."""
     ada = people["ada"]
     said = []
 
@@ -210,7 +191,6 @@ def test_a_page_of_own_sessions_is_read_from_an_index(repo, people):
 
 
 def test_a_turn_of_the_owner_checks_no_rights(repo, monkeypatch):
-    """A turn of the owner, who opened the database, checks no rights."""
     agent = wrap(repo, "s")
     agent.run("hm")
 
@@ -224,7 +204,6 @@ def test_a_turn_of_the_owner_checks_no_rights(repo, monkeypatch):
 
 
 def test_members_receive_events_only_while_a_session_is_shared(people):
-    """Callbacks and events of a member cover a shared session until it is unshared."""
     ada, bob, cy = people.values()
     ada.session("s").sharing.share("bob")
     told = []
@@ -237,17 +216,3 @@ def test_members_receive_events_only_while_a_session_is_shared(people):
     ada.session("s").sharing.share("bob")
     assert "tag.created" in {one.kind for one in bob.events.newest()}
     assert list(cy.events.newest()) == []
-
-
-def test_tenants_cannot_see_the_sessions_of_each_other(database):
-    """A user of the same name in another tenant is another user and cannot open a session by handle, id or name."""
-    acme = {"user": "ada", "tenant": "acme"}
-    with agentgit.open(database.url, user="ada") as here, agentgit.open(database.url, **acme) as there:
-        session = here.session("s", create=True)
-        assert there.sessions() == []
-        for ref in (session, session.id, "s"):
-            with pytest.raises(NotFound):
-                there.session(ref)
-        assert there.session("s", create=True).id != session.id
-    with agentgit.open(database.url, user="ada", tenant="acme") as again:
-        assert len(again.sessions()) == 1

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from io import BytesIO
+from io import BytesIO, TextIOWrapper
 
 import pytest
+from command_line import run
 from langchain_core.messages import HumanMessage, RemoveMessage
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from scripted import World, agent_graph, obedient, tool_node_graph
 
 import agentgit
-from agentgit import NotFound, cli
+from agentgit import NotFound
 
 
 @pytest.fixture
@@ -59,7 +59,6 @@ def test_rewards_and_labels_are_read_from_checkpoints(agent, repo):
 
 
 def test_checkpoints_before_a_summary_reward_no_later_step(repo):
-    """After a conversation is summarized, checkpoints from before reward none of the remaining steps."""
     shop = World()
     agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
     agent.run("one")
@@ -91,7 +90,6 @@ def test_each_branch_is_a_trajectory_from_the_root(agent, repo):
 
 
 def test_an_exploration_score_is_the_reward_of_the_last_step(repo):
-    """The score of an explored branch is the reward of its last step."""
     agent = repo.wrap(agent_graph(obedient(), World().tools()), "s", effects={"look": "read_only"})
     agent.explore(["hi"], choices=2, score=lambda leaf: 0.25)
     last = [step["reward"] for step in repo.session("s").trajectories() if step["done"]]
@@ -99,7 +97,6 @@ def test_an_exploration_score_is_the_reward_of_the_last_step(repo):
 
 
 def test_a_trajectory_is_the_same_after_an_import(agent, repo):
-    """A session that is imported into another database has the same trajectories."""
     file = BytesIO()
     repo.session("s").export(file)
     with agentgit.open(":memory:") as other:
@@ -107,63 +104,50 @@ def test_a_trajectory_is_the_same_after_an_import(agent, repo):
         assert list(other.session("s").trajectories()) == list(repo.session("s").trajectories())
 
 
-def run(monkeypatch, *words):
-    """Run the command line, and return its exit code."""
-    monkeypatch.setattr(sys, "argv", ["agentgit", *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code or 0
-
-
-def test_the_command_line_writes_trajectories_as_json(tmp_path, monkeypatch, capsys):
+def test_the_command_line_writes_trajectories_as_json(tmp_path):
     """`export --trajectories` writes a line of JSON per step, escaping text that UTF-8 refuses."""
-    place = tmp_path / "a.db"
+    place, file = tmp_path / "a.db", tmp_path / "steps.jsonl"
     with agentgit.open(place) as repo:
         agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
         agent.run(f"add {chr(0xD800)}")
         steps = json.loads(json.dumps(list(repo.session("s").trajectories())))
-    assert run(monkeypatch, "export", "--trajectories", "s@main", "-", "--db", place) == 0
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == steps
-    file = tmp_path / "steps.jsonl"
-    assert run(monkeypatch, "export", "--trajectories", "s", file, "--db", place) == 0
-    assert [json.loads(line) for line in file.read_text().splitlines()] == steps
+    shown = run("export", "--trajectories", "s@main", "-", "--db", place).out
+    assert run("export", "--trajectories", "s", file, "--db", place).code == 0
+    for written in (shown, file.read_text()):
+        assert [json.loads(line) for line in written.splitlines()] == steps
 
 
-def test_the_command_line_exports_and_imports(tmp_path, monkeypatch, capsys):
+def test_the_command_line_exports_and_imports(tmp_path, monkeypatch):
     """`export` and `import` report counts as text or JSON, and have an exit code for each failure."""
     monkeypatch.chdir(tmp_path)
     with agentgit.open("a.db") as repo:
         agent = repo.wrap(tool_node_graph(obedient(), World().tools()), "s")
         agent.run("add chair")
         agent.fork()
-    assert run(monkeypatch, "export", "s", "s.jsonl", "--db", "a.db") == 0
-    assert capsys.readouterr().out.startswith("exported  s  2 branches, 3 checkpoints, ")
-    assert run(monkeypatch, "export", "s@main", "HEAD~1", "point.jsonl", "--db", "a.db", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    assert run("export", "s", "s.jsonl", "--db", "a.db").out.startswith("exported  s  2 branches, 3 checkpoints, ")
+    told = json.loads(run("export", "s@main", "HEAD~1", "point.jsonl", "--db", "a.db", "--json").out)
     assert (told["of"], told["place"], told["checkpoints"]) == ("checkpoint", "main#1", 2)
-    assert run(monkeypatch, "import", "s.jsonl", "--session", "copy", "--db", "b.db") == 0
-    assert capsys.readouterr().out.startswith("imported  copy  2 branches, 3 checkpoints, ")
-    assert run(monkeypatch, "import", "s.jsonl", "--session", "copy", "--db", "b.db") == 6
+    done = run("import", "s.jsonl", "--session", "copy", "--db", "b.db")
+    assert done.out.startswith("imported  copy  2 branches, 3 checkpoints, ")
     (tmp_path / "cut.jsonl").write_bytes((tmp_path / "s.jsonl").read_bytes()[:-10])
-    assert run(monkeypatch, "import", "cut.jsonl", "--db", "b.db") == 12
-    assert run(monkeypatch, "import", "a.db", "--db", "b.db") == 2
-    assert run(monkeypatch, "export", "s", "--db", "a.db") == 2
-    assert run(monkeypatch, "export", "s", "main#1", "more", "x", "--db", "a.db") == 2
-    assert run(monkeypatch, "export", "nobody", "x", "--db", "a.db") == 3
+    for code, words in (
+        (6, "import s.jsonl --session copy --db b.db"),
+        (12, "import cut.jsonl --db b.db"),
+        (2, "import a.db --db b.db"),
+        (2, "export s --db a.db"),
+        (2, "export s main#1 more x --db a.db"),
+        (3, "export nobody x --db a.db"),
+    ):
+        assert run(*words.split()).code == code, words
 
 
-def test_an_export_can_be_piped_into_an_import(tmp_path, monkeypatch, capsysbinary):
+def test_an_export_can_be_piped_into_an_import(tmp_path):
     """`export -` writes only the export to standard output, and `import -` reads standard input like a file."""
     with agentgit.open(tmp_path / "a.db") as repo:
         repo.wrap(tool_node_graph(obedient(), World().tools()), "s").run("add chair")
-    assert run(monkeypatch, "export", "s", "-", "--db", tmp_path / "a.db") == 0
-    written = capsysbinary.readouterr()
-    assert written.err.startswith(b"exported  s  ")
-
-    class Pipe:
-        buffer = BytesIO(written.out)
-
-    monkeypatch.setattr(sys, "stdin", Pipe())
-    assert run(monkeypatch, "import", "-", "--db", tmp_path / "b.db") == 0
+    written = run("export", "s", "-", "--db", tmp_path / "a.db")
+    assert written.err.startswith("exported  s  ")
+    pipe = TextIOWrapper(BytesIO(written.out.encode()))
+    assert run("import", "-", "--db", tmp_path / "b.db", stdin=pipe).code == 0
     with agentgit.open(tmp_path / "b.db") as other:
         assert len(other.session("s").tool_track()) == 1
