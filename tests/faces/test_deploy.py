@@ -21,7 +21,7 @@ import httpx
 import pytest
 import yaml
 from kits import DEPLOY, ROOT, TENANT, execute, libpq, live, told
-from real_proxies import NAME, browser, certify, nginx, started
+from real_proxies import NAME, browser, nginx
 from sqlalchemy import URL
 from web_servers import free_port
 from web_visitors import sign_in
@@ -34,29 +34,18 @@ COMPOSE = DEPLOY / "compose.yaml"
 # -- nginx
 
 
-def server_block(address: str, folder: Path, port: int, plain_port: int) -> str:
-    """Return the kit's configuration of nginx as its image fills it in, with other ports and certificates."""
-    found, (certificate, key) = (DEPLOY / "nginx.conf").read_text(), certify(folder)
-    others = {
-        "${SERVER_NAME}": NAME, "${BACKEND}": address, "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
-        "listen 80;": f"listen 127.0.0.1:{plain_port};", "/etc/nginx/tls/cert.pem": str(certificate),
-        "/etc/nginx/tls/key.pem": str(key),
-    }  # fmt: skip
-    assert set(re.findall(r"\$\{\w+\}", found)) == {"${SERVER_NAME}", "${BACKEND}"}
-    for old, new in others.items():
-        assert old in found
-        found = found.replace(old, new)
-    return found
-
-
 @contextmanager
 def proxied(address: str, folder: Path) -> Iterator[tuple[httpx.Client, int]]:
     """Run the real nginx with the kit's configuration; yield a browser that reaches it, and the port of plain http."""
-    if (program := shutil.which("nginx")) is None:
-        pytest.skip("nginx is not installed: apt-get install nginx")
-    port, plain_port = free_port(), free_port()
-    command = nginx(program, folder, server_block(address, folder, port, plain_port))
-    with started(command, folder, port), browser(folder, port, "127.0.0.2") as client:
+    server, plain_port = (DEPLOY / "nginx.conf").read_text(), free_port()
+    assert set(re.findall(r"\$\{\w+\}", server)) == {"${SERVER_NAME}", "${BACKEND}"}
+    changes = {
+        "${SERVER_NAME}": NAME,
+        "${BACKEND}": address,
+        "listen 80;": f"listen 127.0.0.1:{plain_port};",
+        "/etc/nginx/tls/": f"{folder}/",
+    }
+    with nginx(folder, server, changes) as port, browser(folder, port, "127.0.0.2") as client:
         yield client, plain_port
 
 

@@ -11,11 +11,10 @@ import re
 import shutil
 import sqlite3
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 
-import click
 import pytest
 from command_line import every_command, run
 from fastapi import APIRouter, FastAPI
@@ -25,7 +24,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
-from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
+from starlette.routing import Host, Route, Router
 from starlette.staticfiles import StaticFiles
 from web_routes import doors
 from web_servers import served_by_command, story  # a fixture
@@ -156,23 +155,29 @@ def house(prepared, tmp_path, monkeypatch):
         )
 
 
-NOTED = {"event", "api_key"}
-"""The tables that a refusal may change: the audit trail, and the last use of a key."""
+@contextmanager
+def changing_nothing(house):
+    """Yield a dictionary of wrong answers, to be empty at the end, when all stored rows are as before.
 
+    A refusal may change the audit trail, and the last use of a key.
+    """
 
-def stored(path):
-    """Return all stored rows, without the records of refusals."""
-    with closing(sqlite3.connect(path)) as raw:
-        tables = [name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return {
-            name: raw.execute(f'SELECT * FROM "{name}"').fetchall()  # noqa: S608  # the names are the schema's
-            for name in tables
-            if name not in NOTED and not name.startswith(("sqlite", "search_words"))
-        } | {"keys": raw.execute("SELECT id, hash, scope, revoked_at, expires_at FROM api_key").fetchall()}
+    def stored():
+        with closing(sqlite3.connect(house.path)) as raw:
+            tables = [name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            return {
+                name: raw.execute(f'SELECT * FROM "{name}"').fetchall()  # noqa: S608  # the names are the schema's
+                for name in tables
+                if name not in ("event", "api_key") and not name.startswith(("sqlite", "search_words"))
+            } | {"keys": raw.execute("SELECT id, hash, scope, revoked_at, expires_at FROM api_key").fetchall()}
+
+    before, wrong = stored(), {}
+    yield wrong
+    assert wrong == {}
+    assert stored() == before
 
 
 def asked(house, route, key):
-    """Send a request to a route, with the ids and the body of the table."""
     method, _, path = route.partition(" ")
     client = TestClient(house.app, base_url="https://git.example", raise_server_exceptions=False)
     headers = {"authorization": f"Bearer {key}"} if key is not None else {}
@@ -181,7 +186,7 @@ def asked(house, route, key):
 
 def is_enough(role, needs):
     """Return True if a role is enough for a requirement."""
-    return needs == SELF or (needs in RANK and RANK[role] >= RANK[needs])
+    return needs in (SELF, OPEN) or (needs in RANK and RANK[role] >= RANK[needs])
 
 
 CREDENTIALS = (None, "", "agit_1_2_3", "x" * 9000, "revoked", "ended", "gone", "shut", "another tenant's")
@@ -190,31 +195,27 @@ CREDENTIALS = (None, "", "agit_1_2_3", "x" * 9000, "revoked", "ended", "gone", "
 @pytest.mark.long
 @pytest.mark.parametrize("who", CREDENTIALS, ids=str)
 def test_every_route_refuses_a_missing_or_invalid_credential(house, who):
-    """Without a valid credential every route answers 401 and changes nothing."""
-    before, wrong = stored(house.path), {}
-    for route, (needs, _) in ROUTES.items():
-        answer = asked(house, route, house.keys.get(who, who))
-        if needs != OPEN and (answer.status_code, "chair" in answer.text) != (401, False):
-            wrong[route] = (answer.status_code, answer.text[:200])
-    assert wrong == {}
-    assert stored(house.path) == before
+    with changing_nothing(house) as wrong:
+        for route, (needs, _) in ROUTES.items():
+            answer = asked(house, route, house.keys.get(who, who))
+            if needs != OPEN and (answer.status_code, "chair" in answer.text) != (401, False):
+                wrong[route] = (answer.status_code, answer.text[:200])
 
 
 @pytest.mark.parametrize("who", [*PEOPLE, *SCOPED, "root"])
 def test_every_route_refuses_a_role_that_is_too_low(house, who):
-    """A user whose role is too low for a route is refused, sees nothing of the session and changes nothing."""
+    """A stranger does not even learn that the session exists, by a refusal or by a list of their own."""
     role = PEOPLE.get(who) or SCOPED.get(who) or "stranger"
-    before, wrong = stored(house.path), {}
-    for route, (needs, sent) in ROUTES.items():
-        is_admins = needs == ADMIN and who == "root"
-        if sent is None or needs in (OPEN, SELF) or is_enough(role, needs) or is_admins:
-            continue
-        answer = asked(house, route, house.keys[who])
-        hidden = role == "stranger" and needs != ADMIN
-        if answer.status_code not in ({404} if hidden else {403, 404}) or "chair" in answer.text:
-            wrong[route] = (answer.status_code, answer.text[:200])
-    assert wrong == {}
-    assert stored(house.path) == before
+    with changing_nothing(house) as wrong:
+        for route, (needs, sent) in ROUTES.items():
+            may = is_enough(role, needs) or (needs == ADMIN and who == "root")
+            if sent is None or (may and not route.startswith("GET")):
+                continue
+            answer = asked(house, route, house.keys[who])
+            hidden = role == "stranger" and needs != ADMIN
+            statuses = {200} if may else {404} if hidden else {403, 404}
+            if answer.status_code not in statuses or ((not may or hidden) and "chair" in answer.text):
+                wrong[route] = (answer.status_code, answer.text[:200])
 
 
 @pytest.mark.parametrize("route", [route for route, (needs, sent) in ROUTES.items() if sent is not None])
@@ -324,7 +325,6 @@ def page(house, client, method, path, **form):
 
 
 def visitor(house, key):
-    """Create a browser, with the cookie of a key if there is one."""
     client = TestClient(
         house.app, base_url="https://git.example", follow_redirects=False, raise_server_exceptions=False
     )
@@ -333,15 +333,8 @@ def visitor(house, key):
     return client
 
 
-def known():
-    """Count the entry points that the tables list."""
-    below = (route.partition(" ") for route in ROUTES)
-    return Counter([*(f"{method} /api/v1{path}" for method, _, path in below), *PAGES, *OTHERS])
-
-
 @pytest.mark.parametrize("way", ["an application", "one with a link and a public URL", "agentgit serve"])
 def test_every_route_and_page_declares_its_required_role(prepared, tmp_path, way):
-    """Each route and page of the served application is in the tables of required roles."""
     shutil.copy(prepared.folder / "agentgit.db", tmp_path)
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         if way == "an application":
@@ -350,8 +343,9 @@ def test_every_route_and_page_declares_its_required_role(prepared, tmp_path, way
             made = served_by_command(repo)[0].app.app  # behind what knows the proxies
         else:
             made = app(repo, link=OwnerLink(), public_url="https://git.example/below")
-        found = Counter(doors(made))
-    assert (found - known(), known() - found) == ({}, {})
+        below = (route.replace(" ", " /api/v1") for route in ROUTES)
+        found, known = Counter(doors(made)), Counter([*below, *PAGES, *OTHERS])
+    assert (found - known, known - found) == ({}, {})
 
 
 async def evil(*_):
@@ -360,7 +354,6 @@ async def evil(*_):
 
 PLAIN = Starlette(routes=[Route("/evil", evil)])
 ADDED = {
-    "a hidden route": (lambda made, _: made.add_api_route("/evil", evil, include_in_schema=False), ["GET /evil"]),
     "a plain route": (lambda made, _: made.add_route("/evil", evil, ["HEAD"]), ["HEAD /evil"]),
     "any method": (lambda made, _: made.routes.insert(0, Route("/evil", PlainTextResponse())), ["ANY /evil"]),
     "what is there": (lambda made, _: made.add_api_route("/known", evil), ["GET /known"]),  # one of the two answers
@@ -368,20 +361,12 @@ ADDED = {
         lambda _, inner: inner.add_api_route("/evil", evil, include_in_schema=False),
         ["GET /far/evil", "GET /api/evil"],
     ),
-    "a router's plain route": (lambda _, inner: inner.add_route("/evil", evil), ["GET /far/evil", "GET /api/evil"]),
     "a router's mount": (lambda _, inner: inner.mount("/x", PLAIN), ["GET /far/x/evil", "GET /api/x/evil"]),
-    "a mount": (lambda made, _: made.mount("/x", PLAIN), ["GET /x/evil"]),
     "a folder": (lambda made, _: made.mount("", StaticFiles(directory="/")), ["ANY /* (StaticFiles)"]),
     "a mounted function": (lambda made, _: made.mount("/x", evil), ["ANY /x/* (evil)"]),
     "a wrapped mount": (
         lambda made, _: made.mount("/x", GZipMiddleware(PLAIN)),
         ["BEFORE /x/* (GZipMiddleware)", "GET /x/evil"],
-    ),
-    "a mount in a wrapped mount": (
-        lambda made, _: made.routes.append(
-            Mount("/x", routes=[Mount("/y", PLAIN)], middleware=[Middleware(GZipMiddleware)])
-        ),
-        ["BEFORE /x/* (GZipMiddleware)", "GET /x/y/evil"],
     ),
     "a wrapped router": (
         lambda made, _: made.mount(
@@ -389,13 +374,11 @@ ADDED = {
         ),
         ["BEFORE /x/* (GZipMiddleware)", "ELSE /x/* (evil)", "GET /x/evil"],
     ),
-    "a host": (lambda made, _: made.host("x.example", PLAIN), ["GET //x.example/evil"]),
     "a router's host": (
         lambda _, inner: inner.routes.append(Host("x.example", PLAIN)),
         ["GET //x.example/far/evil", "GET //x.example/api/evil"],
     ),
     "a web socket": (lambda made, _: made.add_api_websocket_route("/evil", evil), ["WEBSOCKET /evil"]),
-    "a plain web socket": (lambda made, _: made.routes.append(WebSocketRoute("/evil", evil)), ["WEBSOCKET /evil"]),
     "a middleware": (lambda made, _: made.add_middleware(GZipMiddleware), ["BEFORE /* (GZipMiddleware)"]),
     "a default": (lambda made, _: setattr(made.router, "default", evil), ["ELSE /* (evil)"]),
     "pages of a script": (lambda made, _: made.frontend("/x", directory="/"), ["ELSE /x/* (_FrontendRoute)"]),
@@ -422,68 +405,44 @@ def test_the_scan_finds_every_kind_of_route(way):
 
 @pytest.mark.parametrize("who", [*PEOPLE, *SCOPED, "root"])
 def test_every_page_refuses_a_role_that_is_too_low(house, who):
-    """A user with a role too low or a narrow key is refused by each page and form, and changes nothing."""
+    """A stranger sees nothing of the session on any page, and looking at a page changes nothing."""
     role = PEOPLE.get(who) or SCOPED.get(who) or "stranger"
-    client, wrong = visitor(house, house.keys[who]), {}
+    client = visitor(house, house.keys[who])
     csrf = re.search(r'name="csrf" value="(\w{64})"', client.get("/sessions").text)[1]
     planned = page(house, visitor(house, house.keys["ada"]), "GET", f"{S}/rollback")
     seen = re.search(r'name="seen" value="(\w{64})"', planned.text)[1]  # so that nothing but the role is wrong
-    before = stored(house.path)
-    for name, needs in PAGES.items():
-        if needs in (OPEN, SELF) or is_enough(role, needs) or (needs == ADMIN and who == "root"):
-            continue
-        method, _, path = name.partition(" ")
-        given = {"name": "support-42"} if path == f"{S}/delete" else {}
-        answer = page(house, client, method, path, csrf=csrf, seen=seen, **given)
-        hidden = role == "stranger" and needs != ADMIN
-        refusals = {404} if hidden else {403, 404}
-        if answer.status_code not in refusals or (hidden and "chair" in answer.text):
-            wrong[name] = (answer.status_code, answer.text[:200])
-    assert wrong == {}
-    assert stored(house.path) == before
+    with changing_nothing(house) as wrong:
+        for name, needs in PAGES.items():
+            method, _, path = name.partition(" ")
+            may = is_enough(role, needs) or (needs == ADMIN and who == "root")
+            if may and method == "POST":
+                continue
+            given = {"name": "support-42"} if path == f"{S}/delete" else {}
+            answer = page(house, client, method, path, csrf=csrf, seen=seen, **given)
+            hidden = role == "stranger" and needs != ADMIN
+            statuses = range(200, 500) if may else {404} if hidden else {403, 404}
+            if answer.status_code not in statuses or (hidden and "chair" in answer.text):
+                wrong[name] = (answer.status_code, answer.text[:200])
 
 
 @pytest.mark.parametrize("who", CREDENTIALS, ids=str)
 def test_every_page_refuses_a_missing_or_invalid_credential(house, who):
-    """Without a valid credential every page except the open ones refuses or redirects, and changes nothing."""
-    before, client, wrong = stored(house.path), visitor(house, house.keys.get(who, who)), {}
-    for name, needs in PAGES.items():
-        answer = page(house, client, *name.split(" "))
-        if needs != OPEN and (answer.status_code not in (303, 401, 403) or "chair" in answer.text):
-            wrong[name] = (answer.status_code, answer.text[:200])
-    assert wrong == {}
-    assert stored(house.path) == before
-
-
-@pytest.mark.parametrize("who", ["eve", "vic"])
-def test_no_form_changes_anything_without_permission(house, who):
-    """A stranger sees nothing of the session on any page; neither they nor a viewer change anything by any form."""
-    client, wrong = visitor(house, house.keys[who]), {}
-    before = stored(house.path)
-    own = {"/keys", "/keys/revoke", "/sign-out", "/sessions", "/links/accept", "/join"}
-    csrf = re.search(r'name="csrf" value="(\w{64})"', client.get("/sessions").text)[1]
-    for name, needs in PAGES.items():
-        method, _, path = name.partition(" ")
-        if needs == OPEN or (method == "POST" and path in own):
-            continue
-        answer = page(house, client, method, path, csrf=csrf)
-        if answer.status_code >= 500 or (who != "vic" and "chair" in answer.text):
-            wrong[name] = (answer.status_code, answer.text[:200])
-        if stored(house.path) != before:
-            wrong[name] = "changed something"
-            before = stored(house.path)
-    assert wrong == {}
+    client = visitor(house, house.keys.get(who, who))
+    with changing_nothing(house) as wrong:
+        for name, needs in PAGES.items():
+            answer = page(house, client, *name.split(" "))
+            if needs != OPEN and (answer.status_code not in (303, 401, 403) or "chair" in answer.text):
+                wrong[name] = (answer.status_code, answer.text[:200])
 
 
 @pytest.mark.parametrize("who", ["ada", "root"])
 def test_every_form_needs_its_csrf_token(house, who):
     """A form that another site makes an owner or an admin send changes nothing."""
-    before, client, wrong = stored(house.path), visitor(house, house.keys[who]), {}
-    for method, path in (name.split(" ") for name in PAGES):
-        if method == "POST" and (answer := page(house, client, method, path, csrf="0" * 64)).status_code != 403:
-            wrong[path] = (answer.status_code, answer.text[:200])
-    assert wrong == {}
-    assert stored(house.path) == before
+    client = visitor(house, house.keys[who])
+    with changing_nothing(house) as wrong:
+        for method, path in (name.split(" ") for name in PAGES):
+            if method == "POST" and (answer := page(house, client, method, path, csrf="0" * 64)).status_code != 403:
+                wrong[path] = (answer.status_code, answer.text[:200])
 
 
 # -- MCP
@@ -513,7 +472,6 @@ TOOLS = {
 
 
 async def test_every_mcp_tool_declares_its_required_role(house):
-    """Each MCP tool is in the table of required roles."""
     assert set(await offered(house.repo)) == set(TOOLS)
 
 
@@ -522,22 +480,22 @@ async def test_every_mcp_tool_refuses_a_role_that_is_too_low(house, who):
     """The tools obey the role of the user who started the server, and change nothing if it is too low."""
     role = PEOPLE.get(who) or SCOPED[who]
     repo = house.repo.authenticate(house.keys[who])
-    before, wrong = stored(house.path), {}
-    for name, (needs, given) in TOOLS.items():
-        here = {"session": AT["session"] if who in PEOPLE else "support-42"} if given else {}
-        arguments = {**given, **here, **({"operation": house.ids["operation_id"]} if "operation" in given else {})}
-        async with connected(repo, may_force=True) as client:
-            answer = await client.call_tool(name, arguments)
-        said = answer.content[0].text
-        kind = answer.structuredContent["error"] if answer.isError else None
-        # A viewer can plan, so an invalid confirm code is reported before the missing role.
-        refusals = {"NotFound"} if role == "stranger" else {"NotAllowed", *(["Conflict"] if "confirm" in given else [])}
-        if not is_enough(role, needs) and (kind not in refusals or (role == "stranger" and "chair" in said)):
-            wrong[name] = (kind, said[:200])
-        if is_enough(role, needs) and kind == "NotAllowed":
-            wrong[name] = (kind, said[:200])
-    assert wrong == {}
-    assert stored(house.path) == before
+    with changing_nothing(house) as wrong:
+        for name, (needs, given) in TOOLS.items():
+            here = {"session": AT["session"] if who in PEOPLE else "support-42"} if given else {}
+            arguments = {**given, **here, **({"operation": house.ids["operation_id"]} if "operation" in given else {})}
+            async with connected(repo, may_force=True) as client:
+                answer = await client.call_tool(name, arguments)
+            said = answer.content[0].text
+            kind = answer.structuredContent["error"] if answer.isError else None
+            # A viewer can plan, so an invalid confirm code is reported before the missing role.
+            refusals = {"NotFound"} if role == "stranger" else {"NotAllowed", *["Conflict"] * ("confirm" in given)}
+            if is_enough(role, needs):
+                is_wrong = kind == "NotAllowed"
+            else:
+                is_wrong = kind not in refusals or (role == "stranger" and "chair" in said)
+            if is_wrong:
+                wrong[name] = (kind, said[:200])
 
 
 # -- commands
@@ -620,39 +578,30 @@ COMMANDS = {
 
 
 def commands(group, above=()):
-    """Yield the words of each command."""
     for name, one in group.commands.items():
-        if isinstance(one, click.Group) or hasattr(one, "commands"):
+        if hasattr(one, "commands"):
             yield from commands(one, (*above, name))
         else:
             yield " ".join((*above, name))
 
 
 def test_every_command_declares_its_required_role():
-    """Each command is in the table of required roles."""
     assert set(commands(every_command())) == {name.partition(" -")[0].rstrip() for name in COMMANDS}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("who", ["eve", "vic", "ed"])
 def test_every_command_refuses_a_role_that_is_too_low(house, who, monkeypatch):
-    """With --user a command has that user's rights: it exits with 3 (not found) or 5 (not allowed), changing
-    nothing.
-    """
+    """With --user a command has that user's rights: it exits with 3 (not found) or 5 (not allowed)."""
     monkeypatch.chdir(house.path.parent)
     for name in ("AGENTGIT_USER", "AGENTGIT_TENANT", "AGENTGIT_DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
-    before, wrong = stored(house.path), {}
-    for name, (needs, words) in COMMANDS.items():
-        if words is None or needs in (SELF, ELSEWHERE) or is_enough(PEOPLE[who], needs):
-            continue
-        given = [word.format(**house.ids) for word in words]
-        done = run("--user", who, *name.split(), *given)
-        said = done.out + done.err
-        hidden = PEOPLE[who] == "stranger" and needs != ADMIN
-        if done.code not in ({3} if hidden else {3, 5}) or "chair" in said:
-            wrong[name] = (done.code, said[:200])
-        if stored(house.path) != before:
-            wrong[name] = "changed something"
-            before = stored(house.path)
-    assert wrong == {}
+    with changing_nothing(house) as wrong:
+        for name, (needs, words) in COMMANDS.items():
+            if words is None or needs == ELSEWHERE or is_enough(PEOPLE[who], needs):
+                continue
+            done = run("--user", who, *name.split(), *(word.format(**house.ids) for word in words))
+            said = done.out + done.err
+            hidden = PEOPLE[who] == "stranger" and needs != ADMIN
+            if done.code not in ({3} if hidden else {3, 5}) or "chair" in said:
+                wrong[name] = (done.code, said[:200])

@@ -37,7 +37,6 @@ REFUSED: dict[str, Callable[[agentgit.Repository], object]] = {
 
 
 def sentence(repo: agentgit.Repository, subject: str) -> str:
-    """Return what the library says."""
     repo.session("support-42").tag("HEAD", "v1")
     with pytest.raises(AgentGitError) as refused:
         REFUSED[subject](repo)
@@ -57,7 +56,6 @@ def sentence(repo: agentgit.Repository, subject: str) -> str:
     ],
 )
 def test_the_command_line_says_what_the_library_says(repo, tmp_path, subject, command):
-    """A refusal on the command line is the sentence of the library, and an exit code."""
     said = sentence(repo, subject)
     done = run("--db", tmp_path / "agentgit.db", "--user", "ada", *command.split())
     assert done.code > 0
@@ -65,7 +63,6 @@ def test_the_command_line_says_what_the_library_says(repo, tmp_path, subject, co
 
 
 def test_the_command_line_names_the_sessions_to_choose_from(repo, tmp_path):
-    """A change without a session, where there are several, says how to name one."""
     repo.session("another", create=True)
     done = run("--db", tmp_path / "agentgit.db", "--user", "ada", "undo")
     assert "agentgit undo SESSION. Sessions: another, support-42." in done.err
@@ -73,7 +70,6 @@ def test_the_command_line_names_the_sessions_to_choose_from(repo, tmp_path):
 
 @pytest.fixture
 def chat(repo: agentgit.Repository, tmp_path: Path) -> Iterator[Any]:
-    """Open a chat with the demo."""
     agent = repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS)
     with chatting(repo, agent, yes=True) as opened:
         yield opened
@@ -91,12 +87,10 @@ def answer(chat: Any, line: str) -> str:
     ("subject", "line"), [("a mail", "/undo"), ("a place", "/rollback nowhere"), ("a branch", "/switch nowhere")]
 )
 def test_the_chat_says_what_the_library_says(repo, chat, subject, line):
-    """A refusal in the chat is the sentence of the library."""
     assert answer(chat, line) == f"error: {sentence(repo, subject)}\n"
 
 
 def test_the_chat_says_how_to_follow_a_branch_that_has_moved(repo, chat, tmp_path):
-    """A message on a branch that another process continued is refused, and the chat says how to go there."""
     repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS).run("order a lamp")
     assert "Switch to 'main-2' to continue at its head, or fork." in answer(chat, "order a chair")
     chat.handle_line("/switch main-2")
@@ -105,7 +99,6 @@ def test_the_chat_says_how_to_follow_a_branch_that_has_moved(repo, chat, tmp_pat
 
 
 def test_the_chat_says_how_to_restore_the_world(chat):
-    """A branch whose world was changed by another one is not continued, and the chat says how it can be."""
     chat.handle_line("/switch main")
     said = answer(chat, "order a chair")
     assert "Restore it by a switch to 'main' with sync='world', tell the model with sync='note', or" in said
@@ -121,7 +114,6 @@ def test_the_chat_says_how_to_restore_the_world(chat):
     ],
 )
 def test_a_page_says_what_the_library_says(repo, ada, subject, path):
-    """A page that finds nothing says what the library says."""
     said = sentence(repo, subject)
     page = ada.get(path.format(at=f"/sessions/{repo.session('support-42').id}"), 404)
     assert f'role="alert">{said}</p>' in html.unescape(page.text)
@@ -129,7 +121,6 @@ def test_a_page_says_what_the_library_says(repo, ada, subject, path):
 
 @pytest.mark.usefixtures("repo")
 def test_a_page_says_how_to_finish_a_rollback(repo, ada, tmp_path, monkeypatch):
-    """The page of a rollback that stopped half way has the button that finishes it, and says so."""
     (tmp_path / "closed").mkdir()
     monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(tmp_path / "closed"))  # the undo functions fail
     with pytest.raises(RollbackIncomplete) as stopped:
@@ -148,7 +139,6 @@ def test_a_page_says_how_to_finish_a_rollback(repo, ada, tmp_path, monkeypatch):
     ],
 )
 async def test_mcp_says_what_the_library_says(repo, subject, tool, arguments):
-    """A refusal of an MCP tool is the sentence of the library, in its text and in its data."""
     said = sentence(repo, subject)
     async with connected(repo, repo.session("support-42")) as client:
         refused = await client.call_tool(tool, arguments)
@@ -158,7 +148,6 @@ async def test_mcp_says_what_the_library_says(repo, subject, tool, arguments):
 
 
 async def test_mcp_says_what_blocks_a_rollback(repo):
-    """A blocked rollback names the call, and what force does."""
     async with connected(repo, repo.session("support-42")) as client:
         arguments = {"checkpoint": "before the mail", "confirm": "seen"}
         refused = await client.call_tool("rollback_to_checkpoint", arguments)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
+import socket
 import sys
 from pathlib import Path
 
 import command_line
 import httpx
-import processes
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from file_tools import Desk
-from web_servers import story
+from web_servers import serving, story
 from web_visitors import fields_of
 
 import agentgit
@@ -25,86 +23,71 @@ from agentgit.web import OwnerLink, app
 
 @pytest.mark.long
 def test_serve_prints_a_sign_in_link_and_shuts_down_cleanly(tmp_path):
-    """On SQLite, serve binds to localhost and prints a sign-in link; SIGTERM ends live feeds and the server."""
+    """SIGTERM ends live feeds and the server."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         repo.session("support-42", create=True)
-    command = [sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", str(tmp_path / "agentgit.db")]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server:  # noqa: S603  # our own
-        try:
-            found = re.search(r"http://127\.0\.0\.1:\d+/sign-in\?token=\S+", server.stderr.readline())
-            with httpx.Client(follow_redirects=True, timeout=120) as client:
-                page = client.get(found[0])
-                assert "support-42" in page.text
-                with client.stream("GET", str(page.url.join("/api/v1/events/live"))) as feed:
-                    lines = feed.iter_lines()
-                    assert next(lines).startswith("retry:")
-                    server.send_signal(signal.SIGTERM)
-                    assert [line for line in lines if line] == []  # the feed ends cleanly
-            assert server.wait(120) == 0
-            assert "Traceback" not in server.stderr.read()
-        finally:
-            server.kill()
+    with (
+        serving(tmp_path, "agentgit.db") as (server, link),
+        httpx.Client(follow_redirects=True, timeout=120) as client,
+    ):
+        page = client.get(link)
+        assert "support-42" in page.text
+        with client.stream("GET", str(page.url.join("/api/v1/events/live"))) as feed:
+            lines = feed.iter_lines()
+            assert next(lines).startswith("retry:")
+            server.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line] == []  # the feed ends cleanly
+        assert server.wait(120) == 0
+        assert "Traceback" not in server.stderr.read()
 
 
 @pytest.mark.long
 def test_serve_with_a_graph_edits_a_message_and_runs_it_again(tmp_path):
     """With --graph the pages of a session that another process has made edit a message, and the turn runs here."""
     story(tmp_path).close()
-    command = [
-        sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", "agentgit.db",
-        "--graph", "agentgit.demo:build", "--effects", "agentgit.demo:EFFECTS",
-    ]  # fmt: skip
+    options = ("--graph", "agentgit.demo:build", "--effects", "agentgit.demo:EFFECTS")
     with (
-        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as server,  # noqa: S603  # our own
+        serving(tmp_path, "agentgit.db", *options) as (_, link),
         agentgit.open(tmp_path / "agentgit.db") as repo,
         httpx.Client(follow_redirects=True, timeout=120) as client,
     ):
-        try:
-            found = re.search(r"http://127\.0\.0\.1:\d+/sign-in\?token=\S+", server.stderr.readline())
-            door, session = client.get(found[0]).url, repo.session("support-42")
-            at, message = f"/sessions/{session.id}", session.branch("main-2").conversation_history[4]["id"]
-            assert "/edit?" in client.get(door.join(at)).text
-            page = client.get(door.join(f"{at}/edit"), params={"branch": "main-2", "message": message})
-            assert "Blocked by 1 call (send_mail)" in page.text
-            end = repo.events.end()
-            form = fields_of(page) | {"text": "a lamp", "force": "true"}
-            shown = client.post(door.join(f"{at}/edit"), data=form, headers={"origin": str(door.join("/"))[:-1]})
-            assert (shown.status_code, shown.url.params["branch"]) == (200, "main-3")
-            next(repo.events.follow(session="support-42", after=end, kinds="turn.done"))
-        finally:
-            server.terminate()
+        door, session = client.get(link).url, repo.session("support-42")
+        at, message = f"/sessions/{session.id}", session.branch("main-2").conversation_history[4]["id"]
+        assert "/edit?" in client.get(door.join(at)).text
+        page = client.get(door.join(f"{at}/edit"), params={"branch": "main-2", "message": message})
+        assert "Blocked by 1 call (send_mail)" in page.text
+        end = repo.events.end()
+        form = fields_of(page) | {"text": "a lamp", "force": "true"}
+        shown = client.post(door.join(f"{at}/edit"), data=form, headers={"origin": str(door.join("/"))[:-1]})
+        assert (shown.status_code, shown.url.params["branch"]) == (200, "main-3")
+        next(repo.events.follow(session="support-42", after=end, kinds="turn.done"))
         said = [one["content"] for one in session.branch("main-3").conversation_history]
         assert (said[-4], said[-1]) == ("a lamp", "Ordered 1 lamp for 25 euros (lamp-2).")
         (lamp,) = session.tool_track(branch="main-3")[-1:]
         assert (lamp.tool_name, lamp.effect) == ("create_order", "reversible")
 
 
-def test_serve_refuses_effects_without_a_graph_and_a_graph_that_does_not_exist(tmp_path, monkeypatch):
-    """Bad input: --effects and --workspace need --graph, and a graph, session or folder that is wrong is named."""
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        ("--effects agentgit.demo:EFFECTS", 2, "--graph MODULE:GRAPH"),
+        ("--graph agentgit.demo:nothing", 3, "agentgit.demo:nothing"),
+        ("--workspace notes=work", 2, "--graph MODULE:GRAPH"),
+        ("--graph agentgit.demo:build --workspace work", 2, "like support-42=work, not 'work'"),
+        ("--graph agentgit.demo:build --workspace nobody=work", 3, "nobody"),
+        ("--trusted-proxy 127.0.0.1", 2, "agentgit users add NAME"),
+        ("--host 0.0.0.0 --no-proxy", 2, "agentgit users add NAME"),
+    ],
+)
+def test_serve_names_what_is_wrong_or_missing(tmp_path, monkeypatch, words, code, part):
+    """Others reach a server behind a proxy or on a public host, so it refuses to start while there is no user."""
     monkeypatch.chdir(tmp_path)
     agentgit.open(tmp_path / "agentgit.db").close()
-    for words, code, part in (
-        (["--effects", "agentgit.demo:EFFECTS"], 2, "--graph MODULE:GRAPH"),
-        (["--graph", "agentgit.demo:nothing"], 3, "agentgit.demo:nothing"),
-        (["--workspace", "notes=work"], 2, "--graph MODULE:GRAPH"),
-        (["--graph", "agentgit.demo:build", "--workspace", "work"], 2, "like support-42=work, not 'work'"),
-        (["--graph", "agentgit.demo:build", "--workspace", "nobody=work"], 3, "nobody"),
-    ):
-        _, said, ended = command_line.run("serve", "--db", str(tmp_path / "agentgit.db"), *words)
-        assert (ended, part in said) == (code, True)
-
-
-@pytest.mark.long
-def test_serve_without_a_user_names_the_command_that_adds_one(tmp_path):
-    """Behind a proxy or on a public host, serve refuses to start while there is no user."""
-    agentgit.open(tmp_path / "agentgit.db").close()
-    for more in (["--trusted-proxy", "127.0.0.1"], ["--host", "0.0.0.0", "--no-proxy"]):  # noqa: S104  # it is refused
-        _, said, code = command_line.run("serve", "--db", str(tmp_path / "agentgit.db"), *more)
-        assert (code, "agentgit users add NAME" in said) == (2, True)
+    done = command_line.run("serve", "--db", "agentgit.db", *words.split())
+    assert (done.code, part in done.err) == (code, True)
 
 
 def test_serve_without_its_extra_names_the_pip_command(tmp_path, monkeypatch):
-    """Without the server extra, serve fails with the pip command that installs it."""
     agentgit.open(tmp_path / "agentgit.db").close()
     for name in [name for name in sys.modules if name.startswith(("agentgit.web", "uvicorn"))]:
         monkeypatch.delitem(sys.modules, name)
@@ -114,9 +97,6 @@ def test_serve_without_its_extra_names_the_pip_command(tmp_path, monkeypatch):
 
 
 def test_serve_on_a_port_in_use_names_the_port_option(tmp_path):
-    """Serve on a port in use fails with a message that names `--port`."""
-    import socket
-
     agentgit.open(tmp_path / "agentgit.db").close()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -173,24 +153,14 @@ def test_a_rollback_on_a_page_brings_back_the_files_of_a_session_with_a_workspac
         agent = repo.wrap(desk.graph(), "notes", workspace=desk.root)
         agent.run("write a.txt first")
         agent.run("write a.txt second")
-        session_id = agent.session.id
-    command = [
-        sys.executable, "-m", "agentgit", "serve", "--port", "0", "--db", "agentgit.db",
-        "--graph", "desk:GRAPH", "--workspace", "notes=work",
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(processes.PATHS)}
+        at = f"/sessions/{agent.session.id}/rollback"
     with (
-        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment) as server,  # noqa: S603  # our own
+        serving(tmp_path, "agentgit.db", "--graph", "desk:GRAPH", "--workspace", "notes=work") as (_, link),
         httpx.Client(follow_redirects=True, timeout=120) as client,
     ):
-        try:
-            found = re.search(r"http://127\.0\.0\.1:\d+/sign-in\?token=\S+", server.stderr.readline())
-            door, at = client.get(found[0]).url, f"/sessions/{session_id}/rollback"
-            page = client.get(door.join(at), params={"to": "main#2"})
-            assert "a.txt" in page.text
-            form = fields_of(page)
-            shown = client.post(door.join(at), data=form, headers={"origin": str(door.join("/"))[:-1]})
-            assert shown.status_code == 200
-        finally:
-            server.terminate()
+        door = client.get(link).url
+        page = client.get(door.join(at), params={"to": "main#2"})
+        assert "a.txt" in page.text
+        shown = client.post(door.join(at), data=fields_of(page), headers={"origin": str(door.join("/"))[:-1]})
+        assert shown.status_code == 200
     assert desk.files == {"a.txt": "first"}

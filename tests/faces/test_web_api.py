@@ -20,22 +20,15 @@ AT = "https://git.example/api/v1"
 
 
 class Program:
-    """A program that calls the API with a key.
+    """A program that calls the API with a key, as the user of a repository."""
 
-    Args:
-        repo: The repository, as the user of the program.
-        scopes: The scopes of the key; `admin` if there are none.
-    """
-
-    def __init__(self, repo: agentgit.Repository, *scopes: str) -> None:
-        self.key = repo.keys.create("a program", scopes=scopes or ("admin",)).secret
-        self.client = TestClient(
-            app(repo), base_url="https://git.example/api/v1", headers={"authorization": f"Bearer {self.key}"}
-        )
+    def __init__(self, repo: agentgit.Repository) -> None:
+        key = repo.keys.create("a program", scopes=("admin",)).secret
+        self.client = TestClient(app(repo), base_url=AT, headers={"authorization": f"Bearer {key}"})
 
     def __call__(self, method: str, path: str, expect: int = 200, **body: object):
         """Send a request, check its status and content type, and return its JSON, or None for an empty answer."""
-        answer = self.client.request(method, f"https://git.example/api/v1{path}", **({"json": body} if body else {}))
+        answer = self.client.request(method, f"{AT}{path}", **({"json": body} if body else {}))
         assert answer.status_code == expect, answer.text
         kind = answer.headers.get("content-type", "")
         assert kind.startswith("application/problem+json" if expect >= 400 else ("application/json", "")[expect == 204])
@@ -44,7 +37,6 @@ class Program:
 
 @pytest.fixture
 def ask(repo: agentgit.Repository) -> Program:
-    """Create a program with a key of ada."""
     return Program(repo)
 
 
@@ -71,9 +63,9 @@ def test_the_api_returns_every_part_of_a_session_in_pages(ask, repo):
 
 
 def test_diff_and_compare_match_the_library(ask, repo):
-    """Diff and compare return what the library returns."""
-    at = f"/sessions/{repo.session('support-42').id}"
-    assert ask("GET", f"{at}/diff?a=main&b=HEAD") == repo.session("support-42").diff("main", "HEAD").to_dict()
+    session = repo.session("support-42")
+    at = f"/sessions/{session.id}"
+    assert ask("GET", f"{at}/diff?a=main&b=HEAD") == session.diff("main", "HEAD").to_dict()
     assert ask("GET", f"{at}/compare?a=main&b=main-2")["fork"] == "main#3"
 
 
@@ -131,21 +123,17 @@ def test_a_failed_rollback_is_finished_through_the_api(ask, repo, tmp_path, monk
 
 
 def test_the_api_creates_lists_and_deletes_tags(ask, repo):
-    """The API creates, lists and deletes tags; a name in use is a 409 and a missing tag a 404."""
     at = f"/sessions/{repo.session('support-42').id}"
     assert ask("POST", f"{at}/tags", 201, ref="main#2", name="v1", description="good")["reference"] == "main#2"
     assert ask("POST", f"{at}/tags", 409, ref="main#3", name="v1")["title"] == "Conflict"
     assert [tag["name"] for tag in ask("GET", f"{at}/tags")["items"]] == ["v1"]
-    assert (
-        ask("DELETE", f"{at}/tags?name=v1")["checkpoint_id"] == repo.session("support-42").get_checkpoint("main#2").id
-    )
-    assert ask("DELETE", f"{at}/tags?name=v1", 404)["status"] == 404
+    assert ask("DELETE", f"{at}/tags?name=v1")["reference"] == "main#2"
+    ask("DELETE", f"{at}/tags?name=v1", 404)
 
 
 @pytest.mark.long
 def test_a_downloaded_session_can_be_imported(ask, repo, tmp_path):
-    """`import_` reads the export that the API returns."""
-    answer = ask.client.get(f"https://git.example/api/v1/sessions/{repo.session('support-42').id}/export")
+    answer = ask.client.get(f"{AT}/sessions/{repo.session('support-42').id}/export")
     assert answer.headers["content-disposition"].startswith("attachment")
     (tmp_path / "s.jsonl").write_bytes(answer.content)
     again = repo.import_(tmp_path / "s.jsonl").session
@@ -153,107 +141,48 @@ def test_a_downloaded_session_can_be_imported(ask, repo, tmp_path):
 
 
 def test_a_session_starts_from_a_checkpoint_of_another_session(ask):
-    """A session created with a template has the conversation of the template."""
     made = ask("POST", "/sessions", 201, name="mine", template="support-42@main#2")
     log = ask("GET", f"/sessions/{made['id']}/log")
     assert log["items"][0]["message_count"] == 4
 
 
-@pytest.mark.long
-def test_a_session_that_is_not_shared_is_a_404_on_every_path(repo):
-    """Without access, every path of a session, its checkpoints, calls and operations is a 404."""
-    session = repo.session("support-42")
-    head, call = repo.session("support-42").get_checkpoint("HEAD"), repo.session("support-42").tool_track()[0]
-    operation = repo.session("support-42").operations()[0]
-    bob = Program(repo.as_user("bob"))
-    described = bob("GET", "/openapi.json")["paths"]
-    filled = {
-        "session_id": session.id,
-        "checkpoint_id": head.id,
-        "operation_id": operation.id,
-        "invocation_id": call.id,
-    }
-    needs = {"plan-rollback": "?to=HEAD", "plan-switch": "?branch=main", "checkpoint": "?ref=HEAD",
-             "diff": "?a=HEAD&b=HEAD", "compare": "?a=HEAD&b=HEAD", "search": "?text=x", "tags": "?name=x",
-             "members": "?user=bob"}  # fmt: skip
-    bodies = {"tags": {"ref": "HEAD", "name": "x"}, "rollback": {"to": "HEAD"},
-              "rewind-files": {"restore_point": "HEAD"}, "switch": {"branch": "main"},
-              "members": {"user": "bob"}, "links": {"role": "viewer"},
-              "resolve": {"outcome": "happened"}, "resume": {"force": False}}  # fmt: skip
-    tried = 0
-    for path, methods in described.items():
-        if not any("{" + name + "}" in path for name in filled):
-            continue
-        last = path.rpartition("/")[2]
-        for method in methods:
-            asked = path.format(**filled) + (needs.get(last, "") if method != "post" else "")
-            told = bob(method.upper(), asked, 404, **(bodies.get(last, {}) if method == "post" else {}))
-            assert "support-42" not in told["detail"].replace(str(session.id), ""), path
-            tried += 1
-    assert tried >= 30
-    assert bob("GET", "/sessions")["items"] == []
-    assert {event["session_id"] for event in bob("GET", "/events")["items"]} == {None}  # of the creation of his key
-
-
-def test_a_viewer_can_read_and_cannot_write(repo):
-    """A viewer lists and reads a shared session with its role, and changes are a 403."""
-    session = repo.session("support-42")
-    bob = Program(repo.as_user("bob"))
-    ask = Program(repo)
-    assert ask("POST", f"/sessions/{session.id}/members", 201, user="bob", role="viewer")["role"] == "viewer"
-    shared = bob("GET", "/sessions")["items"][0]
-    assert (shared["owner_name"], shared["role"]) == ("ada", "viewer")
-    assert bob("GET", f"/sessions/{session.id}/plan-rollback?to=main%232")["steps"]
-    assert bob("POST", f"/sessions/{session.id}/rollback", 403, to="main#2")["title"] == "Forbidden"
-    assert bob("POST", f"/sessions/{session.id}/members", 403, user="bob")["status"] == 403
-    ask("DELETE", f"/sessions/{session.id}/members?user=bob", 204)
-    assert bob("GET", f"/sessions/{session.id}", 404)["status"] == 404
-
-
-def test_a_sharing_link_works_until_it_is_revoked(repo):
-    """A link's token is shown once and joins a session; revoking the link ends the access that it granted."""
+def test_a_session_is_shared_by_name_and_by_link_until_it_is_not(repo):
+    """A shared session is listed with its owner and the role; a link shows its token once."""
     at = f"/sessions/{repo.session('support-42').id}"
-    eve = repo.users.add("eve")
-    ask, bob, eve = Program(repo), Program(repo.as_user("bob")), Program(repo.as_user(eve))
+    ask, bob = Program(repo), Program(repo.as_user("bob"))
+    assert ask("POST", f"{at}/members", 201, user="bob", role="viewer")["role"] == "viewer"
+    (shared,) = bob("GET", "/sessions")["items"]
+    assert (shared["owner_name"], shared["role"]) == ("ada", "viewer")
+    assert bob("POST", f"{at}/rollback", 403, to="main#2")["title"] == "Forbidden"
+    ask("DELETE", f"{at}/members?user=bob", 204)
+    bob("GET", at, 404)
     made = ask("POST", f"{at}/links", 201, role="viewer", expires_in=60)
     assert bob("POST", "/links/accept", token=made["token"])["role"] == "viewer"
     assert ask("GET", f"{at}/links")["items"][0]["token"] is None
     assert ask("DELETE", f"/links/{made['id']}")["revoked_at"]
-    assert eve("POST", "/links/accept", 404, token=made["token"])["status"] == 404
-    assert bob("GET", at, 404)["status"] == 404
+    bob("GET", at, 404)
+    bob("POST", "/links/accept", 404, token=made["token"])
 
 
-def test_a_key_allows_no_more_than_its_scopes(repo):
-    """A read key can neither write nor create a wider key, and stops working when it is revoked."""
-    reader = Program(repo, "read")
-    assert reader("GET", "/me")["scopes"] == ["read"]
-    assert reader("POST", "/sessions", 403, name="new")["status"] == 403
-    assert reader("POST", "/keys", 403, name="wider", scopes=["admin"])["status"] == 403
+def test_an_admin_adds_invites_and_disables_users(repo):
     ask = Program(repo)
-    mine = next(key for key in ask("GET", "/keys")["items"] if key["scopes"] == ["read"])
-    ask("DELETE", f"/keys/{mine['id']}", 204)
-    assert reader("GET", "/me", 401)["detail"]
-
-
-def test_only_admins_manage_users(repo):
-    """An admin adds, invites and disables users, others may not, and a disabled user is out at once."""
-    ask, bob = Program(repo), Program(repo.as_user("bob"))
+    assert ask("GET", "/me")["scopes"] == ["admin", "read", "write"]
     eve = ask("POST", "/users", 201, name="eve")
     assert {user["name"] for user in ask("GET", "/users")["items"]} >= {"ada", "bob", "eve"}
-    assert bob("GET", "/users", 403)["status"] == 403
-    assert bob("POST", f"/users/{eve['id']}/link", 403)["status"] == 403
     link = ask("POST", f"/users/{eve['id']}/link", 201)["secret"]
-    assert ask.client.get(f"{AT}/me", headers={"authorization": f"Bearer {link}"}).status_code == 401
-    headers = {"authorization": f"Bearer {repo.users.sign_in(link).secret}"}
-    assert ask.client.get(f"{AT}/me", headers=headers).json()["name"] == "eve"
+    browser = repo.users.sign_in(link).secret
+
+    def status(credential):
+        return ask.client.get(f"{AT}/me", headers={"authorization": f"Bearer {credential}"}).status_code
+
+    assert (status(link), status(browser)) == (401, 200)
     assert ask("PATCH", f"/users/{eve['id']}", disabled=True)["disabled_at"]
-    assert ask.client.get(f"{AT}/me", headers=headers).status_code == 401
+    assert status(browser) == 401
     ask("PATCH", f"/users/{eve['id']}", disabled=False)
-    assert ask.client.get(f"{AT}/me", headers=headers).status_code == 200
+    assert status(browser) == 200
 
 
 def test_failures_are_problem_details_with_a_next_step(ask, repo):
-    """Each failure is problem details with a type, a title, a status and a next step."""
     at = f"/sessions/{repo.session('support-42').id}"
     near = ask("GET", f"{at}/checkpoint?ref=before%20the%20tabel", 404)
     assert "before the table" in near["near"]
@@ -269,7 +198,6 @@ def test_failures_are_problem_details_with_a_next_step(ask, repo):
 
 
 def test_nul_surrogates_and_huge_numbers_survive_the_api(ask, repo, tmp_path):
-    """The API returns NUL, lone surrogates and huge numbers unchanged."""
     agent = repo.wrap(build(tmp_path / "shop.db"), "odd", effects=EFFECTS)
     agent.run("note this")
     odd = {"text": "a\x00b\ud800", "huge": -(2**70), "hostile": HOSTILE}

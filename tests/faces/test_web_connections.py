@@ -20,13 +20,11 @@ from agentgit.web import app
 
 @pytest.fixture
 def repo(tmp_path: Path):
-    """Open a repository."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         yield repo
 
 
 def connect(address: str) -> socket.socket:
-    """Open a connection to a server."""
     return socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 60)
 
 

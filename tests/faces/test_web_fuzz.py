@@ -106,12 +106,10 @@ def test_every_answer_conforms_to_the_openapi_description(asked, operation, mode
 @pytest.mark.soak
 @pytest.mark.parametrize(("operation", "mode"), ASKED)
 def test_every_answer_conforms_to_the_description_in_a_long_run(asked, operation, mode):
-    """With 15 times as many generated requests, each answer still conforms to the description."""
     expect_described(asked, operation, mode, 15 * EXAMPLES)
 
 
 def expect_described(asked, operation, mode, examples):
-    """Send generated requests to an operation, and check each answer."""
     ids = {name: id for name, id in asked.ids.items() if "{" + name + "}" in operation.path}
     if operation.label == "DELETE /sessions/{session_id}":
         ids = {}  # the other operations need the session
@@ -234,7 +232,6 @@ TRUSTED = PEERS[:3]
 
 
 def knock(made, peer, method, path, headers):
-    """Send a request from a peer address."""
     client = TestClient(made, base_url="https://git.example", client=(peer, 50_000), follow_redirects=False)
     return client.request(method, path, headers=[(name, value.encode("latin-1")) for name, value in headers])
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import command_line
@@ -16,8 +13,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from real_proxies import NAME, browser, certify, nginx, started
-from web_servers import free_port, served, served_by_command
+from real_proxies import NAME, browser, nginx
+from web_servers import free_port, served, served_by_command, serving
 from web_visitors import mark, sign_in
 
 import agentgit
@@ -122,7 +119,6 @@ def test_unsafe_options_are_refused_at_start(repo, tmp_path, options, part):
 
 
 def test_no_proxy_serves_other_machines_over_plain_http(repo):
-    """With --no-proxy, a server on all addresses starts, and a key signs in over plain HTTP."""
     key = repo.keys.create("mine", user="ada").secret
     made, _ = served_by_command(repo, host="0.0.0.0", no_proxy=True)  # noqa: S104  # it is not run
     client = TestClient(made, base_url="http://git.example", client=("192.0.2.1", 1), follow_redirects=False)
@@ -133,7 +129,6 @@ def test_no_proxy_serves_other_machines_over_plain_http(repo):
 
 @pytest.mark.parametrize("wrong", ["10.0.0.1/8", "proxy.example", "0.0.0.0/0", "::/0", "", "*"])
 def test_a_trusted_proxy_must_be_an_address_or_a_network(repo, wrong):
-    """Bad input: a name, a network with host bits and the network of all addresses are refused at start."""
     with pytest.raises(InvalidInput):
         served_by_command(repo, trusted_proxies=[wrong])
 
@@ -159,7 +154,6 @@ def test_only_a_trusted_proxy_can_say_https(repo):
               "https://git.example/\r\n"],
 )  # fmt: skip
 def test_an_invalid_public_url_is_refused(repo, wrong):
-    """Bad input: a public URL that is not the address of a site is refused at start."""
     with pytest.raises(InvalidInput):
         app(repo, public_url=wrong)
 
@@ -225,7 +219,6 @@ def test_the_log_says_why_a_form_was_refused(repo, caplog):
     ],
 )
 def test_a_server_behind_a_proxy_without_a_name_warns_at_start(repo, given, answers):
-    """A server with a trusted proxy but no public name prints one line that names the option to add."""
     made, lines = served_by_command(repo, **given)
     told = [line for line in lines if "Only localhost names are allowed" in line and "--public-url https://" in line]
     assert len(told) == (not answers)
@@ -236,7 +229,6 @@ def test_a_server_behind_a_proxy_without_a_name_warns_at_start(repo, given, answ
 
 
 def test_the_printed_link_uses_the_public_url(tmp_path):
-    """Serve prints the link of the owner with the public URL, and the address on which it listens."""
     with agentgit.open(tmp_path / "new.db") as repo:
         _, lines = served_by_command(repo, public_url="https://git.example:8443/below/")
     assert re.search(r"http://127\.0\.0\.1:\d+$", lines[0])
@@ -244,7 +236,6 @@ def test_the_printed_link_uses_the_public_url(tmp_path):
 
 
 def test_the_link_works_in_a_mounted_application(repo):
-    """The link of the owner in a mounted application redirects to the path of its public URL."""
     link, host = OwnerLink(), FastAPI()
     host.mount("/git", app(repo, link=link, public_url="https://git.example/git"))
     client = TestClient(host, base_url="https://git.example", follow_redirects=False)
@@ -261,23 +252,9 @@ def options(text: str) -> list[str]:
 
 
 def test_the_docs_and_the_proxy_sample_use_the_same_options():
-    """The command in docs/web.md and the one in the nginx sample have the same options."""
     page = (SAMPLE.parents[1] / "web.md").read_text()
     team = page.partition("## For a team")[2].partition("\n## ")[0]
     assert options(SAMPLE.read_text()) == options(team)
-
-
-@contextmanager
-def serving_as_documented(folder: Path, place: str, *more: str) -> Iterator[str]:
-    """Run `agentgit serve` with the options in the sample and more, on any free port, and yield its URL."""
-    words = [*options(SAMPLE.read_text()), "--port", "0", *more]
-    command = [sys.executable, "-m", "agentgit", "--db", place, "serve", *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder) as server:  # noqa: S603  # our own
-        try:
-            lines = (re.search(r"http://127\.0\.0\.1:\d+", line) for line in server.stderr)
-            yield next(found[0] for found in lines if found)
-        finally:
-            server.kill()
 
 
 def with_single_sign_on(sample: str) -> str:
@@ -295,23 +272,14 @@ def with_single_sign_on(sample: str) -> str:
     return sample.replace(place, asked + place) + f"\nserver {{ listen 127.0.0.1:{port}; location / {{ {answer} }} }}"
 
 
-@contextmanager
-def proxied(folder: Path, backend: str, single_sign_on: bool = False) -> Iterator[int]:
-    """Run nginx with the sample, in which only ports and paths differ, and yield its port."""
-    if (found := shutil.which("nginx")) is None:
-        pytest.skip("nginx is not installed: apt-get install nginx")
-    port, sample = free_port(), SAMPLE.read_text()
-    certificate, key = certify(folder)
-    others = {
-        "listen 443 ssl": f"listen 127.0.0.1:{port} ssl", "http://127.0.0.1:8700": backend,
-        "/etc/ssl/git.example.com.pem": str(certificate), "/etc/ssl/git.example.com.key": str(key),
-    }  # fmt: skip
-    for old, new in others.items():
-        assert sample.count(old) == 1
-        sample = sample.replace(old, new)
-    sample = with_single_sign_on(sample) if single_sign_on else sample
-    with started(nginx(found, folder, sample), folder, port):
-        yield port
+def proxied(folder: Path, backend: str, sample: str | None = None) -> AbstractContextManager[int]:
+    """Run nginx with the sample, in which only ports and paths differ."""
+    changes = {
+        "http://127.0.0.1:8700": backend,
+        "/etc/ssl/git.example.com.pem": f"{folder}/cert.pem",
+        "/etc/ssl/git.example.com.key": f"{folder}/key.pem",
+    }
+    return nginx(folder, sample or SAMPLE.read_text(), changes)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
@@ -322,7 +290,7 @@ def test_signing_in_works_through_nginx_set_up_as_documented(request, tmp_path, 
     with agentgit.open(place) as repo:
         ada, bob = repo.users.add("ada"), repo.users.add("bob")
         key, link = repo.keys.create("mine", "write", user=ada).secret, repo.users.create_link(bob).secret
-        with serving_as_documented(tmp_path, shown) as backend, proxied(tmp_path, backend) as port:
+        with serving(tmp_path, shown, *options(SAMPLE.read_text())) as (_, backend), proxied(tmp_path, backend) as port:
             one, other = (browser(tmp_path, port, source) for source in (STRANGER, "127.0.0.3"))
             with one, other:
                 entered = sign_in(one, key)
@@ -356,43 +324,32 @@ def test_without_a_public_url_the_proxy_decides_the_port_of_an_origin(repo, tmp_
         assert one.post("/sign-in", headers={"origin": f"https://{NAME}"}).status_code == 403  # another port
 
 
-@pytest.fixture
-def single_sign_on(repo: Repository, tmp_path: Path) -> Iterator[str]:
-    """Serve the repository as documented, for a proxy that names the users."""
-    with serving_as_documented(tmp_path, str(tmp_path / "agentgit.db"), "--user-header", "X-Remote-User") as backend:
-        yield backend
-
-
 FORGED = [{USER: "bob"}, {USER: "bob", "x-forwarded-for": PROXY}, {USER.upper(): "bob"}, {"x_remote_user": "bob"}]
 
 
-def test_nginx_with_single_sign_on_names_the_user_and_overwrites_the_header_of_a_client(tmp_path, single_sign_on):
-    """Through nginx only the single sign-on names the user, whatever headers the client sends."""
-    backend = single_sign_on
-    with proxied(tmp_path, backend, single_sign_on=True) as port, browser(tmp_path, port, STRANGER) as client:
-        for forged in ({}, *FORGED):
-            assert client.get("/api/v1/me", headers={**forged, "cookie": ""}).status_code == 401  # by nginx
-            assert client.get("/api/v1/me", headers={**forged, "cookie": "sso=ada"}).json()["name"] == "ada"
-            assert client.get("/sessions", headers={**forged, "cookie": "sso=ada"}).status_code == 200
-            refused = client.get("/api/v1/me", headers={**forged, "cookie": "sso=eve"})
-            assert (refused.status_code, "no user 'eve'" in refused.text) == (403, True)
-
-
-def test_the_sample_without_single_sign_on_drops_the_header_of_a_client(tmp_path, single_sign_on):
-    """Through nginx with the sample as it is, a client's header reaches the server under no name."""
-    with proxied(tmp_path, single_sign_on) as port, browser(tmp_path, port, STRANGER) as client:
-        for forged in FORGED:
-            refused = client.get("/api/v1/me", headers=forged)
-            assert (refused.status_code, "not 0 times" in refused.text) == (403, True)
-
-
-def test_past_nginx_a_forged_header_and_a_forged_address_of_the_proxy_are_refused(single_sign_on):
-    """The peer of the connection counts: X-Forwarded-For with the proxy's own address makes nobody the proxy."""
-    with httpx.Client(transport=httpx.HTTPTransport(local_address=STRANGER), base_url=single_sign_on) as client:
-        client.headers.update({"host": NAME, "x-forwarded-proto": "https"})
-        for forged in FORGED:
-            for address in ({}, {"x-forwarded-for": PROXY}, {"x-forwarded-for": f"{PROXY}, {PROXY}"}):
-                assert client.get("/api/v1/me", headers=forged | address).status_code == 401
-                assert client.get("/sessions", headers=forged | address).status_code == 303
-    proxy = {"host": NAME, USER: "bob", "x-forwarded-for": STRANGER}  # what the proxy itself sends is taken
-    assert httpx.get(f"{single_sign_on}/api/v1/me", headers=proxy).json()["name"] == "bob"
+def test_only_the_single_sign_on_of_nginx_names_the_user(repo, tmp_path):
+    """Nginx drops or overwrites a client's header; past nginx the peer counts, whatever X-Forwarded-For says."""
+    documented = (*options(SAMPLE.read_text()), "--user-header", "X-Remote-User")
+    with serving(tmp_path, "agentgit.db", *documented) as (_, backend):
+        with (
+            proxied(tmp_path, backend, with_single_sign_on(SAMPLE.read_text())) as port,
+            browser(tmp_path, port, STRANGER) as client,
+        ):
+            for forged in ({}, *FORGED):
+                assert client.get("/api/v1/me", headers={**forged, "cookie": ""}).status_code == 401  # by nginx
+                assert client.get("/api/v1/me", headers={**forged, "cookie": "sso=ada"}).json()["name"] == "ada"
+                assert client.get("/sessions", headers={**forged, "cookie": "sso=ada"}).status_code == 200
+                refused = client.get("/api/v1/me", headers={**forged, "cookie": "sso=eve"})
+                assert (refused.status_code, "no user 'eve'" in refused.text) == (403, True)
+        with proxied(tmp_path, backend) as port, browser(tmp_path, port, STRANGER) as client:
+            for forged in FORGED:
+                refused = client.get("/api/v1/me", headers=forged)
+                assert (refused.status_code, "not 0 times" in refused.text) == (403, True)
+        with httpx.Client(transport=httpx.HTTPTransport(local_address=STRANGER), base_url=backend) as client:
+            client.headers.update({"host": NAME, "x-forwarded-proto": "https"})
+            for forged in FORGED:
+                for address in ({}, {"x-forwarded-for": PROXY}, {"x-forwarded-for": f"{PROXY}, {PROXY}"}):
+                    assert client.get("/api/v1/me", headers=forged | address).status_code == 401
+                    assert client.get("/sessions", headers=forged | address).status_code == 303
+        proxy = {"host": NAME, USER: "bob", "x-forwarded-for": STRANGER}  # what the proxy itself sends is taken
+        assert httpx.get(f"{backend}/api/v1/me", headers=proxy).json()["name"] == "bob"

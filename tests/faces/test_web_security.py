@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import time
-from pathlib import Path
 
-import backend
 import httpx
 import pytest
 from fastapi.testclient import TestClient
@@ -21,22 +20,14 @@ from agentgit.web import Limits, OwnerLink, app
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create the folder of the repository."""
-    return tmp_path_factory.mktemp("security")
-
-
-@pytest.fixture(scope="module")
-def repo(folder: Path):
-    """Create a repository with the demo story and a user."""
-    with story(folder) as repo:
+def repo(tmp_path_factory: pytest.TempPathFactory):
+    with story(tmp_path_factory.mktemp("security")) as repo:
         repo.users.add("ada")
         yield repo
 
 
 @pytest.fixture
 def key(repo: agentgit.Repository) -> str:
-    """Create a key of the user."""
     return repo.keys.create("mine", "admin", user="ada").secret
 
 
@@ -133,7 +124,6 @@ def test_the_form_takes_one_key_and_says_who_makes_one(repo, key):
 
 
 def test_a_browser_is_signed_out_when_its_key_ends(repo):
-    """A cookie dies with its key: when that is revoked, has expired, or its user is disabled."""
     made = repo.keys.create("mine", "read", user="ada")
     client = visitor(repo)
     assert sign_in(client, f" {made.secret} ").headers["location"] == "/"
@@ -146,24 +136,17 @@ def test_a_browser_is_signed_out_when_its_key_ends(repo):
     assert client.get("/sessions").headers["location"] == "/sign-in?next=/sessions"
 
 
-def test_signing_out_revokes_the_key_of_the_browser(repo):
-    """The database has only the hash of a browser's key, and signing out revokes every copy of the key."""
+def test_signing_out_revokes_the_key_of_the_browser_but_not_one_that_a_person_made(repo, key):
+    """Signing out revokes every copy of a browser's key; programs may use a key that was typed."""
     client = visitor(repo)
     sign_in(client, repo.users.create_link("ada").secret)
     page = client.get("/sessions")
-    assert page.status_code == 200
     secret = client.cookies["__Host-agentgit"]
-    assert secret.encode() not in Path(backend.url(repo).database).read_bytes()
     assert client.post("/sign-out", data={"csrf": mark(page)}).status_code == 303
     with pytest.raises(NotAllowed):
         repo.authenticate(secret)
     stolen = TestClient(app(repo), base_url="https://git.example", cookies={"__Host-agentgit": secret})
     assert stolen.get("/sessions", follow_redirects=False).headers["location"].startswith("/sign-in")
-
-
-def test_signing_out_keeps_a_key_that_a_person_made(repo, key):
-    """A key that was typed is not revoked, because programs may use it; the browser forgets it."""
-    client = visitor(repo)
     sign_in(client, key)
     client.post("/sign-out", data={"csrf": mark(client.get("/sessions"))})
     assert client.get("/sessions").status_code == 303
@@ -171,16 +154,13 @@ def test_signing_out_keeps_a_key_that_a_person_made(repo, key):
 
 
 def test_a_link_refused_over_http_still_works_over_https(repo):
-    """A link used over plain http from another machine is refused and still works over https."""
     link = OwnerLink()
-    made = app(repo, link=link)
-    by = [TestClient(made, base_url=f"{scheme}://git.example", follow_redirects=False) for scheme in ("http", "https")]
+    by = [visitor(repo, f"{scheme}://git.example", link=link) for scheme in ("http", "https")]
     assert [one.get(f"/sign-in?token={link.token}").status_code for one in by] == [403, 303]
 
 
 @pytest.mark.parametrize("by_link", [False, True])
 def test_a_read_key_can_revoke_itself_but_not_another_key(repo, by_link):
-    """A read key can revoke itself, with and without a link of the server, and cannot revoke another key."""
     ada = repo.as_user("ada")
     key, other = ada.keys.create("to look", "read"), ada.keys.create("other", "read")
     client = visitor(repo, link=OwnerLink() if by_link else None)
@@ -191,19 +171,14 @@ def test_a_read_key_can_revoke_itself_but_not_another_key(repo, by_link):
     assert repo.authenticate(other.secret).user.name == "ada"
 
 
-def test_a_very_long_url_still_redirects_to_the_sign_in_page(repo):
-    """A page request with a very long query redirects to the sign-in page without a `next`."""
-    door = visitor(repo).get("/sessions?name=" + "a" * 3_000)
-    assert door.headers["location"] == "/sign-in"
-
-
-@pytest.mark.parametrize("next", ["//evil.example", "https://evil.example", "/\\evil.example", "/a\r\nb: c"])
-def test_signing_in_never_redirects_to_another_site(repo, key, next):
-    """A sign-in whose `next` leads to another site redirects to the start page."""
-    assert sign_in(visitor(repo), key, next=next).headers["location"] == "/"
-    link = OwnerLink()
-    answer = visitor(repo, link=link).get("/sign-in", params={"token": link.token, "next": next})
-    assert answer.headers["location"] == "/"
+def test_signing_in_redirects_only_to_a_page_of_this_site(repo, key):
+    """A page that is too long for `next` is not remembered either."""
+    assert visitor(repo).get("/sessions?name=" + "a" * 3_000).headers["location"] == "/sign-in"
+    for place in ("//evil.example", "https://evil.example", "/\\evil.example", "/a\r\nb: c"):
+        assert sign_in(visitor(repo), key, next=place).headers["location"] == "/", place
+        link = OwnerLink()
+        answer = visitor(repo, link=link).get("/sign-in", params={"token": link.token, "next": place})
+        assert answer.headers["location"] == "/", place
 
 
 # -- forms
@@ -227,16 +202,6 @@ def test_a_form_from_another_site_is_refused(repo):
     assert "made by a form" not in {one.session_name for one in repo.sessions()}
     assert client.post("/sessions", data=good, headers={"sec-fetch-site": "same-origin"}).status_code == 303
     assert "made by a form" in {one.session_name for one in repo.sessions()}
-
-
-def test_every_post_route_requires_the_csrf_token(repo):
-    """Every POST route of the pages, also one added later, is a 403 with a wrong CSRF token."""
-    client = at_home(repo)
-    made = app(repo)
-    paths = [path for path, methods in made.openapi()["paths"].items() if "post" in methods]
-    assert len(paths) > 15
-    for path in paths:
-        assert client.post(re.sub(r"\{\w+\}", "1", path), data={"csrf": "0" * 64}).status_code == 403, path
 
 
 def test_a_cookie_alone_cannot_write_through_the_api(repo):
@@ -267,9 +232,7 @@ def test_every_answer_has_security_headers(repo):
 
 def test_a_head_request_matches_get_without_a_body(repo):
     """HEAD has the status and the type of GET and no body; the live feed refuses it."""
-    link = OwnerLink()
-    client = TestClient(app(repo, link=link), base_url="http://localhost", follow_redirects=False)
-    assert client.get(f"/sign-in?token={link.token}").status_code == 303
+    client = at_home(repo)
     export = f"/sessions/{repo.session('support-42').id}/export"
     for path in ("/sessions", "/api/v1/sessions", "/api/v1/nothing", "/nothing", "/static/agentgit.js", export):
         head, whole = client.head(path), client.get(path)
@@ -280,7 +243,6 @@ def test_a_head_request_matches_get_without_a_body(repo):
 
 
 def test_a_page_has_no_inline_style_or_script(repo):
-    """Pages contain no inline style or script, which the content security policy forbids."""
     client = at_home(repo)
     session = repo.session("support-42")
     head = repo.session("support-42").checkpoints()[-1]
@@ -289,13 +251,13 @@ def test_a_page_has_no_inline_style_or_script(repo):
         assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?! src=)", text), path
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "evil.example:8700", ""])
-def test_a_request_with_an_unknown_host_name_is_refused(repo, host):
+def test_a_request_with_an_unknown_host_name_is_refused(repo):
     """A request with an unknown host name, as in DNS rebinding, is a 400 and reads nothing."""
     client = at_home(repo)
-    answer = client.get("/api/v1/sessions", headers={"host": host})
-    assert (answer.status_code, "support-42" in answer.text) == (400, False)
-    assert answer.headers["content-security-policy"]
+    for host in ("evil.example", "localhost.evil.example", "evil.example:8700", ""):
+        answer = client.get("/api/v1/sessions", headers={"host": host})
+        assert (answer.status_code, "support-42" in answer.text) == (400, False), host
+        assert answer.headers["content-security-policy"]
 
 
 # -- limits
@@ -317,22 +279,19 @@ def test_an_oversized_request_is_refused(repo):
 
 
 def test_an_unfinished_request_delays_no_other(repo):
-    """While a client stops inside a body, other requests are answered."""
-    import socket
-
-    with served(app(repo)) as address:
-        port = int(address.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port)) as slow:
-            slow.sendall(
-                b"POST /api/v1/sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-                b"content-length: 50\r\n\r\n{"
-            )
-            assert httpx.get(f"{address}/sign-in", timeout=60).status_code == 200
+    with (
+        served(app(repo)) as address,
+        socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as slow,
+    ):
+        slow.sendall(
+            b"POST /api/v1/sessions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: 50\r\n\r\n{"
+        )
+        assert httpx.get(f"{address}/sign-in", timeout=60).status_code == 200
 
 
 @pytest.mark.long
 def test_signing_out_ends_the_live_feeds_of_the_browser(repo):
-    """A live feed ends when the key of the browser that opened it is revoked."""
     made = repo.users.sign_in(repo.users.create_link("ada").secret)
     with quick_feeds(), served(app(repo)) as address:
         name = f"agentgit-{address.rpartition(':')[2]}"
@@ -377,10 +336,8 @@ def test_an_unexpected_error_reveals_nothing_to_the_client(repo, monkeypatch, ca
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the secret of the house")
 
+    client = at_home(repo)
     monkeypatch.setattr(type(repo), "sessions", broken)
-    link = OwnerLink()
-    client = TestClient(app(repo, link=link), base_url="http://localhost")
-    client.get(f"/sign-in?token={link.token}", follow_redirects=False)
     with caplog.at_level(logging.ERROR):
         answers = [client.get("/sessions"), client.get("/api/v1/sessions")]
     for answer in answers:

@@ -187,7 +187,7 @@ def test_a_fork_reruns_a_failed_task_but_not_a_finished_one(saver):
     fork(saver, "main", failed, "later")
     for thread in ("at once", "later"):
         calls.clear()
-        assert graph.get_state(on(thread)).values["log"] == []
+        assert graph.get_state(on(thread)).values["log"] == ["worked"]
         graph.invoke(None, on(thread))
         assert (calls, questions(graph, on(thread))) == (["ask"], ["A?"])
 

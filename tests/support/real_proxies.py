@@ -1,7 +1,8 @@
-"""Real proxies for the tests: a certificate, a way to a port of this machine, and the program itself."""
+"""A real nginx for the tests, its certificate, and a browser that reaches it."""
 
 from __future__ import annotations
 
+import shutil
 import socket
 import ssl
 import subprocess
@@ -12,49 +13,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from web_servers import free_port
 
 NAME = "git.example.com"
 
 
-@contextmanager
-def started(command: list[str], folder: Path, port: int) -> Iterator[None]:
-    """Run a proxy until the end of the block, which begins when it answers at its port."""
-    with subprocess.Popen(command, cwd=folder, env={"HOME": str(folder)}, stderr=subprocess.PIPE) as process:  # noqa: S603
-        try:
-            for _ in range(600):
-                with socket.socket() as tried:
-                    if tried.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                assert process.poll() is None, process.stderr.read().decode()
-                time.sleep(0.1)
-            yield
-        finally:
-            process.kill()
-
-
-def nginx(program: str, folder: Path, server: str) -> list[str]:
-    """Write a configuration of nginx around `server` blocks, whose files are all in a folder; return the command."""
-    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    places = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
-    config = folder / "nginx.conf"
-    config.write_text(
-        f"daemon off; master_process off; pid {folder}/pid; events {{}} http {{ access_log off; {places} {server} }}"
-    )
-    return [program, "-e", "stderr", "-p", str(folder), "-c", str(config)]
-
-
 class Led(httpx.HTTPTransport):
-    """A transport that sends every request to one port of this machine, as a name server and a router do.
-
-    Args:
-        port: The port of the proxy.
-        source: The source address of the requests.
-        trust: The context that checks the certificate of the proxy.
-    """
+    """A transport that sends every request to one port of this machine, as a name server and a router do."""
 
     def __init__(self, port: int, source: str, trust: ssl.SSLContext) -> None:
         super().__init__(verify=trust, local_address=source)
@@ -75,8 +45,8 @@ def browser(folder: Path, port: int, source: str, address: str = f"https://{NAME
     return httpx.Client(base_url=address, transport=led, headers={"origin": address}, timeout=60)
 
 
-def certify(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate for the name in the samples, and return its path and the path of its key."""
+def certify(folder: Path) -> None:
+    """Write a certificate for the name in the samples to cert.pem, and its key to key.pem."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
     made = (
@@ -87,6 +57,41 @@ def certify(folder: Path) -> tuple[Path, Path]:
         .sign(key, hashes.SHA256())
     )  # fmt: skip
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    for file, text in (("cert.pem", made.public_bytes(Encoding.PEM)), ("key.pem", secret)):
-        (folder / file).write_bytes(text)
-    return folder / "cert.pem", folder / "key.pem"
+    (folder / "cert.pem").write_bytes(made.public_bytes(Encoding.PEM))
+    (folder / "key.pem").write_bytes(secret)
+
+
+@contextmanager
+def nginx(folder: Path, server: str, changes: dict[str, str]) -> Iterator[int]:
+    """Run nginx with `server` blocks, whose files are all in a folder, and yield its port for HTTPS.
+
+    Args:
+        folder: The folder, which gets a certificate.
+        server: The blocks.
+        changes: The new text for parts of the blocks, apart from the port.
+    """
+    if (program := shutil.which("nginx")) is None:
+        pytest.skip("nginx is not installed: apt-get install nginx")
+    certify(folder)
+    port = free_port()
+    for old, new in {**changes, "listen 443 ssl": f"listen 127.0.0.1:{port} ssl"}.items():
+        assert old in server
+        server = server.replace(old, new)
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    places = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+    config = folder / "nginx.conf"
+    config.write_text(
+        f"daemon off; master_process off; pid {folder}/pid; events {{}} http {{ access_log off; {places} {server} }}"
+    )
+    command = [program, "-e", "stderr", "-p", str(folder), "-c", str(config)]
+    with subprocess.Popen(command, cwd=folder, env={"HOME": str(folder)}, stderr=subprocess.PIPE) as process:  # noqa: S603
+        try:
+            for _ in range(600):
+                with socket.socket() as tried:
+                    if tried.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                assert process.poll() is None, process.stderr.read().decode()
+                time.sleep(0.1)
+            yield port
+        finally:
+            process.kill()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -118,3 +123,17 @@ def served(app: FastAPI, trusted_proxies: Iterable[str] = ()) -> Iterator[str]:
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive(), "the server did not stop"
+
+
+@contextmanager
+def serving(folder: Path, database: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `agentgit serve` in a folder, on any free port; yield the process and the first address that it prints."""
+    command = [sys.executable, "-m", "agentgit", "--db", database, "serve", *options, "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(processes.PATHS)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment) as server:  # noqa: S603  # our own
+        try:
+            assert server.stderr is not None
+            found = (re.search(r"http://127\.0\.0\.1:\d+(/sign-in\?token=\S+)?", line) for line in server.stderr)
+            yield server, next(address[0] for address in found if address)
+        finally:
+            server.kill()
