@@ -37,13 +37,8 @@ CONFIGURED = {
     "for any name": {},
     "for some names": {"hosts": ["localhost", "git.example"]},
     "with a public URL": {"public_url": "https://git.example"},
-    "with a public URL on a port, below a path": {
-        "public_url": "https://git.example:8443/below/it",
-    },
-    "with a public URL that is not closed": {
-        "public_url": "http://git.example",
-        "insecure": True,
-    },
+    "with a public URL on a port, below a path": {"public_url": "https://git.example:8443/below/it"},
+    "with a public URL that is not closed": {"public_url": "http://git.example", "insecure": True},
     "for a name and an address": {"hosts": ["git.example", "[::1]"]},
 }
 """The configurations of the application that change how it treats request headers."""
@@ -62,17 +57,14 @@ def asked(tmp_path_factory: pytest.TempPathFactory):
     with story(folder, "ada") as repo:
         hostile(repo, folder)
         apps = {name: app(repo, **options) for name, options in CONFIGURED.items()}
-        yield SimpleNamespace(app=app(repo), apps=apps, key=key, ids=_ids(repo))
-
-
-def _ids(repo: agentgit.Repository) -> dict[str, int]:
-    """Return ids that exist, so that requests get past a 404."""
-    return {
-        "session_id": repo.session("support-42").id,
-        "checkpoint_id": repo.session("support-42").get_checkpoint("HEAD").id or 0,
-        "operation_id": repo.session("support-42").operations()[0].id,
-        "invocation_id": repo.session("support-42").tool_track()[0].id,
-    }
+        session = repo.session("support-42")
+        ids = {  # that exist, so that requests get past a 404
+            "session_id": session.id,
+            "checkpoint_id": session.get_checkpoint("HEAD").id,
+            "operation_id": session.operations()[0].id,
+            "invocation_id": session.tool_track()[0].id,
+        }
+        yield SimpleNamespace(app=app(repo), apps=apps, key=key, ids=ids)
 
 
 def described() -> dict[str, Any]:
@@ -123,104 +115,33 @@ def expect_described(asked, operation, mode, examples):
 
 
 HEADERS = [
-    "accept",
-    "accept-encoding",
-    "authorization",
-    "content-length",
-    "content-type",
-    "cookie",
-    "forwarded",
-    "host",
-    "if-none-match",
-    "last-event-id",
-    "origin",
-    "range",
-    "referer",
-    "sec-fetch-site",
-    "transfer-encoding",
-    "upgrade",
-    "x-forwarded-for",
-    "x-forwarded-host",
-    "x-forwarded-proto",
-    "x-http-method-override",
-    "x-real-ip",
-    "x-request-id",
-]
-"""The headers that a server, a proxy or a framework may act on."""
+    "accept", "accept-encoding", "authorization", "content-length", "content-type", "cookie", "forwarded", "host",
+    "if-none-match", "last-event-id", "origin", "range", "referer", "sec-fetch-site", "transfer-encoding", "upgrade",
+    "x-http-method-override", "x-real-ip", "x-request-id",
+]  # fmt: skip
+"""The headers that a server or a framework may act on."""
 
 VALUES = st.one_of(
-    st.sampled_from(
-        [
-            "",
-            "*",
-            "null",
-            "-1",
-            "0",
-            "9" * 30,
-            "git.example",
-            "localhost",
-            "127.0.0.1",
-            "[::1]",
-            "https://git.example",
-            "chunked",
-            "Bearer",
-            "Bearer ",
-            "Basic eDp5",
-            "websocket",
-            "PUT",
-            "bytes=0-",
-            "text/html;q=x",
-            "a" * 8000,
-            "__Host-agentgit=x",
-            "for=1.2.3.4;host=evil.example;proto=https",
-            "1.2.3.4, 127.0.0.1",
-            "application/json; charset=utf-7",
-            "http",
-            "HTTPS",
-            "http, https",
-            "javascript",
-            "git.example:8443",
-            "git.example:99999",
-            "evil.example",
-            "a@b/c?d#e",
-            "//evil.example",
-            "https://[",
-            "[::1",
-            "[::1]:99999",
-            "192.0.2.1:80",
-            "unknown, 10.0.0.1",
-            "10.0.0.1,,",
-            "::ffff:10.0.0.1",
-            "fe80::1%25lo",
-            "2001:db8::1",
-            ",".join(["10.0.0.1"] * 900),
-        ]
-    ),
+    st.sampled_from([
+        "", "*", "null", "-1", "0", "9" * 30, "a" * 8000, "javascript",
+        "git.example", "git.example:8443", "git.example:99999", "localhost", "evil.example", "a@b/c?d#e",
+        "https://git.example", "//evil.example", "https://[", "http", "HTTPS", "http, https",
+        "127.0.0.1", "[::1]", "[::1", "[::1]:99999", "192.0.2.1:80", "1.2.3.4, 127.0.0.1", "unknown, 10.0.0.1",
+        "10.0.0.1,,", "::ffff:10.0.0.1", "fe80::1%25lo", "2001:db8::1", ",".join(["10.0.0.1"] * 900),
+        "Bearer", "Bearer ", "Basic eDp5", "__Host-agentgit=x", "for=1.2.3.4;host=evil.example;proto=https",
+        "chunked", "websocket", "PUT", "bytes=0-", "text/html;q=x", "application/json; charset=utf-7",
+    ]),
     st.binary(max_size=40).map(lambda raw: raw.translate(None, b"\r\n\0").decode("latin-1").strip()),
-)
+)  # fmt: skip
 
 OPEN = [
-    "/sign-in",
-    "/sign-in?token=x",
-    "/below/it/sign-in",
-    "/healthz",
-    "/readyz",
-    "/static/agentgit.css",
+    "/sign-in", "/sign-in?token=x", "/below/it/sign-in", "/healthz", "/readyz", "/static/agentgit.css",
     "/api/v1/openapi.json",
-]
+]  # fmt: skip
 PATHS = [
-    *OPEN,
-    "/",
-    "/sessions",
-    "/static/app.css",
-    "/api/v1/me",
-    "/api/v1/sessions",
-    "/join?token=%00",
-    "/below/it/sessions",
-    "//evil.example/x",
-    "/%2e%2e/",
-]
-
+    *OPEN, "/", "/sessions", "/static/app.css", "/api/v1/me", "/api/v1/sessions", "/join?token=%00",
+    "/below/it/sessions", "//evil.example/x", "/%2e%2e/",
+]  # fmt: skip
 
 FORWARDED = ["x-forwarded-for", "x-forwarded-host", "x-forwarded-proto"]
 """The headers of a trusted proxy; about half of all generated headers are of these."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scripted import World, call, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Ambiguous, Checkpoint, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
+from agentgit import Ambiguous, Checkpoint, InvalidInput, NotFound, SchemaMismatch, Unavailable
 from agentgit.checkpoints import references
 
 
@@ -317,18 +317,6 @@ def test_a_locked_file_is_unavailable_after_a_wait(tmp_path, monkeypatch):
             agent.run("again")
         holder.close()
         assert agent.run("again") == "answer 1"
-
-
-def test_a_corrupt_value_is_named_when_it_is_read(tmp_path):
-    path = tmp_path / "x.db"
-    with agentgit.open(path) as repo:
-        chat(repo).run("hello there")
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE blob SET data = CAST('{}' AS BLOB) WHERE type = 'message'")
-    connection.close()
-    with agentgit.open(path) as repo, pytest.raises(Corrupt, match="blob") as caught:
-        repo.session("s").branch().conversation_history  # noqa: B018  # it loads when it is read
-    assert caught.value.row.startswith("blob ")
 
 
 def test_an_in_memory_database_supports_turns_and_rollbacks(tmp_path):

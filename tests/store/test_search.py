@@ -1,11 +1,8 @@
 """Search finds messages, calls and named checkpoints by their words, on both databases."""
 
-import shutil
 import signal
-import sqlite3
 import textwrap
 from collections import defaultdict
-from contextlib import closing
 from typing import Annotated
 
 import backend
@@ -508,16 +505,6 @@ def test_text_from_an_encrypting_serializer_is_not_indexed(tmp_path):
             patch.setattr(Blobs, "get_many", lambda *_: defaultdict(lambda: sealed))
             agent.run("hello")
         assert texts(repo) == 0
-
-
-def test_a_copied_database_file_can_be_searched(tmp_path):
-    with agentgit.open(tmp_path / "x.db") as repo:
-        chat(repo).run("a needle")
-    shutil.copy(tmp_path / "x.db", tmp_path / "y.db")
-    with agentgit.open(tmp_path / "y.db") as repo:
-        assert len(repo.session().search("needle")) == 1
-    with closing(sqlite3.connect(tmp_path / "y.db")) as connection:
-        connection.execute("INSERT INTO search_words(search_words) VALUES ('integrity-check')")
 
 
 def test_hits_are_escaped_in_text_and_html(repo, agent):

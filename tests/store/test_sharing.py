@@ -190,19 +190,6 @@ def test_a_page_of_own_sessions_is_read_from_an_index(repo, people):
     assert "Sort" not in plan
 
 
-def test_a_turn_of_the_owner_checks_no_rights(repo, monkeypatch):
-    agent = wrap(repo, "s")
-    agent.run("hm")
-
-    def asked(*_):
-        raise AssertionError("rights were asked for")
-
-    monkeypatch.setattr(repo.context.store.visible_sessions, "role", asked)
-    monkeypatch.setattr(repo.context.store.users, "is_valid", asked)
-    agent.run("add chair")
-    assert len(agent.history()) == 6
-
-
 def test_members_receive_events_only_while_a_session_is_shared(people):
     ada, bob, cy = people.values()
     ada.session("s").sharing.share("bob")
