@@ -17,7 +17,7 @@ from web_servers import repo, told
 from web_visitors import ada
 
 import agentgit
-from agentgit import AgentGitError, RollbackIncomplete
+from agentgit import AgentGitError
 from agentgit.demo import EFFECTS, build
 
 __all__ = ["ada", "repo", "told"]  # the fixtures
@@ -117,17 +117,6 @@ def test_a_page_says_what_the_library_says(repo, ada, subject, path):
     said = sentence(repo, subject)
     page = ada.get(path.format(at=f"/sessions/{repo.session('support-42').id}"), 404)
     assert f'role="alert">{said}</p>' in html.unescape(page.text)
-
-
-@pytest.mark.usefixtures("repo")
-def test_a_page_says_how_to_finish_a_rollback(repo, ada, tmp_path, monkeypatch):
-    (tmp_path / "closed").mkdir()
-    monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(tmp_path / "closed"))  # the undo functions fail
-    with pytest.raises(RollbackIncomplete) as stopped:
-        repo.session("support-42").rollback("main#2", force=True)
-    page = ada.get(f"/operations/{stopped.value.operation}").text
-    assert f"To finish, resume operation {stopped.value.operation}." in page
-    assert "<button>Resume</button>" in page
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,18 @@ def test_serve_with_a_graph_edits_a_message_and_runs_it_again(tmp_path):
         ("--workspace notes=work", 2, "--graph MODULE:GRAPH"),
         ("--graph agentgit.demo:build --workspace work", 2, "like support-42=work, not 'work'"),
         ("--graph agentgit.demo:build --workspace nobody=work", 3, "nobody"),
+        ("--host 0.0.0.0", 2, "docs/samples/nginx.conf"),
+        ("--host ::", 2, "--no-proxy"),
+        ("--user-header X-Remote-User", 2, "--trusted-proxy"),
+        ("--user-header X-Remote-User --no-proxy", 2, "--trusted-proxy"),
+        ("--user-header X:User --trusted-proxy 127.0.0.1", 2, "not the name of a header"),
+        ("--create-users --trusted-proxy 127.0.0.1", 2, "--user-header"),
         ("--trusted-proxy 127.0.0.1", 2, "agentgit users add NAME"),
         ("--host 0.0.0.0 --no-proxy", 2, "agentgit users add NAME"),
     ],
 )
 def test_serve_names_what_is_wrong_or_missing(tmp_path, monkeypatch, words, code, part):
-    """Others reach a server behind a proxy or on a public host, so it refuses to start while there is no user."""
+    """Serving others needs a proxy and a user, and a header that names the user needs a proxy that is trusted."""
     monkeypatch.chdir(tmp_path)
     agentgit.open(tmp_path / "agentgit.db").close()
     done = command_line.run("serve", "--db", "agentgit.db", *words.split())

@@ -72,9 +72,7 @@ def test_the_link_of_the_server_works_for_any_number_of_browsers(repo):
 def test_a_sign_in_link_shows_a_form_that_works_once(repo):
     """Requests of the link change nothing, its form signs one browser in, and a second time it is refused."""
     link = repo.users.create_link("ada").secret
-    made = app(repo)
-    base = {"base_url": "https://git.example", "headers": {"origin": "https://git.example"}, "follow_redirects": False}
-    preview, one, other = (TestClient(made, **base) for _ in range(3))
+    preview, one, other = (visitor(repo) for _ in range(3))
     for client in (preview, one, preview, other):
         page = client.get(f"/sign-in?token={link}")
         assert (page.status_code, f'value="{link}"' in page.text) == (200, True)

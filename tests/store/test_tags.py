@@ -94,14 +94,12 @@ def test_invalid_tag_names_are_refused(repo, agent):
     assert repo.session("s").tags() == []
 
 
-@pytest.mark.parametrize(
-    "name", ["'; DROP TABLE tag; --", "\ud800", "日本 👍", "\\u0000", "x" * 200, "%", "\x1b[31m"[1:]]
-)
-def test_any_other_text_is_a_valid_tag(repo, agent, name):
-    repo.session().tag("main#1", name, description=name)
-    assert repo.session().get_checkpoint(name).metadata["tags"] == [name]
-    assert repo.session("s").tags()[0].description == name
-    assert repo.session().untag(name).name == name
+def test_any_other_text_is_a_valid_tag(repo, agent):
+    for name in ("'; DROP TABLE tag; --", "\ud800", "日本 👍", "\\u0000", "x" * 200, "%", "[31m"):
+        repo.session().tag("main#1", name, description=name)
+        assert repo.session().get_checkpoint(name).metadata["tags"] == [name]
+        assert repo.session("s").tags()[0].description == name
+        assert repo.session().untag(name).name == name
 
 
 def test_a_refused_tag_changes_nothing(repo, agent):
