@@ -77,7 +77,6 @@ def units(folder: Path) -> dict[str, Path]:
 
 
 def test_systemd_accepts_the_units(tmp_path: Path):
-    """Systemd finds no fault in the units, and rates what the server may do as safe."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed: apt-get install systemd")
     found = units(tmp_path)
@@ -158,7 +157,6 @@ FILLED = {"SERVER_NAME": NAME, "POSTGRES_PASSWORD": "p", "AGENTGIT_PASSWORD": "a
 
 
 def test_the_compose_file_names_files_and_variables_that_exist():
-    """Every file of the compose file is in the kit, and example.env has every variable that it demands."""
     services = composed(**FILLED)
     mounted = [mount.split(":")[0] for one in services.values() for mount in one.get("volumes", ())]
     files = [DEPLOY / path for path in mounted if path.startswith("./") and path not in ("./tls", "./backups")]

@@ -123,17 +123,16 @@ def prepared(tmp_path_factory):
         raw.execute("UPDATE api_key SET expires_at = '2020-01-01 00:00:00.000000' WHERE id = ?", [ended])
         raw.commit()
     with story(folder, "ada") as ada:
-        for name, role in PEOPLE.items():
-            if role != "stranger" and name != "ada":
-                ada.session("support-42").sharing.share(name, role)
-        ada.session("support-42").tag("main#1", "v1")
-        ada.session("support-42").get_checkpoint("before the table")
+        session = ada.session("support-42")
+        for name in ("vic", "ed", "olga"):
+            session.sharing.share(name, PEOPLE[name])
+        session.tag("main#1", "v1")
         ids = {
-            "session_id": ada.session("support-42").id,
-            "checkpoint_id": ada.session("support-42").get_checkpoint("main#2").id,
-            "operation_id": ada.session("support-42").operations()[0].id,
-            "invocation_id": ada.session("support-42").tool_track(branch="main")[0].id,
-            "link_id": ada.session("support-42").sharing.create_link().id,
+            "session_id": session.id,
+            "checkpoint_id": session.get_checkpoint("main#2").id,
+            "operation_id": session.operations()[0].id,
+            "invocation_id": session.tool_track(branch="main")[0].id,
+            "link_id": session.sharing.create_link().id,
             "key_id": ada.keys.list()[0].id,
         }
     with agentgit.open(folder / "agentgit.db") as operator:
@@ -145,7 +144,6 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture
 def house(prepared, tmp_path, monkeypatch):
-    """Open a copy of the prepared database, and build its application."""
     for file in ("agentgit.db", "shop.db"):
         shutil.copy(prepared.folder / file, tmp_path)
     monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(tmp_path / "shop.db"))
@@ -185,7 +183,6 @@ def asked(house, route, key):
 
 
 def is_enough(role, needs):
-    """Return True if a role is enough for a requirement."""
     return needs in (SELF, OPEN) or (needs in RANK and RANK[role] >= RANK[needs])
 
 
@@ -220,7 +217,6 @@ def test_every_route_refuses_a_role_that_is_too_low(house, who):
 
 @pytest.mark.parametrize("route", [route for route, (needs, sent) in ROUTES.items() if sent is not None])
 def test_the_required_role_is_enough_for_each_route(house, route):
-    """A user with exactly the role that a route requires is not refused for lack of it."""
     needs = ROUTES[route][0]
     who = {ADMIN: "root", SELF: "eve", OPEN: "eve"}.get(needs) or next(n for n, r in PEOPLE.items() if r == needs)
     answer = asked(house, route, house.keys[who])

@@ -23,7 +23,6 @@ from agentgit.web import OwnerLink, app
 
 @pytest.mark.long
 def test_serve_prints_a_sign_in_link_and_shuts_down_cleanly(tmp_path):
-    """SIGTERM ends live feeds and the server."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         repo.session("support-42", create=True)
     with (
@@ -133,7 +132,6 @@ def test_the_application_can_be_mounted_in_another_application(tmp_path):
 
 
 def test_the_package_folder_contains_templates_and_static_files():
-    """The package folder, which the wheel ships, contains the templates and the static files."""
     folder = Path(agentgit.__file__).parent / "web"
     assert {"base.html", "parts.html"} <= {file.name for file in (folder / "templates").iterdir()}
     assert {file.suffix for file in (folder / "static").iterdir() if file.is_file()} == {".css", ".js", ".svg"}

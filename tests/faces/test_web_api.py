@@ -41,7 +41,6 @@ def ask(repo: agentgit.Repository) -> Program:
 
 
 def test_the_api_returns_every_part_of_a_session_in_pages(ask, repo):
-    """The API returns sessions, branches, tree, log, messages, calls and state in pages, as the library does."""
     session = ask("GET", "/sessions")["items"][0]
     at = f"/sessions/{session['id']}"
     assert (session["session_name"], session["role"]) == ("support-42", "owner")
@@ -70,7 +69,6 @@ def test_diff_and_compare_match_the_library(ask, repo):
 
 
 def test_a_rollback_is_planned_run_once_and_reported_over_http(ask, repo):
-    """A plan changes nothing, a blocked rollback is a 409 with the plan, and a repeated request runs once."""
     at = f"/sessions/{repo.session('support-42').id}"
     plan = ask("GET", f"{at}/plan-rollback?to=main%232")
     assert (plan["is_admissible"], len(repo.session("support-42").branches())) == (False, 2)
@@ -91,7 +89,6 @@ def test_a_rollback_is_planned_run_once_and_reported_over_http(ask, repo):
 
 @pytest.mark.long
 def test_replay_without_tools_is_refused_or_answered_from_the_record(ask, repo):
-    """A server without the tools refuses to execute a path, and with force answers it from the record."""
     at = f"/sessions/{repo.session('support-42').id}"
     place = repo.session("support-42").checkpoints(branch="main")[-1].metadata["reference"]
     track = repo.session("support-42").tool_track(branch="main")
@@ -237,7 +234,6 @@ def test_an_event_feed_resumes_after_the_last_received_event(repo, tmp_path):
 
 
 def test_the_api_works_on_sqlite_and_postgresql(database, tmp_path):
-    """Sessions, log, search, plan and rollback work the same on SQLite and PostgreSQL."""
     with agentgit.open(database.url) as operator:
         ada = operator.as_user(operator.users.add("ada", is_admin=True))
         ada.wrap(build(tmp_path / "shop.db"), "both", effects=EFFECTS).run("order two chairs")

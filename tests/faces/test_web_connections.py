@@ -30,7 +30,6 @@ def connect(address: str) -> socket.socket:
 
 @pytest.mark.parametrize("head", ["content-length: 2000000", "transfer-encoding: chunked"])
 def test_a_get_request_with_a_body_is_answered_in_full(repo, caplog, head):
-    """A GET is answered in full, whatever body it announces or sends, and no traceback is logged."""
     chunks = 2_000 if "chunked" in head else 0
     with served(app(repo)) as address:
         for path in ("/static/agentgit.css", "/sign-in", "/healthz"):
@@ -87,7 +86,6 @@ def test_healthz_and_readyz_report_the_process_and_the_schema(repo, caplog):
 
 
 def test_readyz_is_503_during_shutdown_and_database_outage(postgres_url):
-    """/readyz is a 503 during shutdown and while PostgreSQL refuses connections, when /healthz stays a 200."""
     url = make_url(postgres_url)
     other = create_engine(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
     with agentgit.open(postgres_url) as repo, other.connect() as operator:

@@ -28,7 +28,6 @@ USER = "x-remote-user"
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Iterator[Repository]:
-    """Open a repository with two users."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         repo.users.add("ada")
         repo.users.add("bob")
@@ -42,7 +41,6 @@ def asks(repo: Repository, peer: str = PROXY, base: str = f"http://{NAME}", **op
 
 
 def said(scheme: str = "https", origin: str = f"https://{NAME}") -> dict[str, str]:
-    """Return the headers of a form that a proxy passes on."""
     return {"x-forwarded-for": "192.0.2.1", "x-forwarded-proto": scheme, "origin": origin}
 
 
@@ -67,7 +65,6 @@ def test_a_trusted_proxy_names_the_user_in_exactly_one_header(repo, path):
 
 
 def test_an_unknown_user_is_created_only_if_the_operator_says_so(repo):
-    """With --create-users a proxy's new name becomes a user without rights; a name that is not valid does not."""
     client = asks(repo, user_header="X-Remote-User", create_users=True)
     first, again = (client.get("/api/v1/me", headers={USER: "eve"}).json() for _ in range(2))
     assert (first["name"], first["is_admin"], again) == ("eve", False, first)
@@ -142,7 +139,6 @@ def test_an_invalid_public_url_is_refused(repo, wrong):
 
 @pytest.mark.parametrize("keeps_path", [True, False])
 def test_links_cookies_forms_and_hosts_follow_the_public_url(repo, keeps_path):
-    """Links, cookies, forms and hosts follow the public URL, whether or not the proxy passes its path on."""
     public = "https://git.example:8443/below/it"
     client = asks(repo, base="http://127.0.0.1:8700", public_url=public, hosts=[])
     path = "/below/it" if keeps_path else ""

@@ -281,7 +281,6 @@ def test_every_verb_declares_the_role_it_needs():
 
 
 def outcome(ask):
-    """Return the class name and text of the exception that a call raises, or None."""
     try:
         passed(ask)
     except Exception as error:  # noqa: BLE001  # the test looks at it

@@ -52,7 +52,6 @@ def test_each_field_changes_alone_and_none_removes_it(repo, agent):
 
 
 def test_an_automatic_checkpoint_with_a_name_is_kept(repo, agent):
-    """A named automatic checkpoint stays automatic, is found, and outlives cleanup and retention."""
     session = agent.session
     named = session.annotate("main#1", name="the start of it")
     assert named.is_auto

@@ -26,7 +26,6 @@ def expect_refused(ask, *credentials):
 
 @pytest.fixture
 def ada(repo):
-    """Create the user ada with a session."""
     user = repo.users.add("ada")
     repo.as_user(user).session("s", create=True)
     return user
@@ -36,7 +35,6 @@ def ada(repo):
 
 
 def test_a_sign_in_link_gives_a_browser_a_key_once(repo, ada):
-    """A link gives a key with all rights of its user for 30 days, and gives nothing a second time."""
     link = repo.users.create_link("ada")
     lifetime = link.key.expires_at - link.key.created_at
     assert (link.key.name, link.key.scopes, round(lifetime / timedelta(hours=1))) == ("sign-in link", frozenset(), 24)
@@ -92,7 +90,6 @@ def test_a_sign_in_link_dies_with_its_time_and_its_user(repo, ada, end):
 
 
 def test_only_admins_create_sign_in_links_and_never_for_the_local_owner(repo, ada):
-    """A user cannot create a link, not even for themselves, and the local owner, who never signs in, gets none."""
     for who in ("ada", ada, "local"):
         with pytest.raises(NotAllowed):
             repo.as_user("ada").users.create_link(who)
@@ -141,7 +138,6 @@ def test_a_revoked_key_ends_open_handles_at_once(repo, ada):
 
 
 def everything(repo):
-    """Return all rows of all tables as text."""
     with backend.reading(repo) as connection:
         return repr([sorted(map(repr, connection.execute(select(table)))) for table in METADATA.sorted_tables])
 

@@ -15,8 +15,6 @@ from agentgit import Conflict, NotFound
 
 
 class Log(TypedDict):
-    """A state with a list that only grows."""
-
     log: Annotated[list, operator.add]
 
 
@@ -30,7 +28,6 @@ def head(saver, thread):
 
 
 def rows_of(saver, thread):
-    """Return the stored checkpoints and writes of a thread."""
     with saver.database.reading() as connection:
         return [
             sorted(map(tuple, connection.execute(select(table).where(table.c.thread_id == thread))), key=repr)
@@ -66,7 +63,6 @@ def pause(saver, graph):
 
 
 def test_a_fork_copies_one_checkpoint_and_no_value(saver):
-    """A fork adds one row for the checkpoint, none for its values, and has the same state hash and messages."""
     builder = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": [AIMessage("yes", id="a")]})
     graph = builder.add_edge(START, "answer").compile(checkpointer=saver)
     graph.invoke({"messages": [HumanMessage("ok?", id="q")]}, on("main"))
@@ -173,7 +169,6 @@ def test_a_subgraph_with_memory_continues_where_it_paused(saver):
 
 
 def test_a_subgraph_with_memory_forks_with_its_memory_at_that_point(saver):
-    """A subgraph with memory knows in the fork what it knew at that point of the source, and nothing later."""
     graph, _ = nested(saver)
     points = []
     for turn in range(3):

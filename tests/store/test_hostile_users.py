@@ -17,7 +17,6 @@ HUGE = 2**70
 
 @pytest.fixture
 def people(repo):
-    """Return handles of three users, of whom ada has a session."""
     made = {name: repo.as_user(repo.users.add(name)) for name in ("ada", "bob", "cy")}
     made["ada"].session("s", create=True)
     return made

@@ -27,8 +27,6 @@ from agentgit.web import app
 
 
 class State(TypedDict, total=False):
-    """A conversation with two additional channels."""
-
     messages: Annotated[list[AnyMessage], add_messages]
     notes: list[Any]
     odd: Any
@@ -214,7 +212,6 @@ EXTRAS = ("_fields_set", "cls", "self", "model_dump", "pretty_print", "tool_call
 
 
 def as_leaf(value):
-    """Return the type and bytes of a message, without the checks of agentgit."""
     return "message+py", json.dumps(value).encode()
 
 
@@ -263,7 +260,6 @@ LEAVES = [
 
 @pytest.fixture
 def target():
-    """Open an empty repository to import into."""
     with agentgit.open(":memory:", user="ada") as repo:
         yield repo
 
@@ -276,7 +272,6 @@ def test_an_unmodified_export_is_imported_and_readable(export, target):
 
 
 def test_messages_written_by_agentgit_are_accepted(export):
-    """All four kinds of message are accepted, and so is one with additional fields."""
     for message in (*TALK[:4], HumanMessage("x", name="ann", mine=[1])):
         leaf_ = message_leaf(stored_form(message))
         assert rebuild_message(stored_message(json.loads(leaf_.data))) == message

@@ -30,8 +30,6 @@ BEGIN = f"""
     os.chdir(place)
     work = place / "work"
     workspace = Workspace(work, place / "store", environment=kind)
-    def modes():
-        return {{os.path.relpath(p, work): stat.S_IMODE(os.lstat(p).st_mode) for p in sorted(work.rglob("*"))}}
 """
 
 
@@ -57,38 +55,6 @@ def as_nobody(request, place):
         assert done.returncode == code, done.stderr
 
     return run
-
-
-def test_a_read_only_module_cache_is_saved_and_restored(as_nobody):
-    """0555 directories with 0444 files are restored after changes, with their modes."""
-    as_nobody("""
-        for name in ("mod/pkg/a.go", "mod/pkg/b.go", "mod/c.go"):
-            (work / name).parent.mkdir(parents=True, exist_ok=True)
-            (work / name).write_text(name)
-            (work / name).chmod(0o444)
-        for name in ("mod/pkg", "mod"):
-            (work / name).chmod(0o555)
-        first = workspace.save()
-        was, had = picture(work), modes()
-        for name in ("mod", "mod/pkg"):
-            (work / name).chmod(0o755)
-        (work / "mod/pkg/a.go").unlink()
-        (work / "mod/pkg/new.go").write_text("new")
-        (work / "mod/pkg/deep").mkdir()
-        (work / "mod/pkg/deep/x").write_text("new")
-        (work / "mod/pkg/deep").chmod(0o555)
-        for name in ("mod/pkg", "mod"):
-            (work / name).chmod(0o555)
-        second, other = workspace.save(), picture(work)
-        done = workspace.restore(first.id)
-        assert done.restored == ("mod/pkg/a.go",), done
-        assert done.deleted == ("mod/pkg/deep/x", "mod/pkg/new.go"), done
-        assert not done.conflicts and not done.left and not done.missing
-        assert picture(work) == was and modes() == had
-        assert not workspace.changed()
-        workspace.restore(second.id)
-        assert picture(work) == other
-    """)
 
 
 def test_files_that_their_owner_cannot_read_are_saved_and_restored(as_nobody):

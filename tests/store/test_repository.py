@@ -20,7 +20,6 @@ from agentgit.checkpoints import references
 
 
 def chat(repo, session="s", **options):
-    """Wrap a graph without tools that gives numbered answers."""
     return repo.wrap(tool_node_graph(scripted(*(f"answer {n}" for n in range(20))), []), session, **options)
 
 
@@ -69,7 +68,6 @@ def test_head_references_count_across_the_branch_point(repo, agent):
 
 
 def test_a_repeated_name_means_the_newest_on_the_path(repo, agent):
-    """A repeated name means the newest checkpoint on the path, and is ambiguous if none is on the path."""
     newer = agent.checkpoint("before payment")
     assert repo.session("s").get_checkpoint("before payment").id == newer.id
     first = agent.fork("main#1", name="first")
@@ -218,7 +216,6 @@ def test_a_checkpoint_is_deleted_unless_it_is_needed(repo, agent):
 
 
 def test_open_uses_the_environment_variable_or_the_default_path(tmp_path, monkeypatch):
-    """Without an argument, `open` uses $AGENTGIT_DATABASE_URL, or else ./agentgit.db."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AGENTGIT_DATABASE_URL", raising=False)
     agentgit.open().close()
@@ -237,7 +234,6 @@ def test_a_server_without_tables_names_the_upgrade_command(postgres_url):
 
 
 def test_an_unreachable_server_is_unavailable():
-    """Bad input: a wrong port raises Unavailable, and the error does not show the password."""
     with pytest.raises(Unavailable) as caught:
         agentgit.open("postgresql+psycopg://me:secret@127.0.0.1:1/x?connect_timeout=1")
     assert "secret" not in str(caught.value)
@@ -305,7 +301,6 @@ def test_a_database_whose_url_says_read_only_can_be_read(tmp_path):
 
 
 def test_a_locked_file_is_unavailable_after_a_wait(tmp_path, monkeypatch):
-    """Bad input: a database locked by another program is Unavailable after a wait, and works once it is unlocked."""
     monkeypatch.setattr("agentgit.store.sql.sqlite.BUSY_SECONDS", 0.05)
     path = tmp_path / "x.db"
     with agentgit.open(path) as repo:
@@ -346,8 +341,6 @@ def test_concurrent_threads_on_many_sessions_lose_no_turns(database):
 
 
 def test_concurrent_agents_on_one_branch_never_mix_their_turns(repo):
-    """Of several agents that race for one branch, one runs completely and the others raise Conflict."""
-
     def runs(agent):
         try:
             return agent.run("me") is not None

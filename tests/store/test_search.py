@@ -341,25 +341,19 @@ def test_a_second_list_of_messages_hides_no_message_of_the_conversation(repo):
     assert [message.content for message in agent.get_state().values["notes"]] == ["a needle in notes"]
 
 
-def test_a_failed_call_is_found(repo):
+def test_failed_and_parallel_calls_are_found(repo, world):
+    """A call that raised is found by its arguments and by its error."""
+
     @tool
     def order(item: str) -> str:
         """Order something."""
         raise ValueError(f"the shop has no {item}")
 
-    graph = tool_node_graph(scripted(call("order", "c1", item="oak"), "sorry"), [order], handle_tool_errors=True)
-    repo.wrap(graph, "s", effects={"order": "irreversible"}).run("go")
-    for words in ("oak", "the shop has"):
-        assert [hit.kind for hit in repo.session().search(words) if hit.kind == "call"] == ["call"]
-
-
-def test_parallel_calls_are_found(repo):
-    world = World()
-    both = calls(call("add", "c1", item="oak"), call("add", "c2", item="elm"))
-    agent = repo.wrap(tool_node_graph(scripted(both, "done"), world.tools()), "s", effects=world.effects())
-    agent.run("go")
-    assert {h.kind for h in repo.session().search("oak")} == {"call", "message"}
-    assert len([h for h in repo.session().search("add") if h.kind == "call"]) == 2
+    both = calls(call("order", "c1", item="oak"), call("add", "c2", item="elm"))
+    graph = tool_node_graph(scripted(both, "sorry"), [order, *world.tools()], handle_tool_errors=True)
+    repo.wrap(graph, "s", effects={"order": "irreversible"} | world.effects()).run("go")
+    for words, name in (("oak", "order"), ("the shop has", "order"), ("elm", "add")):
+        assert [hit.name for hit in repo.session().search(words) if hit.kind == "call"] == [name], words
 
 
 def test_a_huge_message_is_found_by_its_first_words(repo):

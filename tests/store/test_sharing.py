@@ -15,7 +15,6 @@ from agentgit.store.sql.tables import SESSION_LINK, SESSION_MEMBER
 
 @pytest.fixture
 def people(repo):
-    """Return handles of the users ada, bob and cy; ada has a session with a turn."""
     made = {name: repo.as_user(repo.users.add(name)) for name in ("ada", "bob", "cy")}
     wrap(made["ada"], "s").run("add chair")
     return made

@@ -33,7 +33,6 @@ def test_a_tag_names_its_checkpoint_wherever_a_place_is_accepted(repo, agent):
 
 
 def test_tags_are_listed_newest_first_and_can_be_deleted(repo, agent):
-    """The tags are listed newest first, and a deleted tag names nothing while its checkpoint stays."""
     repo.session().tag("main#2", "b")
     repo.session().tag("main#2", "a")
     repo.session().tag("HEAD", "c")
@@ -59,7 +58,6 @@ def test_a_tag_protects_its_checkpoint_from_deletion(repo, agent):
 
 
 def test_a_tag_precedes_a_name_and_cannot_equal_a_branch(repo, agent):
-    """A tag takes precedence over checkpoints of that name, and a tag and a branch cannot have one name."""
     agent.checkpoint("x")
     repo.session().tag("main#1", "x")
     assert repo.session().get_checkpoint("x").metadata["reference"] == "main#1"
@@ -72,7 +70,6 @@ def test_a_tag_precedes_a_name_and_cannot_equal_a_branch(repo, agent):
 
 
 def test_a_tag_is_unique_in_its_session(repo, agent):
-    """A tag can be set again only on its own checkpoint, and each session has its own tags."""
     first = repo.session().tag("main#1", "v1")
     assert repo.session().tag("main#1", "v1") == first
     with pytest.raises(Conflict, match="main#1 already has the tag"):
@@ -103,7 +100,6 @@ def test_any_other_text_is_a_valid_tag(repo, agent):
 
 
 def test_a_refused_tag_changes_nothing(repo, agent):
-    """Bad input: an unknown place, a description that is not text and another user's session are refused."""
     with pytest.raises(NotFound):
         repo.session().tag("nowhere", "v1")
     with pytest.raises(InvalidInput, match="description"):

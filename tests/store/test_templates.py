@@ -13,7 +13,6 @@ __all__ = ["home"]  # the fixtures
 
 @pytest.fixture
 def agent(repo, world):
-    """Return an agent with two turns and a checkpoint between them."""
     made = repo.wrap(tool_node_graph(obedient(), world.tools()), "old", effects=world.effects())
     made.run("add chair; send mail")
     made.checkpoint("before")
@@ -42,7 +41,6 @@ def test_a_session_starts_from_a_template_checkpoint(repo, agent, world, how):
 
 
 def test_effects_of_the_template_are_never_reversed(repo, agent, world):
-    """No plan lists the effects of the template, and a rollback to the beginning leaves them in place."""
     made = wrapped(repo, world, template="old@before")
     made.run("add sofa")
     assert [step.invocation.args for step in made.plan_rollback("main#1").steps] == [{"item": "sofa"}]
@@ -54,7 +52,6 @@ def test_effects_of_the_template_are_never_reversed(repo, agent, world):
 
 
 def test_wrapping_again_continues_the_session(repo, agent, world):
-    """Wrapping again with the same template or none continues the session, and any other template is refused."""
     wrapped(repo, world, template="old@before").run("note hello")
     assert len(wrapped(repo, world, template="old@before").history()) == 9
     assert len(wrapped(repo, world).history()) == 9
@@ -151,7 +148,6 @@ def test_a_new_workspace_receives_the_files_of_the_template(repo, tmp_path):
 
 
 def test_existing_files_in_the_workspace_are_not_overwritten(repo, tmp_path):
-    """A directory with other contents is refused and not overwritten, and an empty one can be used afterwards."""
     desk, other = Desk(tmp_path / "work"), Desk(tmp_path / "other")
     desked(repo, desk, "old").run("write a.txt one")
     (other.root / "a.txt").write_text("precious")

@@ -45,7 +45,6 @@ def test_a_step_has_an_observation_an_action_and_results(agent, repo):
 
 
 def test_a_step_has_the_state_hash_of_the_checkpoint_before_it(agent, repo):
-    """A step has the state hash of the newest checkpoint before it and its place in the conversation."""
     for step in repo.session("s").trajectories(branch="main"):
         place = repo.session("s").get_checkpoint(step["state"]["checkpoint"])
         assert step["state"]["state_hash"] == (place.metadata["state_hash"] or None)
@@ -53,7 +52,6 @@ def test_a_step_has_the_state_hash_of_the_checkpoint_before_it(agent, repo):
 
 
 def test_rewards_and_labels_are_read_from_checkpoints(agent, repo):
-    """Rewards and labels are read from the data and names of checkpoints; other steps have none."""
     judged = [(step["reward"], step["label"], step["done"]) for step in repo.session("s").trajectories(branch="main")]
     assert judged == [(None, None, False), (1.0, "good", False), (None, None, False), (-1, "bad", True)]
 
