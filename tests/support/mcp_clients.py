@@ -25,14 +25,7 @@ def server(repo: Repository, session: Session | None = None, *, read_only: bool,
 async def connected(
     repo: Repository, session: Session | None = None, *, read_only: bool = False, may_force: bool = False
 ) -> AsyncIterator[ClientSession]:
-    """Connect a real client to a server of a repository.
-
-    Args:
-        repo: The repository.
-        session: The session that the server is bound to; None if its calls name one.
-        read_only: True if the server only offers tools that read.
-        may_force: True if clients can pass `force`, which keeps effects that cannot be undone.
-    """
+    """Connect a real client to a server of a repository; the options are those of `agentgit mcp`."""
     made = server(repo, session, read_only=read_only, may_force=may_force)
     async with create_connected_server_and_client_session(made) as client:
         yield client

@@ -13,11 +13,7 @@ from agentgit.web import app
 
 
 class Visitor:
-    """A signed-in browser that fills in forms.
-
-    Args:
-        repo: The repository, as the user of the browser.
-    """
+    """A browser that is signed in as the user of a repository, and fills in forms."""
 
     def __init__(self, repo: agentgit.Repository) -> None:
         key = repo.keys.create("a browser", scopes=("admin",)).secret
