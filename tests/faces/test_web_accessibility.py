@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture(scope="module")
 def page(site: SimpleNamespace) -> Iterator[Page]:
-    """Open a logged-in page."""
+    """Open a signed-in page."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         context = browser.new_context(base_url=site.address)

@@ -80,7 +80,7 @@ FINDINGS = """() => {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    """Serve a repository with a friendly and a hostile session, and create a login credential."""
+    """Serve a repository with a friendly and a hostile session, and make a sign-in link."""
     folder = tmp_path_factory.mktemp("site")
     with story(folder) as repo:
         hostile(repo, folder)

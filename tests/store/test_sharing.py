@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 import backend
 import pytest
 from scripted import World, obedient, tool_node_graph
-from sqlalchemy import event as events
 
 import agentgit
 from agentgit.auth.sharing import LINK_PREFIX, parse_token
@@ -166,24 +165,14 @@ def test_pages_list_every_own_and_shared_session_once(people):
 
 
 def test_a_page_of_own_sessions_is_read_from_an_index(repo, people):
-    ada = people["ada"]
-    said = []
-
-    def tell(connection, cursor, statement, parameters, context, many):
-        if "external_session" in statement and "LIMIT" in statement:
-            said.append((statement, parameters))
-
-    events.listen(backend.database(repo).engine, "before_cursor_execute", tell)
-    ada.sessions(2, shared=False)
-    events.remove(backend.database(repo).engine, "before_cursor_execute", tell)
-    statement, parameters = said[0]
+    with backend.statements(repo) as said:
+        people["ada"].sessions(2, shared=False)
+    [(statement, parameters)] = [one for one in said if "external_session" in one[0] and "LIMIT" in one[0]]
+    explain = "EXPLAIN QUERY PLAN" if backend.is_sqlite(repo) else "EXPLAIN"
     with backend.reading(repo) as connection:
-        if backend.is_sqlite(repo):
-            found = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
-        else:
+        if not backend.is_sqlite(repo):
             connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
-            found = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters).all()
-    plan = str(found)
+        plan = str(connection.exec_driver_sql(f"{explain} {statement}", parameters).all())
     assert "ix_external_session_tenant_id_user_id_updated_at_id" in plan
     assert "TEMP B-TREE" not in plan
     assert "Sort" not in plan

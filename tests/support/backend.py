@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from alembic import command
-from sqlalchemy import URL, Connection, NullPool, Table, create_engine, select
+from sqlalchemy import URL, Connection, NullPool, Table, create_engine, event, select
 
 import agentgit
 from agentgit import ToolInvocation
@@ -45,6 +45,19 @@ def address(repo) -> str:
 def is_sqlite(repo) -> bool:
     """Return True for SQLite, False for PostgreSQL."""
     return database(repo).is_sqlite
+
+
+@contextmanager
+def statements(repo) -> Iterator[list[tuple[str, Any]]]:
+    """Yield a list that gets the statements of the block, with their parameters."""
+    said: list[tuple[str, Any]] = []
+
+    def tell(_connection, _cursor, statement, parameters, *_):
+        said.append((statement, parameters))
+
+    event.listen(database(repo).engine, "before_cursor_execute", tell)
+    yield said
+    event.remove(database(repo).engine, "before_cursor_execute", tell)
 
 
 def reading(repo):
@@ -275,7 +288,7 @@ def run_sql(place, statement: str) -> None:
 
 
 def lock(repo, name: str) -> Any:
-    """Return a lock shared by the threads of this process: of `ids`, the event `bus`, `values` or served `sessions`."""
+    """Return a lock shared by the threads of this process: of `ids`, `values` or served `sessions`."""
     locks = {
         "ids": lambda: ids._lock,
         "values": lambda: repo.context.store.graphs.blobs.leaves._lock,

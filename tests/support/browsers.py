@@ -29,7 +29,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def pages(site: SimpleNamespace, browser: Browser):
-    """Yield a function that opens a logged-in page; at the end no page may have had an error or a foreign request."""
+    """Yield a function that opens a signed-in page; at the end no page may have had an error or a foreign request."""
     contexts, wrong = [], []
 
     def make(**options: object) -> Page:
