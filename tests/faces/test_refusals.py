@@ -22,8 +22,6 @@ from agentgit.demo import EFFECTS, build
 
 __all__ = ["ada", "repo", "told"]  # the fixtures
 
-BLOCKED = "send_mail(to='you@example.org', text='You pay 380 euros.'): it cannot be undone. "
-
 REFUSED: dict[str, Callable[[agentgit.Repository], object]] = {
     "a mail": lambda repo: repo.session("support-42").undo(),
     "a place": lambda repo: repo.session("support-42").plan_rollback("nowhere"),
@@ -62,12 +60,6 @@ def test_the_command_line_says_what_the_library_says(repo, tmp_path, subject, co
     assert f"error: {said}" in done.err
 
 
-def test_the_command_line_names_the_sessions_to_choose_from(repo, tmp_path):
-    repo.session("another", create=True)
-    done = run("--db", tmp_path / "agentgit.db", "--user", "ada", "undo")
-    assert "agentgit undo SESSION. Sessions: another, support-42." in done.err
-
-
 @pytest.fixture
 def chat(repo: agentgit.Repository, tmp_path: Path) -> Iterator[Any]:
     agent = repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS)
@@ -96,12 +88,6 @@ def test_the_chat_says_how_to_follow_a_branch_that_has_moved(repo, chat, tmp_pat
     chat.handle_line("/switch main-2")
     chat.handle_line("order a chair")
     assert len(chat.agent.tool_track()) == 6
-
-
-def test_the_chat_says_how_to_restore_the_world(chat):
-    chat.handle_line("/switch main")
-    said = answer(chat, "order a chair")
-    assert "Restore it by a switch to 'main' with sync='world', tell the model with sync='note', or" in said
 
 
 @pytest.mark.parametrize(
@@ -134,10 +120,3 @@ async def test_mcp_says_what_the_library_says(repo, subject, tool, arguments):
     assert refused.isError
     assert said in refused.content[0].text
     assert said in refused.structuredContent["message"]
-
-
-async def test_mcp_says_what_blocks_a_rollback(repo):
-    async with connected(repo, repo.session("support-42")) as client:
-        arguments = {"checkpoint": "before the mail", "confirm": "seen"}
-        refused = await client.call_tool("rollback_to_checkpoint", arguments)
-    assert f"{BLOCKED}With force, what cannot be reversed is kept." in refused.content[0].text
