@@ -7,7 +7,6 @@ library have such a table in `test_access.py`.
 
 from __future__ import annotations
 
-import re
 import shutil
 import sqlite3
 from collections import Counter
@@ -27,7 +26,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Route, Router
 from starlette.staticfiles import StaticFiles
 from web_routes import doors
-from web_servers import served_by_command, story  # a fixture
+from web_servers import served_by_command, story
+from web_visitors import fields_of, mark
 
 import agentgit
 from agentgit.web import OwnerLink, app
@@ -182,8 +182,19 @@ def asked(house, route, key):
     return client.request(method, f"/api/v1{path.format(**house.ids)}", headers=headers, **(ROUTES[route][1] or {}))
 
 
-def is_enough(role, needs):
-    return needs in (SELF, OPEN) or (needs in RANK and RANK[role] >= RANK[needs])
+def role_of(who):
+    return PEOPLE.get(who) or SCOPED.get(who) or "stranger"
+
+
+def is_enough(who, needs):
+    if needs == ADMIN:
+        return who == "root"
+    return needs in (SELF, OPEN) or RANK[role_of(who)] >= RANK[needs]
+
+
+def is_hidden(who, needs):
+    """Return True if a refusal must not even say that the session exists."""
+    return role_of(who) == "stranger" and needs != ADMIN
 
 
 CREDENTIALS = (None, "", "agit_1_2_3", "x" * 9000, "revoked", "ended", "gone", "shut", "another tenant's")
@@ -202,16 +213,14 @@ def test_every_route_refuses_a_missing_or_invalid_credential(house, who):
 @pytest.mark.parametrize("who", [*PEOPLE, *SCOPED, "root"])
 def test_every_route_refuses_a_role_that_is_too_low(house, who):
     """A stranger does not even learn that the session exists, by a refusal or by a list of their own."""
-    role = PEOPLE.get(who) or SCOPED.get(who) or "stranger"
     with changing_nothing(house) as wrong:
         for route, (needs, sent) in ROUTES.items():
-            may = is_enough(role, needs) or (needs == ADMIN and who == "root")
+            may, hidden = is_enough(who, needs), is_hidden(who, needs)
             if sent is None or (may and not route.startswith("GET")):
                 continue
             answer = asked(house, route, house.keys[who])
-            hidden = role == "stranger" and needs != ADMIN
             statuses = {200} if may else {404} if hidden else {403, 404}
-            if answer.status_code not in statuses or ((not may or hidden) and "chair" in answer.text):
+            if answer.status_code not in statuses or ((hidden or not may) and "chair" in answer.text):
                 wrong[route] = (answer.status_code, answer.text[:200])
 
 
@@ -402,20 +411,18 @@ def test_the_scan_finds_every_kind_of_route(way):
 @pytest.mark.parametrize("who", [*PEOPLE, *SCOPED, "root"])
 def test_every_page_refuses_a_role_that_is_too_low(house, who):
     """A stranger sees nothing of the session on any page, and looking at a page changes nothing."""
-    role = PEOPLE.get(who) or SCOPED.get(who) or "stranger"
     client = visitor(house, house.keys[who])
-    csrf = re.search(r'name="csrf" value="(\w{64})"', client.get("/sessions").text)[1]
     planned = page(house, visitor(house, house.keys["ada"]), "GET", f"{S}/rollback")
-    seen = re.search(r'name="seen" value="(\w{64})"', planned.text)[1]  # so that nothing but the role is wrong
+    # Nothing but the role is wrong.
+    right = {"csrf": mark(client.get("/sessions")), "seen": fields_of(planned)["seen"]}
     with changing_nothing(house) as wrong:
         for name, needs in PAGES.items():
             method, _, path = name.partition(" ")
-            may = is_enough(role, needs) or (needs == ADMIN and who == "root")
+            may, hidden = is_enough(who, needs), is_hidden(who, needs)
             if may and method == "POST":
                 continue
             given = {"name": "support-42"} if path == f"{S}/delete" else {}
-            answer = page(house, client, method, path, csrf=csrf, seen=seen, **given)
-            hidden = role == "stranger" and needs != ADMIN
+            answer = page(house, client, method, path, **right, **given)
             statuses = range(200, 500) if may else {404} if hidden else {403, 404}
             if answer.status_code not in statuses or (hidden and "chair" in answer.text):
                 wrong[name] = (answer.status_code, answer.text[:200])
@@ -474,7 +481,6 @@ async def test_every_mcp_tool_declares_its_required_role(house):
 @pytest.mark.parametrize("who", ["eve", "vic", "read"])
 async def test_every_mcp_tool_refuses_a_role_that_is_too_low(house, who):
     """The tools obey the role of the user who started the server, and change nothing if it is too low."""
-    role = PEOPLE.get(who) or SCOPED[who]
     repo = house.repo.authenticate(house.keys[who])
     with changing_nothing(house) as wrong:
         for name, (needs, given) in TOOLS.items():
@@ -484,13 +490,10 @@ async def test_every_mcp_tool_refuses_a_role_that_is_too_low(house, who):
                 answer = await client.call_tool(name, arguments)
             said = answer.content[0].text
             kind = answer.structuredContent["error"] if answer.isError else None
+            may, hidden = is_enough(who, needs), is_hidden(who, needs)
             # A viewer can plan, so an invalid confirm code is reported before the missing role.
-            refusals = {"NotFound"} if role == "stranger" else {"NotAllowed", *["Conflict"] * ("confirm" in given)}
-            if is_enough(role, needs):
-                is_wrong = kind == "NotAllowed"
-            else:
-                is_wrong = kind not in refusals or (role == "stranger" and "chair" in said)
-            if is_wrong:
+            kinds = {"NotFound"} if hidden else {"NotAllowed", "Conflict"} if "confirm" in given else {"NotAllowed"}
+            if (kind == "NotAllowed") if may else (kind not in kinds or (hidden and "chair" in said)):
                 wrong[name] = (kind, said[:200])
 
 
@@ -594,10 +597,9 @@ def test_every_command_refuses_a_role_that_is_too_low(house, who, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with changing_nothing(house) as wrong:
         for name, (needs, words) in COMMANDS.items():
-            if words is None or needs == ELSEWHERE or is_enough(PEOPLE[who], needs):
+            if words is None or needs == ELSEWHERE or is_enough(who, needs):
                 continue
             done = run("--user", who, *name.split(), *(word.format(**house.ids) for word in words))
             said = done.out + done.err
-            hidden = PEOPLE[who] == "stranger" and needs != ADMIN
-            if done.code not in ({3} if hidden else {3, 5}) or "chair" in said:
+            if done.code not in ({3} if is_hidden(who, needs) else {3, 5}) or "chair" in said:
                 wrong[name] = (done.code, said[:200])

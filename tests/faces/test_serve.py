@@ -129,6 +129,8 @@ def test_the_application_can_be_mounted_in_another_application(tmp_path):
         assert client.get("/git/api/v1/me").json()["name"] == "local"
         described = client.get("/git/api/v1/openapi.json").json()
         assert described["servers"] == [{"url": "/git/api/v1"}]
+        host.mount("/named", app(repo, link=link, public_url="http://localhost/named"))
+        assert client.get(f"/named/sign-in?token={link.token}").url.path == "/named/sessions"
 
 
 def test_the_package_folder_contains_templates_and_static_files():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 
 import httpx
 import pytest
@@ -75,6 +76,9 @@ def test_a_rollback_is_planned_run_once_and_reported_over_http(ask, repo):
     refused = ask("POST", f"{at}/rollback", 409, to="main#2")
     assert refused["type"] == "urn:agentgit:error:RollbackBlocked"
     assert refused["plan"]["steps"] == plan["steps"]
+    assert ask("GET", f"{at}/plan-rollback?to=HEAD")["is_admissible"]
+    assert not ask("GET", f"{at}/plan-rollback?to=HEAD&replay=execute")["is_admissible"]  # no tools here
+    assert "twice" in ask("POST", f"{at}/rollback", 422, to="main#2", replay="execute", tools="keep")["detail"]
     wanted = {"to": "main#2", "force": True, "request_id": "once", "name": "again"}
     report = ask("POST", f"{at}/rollback", 201, **wanted)
     assert [item["invocation"]["tool_name"] for item in report["reversed"]] == ["charge_card", "create_order"]
@@ -85,22 +89,6 @@ def test_a_rollback_is_planned_run_once_and_reported_over_http(ask, repo):
     assert ask("GET", f"{at}/operations")["items"][0]["id"] == report["operation_id"]
     switched = ask("POST", f"{at}/switch", branch="main")
     assert (switched["branch"]["is_current"], switched["report"]) == (True, None)
-
-
-@pytest.mark.long
-def test_replay_without_tools_is_refused_or_answered_from_the_record(ask, repo):
-    at = f"/sessions/{repo.session('support-42').id}"
-    place = repo.session("support-42").checkpoints(branch="main")[-1].metadata["reference"]
-    track = repo.session("support-42").tool_track(branch="main")
-    plan = ask("GET", f"{at}/plan-rollback?to={place.replace('#', '%23')}&branch=main&replay=execute")
-    assert {step["otherwise"] for step in plan["steps"] if step["action"] == "block"} <= {"answer", "gone", "keep"}
-    assert ask("POST", f"{at}/rollback", 409, to=place, replay="execute")["plan"]["is_admissible"] is False
-    assert "twice" in ask("POST", f"{at}/rollback", 422, to=place, replay="execute", tools="keep")["detail"]
-    report = ask("POST", f"{at}/rollback", 201, to=place, replay="execute", force=True)
-    assert (report["redone"], report["status"]) == ([], "done")
-    told = [*report["answered"], *report["gone"]]
-    assert [item["invocation"]["id"] for item in told] == [call.id for call in track]
-    assert [call.replay_of for call in repo.session("support-42").tool_track()] == [call.id for call in track]
 
 
 def test_a_failed_rollback_is_finished_through_the_api(ask, repo, tmp_path, monkeypatch):
@@ -203,34 +191,27 @@ def test_nul_surrogates_and_huge_numbers_survive_the_api(ask, repo, tmp_path):
     assert found["data"] == odd
 
 
-def test_an_event_feed_resumes_after_the_last_received_event(repo, tmp_path):
+def test_an_event_feed_resumes_after_the_last_received_event(repo):
     """A live feed sends each event with its id, and after a cut resumes without gaps or duplicates."""
     session = repo.session("support-42")
     key = repo.keys.create("feed", scopes=("read",)).secret
-    known = repo.events.newest(session="support-42")
+    *_, cut, one, two, three = repo.events.newest(session="support-42")
 
-    def kinds(client: httpx.Client, wanted: int, **headers: str) -> list[tuple[str, str]]:
-        found, id = [], ""
-        with client.stream("GET", f"/api/v1/events/live?session={session.id}", headers=headers) as feed:
+    def received(after: str, count: int) -> list[tuple[str, str]]:
+        url, headers = f"/api/v1/events/live?session={session.id}", {"last-event-id": after}
+        with client.stream("GET", url, headers=headers) as feed:
             assert feed.headers["content-type"].startswith("text/event-stream")
-            for line in feed.iter_lines():
-                if line.startswith("id: "):
-                    id = line[4:]
-                if line.startswith("data: "):
-                    found.append((id, json.loads(line[6:])["kind"]))
-                if len(found) == wanted:
-                    return found
-        raise AssertionError("the feed ended")
+            told = (line.partition(": ")[2] for line in feed.iter_lines() if line.startswith(("id: ", "data: ")))
+            return [(id, json.loads(data)["kind"]) for id, data in islice(zip(told, told, strict=False), count)]
 
     with (
         served(app(repo)) as address,
         httpx.Client(base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=60) as client,
     ):
-        cut = known[-4]
-        rest = kinds(client, 3, **{"last-event-id": cut.cursor})
-        assert rest == [(event.cursor, event.kind) for event in known[-3:]]
-        repo.session("support-42").tag("main#2", "while away")
-        assert kinds(client, 1, **{"last-event-id": rest[-1][0]})[0][1] == "tag.created"
+        assert received(cut.cursor, 3) == [(event.cursor, event.kind) for event in (one, two, three)]
+        session.tag("main#2", "while away")
+        [(_, kind)] = received(three.cursor, 1)
+        assert kind == "tag.created"
 
 
 def test_the_api_works_on_sqlite_and_postgresql(database, tmp_path):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from real_proxies import NAME, browser, nginx
 from web_servers import free_port, served, served_by_command, serving
@@ -18,7 +17,7 @@ from web_visitors import mark, sign_in
 
 import agentgit
 from agentgit import InvalidInput, Repository
-from agentgit.web import OwnerLink, app
+from agentgit.web import app
 
 SAMPLE = Path(__file__).parents[2] / "docs" / "samples" / "nginx.conf"
 PROXY = "127.0.0.1"
@@ -211,13 +210,6 @@ def test_the_printed_link_uses_the_public_url(tmp_path):
         _, lines = served_by_command(repo, public_url="https://git.example:8443/below/")
     assert re.search(r"http://127\.0\.0\.1:\d+$", lines[0])
     assert re.search(r"https://git\.example:8443/below/sign-in\?token=\S+$", lines[1])
-
-
-def test_the_link_works_in_a_mounted_application(repo):
-    link, host = OwnerLink(), FastAPI()
-    host.mount("/git", app(repo, link=link, public_url="https://git.example/git"))
-    client = TestClient(host, base_url="https://git.example", follow_redirects=False)
-    assert client.get(f"/git/sign-in?token={link.token}").headers["location"] == "/git/"
 
 
 # -- a real nginx
