@@ -296,27 +296,19 @@ OTHERS = ["BEFORE /* (Guard)", "ANY /static/* (StaticFolder)"]
 """The middleware before all routes, and the static files, which need no sign-in."""
 
 FORM = {
-    "to": "main#2",
-    "ref": "main#2",
-    "target": "main#2",
+    **dict.fromkeys(("to", "ref", "target"), "main#2"),
+    **dict.fromkeys(("days", "link", "key"), "1"),
+    **dict.fromkeys(("token", "text", "seen", "request_id", "message"), "x"),
     "branch": "main",
     "name": "v1",
     "role": "editor",
     "user": "gus",
     "what": "disable",
     "scope": "admin",
-    "days": "1",
     "force": "true",
-    "token": "x",
     "outcome": "happened",
-    "link": "1",
-    "key": "1",
     "action": "switch",
-    "text": "x",
     "url": "https://example.com/",
-    "seen": "x",
-    "request_id": "web-x",
-    "message": "x",
 }
 
 
