@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import PlainTextResponse
-from starlette.routing import Host, Route, Router
+from starlette.routing import Route, Router
 from starlette.staticfiles import StaticFiles
 from web_routes import doors
 from web_servers import served_by_command, story
@@ -371,11 +371,8 @@ ADDED = {
         ),
         ["BEFORE /x/* (GZipMiddleware)", "ELSE /x/* (evil)", "GET /x/evil"],
     ),
-    "a router's host": (
-        lambda _, inner: inner.routes.append(Host("x.example", PLAIN)),
-        ["GET //x.example/far/evil", "GET //x.example/api/evil"],
-    ),
-    "a web socket": (lambda made, _: made.add_api_websocket_route("/evil", evil), ["WEBSOCKET /evil"]),
+    "a host": (lambda made, _: made.host("x.example", PLAIN), ["ANY  (Host)"]),
+    "a web socket": (lambda made, _: made.add_api_websocket_route("/evil", evil), ["ANY /evil (APIWebSocketRoute)"]),
     "a middleware": (lambda made, _: made.add_middleware(GZipMiddleware), ["BEFORE /* (GZipMiddleware)"]),
     "a default": (lambda made, _: setattr(made.router, "default", evil), ["ELSE /* (evil)"]),
     "pages of a script": (lambda made, _: made.frontend("/x", directory="/"), ["ELSE /x/* (_FrontendRoute)"]),

@@ -151,11 +151,10 @@ def test_signing_out_revokes_the_key_of_the_browser_but_not_one_that_a_person_ma
     assert repo.authenticate(key).user.name == "ada"
 
 
-@pytest.mark.parametrize("by_link", [False, True])
-def test_a_read_key_can_revoke_itself_but_not_another_key(repo, by_link):
+def test_a_read_key_can_revoke_itself_but_not_another_key(repo):
     ada = repo.as_user("ada")
     key, other = ada.keys.create("to look", "read"), ada.keys.create("other", "read")
-    client = visitor(repo, link=OwnerLink() if by_link else None)
+    client = visitor(repo, link=OwnerLink())
     client.headers["authorization"] = f"Bearer {key.secret}"
     assert client.delete(f"/api/v1/keys/{other.key.id}").status_code == 403
     assert client.delete(f"/api/v1/keys/{key.key.id}").status_code == 204

@@ -89,16 +89,6 @@ def test_a_sign_in_link_dies_with_its_time_and_its_user(repo, ada, end):
     expect_refused(repo.users.sign_in, link.secret)
 
 
-def test_only_admins_create_sign_in_links_and_never_for_the_local_owner(repo, ada):
-    for who in ("ada", ada, "local"):
-        with pytest.raises(NotAllowed):
-            repo.as_user("ada").users.create_link(who)
-    with pytest.raises(InvalidInput, match="no credential"):
-        repo.users.create_link("local")
-    with pytest.raises(NotFound):
-        repo.users.create_link("nobody")
-
-
 def test_disabling_a_user_ends_open_handles_at_once(repo, ada):
     secret = repo.keys.create("ci", "admin", user="ada").secret
     handles = repo.authenticate(secret), repo.as_user("ada")

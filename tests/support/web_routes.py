@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastapi.routing import iter_route_contexts
-from starlette.routing import Host, Mount, WebSocketRoute
+from starlette.routing import Mount
 
 
 def doors(app: Any, at: str = "") -> Iterator[str]:
     """List each entry point, like `GET /path`, once for each occurrence.
 
-    A HEAD next to a GET is not listed. `ANY` means any method, `WEBSOCKET` a web socket, `BEFORE` middleware that runs
-    before all routes, and `ELSE` a fallback after all routes. The class follows in parentheses if it is opaque.
+    A HEAD next to a GET is not listed. `ANY` means any method, `BEFORE` middleware that runs before all routes, and
+    `ELSE` a fallback after all routes. The class follows in parentheses if it is opaque, like that of a web socket.
 
     Args:
         app: An application, a router, or a mounted application.
-        at: The path prefix, which begins with the host if the entry points belong to one host.
+        at: The path prefix.
     """
     while not hasattr(app, "routes"):
         if not hasattr(app, "app"):
@@ -47,10 +47,6 @@ def _of_route(route: Any, kind: Any, at: str) -> Iterator[str]:
     path = f"{at}{getattr(route, 'path', None) or ''}"
     if isinstance(kind, Mount):
         yield from doors(route.app, path)
-    elif isinstance(kind, Host):
-        yield from doors(route.app, f"//{route.host}{at}")
-    elif isinstance(kind, WebSocketRoute):
-        yield f"WEBSOCKET {path}"
     elif hasattr(kind, "methods"):
         methods = route.methods or {"ANY"}
         yield from (f"{method} {path}" for method in methods if method != "HEAD" or "GET" not in methods)
