@@ -1,8 +1,11 @@
-"""Hostile text, a parser of the HTML that shows it, and a tool invocation to show."""
+"""Hostile text, a parser of the HTML that shows it, a tool invocation to show, and expected texts."""
 
 from html.parser import HTMLParser
+from pathlib import Path
 
 from agentgit import ToolInvocation
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e\r\n</td><img src=x onerror='x'>" + "日本" * 40
 
@@ -17,6 +20,11 @@ TABLE_TAGS = frozenset(
     ["div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "span", "code", "details", "summary"]
 )
 """The HTML elements of a table that a notebook shows."""
+
+
+def golden(name: str) -> str:
+    """Return an expected text, without the line end of its file."""
+    return (GOLDEN / name).read_text(encoding="utf-8").rstrip("\n")
 
 
 class Page(HTMLParser):

@@ -217,11 +217,6 @@ class Loud:
         raise AssertionError("called by stored bytes")
 
 
-@dataclasses.dataclass
-class Quiet:
-    value: str
-
-
 def named(module, name, argument):
     """Return a leaf that asks for a call, in the format of LangGraph's msgpack."""
     payload = ormsgpack.packb((module, name, argument))
@@ -241,11 +236,11 @@ def test_decoding_hostile_bytes_runs_no_code(module, name, tmp_path):
 
 
 def test_strict_mode_rebuilds_only_allowed_types(monkeypatch):
-    body = strict().encode(Quiet("x")).body
+    body = strict().encode(Cart(["x"])).body
     monkeypatch.setenv("LANGGRAPH_STRICT_MSGPACK", "true")
-    assert strict().decode(body) == {"value": "x"}
-    allowed = JsonPlusSerializer(allowed_msgpack_modules=None).with_msgpack_allowlist([(__name__, "Quiet")])
-    assert make_codec(allowed, is_default=True).decode(body) == Quiet("x")
+    assert strict().decode(body) == {"items": ["x"], "owner": None}
+    allowed = JsonPlusSerializer(allowed_msgpack_modules=None).with_msgpack_allowlist([(__name__, "Cart")])
+    assert make_codec(allowed, is_default=True).decode(body) == Cart(["x"])
 
 
 class Reversing:

@@ -95,33 +95,31 @@ def test_calls_without_ids_are_compared_by_content():
 
 
 def test_a_diff_reads_as_text():
-    start = said("user", "order two chairs", "1")
     asks = said("assistant", "", "3", tool_calls=[{"id": "c", "name": "order", "args": {"item": "table"}}])
     a = Checkpoint(
         metadata={"reference": "main#7"},
         session_state={"total": 12},
-        conversation_history=[start, said("user", "and a table", "2"), asks],
+        conversation_history=[asks],
         tool_invocations=[called(1), called(2, error_message="sold out", result=None)],
     )
     b = Checkpoint(
         metadata={"reference": "retry#4"},
         session_state={"total": 15},
-        conversation_history=[start, said("user", [{"type": "text", "text": "rather a sofa"}], "4")],
+        conversation_history=[said("user", [{"type": "text", "text": "rather a sofa"}], "4")],
         tool_invocations=[called(1, replay_of=1), called(3, result={"order": 8})],
     )
-    assert str(diff(a, b)) == (
-        "main#7 -> retry#4\n"
-        "state\n"
-        "- /total  12\n"
-        "+ /total  15\n"
-        "messages (1 in common)\n"
-        "- user: and a table\n"
-        "- assistant: -> order(item='table')\n"
-        "+ user: rather a sofa\n"
-        "tool calls (1 in common)\n"
-        "- order(item='chair') failed: sold out\n"
-        "+ order(item='chair') -> {'order': 8}"
-    )
+    assert str(diff(a, b)).splitlines() == [
+        "main#7 -> retry#4",
+        "state",
+        "- /total  12",
+        "+ /total  15",
+        "messages (0 in common)",
+        "- assistant: -> order(item='table')",
+        "+ user: rather a sofa",
+        "tool calls (1 in common)",
+        "- order(item='chair') failed: sold out",
+        "+ order(item='chair') -> {'order': 8}",
+    ]
 
 
 def test_equal_checkpoints_have_an_empty_diff():

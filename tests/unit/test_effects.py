@@ -112,24 +112,8 @@ def test_a_meaningless_declaration_is_refused_at_once(make, says):
         make()
 
 
-def test_effect_decorators_work_above_and_below_tool():
-    @reversible(undo=undo, identity_args=["item"])
-    @tool
-    def above(item: str) -> str:
-        """Put."""
-        return item
-
-    @tool
-    @reversible(undo=undo, identity_args=["item"])
-    def below(item: str) -> str:
-        """Put."""
-        return item
-
-    assert declared_on(above) == declared_on(below) == reversible(undo, identity_args=["item"])
-
-
 def test_a_declared_effect_belongs_to_one_tool():
-    """Not to another tool of the same function; a bare method, which takes no attributes, is refused."""
+    """Not to another tool of the same function. The decorator stands above or below `@tool`, not on a bare method."""
 
     class Shop:
         def act(self, item: str) -> str:
@@ -144,6 +128,14 @@ def test_a_declared_effect_belongs_to_one_tool():
     assert declared_on(sends.model_copy()) == effect("irreversible")
     with pytest.raises(InvalidInput, match="cannot carry"):
         reversible(undo)(act)
+
+    @tool
+    @reversible(undo=undo, identity_args=["item"])
+    def below(item: str) -> str:
+        """Put."""
+        return item
+
+    assert declared_on(below) == reversible(undo, identity_args=["item"])
 
 
 def test_an_identity_is_recorded_only_for_calls_that_need_one():

@@ -1,11 +1,11 @@
 """Rendering of trees, logs, checkpoints, lists and diffs as text, without a database or a terminal."""
 
 from datetime import timedelta, timezone
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markup import golden
 from session_trees import NOON, Story, support
 
 from agentgit import Checkpoint, ExternalSession, InternalSession
@@ -18,13 +18,6 @@ from agentgit.render.views import log, tree
 from agentgit.render.views.lists import branch_lines, session_lines
 from agentgit.sessions.folded_tree import fold
 from agentgit.sessions.tree import Branch, Point, Tree
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-def golden(name: str) -> str:
-    return (GOLDEN / name).read_text(encoding="utf-8").rstrip("\n")
-
 
 # -- the tree
 

@@ -23,11 +23,6 @@ STORED = """
 """
 
 
-@pytest.mark.parametrize("name", HIDDEN.split())
-def test_a_name_of_a_secret_is_recognized(name):
-    assert is_secret_name(name)
-
-
-@pytest.mark.parametrize("name", STORED.split())
-def test_a_harmless_name_is_not_hidden(name):
-    assert not is_secret_name(name)
+@pytest.mark.parametrize("name", [*HIDDEN.split(), *STORED.split()])
+def test_names_of_secrets_are_hidden_and_no_others(name):
+    assert is_secret_name(name) is (name in HIDDEN.split())

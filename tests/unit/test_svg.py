@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from markup import contrast
+from markup import Page, contrast
 from session_trees import HOSTILE, support
 
 from agentgit.effects.invocation import MARKS, mark
-from agentgit.render import svg
+from agentgit.render import html, svg
+from agentgit.render.text import STYLES
 from agentgit.sessions.tree import Branch, Point, Tree
 
 IMAGES = Path(__file__).parents[2] / "docs/images"
@@ -69,13 +70,9 @@ def test_each_dot_links_to_its_checkpoint():
     root = parsed(svg.tree_svg(marked(), link=lambda point: f'/checkpoints/{point.id}?a="1"&b=<2>'))
     assert root.get("role") == "group"
     dots = [a.get("href") for a in root.iter(f"{SVG}a")]
-    assert len(dots) == len(set(dots)) == len(list(root.iter(f"{SVG}g"))) - len(_marks(root))
+    assert len(dots) == len(set(dots)) == sum(1 for one in root.iter(f"{SVG}g") if not one.get("transform"))
     assert dots[0] == '/checkpoints/1?a="1"&b=<2>'
     assert not list(parsed(svg.tree_svg(marked(), link=lambda point: None)).iter(f"{SVG}a"))
-
-
-def _marks(root: ElementTree.Element) -> list[ElementTree.Element]:
-    return [g for g in root.iter(f"{SVG}g") if g.get("transform")]
 
 
 def test_hostile_names_are_only_text_in_a_picture():
@@ -130,6 +127,7 @@ def test_an_untrusted_notebook_shows_the_tree_as_an_image():
     assert base64.b64decode(data[1]).decode() == svg.tree_svg(marked())
     assert "<svg" not in shown
     assert "<style" not in shown
+    assert Page(shown).text == f"as text{marked()}"
 
 
 def test_marks_and_lanes_on_a_page_are_seen_in_light_and_dark():
@@ -143,8 +141,9 @@ def test_marks_and_lanes_on_a_page_are_seen_in_light_and_dark():
 
 
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])
-def test_picture_colours_are_readable_on_light_and_dark_backgrounds(background):
-    for colour in (*svg.LANES, *svg.COLOURS.values(), svg.TEXT, svg.TAG):
+def test_colours_of_pictures_and_tables_are_readable_on_light_and_dark_backgrounds(background):
+    assert set(html.COLOURS) <= set(STYLES)
+    for colour in (*svg.LANES, *svg.COLOURS.values(), svg.TEXT, svg.TAG, *html.COLOURS.values()):
         assert contrast(colour, background) >= 4, colour
 
 
