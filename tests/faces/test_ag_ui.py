@@ -1,26 +1,21 @@
 """The example behind AG-UI: a message that is edited in a client undoes what came after it."""
 
 import json
-import os
-import socket
 import sqlite3
-import subprocess
 import sys
-import time
 import uuid
 from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
-from web_servers import free_port
+from web_servers import free_port, running
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ag_ui"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return the folder with the databases of the server."""
     return tmp_path_factory.mktemp("ag_ui")
 
 
@@ -28,52 +23,28 @@ def folder(tmp_path_factory):
 def server(folder):
     """Start the example as its README says, and return the address of its endpoint."""
     port = free_port()
-    environment = {**os.environ, "SHOP_FOLDER": str(folder), "LANGSMITH_TRACING": "false"}
     command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(port), "--log-level", "warning"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=EXAMPLE, env=environment, stdout=log, stderr=log)  # noqa: S603
-        try:
-            deadline = time.monotonic() + 60
-            while not is_open(port):
-                assert process.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}/agent"
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def is_open(port):
-    """Return whether a server listens."""
-    with closing(socket.socket()) as connection:
-        return connection.connect_ex(("127.0.0.1", port)) == 0
+    given = {"SHOP_FOLDER": str(folder), "LANGSMITH_TRACING": "false"}
+    with running(command, port, folder / "log", EXAMPLE, **given) as address:
+        yield f"{address}/agent"
 
 
 class Client:
-    """A client of AG-UI with one thread.
-
-    Args:
-        address: The address of the endpoint.
-        shop: The database of the shop, which is the truth about its orders.
-    """
+    """A client of AG-UI with one thread; the shop is the truth about its orders."""
 
     def __init__(self, address, shop):
         self.address, self.shop, self.thread, self.messages = address, shop, str(uuid.uuid4()), []
         self.first_order = len(self.read("orders"))
 
     def read(self, table):
-        """Read a table of the shop."""
         with closing(sqlite3.connect(self.shop)) as connection:
             return connection.execute(f"SELECT * FROM {table} ORDER BY rowid").fetchall()  # noqa: S608  # our own name
 
     @property
     def orders(self):
-        """What was ordered in this thread, with its status."""
         return [(row[1], row[-1]) for row in self.read("orders")[self.first_order :]]
 
     def post(self, resume=(), **more):
-        """Send the messages, and return the events."""
         body = {
             "threadId": self.thread, "runId": str(uuid.uuid4()), "state": {}, "messages": self.messages, "tools": [],
             "context": [], "forwardedProps": more, "resume": [*resume],
@@ -87,12 +58,10 @@ class Client:
         return events
 
     def say(self, text):
-        """Send a new message."""
         self.messages = [*self.messages, {"id": str(uuid.uuid4()), "role": "user", "content": text}]
         return self.post()
 
     def edit(self, number, text):
-        """Replace one of the user's messages, as a client does: the messages after it are left out."""
         index = [n for n, message in enumerate(self.messages) if message["role"] == "user"][number]
         self.messages = [*self.messages[:index], {**self.messages[index], "content": text}]
         return self.post()
@@ -100,22 +69,18 @@ class Client:
 
 @pytest.fixture
 def client(server, folder):
-    """Begin a thread."""
     return Client(server, folder / "shop.db")
 
 
 def errors(events):
-    """Return the messages of the errors."""
     return [event["message"] for event in events if event["type"] == "RUN_ERROR"]
 
 
 def questions(events):
-    """Return the values of the interrupts."""
     return [event["value"] for event in events if event["type"] == "CUSTOM" and event["name"] == "on_interrupt"]
 
 
 def test_editing_a_message_cancels_the_later_orders(client):
-    """Order a chair, order a table, edit message 1: both are cancelled, then the lamp is ordered."""
     client.say("order a chair")
     client.say("order a table")
     assert errors(client.edit(0, "order a lamp")) == []
@@ -125,7 +90,6 @@ def test_editing_a_message_cancels_the_later_orders(client):
 
 
 def test_a_payment_is_asked_for_by_an_interrupt(client):
-    """An edit before a payment asks with the plan; no cancels, yes refunds and goes on."""
     client.say("order a chair")
     client.say("pay")
     (question,) = questions(client.edit(1, "order a lamp"))
@@ -151,7 +115,6 @@ def test_the_question_is_answered_as_ag_ui_defines_it(client, status, state):
 
 
 def test_what_cannot_be_undone_is_refused_readably(client):
-    """An edit before a mail fails with the reason, nothing has changed, and the thread goes on."""
     client.say("order a chair")
     client.say("mail a note to bob")
     kept = client.messages

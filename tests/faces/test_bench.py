@@ -23,7 +23,6 @@ PEERS = {"files": "git add, write-tree", "clients": "PostgresSaver"}
 
 
 def bench(*options: str | Path, **environment: str) -> str:
-    """Run `python -m bench` as `make bench` does, and return its output."""
     command, env = [sys.executable, "-m", "bench", *map(str, options)], os.environ | environment
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=800, check=False)  # noqa: S603  # written here
     assert done.returncode == 0, done.stderr
@@ -58,7 +57,6 @@ def test_storage_grows_with_new_data_only(tmp_path: Path):
 
 @pytest.mark.long
 def test_a_run_without_a_server_omits_its_contenders_and_says_so(tmp_path: Path):
-    """Without a PostgreSQL server the other contenders are still measured, and the output says so."""
     nowhere = "postgresql+psycopg://postgres@127.0.0.1:1/none"
     printed = bench("--only", "saver", "--quick", "--where", tmp_path, AGENTGIT_TEST_POSTGRES_URL=nowhere)
     assert "no server answers: left out" in printed
@@ -68,7 +66,6 @@ def test_a_run_without_a_server_omits_its_contenders_and_says_so(tmp_path: Path)
 
 @pytest.mark.long
 def test_a_scratch_database_is_dropped(postgres_url: object):
-    """A measurement on a server leaves no database behind."""
     with postgres.scratch() as url:
         assert postgres.size(url) == 0
     with pytest.raises(psycopg.OperationalError, match="does not exist"):

@@ -1,7 +1,9 @@
-"""The output and exit codes of the maintenance commands."""
+"""The output and exit codes of the commands for maintenance and events."""
 
 import json
 import shutil
+import subprocess
+import sys
 
 import processes
 import pytest
@@ -10,7 +12,6 @@ from sqlalchemy import create_engine, text
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """Run `agentgit demo` in a new folder, and return the folder."""
     folder = tmp_path_factory.mktemp("demo")
     _run(folder, "demo")
     return folder
@@ -36,7 +37,6 @@ def _json(at, *words):
 
 @pytest.mark.long
 def test_stats_are_written_as_json_and_as_text(at):
-    """`stats` covers a session, a branch or all sessions, as JSON or as text."""
     found = _json(at, "stats", "demo", "--price", "*=1,2", "--storage")
     assert (found["checkpoints"], found["rollbacks"], found["reversal_success"], found["cost"]) == (11, 1, 1.0, 0.0)
     assert found["storage"]["own"] > 1000
@@ -49,7 +49,6 @@ def test_stats_are_written_as_json_and_as_text(at):
 
 @pytest.mark.long
 def test_a_session_is_deleted_only_after_confirmation(at):
-    """Without an answer, or with --json but without --yes, nothing is deleted and the command fails."""
     code, out, err = at("delete", "demo")
     assert (code, out, err) == (1, "", "Permanently delete session demo? [y/N] Nothing was done.\n")
     code, out, err = at("delete", "demo", "--json")
@@ -76,7 +75,6 @@ def test_retention_is_set_shown_tried_and_turned_off(at):
 
 @pytest.mark.long
 def test_gc_reports_deletions_and_fsck_reports_findings(at, tmp_path):
-    """Gc reports what it deleted, and fsck exits with 0 for a sound database and with 12 for a damaged one."""
     would, done = _json(at, "gc", "--dry-run", "--keep-steps"), _json(at, "gc")
     assert (would["steps"], would["dry_run"]) == (0, True)
     assert done["steps"] > 0
@@ -95,6 +93,32 @@ def test_gc_reports_deletions_and_fsck_reports_findings(at, tmp_path):
     assert "2 findings: " in out
 
 
+@pytest.mark.long
+def test_events_are_filtered_and_shown_as_text_or_json(at):
+    code, out, err = at("events", "demo", "--kind", "rollback.*")
+    assert (code, err) == (0, "")
+    assert [line.split()[2:4] for line in out.splitlines()] == [
+        ["rollback.begun", "demo@main-2"], ["rollback.done", "demo@main-2"],
+    ]  # fmt: skip
+    every = _json(at, "events", "-n", "1000")
+    assert [event["kind"] for event in every[:2]] == ["session.created", "checkpoint.created"]
+    assert _json(at, "events", "--after", every[-3]["cursor"]) == every[-2:]
+    assert at("events", "--since", "2100-01-01")[1] == "no events found\n"
+
+
+@pytest.mark.long
+def test_follow_writes_events_of_other_processes(at, tmp_path):
+    command = [sys.executable, "-m", "agentgit", "events", "--follow", "--json", "-n", "1"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:  # noqa: S603  # our own command
+        first = json.loads(follower.stdout.readline())
+        at("tag", "HEAD", "v1")
+        second = json.loads(follower.stdout.readline())
+        follower.terminate()
+        _, err = follower.communicate(timeout=120)
+    assert (first["kind"], second["kind"], second["detail"]["name"]) == ("turn.done", "tag.created", "v1")
+    assert (follower.returncode, err) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -109,10 +133,10 @@ def test_gc_reports_deletions_and_fsck_reports_findings(at, tmp_path):
         (["stats", "--price", "m=1"], 2, "not a price"),
         (["stats", "--price", "m=1,-1"], 2, "1.25"),
         (["stats", "demo@nobody"], 3, "no branch"),
+        (["events", "--kind", "rolback.*"], 2, "Did you mean rollback"),
     ],
 )
 def test_bad_input_fails_with_one_line_and_its_exit_code(at, words, code, said):
-    """Bad input: one line on standard error says what to do, and the exit code is that of the failure."""
     ended, out, err = at(*words)
     assert (ended, out) == (code, "")
     assert said in err

@@ -10,24 +10,16 @@ import backend
 import processes
 import pytest
 from banking import says
-from command_line import Ran, run
+from command_line import Ran, golden, plainly, run
 from scripted import call, tool_node_graph
 from shelves import shelf_in
 
 import agentgit
 from agentgit import InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete
 
-ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "golden"
-
 
 class Folder:
-    """A folder with a module of tools, their world in a file, and a database of agentgit.
-
-    Args:
-        path: The path of the folder.
-        shelf: The module.
-    """
+    """A folder with a module of tools, their world in a file, and a database of agentgit."""
 
     def __init__(self, path: Path, shelf: ModuleType) -> None:
         self.path = path
@@ -35,7 +27,6 @@ class Folder:
 
     @property
     def items(self) -> list[str]:
-        """The items on the shelf."""
         return self.shelf.items()
 
     def play(self, *wanted) -> None:
@@ -63,18 +54,8 @@ class Folder:
 
 @pytest.fixture
 def folder(tmp_path):
-    """Create a folder whose module of tools this process can import."""
     with shelf_in(tmp_path) as shelf:
         yield Folder(tmp_path, shelf)
-
-
-def plainly(text: str) -> str:
-    """Replace the ids and times, which differ from run to run."""
-    return re.sub(r"\b\d{13,16}\b", "<id>", re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d\b", "<time>", text))
-
-
-def golden(name: str) -> str:
-    return (GOLDEN / name).read_text(encoding="utf-8")
 
 
 def test_a_rollback_runs_from_the_command_line(folder):
@@ -96,7 +77,6 @@ def test_a_rollback_runs_from_the_command_line(folder):
 
 
 def test_a_call_that_ran_again_is_listed_with_its_new_run(folder):
-    """After undo and redo, tool-track, show and diff list the run of the redone call."""
     folder.play(call("put", item="a book"), call("put", item="a vase"))
     (_, first) = json.loads(folder.run("tool-track", "--json").out)
     folder.run("undo", "--yes")
@@ -113,9 +93,6 @@ def test_a_call_that_ran_again_is_listed_with_its_new_run(folder):
 
 @pytest.mark.long
 def test_a_blocked_rollback_shows_its_plan_and_does_nothing(folder):
-    """A blocked rollback writes its plan, fails with its code and does nothing; --force reverses what can be
-    reversed.
-    """
     folder.play(call("put", item="a book"), call("shout", text="hello"))
     blocked = folder.run("rollback", "main#1")
     assert blocked.code == RollbackBlocked.exit_code
@@ -153,7 +130,6 @@ def test_a_stopped_rollback_is_resolved_and_resumed(folder):
 
 
 def test_an_interrupted_call_is_resolved_with_its_result(folder):
-    """The track shows an unknown call, and the result that `resolve` records reaches the undo function."""
     with pytest.raises(KeyboardInterrupt):
         folder.play(call("drop", item="a safe"))
     assert "block" in folder.run("plan", "main#1").out
@@ -193,12 +169,12 @@ def test_rollback_options_keep_the_branch_or_the_world(folder):
         (["plan", "main#1", "--trust", "shelf:nothing"], NotFound.exit_code, "shelf:nothing"),
         (["switch", "nothing"], NotFound.exit_code, "nothing"),
         (["switch", "main", "--sync", "x"], 2, "'world', 'note' or 'ignore'"),
+        (["plan", "main#1", "--trust", "shelf:take"], InvalidInput.exit_code, "take"),
         (["resume", "1"], NotFound.exit_code, "no operation"),
         (["resolve", "1", "happened"], NotFound.exit_code, "no tool invocation"),
     ],
 )
 def test_wrong_arguments_fail_with_their_codes(folder, words, code, said):
-    """Bad input: one line says what is wrong, nothing is written to standard output, and nothing is done."""
     folder.play(call("put", item="a book"))
     wrong = folder.run(*words)
     assert (wrong.code, wrong.out) == (code, "")
@@ -207,18 +183,8 @@ def test_wrong_arguments_fail_with_their_codes(folder, words, code, said):
     assert folder.items == ["a book"]
 
 
-def test_a_rollback_without_an_answer_does_nothing(folder):
-    """A rollback whose question meets the end of the input does nothing and fails."""
-    folder.play(call("put", item="a book"))
-    asked = folder.run("rollback", "main#1")
-    assert asked.code == 1
-    assert "1 will be reversed" in asked.out
-    assert folder.items == ["a book"]
-
-
 @pytest.mark.parametrize("path", ["shelf", "shelf:put", "more:GRAPH", "more:make", "more:TOOLS", "more"])
 def test_trust_finds_every_tool_of_a_module(folder, path):
-    """Tools, lists of tools, graphs and functions that make them are found, and can be undone and run again."""
     (folder.path / "more.py").write_text(
         "import shelf\nfrom langgraph.graph import MessagesState, StateGraph\nfrom langgraph.prebuilt import ToolNode\n"
         "TOOLS = [shelf.put]\n"
@@ -238,7 +204,6 @@ def test_trust_finds_every_tool_of_a_module(folder, path):
 
 
 def test_tools_of_trusted_modules_serve_every_handle(folder):
-    """Every handle of a repository can run its trusted tools again, and a module without tools is refused."""
     folder.play(call("put", item="a book"))
     for wrong, said in (("nowhere", "nowhere cannot be imported"), ("json", "json has no tools")):
         with pytest.raises(NotFound, match=said):
@@ -249,8 +214,7 @@ def test_tools_of_trusted_modules_serve_every_handle(folder):
     assert folder.items == ["a book"]
 
 
-def test_a_decorated_function_is_a_tool(folder):
-    """A decorated function of a trusted module is a tool."""
+def test_a_decorated_function_of_a_trusted_module_is_a_tool(folder):
     (folder.path / "plain.py").write_text(
         'from agentgit import effect\n\n\n@effect("irreversible")\n'
         'def ring(bell: str) -> str:\n    """Ring a bell."""\n    return bell\n'
@@ -263,7 +227,6 @@ def test_a_decorated_function_is_a_tool(folder):
 
 @pytest.mark.long
 def test_undo_and_checkpoints_need_no_graph_on_the_command_line(folder):
-    """Checkpoints, branches, undo and redo need no graph; --json asks nothing, and a refusal does nothing."""
     folder.play(call("put", item="cup"), call("put", item="jug"))
     assert json.loads(folder.run("checkpoint", "create", "two", "--json").out)["reference"] == "main#5"
     assert folder.run("undo").code == 1
@@ -288,7 +251,7 @@ def test_undo_and_checkpoints_need_no_graph_on_the_command_line(folder):
 
 @pytest.mark.long
 def test_replay_by_execution_needs_trusted_tools(folder):
-    """Replay by execution needs trusted tools and reverses existing effects before it runs the path again."""
+    """What is there is reversed before the path runs again."""
     folder.play(call("put", item="cup"), call("put", item="jug"))
     again = ("rollback", "main#3", "--replay", "execute", "--yes")
     assert folder.run(*again, trust="").code == RollbackBlocked.exit_code
@@ -304,9 +267,3 @@ def test_replay_by_execution_needs_trusted_tools(folder):
     report = json.loads(folder.run(*again, "--force", "--json").out)
     assert [item["invocation"]["tool_name"] for item in report["answered"]] == ["shout"]
     assert folder.items == ["cup"]
-
-
-def test_trusting_a_function_that_needs_arguments_is_refused(folder):
-    """Bad input: `--trust MODULE:NAME` of a function that needs arguments fails with the code of InvalidInput."""
-    folder.play(call("put", item="cup"))
-    assert folder.run("plan", "main#1", "--trust", "shelf:take").code == InvalidInput.exit_code

@@ -69,7 +69,6 @@ WHOLE = {
 
 @pytest.fixture
 def shelf(tmp_path, monkeypatch):
-    """Return a module of tools whose world is a file, which this process can import."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.delenv("AGENTGIT_TRUST", raising=False)
@@ -91,24 +90,16 @@ def two(shelf):
 
 
 def dump(name: str) -> str:
-    """Return all that can be read of a session, as text."""
     with agentgit.open("agentgit.db") as repo:
         session = repo.session(name)
-        return json.dumps(
-            [
-                json.loads(run("tree", name, "--json").out),
-                [operation.id for operation in session.operations()],
-                [tag.name for tag in session.tags()],
-                session.branch().name,
-                str(session.retention.get()),
-            ]
-        )
+        operations = [operation.id for operation in session.operations()]
+        facts = [operations, [tag.name for tag in session.tags()], session.branch().name, str(session.retention.get())]
+        return run("tree", name, "--json").out + json.dumps(facts)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", CHANGES)
 def test_a_change_without_a_session_is_refused_if_there_are_several(two, command):
-    """With two sessions, each command that changes one refuses to guess: it lists both and changes nothing."""
     before, (first, last) = [dump("mine"), dump("theirs")], CHANGES[command]
     run("tree", "mine")
     out, err, code = run(*first, *(last or ()), stdin="hello\n")
@@ -124,7 +115,6 @@ def test_a_change_without_a_session_is_refused_if_there_are_several(two, command
 @pytest.mark.long
 @pytest.mark.parametrize("command", [name for name, (_, last) in CHANGES.items() if last is not None])
 def test_a_change_of_a_named_session_leaves_the_other_alone(two, command):
-    """With the session as its first word, each command acts on it, and never on the one that moved last."""
     before, (first, last) = dump("theirs"), CHANGES[command]
     words, graph = (first[:1], first[1:]) if first[0] != "checkpoint" else (first[:2], first[2:])
     graphs = graph[:1] if graph[:1] == ["shelf:GRAPH"] else []
@@ -153,7 +143,7 @@ def test_every_command_is_in_one_of_these_lists():
 
 
 def test_with_one_session_the_name_may_be_left_out(shelf):
-    """With one session, commands that change something need no name, and their reports still name it."""
+    """Its reports still name it."""
     with agentgit.open("agentgit.db") as repo:
         agent = repo.wrap(shelf.graph("chair", "table"), "only")
         agent.run("one")
@@ -165,7 +155,6 @@ def test_with_one_session_the_name_may_be_left_out(shelf):
 
 
 def test_a_lonely_word_that_is_a_session_is_recognised(two):
-    """`plan mine` says that `mine` is a session and what is missing, with several sessions and with one."""
     for command, noun, what in (
         ("plan", "REF", "checkpoint"),
         ("rollback", "REF", "checkpoint"),
@@ -184,7 +173,6 @@ def test_a_lonely_word_that_is_a_session_is_recognised(two):
 
 @pytest.mark.long
 def test_the_question_names_the_session_and_the_branch(two):
-    """The plan and the question before a change name the session and the branch; without a yes nothing changes."""
     for words, question in (
         (("rollback", "mine", "main#1"), "Roll back session mine, branch main?"),
         (("undo", "mine"), "Undo in session mine, branch main?"),
@@ -202,7 +190,6 @@ def test_the_question_names_the_session_and_the_branch(two):
 
 @pytest.mark.long
 def test_a_command_that_reads_says_which_session_it_took(two):
-    """A command that only reads takes the session that moved last, and says so on standard error."""
     for command in ("log", "tool-track", "branches", "stats", "diff main#1 HEAD", "show", "search chair"):
         out, err, code = run(*command.split())
         assert (code, err) == (0, "session theirs, which was updated last\n")
@@ -225,7 +212,6 @@ def test_a_command_that_reads_says_which_session_it_took(two):
     ],
 )
 def test_hostile_names_stay_names(shelf, name, shown):
-    """A session whose name looks like words of a plan is quoted, and control characters are escaped."""
     with agentgit.open("agentgit.db") as repo:
         for session in (name, "other"):
             agent = repo.wrap(shelf.graph("chair"), session)
@@ -241,7 +227,6 @@ def test_hostile_names_stay_names(shelf, name, shown):
 
 @pytest.mark.long
 def test_a_shared_session_counts_and_is_named_with_its_owner(shelf):
-    """A session that somebody shares makes the choice unclear too, and its plan names the owner."""
     with agentgit.open("agentgit.db") as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         for user in (ada, bob):
@@ -256,7 +241,6 @@ def test_a_shared_session_counts_and_is_named_with_its_owner(shelf):
 
 @pytest.mark.long
 def test_json_names_the_session_and_the_branch(two):
-    """Plans and reports as JSON name the session, and the branch."""
     plan = json.loads(run("plan", "mine", "main#1", "--json").out)
     assert (plan["session_name"], plan["branch"]) == ("mine", "main")
     for words in (
@@ -271,9 +255,8 @@ def test_json_names_the_session_and_the_branch(two):
         assert json.loads(run(*words, "--json").out)["session_name"] == "mine", words
 
 
-@pytest.mark.parametrize("option", [(), ("--since-fork",)])
+@pytest.mark.parametrize("option", [(), ("--since-fork",)], ids=["diff", "since the fork"])
 def test_a_session_in_the_place_of_a_checkpoint_is_recognised(two, option):
-    """`diff mine main` says that `mine` is a session, and where it belongs."""
     expected = "error: mine is a session. Name it first, and then two checkpoints: agentgit diff mine A B\n"
     for words in (["mine", "main"], ["main", "mine"]):
         out, err, code = run("diff", *option, *words)
@@ -285,7 +268,6 @@ def test_a_session_in_the_place_of_a_checkpoint_is_recognised(two, option):
 
 
 def test_a_diff_without_checkpoints_shows_the_last_turn(two):
-    """`diff` compares with the head what was before the last turn; with one word, that checkpoint or that session."""
     shown = run("diff", "mine@main").out
     assert re.match(r"main#\d+ -> main#\d+\n", shown)
     assert shown.count("+ user: ") == 1

@@ -1,4 +1,4 @@
-"""What the command line imports before it has anything to do."""
+"""What agentgit imports before it has anything to do, and what it says where an optional package is missing."""
 
 import json
 import os
@@ -9,19 +9,20 @@ import sys
 import pytest
 
 import agentgit
+from agentgit import Unavailable
 
 HEAVY = {"sqlalchemy", "langgraph", "langchain_core", "prompt_toolkit", "rich", "fastapi", "cryptography"}
 """Packages that take long to import. Typer itself imports pydantic when it reads an option."""
 
-CODE = """
+TELL = """
 import atexit, json, sys
-from agentgit import cli
 atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))
-cli.main()
 """
 
+COMMAND = "from agentgit import cli; cli.main()"
+
 HELP_OF_EVERY_COMMAND = """
-import json, sys, typer.main
+import typer.main
 from agentgit.cli.app import app
 
 def print_help(command, path, parent=None):
@@ -33,16 +34,18 @@ def print_help(command, path, parent=None):
 root = typer.main.get_command(app)
 root.load_all()
 print_help(root, "agentgit")
-print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
 
 
-def imported(*words: str, code: str = CODE, **environment: str) -> tuple[str, set[str]]:
+def python(code: str, *words: str, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603  # our own program
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=300, check=False, **more
+    )
+
+
+def imported(*words: str, code: str = COMMAND, **environment: str) -> tuple[str, set[str]]:
     """Run a command in a new process; return its output and the modules that it imported."""
-    done = subprocess.run(  # noqa: S603  # our own program
-        [sys.executable, "-c", code, *words],
-        capture_output=True, text=True, env={**os.environ, **environment}, timeout=300, check=False,
-    )  # fmt: skip
+    done = python(TELL + code, *words, env={**os.environ, **environment})
     *errors, modules = done.stderr.splitlines()
     assert errors == []
     return done.stdout, set(json.loads(modules))
@@ -61,7 +64,6 @@ def packages(modules: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["chat", "--help"], ["checkpoint", "--help"]])
 def test_help_imports_nothing_heavy(words):
-    """Help opens no database and loads no graph, so it imports neither SQLAlchemy nor LangGraph."""
     out, modules = imported(*words)
     assert out
     assert HEAVY & packages(modules) == set()
@@ -69,7 +71,6 @@ def test_help_imports_nothing_heavy(words):
 
 
 def test_the_help_of_no_command_imports_anything_heavy():
-    """The help of all commands together imports neither SQLAlchemy nor LangGraph nor asyncio."""
     out, modules = imported(code=HELP_OF_EVERY_COMMAND)
     assert {"# chat ", "# explore ", "# serve ", "# rotate "} <= set(re.findall(r"^# \S+ ", out, flags=re.MULTILINE))
     assert (HEAVY | {"asyncio"}) & packages(modules) == set()
@@ -77,7 +78,6 @@ def test_the_help_of_no_command_imports_anything_heavy():
 
 @pytest.mark.parametrize(("line", "offered"), [("agentgit rol", "rollback"), ("agentgit log --lim", "--limit")])
 def test_completion_of_commands_and_options_imports_nothing_heavy(line, offered):
-    """Tab after the beginning of a command or an option opens no database."""
     names, modules = completed(line)
     assert names == [offered]
     assert HEAVY & packages(modules) == set()
@@ -91,9 +91,7 @@ def test_completion_of_commands_and_options_imports_nothing_heavy(line, offered)
     ],
 )
 def test_completion_of_names_imports_neither_the_store_nor_a_graph(tmp_path, line, offered):
-    """Tab after a command that takes a session or a checkpoint reads the file without SQLAlchemy and LangGraph,
-    and leaves no other file behind.
-    """
+    """It reads the file without SQLAlchemy, and leaves no other file behind."""
     path = tmp_path / "agentgit.db"
     with agentgit.open(path) as repo:
         session = repo.session("support-42", create=True)
@@ -104,3 +102,41 @@ def test_completion_of_names_imports_neither_the_store_nor_a_graph(tmp_path, lin
     assert HEAVY & packages(modules) == set()
     assert not [module for module in modules if module.startswith("agentgit.store")]
     assert sorted(tmp_path.iterdir()) == files
+    _, modules = imported("tree", "--db", str(path))
+    assert "langgraph" not in packages(modules)
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import agentgit", {"IPython", "ipykernel", "langgraph", "sqlalchemy"}),
+        ("import agentgit.mcp.server", {"langgraph", "langchain_core"}),
+    ],
+)
+def test_an_import_of_agentgit_imports_nothing_heavy(code, heavy):
+    assert heavy & packages(imported(code=code)[1]) == set()
+
+
+MISSING = {
+    "typer": (
+        "import agentgit.__main__",
+        1,
+        'The command line needs typer and rich. Run: pip install "agentgit[cli]"',
+    ),
+    "mcp": (COMMAND, Unavailable.exit_code, 'Run: pip install "agentgit[mcp]"'),
+    "pandas": (
+        "import agentgit; agentgit.open(':memory:').sessions().to_frame()",
+        1,
+        'agentgit.errors.Unavailable: to_frame needs pandas. Run: pip install "agentgit[pandas]"',
+    ),
+}
+"""For each optional package: what needs it, the exit code and the end of the last line on standard error."""
+
+
+@pytest.mark.parametrize("package", MISSING)
+def test_what_needs_a_missing_package_names_the_pip_command(package, tmp_path):
+    code, exit_code, said = MISSING[package]
+    done = python(f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = ['mcp']; {code}", cwd=tmp_path)
+    assert done.returncode == exit_code
+    assert done.stderr.splitlines()[-1].endswith(said)
+    assert "Traceback" not in done.stderr or package == "pandas"

@@ -47,7 +47,6 @@ def at_terminal(*words: str, rows: int = 24, **environment: str) -> str:
 
 @pytest.mark.long
 def test_a_long_result_goes_to_the_pager_at_a_terminal(big):
-    """At a terminal a result longer than the screen is shown by $AGENTGIT_PAGER, else $PAGER."""
     marked = "sed s/^/paged:/"
     assert at_terminal("tree", AGENTGIT_PAGER=marked, PAGER="false").startswith("paged:s: 61 branches")
     assert at_terminal("log", PAGER=marked).startswith("main#4 ")
@@ -56,18 +55,13 @@ def test_a_long_result_goes_to_the_pager_at_a_terminal(big):
     assert at_terminal("--no-pager", "tree", PAGER=marked).startswith("s: 61 branches")
     assert at_terminal("tree", "--json", PAGER=marked).startswith("{")
     assert at_terminal("tree", rows=400, PAGER=marked).startswith("s: 61 branches")
-
-
-@pytest.mark.long
-def test_a_pager_that_fails_or_is_left_loses_nothing_else(big):
-    """A pager that does not exist, cannot be parsed, or ends before it has read all causes no error."""
+    # A pager that does not exist, cannot be parsed, or ends before it has read all causes no error.
     for pager in ("no-such-pager --x", "'", "true", "head -2"):
         assert "Traceback" not in at_terminal("tree", AGENTGIT_PAGER=pager)
     assert at_terminal("tree", AGENTGIT_PAGER="no-such-pager").startswith("s: 61 branches")
 
 
 def test_a_pipe_gets_no_pager_and_exact_times(big, monkeypatch):
-    """In a pipe there is no pager, and times are exact unless --date relative asks otherwise."""
     monkeypatch.setenv("AGENTGIT_PAGER", "false")
     monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=None: os.terminal_size((100, 5)))
     assert run("tree").out.startswith("s: 61 branches")
@@ -80,7 +74,6 @@ def test_a_pipe_gets_no_pager_and_exact_times(big, monkeypatch):
 
 @pytest.mark.long
 def test_a_terminal_shows_relative_times(big):
-    """At a terminal times are relative, and `--date exact` makes them exact."""
     assert re.search(r"main#4  (just now|\d+ min ago)  ", at_terminal("log"))
     assert re.search(r"main#4  \d{4}-\d\d-\d\d ", at_terminal("--date", "exact", "log"))
 
@@ -89,7 +82,6 @@ def test_a_terminal_shows_relative_times(big):
 
 
 def test_a_tree_of_many_branches_is_folded_around_head(big):
-    """`tree` shows the way to HEAD and the newest branches, and counts the others; -n sets how many."""
     lines = run("tree").out.splitlines()
     assert lines[0] == "s: 61 branches, 64 checkpoints"
     assert len(lines) < 60
@@ -97,23 +89,17 @@ def test_a_tree_of_many_branches_is_folded_around_head(big):
     assert any("variant-59" in line for line in lines)
     assert not any("variant-3 " in line for line in lines)
     assert "more branch" in "\n".join(lines)
-    few = run("tree", "-n", "3").out.splitlines()
-    assert len(few) < len(lines)
-    assert any("HEAD -> main" in line for line in few)
+    few = run("tree", "-n", "3").out
+    assert len(few.splitlines()) < len(lines)
+    assert "HEAD -> main" in few
     every = run("tree", "-n", "0").out
     assert all(f"variant-{number}" in every for number in range(60))
     assert len(json.loads(run("tree", "--json").out)["branches"]) == 61
 
 
 def test_one_branch_is_shown_by_its_name(big):
-    """`--branch` shows one branch in tree, log and tool-track; a branch that does not exist is an error."""
-    tree = run("tree", "--branch", "variant-7").out
-    assert "variant-7" in tree
-    assert "variant-8" not in tree
-    assert [one["name"] for one in json.loads(run("tree", "--branch", "variant-7", "--json").out)["branches"]] == [
-        "main",
-        "variant-7",
-    ]
+    shown = json.loads(run("tree", "--branch", "variant-7", "--json").out)["branches"]
+    assert [one["name"] for one in shown] == ["main", "variant-7"]
     assert run("log", "--branch", "variant-7").out == run("log", "s@variant-7").out != run("log").out
     assert run("tool-track", "--branch", "variant-7").code == 0
     for command in ("tree", "log", "tool-track"):
@@ -123,7 +109,6 @@ def test_one_branch_is_shown_by_its_name(big):
 
 
 def test_lists_have_a_limit(big):
-    """`-n` limits the lists of sessions, branches and operations to the newest."""
     with agentgit.open("agentgit.db") as repo:
         repo.session("t", create=True)
     assert [one["session_name"] for one in json.loads(run("sessions", "-n", "1", "--json").out)] == ["t"]

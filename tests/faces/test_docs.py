@@ -14,12 +14,15 @@ import backend
 import chats
 import pytest
 import typer.main
+from browsers import browser, needs_browser
 from command_line import every_command, run
 
 import agentgit
 from agentgit import AgentGitError, errors
 from agentgit.cli.app import app
 from bench.__main__ import SUBJECTS
+
+__all__ = ["browser"]  # a fixture
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -66,34 +69,30 @@ def test_the_help_names_each_value_without_the_type_in_python(path):
     assert re.findall(r"<[a-z]+(?: range|\[[a-z]+\])?>", words) == []
 
 
-@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
-def test_commands_have_a_json_option_unless_they_converse(path, command):
-    """All commands take --json except those that converse, so that a script can read them."""
-    talk = {"agentgit chat", "agentgit mcp", "agentgit serve"}
-    assert path in talk or hasattr(command, "commands") or "--json" in {o for p in command.params for o in p.opts}
-
-
-def test_the_docs_list_the_commands_without_json():
-    """Docs/cli.md lists exactly the commands that do not take --json."""
+def test_every_command_takes_json_unless_it_converses_and_the_docs_list_those():
     named = re.search(r"Every command takes `--json` except ([^.]+)\.", (DOCS / "cli.md").read_text())
     silent = {
         path.removeprefix("agentgit ")
         for path, command in COMMANDS
         if not hasattr(command, "commands") and "--json" not in {o for p in command.params for o in p.opts}
     }
-    assert named is not None
-    assert set(re.findall("`([^`]+)`", named[1])) == silent
+    assert set(re.findall("`([^`]+)`", named[1])) == silent == {"chat", "mcp", "serve"}
 
 
-def test_the_help_lists_each_command_under_one_heading():
-    """Each command is under a heading of the help, and under one only, so that a newcomer can find it."""
-    command = every_command()
-    with command.make_context("agentgit", [], resilient_parsing=True, terminal_width=80) as context:
-        _, *groups = re.split(r"^(\w.*):\n", command.get_help(context), flags=re.MULTILINE)
-    under = dict(zip(groups[::2], groups[1::2], strict=True))
-    del under["Options"]
-    placed = [name for names in under.values() for name in re.findall(r"^  (\S+)", names, flags=re.MULTILINE)]
-    assert sorted(placed) == sorted(command.commands)
+def test_the_help_lists_each_command_under_one_heading_and_truncates_no_sentence():
+    """In a terminal of 80 columns a newcomer finds each command, and reads all that is said about it."""
+    for path, command in COMMANDS:
+        if hasattr(command, "commands"):
+            with command.make_context(path, [], resilient_parsing=True, terminal_width=80) as context:
+                shown = command.get_help(context)
+            assert not [line for line in shown.splitlines()[1:] if line.endswith(("…", "..."))]
+            if path == "agentgit":
+                assert "\n  rollback      Roll back to a checkpoint, on a new branch\n" in shown
+                _, *groups = re.split(r"^(\w.*):\n", shown, flags=re.MULTILINE)
+                under = dict(zip(groups[::2], groups[1::2], strict=True))
+                del under["Options"]
+                placed = [n for names in under.values() for n in re.findall(r"^  (\S+)", names, flags=re.MULTILINE)]
+                assert sorted(placed) == sorted(command.commands)
 
 
 def test_the_table_of_commands_has_the_first_line_of_each_help():
@@ -103,16 +102,6 @@ def test_the_table_of_commands_has_the_first_line_of_each_help():
     assert {name: one.help for name, one in listed.items()} == {
         name: one.help.partition("\n")[0] for name, one in loaded.items()
     }
-
-
-def test_the_help_truncates_no_sentence():
-    """In a terminal of 80 columns the help truncates no description of a command."""
-    for path, command in COMMANDS:
-        if hasattr(command, "commands"):
-            with command.make_context(path, [], resilient_parsing=True, terminal_width=80) as context:
-                lines = command.get_help(context).splitlines()
-            assert not [line for line in lines[1:] if line.endswith(("…", "..."))]
-            assert path != "agentgit" or "  rollback      Roll back to a checkpoint, on a new branch" in lines
 
 
 def test_every_documented_command_and_option_exists():
@@ -128,21 +117,17 @@ def test_every_documented_command_and_option_exists():
     assert named <= options | {"--help"}
 
 
-@pytest.mark.parametrize("name", agentgit.__all__)
-def test_every_public_name_is_in_the_reference(name):
-    """Each public name of `agentgit` has an entry in docs/reference that is made from its docstring."""
+def test_every_public_name_is_in_the_reference():
+    """Each has an entry that is made from its docstring, and a line in the index or on the page of the errors."""
     pages = "".join(page.read_text() for page in DOCS.glob("reference/*.md"))
-    assert re.search(rf"^::: agentgit\.([a-z_.]+\.)?{name}$", pages, flags=re.MULTILINE)
-
-
-ERRORS = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, AgentGitError)]
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
-def test_every_error_is_documented_with_its_exit_code(error):
-    """Docs/reference/errors.md lists the exit code of each error for scripts."""
+    entries = set(re.findall(r"^::: agentgit\.(?:[a-z_.]+\.)?(\w+)$", pages, flags=re.MULTILINE))
+    assert set(agentgit.__all__) - entries == set()
+    index = (DOCS / "reference/index.md").read_text()
+    assert [name for name in agentgit.__all__ if not hasattr(errors, name) and f"`{name}`]" not in index] == []
     page = (DOCS / "reference/errors.md").read_text()
-    assert f"| [`{error.__name__}`][agentgit.{error.__name__}] | {error.exit_code} |" in page
+    found = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, AgentGitError)]
+    lines = [f"| [`{error.__name__}`][agentgit.{error.__name__}] | {error.exit_code} |" for error in found]
+    assert [line for line in lines if line not in page] == []
 
 
 @pytest.mark.long
@@ -154,8 +139,12 @@ def test_a_picture_shows_what_the_demo_does(name):
     subprocess.run([sys.executable, "-c", code], cwd=DOCS / "images", env=found, check=True)  # noqa: S603  # our own
 
 
-def test_the_citation_names_the_version():
-    """CITATION.cff names the version that the package has."""
+def test_the_readme_is_short_its_links_resolve_and_the_citation_names_the_version():
+    """Longer texts than 130 lines belong in docs/."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+    for page in ("README.md", "CONTRIBUTING.md"):
+        links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
+        assert [link for link in links if not (ROOT / link).exists()] == []
     assert f"\nversion: {agentgit.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
@@ -174,17 +163,6 @@ def test_the_picture_of_the_rooms_matches_the_contract():
     subprocess.run([sys.executable, "-c", code], cwd=DOCS, check=True)  # noqa: S603  # our own command
 
 
-def test_every_table_is_listed_in_the_architecture_page():
-    """Docs/why/architecture.md lists each table with a description of its rows."""
-    page = (DOCS / "why/architecture.md").read_text()
-    assert [name for name in backend.tables() if f"| `{name}` |" not in page] == []
-
-
-def test_the_readme_is_short():
-    """The README has at most 130 lines; longer texts belong in docs/."""
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
-
-
 def test_who_is_told_to_run_commands_is_told_to_install_the_command_line():
     """A page whose blocks install agentgit and run `agentgit` installs the extra that the command needs."""
     checked = 0
@@ -197,45 +175,24 @@ def test_who_is_told_to_run_commands_is_told_to_install_the_command_line():
     assert checked >= 8
 
 
-def test_links_of_the_readme_resolve():
-    """The files that README.md and CONTRIBUTING.md link to are in the repository."""
-    for page in ("README.md", "CONTRIBUTING.md"):
-        links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
-        assert [link for link in links if not (ROOT / link).exists()] == []
-
-
-def test_the_reference_index_lists_every_public_name():
-    """Docs/reference/index.md lists each public name; the errors have a separate page."""
-    page = (DOCS / "reference/index.md").read_text()
-    names = [name for name in agentgit.__all__ if not hasattr(errors, name)]
-    assert [name for name in names if f"`{name}`]" not in page] == []
-
-
-def test_notebooks_and_magics_are_documented():
-    """Docs/notebooks.md lists each notebook."""
-    page = (DOCS / "notebooks.md").read_text()
-    named = [f"`{path.stem}`" for path in (ROOT / "notebooks").glob("*.ipynb")]
-    assert [name for name in named if name not in page] == []
-
-
-def test_every_subject_of_the_benchmarks_is_documented():
-    """Docs/benchmarks.md lists every subject or group of subjects that --only takes."""
-    page = (DOCS / "benchmarks.md").read_text()
-    assert {name.split("-")[0] for name in SUBJECTS if f"`{name.split('-')[0]}`" not in page} == set()
+def test_every_table_notebook_and_subject_of_the_benchmarks_is_documented():
+    pages = {
+        "why/architecture.md": [f"| `{name}` |" for name in backend.tables()],
+        "notebooks.md": [f"`{path.stem}`" for path in (ROOT / "notebooks").glob("*.ipynb")],
+        "benchmarks.md": [f"`{name.split('-')[0]}`" for name in SUBJECTS],
+    }
+    for page, names in pages.items():
+        text = (DOCS / page).read_text()
+        assert [name for name in names if name not in text] == []
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Build the site as `make docs` does, and return its folder."""
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(  # noqa: S603  # our own command
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)  # noqa: S603  # ours
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -252,32 +209,43 @@ def test_the_site_builds_and_its_links_resolve(site):
     assert [usage for usage in chats.SLASH_COMMANDS if f"<code>/{usage}</code>" not in page] == []
 
 
+@needs_browser
 @pytest.mark.long
-def test_no_table_is_cut_off_on_a_page(site):
-    """Tables, also those of the benchmarks, are fully visible, because a number that is cut off is misread."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("There is no Chromium to look at the pages with.")
-    from playwright.sync_api import sync_playwright
-
+def test_no_table_is_cut_off_on_a_page(site, browser):
+    """A number that is cut off is misread."""
     cut = "one => one.scrollWidth > one.clientWidth + 1"
     code = f"[...document.querySelectorAll('.md-typeset__scrollwrap')].some({cut})"
     more = f"[...document.querySelectorAll('.highlight code')].some({cut})"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
-        found = []
-        whole = [site / "benchmarks.html", site / "reference/cli.html"]
-        for path in sorted({*site.glob("*.html"), *whole}):
-            page.goto(path.as_uri())
-            if page.evaluate(code) or (path in whole and page.evaluate(more)):
-                found.append(path.relative_to(site).as_posix())
-        browser.close()
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    found = []
+    whole = [site / "benchmarks.html", site / "reference/cli.html"]
+    for path in sorted({*site.glob("*.html"), *whole}):
+        page.goto(path.as_uri())
+        if page.evaluate(code) or (path in whole and page.evaluate(more)):
+            found.append(path.relative_to(site).as_posix())
     assert found == []
 
 
+@needs_browser
+@pytest.mark.long
+def test_the_search_works_from_a_disk(site, browser):
+    """A word that is typed into the search finds its pages, guides first, without a server or a network."""
+    page = browser.new_page()
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    for place in ("index.html", "reference/session.html"):
+        page.goto((site / place).as_uri())
+        page.locator("[data-md-component=search-query]").fill("compensable")
+        page.locator(".md-search-result__item a[href*='effects.html']").first.wait_for(timeout=60_000)
+    page.goto((site / "index.html").as_uri())
+    page.locator("[data-md-component=search-query]").fill("rollback")
+    page.locator(".md-search-result__item a[href*='undo.html']").first.wait_for()
+    found = page.locator(".md-search-result__item > a:first-of-type").evaluate_all("all => all.map(a => a.href)")
+    assert not [url for url in found[:5] if "/why/" in url or "/reference/" in url]
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
 def test_no_page_loads_resources_from_elsewhere(site):
-    """The site can be read offline: no page loads a script, style, picture or frame from elsewhere."""
     for page in site.rglob("*.html"):
         assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="https?:[^"]*"', page.read_text()), page
 
@@ -298,13 +266,8 @@ def test_wrong_blocks_in_the_documents_fail(tmp_path):
         "```text\nonly text\n```\n\n```sh\nexit 1\n```",
     ]
     (tmp_path / "docs/page.md").write_text("\n\n".join(page))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "docs"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "docs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603  # our own
     assert "5 failed, 2 passed" in done.stdout
 
 
@@ -312,8 +275,7 @@ PAGES = sorted(path.name for path in DOCS.glob("*.md") if path.name not in ("cha
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_each_page_has_a_next_step(page):
-    """Each page ends with a section that links to the page to read next."""
+def test_each_page_ends_with_a_section_that_links_to_the_next_page(page):
     last = re.split(r"^## ", (DOCS / page).read_text(), flags=re.MULTILINE)[-1]
     assert last.split("\n")[0] in ("Next", "Where to begin", "Where to go next")
     assert re.search(r"\]\([\w./-]+\.md\)", last)

@@ -5,13 +5,12 @@ import re
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
 import pytest
-from web_servers import free_port
+from web_servers import free_port, running
 
 import agentgit
 
@@ -32,13 +31,11 @@ def run(folder, *command):
 
 
 def commands(example):
-    """List the `agentgit` commands in the README of an example."""
     text = (EXAMPLES / example / "README.md").read_text()
     return [line.split("   #")[0].strip() for line in re.findall(r"^agentgit .*", text, re.MULTILINE)]
 
 
 def test_the_coding_agent_gets_its_files_back(tmp_path):
-    """A rollback restores the function that passed its test, and the commands of the README work afterwards."""
     told = run(tmp_path, sys.executable, EXAMPLES / "coding_agent" / "coder.py")
     assert told.count("The tests pass.") == 2
     assert "FAILED (failures=1)" in told
@@ -49,7 +46,6 @@ def test_the_coding_agent_gets_its_files_back(tmp_path):
 
 
 def test_the_coding_agent_writes_only_in_its_project(tmp_path, monkeypatch):
-    """A path that leads out of the project is refused by the tools."""
     monkeypatch.syspath_prepend(EXAMPLES / "coding_agent")
     monkeypatch.chdir(tmp_path)
     import coder
@@ -60,44 +56,26 @@ def test_the_coding_agent_writes_only_in_its_project(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def bot(tmp_path):
-    """Start the support bot as its README says; return its address and a function that creates a customer's headers."""
-    port = free_port()
-    environment = {**os.environ, "SHOP_FOLDER": str(tmp_path), "PYTHONPATH": str(EXAMPLES.parent)}
+def bot(tmp_path, monkeypatch):
+    """Start the support bot as its README says; return clients of two customers, and one with a wrong key."""
     for name in ("MODEL", "AGENTGIT_DATABASE_URL"):
-        environment.pop(name, None)
+        monkeypatch.delenv(name, raising=False)
     add, create = commands("support_bot")[:2]
-    keys = {}
+    keys = {"nobody": "wrong"}
     for name in ("ada", "bob"):
         run(tmp_path, "bash", "-c", add.replace("ada", name))
         keys[name] = re.findall(r"\S{30,}", run(tmp_path, "bash", "-c", create.replace("ada", name)))[0]
+    port = free_port()
     command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(port), "--log-level", "warning"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(  # noqa: S603  # our own command
-            command, cwd=EXAMPLES / "support_bot", env=environment, stdout=log, stderr=log
-        )
-        try:
-            deadline = time.monotonic() + 60
-            while True:
-                try:
-                    httpx.get(f"http://127.0.0.1:{port}/docs")
-                    break
-                except httpx.TransportError:
-                    assert process.poll() is None, (tmp_path / "log").read_text()
-                    assert time.monotonic() < deadline
-                    time.sleep(0.1)
-            with ExitStack() as clients:
-                yield {
-                    name: clients.enter_context(
-                        httpx.Client(
-                            base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {key}"}, timeout=60
-                        )
-                    )
-                    for name, key in {**keys, "nobody": "wrong"}.items()
-                }
-        finally:
-            process.terminate()
-            process.wait(30)
+    given = {"SHOP_FOLDER": str(tmp_path), "PYTHONPATH": str(EXAMPLES.parent)}
+    with ExitStack() as stack:
+        url = stack.enter_context(running(command, port, tmp_path / "log", EXAMPLES / "support_bot", **given))
+
+        def client(key):
+            headers = {"Authorization": f"Bearer {key}"}
+            return stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=60))
+
+        yield {name: client(key) for name, key in keys.items()}
 
 
 def orders(folder):
@@ -107,7 +85,6 @@ def orders(folder):
 
 
 def test_a_customer_takes_a_message_back(bot, tmp_path):
-    """An order is cancelled with its message, after a plan; the chat goes on, and a sent mail is refused with 409."""
     ada = bot["ada"]
     answer = ada.post("/chats/sofa/messages", json={"text": "order two chairs"}).json()
     assert answer == {"answer": "Ordered 2 chairs for 80 euros (chair-1).", "branch": "main"}
@@ -127,7 +104,6 @@ def test_a_customer_takes_a_message_back(bot, tmp_path):
 
 
 def test_customers_do_not_see_each_other(bot, tmp_path):
-    """The chat of another customer with the same name is another chat, and a wrong key is refused with 401."""
     bot["ada"].post("/chats/sofa/messages", json={"text": "order two chairs"})
     assert bot["bob"].get("/chats/sofa/messages").status_code == 404
     assert bot["nobody"].get("/chats/sofa/messages").status_code == 401

@@ -1,7 +1,5 @@
 """Lists, logs, search results and statistics as pandas DataFrames."""
 
-import subprocess
-import sys
 from datetime import UTC, datetime
 
 import pandas
@@ -27,7 +25,6 @@ def agent(repo):
 
 
 def test_checkpoints_and_logs_are_frames_with_one_row_each(agent):
-    """Checkpoints and a log have the same columns, their times are times, and their order is kept."""
     points, log = agent.checkpoints().to_frame(), agent.session.log(which="all").to_frame()
     assert points["reference"].tolist() == ["main#1", "main#2", "main#3"]
     assert log["reference"].tolist() == [point.metadata["reference"] for point in agent.session.log(which="all")]
@@ -41,7 +38,6 @@ def test_checkpoints_and_logs_are_frames_with_one_row_each(agent):
 
 
 def test_the_track_search_and_other_lists_are_frames(agent):
-    """Tool calls, search results, branches, tags, messages and sessions convert with their own fields."""
     track = agent.at("b2").tool_track().to_frame()
     assert track["tool_name"].tolist() == ["add", "note", "send"]
     assert track["args"].tolist()[0] == {"item": "chair"}
@@ -51,10 +47,11 @@ def test_the_track_search_and_other_lists_are_frames(agent):
     assert agent.session.branches().to_frame()["name"].tolist() == ["main", "b2"]
     assert agent.session.tags().to_frame()["reference"].tolist() == ["main#3"]
     assert agent.history().to_frame()["role"].value_counts()["tool"] == 2
+    assert agent.tool_track()[-1:].to_frame()["tool_name"].tolist() == ["note"]
+    assert type(agent.tool_track()[0]) is ToolInvocation
 
 
 def test_statistics_are_a_frame_with_one_row_for_each_branch(agent):
-    """The columns of the branches add up to the totals of the statistics."""
     stats = agent.session.stats()
     frame = stats.to_frame().set_index("branch")
     assert frame.index.tolist() == ["main", "b2"]
@@ -73,19 +70,11 @@ def test_an_empty_result_is_a_frame_with_columns_and_types(agent):
 
 
 async def test_a_log_is_read_for_a_frame_without_blocking_the_event_loop(repo):
-    """`ato_frame` is the twin of the one conversion that reads the database."""
     session = repo.session("s", create=True)
     assert (await session.log().ato_frame()).empty
 
 
-def test_a_slice_of_a_list_is_a_frame_too(agent):
-    """A slice displays as a table and converts to a frame; a single item is the item."""
-    assert agent.tool_track()[-1:].to_frame()["tool_name"].tolist() == ["note"]
-    assert type(agent.tool_track()[0]) is ToolInvocation
-
-
 def test_a_frame_holds_any_text_and_number(agent):
-    """Unpaired surrogates, markup, ids of 53 bits and times without microseconds come through unchanged."""
     hostile = "\ud800<script>\x00\u202e"
     call = ToolInvocation(
         id=2**53 - 1, internal_session_id=1, position=0, tool_name=hostile, args={hostile: 2**70}, replay_of=2**53 - 2
@@ -100,26 +89,9 @@ def test_a_frame_holds_any_text_and_number(agent):
 
 
 def test_a_frame_loads_no_states():
-    """A checkpoint whose state is damaged or large is in the frame, because only its facts are read."""
 
     def damaged():
         raise Corrupt("the state is damaged")
 
     point = Checkpoint.deferred(damaged, id=5, metadata={"reference": "main#5"})
     assert Checkpoints([point]).to_frame()["reference"].tolist() == ["main#5"]
-
-
-@pytest.mark.long
-def test_without_pandas_the_error_says_what_to_install():
-    """Agentgit works without pandas; only `to_frame` needs it, and its error names the extra."""
-    code = """
-import sys
-sys.modules["pandas"] = None
-import agentgit
-try:
-    agentgit.open(":memory:").sessions().to_frame()
-except agentgit.Unavailable as error:
-    print(error)
-"""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603  # ours
-    assert ran.stdout.strip() == 'to_frame needs pandas. Run: pip install "agentgit[pandas]"'

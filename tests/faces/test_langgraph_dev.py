@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import sqlite3
-import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +19,7 @@ import httpx
 import pytest
 from langgraph_sdk import get_client
 from langgraph_sdk.errors import APIStatusError
-from web_servers import free_port
+from web_servers import free_port, started
 
 import agentgit
 
@@ -36,12 +35,7 @@ FLUSH_INTERVAL = 10
 
 
 class Server:
-    """A server on loopback.
-
-    Args:
-        source: The folder with its langgraph.json.
-        folder: The folder for its databases.
-    """
+    """A server on loopback: the folder of its langgraph.json, and the folder for its databases."""
 
     def __init__(self, source, folder):
         assert PROGRAM.exists(), "Run: make .venv-host/.ready"
@@ -49,30 +43,12 @@ class Server:
         shutil.copytree(source, self.app)
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
-        self.process = None
+        self.start()
 
     def start(self):
-        """Start it, and wait until it answers."""
-        environment = {
-            **os.environ, "PYTHONPATH": str(ROOT), "SHOP_FOLDER": str(self.folder), "LANGSMITH_TRACING": "false"
-        }  # fmt: skip
+        given = {"PYTHONPATH": str(ROOT), "SHOP_FOLDER": str(self.folder), "LANGSMITH_TRACING": "false"}
         command = [PROGRAM, "dev", "--no-browser", "--no-reload", "--port", str(self.port)]
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen(  # noqa: S603  # the program of the test environment
-                command, cwd=self.app, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
-        deadline = time.monotonic() + 90
-        while not self.is_up():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-
-    def is_up(self):
-        """Return whether it answers."""
-        try:
-            return httpx.get(f"{self.address}/ok").is_success
-        except httpx.TransportError:
-            return False
+        self.process = started(command, self.port, self.log, self.app, **given)
 
     def kill(self):
         """Kill it with all its threads, as a machine that loses its power."""
@@ -81,12 +57,10 @@ class Server:
 
     @property
     def ledger(self):
-        """The lines that its tools have written."""
         path = self.folder / "ledger"
         return path.read_text().splitlines() if path.exists() else []
 
     async def wait_for(self, line):
-        """Wait until a tool has written a line."""
         deadline = time.monotonic() + 30
         while line not in self.ledger:
             assert time.monotonic() < deadline, self.ledger
@@ -100,39 +74,21 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def servers():
-    """Stop all servers at the end."""
-    started = []
-    yield started
-    for server in started:
-        if server.process is not None and server.process.poll() is None:
-            server.kill()
+def shop(tmp_path_factory):
+    server = Server(ROOT / "examples" / "server", tmp_path_factory.mktemp("shop"))
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="module")
-def shop(servers, tmp_path_factory):
-    """Start the example."""
-    servers.append(Server(ROOT / "examples" / "server", tmp_path_factory.mktemp("shop")))
-    servers[-1].start()
-    return servers[-1]
-
-
-@pytest.fixture(scope="module")
-def slow(servers, tmp_path_factory):
-    """Start a graph whose tools take long."""
-    servers.append(Server(ROOT / "tests" / "support" / "slow_server", tmp_path_factory.mktemp("slow")))
-    servers[-1].start()
-    return servers[-1]
+def slow(tmp_path_factory):
+    server = Server(ROOT / "tests" / "support" / "slow_server", tmp_path_factory.mktemp("slow"))
+    yield server
+    server.kill()
 
 
 class Client:
-    """A thread of a server, in the SDK of LangGraph.
-
-    Args:
-        server: The server.
-        graph: The name of the graph.
-        user: The name of the user.
-    """
+    """A thread of a user on a server, in the SDK of LangGraph."""
 
     def __init__(self, server, graph, user="ada"):
         self.server, self.graph = server, graph
@@ -141,58 +97,47 @@ class Client:
         self.first_order, self.first_line = len(server.orders) if graph == "shop" else 0, len(server.ledger)
 
     async def __aenter__(self):
-        """Create the thread."""
         self.thread = (await self.sdk.threads.create())["thread_id"]
         return self
 
     async def __aexit__(self, *error):
-        """Close the connections."""
         await self.sdk.aclose()
 
     async def say(self, text, **more):
-        """Run to the end with a message, and return the values."""
         return await self.sdk.runs.wait(self.thread, self.graph, input=said(text), **more)
 
     async def run(self, text):
-        """Begin a run with a message, and return its id."""
         return (await self.sdk.runs.create(self.thread, self.graph, input=said(text)))["run_id"]
 
     async def checkpoint(self):
-        """Return the newest checkpoint."""
         state = await self.sdk.threads.get_state(self.thread)
         return {"checkpoint_id": state["checkpoint"]["checkpoint_id"]}
 
     async def messages(self):
-        """Return the texts of the messages."""
         state = await self.sdk.threads.get_state(self.thread)
         return [message["content"] for message in state["values"].get("messages", ()) if message["content"]]
 
     @property
     def orders(self):
-        """What this thread has ordered, with its status."""
         return self.server.orders[self.first_order :]
 
     @property
     def ledger(self):
-        """What the tools of this thread have written."""
         return self.server.ledger[self.first_line :]
 
 
 def said(text):
-    """Build the input of a message."""
     return {"messages": [{"role": "user", "content": text}]}
 
 
 @pytest.fixture
 async def buyer(shop):
-    """Begin a thread of the example."""
     async with Client(shop, "shop") as client:
         yield client
 
 
 @pytest.fixture
 async def worker(slow):
-    """Begin a thread of the slow graph."""
     async with Client(slow, "slow") as client:
         yield client
 
@@ -201,7 +146,6 @@ async def worker(slow):
 
 
 async def test_runs_and_every_stream_mode_work(buyer):
-    """A run ends with its values, and each stream mode yields its events without an error."""
     answer = await buyer.say("order two chairs")
     assert answer["messages"][-1]["content"].startswith("Ordered 2 chairs")
     for mode in STREAM_MODES:
@@ -213,7 +157,6 @@ async def test_runs_and_every_stream_mode_work(buyer):
 
 
 async def test_a_run_from_an_older_checkpoint_undoes_what_came_later(buyer):
-    """A fork from a checkpoint cancels the later orders; the shop's own table proves it, and history keeps both."""
     await buyer.say("order two chairs")
     before = await buyer.checkpoint()
     await buyer.say("order a table")
@@ -225,7 +168,6 @@ async def test_a_run_from_an_older_checkpoint_undoes_what_came_later(buyer):
 
 
 async def test_consent_is_an_interrupt_of_the_server(buyer):
-    """A fork before a payment asks with the plan; a yes refunds it and goes on."""
     await buyer.say("order two chairs")
     before = await buyer.checkpoint()
     await buyer.say("pay")
@@ -238,7 +180,6 @@ async def test_consent_is_an_interrupt_of_the_server(buyer):
 
 
 async def test_update_state_at_an_older_checkpoint_moves_the_thread(buyer):
-    """After an update at an older checkpoint, the next run brings the world to it."""
     await buyer.say("order two chairs")
     before = await buyer.checkpoint()
     await buyer.say("order a table")
@@ -249,7 +190,6 @@ async def test_update_state_at_an_older_checkpoint_moves_the_thread(buyer):
 
 
 async def test_what_cannot_be_undone_is_refused_readably(buyer):
-    """The error of a run before a mail names the tool, and the thread stays as it is."""
     await buyer.say("order a chair")
     before = await buyer.checkpoint()
     await buyer.say("mail a note to bob")
@@ -261,7 +201,6 @@ async def test_what_cannot_be_undone_is_refused_readably(buyer):
 
 
 async def test_bad_checkpoints_are_errors_of_the_run(buyer, shop):
-    """An unknown checkpoint and one of another thread are errors that say so; nothing runs."""
     async with Client(shop, "shop") as other:
         await other.say("order a chair")
         foreign = await other.checkpoint()
@@ -291,7 +230,6 @@ async def test_the_servers_own_verbs_reach_the_session(buyer, shop):
 
 
 async def test_agentgits_routes_are_part_of_the_server(buyer, shop):
-    """Under /agentgit, a link opens the pages, and a key plans, rolls back and switches; others see nothing."""
     await buyer.say("order a chair")
     await buyer.say("order a table")
     with agentgit.open(shop.folder / "agentgit.db") as repo:
@@ -318,7 +256,6 @@ async def test_agentgits_routes_are_part_of_the_server(buyer, shop):
 
 
 async def test_a_restarted_server_reverses_what_it_did_before(buyer, shop):
-    """After kill -9 and a restart, a run from an older checkpoint cancels the orders of before."""
     await buyer.say("order a chair")
     before = await buyer.checkpoint()
     await buyer.say("order a table")
@@ -356,7 +293,6 @@ async def test_cancel_with_rollback_reverses_the_run(worker):
 
 
 async def test_the_first_run_of_a_thread_can_be_cancelled(worker):
-    """The thread is empty again, and goes on."""
     run = await worker.run("slow desk")
     await worker.server.wait_for("begin desk")
     await worker.sdk.runs.cancel(worker.thread, run, wait=True, action="rollback")
@@ -366,7 +302,6 @@ async def test_the_first_run_of_a_thread_can_be_cancelled(worker):
 
 
 async def test_the_memory_of_the_server_is_undone(worker):
-    """What a run has put into the server's own store is gone after a run from an older checkpoint."""
 
     async def remembered(item):
         found = await worker.sdk.store.search_items(["items"])
@@ -415,7 +350,6 @@ async def test_a_second_run_of_a_busy_thread(worker, strategy, kept):
 
 
 async def test_a_question_of_a_tool_is_resumed(worker):
-    """An interrupt of the user's own tool is answered through the server, and its call happens once."""
     answer = await worker.say("ask shelf")
     assert answer["__interrupt__"][0]["value"] == "shelf"
     await worker.sdk.runs.wait(worker.thread, "slow", command={"resume": "yes"})
@@ -423,7 +357,6 @@ async def test_a_question_of_a_tool_is_resumed(worker):
 
 
 async def test_a_run_that_was_killed_is_joined_after_a_restart(worker, slow):
-    """After kill -9 the server continues the run, a client joins it, and no order is made twice."""
     items = [f"part{number}" for number in range(9)]
     run = await worker.run("; ".join(f"slow {item}" for item in items))
     await asyncio.sleep(FLUSH_INTERVAL + 2)

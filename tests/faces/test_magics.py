@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from IPython.core.error import UsageError
 from notebook_shells import magic, restart
 from scripted import World, obedient, tool_node_graph
 
@@ -31,8 +32,6 @@ def shell(ipython, repo, world):
 
 
 def usage_error(shell, line) -> str:
-    from IPython.core.error import UsageError
-
     with pytest.raises(UsageError) as raised:
         magic(shell, line)
     assert "\n" not in str(raised.value)
@@ -41,7 +40,6 @@ def usage_error(shell, line) -> str:
 
 @pytest.mark.long
 def test_read_only_magics_return_the_same_values_as_the_agent(shell, world):
-    """Each read-only command returns the value of the matching method, for the agent's session and branch."""
     agent, repo = shell.user_ns["agent"], shell.user_ns["repo"]
     assert "my session" in repr(magic(shell, ""))
     assert str(magic(shell, "tree")) == str(agent.tree())
@@ -59,7 +57,6 @@ def test_read_only_magics_return_the_same_values_as_the_agent(shell, world):
 
 
 def test_a_rollback_rebinds_the_variable_to_an_agent_on_the_new_branch(shell, shown, world):
-    """Rollback, switch and undo rebind the variable, leave the old agent unchanged and move the world."""
     first = shell.user_ns["agent"]
     shell.user_ns["also"] = first
     report = magic(shell, "rollback 'before the table' --name retry --yes")
@@ -77,7 +74,6 @@ def test_a_rollback_rebinds_the_variable_to_an_agent_on_the_new_branch(shell, sh
 
 
 def test_the_checkpoint_and_tag_magics_name_tag_and_untag(shell):
-    """`checkpoint` saves a named checkpoint; `tag` adds and deletes tags."""
     assert "all done - at last" in repr(magic(shell, "checkpoint create 'all done' --description 'at last'"))
     magic(shell, "tag HEAD good")
     magic(shell, "tag main#2 old")
@@ -100,14 +96,12 @@ WRONG = {
 
 
 def test_a_wrong_command_fails_with_one_line_and_changes_nothing(shell):
-    """A wrong command raises a UsageError of one line that says what to do, and creates no branch."""
     for line, said in WRONG.items():
         assert said in usage_error(shell, line)
     assert len(shell.user_ns["agent"].session.branches()) == 1
 
 
 def test_a_blocked_rollback_shows_its_plan(shell, shown, world):
-    """A blocked rollback shows its plan, and --force runs it."""
     shell.user_ns["agent"].run("send hello")
     assert "RollbackBlocked" in usage_error(shell, "rollback main#3")
     assert "send(text='hello')" in str(shown[-1])
@@ -116,7 +110,6 @@ def test_a_blocked_rollback_shows_its_plan(shell, shown, world):
 
 
 def test_magics_read_the_session_of_the_agent_that_ran_last(shell, repo, world):
-    """Magics read the session of the agent that ran last; without agents, the newest of a repository."""
     other = repo.wrap(tool_node_graph(obedient(), world.tools()), "other")
     other.run("hello")
     shell.user_ns["other"] = other
@@ -132,12 +125,11 @@ def test_magics_read_the_session_of_the_agent_that_ran_last(shell, repo, world):
         assert "There is no agent here yet" in usage_error(shell, line)
 
 
-def cell_magic(shell, line, cell, name="branch"):
-    return shell.run_cell_magic(name, line, cell)
+def cell_magic(shell, line, cell):
+    return shell.run_cell_magic("branch", line, cell)
 
 
 def test_a_branch_cell_runs_on_a_new_branch_and_restores_the_agent(shell, shown, repo, world):
-    """The variable is the branch's agent inside the cell and the old agent after it; each run is a new branch."""
     agent = shell.user_ns["agent"]
     cell = "said = agent.run('note hurry')\nagent.branch.name"
     assert cell_magic(shell, "try --from 'before the table'", cell) == "try"
@@ -152,9 +144,6 @@ def test_a_branch_cell_runs_on_a_new_branch_and_restores_the_agent(shell, shown,
 
 
 def test_a_failing_branch_cell_raises_and_restores_the_agent(shell, shown):
-    """A cell raises its error and restores the agent; await, a syntax error or a missing name creates no branch."""
-    from IPython.core.error import UsageError
-
     agent = shell.user_ns["agent"]
     with pytest.raises(ZeroDivisionError):
         cell_magic(shell, "try", "agent.run('hello')\n1 / 0")
@@ -170,7 +159,6 @@ def test_a_failing_branch_cell_raises_and_restores_the_agent(shell, shown):
 
 
 def test_a_branch_cell_in_a_diverged_world_names_the_sync_option(shell):
-    """After a first cell changed the world, a second one raises WorldDiverged with a note on `--sync world`."""
     cell_magic(shell, "try --from 'before the table'", "agent.run('add sofa')")
     with pytest.raises(WorldDiverged) as failed:
         cell_magic(shell, "try --from 'before the table'", "agent.run('add sofa')")
@@ -178,7 +166,6 @@ def test_a_branch_cell_in_a_diverged_world_names_the_sync_option(shell):
 
 
 def test_sync_world_moves_the_world_for_the_cell_and_back(shell, shown, world):
-    """`--sync world` moves the world to the branch for the cell, and back after it."""
     code = "agent.run('add sofa')\nworld_then = list(world.items)"
     shell.user_ns["world"] = world
     cell_magic(shell, "try --from 'before the table' --sync world --yes", code)
@@ -189,7 +176,6 @@ def test_sync_world_moves_the_world_for_the_cell_and_back(shell, shown, world):
 
 @pytest.mark.parametrize("sync", ["world", "note", "ignore"])
 def test_a_failing_cell_with_sync_restores_the_branch_and_the_world(shell, world, sync):
-    """After a cell with --sync that raises, the session and the world are back on the old branch."""
     session = shell.user_ns["agent"].session
     with pytest.raises(ZeroDivisionError):
         cell_magic(shell, f"try --from 'before the table' --sync {sync} --yes", "agent.run('note hurry')\n1 / 0")
@@ -199,7 +185,6 @@ def test_a_failing_cell_with_sync_restores_the_branch_and_the_world(shell, world
 
 
 def test_a_cell_error_notes_why_the_world_stays_on_the_branch(shell, world):
-    """When the world cannot return, the error of the cell is raised with a note that says why."""
     with pytest.raises(ZeroDivisionError) as failed:
         cell_magic(shell, "try --from 'before the table' --sync world --yes", "agent.run('send hello')\n1 / 0")
     assert "still on branch try" in failed.value.__notes__[0]
@@ -214,7 +199,6 @@ def texts(shown) -> list[str]:
 
 
 def test_every_output_names_the_session_and_the_branch(shell, shown):
-    """Each command that reads or changes the session of an agent first names it, its branch and the variable."""
     for line in ("log", "tree", "branches", "tool-track", "search table", "diff main#2 HEAD", "stats", "tag"):
         shown.clear()
         magic(shell, line)
@@ -230,14 +214,11 @@ CHANGES = ("undo", "redo", "rollback main#1", "switch main", "checkpoint create 
 
 
 def test_with_several_agents_a_change_needs_the_name_of_the_session(shell, shown, repo, world):
-    """With agents of two sessions, no command changes either until it is named; reading says which one it read."""
     other = repo.wrap(tool_node_graph(obedient(), world.tools()), "other", effects=world.effects())
     other.run("add lamp")
     shell.user_ns["other"] = other
     for line in CHANGES:
         assert "There are several sessions, so name the one that you mean" in usage_error(shell, line)
-    from IPython.core.error import UsageError
-
     with pytest.raises(UsageError, match="several sessions"):
         cell_magic(shell, "try", "1")
     assert cell_magic(shell, "try --agent agent", "agent.branch.name") == "try"
@@ -253,7 +234,6 @@ def test_with_several_agents_a_change_needs_the_name_of_the_session(shell, shown
 
 
 def test_with_several_sessions_and_no_agent_a_change_needs_the_name(shell, repo):
-    """With only a repository, the session that moved last is read, and changed only if it is named."""
     repo.session("newest", create=True)
     del shell.user_ns["agent"]
     for line in CHANGES:
@@ -263,7 +243,6 @@ def test_with_several_sessions_and_no_agent_a_change_needs_the_name(shell, repo)
 
 
 def test_a_database_in_memory_is_reached(ipython, world):
-    """The commands run on the repository of the notebook, also if no other process can open it."""
     repo = agentgit.open(":memory:")
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "memory", effects=world.effects())
     agent.run("add chair")
@@ -277,8 +256,7 @@ def test_a_database_in_memory_is_reached(ipython, world):
 ASKING = ("rollback 'before the table'", "undo", "switch try --sync world", "undo 'my session'")
 
 
-def test_a_change_of_the_world_shows_its_plan_and_asks(shell, shown, world, monkeypatch):
-    """Commands that reverse effects show the plan and ask; the question names session and branch; no means no."""
+def test_a_change_of_the_world_shows_its_plan_and_asks(shell, shown, world, monkeypatch, capsys):
     shell.user_ns["agent"].fork("before the table", name="try")
     for line in ASKING:
         for answer in ("n", "", "nope"):
@@ -287,10 +265,7 @@ def test_a_change_of_the_world_shows_its_plan_and_asks(shell, shown, world, monk
         assert "add(item='table')" in str(shown[-1])
     assert world.items == ["chair", "table"]
     assert len(shell.user_ns["agent"].session.branches()) == 2
-
-
-def test_yes_is_an_answer(shell, shown, world, monkeypatch, capsys):
-    """After a yes the plan that was shown is carried out."""
+    capsys.readouterr()
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     assert magic(shell, "undo").status == "done"
     assert world.items == ["chair"]
@@ -298,7 +273,6 @@ def test_yes_is_an_answer(shell, shown, world, monkeypatch, capsys):
 
 
 def test_without_somebody_to_ask_nothing_changes_and_the_flag_is_named(shell, world):
-    """Where nobody can answer, as in a notebook that runs unattended, the error says to add --yes."""
     for line in ASKING[:2]:
         assert "nobody can answer here" in usage_error(shell, line)
         assert usage_error(shell, line).endswith("Add --yes.")
@@ -309,7 +283,6 @@ def test_without_somebody_to_ask_nothing_changes_and_the_flag_is_named(shell, wo
 
 
 def test_a_plan_that_changes_while_the_question_is_open_is_not_carried_out(shell, world, monkeypatch):
-    """If the session moves on between the plan and the answer, nothing is done and the error says so."""
     agent = shell.user_ns["agent"]
 
     class SlowPerson(io.StringIO):
@@ -343,13 +316,11 @@ OFFERED = {
 
 
 def test_completion_offers_commands_options_and_names(shell):
-    """Completion offers commands, options, branches, tags, checkpoints and sessions, in quotes where needed."""
     shell.user_ns["agent"].tag("HEAD", "good")
     assert {text: complete(shell, text) for text in OFFERED} == OFFERED
 
 
 def test_a_live_tree_is_refused_outside_a_notebook(repo, world):
-    """Outside IPython a live tree raises InvalidInput before anything runs."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s")
     with pytest.raises(InvalidInput, match="notebook"), live(agent):
         agent.run("add chair")
@@ -359,11 +330,11 @@ def test_a_live_tree_is_refused_outside_a_notebook(repo, world):
 # -- a real kernel
 
 
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
+@pytest.fixture
+def kernel(tmp_path):
     from jupyter_client.manager import start_new_kernel
 
-    manager, client = start_new_kernel(300, cwd=str(tmp_path_factory.mktemp("kernel")), kernel_name="python3")
+    manager, client = start_new_kernel(300, cwd=str(tmp_path), kernel_name="python3")
     yield client
     client.stop_channels()
     manager.shutdown_kernel(now=True)
@@ -376,36 +347,6 @@ def run(kernel, code):
     return reply["content"], [(message["msg_type"], message["content"]) for message in messages]
 
 
-ANSWERED = """\
-agent.run("order two chairs")
-%agentgit undo
-"""
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
-def test_a_kernel_asks_in_the_input_box_of_its_client(kernel):
-    """In Jupyter's kernel the question appears in the input box; a client without one is told to add --yes."""
-    run(kernel, "%load_ext agentgit")
-    run(kernel, START.replace('"s"', '"asked"'))
-    reply, shown = run(kernel, ANSWERED)
-    assert reply["ename"] == "UsageError"
-    assert "Add --yes." in "".join(content["text"] for kind, content in shown if kind == "stream")
-    asked = []
-
-    def answer(message):
-        asked.append(message["content"]["prompt"])
-        kernel.input("y")
-
-    reply = kernel.execute_interactive(
-        "%agentgit undo", allow_stdin=True, stdin_hook=answer, output_hook=lambda message: None, timeout=120
-    )
-    assert reply["content"]["status"] == "ok"
-    assert asked == ["Undo in session asked, branch main? [y/N] "]
-    _, shown = run(kernel, "agent.branch.name")
-    assert "main-2" in str(shown)
-
-
 START = """\
 import agentgit
 from agentgit.demo import EFFECTS, build, open_shop
@@ -416,7 +357,7 @@ agent = agentgit.open("a.db").wrap(build(open_shop("shop.db")), session="s", eff
 @pytest.mark.long
 @pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
 def test_the_extension_works_in_a_real_jupyter_kernel(kernel):
-    """In Jupyter's kernel the extension loads, the tree grows while a cell streams, errors are one line."""
+    """The tree grows while a cell streams, errors are one line, and the question appears in the client's input box."""
     assert run(kernel, "%load_ext agentgit")[0]["status"] == "ok"
     assert run(kernel, START)[0]["status"] == "ok"
     reply, shown = run(kernel, "%%agentgit live\nfor _ in agent.stream({'messages': [('user', 'two lamps')]}): pass")
@@ -437,10 +378,23 @@ def test_the_extension_works_in_a_real_jupyter_kernel(kernel):
     while reply["msg_type"] != "complete_reply":
         reply = kernel.get_shell_msg(timeout=60)
     assert reply["content"]["matches"] == ["rollback"]
+    run(kernel, 'agent.run("order two chairs")')
+    reply, shown = run(kernel, "%agentgit undo")
+    assert reply["ename"] == "UsageError"
+    assert "Add --yes." in "".join(content["text"] for kind, content in shown if kind == "stream")
+    asked = []
+
+    def answer(message):
+        asked.append(message["content"]["prompt"])
+        kernel.input("y")
+
+    reply = kernel.execute_interactive("%agentgit undo", allow_stdin=True, stdin_hook=answer, timeout=120)
+    assert reply["content"]["status"] == "ok"
+    assert asked == ["Undo in session s, branch main? [y/N] "]
+    assert "main-2" in str(run(kernel, "agent.branch.name")[1])
 
 
 def test_the_log_magic_has_the_filters_of_the_command_line(shell, repo):
-    """`%agentgit log` takes a time, a name, a tag and all branches; a wrong time is one line."""
     repo.session("my session").tag("main#2", "good")
     repo.session("my session").fork("main#2", name="other")
 

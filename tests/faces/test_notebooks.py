@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 from copy import deepcopy
@@ -10,9 +9,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from browsers import browser, needs_browser
 from jupyter_client.manager import KernelManager
 from langchain_core.tools import tool
 from nbclient import NotebookClient
+from nbconvert import HTMLExporter
 from scripted import call, scripted, tool_node_graph
 
 import agentgit
@@ -21,9 +22,10 @@ from agentgit.effects.plan import PlanStep
 from agentgit.notebook import browse
 from agentgit.sessions.tree import Branch, Point, Tree
 
+__all__ = ["browser"]  # a fixture
+
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-CHROMIUM = shutil.which("chromium")
 
 _spec = importlib.util.spec_from_file_location("notebook_runner", FOLDER / "run.py")
 runner = importlib.util.module_from_spec(_spec)
@@ -88,14 +90,12 @@ def test_a_notebook_shows_what_is_stored_with_it(path):
 
 
 def kinds(notebook: nbformat.NotebookNode) -> list[list[str]]:
-    """Return the kinds of data of each output."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     return [sorted(output.get("data", [])) for output in outputs]
 
 
 @pytest.mark.long
 def test_the_team_store_notebook_runs_again_on_its_databases(kernel, tmp_path):
-    """The notebook with a template runs a second time on the databases of its first run."""
     path = next(one for one in NOTEBOOKS if one.stem == "04-a-team-store")
     for _ in range(2):
         assert shown(run(kernel, path, tmp_path))[-2] == shown(nbformat.read(path, as_version=4))[-2]
@@ -104,34 +104,7 @@ def test_the_team_store_notebook_runs_again_on_its_databases(kernel, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_each_cell_can_be_run_twice(kernel, path, tmp_path):
-    """Running each cell twice in a row breaks neither that cell nor the following ones."""
     run(kernel, path, tmp_path, times=2)
-
-
-def _is_drawn_in_a_browser(notebook: nbformat.NotebookNode, folder: Path) -> None:
-    """Check that a browser draws the pictures of the notebook and loads nothing from elsewhere."""
-    if CHROMIUM is None:
-        pytest.skip("The notebook ran; there is no Chromium to look at its page with.")
-    from nbconvert import HTMLExporter
-    from playwright.sync_api import sync_playwright
-
-    exporter = HTMLExporter(mathjax_url="", require_js_url="", jquery_url="")
-    page_file = folder / "page.html"
-    page_file.write_text(exporter.from_notebook_node(notebook)[0], encoding="utf-8")
-    asked: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(page_file.as_uri())
-        sizes = page.evaluate("[...document.images].map(one => [one.complete, one.naturalWidth, one.alt])")
-        browser.close()
-    assert len(sizes) == 2
-    for complete, width, text in sizes:
-        assert complete
-        assert width > 200
-        assert text == "notebook: 2 branches, 8 checkpoints, on main-2 at #3"
-    assert [url for url in asked if not re.match("file:|data:", url)] == []
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -160,10 +133,19 @@ def test_stored_outputs_name_no_time_id_or_directory_of_the_run(path):
     assert re.findall(r"[/]tmp", before) == []
 
 
+@needs_browser
 @pytest.mark.long
-def test_the_first_notebook_is_drawn_where_it_lies(tmp_path):
-    """A browser draws the stored pictures of the first notebook."""
-    _is_drawn_in_a_browser(nbformat.read(NOTEBOOKS[0], as_version=4), tmp_path)
+def test_the_first_notebook_is_drawn_where_it_lies(browser, tmp_path):
+    exporter = HTMLExporter(mathjax_url="", require_js_url="", jquery_url="")
+    drawn, _ = exporter.from_notebook_node(nbformat.read(NOTEBOOKS[0], as_version=4))
+    (tmp_path / "page.html").write_text(drawn, encoding="utf-8")
+    asked: list[str] = []
+    page = browser.new_page()
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((tmp_path / "page.html").as_uri())
+    sizes = page.evaluate("[...document.images].map(one => [one.complete, one.naturalWidth > 200, one.alt])")
+    assert sizes == [[True, True, "notebook: 2 branches, 8 checkpoints, on main-2 at #3"]] * 2
+    assert [url for url in asked if not re.match("file:|data:", url)] == []
 
 
 @pytest.mark.long
@@ -182,7 +164,6 @@ def test_the_notebook_for_prompts_runs_in_marimo(tmp_path):
 
 @pytest.mark.long
 def test_marimo_shows_our_html():
-    """Marimo shows the HTML of a tree, a session and a list of branches, and the widget of a tree to click."""
     from marimo._output.formatting import try_format
 
     with agentgit.open(":memory:") as repo:
@@ -193,13 +174,10 @@ def test_marimo_shows_our_html():
         assert "<marimo-anywidget" in try_format(browse(repo.session("s"))).data
 
 
+@needs_browser
 @pytest.mark.long
-def test_very_long_words_stay_inside_their_table_cells():
+def test_very_long_words_stay_inside_their_table_cells(browser):
     """On a narrow page a cell is neither squeezed nor wider than the page, and the picture is not tiny."""
-    if CHROMIUM is None:
-        pytest.skip("There is no Chromium to look at pages with.")
-    from playwright.sync_api import sync_playwright
-
     word = "W" * 3_000
 
     @tool
@@ -225,15 +203,12 @@ def test_very_long_words_stay_inside_their_table_cells():
         Diff(from_id=1, to_id=2, added_messages=[{"role": "user", "content": word}]),
         Tree(session_name="s", roots=[main]),
     ]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 760, "height": 800})
-        page.set_content("".join(value._repr_html_() for value in shown))
-        page.evaluate("document.querySelectorAll('td details').forEach(one => { one.open = true })")
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        calls = page.evaluate("[...document.querySelectorAll('code')].map(one => one.parentElement.clientWidth)")
-        shrunk = page.evaluate("(one => one.clientWidth / one.naturalWidth)(document.images[0])")
-        browser.close()
+    page = browser.new_page(viewport={"width": 760, "height": 800})
+    page.set_content("".join(value._repr_html_() for value in shown))
+    page.evaluate("document.querySelectorAll('td details').forEach(one => { one.open = true })")
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    calls = page.evaluate("[...document.querySelectorAll('code')].map(one => one.parentElement.clientWidth)")
+    shrunk = page.evaluate("(one => one.clientWidth / one.naturalWidth)(document.images[0])")
     assert wide <= 760
     assert min(calls) >= 150
     assert shrunk >= 0.8

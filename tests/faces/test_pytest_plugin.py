@@ -56,7 +56,6 @@ def talk(model):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Export two sessions of the shop and one conversation as tests."""
     (tmp_path / "sessions").mkdir()
     (tmp_path / "checks.py").write_text(CHECKS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\naddopts = --strict-markers\n")
@@ -73,7 +72,6 @@ def folder(tmp_path):
 
 
 def run_pytest(folder, *words):
-    """Run pytest with the plugin in a folder; return its exit code and its output."""
     done = subprocess.run(  # noqa: S603  # our own program
         [sys.executable, "-m", "pytest", "-p", "agentgit.testing.pytest_plugin", "-p", "pytest_asyncio.plugin",
          "-p", "no:cacheprovider", "-v", *words],
@@ -85,7 +83,7 @@ def run_pytest(folder, *words):
 
 @pytest.mark.long
 def test_each_file_is_a_test_and_a_failure_shows_the_report(folder):
-    """One test for each file; the model of the record; a failing test shows which calls are missing."""
+    """The report names the calls that are missing; the tools of the shop are not called."""
     (folder / "test_yesterday.py").write_text(TESTS)
     placed = len(orders(folder / "shop.db"))
     code, out = run_pytest(folder)
@@ -103,33 +101,30 @@ def test_each_file_is_a_test_and_a_failure_shows_the_report(folder):
 @pytest.mark.long
 def test_a_test_without_files_or_argument_fails_and_says_so(folder):
     """Bad input: a pattern without files is no silent success; a damaged file fails its own test only."""
-    (folder / "test_nothing.py").write_text(
-        "import agentgit.testing\n@agentgit.testing.sessions('nowhere/*')\ndef test_it(recorded): pass\n"
-    )
-    (folder / "test_argument.py").write_text(
-        "import agentgit.testing\n@agentgit.testing.sessions('sessions/*')\ndef test_it(): pass\n"
-    )
-    (folder / "test_pattern.py").write_text(
-        "import agentgit.testing\n@agentgit.testing.sessions('')\ndef test_it(recorded): pass\n"
-    )
-    (folder / "test_folder.py").write_text(
-        "import agentgit.testing\n@agentgit.testing.sessions('sess*')\ndef test_it(recorded): pass\n"
-    )
-    (folder / "test_use.py").write_text("def test_it(recorded): pass\n")
+    tests = {
+        "nothing": "@sessions('nowhere/*')\ndef test_it(recorded): pass",
+        "argument": "@sessions('sessions/*')\ndef test_it(): pass",
+        "pattern": "@sessions('')\ndef test_it(recorded): pass",
+        "folder": "@sessions('sess*')\ndef test_it(recorded): pass",
+        "use": "def test_it(recorded): pass",
+        "bad": "@sessions('sessions/*')\ndef test_it(recorded): recorded.session",
+    }
+    for name, text in tests.items():
+        (folder / f"test_{name}.py").write_text(f"from agentgit.testing import sessions\n{text}\n")
     (folder / "sessions" / "bad.agentgit").write_text("{}")
-    (folder / "test_bad.py").write_text(
-        "import agentgit.testing\n@agentgit.testing.sessions('sessions/*')\ndef test_it(recorded): recorded.session\n"
-    )
     code, out = run_pytest(folder, "--continue-on-collection-errors")
     assert code == 1
-    assert "no file matches nowhere/*" in out
-    assert "agentgit export --as-test SESSION FILE" in out
-    assert "no file matches sess*" in out
-    assert "[''] are not patterns of files" in out
-    assert "needs an argument named recorded" in out
-    assert "Name the files of the sessions" in out
-    assert "test_it[sessions/bad.agentgit] FAILED" in out
-    assert "test_it[sessions/sofa.agentgit] PASSED" in out
+    said = [
+        "no file matches nowhere/*",
+        "agentgit export --as-test SESSION FILE",
+        "no file matches sess*",
+        "[''] are not patterns of files",
+        "needs an argument named recorded",
+        "Name the files of the sessions",
+        "test_it[sessions/bad.agentgit] FAILED",
+        "test_it[sessions/sofa.agentgit] PASSED",
+    ]
+    assert [text for text in said if text not in out] == []
 
 
 @pytest.mark.long
@@ -142,7 +137,6 @@ def test_the_plugin_imports_nothing_before_a_test_uses_it(tmp_path):
 
 
 def test_a_recorded_session_without_pytest(folder):
-    """The object stands alone; a rerun that stops keeps its report."""
     recorded = RecordedSession(folder / "sessions" / "chairs.agentgit")
     assert recorded.session.name == "chairs"
     assert recorded.rerun(build(folder / "other.db"), effects=EFFECTS).report.is_same
@@ -177,7 +171,6 @@ def test_a_recorded_session_runs_again_with_a_context(folder):
 
 @pytest.mark.long
 def test_the_command_exports_one_branch_without_secrets(folder):
-    """`export --as-test` writes the current branch and redacts; `--redact-with` takes a function."""
     (folder / "hide.py").write_text("def hide(text):\n    return text.replace('sofa', 'bench')\n")
     words = ("export", "--as-test", "--redact-with", "hide:hide", "sofa", "sofa.agentgit")
     done = processes.agentgit(*words, cwd=folder)

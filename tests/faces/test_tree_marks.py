@@ -34,7 +34,6 @@ def test_a_tree_counts_the_effects_of_calls_at_each_checkpoint(repo, agent):
 
 
 def test_a_call_repeated_by_a_switch_back_is_shown_as_done(repo, agent):
-    """After a switch back runs a reversed call again, the tree shows it as done."""
     agent.run("add chair")
     agent.run("send hello; add lamp")
     agent.rollback("main#2", force=True)
@@ -44,7 +43,6 @@ def test_a_call_repeated_by_a_switch_back_is_shown_as_done(repo, agent):
 
 
 def test_calls_after_the_newest_checkpoint_belong_to_the_branch(repo, agent):
-    """The calls of a failed turn are shown on the branch, although no checkpoint follows them."""
     with pytest.raises(RuntimeError, match="paper"):
         agent.run("add chair; fail paper")
     main = repo.session("s").tree().roots[0]

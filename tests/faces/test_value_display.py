@@ -1,13 +1,10 @@
 """The values as HTML in notebooks and as text in terminals."""
 
-import subprocess
-import sys
-
 import pytest
 from markup import TABLE_TAGS, Page
 from scripted import World, obedient, tool_node_graph
 
-from agentgit import Checkpoint, InternalSession, Repository
+from agentgit import Checkpoint, Corrupt, InternalSession, Repository
 
 SAFE = TABLE_TAGS | {"pre", "img"}
 
@@ -46,7 +43,6 @@ SHOWN = [
 
 
 def test_every_value_has_html_that_untrusted_notebooks_keep(agent):
-    """Every value from an agent has text and HTML, with only tags and attributes that untrusted notebooks keep."""
     for get, says in SHOWN:
         value = get(agent)
         bundle = value._repr_mimebundle_()
@@ -57,33 +53,16 @@ def test_every_value_has_html_that_untrusted_notebooks_keep(agent):
         assert set(page.tags) <= SAFE
         assert page.attributes <= {"style", "src", "alt"}
         assert [text for text in says if text not in page.text] == []
+        if isinstance(value, list):
+            assert value == list(value)
+            assert str(value) == str(list(value))
 
 
-def test_lists_shown_as_tables_equal_plain_lists(agent):
-    """A list that is shown as a table equals the plain list and prints like it."""
-    for shown in (agent.tool_track(), agent.session.branches(), agent.checkpoints(), agent.history()):
-        assert isinstance(shown, list)
-        assert shown == list(shown)
-        assert str(shown) == str(list(shown))
-
-
-def test_an_unreadable_value_shows_the_error_in_its_html(agent, repo):
-    """A checkpoint or branch whose state cannot be read shows the error in its HTML."""
-    point = agent.head
-
+def test_an_unreadable_value_shows_the_error_in_its_html():
     def gone():
-        from agentgit.errors import Corrupt
-
         raise Corrupt("the state of <main#5> is damaged")
 
     point = Checkpoint.deferred(gone, id=5, metadata={"reference": "main#5"})
     assert "the state of &lt;main#5&gt; is damaged" in point._repr_html_()
     branch = InternalSession.deferred(gone, id=1, external_session_id=1, langgraph_session_id="t", name="main")
     assert "is damaged" in branch._repr_html_()
-
-
-def test_import_agentgit_does_not_import_ipython():
-    """`import agentgit` imports neither IPython nor LangGraph nor SQLAlchemy."""
-    code = "import sys, agentgit; print(sorted({'IPython', 'ipykernel', 'langgraph', 'sqlalchemy'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603  # ours
-    assert done.stdout == "[]\n"

@@ -1,55 +1,60 @@
-"""Every page passes the rules of axe-core in a browser, in the light and the dark theme."""
+"""Every page passes the rules of axe-core in a browser, fits its window and shows hostile text as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from browsers import CHROMIUM, needs_browser
+from browsers import browser, needs_browser, path_of, signed_in, site_with, violations
 from many_branches import wide
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from scripted import scripted, tool_node_graph
-from web_servers import hostile, served, story
 
-from agentgit.web import OwnerLink, app
+from agentgit import Repository
+
+__all__ = ["browser"]  # a fixture
 
 pytestmark = [pytest.mark.long, needs_browser]
+
+LAYOUT = """() => {
+  const wrong = [];
+  const ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
+  for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) wrong.push("id twice: " + id);
+  if (document.documentElement.scrollWidth > innerWidth) wrong.push("wider than the window");
+  // words in boxes are whole, also where a table is narrow
+  for (const e of document.querySelectorAll("td .chip"))
+    if (e.checkVisibility() && !e.closest(".unseen") && e.offsetHeight > 30) wrong.push("broken: " + e.textContent);
+  // no name pushes what stands beside it out of sight where there is room
+  for (const e of document.querySelectorAll(".wide"))
+    if (innerWidth > 1000 && e.scrollWidth > e.clientWidth) wrong.push("a table is cut: " + e.ariaLabel);
+  return wrong;
+}"""
+"""The script that returns what is wrong with a page besides the rules of axe-core."""
+
+
+def reruns(repo: Repository) -> None:
+    mute = tool_node_graph(scripted("no", "no"), [])
+    repo.rerun([one for one in repo.sessions() if one.session_name != "wide"], mute, name="rerun")
+    repo.users.add("x" * 120)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    """Serve a repository with a friendly session, a hostile one, reruns of both, and one with many branches."""
-    folder: Path = tmp_path_factory.mktemp("site")
-    with story(folder) as repo:
-        hostile(repo, folder)
-        wide(repo, 40)
-        mute = tool_node_graph(scripted("no", "no"), [])
-        repo.rerun([one for one in repo.sessions() if one.session_name != "wide"], mute, name="rerun")
-        link = OwnerLink()
-        with served(app(repo, link=link, hosts=["127.0.0.1"])) as address:
-            yield SimpleNamespace(repo=repo, address=address, credential=link.token)
+    """Serve reruns of both sessions too, and a session with many branches."""
+    with site_with(tmp_path_factory.mktemp("site"), lambda repo: wide(repo, 40), reruns) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-def page(site: SimpleNamespace) -> Iterator[Page]:
-    """Open a signed-in page."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = browser.new_context(base_url=site.address)
-        port = site.address.rpartition(":")[2]
-        context.add_cookies([{"name": f"agentgit-{port}", "value": site.credential, "url": site.address}])
-        made = context.new_page()
-        made.set_default_timeout(60_000)
-        yield made
-        browser.close()
+def page(site: SimpleNamespace, browser: Browser) -> Page:
+    return signed_in(browser, site).new_page()
 
 
 def paths(site: SimpleNamespace) -> dict[str, str]:
     """Return the path of each page, by a short name."""
-    found = {name: f"/{name}" for name in ("sessions", "audit", "help", "keys", "users", "join", "sign-in", "nothing")}
+    names = ("sessions", "audit", "help", "keys", "users", "join", "sign-in", "nothing", "sessions?name=nothing")
+    found = {name: f"/{name}" for name in names}
     for info in site.repo.sessions():
         name = info.session_name[:10]
         session = site.repo.session(info)
@@ -72,6 +77,7 @@ def paths(site: SimpleNamespace) -> dict[str, str]:
             f"{name} conversation of a rerun": f"{at}?branch=rerun",
             f"{name} switch to a rerun": f"{at}/switch?branch=rerun",
             f"{name} search": f"{at}/search?text=order",
+            f"{name} notes": f"{at}/search?text=note",
             f"{name} tool calls": f"{at}/tool-track",
             f"{name} operations": f"{at}/operations",
             f"{name} sharing": f"{at}/sharing",
@@ -85,39 +91,52 @@ def paths(site: SimpleNamespace) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_every_page_passes_axe(page: Page, site: SimpleNamespace, width: int):
-    """Axe finds no violation on any page, at the width of a desk and of a phone, in both themes."""
+def test_every_page_passes_axe_and_fits_a_desk_and_a_phone(page: Page, site: SimpleNamespace, width: int):
     page.set_viewport_size({"width": width, "height": 900})
     wrong = []
     for name, path in paths(site).items():
         page.goto(path)
         page.wait_for_load_state()
+        wrong += [f"{name}: {one}" for one in page.evaluate(LAYOUT)]
         # A theme changes only colours.
-        for scheme, options in (("light", None), ("dark", {"runOnly": ["color-contrast"]})):
+        for scheme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
             page.emulate_media(color_scheme=scheme)
-            for violation in Axe().run(page, options=options).response["violations"]:
-                nodes = [node["html"][:200] for node in violation["nodes"][:3]]
-                wrong.append(f"{name}, {scheme}: {violation['id']}: {violation['help']}: {nodes}")
+            wrong += [f"{name}, {scheme}: {one}" for one in violations(page, **options)]
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_menu_of_a_row_and_an_expanded_branch_pass_axe(page: Page, site: SimpleNamespace):
-    """Axe finds no violation while the actions of a row or its dialog are shown, or two rows are chosen."""
+def test_hostile_text_is_shown_as_plain_text(page: Page, site: SimpleNamespace):
+    """Scripts in names, messages, tags, data and files are shown as text, and none of them runs."""
+    hostile = {name: path for name, path in paths(site).items() if name.startswith("<script>")}
+    for name, path in hostile.items():
+        page.goto(path)
+        assert page.evaluate("window.pwned") is None, name
+        assert page.locator("main img, main script, a[href^=javascript]").count() == 0, name
+    page.goto(next(path for name, path in hostile.items() if name.endswith(" checkpoint")))
+    expect(page.locator(".messages")).to_contain_text("<script>window.pwned = 1</script>")
+    expect(page.locator(".messages").first).to_contain_text("\\u202eevil")  # escaped: it would reverse the line
+
+
+def test_the_menu_of_a_row_its_dialog_and_the_panel_of_a_plan_pass_axe(page: Page, site: SimpleNamespace):
     page.set_viewport_size({"width": 1280, "height": 900})
-    page.goto(f"/sessions/{site.repo.session('support-42').id}")
+    page.goto(path_of(site, "support-42"))
     page.locator("[role=treeitem][tabindex='0']").focus()
     page.keyboard.press("Space")
     page.keyboard.press("m")
-    assert [(one["id"], one["nodes"][0]["html"]) for one in Axe().run(page).response["violations"]] == []
+    assert violations(page) == []
     page.get_by_role("menuitem", name="Fork…").click()
     assert page.get_by_role("dialog").is_visible()
-    assert [(one["id"], one["nodes"][0]["html"]) for one in Axe().run(page).response["violations"]] == []
+    assert violations(page) == []
+    page.goto(f"{path_of(site, 'support-42')}?branch=main-2")
+    page.get_by_role("link", name="Undo from here").last.click()
+    expect(page.locator("#panel-title")).to_be_focused()
+    assert violations(page) == []
 
 
 def test_the_columns_of_a_rerun_are_as_long_as_their_messages(page: Page, site: SimpleNamespace):
     """The recorded conversation and the rerun scroll with the page, not each in a box of its own."""
     page.set_viewport_size({"width": 1280, "height": 300})
-    page.goto(f"/sessions/{site.repo.session('support-42').id}/rerun?branch=rerun")
+    page.goto(f"{path_of(site, 'support-42')}/rerun?branch=rerun")
     columns = page.locator(".sides > .side")
     assert columns.count() == 2
     assert columns.evaluate_all("all => all.map(one => getComputedStyle(one).overflowY)") == ["visible", "visible"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from typing import Any
 
@@ -19,6 +20,11 @@ from agentgit.demo import EFFECTS, ScriptedModel, build
 __all__ = ["ada", "repo", "told"]  # the fixtures
 
 
+def images(page: str) -> list[str]:
+    """Return the addresses of the images of the messages on a page."""
+    return [html.unescape(source) for source in re.findall(r'<img src="([^"]*/image[^"]*)"', page)]
+
+
 def test_images_of_messages_are_served_by_this_server(ada, repo, tmp_path):
     """A page shows the images that a message contains, and only links to others; no other block is served."""
     agent = repo.wrap(tool_node_graph(ScriptedModel(replies=["I see."]), [echo]), "pictures")
@@ -31,23 +37,19 @@ def test_images_of_messages_are_served_by_this_server(ada, repo, tmp_path):
     ]
     agent.invoke({"messages": [{"role": "user", "content": blocks}]})
     page = ada.get(f"/sessions/{repo.session('pictures').id}").text
-    source, damaged = re.findall(r'<img src="([^"]*/image[^"]*)"', page)
-    ada.get(damaged.replace("&amp;", "&"), 404)
-    image = ada.get(source.replace("&amp;", "&"))
+    source, damaged = images(page)
+    ada.get(damaged, 404)
+    image = ada.get(source)
     assert (image.headers["content-type"], image.content[:4]) == ("image/png", b"\x89PNG")
     assert image.headers["cache-control"] == "no-store"
-    at_end, _ = re.findall(
-        r'<img src="([^"]*/image[^"]*)"',
-        ada.get(f"/sessions/{agent.session.id}?at={agent.get_checkpoint('HEAD').id}").text,
-    )
-    assert ada.get(at_end.replace("&amp;", "&")).content == image.content
+    at_end, _ = images(ada.get(f"/sessions/{agent.session.id}?at={agent.get_checkpoint('HEAD').id}").text)
+    assert ada.get(at_end).content == image.content
     assert 'href="https://a.example/b.png"' in page
     for block in (0, 2, 3, 9):
-        ada.get(re.sub(r"block=\d+", f"block={block}", source.replace("&amp;", "&")), 404)
+        ada.get(re.sub(r"block=\d+", f"block={block}", source), 404)
 
 
 def test_a_page_of_a_session_without_checkpoints_or_messages_is_shown(ada, repo):
-    """The page shows a new session, and checkpoints without messages."""
     session = repo.session("empty", create=True)
     page = ada.get(f"/sessions/{session.id}").text
     assert "No messages yet" in page

@@ -11,7 +11,7 @@ from langchain_core.tools import tool
 from scripted import call, scripted, tool_node_graph
 from sqlalchemy import insert, select
 from web_servers import repo, told
-from web_visitors import Visitor, ada, sign_in
+from web_visitors import Visitor, ada, mark, sign_in
 
 import agentgit
 from agentgit import NotAllowed, RollbackIncomplete
@@ -41,7 +41,6 @@ def test_a_form_runs_only_the_plan_that_was_shown(ada, repo, tmp_path):
 
 
 def test_a_failed_rollback_is_resolved_and_resumed_on_its_page(ada, repo, tmp_path, monkeypatch):
-    """The pages of a failed rollback let a person resolve the failed call and finish the operation."""
     at = f"/sessions/{repo.session('support-42').id}"
     shop = tmp_path / "elsewhere.db"
     monkeypatch.setenv("AGENTGIT_DEMO_SHOP", str(shop))
@@ -103,7 +102,6 @@ def test_the_page_of_ten_thousand_checkpoints_is_small(ada, repo):
 
 
 def test_forms_share_a_session_and_withdraw_access(ada, repo):
-    """Forms share a session, list its members, withdraw access and create a link whose token is shown once."""
     at = f"/sessions/{repo.session('support-42').id}"
     bob = Visitor(repo.as_user("bob"))
     bob.get(at, 404)
@@ -123,12 +121,10 @@ def test_forms_share_a_session_and_withdraw_access(ada, repo):
 
 
 def test_forms_create_and_disable_users_and_create_keys(ada, repo):
-    """An admin creates and disables a user by form, and the secret of a new key is shown once."""
     page = ada.post(ada.get("/users"), "/users", name="eve")
     assert "eve" in page.text
     eve = next(user for user in repo.users.list() if user.name == "eve")
-    mark = re.search(r'name="csrf" value="(\w+)"', page.text).group(1)
-    change = {"csrf": mark, "user": str(eve.id), "what": "disable"}
+    change = {"csrf": mark(page), "user": str(eve.id), "what": "disable"}
     assert "disabled" in ada.client.post("/users/change", data=change).text
     assert repo.users.find("eve").disabled_at is not None
     page = ada.post(ada.get("/keys"), "/keys", name="robot", scope="read", days="1")
@@ -156,21 +152,15 @@ def test_forms_ignore_spaces_around_names(ada, repo):
     assert sign_in(browser, f" {repo.keys.create('mine', user='eve').secret} ").url.path == "/sessions"
 
 
-def test_erasing_a_session_requires_its_name(ada, repo):
-    """The form erases a session only when its exact name is entered."""
+def test_erasing_a_session_or_a_user_requires_the_exact_name(ada, repo):
     at = f"/sessions/{repo.session('support-42').id}"
     page = ada.get(at)
     assert "Nothing was deleted" in ada.post(page, f"{at}/delete", 422, name="support").text
     assert "Deleted support-42" in ada.post(page, f"{at}/delete", name="support-42").text
     assert repo.sessions() == []
-
-
-def test_erasing_a_user_requires_their_name(ada, repo):
-    """The form erases a user only when their exact name is entered."""
     eve = repo.users.add("eve")
     repo.as_user(eve).session("hers", create=True)
-    mark = re.search(r'name="csrf" value="(\w+)"', ada.get("/users").text).group(1)
-    form = {"csrf": mark, "user": str(eve.id), "name": "ev"}
+    form = {"csrf": mark(ada.get("/users")), "user": str(eve.id), "name": "ev"}
     assert "Nothing was deleted" in ada.client.post("/users/delete", data=form).text
     assert "Deleted eve" in ada.client.post("/users/delete", data=form | {"name": "eve"}).text
     assert "eve" not in [user.name for user in repo.users.list()]
@@ -192,17 +182,11 @@ def test_pages_show_only_the_forms_that_the_role_allows(ada, repo):
         assert ("Your role here is viewer" in page and "Your role here is viewer" in plan) is not offered
 
 
-def test_a_name_in_the_place_of_an_id_is_a_page_that_does_not_exist(ada):
-    """An address with a name in the place of an id is not found, and the page says why in plain words."""
+def test_a_name_in_the_place_of_an_id_is_not_found_and_a_parameter_that_no_page_has_is_ignored(ada, repo):
     for path in ("demo", "demo/tool-track", "1/checkpoints/main", "0"):
         page = ada.get(f"/sessions/{path}", 404)
         assert "is not an id" in page.text
         assert "session_id" not in page.text
-
-
-def test_parameters_that_no_page_has_are_ignored(ada, repo):
-    """A parameter with any name leads to the page without it."""
-    session = repo.session("support-42")
     for name in ("self", "_loop_vars", "_Context__obj", "request"):
-        for page in ("", "/tree", "/diff"):
-            ada.get(f"/sessions/{session.id}{page}?{name}=1")
+        for path in ("", "/tree", "/diff"):
+            ada.get(f"/sessions/{repo.session('support-42').id}{path}?{name}=1")

@@ -7,33 +7,24 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from browsers import browser, needs_browser, pages
+from browsers import browser, needs_browser, pages, path_of, site_with
 from fastapi.testclient import TestClient
 from many_branches import deep, wide
 from playwright.sync_api import expect
-from web_servers import HOSTILE, hostile, served, story
+from web_servers import HOSTILE
 
 from agentgit.demo import EFFECTS, build
-from agentgit.web import OwnerLink, app
 
 __all__ = ["browser", "pages"]  # the fixtures
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    """Serve a repository with the demo session, sessions of many branches, and a hostile one."""
-    folder = tmp_path_factory.mktemp("site")
-    with story(folder) as repo:
-        hostile(repo, folder)
-        wide(repo, 60)
-        deep(repo, 25)
-        link = OwnerLink()
-        made = app(repo, link=link, hosts=["127.0.0.1", "testserver"])
-        with served(made) as address:
-            credential = link.token
-            client = TestClient(made)
-            client.cookies.set("agentgit-80", credential)
-            yield SimpleNamespace(repo=repo, address=address, credential=credential, client=client, folder=folder)
+    """Serve two sessions of many branches too."""
+    additions = (lambda repo: wide(repo, 60), lambda repo: deep(repo, 25))
+    with site_with(tmp_path_factory.mktemp("site"), *additions) as made:
+        made.client = TestClient(made.app, cookies={"agentgit-80": made.credential})
+        yield made
 
 
 def rows(site: SimpleNamespace, session: str, query: str = "") -> list[str]:
@@ -134,11 +125,6 @@ def test_a_branch_opens_and_closes_however_many_others_were_opened(site):
 
 
 # -- in a browser
-
-
-def path_of(site: SimpleNamespace, session: str) -> str:
-    """Return the path of a session's page."""
-    return f"/sessions/{site.repo.session(session).id}"
 
 
 FOCUSED = "document.activeElement.dataset.ref ?? document.activeElement.textContent.trim()"

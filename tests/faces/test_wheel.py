@@ -25,27 +25,20 @@ ADDRESS = "https://git.example.com/team/agentgit"
 def run(*command: str | Path, cwd: Path, **more: str) -> str:
     """Run a command without the environment of this checkout, and return its output."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "AGENTGIT_", "VIRTUAL_ENV"))}
+    words = [str(part) for part in command]
     done = subprocess.run(  # noqa: S603  # the commands are written in this file
-        [str(part) for part in command],
-        cwd=cwd,
-        env=inherited | more,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
+        words, cwd=cwd, env=inherited | more, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def build(out: Path, source: Path = ROOT, *options: str, **more: str) -> Path:
-    """Build distributions into a folder, as `make dist` does, and return the folder."""
     run(sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", out, source, cwd=ROOT, **more)
     return out
 
 
 def only(folder: Path, pattern: str) -> Path:
-    """Return the one file in a folder that matches a pattern."""
     [found] = folder.glob(pattern)
     return found
 
@@ -64,7 +57,6 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(dist: Path) -> Path:
-    """Return the wheel."""
     return only(dist, "*.whl")
 
 
@@ -79,30 +71,22 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
-def test_the_wheel_contains_only_the_package_and_its_migrations(wheel: Path):
-    """The wheel has every migration, the type marker and the web files, and nothing but the package."""
+def test_the_wheel_has_every_file_of_the_package_and_its_migrations_and_nothing_else(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+    migrations = {name for name in names if name.startswith("agentgit/migrations/")}
     in_checkout = {file.name for file in (ROOT / "alembic" / "versions").glob("*.py")}
-    shipped = {name.rpartition("/")[2] for name in names if name.startswith("agentgit/migrations/versions/")}
-    assert {name for name in shipped if name.endswith(".py")} == in_checkout
-    assert {"agentgit/py.typed", "agentgit/migrations/env.py", "agentgit/migrations/script.py.mako"} <= names
-    assert {"agentgit/web/templates/base.html", "agentgit/web/static/agentgit.css"} <= names
+    shipped = {name.rpartition("/")[2] for name in migrations if "/versions/" in name and name.endswith(".py")}
+    assert shipped == in_checkout
+    assert {"agentgit/migrations/env.py", "agentgit/migrations/script.py.mako"} <= migrations
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "agentgit").rglob("*") if path.is_file()}
+    files = {name for name in files if "__pycache__" not in name and not name.endswith((".db", ".pyc"))}
+    assert {name for name in names - migrations if name.startswith("agentgit/")} == files
+    assert {"agentgit/py.typed", "agentgit/web/templates/base.html", "agentgit/web/static/agentgit.css"} <= files
     assert {name.split("/")[0].split("-")[0] for name in names} == {"agentgit"}
 
 
-def test_the_wheel_has_every_file_of_the_package(wheel: Path):
-    """Each module, template, style, script and picture of the package is in the wheel, and nothing else is."""
-    package = ROOT / "agentgit"
-    files = {path.relative_to(ROOT).as_posix() for path in package.rglob("*") if path.is_file()}
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if name.startswith("agentgit/")}
-    shipped = {name for name in names if not name.startswith("agentgit/migrations/")}
-    assert shipped == {name for name in files if "__pycache__" not in name and not name.endswith((".db", ".pyc"))}
-
-
 def test_the_wheel_of_the_source_distribution_is_the_wheel_of_the_checkout(dist: Path, wheel: Path, tmp_path: Path):
-    """The source distribution holds all that the wheel needs: both ways lead to the same bytes."""
     direct = only(build(tmp_path / "direct", ROOT, "--wheel"), "*.whl")
     assert direct.read_bytes() == wheel.read_bytes()
     with tarfile.open(only(dist, "*.tar.gz")) as archive:
@@ -121,9 +105,8 @@ def test_the_index_shows_a_description_without_dead_links(dist: Path, wheel: Pat
     assert facts["Description-Content-Type"] == "text/markdown"
     assert facts.get_all("Project-URL") is None
     assert "<!--" not in text
-    assert set(re.findall(r"\]\(([^)]+)\)", text)) == {
-        link for link in re.findall(r"\]\(([^)]+)\)", text) if link.startswith("https://img.shields.io/")
-    }
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert [link for link in links if not link.startswith("https://img.shields.io/")] == []
     assert "**Any compiled graph**, unmodified, sync and async (recipes)" in text
     run(sys.executable, "-m", "twine", "check", "--strict", *dist.iterdir(), cwd=dist)
 
@@ -146,22 +129,16 @@ def test_a_release_links_to_the_files_of_its_tag(dist: Path, tmp_path: Path):
         build(tmp_path / "wrong", AGENTGIT_REPOSITORY_URL="git.example.com)")
 
 
-@pytest.mark.long
 def test_the_demo_runs_from_the_wheel_in_an_empty_folder(installed: Path, tmp_path: Path):
-    """The core dependencies and the `cli` extra are enough to run the demo and to show its tree."""
     told = run(installed / "agentgit", "demo", cwd=tmp_path)
     assert "> order two chairs" in told
     assert "RollbackBlocked" in told
     tree = run(installed / "agentgit", "tree", cwd=tmp_path)
-    assert "main" in tree
     assert "before the table" in tree
-    again = run(installed / "agentgit", "demo", cwd=tmp_path)
-    assert "demo-2" in again
     assert run(installed / "python", "-m", "agentgit", "tree", "demo", cwd=tmp_path) == tree
 
 
 def test_the_installed_package_contains_the_migrations_it_uses(installed: Path, tmp_path: Path):
-    """The installed package finds its migrations inside itself, not in a checkout."""
     code = (
         "import sys, agentgit\n"
         "def told(event, args):\n"

@@ -1,10 +1,12 @@
-"""A function that runs the command line in this process."""
+"""The command line in this process, and its recorded output."""
 
 from __future__ import annotations
 
 import io
+import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -43,6 +45,20 @@ def run(*words: object, stdin: str | io.TextIOBase = "") -> Ran:
         with pytest.raises(SystemExit) as ended:
             cli.main()
     return Ran(_written(stdout), _written(stderr), int(ended.value.code or 0))
+
+
+def golden(name: str) -> str:
+    return (Path(__file__).parents[1] / "golden" / name).read_text(encoding="utf-8")
+
+
+def plainly(text: str) -> str:
+    """Replace the ids, hashes and times, which differ from run to run."""
+    text = re.sub(r"\b[0-9a-f]{64}\b", "<hash>", text)
+    text = re.sub(r"\b[0-9a-f]{32}\b", "<key>", text)
+    text = re.sub(r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?(Z|\+00:00)?)?", "<time>", text)
+    text = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "<uuid>", text)
+    text = re.sub(r"\bai-[0-9a-f]{8}\b", "<message>", text)
+    return re.sub(r"\b\d{13,16}\b", "<id>", text)
 
 
 def _stream() -> io.TextIOWrapper:

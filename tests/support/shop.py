@@ -103,26 +103,21 @@ class Shop:
     # -- the actual state of the shop
 
     def stands(self, order: int) -> bool:
-        """Return True if an order is active."""
         return bool(self._read("SELECT 1 FROM orders WHERE id = ? AND standing", order))
 
     @property
     def standing(self) -> Counter[str]:
-        """The number of active orders of each item."""
         return Counter(item for (item,) in self._read("SELECT item FROM orders WHERE standing"))
 
     def orders(self, item: str) -> list[int]:
-        """List the active orders of an item, oldest first."""
         return [order for (order,) in self._read("SELECT id FROM orders WHERE item = ? AND standing ORDER BY id", item)]
 
     def asked(self, what: str) -> Counter[str]:
-        """Count the requests for a tool or `cancel`, or the actual cancellations (`cancelled`), by item."""
         return Counter(item for (item,) in self._read("SELECT item FROM asked WHERE what = ?", what))
 
     # -- for agentgit
 
     def tools(self) -> list[BaseTool]:
-        """Make the tools: order and pay can be undone, mail cannot, and note is undeclared."""
         return [quick_tool(function) for function in self._functions()]
 
     def effects(self, *, verify: bool = False) -> dict[str, Effect]:
@@ -187,7 +182,6 @@ def _obey(messages: Sequence[Any]) -> AIMessage:
 
 
 def here() -> Shop:
-    """Return the shop of this process."""
     return Shop(os.environ["SHOP"])
 
 

@@ -52,7 +52,6 @@ def _chain(*steps: tuple[str, Callable[[Any], Any]]) -> Graph:
 
 
 def hand_written(tools: Tools) -> Graph:
-    """Build a graph that calls the tools in two nodes, with plain arguments."""
     return _chain(
         ("first", lambda state: _invoke(tools, "order")), ("second", lambda state: _invoke(tools, "pay", "mail"))
     )
@@ -101,7 +100,6 @@ def workers(tools: Tools) -> Graph:
 
 
 def subgraph(tools: Tools) -> Graph:
-    """Build a graph that calls the tools in the nodes of a subgraph."""
     return _chain(("before", lambda state: {}), ("inside", hand_written(tools)))
 
 
@@ -118,7 +116,6 @@ def _model(*batches: tuple[str, ...]) -> ScriptedModel:
 
 
 def tool_node(tools: Tools) -> Graph:
-    """Build a graph that calls the tools in a ToolNode after a model."""
     return tool_node_graph(_model(("order",), ("pay", "mail")), list(tools.values()))
 
 
@@ -159,7 +156,6 @@ def wrapped(repo: Any, kind: str, *, verify: bool) -> Any:
 
 
 def run(agent: Any, held: Shop) -> None:
-    """Run the turn, or continue it if it was interrupted."""
     waits = bool(agent.get_state().next) or bool(held.standing)
     agent.invoke(None if waits else SAY)
 

@@ -11,11 +11,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import processes
 import pytest
 import uvicorn
@@ -39,6 +41,34 @@ def free_port() -> int:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError("a hundred ports are taken")
+
+
+def started(command: list[str], port: int, log: Path, cwd: Path, **environment: str) -> subprocess.Popen[bytes]:
+    """Start a program that serves HTTP on a port, as a user would, and wait until it answers."""
+    with log.open("a") as lines:
+        process = subprocess.Popen(  # noqa: S603  # the programs of the tests
+            command, cwd=cwd, env=os.environ | environment, stdout=lines, stderr=lines, start_new_session=True
+        )
+    deadline = time.monotonic() + 90
+    while True:
+        with suppress(httpx.TransportError):
+            httpx.get(f"http://127.0.0.1:{port}", timeout=60)
+            return process
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(f"{command} does not answer: {log.read_text()}")
+        time.sleep(0.1)
+
+
+@contextmanager
+def running(command: list[str], port: int, log: Path, cwd: Path, **environment: str) -> Iterator[str]:
+    """Run a program that serves HTTP on a port, and yield its URL; the arguments are those of `started`."""
+    process = started(command, port, log, cwd, **environment)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 @pytest.fixture(scope="module")
