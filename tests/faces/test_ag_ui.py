@@ -76,10 +76,6 @@ def errors(events):
     return [event["message"] for event in events if event["type"] == "RUN_ERROR"]
 
 
-def questions(events):
-    return [event["value"] for event in events if event["type"] == "CUSTOM" and event["name"] == "on_interrupt"]
-
-
 def test_editing_a_message_cancels_the_later_orders(client):
     client.say("order a chair")
     client.say("order a table")
@@ -89,29 +85,26 @@ def test_editing_a_message_cancels_the_later_orders(client):
     assert client.orders[-2:] == [("lamp", "open"), ("sofa", "open")]
 
 
-def test_a_payment_is_asked_for_by_an_interrupt(client):
-    client.say("order a chair")
-    client.say("pay")
-    (question,) = questions(client.edit(1, "order a lamp"))
-    assert "charge_card" in str(question)
-    client.post(command={"resume": False})
-    assert client.read("payments")[-1][-1] == "charged"
-    client.edit(1, "order a lamp")
-    client.post(command={"resume": True})
-    assert client.read("payments")[-1][-1] == "refunded"
-    assert client.orders == [("chair", "open"), ("lamp", "open")]
+ANSWERS = {
+    "yes": (lambda id: {"command": {"resume": True}}, "refunded"),
+    "no": (lambda id: {"command": {"resume": False}}, "charged"),
+    "resolved": (lambda id: {"resume": [{"interruptId": id, "status": "resolved", "payload": True}]}, "refunded"),
+    "cancelled": (lambda id: {"resume": [{"interruptId": id, "status": "cancelled", "payload": None}]}, "charged"),
+}
+"""The answers to the interrupt of a payment, as LangGraph and as AG-UI defines them, and what becomes of the payment."""
 
 
-@pytest.mark.parametrize(("status", "state"), [("resolved", "refunded"), ("cancelled", "charged")])
-def test_the_question_is_answered_as_ag_ui_defines_it(client, status, state):
-    """The `resume` of AG-UI consents with the payload true, and a cancelled question changes nothing."""
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_payment_is_asked_for_by_an_interrupt(client, answer):
     client.say("order a chair")
     client.say("pay")
-    events = client.edit(1, "order a lamp")
-    (interrupt,) = [event["rawEvent"]["id"] for event in events if event["type"] == "CUSTOM"]
-    payload = True if status == "resolved" else None
-    client.post(resume=[{"interruptId": interrupt, "status": status, "payload": payload}])
+    (question,) = [event for event in client.edit(1, "order a lamp") if event["type"] == "CUSTOM"]
+    assert question["name"] == "on_interrupt"
+    assert "charge_card" in str(question["value"])
+    resume, state = ANSWERS[answer]
+    client.post(**resume(question["rawEvent"]["id"]))
     assert client.read("payments")[-1][-1] == state
+    assert client.orders == [("chair", "open"), ("lamp", "open")][: 1 + (state == "refunded")]
 
 
 def test_what_cannot_be_undone_is_refused_readably(client):

@@ -166,7 +166,6 @@ def test_rollback_options_keep_the_branch_or_the_world(folder):
         (["rollback", "s@nothing", "main#1", "--yes"], NotFound.exit_code, "nothing"),
         (["rollback", "a", "b", "c"], 2, "quotes"),
         (["plan", "main#1", "--trust", "no.such"], NotFound.exit_code, "no.such"),
-        (["plan", "main#1", "--trust", "shelf:nothing"], NotFound.exit_code, "shelf:nothing"),
         (["switch", "nothing"], NotFound.exit_code, "nothing"),
         (["switch", "main", "--sync", "x"], 2, "'world', 'note' or 'ignore'"),
         (["plan", "main#1", "--trust", "shelf:take"], InvalidInput.exit_code, "take"),
@@ -184,7 +183,7 @@ def test_wrong_arguments_fail_with_their_codes(folder, words, code, said):
 
 
 @pytest.mark.parametrize("path", ["shelf", "shelf:put", "more:GRAPH", "more:make", "more:TOOLS", "more"])
-def test_trust_finds_every_tool_of_a_module(folder, path):
+def test_trust_finds_every_tool_of_a_module_for_every_handle(folder, path):
     (folder.path / "more.py").write_text(
         "import shelf\nfrom langgraph.graph import MessagesState, StateGraph\nfrom langgraph.prebuilt import ToolNode\n"
         "TOOLS = [shelf.put]\n"
@@ -199,17 +198,6 @@ def test_trust_finds_every_tool_of_a_module(folder, path):
         repo.trust(path)
         repo.session("s").rollback("main#1")
         assert folder.items == []
-        repo.session("s").switch("main", sync="world")
-    assert folder.items == ["a book"]
-
-
-def test_tools_of_trusted_modules_serve_every_handle(folder):
-    folder.play(call("put", item="a book"))
-    for wrong, said in (("nowhere", "nowhere cannot be imported"), ("json", "json has no tools")):
-        with pytest.raises(NotFound, match=said):
-            agentgit.open(folder.path / "agentgit.db", trust=[wrong])
-    with agentgit.open(folder.path / "agentgit.db", trust=["shelf"]) as repo:
-        repo.session("s").rollback("main#1")
         repo.as_user(repo.user).session("s").switch("main", sync="world")
     assert folder.items == ["a book"]
 
@@ -260,10 +248,4 @@ def test_replay_by_execution_needs_trusted_tools(folder):
     report = json.loads(folder.run(*again, "--trust", "shelf", "--json", trust="").out)
     assert [item["invocation"]["args"]["item"] for item in report["reversed"]] == ["jug", "cup"]
     assert [item["invocation"]["args"]["item"] for item in report["redone"]] == ["cup"]
-    assert folder.items == ["cup"]
-    folder.play(call("shout", text="hi"))
-    again = ("rollback", "HEAD", "--replay", "execute", "--yes")
-    assert folder.run(*again).code == RollbackBlocked.exit_code
-    report = json.loads(folder.run(*again, "--force", "--json").out)
-    assert [item["invocation"]["tool_name"] for item in report["answered"]] == ["shout"]
     assert folder.items == ["cup"]

@@ -42,9 +42,6 @@ def at_terminal(*words: str, rows: int = 24, **environment: str) -> str:
     return shown.replace("\r\n", "\n")
 
 
-# -- the pager
-
-
 @pytest.mark.long
 def test_a_long_result_goes_to_the_pager_at_a_terminal(big):
     marked = "sed s/^/paged:/"
@@ -76,9 +73,6 @@ def test_a_pipe_gets_no_pager_and_exact_times(big, monkeypatch):
 def test_a_terminal_shows_relative_times(big):
     assert re.search(r"main#4  (just now|\d+ min ago)  ", at_terminal("log"))
     assert re.search(r"main#4  \d{4}-\d\d-\d\d ", at_terminal("--date", "exact", "log"))
-
-
-# -- limits and branches
 
 
 def test_a_tree_of_many_branches_is_folded_around_head(big):

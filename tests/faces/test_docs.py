@@ -48,7 +48,6 @@ def reference() -> dict[str, str]:
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[path for path, _ in COMMANDS])
 def test_every_command_and_option_is_documented(path, command, reference):
-    """The reference lists each command, option and argument with a sentence that describes it."""
     section = reference[path]
     assert command.help.endswith("."), f"{path} has no help"
     assert section.strip().startswith(command.help)
@@ -96,7 +95,6 @@ def test_the_help_lists_each_command_under_one_heading_and_truncates_no_sentence
 
 
 def test_the_table_of_commands_has_the_first_line_of_each_help():
-    """The help of all commands, which imports none of them, shows the first line of the help of each."""
     listed = typer.main.get_command(app).commands
     loaded = every_command().commands
     assert {name: one.help for name, one in listed.items()} == {
@@ -105,7 +103,6 @@ def test_the_table_of_commands_has_the_first_line_of_each_help():
 
 
 def test_every_documented_command_and_option_exists():
-    """Every command that a page of docs/ names exists, and so does every option that docs/cli.md names."""
     known = dict(COMMANDS)
     for page in DOCS.glob("*.md"):
         for words in re.findall(r"`agentgit ([a-z][a-z-]*(?: [a-z][a-z-]*)?)", page.read_text()):
@@ -130,13 +127,21 @@ def test_every_public_name_is_in_the_reference():
     assert [line for line in lines if line not in page] == []
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["rollback", "rerun"])
-def test_a_picture_shows_what_the_demo_does(name):
-    """Docs/images/rollback.svg and rerun.svg show what the demo does; `python docs/images/NAME.py` redraws them."""
-    code = f"import {name}; assert {name}.draw() == {name}.PICTURE.read_text()"
+PICTURES = {
+    "rollback": ("images", "import rollback; assert rollback.draw() == rollback.PICTURE.read_text()"),
+    "rerun": ("images", "import rerun; assert rerun.draw() == rerun.PICTURE.read_text()"),
+    "rooms": ("", "import build; assert build.rooms() == build.PICTURE.read_text()"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.long) for name in ("rollback", "rerun")), "rooms"]
+)
+def test_a_picture_shows_what_the_demo_does_or_the_rooms_of_the_package(name):
+    """`python docs/images/NAME.py` redraws it, or `python docs/build.py` the rooms."""
+    folder, code = PICTURES[name]
     found = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], cwd=DOCS / "images", env=found, check=True)  # noqa: S603  # our own
+    subprocess.run([sys.executable, "-c", code], cwd=DOCS / folder, env=found, check=True)  # noqa: S603  # our own
 
 
 def test_the_readme_is_short_its_links_resolve_and_the_citation_names_the_version():
@@ -149,18 +154,11 @@ def test_the_readme_is_short_its_links_resolve_and_the_citation_names_the_versio
 
 
 def test_the_figures_in_the_readme_are_those_of_the_benchmarks():
-    """Every figure that README.md lists under "What it costs" is on docs/benchmarks.md, losses included."""
     section = (ROOT / "README.md").read_text().partition("\n## What it costs\n")[2].partition("\n## ")[0]
     figures = set(re.findall(r"\d+\.\d+", section))
     page = set(re.findall(r"\d+\.\d+", (DOCS / "benchmarks.md").read_text()))
     assert len(figures) > 15
     assert figures - page == set()
-
-
-def test_the_picture_of_the_rooms_matches_the_contract():
-    """Docs/images/rooms.svg matches the rooms of pyproject.toml; `python docs/build.py` redraws it."""
-    code = "import build; assert build.rooms() == build.PICTURE.read_text()"
-    subprocess.run([sys.executable, "-c", code], cwd=DOCS, check=True)  # noqa: S603  # our own command
 
 
 def test_who_is_told_to_run_commands_is_told_to_install_the_command_line():
@@ -199,7 +197,6 @@ def site(tmp_path_factory):
 
 @pytest.mark.long
 def test_the_site_builds_and_its_links_resolve(site):
-    """MkDocs finds every linked page, heading and name, and every page is part of the site."""
     assert {page.stem for page in DOCS.glob("*.md")} <= {page.stem for page in site.glob("*.html")}
     after = 'href="effects.html" class="md-footer__link md-footer__link--next"'
     assert after in (site / "comparison.html").read_text()  # in the guide, not among the pages for operators
@@ -252,7 +249,6 @@ def test_no_page_loads_resources_from_elsewhere(site):
 
 @pytest.mark.long
 def test_wrong_blocks_in_the_documents_fail(tmp_path):
-    """A block that raises, prints something else or prints unshown output fails; so does a wrong command."""
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "conftest.py", tmp_path)
     page = [

@@ -61,9 +61,6 @@ def said(result) -> str:
     return result.content[0].text
 
 
-# -- over standard input and output
-
-
 def parameters(folder: Path, *words: str) -> StdioServerParameters:
     environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     return StdioServerParameters(
@@ -93,9 +90,6 @@ async def test_a_client_saves_a_checkpoint_and_rolls_back_over_stdio(tmp_path):
             assert (done.isError, done.structuredContent["branch"]) == (False, "main-2")
             assert json.loads((tmp_path / "shelf.json").read_text()) == ["cup"]
         assert [branch.name for branch in repo.session().branches()] == ["main", "main-2"]
-
-
-# -- what a client may do
 
 
 async def test_annotations_mark_read_only_and_destructive_tools_and_instructions_name_those_on_offer(repo):

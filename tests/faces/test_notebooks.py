@@ -108,10 +108,10 @@ def test_each_cell_can_be_run_twice(kernel, path, tmp_path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_are_stored_with_outputs_that_need_no_kernel(path):
-    """A stored notebook has run from top to bottom without an error; its outputs are text, HTML and pictures.
+def test_stored_outputs_need_no_kernel_and_name_no_time_id_or_directory_of_the_run(path):
+    """GitHub, VS Code and other readers of files show text, HTML and pictures; they run no scripts and load nothing.
 
-    GitHub, VS Code and other readers of files show these; they run no scripts and load nothing.
+    What differs from run to run is replaced, so that a notebook changes only if what it shows has changed.
     """
     notebook = nbformat.read(path, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -122,12 +122,6 @@ def test_notebooks_are_stored_with_outputs_that_need_no_kernel(path):
         assert set(output.get("data", {})) <= {"text/plain", "text/html"}
         html = output.get("data", {}).get("text/html", "")
         assert re.findall(r"<script|javascript:|\bon\w+=|https?://", html) == []
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_stored_outputs_name_no_time_id_or_directory_of_the_run(path):
-    """What differs from run to run is replaced, so that a notebook changes only if what it shows has changed."""
-    notebook = nbformat.read(path, as_version=4)
     before = nbformat.writes(notebook)
     assert nbformat.writes(runner.with_stable_outputs(notebook, "/nowhere")) == before
     assert re.findall(r"[/]tmp", before) == []

@@ -26,7 +26,6 @@ def images(page: str) -> list[str]:
 
 
 def test_images_of_messages_are_served_by_this_server(ada, repo, tmp_path):
-    """A page shows the images that a message contains, and only links to others; no other block is served."""
     agent = repo.wrap(tool_node_graph(ScriptedModel(replies=["I see."]), [echo]), "pictures")
     blocks = [
         {"type": "text", "text": "see"},
@@ -59,7 +58,6 @@ def test_a_page_of_a_session_without_checkpoints_or_messages_is_shown(ada, repo)
 
 
 def test_a_call_that_a_rollback_kept_is_shown_as_kept(ada, repo):
-    """The card of a call whose effect a rollback left in the world says so; that of a reversed one says undone."""
     session = repo.session("support-42")
     session.rollback("before the mail", force=True)
     page = ada.get(f"/sessions/{session.id}?branch=main-2").text
@@ -153,7 +151,6 @@ def test_a_page_of_a_session_shows_at_most_300_messages(ada, repo):
 
 
 def test_a_page_of_a_session_is_small_whatever_arguments_a_call_has(ada, repo):
-    """The page cuts the names, the values and the number of the arguments of a call, and the calls of a message."""
     args = {"k" * 10_000: 1, "deep": [[["x" * 100] * 9] * 9] * 9, **{f"a{number}": number for number in range(9_000)}}
     agent = repo.wrap(trimming_graph(9), "wide")
     calls = [

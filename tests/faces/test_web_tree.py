@@ -50,8 +50,8 @@ def test_the_path_to_head_is_one_line_with_what_was_left_beside_it(site):
 
 
 @pytest.mark.long
-def test_a_tree_of_many_branches_shows_the_newest_and_counts_the_others(site):
-    """Of many branches a page shows fifteen, counts the others at the branch that they leave, and can show more."""
+def test_a_tree_of_many_branches_is_folded_expands_and_is_filtered(site):
+    """A page shows fifteen, counts the others at the branch that they leave, and can show more."""
     few = rows(site, "wide")
     assert len(few) < 30
     assert any("HEAD → main" in row for row in few)
@@ -59,31 +59,21 @@ def test_a_tree_of_many_branches_shows_the_newest_and_counts_the_others(site):
     more = rows(site, "wide", "?limit=65")
     assert sum("variant-" in row for row in more) >= 59
     assert not any(row.startswith("Show more") for row in more)
-
-
-@pytest.mark.long
-def test_a_branch_expands_and_a_filter_finds_one(site):
-    """A branch that hides others expands to them; a filter shows one branch, or lists those with like names."""
     folded = site.repo.session("wide").folded_tree(limit=15)
     branch = next(one for one in folded.tree.walk() if one.id in folded.collapsed and folded.hidden.get(one.id))
-    before, after = rows(site, "wide"), rows(site, "wide", f"?open={branch.id}")
-    assert len(after) > len(before)
-    assert any(row.startswith(f"▾ {branch.name}") for row in after)
+    expanded = rows(site, "wide", f"?open={branch.id}")
+    assert len(expanded) > len(few)
+    assert any(row.startswith(f"▾ {branch.name}") for row in expanded)
     filtered = rows(site, "wide", f"?only={branch.name}")
     assert any(row.startswith(("▾ " + branch.name, branch.name)) for row in filtered)
-    handle = site.repo.session("wide")
-    listed = site.client.get(f"/sessions/{handle.id}/tree?only=variant-1").text
-    assert "with “variant-1” in the name" in listed
-    assert "No branch has “nobody” in its name" in site.client.get(f"/sessions/{handle.id}/tree?only=nobody").text
-
-
-@pytest.mark.long
-def test_a_row_of_rollbacks_is_one_line(site):
-    """Branches that each leave from the one before stand below each other, and the first ones are counted."""
-    found = rows(site, "deep")
-    assert found[0].startswith("Show more branches above (10)")
-    assert found[-1].startswith("HEAD → main-25")
-    answer = site.client.get(f"/sessions/{site.repo.session('deep').id}/tree").text
+    at = f"{path_of(site, 'wide')}/tree"
+    assert "with “variant-1” in the name" in site.client.get(f"{at}?only=variant-1").text
+    assert "No branch has “nobody” in its name" in site.client.get(f"{at}?only=nobody").text
+    # Branches that each leave from the one before stand below each other, and the first ones are counted.
+    row_of_rollbacks = rows(site, "deep")
+    assert row_of_rollbacks[0].startswith("Show more branches above (10)")
+    assert row_of_rollbacks[-1].startswith("HEAD → main-25")
+    answer = site.client.get(f"{path_of(site, 'deep')}/tree").text
     assert set(re.findall(r'data-level="(\d+)"', answer)) == {"1"}
 
 
@@ -102,7 +92,6 @@ def test_two_points_are_compared_by_their_rows(site):
 
 
 def test_hostile_names_and_queries_are_text(site):
-    """Names of branches, tags and checkpoints, and the query of a page, are shown as text or refused."""
     session = next(one for one in site.repo.sessions() if one.session_name.startswith("<script>"))
     for query in ("", f"?only={HOSTILE[:100]}", "?only=%00%202e", "?open=1&closed=2&open=3"):
         page = site.client.get(f"/sessions/{session.id}/tree{query}".replace("\x00", "%00")).text
@@ -114,7 +103,7 @@ def test_hostile_names_and_queries_are_text(site):
 
 def test_a_branch_opens_and_closes_however_many_others_were_opened(site):
     """With 200 open branches one more opens, and one closes, without an error; the oldest one is forgotten."""
-    at = f"/sessions/{site.repo.session('wide').id}/tree"
+    at = f"{path_of(site, 'wide')}/tree"
     full = "&".join(f"{name}={number}" for name in ("open", "closed") for number in range(1, 201))
     page = site.client.get(f"{at}?{full}").text
     for action in ("Expand", "Collapse"):
@@ -133,7 +122,6 @@ FOCUSED = "document.activeElement.dataset.ref ?? document.activeElement.textCont
 @needs_browser
 @pytest.mark.long
 def test_the_tree_is_used_with_the_arrow_keys(pages, site):
-    """Arrow keys move and expand, Enter opens, Space chooses, m shows the actions, Escape goes back."""
     page = pages()
     page.goto(path_of(site, "support-42"))
     page.locator("[role=treeitem][tabindex='0']").focus()
@@ -168,7 +156,6 @@ def test_the_tree_is_used_with_the_arrow_keys(pages, site):
 @needs_browser
 @pytest.mark.long
 def test_a_click_anywhere_on_a_row_opens_it_and_its_menu_acts(pages, site):
-    """A click on the empty part of a row opens its checkpoint; its menu leads to a plan of a rollback."""
     page = pages()
     page.goto(path_of(site, "support-42"))
     row = page.locator("li.tree-row[data-ref='main#3']")
@@ -256,16 +243,20 @@ def test_more_branches_are_shown_in_place_and_stay_after_a_reload(pages, site):
 
 @needs_browser
 @pytest.mark.long
-def test_an_open_tree_shows_a_new_branch_and_keeps_the_focus(pages, site):
-    """While a tree is open, a new branch appears in it, and the row with the focus keeps it."""
-    agent = site.repo.session("support-42")
+def test_an_open_page_shows_a_new_branch_and_checkpoint_and_keeps_the_focus(pages, site):
+    """It announces the checkpoint to screen readers."""
+    session = site.repo.wrap(build(site.folder / "shop.db"), "live", effects=EFFECTS).session
+    session.checkpoint("before")
     page = pages()
     with page.expect_response("**/events/live*"):
-        page.goto(path_of(site, "support-42"))
-    page.locator("li.tree-row[data-ref='main#3']").focus()
-    agent.fork("main#3", name="made-meanwhile", files=False)
+        page.goto(path_of(site, "live"))
+    page.locator("li.tree-row[data-ref='main#1']").focus()
+    session.fork("main#1", name="made-meanwhile")
     expect(page.locator(".tree-row .label", has_text="made-meanwhile")).to_be_visible()
-    assert page.evaluate(FOCUSED) == "main#3"
+    assert page.evaluate(FOCUSED) == "main#1"
+    session.checkpoint("while you look")
+    expect(page.locator("#talk")).to_contain_text("while you look")
+    expect(page.locator("#told")).to_have_text("Updated: checkpoint.created")
 
 
 @needs_browser

@@ -32,12 +32,7 @@ def every_command() -> Any:
 
 
 def run(*words: object, stdin: str | io.TextIOBase = "") -> Ran:
-    """Run a command of agentgit until it exits.
-
-    Args:
-        words: The command, its arguments and options.
-        stdin: The standard input of the command.
-    """
+    """Run a command of agentgit until it exits."""
     stdout, stderr = _stream(), _stream()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
         patch.setattr(sys, "argv", ["agentgit", *map(str, words)])

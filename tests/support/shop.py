@@ -1,10 +1,4 @@
-"""A shop that survives killed processes: a SQLite file with a row for each order and for each request.
-
-Tests compare the journal with the shop. Only one decision orders an item, so the item's name identifies the call of an
-order. A redo creates another order of the same item.
-
-Killed processes import the functions `shop:cancel` and `shop:look_for`, which use the file named by `$SHOP`.
-"""
+"""A shop that survives killed processes: a SQLite file with a row for each order and for each request."""
 
 from __future__ import annotations
 
@@ -40,12 +34,6 @@ class Broken(RuntimeError):
 
 
 class Shop:
-    """One shop.
-
-    Args:
-        path: The path of the database file, which is created if it is missing.
-    """
-
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         self.faults: dict[str, str] = {}

@@ -1,8 +1,4 @@
-"""Graphs that call the tools of the shop in every possible way, and processes that are killed during a turn.
-
-Each graph orders `d`, pays `e` and mails `f` once, whatever the user says. A process is killed at its n-th call of a
-function of agentgit, of LangGraph's loop or of the shop, in any thread. The tests therefore need no list of points.
-"""
+"""Graphs that call the tools of the shop in every possible way, and processes that are killed at any function call."""
 
 from __future__ import annotations
 

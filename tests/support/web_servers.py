@@ -93,12 +93,7 @@ def repo(told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def story(folder: Path, user: str | None = None) -> Repository:
-    """Create a repository with a session of two branches: chairs, then a table that is undone, then a sofa and a mail.
-
-    Args:
-        folder: The folder of the databases of the repository and the shop.
-        user: The owner of the session; None is the local owner.
-    """
+    """Create a session of two branches: chairs, then a table that is undone, then a sofa and a mail."""
     repo = agentgit.open(folder / "agentgit.db", user=user)
     agent = repo.wrap(build(folder / "shop.db"), "support-42", effects=EFFECTS)
     agent.run("order two chairs")
