@@ -91,7 +91,7 @@ ANSWERS = {
     "resolved": (lambda id: {"resume": [{"interruptId": id, "status": "resolved", "payload": True}]}, "refunded"),
     "cancelled": (lambda id: {"resume": [{"interruptId": id, "status": "cancelled", "payload": None}]}, "charged"),
 }
-"""The answers to the interrupt of a payment, as LangGraph and as AG-UI defines them, and what becomes of the payment."""
+"""The answers to the interrupt of a payment, as LangGraph and as AG-UI define them, and the state of the payment."""
 
 
 @pytest.mark.parametrize("answer", ANSWERS)

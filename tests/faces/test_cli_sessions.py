@@ -23,34 +23,37 @@ GRAPH = graph()
 
 TRUST = ("--trust", "shelf")
 
-CHANGES = {
-    "plan": (["plan"], ["main#1"]),
-    "rollback": (["rollback", "--yes", *TRUST], ["main#1"]),
-    "undo": (["undo", "--yes", *TRUST], []),
-    "undo of a branch": (["undo", "--yes", *TRUST, "@main"], None),
-    "redo": (["redo", "--yes", *TRUST], []),
-    "rewind-files": (["rewind-files", "--yes"], ["main#1"]),
-    "switch": (["switch"], ["other"]),
-    "switch with sync": (["switch", "--sync", "world", "--yes", *TRUST], ["other"]),
-    "fork": (["fork"], []),
-    "fork of a checkpoint": (["fork"], ["main#1"]),
-    "rename": (["rename"], ["new name"]),
-    "checkpoint create": (["checkpoint", "create"], ["a name"]),
-    "checkpoint delete": (["checkpoint", "delete", "--yes"], ["main#1"]),
-    "checkpoint delete --auto": (["checkpoint", "delete", "--auto", "--keep", "0"], []),
-    "checkpoint delete --all": (["checkpoint", "delete", "--all", "--yes"], []),
-    "annotate": (["annotate", "--name", "new"], ["main#1"]),
-    "tag": (["tag"], ["main#1", "a-tag"]),
-    "tag --delete": (["tag", "--delete", "kept"], []),
-    "recover": (["recover"], []),
-    "retention": (["retention", "--max", "3"], []),
-    "retention --now": (["retention", "--on", "--now"], []),
-    "merge": (["merge", "shelf:GRAPH"], ["other"]),
-    "merge --only": (["merge", "shelf:GRAPH", "--only"], ["other"]),
-    "explore": (["explore", "shelf:GRAPH", "--choice", "hi"], []),
-    "chat": (["chat", "shelf:GRAPH"], []),
-}
-"""For each command that changes a session: its words before the session, and the words after it."""
+CHANGES = [
+    "plan SESSION main#1",
+    "rollback SESSION main#1 --yes --trust shelf",
+    "undo SESSION --yes --trust shelf",
+    "undo SESSION@main --yes --trust shelf",
+    "redo SESSION --yes --trust shelf",
+    "rewind-files SESSION main#1 --yes",
+    "switch SESSION other",
+    "switch SESSION other --sync world --yes --trust shelf",
+    "fork SESSION",
+    "fork SESSION main#1",
+    "rename SESSION renamed",
+    "checkpoint create SESSION named",
+    "checkpoint delete SESSION main#1 --yes",
+    "checkpoint delete SESSION --auto --keep 0",
+    "checkpoint delete SESSION --all --yes",
+    "annotate SESSION main#1 --name new",
+    "tag SESSION main#1 a-tag",
+    "tag SESSION --delete kept",
+    "recover SESSION",
+    "retention SESSION --max 3",
+    "retention SESSION --on --now",
+    "merge shelf:GRAPH SESSION other",
+    "merge shelf:GRAPH SESSION other --only",
+    "explore shelf:GRAPH SESSION --choice hi",
+    "chat shelf:GRAPH SESSION",
+]
+"""The commands that change a session, with the place of its name."""
+
+WITHOUT_WORK = ("redo", "rewind-files", "checkpoint delete SESSION main#1", "explore", "recover")
+"""The beginnings of those that have nothing to do in the sessions of the tests."""
 
 NAMED = {"rerun", "share", "delete", "resume", "resolve"}
 """The commands that cannot be given without a session, or the id of an operation or a call."""
@@ -97,15 +100,19 @@ def dump(name: str) -> str:
         return run("tree", name, "--json").out + json.dumps(facts)
 
 
+def words(command: str, session: str) -> list[str]:
+    return command.replace("SESSION", session).split()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("command", CHANGES)
 def test_a_change_without_a_session_is_refused_if_there_are_several(two, command):
-    before, (first, last) = [dump("mine"), dump("theirs")], CHANGES[command]
+    before = [dump("mine"), dump("theirs")]
     run("tree", "mine")
-    out, err, code = run(*first, *(last or ()), stdin="hello\n")
+    out, err, code = run(*words(command, ""), stdin="hello\n")
     assert (out, code) == ("", InvalidInput.exit_code)
     assert "There are several sessions, so name the one that you mean: agentgit " in err
-    assert ("MODULE:GRAPH SESSION" in err) == ("shelf:GRAPH" in first)
+    assert ("MODULE:GRAPH SESSION" in err) == ("shelf:GRAPH" in command)
     assert "Sessions: theirs, mine." in err
     assert err.count("\n") == 1
     assert [dump("mine"), dump("theirs")] == before
@@ -113,20 +120,13 @@ def test_a_change_without_a_session_is_refused_if_there_are_several(two, command
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", [name for name, (_, last) in CHANGES.items() if last is not None])
+@pytest.mark.parametrize("command", CHANGES)
 def test_a_change_of_a_named_session_leaves_the_other_alone(two, command):
-    before, (first, last) = dump("theirs"), CHANGES[command]
-    words, graph = (first[:1], first[1:]) if first[0] != "checkpoint" else (first[:2], first[2:])
-    graphs = graph[:1] if graph[:1] == ["shelf:GRAPH"] else []
-    options = graph[len(graphs) :]
-    if command == "tag --delete":
-        words, options = ["tag", "mine", "--delete", "kept"], []
-    else:
-        words = [*words, *graphs, "mine", *last]
-    out, err, code = run(*words, *options, stdin="")
-    if command not in {"redo", "rewind-files", "checkpoint delete", "explore", "recover"}:  # no work
+    before = dump("theirs")
+    out, err, code = run(*words(command, "mine"), stdin="")
+    if not command.startswith(WITHOUT_WORK):
         assert (err, code) == ("", 0)
-    if code == 0 and command != "chat":
+    if code == 0 and not command.startswith("chat"):
         assert "mine" in out
     assert dump("theirs") == before
     assert [item for item in two.items() if item.startswith("theirs")] == ["theirs chair", "theirs table"]
@@ -137,7 +137,7 @@ def test_every_command_is_in_one_of_these_lists():
     shown = run("--help").out
     commands = shown.partition("Get started:")[2]
     listed = {line.split()[0] for line in commands.splitlines() if line.startswith("  ")}
-    changing = {first[0] for first, _ in CHANGES.values()}
+    changing = {command.split()[0] for command in CHANGES}
     assert listed == changing | NAMED | READING | WHOLE
     assert not changing & (NAMED | READING | WHOLE)
 

@@ -43,7 +43,7 @@ def at_terminal(*words: str, rows: int = 24, **environment: str) -> str:
 
 
 @pytest.mark.long
-def test_a_long_result_goes_to_the_pager_at_a_terminal(big):
+def test_a_terminal_gets_a_pager_for_a_long_result_and_relative_times(big):
     marked = "sed s/^/paged:/"
     assert at_terminal("tree", AGENTGIT_PAGER=marked, PAGER="false").startswith("paged:s: 61 branches")
     assert at_terminal("log", PAGER=marked).startswith("main#4 ")
@@ -56,6 +56,8 @@ def test_a_long_result_goes_to_the_pager_at_a_terminal(big):
     for pager in ("no-such-pager --x", "'", "true", "head -2"):
         assert "Traceback" not in at_terminal("tree", AGENTGIT_PAGER=pager)
     assert at_terminal("tree", AGENTGIT_PAGER="no-such-pager").startswith("s: 61 branches")
+    assert re.search(r"main#4  (just now|\d+ min ago)  ", at_terminal("log"))
+    assert re.search(r"main#4  \d{4}-\d\d-\d\d ", at_terminal("--date", "exact", "log"))
 
 
 def test_a_pipe_gets_no_pager_and_exact_times(big, monkeypatch):
@@ -67,12 +69,6 @@ def test_a_pipe_gets_no_pager_and_exact_times(big, monkeypatch):
     monkeypatch.setenv("AGENTGIT_DATE", "relative")
     assert re.search(r"^main#4  \d{4}-", run("--date", "exact", "log").out)
     assert json.loads(run("log", "--json").out)[0]["created_at"].startswith("20")
-
-
-@pytest.mark.long
-def test_a_terminal_shows_relative_times(big):
-    assert re.search(r"main#4  (just now|\d+ min ago)  ", at_terminal("log"))
-    assert re.search(r"main#4  \d{4}-\d\d-\d\d ", at_terminal("--date", "exact", "log"))
 
 
 def test_a_tree_of_many_branches_is_folded_around_head(big):

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pandas
 import pytest
-from scripted import World, obedient, tool_node_graph
+from scripted import obedient, tool_node_graph
 
 from agentgit import Checkpoint, ToolInvocation
 from agentgit.checkpoints.checkpoint import Checkpoints
@@ -14,8 +14,7 @@ from agentgit.sessions.messages import History
 
 
 @pytest.fixture
-def agent(repo):
-    world = World()
+def agent(repo, world):
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair; note hurry")
     agent.checkpoint("before", data={"reward": 1})

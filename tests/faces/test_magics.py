@@ -5,7 +5,7 @@ import io
 import pytest
 from IPython.core.error import UsageError
 from notebook_shells import magic, restart
-from scripted import World, obedient, tool_node_graph
+from scripted import obedient, tool_node_graph
 
 import agentgit
 from agentgit import InvalidInput, WorldDiverged
@@ -13,11 +13,6 @@ from agentgit.notebook import live
 
 # IPython's history leaves a thread and a file open, for which the garbage collector warns.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 @pytest.fixture

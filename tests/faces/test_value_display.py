@@ -2,7 +2,7 @@
 
 import pytest
 from markup import TABLE_TAGS, Page
-from scripted import World, obedient, tool_node_graph
+from scripted import obedient, tool_node_graph
 
 from agentgit import Checkpoint, Corrupt, InternalSession, Repository
 
@@ -10,8 +10,7 @@ SAFE = TABLE_TAGS | {"pre", "img"}
 
 
 @pytest.fixture
-def agent(repo):
-    world = World()
+def agent(repo, world):
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair; note hurry")
     agent.checkpoint("before")

@@ -77,17 +77,16 @@ def test_a_call_that_ran_again_is_shown_with_its_new_result(ada, repo, tmp_path)
     assert newest.result["order"] != before.result["order"]
     card = re.findall(r'<details class="tool">.*?</details>', ada.get(f"/sessions/{session.id}").text, re.S)[1]
     assert re.findall(r'class="chip[^"]*">([^<]+)<', card)[-2:] == ["done", "ran again"]
-    result, earlier = (re.search(rf"<dt>{name}</dt><dd><pre>(.*?)</pre>", card, re.S)[1] for name in RESULTS)
+    result, earlier = (
+        re.search(rf"<dt>{name}</dt><dd><pre>(.*?)</pre>", card, re.S)[1]
+        for name in ("Result", "Result in the conversation")
+    )
     assert newest.result["order"] in result
     assert before.result["order"] in earlier
     row = re.findall(r"<tr>.*?</tr>", ada.get(f"/sessions/{session.id}/tool-track?branch=main").text, re.S)[2]
     assert newest.result["order"] in row
     answer = ada.get(f"/api/v1/sessions/{session.id}/tool-track?branch=main").json()
     assert answer["items"][1]["id"] == newest.id
-
-
-RESULTS = ("Result", "Result in the conversation")
-"""The titles of the results on the card of a call that ran again."""
 
 
 def trimming_graph(keep: int) -> CompiledStateGraph:

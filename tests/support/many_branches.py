@@ -14,12 +14,7 @@ ASKED = ("order two chairs", "a table, please", "rather a sofa", "pay, and mail 
 def wide(repo: Repository, branches: int, name: str = "wide", *, turns: int = 4, seed: int = 7) -> None:
     """Create a session in which branches leave from the main branch and, one in four, from another branch.
 
-    Args:
-        repo: The repository.
-        branches: The number of branches, at least 1. Each of the first twenty has a turn of its own.
-        name: The name of the session.
-        turns: The number of turns on the main branch.
-        seed: The seed of the random choices.
+    Each of the first twenty branches has a turn of its own.
     """
     rng = random.Random(seed)  # noqa: S311  # a tree to look at
     agent = repo.wrap(echoing(), name, effects={"echo": "read_only"})

@@ -12,7 +12,6 @@ import agentgit
 
 @pytest.fixture(scope="module")
 def ipython():
-    """Create an IPython shell with the magics."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
@@ -26,14 +25,12 @@ def ipython():
 
 
 def restart(shell, **names):
-    """Reset a shell so that it has only these names."""
     shell.user_ns.clear()
     shell.user_ns.update(names)
     shell.run_line_magic("reload_ext", "agentgit")
 
 
 def magic(shell, line):
-    """Run `%agentgit` with a line, and return its value."""
     return shell.run_line_magic("agentgit", line)
 
 
@@ -54,7 +51,6 @@ class Notebook:
         monkeypatch.setitem(sys.modules, "__main__", self.main)
 
     def run(self, cell: str) -> None:
-        """Run a cell."""
         name = f"<cell {id(self)} {len(linecache.cache)}>"
         linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
         exec(compile(cell, name, "exec"), vars(self.main))  # noqa: S102  # as a notebook does

@@ -55,5 +55,4 @@ def fields_of(page: httpx.Response, action: str | None = None) -> dict[str, str]
 
 @pytest.fixture
 def ada(repo: agentgit.Repository) -> Visitor:
-    """Sign in as the owner of the session."""
     return Visitor(repo)
