@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import backend
 import processes
 import pytest
 from banking import says
@@ -182,8 +181,9 @@ def test_wrong_arguments_fail_with_their_codes(folder, words, code, said):
     assert folder.items == ["a book"]
 
 
-@pytest.mark.parametrize("path", ["shelf", "shelf:put", "more:GRAPH", "more:make", "more:TOOLS", "more"])
+@pytest.mark.parametrize("path", ["shelf", "shelf:put", "more:GRAPH", "more:make", "more:TOOLS", "more", "plain"])
 def test_trust_finds_every_tool_of_a_module_for_every_handle(folder, path):
+    """A decorated function is a tool, too."""
     (folder.path / "more.py").write_text(
         "import shelf\nfrom langgraph.graph import MessagesState, StateGraph\nfrom langgraph.prebuilt import ToolNode\n"
         "TOOLS = [shelf.put]\n"
@@ -191,7 +191,12 @@ def test_trust_finds_every_tool_of_a_module_for_every_handle(folder, path):
         "    return graph.set_entry_point('tools').compile()\n"
         "GRAPH = make()\n"
     )
-    sys.modules.pop("more", None)
+    (folder.path / "plain.py").write_text(
+        "import shelf as other\nfrom agentgit import reversible\n\n@reversible(other.take)\n"
+        'def put(item: str) -> dict:\n    """Put it."""\n    return other.put.func(item)\n'
+    )
+    for name in ("more", "plain"):
+        sys.modules.pop(name, None)
     folder.play(call("put", item="a book"))
     with agentgit.open(folder.path / "agentgit.db") as repo:
         assert repo.session("s").plan_rollback("main#1").blockers
@@ -200,17 +205,6 @@ def test_trust_finds_every_tool_of_a_module_for_every_handle(folder, path):
         assert folder.items == []
         repo.as_user(repo.user).session("s").switch("main", sync="world")
     assert folder.items == ["a book"]
-
-
-def test_a_decorated_function_of_a_trusted_module_is_a_tool(folder):
-    (folder.path / "plain.py").write_text(
-        'from agentgit import effect\n\n\n@effect("irreversible")\n'
-        'def ring(bell: str) -> str:\n    """Ring a bell."""\n    return bell\n'
-    )
-    sys.modules.pop("plain", None)
-    with agentgit.open(":memory:", trust=["plain"]) as repo:
-        session = repo.session("s", create=True)
-        assert backend.runner(session, "ring")({"bell": "loud"}) == "loud"
 
 
 @pytest.mark.long

@@ -5,21 +5,10 @@ import re
 
 import pytest
 from command_line import run
-from shelves import SHELF, shelf_in
+from shelves import GRAPH, SHELF, shelf_in
 
 import agentgit
 from agentgit import InvalidInput
-
-GRAPH = """
-from scripted import call, scripted, tool_node_graph
-
-def graph(*wanted):
-    replies = [reply for item in wanted for reply in (call("put", item=item), "ok")]
-    return tool_node_graph(scripted(*replies), [put])
-
-GRAPH = graph()
-"""
-"""The graph of the module `shelf`."""
 
 TRUST = ("--trust", "shelf")
 

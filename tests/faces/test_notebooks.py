@@ -17,10 +17,7 @@ from nbconvert import HTMLExporter
 from scripted import call, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Diff, RollbackPlan
-from agentgit.effects.plan import PlanStep
 from agentgit.notebook import browse
-from agentgit.sessions.tree import Branch, Point, Tree
 
 __all__ = ["browser"]  # a fixture
 
@@ -185,20 +182,15 @@ def test_very_long_words_stay_inside_their_table_cells(browser):
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(tool_node_graph(scripted(*replies), [create_order]), "s")
         agent.run(f"{word}\n{word}")
+        agent.tag("HEAD", "x" * 90)
         with pytest.raises(RuntimeError):
             agent.run("again")
-        track, history = agent.tool_track(), agent.history()
-    step = PlanStep(invocation=track[0], action="keep", why=f"it returned {word}")
-    main = Branch(id=1, name="b" * 90, points=[Point(id=1, number=1, title="t" * 90, tags=("v1", "x" * 90))])
-    shown = [
-        track,
-        RollbackPlan(checkpoint_id=1, target="main#1", position=0, steps=[step]),
-        history,
-        Diff(from_id=1, to_id=2, added_messages=[{"role": "user", "content": word}]),
-        Tree(session_name="s", roots=[main]),
-    ]
+        agent.fork("main#1", name="b" * 90)
+        values = [agent.tool_track(), agent.plan_rollback("main#1"), agent.history()]
+        values += [agent.session.diff("main#1", "HEAD"), agent.tree()]
+        drawn = "".join(value._repr_html_() for value in values)
     page = browser.new_page(viewport={"width": 760, "height": 800})
-    page.set_content("".join(value._repr_html_() for value in shown))
+    page.set_content(drawn)
     page.evaluate("document.querySelectorAll('td details').forEach(one => { one.open = true })")
     wide = page.evaluate("document.documentElement.scrollWidth")
     calls = page.evaluate("[...document.querySelectorAll('code')].map(one => one.parentElement.clientWidth)")

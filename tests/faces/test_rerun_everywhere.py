@@ -12,24 +12,13 @@ from command_line import every_command, run
 from fastapi.testclient import TestClient
 from mcp_clients import connected, offered
 from notebook_shells import ipython, magic, restart  # noqa: F401  # a fixture
-from shelves import SHELF, shelf_in
+from shelves import GRAPH, SHELF, shelf_in
 
 import agentgit
 from agentgit import Simulated
 from agentgit.web import OwnerLink, app
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")  # IPython's
-
-GRAPH = """
-from scripted import call, obedient, scripted, tool_node_graph
-
-def graph(*items):
-    replies = [reply for item in items for reply in (call("put", item=item), "ok")]
-    return tool_node_graph(scripted(*replies), [put])
-
-GRAPH = graph()
-"""
-"""The graphs of the module `shelf`."""
 
 REFUSED, SHOWN, READ, REAL = "refused", "shown", "read", "real"
 """What a verb does with a rerun: refuses to go on from it, shows its calls as simulated, does something that no call

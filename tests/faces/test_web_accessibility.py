@@ -51,68 +51,55 @@ def page(site: SimpleNamespace, browser: Browser) -> Page:
     return signed_in(browser, site).new_page()
 
 
-def paths(site: SimpleNamespace) -> dict[str, str]:
-    """Return the path of each page, by a short name."""
+def paths(site: SimpleNamespace) -> list[str]:
+    """Return the path of each page."""
     names = ("sessions", "audit", "help", "keys", "users", "join", "sign-in", "nothing", "sessions?name=nothing")
-    found = {name: f"/{name}" for name in names}
-    for info in site.repo.sessions():
-        name = info.session_name[:10]
-        session = site.repo.session(info)
-        at, points = f"/sessions/{info.id}", session.checkpoints()
-        found |= {
-            f"{name} session": at,
-            f"{name} tree": f"{at}/tree?limit=100",
-            f"{name} filter": f"{at}/tree?only=variant",
-        }
-        if name == "wide":
-            continue
-        found |= {
-            f"{name} session at a checkpoint": f"{at}?at={points[1].id}",
-            f"{name} checkpoint": f"{at}/checkpoints/{points[-1].id}",
-            f"{name} compare": f"{at}/diff",
-            f"{name} comparison": f"{at}/diff?a={points[0].id}&b=HEAD",
-            f"{name} plan": f"{at}/rollback?to={points[1].id}",
-            f"{name} switch": f"{at}/switch?branch=main",
-            f"{name} rerun": f"{at}/rerun?branch=rerun",
-            f"{name} conversation of a rerun": f"{at}?branch=rerun",
-            f"{name} switch to a rerun": f"{at}/switch?branch=rerun",
-            f"{name} search": f"{at}/search?text=order",
-            f"{name} notes": f"{at}/search?text=note",
-            f"{name} tool calls": f"{at}/tool-track",
-            f"{name} operations": f"{at}/operations",
-            f"{name} sharing": f"{at}/sharing",
-            f"{name} events": f"/audit?session={info.id}",
-        }
-        if operations := session.operations():
-            found[f"{name} operation"] = f"/operations/{operations[-1].id}"
-        if points[-1].metadata["workspace_snapshot"]:
-            found[f"{name} files"] = f"{at}/checkpoints/{points[-1].id}/files"
-    return found
+    return [
+        *(f"/{name}" for name in names),
+        *(path for info in site.repo.sessions() for path in pages_of(site, info.id)),
+    ]
+
+
+def pages_of(site: SimpleNamespace, session_id: int) -> list[str]:
+    """Return the path of each page of a session."""
+    session = site.repo.session(session_id)
+    points = session.checkpoints()
+    pages = ["", "/tree?limit=100", "/tree?only=variant"]
+    if session.name != "wide":
+        pages += [
+            f"?at={points[1].id}", f"/checkpoints/{points[-1].id}", "/diff", f"/diff?a={points[0].id}&b=HEAD",
+            f"/rollback?to={points[1].id}", "/switch?branch=main", "/switch?branch=rerun", "/rerun?branch=rerun",
+            "?branch=rerun", "/search?text=order", "/search?text=note", "/tool-track", "/operations", "/sharing",
+        ]  # fmt: skip
+    if points[-1].metadata["workspace_snapshot"]:
+        pages.append(f"/checkpoints/{points[-1].id}/files")
+    reports = [f"/operations/{operation.id}" for operation in session.operations()[-1:]]
+    return [*(f"/sessions/{session_id}{page}" for page in pages), f"/audit?session={session_id}", *reports]
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_page_passes_axe_and_fits_a_desk_and_a_phone(page: Page, site: SimpleNamespace, width: int):
     page.set_viewport_size({"width": width, "height": 900})
     wrong = []
-    for name, path in paths(site).items():
+    for path in paths(site):
         page.goto(path)
         page.wait_for_load_state()
-        wrong += [f"{name}: {one}" for one in page.evaluate(LAYOUT)]
+        wrong += [f"{path}: {one}" for one in page.evaluate(LAYOUT)]
         # A theme changes only colours.
         for scheme, options in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
             page.emulate_media(color_scheme=scheme)
-            wrong += [f"{name}, {scheme}: {one}" for one in violations(page, **options)]
+            wrong += [f"{path}, {scheme}: {one}" for one in violations(page, **options)]
     assert not wrong, "\n".join(wrong)
 
 
 def test_hostile_text_is_shown_as_plain_text(page: Page, site: SimpleNamespace):
     """Scripts in names, messages, tags, data and files are shown as text, and none of them runs."""
-    hostile = {name: path for name, path in paths(site).items() if name.startswith("<script>")}
-    for name, path in hostile.items():
+    hostile = next(info.id for info in site.repo.sessions() if info.session_name.startswith("<script>"))
+    for path in pages_of(site, hostile):
         page.goto(path)
-        assert page.evaluate("window.pwned") is None, name
-        assert page.locator("main img, main script, a[href^=javascript]").count() == 0, name
-    page.goto(next(path for name, path in hostile.items() if name.endswith(" checkpoint")))
+        assert page.evaluate("window.pwned") is None, path
+        assert page.locator("main img, main script, a[href^=javascript]").count() == 0, path
+    page.goto(next(path for path in pages_of(site, hostile) if "/checkpoints/" in path))
     expect(page.locator(".messages")).to_contain_text("<script>window.pwned = 1</script>")
     expect(page.locator(".messages").first).to_contain_text("\\u202eevil")  # escaped: it would reverse the line
 

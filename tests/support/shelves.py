@@ -50,6 +50,17 @@ def drop(item: str) -> dict:
 '''
 """The text of the module `shelf`."""
 
+GRAPH = """
+from scripted import call, scripted, tool_node_graph
+
+def graph(*items):
+    replies = [reply for item in items for reply in (call("put", item=item), "ok")]
+    return tool_node_graph(scripted(*replies), [put])
+
+GRAPH = graph()
+"""
+"""The graphs of the module, to add to its text."""
+
 
 @contextmanager
 def shelf_in(folder: Path, text: str = SHELF) -> Iterator[ModuleType]:

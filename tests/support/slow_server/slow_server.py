@@ -1,4 +1,4 @@
-"""A graph for `langgraph dev` with a tool that takes long, a payment, and a question. Its ledger is a file."""
+"""A graph for `langgraph dev` with a tool that takes long, and a payment. Its ledger is a file."""
 
 import os
 import time
@@ -9,7 +9,6 @@ from langchain_core.tools import tool
 from langgraph.config import get_store
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from langgraph.types import interrupt
 
 import agentgit
 from agentgit.demo import ScriptedModel
@@ -47,14 +46,6 @@ def pay(item: str) -> str:
 
 
 @tool
-def ask(item: str) -> str:
-    """Ask before an item is ordered."""
-    if interrupt(item) == "yes":
-        write(f"order {item}")
-    return item
-
-
-@tool
 def remember(item: str) -> str:
     """Remember an item for all threads."""
     get_store().put(("items",), item, {"name": item})
@@ -83,7 +74,7 @@ def obey(messages):
     )
 
 
-tools, model = [order, slow, pay, ask, remember], ScriptedModel(rule=obey)
+tools, model = [order, slow, pay, remember], ScriptedModel(rule=obey)
 builder = StateGraph(MessagesState)
 builder.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
 builder.add_node("tools", ToolNode(tools))
@@ -95,6 +86,6 @@ undo = agentgit.reversible(cancel)
 repo = agentgit.open(folder / "agentgit.db")
 graph = repo.graph(
     builder.compile(),
-    effects={"order": undo, "slow": undo, "ask": undo, "remember": "state", "pay": agentgit.compensable(refund)},
+    effects={"order": undo, "slow": undo, "remember": "state", "pay": agentgit.compensable(refund)},
 )
 checkpointer = repo.saver()
