@@ -27,7 +27,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="left out: there is 
 
 @contextmanager
 def site_with(folder: Path, *additions: Callable[[Repository], object]) -> Iterator[SimpleNamespace]:
-    """Serve a repository with a friendly session, a hostile one and what is added, and create a login credential."""
+    """Serve a repository with a friendly session, a hostile one and what is added, and make a sign-in link."""
     with story(folder) as repo:
         hostile(repo, folder)
         for add in additions:
