@@ -12,7 +12,6 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, tool
 from langgraph.types import Command, interrupt
 from scripted import call, calls, node_graph, quick_tool, say, scripted, tool_node_graph
-from sqlalchemy import select
 
 import agentgit
 
@@ -27,7 +26,7 @@ class Approvals:
         self.hold: dict[str, threading.Event] = {}
 
     def tools(self) -> list[BaseTool]:
-        """Create `buy` and its async twin `abuy`, `move`, which asks twice, `ask` and `add`, which asks nothing."""
+        """Create `buy` and its async twin `abuy`, `move`, which asks twice, and `ask`."""
 
         def buy(item: str) -> str:
             """Buy it if a person says yes."""
@@ -50,12 +49,7 @@ class Approvals:
             """Ask the same question for every item."""
             return self._bought(item, interrupt("sure?"))
 
-        def add(item: str) -> str:
-            """Add it without a question."""
-            self.done.append(item)
-            return item
-
-        return [quick_tool(function) for function in (buy, abuy, move, ask, add)]
+        return [quick_tool(function) for function in (buy, abuy, move, ask)]
 
     def _bought(self, item: str, answer: str) -> str:
         if answer == "yes":
@@ -67,7 +61,7 @@ class Approvals:
         return tool_node_graph(scripted(calls(*wanted), "fine"), self.tools())
 
 
-EFFECTS = dict.fromkeys(("buy", "abuy", "move", "ask", "add"), "irreversible")
+EFFECTS = dict.fromkeys(("buy", "abuy", "move", "ask"), "irreversible")
 
 
 @pytest.fixture
@@ -187,14 +181,3 @@ def test_graphs_run_by_tools_receive_the_answers_of_their_calls(repo, hands_on, 
     agent = repo.wrap(tool_node_graph(model, [tool(run)]), "s")
     assert go_on(agent.invoke, {"a": "yes", "b": "no"}, by_id=by_id) == ["a", "b"]
     assert results(agent) == ["yes", "no"]
-
-
-def test_a_call_that_asks_nothing_runs_once_and_records_no_answer(repo, shop):
-    agent = repo.wrap(shop.graph(call("add", item="x"), call("buy", item="a")), "s", effects=EFFECTS)
-    agent.invoke(say())
-    agent.invoke(Command(resume="no"))
-    assert (shop.done, results(agent)) == (["x"], ["x", "a: no"])
-    made = backend.table("tool_invocation").c
-    with backend.reading(repo) as connection:
-        recorded = connection.execute(select(made.tool_name, made.answers)).all()
-    assert {name: answers is not None for name, answers in recorded} == {"add": False, "buy": True}

@@ -80,18 +80,13 @@ def test_invalid_defaults_are_refused_before_a_file_is_made(tmp_path):
     assert not (tmp_path / "x.db").exists()
 
 
-def test_undeclared_tools_are_listed_everywhere(repo, world):
-    agent = wrapped(
-        repo, *world.tools(), replies=[call("note", text="x"), "ok"],
-        effects={name: e for name, e in world.effects().items() if name != "send"},
-    )  # fmt: skip
+def test_undeclared_tools_are_listed(repo, world):
+    effects = {name: declared for name, declared in world.effects().items() if name != "send"}
+    agent = wrapped(repo, *world.tools(), replies=[call("note", text="x"), "ok"], effects=effects)
     agent.run("go")
     assert {name for name, kind in agent.effects.items() if kind == "undeclared"} == {"note", "send"}
     assert "undeclared=['note', 'send']" in repr(agent)
-    plan = agent.plan_rollback("main#1")
-    assert [step.invocation.tool_name for step in plan.kept] == ["note"]
-    assert "not declared when it was called" in str(plan)
-    assert [item.invocation.tool_name for item in agent.rollback("main#1").report.kept] == ["note"]
+    assert "not declared when it was called" in str(agent.plan_rollback("main#1"))
 
 
 def test_a_decorated_namesake_does_not_declare_a_graphs_tool(repo):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import operator
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Annotated, Any, TypedDict
+from typing import Any
 from uuid import uuid4
 
 import backend
@@ -18,7 +17,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tools import BaseTool, StructuredTool, tool
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.types import Command, RetryPolicy, Send, interrupt
+from langgraph.types import Command, RetryPolicy, interrupt
 from scripted import agent_graph, call, node_graph, say, scripted, tool_node_graph
 
 import agentgit
@@ -172,34 +171,6 @@ def test_a_restarted_functional_graph_repeats_no_payment(repo, bank, is_async):
         got = asyncio.run(wrapper.ainvoke(given)) if is_async else wrapper.invoke(given)
     assert bank.paid == ["Ann", "Ann", "Bob", "Cid"]
     assert got == [1, 2, 3, "yes", 4]
-
-
-class Sent(TypedDict):
-    """The results of the workers."""
-
-    got: Annotated[list[int], operator.add]
-
-
-def test_a_failed_worker_makes_no_other_worker_pay_again(repo, bank):
-    pay = bank.tool()
-
-    def worker(number: int) -> dict[str, Any]:
-        got = pay.invoke({"to": "Ann"})
-        if number == 2:
-            bank.fail()
-        return {"got": [got]}
-
-    graph = StateGraph(Sent)
-    graph.add_node("plan", lambda state: {"got": []})
-    graph.add_node("worker", worker)
-    graph.add_edge(START, "plan")
-    graph.add_conditional_edges("plan", lambda state: [Send("worker", n) for n in range(3)], ["worker"])
-    agent = wrapped(repo, graph.compile())
-    bank.faults = [BROKEN_OFF]
-    with pytest.raises(ValueError, match="broken off"):
-        agent.invoke({"got": []})
-    assert sorted(agent.invoke(None)["got"]) == [1, 2, 3]
-    assert len(bank.ledger) == 3
 
 
 def test_questions_of_a_node_and_its_tools_keep_their_answers(repo, bank):

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 from langgraph.types import Command
 from scripted import GRAPHS, call, calls, nested_graph, obedient, tool_node_graph
-from served import THREAD, contents, is_asked, run, said, told_world
+from served import THREAD, contents, run, said, told_world
 
 from agentgit import RollbackBlocked, RollbackIncomplete
 from agentgit.demo import ScriptedModel
@@ -29,21 +29,6 @@ def test_the_state_agrees_with_the_world_after_a_run_at_each_point(repo, world, 
                 app.invoke(value, point)
             assert state_of(app) == (sorted(world.items), sorted(world.charges)), (point, value)
     assert repo.maintenance.fsck(3).is_sound
-
-
-def test_a_point_of_another_branch_brings_its_effects_back(repo, world):
-    """What was reversed since that branch was left is made again, after a person has consented."""
-    app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
-    first, second, _ = run(app, "add a", "add b", "add c")
-    start = list(app.get_state_history(THREAD))[-1].config
-    app.invoke(said("hello"), start)
-    assert world.items == []
-    assert is_asked(app.invoke(said("look"), second))
-    app.invoke(Command(resume=True), THREAD)
-    assert sorted(world.items) == ["a", "b"]
-    app.update_state(first, {"messages": [("user", "add d")]}, as_node="__start__")
-    app.invoke(None, THREAD)
-    assert sorted(world.items) == ["a", "d"]
 
 
 def asking_model():

@@ -13,7 +13,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, ToolCall
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.memory import InMemorySaver
-from scripted import Graph, tool_node_graph
+from scripted import Graph, say, tool_node_graph
 
 import agentgit
 from agentgit import RollbackIncomplete, reversible
@@ -104,11 +104,6 @@ def build(world: World, checkpointer: Any = None) -> Graph:
     return tool_node_graph(ScriptedModel(rule=rule), world.tools(), checkpointer)
 
 
-def say(step: int) -> Any:
-    """Build the input of a step."""
-    return {"messages": [("user", str(step))]}
-
-
 # -- the policies; each one runs the steps in order
 
 
@@ -117,7 +112,7 @@ def none(world: World, steps: int, folder: Path) -> None:
     graph: Graph = build(world, InMemorySaver())
     for step in range(steps):
         try:
-            graph.invoke(say(step), {"configurable": {"thread_id": "t"}})
+            graph.invoke(say(str(step)), {"configurable": {"thread_id": "t"}})
         except Broken:
             continue
 
@@ -126,7 +121,7 @@ def retry(world: World, steps: int, folder: Path) -> None:
     """Continue a failed step until it succeeds, as LangGraph does."""
     graph, config = build(world, InMemorySaver()), {"configurable": {"thread_id": "t"}}
     for step in range(steps):
-        given = say(step)
+        given = say(str(step))
         for _ in range(ATTEMPTS):
             try:
                 graph.invoke(given, config)
@@ -154,7 +149,7 @@ def _roll_back(world: World, steps: int, folder: Path, *, looks: bool) -> None:
             before = agent.checkpoint()
             for _ in range(ATTEMPTS):
                 try:
-                    agent.invoke(say(step))
+                    agent.invoke(say(str(step)))
                     break
                 except Broken:
                     agent = _whole(repo, agent, before)
