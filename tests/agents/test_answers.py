@@ -145,7 +145,6 @@ def test_a_call_that_asks_twice_receives_both_answers(repo, shop, by_id):
 
 
 def test_equal_questions_are_answered_in_the_order_of_the_batch(repo, shop):
-    """If calls ask the same question, the first answer belongs to the first call."""
     agent = repo.wrap(shop.graph(call("ask", item="a"), call("ask", item="b")), "s", effects=EFFECTS)
     agent.invoke(say())
     for answer in ("no", "yes"):
@@ -154,7 +153,6 @@ def test_equal_questions_are_answered_in_the_order_of_the_batch(repo, shop):
 
 
 def test_a_fork_with_a_pending_question_answers_the_right_calls(repo, shop):
-    """On a fork made while a question waits, calls keep earlier answers, and new answers reach the right calls."""
     agent = repo.wrap(shop.graph(*(call("buy", item=item) for item in ITEMS)), "s")
     agent.invoke(say())
     agent.invoke(Command(resume="yes"))

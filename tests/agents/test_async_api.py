@@ -49,7 +49,6 @@ async def test_events_are_followed_asynchronously(repo):
 
 
 async def test_a_cancelled_feed_leaves_no_thread_behind(repo):
-    """Cancelling a task that follows the events ends it at once, and no thread keeps reading."""
     repo.session("s", create=True)
 
     async def follow():

@@ -50,7 +50,6 @@ def test_the_track_shows_the_newest_run_of_a_redone_call(repo, agent, world):
 
 
 def test_each_undo_and_redo_changes_what_the_track_shows(agent, world):
-    """A call that was redone twice shows its third run; undone again, it is shown as reversed."""
     runs = set()
     for number in (3, 4):
         agent = undone_and_redone(agent, world, f"lamp {number}")
@@ -106,8 +105,6 @@ def test_a_branch_shows_the_run_that_another_branch_recorded(agent, world):
 
 
 def test_a_redo_that_failed_leaves_the_call_reversed(repo, agent, world):
-    """If the tool fails when it runs again, the track still shows the reversed call, and a later redo its run."""
-
     def refusing(item: str) -> str:
         raise LookupError("sold out")
 
@@ -161,7 +158,6 @@ def test_calls_of_a_rerun_that_was_made_real_are_shown_as_done(repo, agent, worl
 
 
 def test_an_answer_from_the_record_shows_what_became_of_the_call(repo, world):
-    """A call that was answered from the record is shown as reversed, and as run again, with the call itself."""
     receipts = iter(range(1, 9))
 
     def pay(to: str) -> dict[str, int]:
@@ -188,7 +184,6 @@ def test_an_answer_from_the_record_shows_what_became_of_the_call(repo, world):
 
 
 def test_an_inner_call_keeps_its_place_beside_an_outer_one_that_ran_again(repo):
-    """A tool that calls another one and is redone is shown as run again; the inner call is shown as it is."""
     placed = []
 
     @tool

@@ -85,7 +85,6 @@ def test_a_model_deletes_checkpoints_and_cleans_up(repo, world):
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["tool_node", "create_agent"])
 def test_a_request_beside_a_question_is_carried_out_after_the_answer(kind, repo, world):
-    """A checkpoint or rollback requested beside a waiting call takes effect only after the answer."""
     agent = managed(
         repo,
         world,
@@ -141,7 +140,6 @@ def test_checkpoint_tools_act_at_once_outside_a_turn_and_follow_their_rollback(r
 
 
 def test_a_rollback_moves_the_session_even_from_another_branch(repo, world):
-    """The session continues on the new branch, even if the agent ran on a branch that was not current."""
     agent = managed(
         repo, world, "hi", call("add", item="x"), call("rollback_to_checkpoint", checkpoint="side#1"), "back"
     )

@@ -146,8 +146,6 @@ def test_identity_arguments_are_checked_in_every_schema(repo):
 
 
 def test_two_different_tools_of_one_name_are_refused(repo):
-    """Two different tools of one name are refused unless wrap declares one effect for both."""
-
     @tool("send")
     @reversible(undo)
     def one(to: str) -> str:
@@ -177,7 +175,6 @@ def test_two_different_tools_of_one_name_are_refused(repo):
 
 
 def test_identity_verify_and_precheck_are_recorded(repo, world):
-    """The record holds identity, verify and precheck, so that another process knows them."""
     pay = compensable(f"{__name__}:undo", identity_args=["amount"], verify=f"{__name__}:was_made", precheck=was_made)
     replies = [calls(call("charge", amount=5), call("add", item="x")), "ok"]
     agent = wrapped(repo, *world.tools(), replies=replies, effects=world.effects(charge=pay))
@@ -235,8 +232,6 @@ def test_a_repeated_call_parses_arguments_and_returns_artifacts(repo):
 
 
 def test_a_repeated_call_raises_its_error(repo):
-    """A repeated call raises its error even if the tool would explain it to the model."""
-
     @tool
     def refuse(n: int) -> str:
         """Refuse."""

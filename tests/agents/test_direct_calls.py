@@ -209,7 +209,6 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_an_interrupted_payment_is_never_blindly_repeated(repo, bank, case):
-    """`verify` decides about an interrupted call; if it cannot, the call is refused; harmless calls run again."""
     declared, runs = BROKEN[case]
     made: list[str] = []
 
@@ -261,7 +260,6 @@ def test_only_identity_arguments_count(repo, bank):
 
 
 def test_a_fork_has_separate_idempotency_keys(repo, bank):
-    """On a fork, calls before the fork are answered from the record, and later calls have new keys."""
     pay = bank.tool()
 
     def act(state: MessagesState) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from scripted import GRAPHS, call, calls, node_graph, tool_node_graph
 
 import agentgit
-from agentgit import Fenced, InvalidInput, compensable, effect, reversible
+from agentgit import Fenced, InvalidInput, effect, reversible
 
 
 @pytest.fixture
@@ -114,17 +114,6 @@ def test_a_fence_holds_on_nested_branches(repo, bank):
     assert len(bank.ledger) == 1
     beside.switch(beside.branch, sync="ignore").run("pay Ann")
     assert len(bank.ledger) == 2
-
-
-def test_a_compensated_payment_is_made_again(repo, bank):
-    refund = compensable(lambda args, result: bank.ledger.pop(), identity_args=["to", "amount"])
-    agent = wrapped(repo, bank, pay(), "paid", pay(), "paid", effects=bank.effects(pay=refund))
-    agent.run("pay Ann")
-    retry = agent.rollback("main#1")
-    assert bank.ledger == []
-    retry.run("pay Ann")
-    assert len(bank.ledger) == 1
-    assert [call.kind for call in retry.tool_track()] == ["call"]
 
 
 def test_a_fence_can_refuse_or_be_switched_off(repo, bank):
@@ -245,7 +234,6 @@ def test_only_one_of_several_concurrent_processes_pays(repo, bank, tmp_path):
 
 
 def test_an_answer_that_cannot_be_rebuilt_is_refused(repo):
-    """A command with custom objects cannot be rebuilt, so the call is neither answered nor made."""
     sent = []
 
     class Own:

@@ -70,7 +70,6 @@ def test_declining_returns_to_the_branch_before_all_questions(app, world):
 
 
 def test_a_new_message_instead_of_an_answer_cancels(app, world):
-    """A new message while the question waits continues where the thread was."""
     first, _ = run(app, "hello", "charge 5")
     app.invoke(said("add a"), first)
     run(app, "add b")
@@ -79,7 +78,6 @@ def test_a_new_message_instead_of_an_answer_cancels(app, world):
 
 
 def test_private_settings_of_a_client_have_no_effect(app, world):
-    """A client can neither replace the saver nor answer the question by LangGraph's private keys."""
     old, _ = run(app, "hello", "charge 5")
     foreign = InMemorySaver()
     app.invoke(said("look"), {"configurable": {"thread_id": "t", "__pregel_checkpointer": foreign}})
@@ -134,7 +132,6 @@ def test_an_imported_question_cannot_be_answered(repo, app, world, tmp_path):
 
 
 def test_declining_does_not_run_a_failed_step_again(app, world):
-    """The run that failed before the question stays as it is, and its tool is not called again."""
     (old,) = run(app, "hello")
     with pytest.raises(RuntimeError, match="boom"):
         app.invoke(said("charge 5; fail boom"), THREAD)

@@ -21,7 +21,6 @@ from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_a_slow_save_does_not_move_a_checkpoint(durability, repo, world):
-    """A checkpoint requested by a tool has the position of its batch, however late LangGraph saves."""
     bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     replies = (call("add", item="1"), call("create_checkpoint", name="mine"), call("add", item="2"), "ok")
     graph = tool_node_graph(scripted(*replies), [*world.tools(), *bound.checkpoint_tools()])
@@ -110,7 +109,6 @@ def test_a_wrapped_agent_inside_another_graph_keeps_its_conversation(repo, world
 
 
 async def test_a_wrapped_agent_streams_inside_another_graph(repo, world):
-    """An agent records a turn streamed with astream inside a node, and one streamed with stream afterwards."""
     inner = repo.wrap(tool_node_graph(scripted("one", "two", "three"), []), "inner")
 
     async def ask(state, config):
@@ -257,7 +255,6 @@ async def test_a_turn_waits_for_an_abandoned_stream_to_close(repo):
 
 
 def test_a_config_of_the_current_state_is_accepted(repo):
-    """Configs returned by update_state and get_state can be passed back, as on the graph."""
     agent = repo.wrap(tool_node_graph(scripted("hello", "again"), []), "s")
     agent.run("hi")
     config = agent.update_state(None, {"messages": [("user", "more")]}, as_node="__start__")
@@ -326,7 +323,6 @@ def test_a_running_agent_stays_on_its_branch(repo, world):
 
 
 def test_an_invocation_has_one_position_everywhere(repo, world):
-    """Plan, undo and track agree on a call's position, whichever call finishes first."""
     seen = []
     slow = threading.Event()
 
@@ -353,7 +349,6 @@ def test_an_invocation_has_one_position_everywhere(repo, world):
 
 
 def test_a_rollback_blocked_after_its_request_keeps_the_answer(repo, world):
-    """If an irreversible call of the same batch blocks the rollback, the turn's answer is still returned."""
     bound = repo.wrap(tool_node_graph(scripted("hi"), []), "s")
     replies = ("hello", calls(call("rollback_to_checkpoint", checkpoint="main#2"), call("send", text="x")), "done")
     graph = tool_node_graph(scripted(*replies), [*world.tools(), *bound.checkpoint_tools()])

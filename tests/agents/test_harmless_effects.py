@@ -10,7 +10,7 @@ from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.config import get_config
 from langgraph.graph import MessagesState
 from langgraph.types import Command, RetryPolicy, interrupt
-from scripted import World, call, calls, say, scripted, tool_node_graph
+from scripted import call, calls, say, scripted, tool_node_graph
 
 from agentgit import InvalidInput, RollbackBlocked, Workspace, effect
 
@@ -64,42 +64,29 @@ def test_a_state_call_is_taken_back_without_a_line(repo):
 
 
 @pytest.mark.parametrize("effects", [NOTES, NOTES | {"deliver": "idempotent"}])
-def test_a_state_call_runs_again_with_its_task(repo, effects):
-    """If a batch is resumed, a `state` call without a command runs again, because its writes were lost."""
-    world = World()
+@pytest.mark.parametrize("why", ["resumed", "retried"])
+def test_a_state_call_without_a_command_runs_again_with_its_task(repo, world, effects, why):
+    """Because its writes were lost."""
+    fails = [ConnectionError("not yet")] if why == "retried" else []
 
     @tool
     def deliver(item: str) -> str:
-        """Deliver, if a person agrees."""
-        world.items.append(f"{item} for {interrupt('for whom?')}")
-        return "delivered"
-
-    batch = calls(call("jot", text="a"), call("note", text="b"), call("deliver", item="chair"))
-    agent = repo.wrap(notes_graph(scripted(batch, "done"), deliver), "s", effects=effects)
-    before = agent.checkpoint("before")
-    agent.invoke(say())
-    agent.invoke(Command(resume="Ann"))
-    assert sorted(agent.state["notes"]) == ["a", "b"]
-    assert world.items == ["chair for Ann"]
-    kept = {item.invocation.tool_name for item in agent.rollback(before).report.kept}
-    assert kept == {"deliver"}
-
-
-def test_a_state_call_runs_again_when_its_node_is_retried(repo):
-    fails = [True]
-
-    @tool
-    def deliver(item: str) -> str:
-        """Deliver, the second time."""
-        if fails and fails.pop():
-            raise ConnectionError("not yet")
+        """Deliver, if a person agrees or the second time."""
+        if fails:
+            raise fails.pop()
+        world.items.append(f"{item} for {interrupt('for whom?') if why == 'resumed' else 'Ann'}")
         return "delivered"
 
     batch = calls(call("jot", text="a"), call("note", text="b"), call("deliver", item="chair"))
     graph = notes_graph(scripted(batch, "done"), deliver, retry=RetryPolicy(initial_interval=0.01))
-    agent = repo.wrap(graph, "s", effects=NOTES)
+    agent = repo.wrap(graph, "s", effects=effects)
+    before = agent.checkpoint("before")
     agent.invoke(say())
+    if why == "resumed":
+        agent.invoke(Command(resume="Ann"))
     assert sorted(agent.state["notes"]) == ["a", "b"]
+    assert world.items == ["chair for Ann"]
+    assert {item.invocation.tool_name for item in agent.rollback(before).report.kept} == {"deliver"}
 
 
 def test_replay_execute_answers_state_and_workspace_calls_from_the_record(repo, desk):
@@ -120,14 +107,13 @@ def test_replay_execute_answers_state_and_workspace_calls_from_the_record(repo, 
     assert [one.tool_name for one in again.tool_track()] == ["note", "write_file", "add"]
 
 
-def test_a_nested_effect_is_not_hidden_by_the_state_call_around_it(repo):
-    world = World()
-    charge = world.tool("send")
+def test_a_nested_effect_is_not_hidden_by_the_state_call_around_it(repo, world):
+    send = world.tool("send")
 
     @tool
     def plan_and_send(text: str, call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
         """Send, and note it."""
-        charge.invoke({"text": text})
+        send.invoke({"text": text})
         return Command(update={"notes": [text], "messages": [ToolMessage("sent", tool_call_id=call_id)]})
 
     graph = notes_graph(scripted(call("plan_and_send", text="hi"), "done"), plan_and_send)
@@ -155,7 +141,6 @@ def written(repo, desk: Desk, *orders: str, effects: Any = FILES, **options: Any
 
 
 def test_a_workspace_call_goes_with_its_files(repo, desk):
-    """A rollback that restores the files lists the files, and not the `workspace` calls."""
     agent = written(repo, desk, "write a.txt hello", "write b.txt x; delete a.txt", workspace=desk.root)
     assert desk.files == {"b.txt": "x"}
     plan = agent.plan_rollback("before")
@@ -167,7 +152,6 @@ def test_a_workspace_call_goes_with_its_files(repo, desk):
 
 
 def test_kept_files_are_said_to_be_kept(repo, desk):
-    """With files=False, the calls whose files stay are listed with that reason, and only those."""
     agent = written(repo, desk, "write a.txt 1", workspace=desk.root)
     second = agent.rollback("before")  # a.txt is gone
     second.invoke(say("write b.txt 2"))

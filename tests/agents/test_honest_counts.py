@@ -47,7 +47,6 @@ def test_a_step_with_failing_calls_is_complete_after_rollback_and_retry(tmp_path
 
 @pytest.mark.long
 def test_calls_of_unknown_outcome_are_listed_in_the_plan(tmp_path):
-    """Without `verify` the outcome of a call that raised is unknown, and the plan lists every remaining effect."""
     world = World(0.3, seed=1)
     failing_steps.blind(world, 8, tmp_path)
     with agentgit.open(tmp_path / "agentgit.db") as repo:

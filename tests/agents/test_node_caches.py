@@ -213,7 +213,6 @@ def want_and_answer(agent, answer):
 
 
 def test_a_cache_file_serves_several_agents(repo, shop, tmp_path):
-    """An entry in a SQLite file answers an agent with a graph and a cache of its own."""
     path = str(tmp_path / "cache.db")
     for number in (1, 2):
         graph = two_nodes(shop, SqliteCache(path=path))

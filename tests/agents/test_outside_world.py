@@ -145,15 +145,6 @@ def test_the_model_is_informed_once_of_the_result_of_a_redone_call(left, world, 
     assert len(heard(again)) == 1
 
 
-def test_sync_ignore_is_recorded_as_a_switch(left, repo, world):
-    agent, _ = left
-    agent = agent.switch("main", sync="ignore")
-    agent.run("add sofa")
-    assert world.items == ["chair", "sofa"]
-    newest = repo.session("s").operations()[0]
-    assert (newest.kind, newest.status) == ("switch", "done")
-
-
 @pytest.mark.long
 def test_read_only_and_undeclared_tools_cause_no_divergence(repo, world):
     agent = wrapped(repo, world)

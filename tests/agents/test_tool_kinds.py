@@ -287,7 +287,6 @@ def test_a_nested_tool_call_is_not_made_twice_by_a_replay(replay, declared, repo
 
 @pytest.mark.parametrize("replay", ["redo", "execute"])
 def test_a_plan_blocks_the_replay_of_a_tool_that_asked_a_person(replay, repo, world):
-    """A call that asked a person blocks redo and execute, because nobody can answer outside a turn."""
     replies = (call("add", item="a"), call("add_if_approved", item="b"), "done")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
     agent.run("add them")

@@ -130,7 +130,6 @@ def test_a_transfer_of_money_is_no_handoff(repo, world):
 
 
 def test_a_namesake_in_a_subgraph_is_not_taken_for_the_known_tool(repo):
-    """Beside a known tool, another tool with its name in a subgraph is undeclared, and its call is listed."""
     world = World()
 
     @tool

@@ -667,7 +667,6 @@ def closed(invocation):
 
 @pytest.mark.parametrize(("precheck", "said"), [(blind, "KeyError: 'id'"), (closed, "NotFound: the shop is closed")])
 def test_an_error_of_a_precheck_is_in_plan_and_log(repo, caplog, precheck, said):
-    """The plan contains the error of a `precheck`, even an agentgit error, and the log its traceback."""
     agent = repo.wrap(ordering(LAMBDA)[0], "s", effects={"order": reversible(LAMBDA, precheck=precheck)})
     agent.run("a chair")
     assert f"its precheck raised {said}" in agent.plan_rollback("main#1").steps[0].why

@@ -43,7 +43,6 @@ def test_a_refusing_precheck_blocks_before_any_undo_runs(repo, world, said, told
 
 
 def test_resume_prechecks_effects_made_since_the_rollback(repo, world):
-    """Resume asks the precheck also for effects made since the rollback, before it reverses anything."""
     frozen = reversible(world.remove, precheck=lambda call: call.args["item"] != "lamp")
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(add=frozen))
     agent.run("add chair")
