@@ -357,7 +357,8 @@ def test_no_function_named_by_a_row_is_imported_or_called(attacked, status):
 
 @pytest.mark.parametrize("name", [one for one in HOSTILE if not one.startswith("test_trusted_functions:cancel@")])
 def test_a_row_that_differs_from_the_declared_function_is_refused(attacked, name):
-    agent = attacked.wrap(*(wrapping := ordering(cancel, verify=looked, precheck=looked))[:1], "s", effects=wrapping[1])
+    graph, effects = ordering(cancel, verify=looked, precheck=looked)
+    agent = attacked.wrap(graph, "s", effects=effects)
     write_rows(attacked, undo=name, verify=name, precheck=name)
     (step,) = agent.plan_rollback("main#1").steps
     assert step.action == "block"
@@ -376,7 +377,8 @@ def looked(invocation):
 
 
 def test_resume_uses_only_functions_declared_in_its_process(repo, evil):
-    agent = repo.wrap(*(wrapping := ordering(LAMBDA))[:1], "s", effects={"order": reversible(refusing)})
+    graph, effects = ordering(LAMBDA)
+    agent = repo.wrap(graph, "s", effects={"order": reversible(refusing)})
     agent.run("a chair")
     with pytest.raises(RollbackIncomplete) as stopped:
         agent.rollback("main#1")
@@ -384,7 +386,7 @@ def test_resume_uses_only_functions_declared_in_its_process(repo, evil):
     with reopened(repo) as later:
         with pytest.raises(RollbackIncomplete, match="evil:undo is not declared here"):
             later.resume(stopped.value.operation)
-        later.wrap(wrapping[0], "s", effects=wrapping[1])
+        later.wrap(graph, "s", effects=effects)
         with pytest.raises(RollbackIncomplete, match=rf"{__name__}:<lambda> is declared here"):
             later.resume(stopped.value.operation)
     assert (RAN, "evil" in sys.modules) == ([], False)
@@ -491,8 +493,12 @@ def shop(repo, tmp_path, monkeypatch):
     sys.modules.pop("shop_of_trust", None)
 
 
-def test_a_trusted_module_is_imported_once_at_open(repo, shop):
-    with reopened(repo, trust=["shop_of_trust"]) as later:
+DECLARED_BY_PATH = {"order": reversible("shop_of_trust:cancel", verify="no_such_shop:look")}
+
+
+@pytest.mark.parametrize("how", [{"trust": ["shop_of_trust"]}, {"effects": DECLARED_BY_PATH}], ids=["trust", "effects"])
+def test_a_trusted_or_declared_module_is_imported_once_at_open(repo, shop, how):
+    with reopened(repo, **how) as later:
         assert RAN == ["imported shop_of_trust"]
         known = set(sys.modules)
         assert later.session("s").plan_rollback("main#1").is_admissible
@@ -583,14 +589,6 @@ def test_a_script_that_trusts_itself_is_not_imported_again(repo, shop, monkeypat
     monkeypatch.setenv("AGENTGIT_TRUST", "shop_of_trust")
     found = runpy.run_path(str(shop / "shop_of_trust.py"), run_name="__main__")
     assert (found["plan"].is_admissible, RAN) == (True, ["imported __main__"])
-
-
-def test_functions_declared_by_path_are_imported_at_open(repo, shop):
-    effects = {"order": reversible("shop_of_trust:cancel", verify="no_such_shop:look")}
-    with reopened(repo, effects=effects) as later:
-        assert RAN == ["imported shop_of_trust"]
-        later.session("s").rollback("main#1")
-    assert LEDGER == []
 
 
 def test_two_trusted_modules_may_declare_the_same_tool_name(repo, shop):
