@@ -18,7 +18,7 @@ from langchain_core.tools import BaseTool, StructuredTool, tool
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
-from scripted import agent_graph, call, node_graph, say, scripted, tool_node_graph
+from scripted import call, node_graph, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import AgentGitError, Fenced, InvalidInput, effect, reversible
@@ -420,28 +420,3 @@ def test_a_wrapped_agent_inside_another_agents_turn_is_refused(repo, bank, where
     agent.invoke(say())
     assert [one.tool_name for one in agent.tool_track() if one.effect == "irreversible"] == ["pay"]
     assert not agent.plan_rollback("main#1").is_admissible
-
-
-def test_a_tool_that_asks_twice_records_how_often_it_started(repo):
-    """LangGraph runs the tool's body again for each answer."""
-    done: list[str] = []
-
-    @tool
-    def order(item: str) -> str:
-        """Ask, order, ask again."""
-        interrupt("order?")
-        done.append(item)
-        return str(interrupt("right?"))
-
-    agent = repo.wrap(agent_graph(scripted(call("order", item="chair"), "ok"), [order]), "s",
-                      effects={"order": reversible(lambda args, result: done.pop())})  # fmt: skip
-    start = agent.checkpoint("start")
-    agent.invoke(say())
-    agent.invoke(Command(resume="yes"))
-    assert [one.runs for one in agent.tool_track()] == [2]
-    agent.invoke(Command(resume="yes"))
-    assert done == ["chair", "chair"]
-    (made,) = agent.tool_track()
-    assert made.runs == 3
-    assert "started 3 times" in str(agent.plan_rollback(start))
-    assert "started 3 times" in agent.tool_track()._repr_html_()

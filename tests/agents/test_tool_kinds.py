@@ -27,16 +27,6 @@ def begun(repo, world, graph, **more):
 
 
 @pytest.mark.parametrize("kind", DIRECT)
-async def test_effects_of_async_tools_are_reversed(kind, repo, world):
-    replies = (calls(call("add_later", item="a"), call("add_later", item="b")), "ok")
-    agent = repo.wrap(GRAPHS[kind](scripted(*replies), world.tools()), "s", effects=world.effects())
-    await agent.ainvoke(say())
-    assert sorted(world.items) == ["a", "b"]
-    await agent.arollback("main#1")
-    assert world.items == []
-
-
-@pytest.mark.parametrize("kind", DIRECT)
 def test_a_tool_that_streams_and_returns_a_command_is_one_call_and_is_reversed(kind, repo, world):
     @tool
     def order(item: str, tool_call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
@@ -139,7 +129,9 @@ def test_an_effect_before_an_interrupt_in_a_tool_is_not_reversed(kind, repo, wor
     agent.invoke(say())
     assert [c.status for c in agent.tool_track()] == ["paused"]
     agent.invoke(Command(resume="yes"))
-    assert [c.status for c in agent.tool_track()] == ["done"]
+    assert [(c.status, c.runs) for c in agent.tool_track()] == [("done", 2)]
+    assert "started 2 times" in str(agent.plan_rollback("before"))
+    assert "started 2 times" in agent.tool_track()._repr_html_()
     agent.rollback("before")
     assert world.items == ["a"]
 
