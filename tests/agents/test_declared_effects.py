@@ -157,12 +157,9 @@ def test_two_different_tools_of_one_name_are_refused(repo):
         """Send."""
         return to
 
-    inner = tool_node_graph(scripted("ok"), [two])
-    builder = StateGraph(MessagesState)
-    builder.add_node("first", tool_node_graph(scripted("ok"), [one]))
-    builder.add_node("second", inner)
-    builder.add_edge(START, "first")
-    builder.add_edge("first", "second")
+    first, second = (tool_node_graph(scripted("ok"), [made]) for made in (one, two))
+    builder = StateGraph(MessagesState).add_node("first", first).add_node("second", second)
+    builder.add_edge(START, "first").add_edge("first", "second")
     with pytest.raises(InvalidInput, match="several tools called send"):
         repo.wrap(builder.compile(), "s")
     agent = repo.wrap(builder.compile(), "s", effects={"send": "irreversible"})

@@ -2,16 +2,14 @@
 
 import pytest
 from langchain_core.messages import HumanMessage
-from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_config, get_store
 from langgraph.types import Command, interrupt
-from scripted import call, calls, node_graph, obedient, tool_node_graph
+from scripted import call, node_graph, obedient, scripted, tool_node_graph
 from served import THREAD, contents, is_asked, run, said
 
 import agentgit
 from agentgit import InvalidInput, compensable
-from agentgit.demo import ScriptedModel
 
 YES, NO = Command(resume=True), Command(resume=False)
 
@@ -32,31 +30,19 @@ def test_an_answer_that_comes_with_the_run_answers_nothing(app, world):
     assert (world.charges, world.items) == ([5], [])
 
 
-def test_consent_does_not_answer_the_question_of_a_tool(repo):
-    paid = []
-
-    @tool
-    def pay(amount: int) -> str:
-        """Pay if a person says yes."""
-        answer = interrupt("pay?")
-        paid.append(amount)
-        return f"paid: {answer}"
-
-    model = ScriptedModel(
-        rule=lambda messages: calls(call("pay", amount=5)) if messages[-1].type == "human" else calls(text="done")
-    )
-    app = repo.graph(
-        tool_node_graph(model, [pay]), effects={"pay": compensable(lambda args, result: paid.remove(args["amount"]))}
-    )
-    app.invoke(said("pay"), THREAD)
+def test_consent_does_not_answer_the_question_of_a_tool(repo, world):
+    model = scripted(call("add_if_approved", item="x"), "done")
+    effects = world.effects(add_if_approved=compensable(world.remove))
+    app = repo.graph(tool_node_graph(model, world.tools()), effects=effects)
+    app.invoke(said("add it"), THREAD)
     app.invoke(Command(resume="yes"), THREAD)
     before_tools = [one.config for one in app.get_state_history(THREAD) if one.next == ("tools",)]
     assert is_asked(app.invoke(None, before_tools[-1]))
-    assert app.invoke(YES, THREAD)["__interrupt__"][0].value == "pay?"
-    assert paid == []
-    app.invoke(Command(resume="again"), THREAD)
-    assert contents(app.get_state(THREAD).values)[-2] == "paid: again"
-    assert paid == [5]
+    assert app.invoke(YES, THREAD)["__interrupt__"][0].value == {"add": "x"}
+    assert world.items == []
+    app.invoke(Command(resume="no"), THREAD)
+    assert contents(app.get_state(THREAD).values)[-2] == "not approved"
+    assert world.items == []
 
 
 def test_declining_returns_to_the_branch_before_all_questions(app, world):

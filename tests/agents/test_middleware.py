@@ -418,16 +418,10 @@ def test_a_turn_that_a_middleware_stops_has_no_title(repo):
     assert "example" not in str(agent.tree())
 
 
-def test_a_title_is_redacted_before_a_person_answers(repo):
-    @tool
-    def send(to: str) -> str:
-        """Send a letter."""
-        return str(interrupt(f"Send it to {to}?"))
-
-    model = scripted(call("send", to="eve"), "done")
-    agent = repo.wrap(
-        create_agent(model, [send], middleware=[PIIMiddleware("email")]), "s", effects={"send": "irreversible"}
-    )
+def test_a_title_is_redacted_before_a_person_answers(repo, world):
+    model = scripted(call("add_if_approved", item="letter"), "done")
+    graph = create_agent(model, [world.tool("add_if_approved")], middleware=[PIIMiddleware("email")])
+    agent = repo.wrap(graph, "s", effects={"add_if_approved": "irreversible"})
     agent.run("write to eve@example.com")
     assert descriptions(agent) == ["write to [REDACTED_EMAIL]"]
     agent.invoke(Command(resume="yes"))
