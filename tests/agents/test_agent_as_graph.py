@@ -144,8 +144,11 @@ class TestVersion3:
             next(iter(run))
         assert agent.invoke(said("hello"))["messages"][-1].content
 
-    async def test_a_transformer_that_fails_ends_the_turn(self, agent):
-        """The reader gets its error, sync and async, and the next turn can run."""
+    async def test_an_error_of_a_tool_or_a_transformer_ends_the_turn(self, agent):
+        """The reader gets the error, sync and async, and the next turn can run."""
+        with pytest.raises(RuntimeError, match="because"):
+            _ = agent.stream_events(said("fail because"), version="v3").output
+        assert agent.branch.status == "open"
         with pytest.raises(ValueError, match="this transformer fails"):
             _ = agent.stream_events(said("add chair"), version="v3", transformers=[Failing]).output
         assert agent.run("hello")
@@ -177,12 +180,6 @@ class TestVersion3:
         assert [output for _, output in seen] == ["done"]
         assert len(seen[0][0]) == 2
 
-    def test_an_error_of_a_turn_reaches_the_reader(self, agent):
-        run = agent.stream_events(said("fail because"), version="v3")
-        with pytest.raises(Exception, match="because"):
-            _ = run.output
-        assert agent.branch.status == "open"
-
 
 def test_with_config_sets_the_config_of_each_turn(repo, world):
     """Also after a rollback; the other agent stays as it was, and no config moves the turns of an agent."""
@@ -198,8 +195,11 @@ def test_with_config_sets_the_config_of_each_turn(repo, world):
     tagged = first.with_config({"tags": ["a"]})
     tagged.run("hello")
     tagged.invoke(said("hello"), {"tags": ["b"]})
+    for one in (first, first.with_config(tags=["b"]), tagged):  # they take turns on one branch
+        one.run("hello")
+    assert len(first.history()) == 2 * 5
     tagged.undo().run("hello")
-    assert seen == [["a"], ["a", "b"], ["a"]]
+    assert seen == [["a"], ["a", "b"], [], ["b"], ["a"], ["a"]]
     assert tagged.config["tags"] == ["a"]
     assert first.config is None
     with pytest.raises(InvalidInput, match="own thread"):
@@ -207,16 +207,6 @@ def test_with_config_sets_the_config_of_each_turn(repo, world):
     for place in ({"checkpoint_id": "1f"}, {"checkpoint_ns": "agent"}, {"checkpoint_map": {}}):
         with pytest.raises(InvalidInput, match="head"):
             first.with_config({"configurable": place})
-
-
-def test_agents_with_a_config_take_turns_on_the_branch(agent):
-    for number in range(3):
-        agent.with_config({"tags": [str(number)]}).run("hello")
-    agent.run("hello")
-    first, second = agent.with_config(tags=["a"]), agent.with_config(tags=["b"])
-    for one in (first, second, first, agent):
-        one.run("hello")
-    assert len(agent.history()) == 2 * 8
 
 
 def edit(agent, item):

@@ -133,25 +133,20 @@ def test_state_and_history_are_those_of_the_graph(app, plain):
     assert [one.config for one in app.get_state_history(THREAD, limit=2)] == [one.config for one in history[:2]]
 
 
-def test_a_thread_is_a_session(repo, app):
-    """The first run of a thread creates its session, and renaming the session does not move the thread."""
-    run(app, "add chair")
+def test_a_thread_is_a_session(repo, app, world):
+    """An agent or the first run of a thread creates its session; renaming the session does not move the thread."""
+    repo.wrap(tool_node_graph(obedient(), world.tools()), "t", effects=world.effects()).invoke(said("add chair"))
     session = repo.session("t")
     history = session.get_checkpoint("HEAD").conversation_history
     assert contents(app.get_state(THREAD).values) == [message["content"] for message in history]
     session.rename("renamed")
-    run(app, "look")
+    run(app, "add table")
+    assert world.items == ["chair", "table"]
     assert [one.session_name for one in repo.sessions()] == ["renamed"]
+    assert len(session.tool_track()) == 2
     other = repo.wrap(tool_node_graph(obedient(), World().tools()), "t", check_effects=False)
     other.invoke(said("hello"))
     assert len(app.get_state(THREAD).values["messages"]) == 8
-
-
-def test_a_session_that_was_wrapped_is_a_thread(repo, app, world):
-    repo.wrap(tool_node_graph(obedient(), world.tools()), "t", effects=world.effects()).invoke(said("add chair"))
-    run(app, "add table")
-    assert world.items == ["chair", "table"]
-    assert len(repo.session("t").tool_track()) == 2
 
 
 def test_nodes_get_the_thread_and_the_store_of_the_host(repo):

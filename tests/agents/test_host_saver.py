@@ -59,24 +59,18 @@ def test_the_saver_reads_what_the_graph_reads(app, saver):
 
 
 def test_a_cancelled_run_is_rolled_back(app, saver, world, repo):
-    """The run is undone on a new branch, the old branch stays, and doing it again changes nothing."""
+    """The run is undone on a new branch; doing it again changes nothing. The first run leaves an empty thread."""
+    saver.delete_for_runs([cancelled_run(app, "add chair")])
+    assert (world.items, app.get_state(THREAD).values) == ([], {})
     run(app, "add chair")
-    id = cancelled_run(app, "add table")
+    id, branches = cancelled_run(app, "add table"), len(repo.session("t").branches())
     for _ in range(2):
         saver.delete_for_runs([id])
         assert world.items == ["chair"]
-        assert len(repo.session("t").branches()) == 2
+        assert len(repo.session("t").branches()) == branches + 1
     assert contents(app.get_state(THREAD).values)[0] == "add chair"
     run(app, "add lamp")
     assert world.items == ["chair", "lamp"]
-
-
-def test_the_first_run_leaves_an_empty_thread(app, saver, world):
-    saver.delete_for_runs([cancelled_run(app, "add chair")])
-    assert world.items == []
-    assert app.get_state(THREAD).values == {}
-    run(app, "add lamp")
-    assert world.items == ["lamp"]
 
 
 def test_what_has_ended_stays(app, saver, world, repo):
@@ -133,16 +127,15 @@ def test_an_answer_is_taken_back_and_the_question_is_open_again(repo, saver, wor
     assert world.items == ["chair"]
 
 
-def test_files_that_others_have_changed_stay_and_the_report_says_why(repo, tmp_path):
+def test_files_that_others_have_changed_stay_and_the_report_says_why(repo, saver, world, tmp_path):
     """The effects of tools are still reversed, and an undo that raises stops nothing."""
-    world = World()
     graph = tool_node_graph(obedient(), world.tools())
     app = repo.graph(graph, effects=world.effects(note="workspace"), workspace=tmp_path / "files")
     run(app, "add chair")
     id = cancelled_run(app, "add table; note draft; add lamp")
     (tmp_path / "files" / "theirs").write_text("keep me")
     world.broken.add("table")
-    repo.saver().delete_for_runs([id])
+    saver.delete_for_runs([id])
     assert world.items == ["chair", "table"]
     report = repo.session("t").operations()[0].report
     kept = {one["reason"] for one in report["kept"]}
@@ -151,43 +144,31 @@ def test_files_that_others_have_changed_stay_and_the_report_says_why(repo, tmp_p
     assert (tmp_path / "files" / "theirs").read_text() == "keep me"
 
 
-def test_waiting_for_a_run_holds_no_thread_of_the_loop(repo):
+async def test_waiting_for_a_run_holds_no_thread_of_the_loop(repo, app, saver):
     """With one thread in the executor of the loop, a thread is deleted as soon as its run has ended."""
-    world = World()
-    app, saver = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects()), repo.saver()
-
-    async def host():
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        running = asyncio.create_task(app.ainvoke(said("add_later chair"), THREAD))
-        while not repo.sessions():
-            await asyncio.sleep(0.01)
-        await asyncio.gather(saver.adelete_thread("t"), running, return_exceptions=True)
-
-    asyncio.run(host())
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    running = asyncio.create_task(app.ainvoke(said("add_later chair"), THREAD))
+    while not repo.sessions():
+        await asyncio.sleep(0.01)
+    await asyncio.gather(saver.adelete_thread("t"), running, return_exceptions=True)
     assert repo.sessions() == []
 
 
-def test_undo_functions_of_coroutines_run_on_the_hosts_loop(repo):
-    world, loops = World(), []
+async def test_undo_functions_of_coroutines_run_on_the_hosts_loop(repo, saver, world):
+    loops, id = [], str(uuid.uuid4())
 
     async def remove(args, result):
         loops.append(asyncio.get_running_loop())
         world.items.remove(args["item"])
 
     app = repo.graph(tool_node_graph(obedient(), [world.tool("add")]), effects={"add": agentgit.reversible(remove)})
-
-    async def host():
-        id = str(uuid.uuid4())
-        chunks = app.astream(said("add chair"), {**THREAD, "metadata": {"run_id": id}}, stream_mode="updates")
-        async for chunk in chunks:
-            if "tools" in chunk:
-                break
-        await chunks.aclose()
-        await asyncio.gather(*(repo.saver().adelete_for_runs([id]) for _ in range(3)))
-        return asyncio.get_running_loop()
-
-    assert asyncio.run(host()) in loops
-    assert (len(loops), world.items) == (1, [])
+    chunks = app.astream(said("add chair"), {**THREAD, "metadata": {"run_id": id}}, stream_mode="updates")
+    async for chunk in chunks:
+        if "tools" in chunk:
+            break
+    await chunks.aclose()
+    await asyncio.gather(*(saver.adelete_for_runs([id]) for _ in range(3)))
+    assert (loops, world.items) == ([asyncio.get_running_loop()], [])
 
 
 def test_a_copied_thread_has_a_world_of_its_own(app, saver, world):

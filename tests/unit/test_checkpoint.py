@@ -132,16 +132,13 @@ def test_a_checkpoint_is_a_deep_copy_of_the_session():
 
 
 def test_the_summary_has_name_kind_time_and_counts():
+    """The representation has the word of the log: `named`, `before`, `after`."""
     made = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     named = Checkpoint(checkpoint_name="pay", created_at=made, conversation_history=[{}, {}], tool_invocations=[{}])
     assert named.get_summary() == "pay (Manual) - 2026-01-02 03:04:05 - 2 messages, 1 tool call"
     assert Checkpoint(is_auto=True).get_summary() == "Unnamed (Auto) - no time - 0 messages, 0 tool calls"
-
-
-def test_the_representation_of_a_checkpoint_has_the_word_of_the_log():
-    assert "pay (named)" in repr(Checkpoint(checkpoint_name="pay"))
+    assert "pay (named)" in repr(named)
     assert "Unnamed (before)" in repr(Checkpoint(is_auto=True, metadata={"kind": "before"}))
-    assert "Unnamed (auto)" in repr(Checkpoint(is_auto=True))
 
 
 def test_the_tool_track_position_is_read_from_metadata():

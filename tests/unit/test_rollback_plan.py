@@ -61,31 +61,10 @@ def test_effect_and_status_decide_the_action_of_a_step(recorded, action):
     assert all(step.why for step in steps)
 
 
-def test_steps_keep_the_order_of_the_world_log():
-    plan = decide(call(3, "reversible"), call(2, "undeclared"), call(1, "compensable"))
-    assert [step.invocation.id for step in plan.steps] == [3, 2, 1]
-    assert [step.invocation.id for step in plan.reversals] == [3, 1]
-    assert plan.is_admissible
-
-
 def test_a_missing_undo_function_blocks_the_plan_with_a_reason():
     plan = decide(call(1, "reversible"), missing="wrap the graph with effects=")
     assert not plan.is_admissible
     assert plan.blockers[0].why == "wrap the graph with effects="
-
-
-def test_force_keeps_the_blockers_and_reverses_the_rest():
-    plan = decide(call(2, "irreversible"), call(1, "reversible")).forced()
-    assert plan.is_admissible
-    assert plan.kept[0].why.startswith("forced: ")
-    assert len(plan.reversals) == 1
-
-
-def test_the_modes_keep_and_require_clean_reverse_nothing():
-    kept = decide(call(2, "irreversible"), call(1, "reversible"), tools="keep")
-    assert [s.action for s in kept.steps] == ["keep", "keep"]
-    clean = decide(call(1, "reversible"), tools="require_clean")
-    assert not clean.is_admissible
 
 
 def test_the_mode_reversible_keeps_what_needs_consent():
@@ -99,14 +78,3 @@ def test_the_mode_reversible_keeps_what_needs_consent():
     )
     assert [step.action for step in plan.steps] == ["keep", "keep", "reverse", "keep"]
     assert plan.is_admissible
-
-
-def test_a_plan_reads_as_text_and_as_data():
-    plan = decide(call(1, "reversible", args={"n": 2}))
-    assert str(plan) == (
-        "Rollback to main#1: a new branch that begins with 0 tool calls.\n"
-        "  reverse  tool1(n=2)  reversible  its undo reverses it\n"
-        "1 will be reversed; no blockers."
-    )  # fmt: skip
-    assert plan.to_dict()["steps"][0]["invocation"]["args"] == {"n": 2}
-    assert "nothing to reverse" in str(decide())
