@@ -29,7 +29,6 @@ class Folder:
         return self.shelf.items()
 
     def play(self, *wanted) -> None:
-        """Make the calls in session `s`, one in each turn."""
         replies = [reply for one in wanted for reply in (one, "ok")]
         with agentgit.open(self.path / "agentgit.db") as repo:
             tools = [self.shelf.put, self.shelf.shout, self.shelf.drop]

@@ -38,7 +38,6 @@ def shop(tmp_path: Path) -> str:
 
 @pytest.fixture
 def clerk(shop: str) -> Any:
-    """Build the demo's agent with a checkpointer in memory."""
     return demo.build(shop).copy({"checkpointer": InMemorySaver()})
 
 

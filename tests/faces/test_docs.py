@@ -186,7 +186,6 @@ def test_every_table_notebook_and_subject_of_the_benchmarks_is_documented():
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Build the site as `make docs` does, and return its folder."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.long
 
 
 def run(folder, *command):
-    """Run a command in a folder as a user would, and return what it prints."""
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "COLUMNS": "200"}
     environment.pop("MODEL", None)
     result = subprocess.run(  # noqa: S603  # our own commands

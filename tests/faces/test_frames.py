@@ -73,7 +73,7 @@ async def test_a_log_is_read_for_a_frame_without_blocking_the_event_loop(repo):
     assert (await session.log().ato_frame()).empty
 
 
-def test_a_frame_holds_any_text_and_number(agent):
+def test_a_frame_holds_any_text_and_number_and_loads_no_states():
     hostile = "\ud800<script>\x00\u202e"
     call = ToolInvocation(
         id=2**53 - 1, internal_session_id=1, position=0, tool_name=hostile, args={hostile: 2**70}, replay_of=2**53 - 2
@@ -85,9 +85,6 @@ def test_a_frame_holds_any_text_and_number(agent):
     points = Checkpoints([Checkpoint(created_at=datetime(2026, 1, 2, tzinfo=UTC)), Checkpoint()]).to_frame()
     assert points["created_at"][0] == pandas.Timestamp("2026-01-02", tz="UTC")
     assert points["created_at"].isna().tolist() == [False, True]
-
-
-def test_a_frame_loads_no_states():
 
     def damaged():
         raise Corrupt("the state is damaged")

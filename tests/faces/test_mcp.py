@@ -107,7 +107,6 @@ async def test_annotations_mark_read_only_and_destructive_tools_and_instructions
 
 
 async def test_the_tool_table_in_the_docs_matches_the_annotations(repo):
-    """The table in docs/mcp.md lists each tool once, and its column on undo functions matches openWorldHint."""
     rows = re.findall(r"^\| (`.*?) \| .* \| (.*?) \|$", (ROOT / "docs/mcp.md").read_text(), flags=re.M)
     told = [(name, acts != "nothing") for names, acts in rows for name in re.findall("`(.*?)`", names)]
     known = {name: tool.annotations.openWorldHint for name, tool in (await offered(repo)).items()}

@@ -141,7 +141,6 @@ def test_the_first_notebook_is_drawn_where_it_lies(browser, tmp_path):
 
 @pytest.mark.long
 def test_the_notebook_for_prompts_runs_in_marimo(tmp_path):
-    """Marimo converts the notebook without magics, runs it from top to bottom, and shows the same results."""
     marimo = [sys.executable, "-m", "marimo"]
     path = FOLDER / "06-ab-prompts.ipynb"
     for command in (["convert", str(path), "-o", "ab.py"], ["export", "html", "ab.py", "-o", "ab.html"]):

@@ -21,7 +21,6 @@ __all__ = ["ada", "repo", "told"]  # the fixtures
 
 
 def images(page: str) -> list[str]:
-    """Return the addresses of the images of the messages on a page."""
     return [html.unescape(source) for source in re.findall(r'<img src="([^"]*/image[^"]*)"', page)]
 
 

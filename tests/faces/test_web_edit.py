@@ -24,7 +24,6 @@ __all__ = ["ada", "repo", "told"]  # the fixtures
 
 
 def wait_for_turns() -> None:
-    """Wait for the turns that pages have begun."""
     for thread in threading.enumerate():
         if thread.name == "agentgit-page-turn":
             thread.join()

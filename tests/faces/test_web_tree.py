@@ -20,7 +20,6 @@ __all__ = ["browser", "pages"]  # the fixtures
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    """Serve two sessions of many branches too."""
     additions = (lambda repo: wide(repo, 60), lambda repo: deep(repo, 25))
     with site_with(tmp_path_factory.mktemp("site"), *additions) as made:
         made.client = TestClient(made.app, cookies={"agentgit-80": made.credential})
