@@ -56,7 +56,6 @@ def _revision(where):
 
 @pytest.mark.long
 def test_up_down_and_what_is_current(alembic, empty):
-    """Upgrade, current, history, downgrade and upgrade again do what Alembic does."""
     assert "0001 -> " not in alembic("history")
     assert "The first schema" in alembic("history")
     alembic("upgrade", "head")
@@ -73,7 +72,6 @@ def test_up_down_and_what_is_current(alembic, empty):
 
 @pytest.mark.long
 def test_autogenerate_finds_nothing_to_change(alembic, checkout):
-    """`check` and `revision --autogenerate` find no difference between the database and the models."""
     alembic("upgrade", "head")
     assert "No new upgrade operations detected" in alembic("check")
     alembic("revision", "--autogenerate", "-m", "x")
@@ -87,7 +85,6 @@ def test_autogenerate_finds_nothing_to_change(alembic, checkout):
 
 
 def test_autogenerate_finds_a_column_that_no_model_has(alembic, empty):
-    """`check` fails if the database has a column that the models do not have."""
     alembic("upgrade", "head")
     with closing(Database(empty)) as database:
         database.write(lambda connection: connection.exec_driver_sql("ALTER TABLE tag ADD COLUMN color TEXT"))
@@ -96,7 +93,6 @@ def test_autogenerate_finds_a_column_that_no_model_has(alembic, empty):
 
 @pytest.mark.long
 def test_a_revision_can_be_named(alembic, checkout):
-    """`--rev-id` names the new revision, which otherwise gets the next number."""
     alembic("upgrade", "head")
     alembic("revision", "--autogenerate", "-m", "named", "--rev-id", "0007")
     assert (checkout / "alembic" / "versions" / "0007_named.py").exists()
@@ -104,7 +100,6 @@ def test_a_revision_can_be_named(alembic, checkout):
 
 @pytest.mark.long
 def test_the_sql_of_an_upgrade_creates_the_schema(alembic, empty):
-    """`upgrade head --sql` prints a script that creates what the upgrade creates, and changes nothing itself."""
     script = alembic("upgrade", "head", "--sql")
     with closing(Database(empty)) as database:
         assert schema.current_revision(database) is None
@@ -123,7 +118,6 @@ def _without_transaction(script):
 
 @pytest.mark.long
 def test_a_database_can_be_named_on_the_command_line_or_in_an_own_ini(alembic, checkout, tmp_path):
-    """`-x db=` comes before the `sqlalchemy.url` of an own ini file, and that before the environment."""
     first, second = tmp_path / "first.db", tmp_path / "se%cond.db"
     alembic("-x", f"db={first}", "upgrade", "head")
     assert _revision(first) == "0001"

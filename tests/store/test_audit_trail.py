@@ -40,7 +40,6 @@ def kinds(repo, of=None, **how):
 
 
 def test_the_trail_records_events_in_order(repo, agent, world):
-    """Turns, calls, rollbacks, forks, switches, tags, retention and gc are recorded with user and details."""
     agent.run("add chair")
     agent.run("look")
     retry = agent.rollback("main#1")
@@ -67,7 +66,6 @@ def test_the_trail_records_events_in_order(repo, agent, world):
 
 
 def test_a_failed_transaction_records_no_event(repo, agent):
-    """An event is written in the transaction of its change, so a failed verb leaves no event."""
     agent.run("hello")
     before = repo.events.newest()
 
@@ -84,7 +82,6 @@ def test_a_failed_transaction_records_no_event(repo, agent):
 
 
 def test_a_stopped_and_resumed_rollback_is_recorded(repo, agent, world):
-    """A rollback that stops, a person's resolution and the resumption each have an event."""
     agent.run("add chair")
     world.broken.add("chair")
     with pytest.raises(RollbackIncomplete) as stopped:
@@ -99,7 +96,6 @@ def test_a_stopped_and_resumed_rollback_is_recorded(repo, agent, world):
 
 
 def test_a_waiting_or_failed_turn_is_recorded(repo, world):
-    """A turn that waits for an answer and a turn that raised each have an event."""
     model = scripted(call("add_if_approved", item="a"), call("fail", why="never"))
     agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
     agent.invoke({"messages": [("user", "one")]})
@@ -111,7 +107,6 @@ def test_a_waiting_or_failed_turn_is_recorded(repo, world):
 
 
 def test_a_deletion_event_lists_the_deleted_checkpoints(repo, agent):
-    """A checkpoint deleted by a person is recorded with its id, those deleted by retention with their count."""
     agent.checkpoint("x")
     agent.checkpoint("y")
     gone = repo.session().delete_checkpoint("x")
@@ -125,7 +120,6 @@ def test_a_deletion_event_lists_the_deleted_checkpoints(repo, agent):
 
 
 def test_the_database_refuses_changes_to_the_trail(repo, agent):
-    """No SQL statement of a database user updates, replaces or deletes an event."""
     agent.checkpoint("x")
     repo.maintenance.gc(shrink=False)  # an event of no session
     with backend.reading(repo) as connection:
@@ -146,7 +140,6 @@ def test_the_database_refuses_changes_to_the_trail(repo, agent):
 
 
 def test_events_go_only_with_their_session(repo, agent):
-    """A session deleted by plain SQL takes its events along, and those of other sessions stay."""
     repo.session("other", create=True)
     gone = repo.session("plain", create=True)
     branches = backend.table("internal_session")
@@ -157,8 +150,6 @@ def test_events_go_only_with_their_session(repo, agent):
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_temporary_table_hides_no_session_from_the_trigger(repo, agent):
-    """The trigger looks for the session of an event in its own schema, whatever temporary tables there are."""
-
     def work(connection):
         connection.execute(text("CREATE TEMPORARY TABLE external_session (tenant_id bigint, id bigint)"))
         connection.execute(delete(EVENT))
@@ -169,7 +160,6 @@ def test_a_temporary_table_hides_no_session_from_the_trigger(repo, agent):
 
 
 def test_an_event_whose_id_is_taken_is_stored_under_another(repo, monkeypatch):
-    """An event whose new id already exists is stored under another id, without an error."""
     one, other = (repo.session(name, create=True) for name in ("one", "other"))
     taken = repo.events.newest(session=one.id)[-1].id
     given = iter([taken])
@@ -182,7 +172,6 @@ def test_an_event_whose_id_is_taken_is_stored_under_another(repo, monkeypatch):
 
 
 def test_a_users_feed_shows_only_that_users_sessions(database):
-    """A user's feed has no events of other users' sessions, even if asked for by id."""
     with agentgit.open(database.url, user="ann") as hers, agentgit.open(database.url, user="bob") as his:
         session = hers.session("s", create=True)
         assert his.events.newest() == list(his.events.list()) == []
@@ -192,7 +181,6 @@ def test_a_users_feed_shows_only_that_users_sessions(database):
 
 
 def test_hostile_names_and_huge_details_are_stored_unchanged(repo):
-    """Control characters, NUL, lone surrogates and a very long list are read back unchanged."""
     name = "a\x00b\x1b[31m\udc80</script>\u202e"
     session = repo.session(name, create=True)
     huge = list(range(50_000))
@@ -207,7 +195,6 @@ def test_hostile_names_and_huge_details_are_stored_unchanged(repo):
 
 
 def test_an_imported_session_starts_a_new_trail(repo, agent, tmp_path):
-    """The trail of an imported session begins with the import event, which counts what was imported."""
     agent.run("add chair")
     repo.session("s").export(tmp_path / "s.jsonl")
     made = repo.import_(tmp_path / "s.jsonl", session="copy")
@@ -231,7 +218,6 @@ repo.session("never", create=True)
 
 @pytest.mark.long
 def test_a_process_killed_before_its_commit_leaves_no_event(database):
-    """After a kill between the event and the commit, neither the session nor its event exists."""
     url = database.url.render_as_string(hide_password=False)
     done = subprocess.run([sys.executable, "-c", KILLED, url], check=False)  # noqa: S603  # our own program
     with agentgit.open(database.url) as repo:
@@ -239,7 +225,6 @@ def test_a_process_killed_before_its_commit_leaves_no_event(database):
 
 
 def test_an_in_memory_database_has_an_audit_trail():
-    """An in-memory database records events too."""
     with agentgit.open(":memory:") as repo, closing(Database(":memory:")):
         repo.session("s", create=True)
         assert kinds(repo) == ["session.created"]

@@ -30,7 +30,6 @@ POOLER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin"
 
 
 def full(url):
-    """Return a URL as text with its password."""
     return url.render_as_string(hide_password=False)
 
 
@@ -66,7 +65,6 @@ def count(connection):
 
 
 def test_work_is_retried_if_its_connection_breaks_before_the_commit(server):
-    """Work whose connection breaks before the commit runs again on another one and is stored once."""
     runs = []
 
     def work(connection):
@@ -81,7 +79,6 @@ def test_work_is_retried_if_its_connection_breaks_before_the_commit(server):
 
 
 def test_a_second_broken_connection_raises_unavailable(server):
-    """If the connection of the retry breaks too, Unavailable is raised and nothing is stored."""
     runs = []
 
     def work(connection):
@@ -153,7 +150,6 @@ class Between:
 
 
 def test_a_commit_with_a_lost_answer_is_not_retried(server):
-    """If a commit's answer is lost, Unavailable says that the work may be stored, and it runs only once."""
     way = Between((server.url.host or "127.0.0.1", server.url.port or 5432), lambda: counted(server) == 1)
     runs = []
 
@@ -170,7 +166,6 @@ def test_a_commit_with_a_lost_answer_is_not_retried(server):
 
 @pytest.mark.parametrize("state", ["serializable", "deadlock", "lock timeout"])
 def test_a_conflicting_transaction_is_retried(server, state):
-    """A serialization failure, a deadlock and a lock timeout are retried."""
     raised = {"serializable": "40001", "deadlock": "40P01", "lock timeout": "55P03"}[state]
     runs = []
 
@@ -185,7 +180,6 @@ def test_a_conflicting_transaction_is_retried(server, state):
 
 
 def test_a_conflicting_transaction_fails_after_24_attempts(server, monkeypatch):
-    """A transaction that never serializes is tried 24 times in all, and then raises Unavailable."""
     monkeypatch.setattr(server, "_sleep", lambda seconds: None)
     runs = []
 
@@ -199,8 +193,6 @@ def test_a_conflicting_transaction_fails_after_24_attempts(server, monkeypatch):
 
 
 def test_a_statement_timeout_is_named_in_the_error(server):
-    """The error of a statement that exceeds statement_timeout names that setting."""
-
     def work(connection):
         connection.exec_driver_sql("SET LOCAL statement_timeout = 1")
         connection.exec_driver_sql("SELECT pg_sleep(60)")
@@ -210,7 +202,6 @@ def test_a_statement_timeout_is_named_in_the_error(server):
 
 
 def test_an_exhausted_pool_mentions_pool_size(postgres_url, monkeypatch):
-    """A thread that waits too long for a connection receives an error that mentions pool_size."""
     monkeypatch.setattr(*points.POOL_SECONDS.place, 0.05)
     with closing(Database(postgres_url, pool_size=1)) as database:
         with database.reading(), ThreadPoolExecutor(1) as pool:
@@ -221,7 +212,6 @@ def test_an_exhausted_pool_mentions_pool_size(postgres_url, monkeypatch):
 
 
 def test_no_connection_is_held_during_a_model_or_tool_call(postgres_url):
-    """With a pool of one connection, each model reply, call and undo can use the repository."""
     used = []
     with agentgit.open(postgres_url, pool_size=1) as repo:
 
@@ -249,7 +239,6 @@ def test_no_connection_is_held_during_a_model_or_tool_call(postgres_url):
 
 
 async def test_an_exhausted_pool_on_an_event_loop_raises_unavailable(postgres_url, monkeypatch):
-    """Tasks take turns with one connection, and a task that waits too long raises Unavailable."""
     with closing(Database(postgres_url, pool_size=1)) as database:
         assert len(await asyncio.gather(*(database.run(database.write, process) for _ in range(8)))) == 8
     monkeypatch.setattr(*points.POOL_SECONDS.place, 0.05)
@@ -275,7 +264,6 @@ def test_a_pool_size_below_one_is_refused(postgres_url, size):
 
 @pytest.mark.parametrize("said", ["", "0", "-1", "many"])
 def test_an_invalid_prepare_threshold_is_refused(postgres_url, said):
-    """The URL's prepare_threshold must be `none` or a positive number."""
     with pytest.raises(InvalidInput, match="prepare_threshold"):
         Database(postgres_url.update_query_dict({"prepare_threshold": said}))
 
@@ -301,7 +289,6 @@ repo.close()
 
 
 def test_a_process_may_fork_after_it_opened_the_database(database):
-    """After a fork, parent and child each continue with separate connections."""
     done = processes.run(FORK, full(database.url))
     assert (done.returncode, done.stderr) == (0, "")
     with agentgit.open(database.url) as repo:
@@ -369,7 +356,6 @@ def started(url):
 
 @pytest.mark.long
 def test_concurrent_turns_work_through_pgbouncer(pooled):
-    """Eight threads run turns behind a pooler that has three connections, and no turn is lost."""
     names = [f"t{n}" for n in range(8)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: talk(full(pooled), "wrap", name, 2), names))
@@ -383,7 +369,6 @@ def test_concurrent_turns_work_through_pgbouncer(pooled):
 
 @pytest.mark.long
 async def test_concurrent_async_turns_work_through_pgbouncer(pooled):
-    """Eight tasks of an event loop run turns behind a pooler, and no turn is lost."""
     with agentgit.open(pooled) as repo:
         agents = [repo.wrap(echoing(), session=f"a{n}") for n in range(8)]
         for turn in range(2):
@@ -399,7 +384,6 @@ def prepares(url):
 
 
 def test_statements_are_prepared_except_behind_a_pooler(postgres_url, pooled):
-    """A pooler is detected automatically, and the URL can override the threshold."""
     assert prepares(postgres_url) == 5
     assert prepares(pooled) is None
     assert prepares(pooled.update_query_dict({"prepare_threshold": "7"})) == 7

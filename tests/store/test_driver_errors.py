@@ -18,7 +18,6 @@ TIME = 60
 
 
 def row(connection):
-    """Return the stored row of a session."""
     return dict(connection.execute(SESSION.select()).mappings().first())
 
 
@@ -40,14 +39,12 @@ def syntax(connection):
 
 @pytest.fixture
 def session(repo):
-    """Create a session, and return its repository."""
     repo.session("s", create=True)
     return repo
 
 
 @pytest.mark.parametrize("work", [not_null, unique, foreign_key, syntax], ids=lambda work: work.__name__)
 def test_t_a_permanent_database_error_is_not_a_conflict(session, work):
-    """A constraint violation or an invalid statement is no Conflict, and the driver's error is its cause."""
     runs = []
 
     def once(connection):
@@ -65,7 +62,6 @@ def test_t_a_permanent_database_error_is_not_a_conflict(session, work):
 
 
 def test_t_a_write_is_retried_after_a_concurrent_insert_of_the_same_key(postgres_url):
-    """A write that violates a unique key of a concurrent transaction is retried and sees the committed row."""
     with agentgit.open(postgres_url) as repo, closing(Database(postgres_url)) as other:
         repo.session("s", create=True)
         holding, go = threading.Event(), threading.Event()
@@ -94,7 +90,6 @@ def test_t_a_write_is_retried_after_a_concurrent_insert_of_the_same_key(postgres
 
 
 def test_t_a_write_is_retried_after_each_different_rejected_row(postgres_url):
-    """Each different rejected row is a new race and is retried, although the error messages are the same."""
     with agentgit.open(postgres_url) as repo:
         taken = [repo.session(name, create=True).name for name in ("s1", "s2", "s3")]
         names = iter([*taken, "free"])
@@ -108,7 +103,6 @@ def test_t_a_write_is_retried_after_each_different_rejected_row(postgres_url):
 
 
 def test_t_a_value_the_database_cannot_store_is_invalid_input(session):
-    """A value that the database cannot store raises InvalidInput."""
     if backend.is_sqlite(session):
         statement, value = text("SELECT zeroblob(:n)"), 2**31
     else:
@@ -119,7 +113,6 @@ def test_t_a_value_the_database_cannot_store_is_invalid_input(session):
 
 @pytest.mark.parametrize("statement", ["SELECT * FROM nowhere", "SELECT no_such_column FROM external_session"])
 def test_t_a_missing_table_or_column_is_a_schema_mismatch(session, statement):
-    """A missing table or column raises SchemaMismatch in reads and in writes."""
     for run in (backend.database(session).write, lambda work: work_in(session, work)):
         with pytest.raises(SchemaMismatch, match="agentgit db check"):
             run(lambda c: c.execute(text(statement)))
@@ -182,7 +175,6 @@ def gone(repo, *tables):
 
 
 def test_t_a_missing_row_is_not_reported_as_deleted(repo):
-    """The error for a missing row names it and points to fsck, and does not claim that somebody deleted it."""
     session = repo.session("s", create=True)
     session.checkpoint("x")
     branch_id = session.branch().id

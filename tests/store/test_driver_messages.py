@@ -65,12 +65,10 @@ def bob(request, database):
 
 
 def expect_silent(said):
-    """Assert that a text for a user contains no part of a statement or of a row."""
     assert [word for word in WORDS if word in said] == []
 
 
 def test_a_database_refusal_is_logged_and_not_shown_to_users(bob, caplog):
-    """The Python error, the API and the pages hide what the database said about a refused row; the log has it."""
     with pytest.raises(AgentGitError, match="Retrying does not help") as caught:
         bob.session("s").tag("HEAD", "v1", description=HUSH)
     expect_silent(str(caught.value))
@@ -96,7 +94,6 @@ def test_a_database_refusal_is_logged_and_not_shown_to_users(bob, caplog):
 
 
 async def test_mcp_tool_errors_contain_no_database_text(bob, monkeypatch, caplog):
-    """A failed MCP tool call returns no database text, whether the error is ours or the driver's."""
     caplog.set_level(logging.WARNING)
     kept = IntegrityError("INSERT INTO tag VALUES (?)", {"name": HUSH}, sqlite3.IntegrityError(f"Key ({HUSH})"))
 
@@ -117,7 +114,6 @@ async def test_mcp_tool_errors_contain_no_database_text(bob, monkeypatch, caplog
 
 
 def test_an_untranslated_driver_error_is_hidden_from_web_users(bob, monkeypatch, caplog):
-    """An uncaught `IntegrityError` becomes a response without database text, and is logged."""
     kept = IntegrityError("INSERT INTO tag VALUES (?)", {"name": HUSH}, sqlite3.IntegrityError(f"Key ({HUSH})"))
 
     def foreign(*_, **__):
@@ -139,7 +135,6 @@ def test_an_untranslated_driver_error_is_hidden_from_web_users(bob, monkeypatch,
 
 
 def test_the_tool_track_stores_database_errors_without_sql(tmp_path):
-    """The track records a database error of a tool on one line: no statement, no parameters, no row."""
     engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
     with engine.begin() as shop:
         shop.execute(text("CREATE TABLE card (number TEXT UNIQUE)"))
@@ -164,7 +159,6 @@ def test_the_tool_track_stores_database_errors_without_sql(tmp_path):
 
 
 def test_psycopg_errors_are_cut_before_they_quote_rows(postgres_url):
-    """Only the first line of a PostgreSQL error is recorded; later lines quote the statement and the row."""
     engine = create_engine(postgres_url)
     with engine.connect() as connection:
         connection.execute(text("CREATE TEMP TABLE card (number TEXT UNIQUE, pin TEXT NOT NULL)"))
@@ -196,7 +190,6 @@ def failures(url, driver):
 
 @pytest.mark.parametrize("what", ["gone", "rule", "damaged", "other"])
 def test_responses_do_not_name_a_failing_database(database, monkeypatch, caplog, what):
-    """While the database fails, no API response or page contains its name, address or error message."""
     error, kept = failures(database.name, sqlite3 if database.is_sqlite else psycopg)[what]
 
     def fails(*_, **__):

@@ -38,14 +38,12 @@ def story(repo, tmp_path):
 
 
 def shown(repo):
-    """Return what a user can read of the session."""
     return [branch.conversation_history for branch in repo.session("s").branches()], repo.session("s").get_checkpoint(
         "the place"
     ).to_dict()
 
 
 def test_an_encrypted_database_stores_names_but_no_contents(url, tmp_path):
-    """With keys, no table has messages, calls, data or descriptions in plain text; users still read them."""
     with agentgit.open(url, keyring=Keyring({"a": ONE}), compression="none") as repo:
         story(repo, tmp_path)
         assert MARK in str(shown(repo))
@@ -62,7 +60,6 @@ def test_an_encrypted_database_stores_names_but_no_contents(url, tmp_path):
 
 
 def test_a_database_opens_only_with_the_right_keys(url, monkeypatch):
-    """A database does not open without its key or with a different one, and the error names the key."""
     with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
         repo.session("s", create=True)
     with pytest.raises(KeyMissing, match="with the key a, which is missing") as failure:
@@ -79,7 +76,6 @@ def test_a_database_opens_only_with_the_right_keys(url, monkeypatch):
 
 @pytest.mark.long
 def test_a_database_is_encrypted_rotated_and_decrypted(url, tmp_path):
-    """A plain database is encrypted, its key replaced, and decrypted; an interrupted encryption is completed."""
     with agentgit.open(url) as repo:
         story(repo, tmp_path)
         before, plain = shown(repo), repo.maintenance.encryption_keys()
@@ -121,7 +117,6 @@ def flipped(value):
 
 
 def test_a_sealed_value_opens_only_in_its_tenant(url):
-    """A sealed value is Corrupt in another tenant, and a changed value is Corrupt with its row."""
     with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
         seal = backend.database(repo).seal
         closed = seal.seal("tool_invocation.args", b"{}")
@@ -149,7 +144,6 @@ def message(n):
 
 @pytest.mark.parametrize("keys", [None, Keyring({"a": ONE})])
 def test_values_of_every_shape_are_read_back(url, keys):
-    """Values that begin like sealed ones and large values are read back, encrypted or in plain text."""
     with agentgit.open(url, keyring=keys) as repo:
         blobs, write = repo.context.store.graphs.blobs.of(1), backend.database(repo).write
         odd = [leaf("bytes", MAGIC + tail) for tail in (b"", b"\0x", b"\1\1a" + bytes(40), b"\2")]
@@ -166,7 +160,6 @@ def test_values_of_every_shape_are_read_back(url, keys):
 
 
 async def test_the_saver_and_async_methods_encrypt_values(url):
-    """`SQLModelSaver.from_conn_string(keyring=...)` and async methods write and read encrypted values."""
     config = {"configurable": {"thread_id": "t"}}
     async with SQLModelSaver.from_conn_string(url, keyring=Keyring({"a": ONE})) as saver:
         graph = build("shop.db").copy({"checkpointer": saver})
@@ -184,7 +177,6 @@ async def test_the_saver_and_async_methods_encrypt_values(url):
      ({"a": ONE}, "b"), ({"a": 7}, None), ({"a": 32}, None), ("a", None)],
 )  # fmt: skip
 def test_an_invalid_keyring_is_refused(keys, current):
-    """Bad input: a keyring without keys, or with invalid keys or names, is refused, and no key is shown."""
     with pytest.raises(InvalidInput) as failure:
         Keyring(keys, current=current)
     assert ONE not in str(failure.value)
@@ -195,8 +187,6 @@ def test_an_invalid_keyring_is_refused(keys, current):
 
 
 def test_a_missing_encryption_library_is_reported_with_a_pip_command(monkeypatch):
-    """Without the cryptography package, keys are refused with the command that installs it."""
-
     def gone(name):
         raise ModuleNotFoundError(name)
 
@@ -207,7 +197,6 @@ def test_a_missing_encryption_library_is_reported_with_a_pip_command(monkeypatch
 
 @pytest.mark.long
 def test_the_command_line_manages_keys_and_erases_sessions(tmp_path, monkeypatch):
-    """The command line creates a key, encrypts, counts values and erases a session, as text and as JSON."""
     monkeypatch.chdir(tmp_path)
     with agentgit.open("agentgit.db") as repo:
         repo.session("s", create=True)

@@ -16,7 +16,6 @@ MARK = "zebrafish"
 
 
 def files_hold(repo, words):
-    """Return whether the files of a SQLite database contain a text."""
     found = b""
     for path in backend.database(repo).files:
         try:
@@ -49,7 +48,6 @@ def two(repo, tmp_path):
 
 
 def test_erasing_a_session_leaves_no_data_and_spares_others(two):
-    """Erasing a session removes it from all tables and files; a session that shares messages is unchanged."""
     session = two.session(MARK)
     other = two.session("other").branch().conversation_history
     head = two.session("other").get_checkpoint("HEAD").to_dict()
@@ -78,7 +76,6 @@ def test_erasing_a_session_leaves_no_data_and_spares_others(two):
 @pytest.mark.long
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_erasing_a_session_clears_the_planner_statistics(repo, tmp_path):
-    """After erasing a session, the planner statistics of PostgreSQL contain no name or word of it."""
     known = text(
         "SELECT tablename || '.' || attname || ' ' || "
         "concat_ws(' ', most_common_vals::text, histogram_bounds::text, most_common_elems::text) "
@@ -106,7 +103,6 @@ def test_erasing_a_session_clears_the_planner_statistics(repo, tmp_path):
 
 
 def test_a_running_session_is_not_erased(two):
-    """Erasing a session during a turn raises Conflict and deletes nothing; after the process died, it works."""
     sessions, branch = two.context.store.sessions, two.session("other").branch()
     with process.register_owner() as alive:
         backend.write(two, lambda c: sessions.acquire(c, branch.id, alive))
@@ -118,7 +114,6 @@ def test_a_running_session_is_not_erased(two):
 
 @pytest.mark.long
 def test_erasing_a_user_removes_everything_of_the_user(two, tmp_path):
-    """Erasing a user removes all their sessions, files, keys and names, ends their handles, and spares others."""
     bob, ann = (two.as_user(two.users.add(name)) for name in ("bob", MARK))
     (tmp_path / "hers").mkdir()
     (tmp_path / "hers" / "a.txt").write_text("hers")
@@ -157,7 +152,6 @@ def test_erasing_a_user_removes_everything_of_the_user(two, tmp_path):
 
 
 def test_only_admins_and_the_user_may_erase_a_user(two):
-    """Admins erase others, users themselves; a narrow key may not; last admin and local owner are protected."""
     bob, ann = (two.as_user(two.users.add(name, is_admin=name == "ann")) for name in ("bob", "ann"))
     narrow = two.authenticate(two.keys.create("a key", "write", user="bob").secret)
     for who, refused in ((bob, "ann"), (narrow, "bob")):
@@ -176,7 +170,6 @@ def test_only_admins_and_the_user_may_erase_a_user(two):
 
 
 def test_only_the_owner_erases_a_session(two):
-    """An editor of a shared session may not erase it; for other users the session is not found."""
     store = two.context.store
     bob = two.as_user(store.database.write(lambda c: store.users.add(c, "bob")))
     with pytest.raises(NotFound):

@@ -23,7 +23,6 @@ def told(events):
 
 
 def test_a_callback_receives_each_checkpoint_after_its_commit(repo, agent):
-    """A callback receives each checkpoint, automatic or named, once other readers can see it."""
     got, seen = [], []
 
     def callback(event):
@@ -42,8 +41,6 @@ def test_a_callback_receives_each_checkpoint_after_its_commit(repo, agent):
 
 
 def test_a_callback_that_raises_is_logged_and_counted(repo, agent, caplog):
-    """An exception in a callback is logged and counted, and affects neither the agent nor the next event."""
-
     def callback(event):
         if event.detail["number"] == 1:
             raise RuntimeError("my own mistake")
@@ -56,7 +53,6 @@ def test_a_callback_that_raises_is_logged_and_counted(repo, agent, caplog):
 
 
 def test_events_of_a_failed_transaction_are_not_delivered(repo):
-    """A transaction that fails after writing events delivers none of them and delays no later event."""
     session, got = repo.session("s", create=True), []
 
     def work(connection, *, fails):
@@ -72,7 +68,6 @@ def test_events_of_a_failed_transaction_are_not_delivered(repo):
 
 
 def test_subscriptions_filter_by_kind_session_and_user(database):
-    """A subscription filters by kind and session, and never receives another user's events."""
     with agentgit.open(database.url, user="ann") as ann, agentgit.open(database.url, user="bob") as bob:
         backend.database(bob).callbacks = backend.database(ann).callbacks  # as if both shared one handle
         got, his = [], []
@@ -94,7 +89,6 @@ def test_subscriptions_filter_by_kind_session_and_user(database):
 
 
 def test_callbacks_of_an_ended_handle_receive_nothing_and_write_nothing(repo):
-    """Callbacks of a revoked key are not called, and the events of others add no refusal to the trail, nor a loop."""
     ada, got = repo.users.add("ada"), []
     session = repo.session("s", create=True)
     session.sharing.share("ada", "viewer")
@@ -112,8 +106,6 @@ def test_callbacks_of_an_ended_handle_receive_nothing_and_write_nothing(repo):
 
 
 def test_a_coroutine_function_is_refused(repo):
-    """A coroutine function cannot be a callback, and the error names what asynchronous code uses instead."""
-
     async def callback(event):
         raise AssertionError(event)
 
@@ -122,7 +114,6 @@ def test_a_coroutine_function_is_refused(repo):
 
 
 def test_events_can_be_limited_to_one_session(repo, agent):
-    """`events.on` and `events.newest` can be limited to one session, on whatever branch."""
     got = []
     other = repo.wrap(tool_node_graph(scripted("x"), []), "other")
     with repo.events.on("checkpoint.*", got.append, session=agent.session):
@@ -133,7 +124,6 @@ def test_events_can_be_limited_to_one_session(repo, agent):
 
 
 def test_a_callback_may_use_the_repository(repo, agent):
-    """A callback can read and write through the repository that calls it, and close its subscription."""
     got = []
 
     def callback(event):
@@ -150,7 +140,6 @@ def test_a_callback_may_use_the_repository(repo, agent):
 
 @pytest.mark.parametrize("kinds", ["turn.done", "call.done", "checkpoint.created", "rollback.*"])
 def test_a_callback_may_use_the_session_of_a_running_turn(repo, agent, kinds):
-    """A callback inside a turn or a rollback reads the session and adds to it, and nothing waits for itself."""
     got = []
 
     def callback(event):
@@ -167,7 +156,6 @@ def test_a_callback_may_use_the_session_of_a_running_turn(repo, agent, kinds):
 
 
 def test_a_callback_has_run_when_the_verb_returns(repo, agent, caplog):
-    """Whatever causes an event returns when the callback has handled it, even if it fails."""
     got = []
 
     def callback(event):
@@ -189,7 +177,6 @@ def test_a_callback_has_run_when_the_verb_returns(repo, agent, caplog):
 
 
 async def test_an_async_verb_calls_the_callback_before_it_returns(repo, agent):
-    """A callback has been called with the events of an awaited verb when that returns."""
     got = []
     with repo.events.on("checkpoint.created", lambda event: got.append(repo.session("s").log())):
         await agent.session.acheckpoint("x")
@@ -199,7 +186,6 @@ async def test_an_async_verb_calls_the_callback_before_it_returns(repo, agent):
 
 
 def test_many_threads_call_one_callback(repo):
-    """Each of many threads returns from its verb after its own event was handled."""
     sessions, handled, early = [repo.session(f"s{n}", create=True) for n in range(3)], set(), []
 
     def save(session, prefix):

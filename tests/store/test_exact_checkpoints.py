@@ -45,7 +45,6 @@ def checkpoint(values=None, **fields):
 
 
 def stored(saver, put, metadata, *, config=None, writes=()):
-    """Put a checkpoint with writes, and return the tuple that the saver gives back."""
     config = config or {}
     where = on("t", checkpoint_ns="", **config.get("configurable", {}))
     named = saver.put({**config, **where}, deepcopy(put), metadata, put["channel_versions"])
@@ -110,7 +109,6 @@ METADATA = {
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_each_field_of_a_checkpoint_comes_back_as_it_was_put(database, name):
-    """No field is added, left out or changed, whatever the version of LangGraph that made the checkpoint."""
     put = CHECKPOINTS[name]
     ours = stored(SQLModelSaver(database), put, {"source": "loop"})
     assert_equal(ours, stored(InMemorySaver(), put, {"source": "loop"}))
@@ -121,14 +119,12 @@ def test_each_field_of_a_checkpoint_comes_back_as_it_was_put(database, name):
 
 @pytest.mark.parametrize("name", METADATA)
 def test_metadata_comes_back_as_it_was_put(database, name):
-    """Metadata keeps its values and their types, as LangGraph's serializer returns them."""
     ours = stored(SQLModelSaver(database), checkpoint(), METADATA[name])
     assert_equal(ours, stored(InMemorySaver(), checkpoint(), METADATA[name]))
     assert next(SQLModelSaver(database).list(on("t"))).metadata.keys() == ours.metadata.keys()
 
 
 def test_metadata_that_cannot_be_stored_is_refused(database):
-    """Bad input: a metadata value that LangGraph's serializer cannot store is refused, and nothing is stored."""
     saver = SQLModelSaver(database)
     with pytest.raises(InvalidInput, match="cannot be stored"):
         stored(saver, checkpoint(), {"source": "loop", "odd": object()})
@@ -136,7 +132,6 @@ def test_metadata_that_cannot_be_stored_is_refused(database):
 
 
 def test_a_list_is_filtered_by_metadata_of_any_type(database):
-    """`list` finds a checkpoint by metadata that is a time or an id, too."""
     saver = SQLModelSaver(database)
     stored(saver, checkpoint(), {"source": "loop", "at": NOON, "id": ID})
     assert [found.metadata["at"] for found in saver.list(None, filter={"at": NOON, "id": ID})] == [NOON]
@@ -144,7 +139,6 @@ def test_a_list_is_filtered_by_metadata_of_any_type(database):
 
 
 def test_metadata_of_any_type_survives_a_copy_and_an_encrypted_database(tmp_path):
-    """A copy of a thread keeps the metadata, and with keys it is in no file in clear."""
     ring = agentgit.Keyring({"k": agentgit.Keyring.new_key()})
     with SQLModelSaver.from_conn_string(tmp_path / "a.db", keyring=ring) as saver:
         stored(saver, checkpoint(pending_sends=[Send("hush-hush", 1)]), {"said": {"hush-hush"}})
@@ -156,7 +150,6 @@ def test_metadata_of_any_type_survives_a_copy_and_an_encrypted_database(tmp_path
 
 
 def test_damaged_metadata_is_named(database):
-    """Bad input: typed metadata that has another form, for example from a forged export, raises Corrupt."""
     saver = SQLModelSaver(database)
     saver.put(on("t", checkpoint_ns=""), checkpoint({"__typed_fields__": [1]}), {"source": "loop"}, {})
     with pytest.raises(Corrupt, match="damaged metadata"):
@@ -164,7 +157,6 @@ def test_damaged_metadata_is_named(database):
 
 
 def test_pending_writes_come_back_in_the_order_of_langgraph(database):
-    """Pending writes are ordered by path, task and index; repeated and special ones replace or are ignored."""
     writes = [
         ("task-b", "~__pregel_pull, b", [("a", 1), ("b", (2, NOON))]),
         ("task-a", "~__pregel_pull, c", [("a", None), ("c", [])]),
@@ -214,7 +206,6 @@ VERSIONS = st.integers(1, 9) | st.floats(1, 9) | st.from_regex(r"0000\d\.\d{3}",
     configurable=st.dictionaries(NAMES, st.text("xyz\0") | st.integers() | st.booleans() | st.lists(st.none())),
 )
 def test_any_checkpoint_equals_that_of_inmemorysaver(values, versions, metadata, fields, configurable):
-    """Any checkpoint with any metadata and settings comes back as InMemorySaver returns it."""
     numbers = versions.draw(st.fixed_dictionaries(dict.fromkeys(values, VERSIONS)))
     put = {**checkpoint(values, channel_versions=numbers, updated_channels=REMOVED), **fields}
     config = {"configurable": configurable, "metadata": {"mine": "yes", "n": 1}}
@@ -224,7 +215,6 @@ def test_any_checkpoint_equals_that_of_inmemorysaver(values, versions, metadata,
 
 
 def test_the_checkpoints_of_a_graph_equal_those_of_langgraphs_savers(database):
-    """A graph with settings, a subgraph and a question has the same metadata and fields with each saver."""
     ours = history_of(SQLModelSaver(database))
     assert ours == history_of(InMemorySaver())
     with SqliteSaver.from_conn_string(":memory:") as sqlite_saver:
@@ -233,7 +223,6 @@ def test_the_checkpoints_of_a_graph_equal_those_of_langgraphs_savers(database):
 
 
 def history_of(saver):
-    """Run a graph, and return the parts of its checkpoints that are the same in each run."""
     inner = StateGraph(MessagesState).add_node("ask", lambda _: {"messages": [("ai", interrupt("ok?"))]})
     builder = StateGraph(MessagesState).add_node("first", lambda _: {"messages": []})
     builder.add_node("inner", inner.add_edge(START, "ask").compile()).add_edge(START, "first").add_edge(
@@ -255,7 +244,6 @@ def history_of(saver):
 
 
 def test_settings_are_metadata_except_secrets_and_excluded_names(database):
-    """Scalars of `configurable` go into the metadata; secrets, excluded names and nested values do not."""
     saver = SQLModelSaver(database, exclude_metadata=["customer_email"])
     settings_ = {
         "model": "small",
@@ -271,7 +259,6 @@ def test_settings_are_metadata_except_secrets_and_excluded_names(database):
 
 
 def test_a_name_excluded_at_open_is_stored_for_no_session(tmp_path):
-    """`open(exclude_metadata=…)` applies to the turns of every session and to imported threads."""
     builder = StateGraph(MessagesState).add_node("n", lambda _: {"messages": [("ai", "hi")]}).add_edge(START, "n")
     config = {"configurable": {"plan": "gold", "customer_email": "hush@x"}}
     said = {"messages": [("user", "hi")]}

@@ -79,19 +79,16 @@ class Reader(threading.Thread):
 
 
 def read_numbers(file):
-    """Return the ids of the events that a writer has committed, each with the id of its session."""
     return [tuple(map(int, line.split())) for line in file.read_text().splitlines()]
 
 
 def wait_for_line(file, event_id):
-    """Wait until the reader has written an event."""
     deadline = time.monotonic() + 60
     while not re.search(rf"^{event_id} .*\n", file.read_text(), re.MULTILINE) and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def erase_newest(repo, erased):
-    """Erase the newest session now and then, between two reads."""
     if random.random() < 0.2:  # noqa: S311  # no secret
         newest = next((one for one in repo.sessions(limit=3) if not one.session_name.startswith("shared")), None)
         if newest is not None:
@@ -160,7 +157,6 @@ def test_every_reader_sees_every_event_once_and_in_one_order(database, tmp_path)
 
 
 def test_the_feed_continues_after_a_given_event(repo):
-    """`after` selects later events, by event or cursor, of one session or all; kinds and times filter."""
     repo.session("s", create=True).checkpoint("x")
     repo.session("other", create=True)
     backend.wait_for_the_feed(repo)
@@ -191,7 +187,6 @@ def test_an_event_of_a_callback_is_no_place_in_the_feed(repo):
 
 
 def test_a_paged_feed_returns_each_event_once(repo, monkeypatch):
-    """A long feed is read page by page, each event once, and those of one transaction are not torn apart."""
     monkeypatch.setattr("agentgit.repository.events.PAGE", 7)
     sessions = [repo.session(f"s{n}", create=True) for n in range(3)]
 
@@ -211,7 +206,6 @@ def test_a_paged_feed_returns_each_event_once(repo, monkeypatch):
 
 
 def test_a_follower_receives_the_events_of_other_handles(repo):
-    """A follower of the feed receives the events of other handles, each once and in order."""
     repo.session("s", create=True)
     got, feed = [], repo.events.follow(poll=0.01)
 
@@ -232,7 +226,6 @@ def test_a_follower_receives_the_events_of_other_handles(repo):
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_transaction_that_runs_delays_the_feed_and_not_what_people_see(repo):
-    """An event behind a running transaction is the newest at once, and in the feed when that has ended."""
     url = backend.url(repo)
     with closing(psycopg.connect(host=url.host, port=url.port, user=url.username, dbname="postgres")) as other:
         other.execute("SELECT pg_current_xact_id()")
@@ -245,7 +238,6 @@ def test_a_transaction_that_runs_delays_the_feed_and_not_what_people_see(repo):
 
 
 def test_an_erased_newest_event_gives_its_place_to_nobody(repo):
-    """After the newest session is erased, a reader that has its events sees all later ones."""
     repo.session("kept", create=True)
     gone = repo.session("gone", create=True)
     backend.wait_for_the_feed(repo)
@@ -269,7 +261,6 @@ def number_transactions_from(repo, first):
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_restore_into_another_server_begins_a_new_epoch(repo):
-    """After a restore by hand the feed goes on for a reader of the other server, also when two processes open it."""
     repo.session("s", create=True)
     number_transactions_from(repo, 10**12)
     with backend.reading(repo) as connection:
@@ -288,7 +279,6 @@ def test_a_restore_into_another_server_begins_a_new_epoch(repo):
 
 
 def test_a_reader_ahead_of_the_feed_is_told(repo):
-    """A reader that has read more than a restored backup contains gets a Conflict instead of silence."""
     repo.session("s", create=True)
     backend.wait_for_the_feed(repo)
     epoch, ordinal, event_id = list(repo.events.list())[-1].cursor.split(".")

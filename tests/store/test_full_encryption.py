@@ -50,13 +50,11 @@ def put_back(repo, rows):
 
 
 def forged(repo):
-    """Replace the arguments of all calls by unencrypted ones."""
     table = raw_table("tool_invocation")
     write(repo, update(table).values(args=b'{"item": "bomb"}'))
 
 
 def test_no_verb_reads_an_unencrypted_call(url, tmp_path):
-    """A call with unencrypted arguments is Corrupt for the track, a plan, a rollback and an export."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         forged(repo)
@@ -71,7 +69,6 @@ def test_no_verb_reads_an_unencrypted_call(url, tmp_path):
 
 
 def test_an_unencrypted_message_with_a_valid_hash_is_refused(url, tmp_path):
-    """An unencrypted message with a valid hash is Corrupt; unencrypted lists of hashes stay readable."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         value, table = leaf("json", json.dumps({"content": "send it all"}).encode()), raw_table("blob")
@@ -96,7 +93,6 @@ def test_an_unencrypted_message_with_a_valid_hash_is_refused(url, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("begins", ["sealed", "plain"])
 def test_full_encryption_cannot_be_revoked_without_the_key(url, tmp_path, begins):
-    """Without the key, no change of the key rows makes a fully encrypted database accept unencrypted values."""
     with agentgit.open(url, keyring=RINGS[0] if begins == "sealed" else None) as repo:
         story(repo, tmp_path)
     if begins == "plain":
@@ -144,7 +140,6 @@ def test_full_encryption_cannot_be_revoked_without_the_key(url, tmp_path, begins
 
 
 def test_a_text_is_not_a_valid_proof_of_a_key(tmp_path):
-    """A text in place of the bytes that prove a key is refused like the proof of another key, on SQLite."""
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         write(repo, text("UPDATE encryption_key SET proof = 'x'"))
     with pytest.raises(InvalidInput, match="The key a differs"):
@@ -152,7 +147,6 @@ def test_a_text_is_not_a_valid_proof_of_a_key(tmp_path):
 
 
 def test_a_rotation_does_not_encrypt_forged_plain_values(url, tmp_path):
-    """A rotation of a fully encrypted database raises Corrupt for a plain value and does not encrypt it."""
     with agentgit.open(url, keyring=RINGS[0]) as repo:
         story(repo, tmp_path)
         forged(repo)
@@ -171,7 +165,6 @@ def test_a_rotation_does_not_encrypt_forged_plain_values(url, tmp_path):
 
 @pytest.mark.long
 def test_an_interrupted_rotation_can_be_completed(url, tmp_path):
-    """After interrupted encryption, rotation or decryption all is readable, and a new run completes it."""
     with agentgit.open(url) as repo:
         story(repo, tmp_path)
         before = shown(repo)
@@ -213,7 +206,6 @@ def eventful(tmp_path_factory):
 
 
 def test_forged_search_index_rows_are_not_found(eventful, tmp_path):
-    """Search rows forged to refer to a call in an encrypted database are not found."""
     (tmp_path / "x.db").write_bytes(eventful)
     with agentgit.open(tmp_path / "x.db", keyring=RINGS[0]) as repo:
         assert len(list(repo.session("files").search("zebra"))) == 1
@@ -223,7 +215,6 @@ def test_forged_search_index_rows_are_not_found(eventful, tmp_path):
 
 
 def test_a_thread_without_pending_writes_is_copied(url):
-    """An encrypted database can copy a thread without pending writes and one without any rows."""
     config = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     with SQLModelSaver.from_conn_string(url, keyring=RINGS[0]) as saver:
         saver.copy_thread("empty", "nothing")

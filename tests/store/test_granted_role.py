@@ -35,13 +35,11 @@ def database(postgres_url):
 
 @pytest.fixture
 def owner(postgres_url):
-    """Open the same database as the owner of the tables."""
     with closing(Database(postgres_url)) as database:
         yield database
 
 
 def works(repo, session):
-    """Run a turn in a new session, undo it, continue on the new branch, and tag and search it."""
     things, model = World(), scripted(call("add", item="chair"), *["done"] * 9)
     agent = repo.wrap(tool_node_graph(model, things.tools()), session, effects=things.effects())
     agent.run("a chair")
@@ -56,13 +54,11 @@ def works(repo, session):
 
 
 def test_a_granted_role_can_check_the_schema(database):
-    """`db check` needs no more than the granted rights."""
     schema.compare(database)
 
 
 @pytest.mark.parametrize("ends", ["taken", "over"])
 def test_a_running_turn_finishes_after_its_user_loses_access(database, ends):
-    """Calls of a turn whose user loses access are recorded; then the user sees and starts nothing more."""
     with agentgit.open(database.url) as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         ada.session("s", create=True)
@@ -96,7 +92,6 @@ def test_a_running_turn_finishes_after_its_user_loses_access(database, ends):
 
 
 def test_a_running_rollback_finishes_after_its_user_loses_access(database):
-    """Reversals of a rollback whose user loses access are recorded, and the rollback is done."""
     with agentgit.open(database.url) as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         ada.session("s", create=True)
@@ -125,13 +120,11 @@ def test_a_running_rollback_finishes_after_its_user_loses_access(database):
 
 @pytest.mark.long
 def test_every_verb_works_for_an_unprivileged_role(world):
-    """A granted database role that owns nothing is enough for each verb, with the session role it requires."""
     d5_the_role_is_enough(world)
 
 
 @pytest.mark.long
 def test_an_unprivileged_role_erases_and_reports_the_missing_vacuum(database, tmp_path):
-    """An unprivileged role erases sessions and users, spares shared data, and reports the missing VACUUM."""
     with agentgit.open(database.url) as repo:
         ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
         for handle in (ada, bob):
@@ -152,7 +145,6 @@ def test_an_unprivileged_role_erases_and_reports_the_missing_vacuum(database, tm
 
 @pytest.mark.long
 def test_an_unprivileged_role_creates_and_rotates_keys(database):
-    """A role that owns nothing can encrypt contents and rotate keys."""
     old, new = Keyring.new_key(), Keyring.new_key()
     with agentgit.open(database.url, keyring=Keyring({"a": old})) as repo:
         works(repo, "s")
@@ -166,7 +158,6 @@ def test_an_unprivileged_role_creates_and_rotates_keys(database):
 
 
 def test_an_unprivileged_role_cannot_change_tables_or_the_trail(world, database):
-    """An unprivileged role cannot change tables, change or empty the trail, or move the schema."""
     for statement in (
         "ALTER TABLE external_session ADD COLUMN mine int",
         "UPDATE event SET kind = ''", "DELETE FROM event", "TRUNCATE event", "DROP TABLE event",
@@ -178,7 +169,6 @@ def test_an_unprivileged_role_cannot_change_tables_or_the_trail(world, database)
 
 
 def test_erasing_keeps_snapshots_that_another_user_has(database, tmp_path):
-    """Erasing a session releases no snapshot that another user's session has."""
     (tmp_path / "files").mkdir()
     with Workspace(tmp_path / "files", tmp_path / "store") as workspace, agentgit.open(database.url) as repo:
         for name in ("ada", "bob"):
@@ -201,7 +191,6 @@ def apart(empty_server):
 
 @pytest.mark.long
 def test_errors_of_an_unprivileged_role_name_the_owners_command(second, apart):
-    """Errors for an old schema or a command that changes tables name the command that the owner must run."""
     owner, database = apart
     theirs = f"--db {redacted_url(owner.url)}"
     for verb, change in (("grant me", lambda: roles.grant(database, "me")),):
@@ -224,7 +213,6 @@ def test_errors_of_an_unprivileged_role_name_the_owners_command(second, apart):
 
 @pytest.mark.long
 def test_the_command_line_grants(apart):
-    """`db grant` reports in JSON, and the role works."""
     owner, database = apart
     where = ["--db", owner.url.render_as_string(hide_password=False), "--json"]
     granted = CliRunner().invoke(app, ["db", "grant", database.url.username, *where])
@@ -236,7 +224,6 @@ def test_the_command_line_grants(apart):
 
 
 def test_bad_roles_are_refused(owner, database, repo_on_sqlite):
-    """Bad input: a grant on SQLite, or to a missing role, a superuser or a table owner, is refused."""
     with pytest.raises(InvalidInput, match="no roles"):
         roles.grant(repo_on_sqlite, "any")
     with pytest.raises(NotFound, match="CREATE ROLE"):
@@ -258,6 +245,5 @@ def test_bad_roles_are_refused(owner, database, repo_on_sqlite):
 
 @pytest.fixture
 def repo_on_sqlite():
-    """Open a SQLite database, which has no roles."""
     with closing(Database(":memory:")) as database:
         yield database

@@ -19,7 +19,6 @@ from agentgit.store.threads.graph_store import GraphKey
 
 
 def test_an_unchanged_value_is_taken_from_the_parent(saver):
-    """A channel that `new_versions` does not name is not stored again, and is read from the parent."""
     first = put(saver, "t", {"a": "1", "b": object.__name__})
     before = count(saver.database, BLOB)
     parent = first["configurable"]["checkpoint_id"]
@@ -30,19 +29,16 @@ def test_an_unchanged_value_is_taken_from_the_parent(saver):
 
 @pytest.mark.parametrize("parent", [None, "gone"])
 def test_a_checkpoint_without_a_stored_parent_is_complete(saver, parent):
-    """A checkpoint whose parent is missing stores all of its values."""
     assert values(saver, put(saver, "t", {"a": 1, "b": [2]}, parent=parent, changed=[])) == {"a": 1, "b": [2]}
 
 
 def test_a_version_that_the_parent_lacks_is_stored(saver):
-    """A channel whose version differs from the parent's is stored, even if `new_versions` omits it."""
     first = put(saver, "t", {"a": 1})
     second = put(saver, "t", {"a": 2}, parent=first["configurable"]["checkpoint_id"], changed=[], version=2)
     assert values(saver, second) == {"a": 2}
 
 
 def test_a_repeated_put_replaces_the_checkpoint_in_place(saver):
-    """Putting the same checkpoint id twice replaces the values and keeps the position."""
     first = put(saver, "t", {"a": 1}, id="1")
     put(saver, "t", {"a": 2}, id="2")
     assert put(saver, "t", {"a": 3}, id="1") == first
@@ -52,7 +48,6 @@ def test_a_repeated_put_replaces_the_checkpoint_in_place(saver):
 
 
 def test_the_newest_checkpoint_is_the_last_one_stored(saver):
-    """The checkpoint stored last is the newest in `get_tuple`, `list` and `head`, whatever its id."""
     for id in ("5", "9", "3"):
         put(saver, "t", {"id": id}, id=id)
     assert saver.get_tuple(on("t")).checkpoint["id"] == "3"
@@ -65,7 +60,6 @@ def test_the_newest_checkpoint_is_the_last_one_stored(saver):
 
 
 def test_sibling_checkpoints_keep_separate_values(saver):
-    """Two checkpoints of the same parent never see each other's values, even with equal versions."""
     root = put(saver, "t", {"a": 0})["configurable"]["checkpoint_id"]
     one, two = (put(saver, "t", {"a": value}, parent=root, version=2) for value in ("one", "two"))
     three = put(saver, "t", {"a": "one", "b": 1}, parent=one["configurable"]["checkpoint_id"], changed=["b"], version=2)
@@ -73,7 +67,6 @@ def test_sibling_checkpoints_keep_separate_values(saver):
 
 
 def test_versions_always_increase():
-    """Each version is greater than the one before and differs between siblings, also on another saver's thread."""
     with SQLModelSaver.from_conn_string(":memory:") as saver:
         version, foreign = None, InMemorySaver().get_next_version(None, None)
         for _ in range(50):
@@ -85,7 +78,6 @@ def test_versions_always_increase():
 
 
 def test_writes_are_stored_by_task_and_index(saver):
-    """A repeated write is ignored, a special one replaces, and writes are ordered by path and index."""
     config = put(saver, "t", {})
     saver.put_writes(config, [("a", 1), ("b", 2)], "task2", "~p, 2")
     saver.put_writes(config, [("a", "other")], "task2", "~p, 2")
@@ -102,7 +94,6 @@ def test_writes_are_stored_by_task_and_index(saver):
 
 @pytest.mark.parametrize("name", ["'; DROP TABLE checkpoint; --", 'a"b', "a\\u0000", "\x00", "\ud800", "%_", "ü" * 300])
 def test_hostile_names_are_stored_as_plain_text(saver, name):
-    """A thread, namespace, channel, task path or metadata key may be any text."""
     config = put(saver, name, {name: name}, ns=name, meta={name: 1})
     saver.put_writes(config, [(name, name)], "task", name)
     put(saver, "other", {"a": 1}, ns="x")
@@ -122,7 +113,6 @@ def test_hostile_names_are_stored_as_plain_text(saver, name):
 
 
 def test_list_filters_by_metadata(saver):
-    """Filters are combined, compare values of any kind exactly, and do not match missing keys."""
     for step in range(4):
         put(saver, "t", {}, meta={"step": step, "tags": ["a", step], "mine": {"deep": step % 2 == 0}})
     assert [found.metadata["step"] for found in saver.list(None, filter={"mine": {"deep": True}})] == [2, 0]
@@ -133,7 +123,6 @@ def test_list_filters_by_metadata(saver):
 
 
 def test_list_returns_more_than_one_page(saver):
-    """`list` returns more than a page in order and once each, with filter and limit across pages."""
     for n in range(150):
         put(saver, f"t{n % 2}", {}, id=f"{n:03}", meta={"third": n % 3})
     assert [found.checkpoint["id"] for found in saver.list(None)] == [f"{n:03}" for n in reversed(range(150))]
@@ -144,7 +133,6 @@ def test_list_returns_more_than_one_page(saver):
 
 
 def test_the_saver_can_write_during_an_unfinished_list(saver):
-    """Iterating over `list` holds no lock, so the saver can write, and the iteration may stop early."""
     for n in range(3):
         put(saver, "t", {"n": n})
     for found in saver.list(on("t")):
@@ -157,7 +145,6 @@ def test_the_saver_can_write_during_an_unfinished_list(saver):
 
 
 def test_storage_grows_linearly_with_the_conversation(saver):
-    """A conversation of twice the length takes about twice the space, and no message is stored repeatedly."""
     talk, sizes, parent = [], [], None
     for n in range(400):
         talk.append(HumanMessage(f"message {n} " + "x" * 200, id=str(n)))
@@ -171,7 +158,6 @@ def test_storage_grows_linearly_with_the_conversation(saver):
 
 
 def test_equal_states_have_equal_hashes(saver):
-    """The state hash depends only on the visible state, not on the thread, the order or the history."""
     talk = [HumanMessage("hi", id="1"), AIMessage("yes", id="2")]
     first = put(saver, "a", {"messages": talk[:1], "x": 1})["configurable"]["checkpoint_id"]
     put(saver, "a", {"messages": talk, "x": 1, "branch:to:n": None}, parent=first, changed=["messages"], version=1)
@@ -187,7 +173,6 @@ def test_equal_states_have_equal_hashes(saver):
 
 
 def test_state_and_messages_are_read_separately(saver):
-    """`read_state` separates JSON-like values from messages, and `messages` can return only the last ones."""
     talk = [HumanMessage("hi", id="1"), AIMessage("yes", id="2")]
     config = put(saver, "t", {"messages": talk, "cart": Cart(["a"]), "empty": [], "__start__": 1, "branch:to:x": None})
     id = config["configurable"]["checkpoint_id"]
@@ -202,7 +187,6 @@ def test_state_and_messages_are_read_separately(saver):
 
 
 def test_the_conversation_is_found_in_another_channel(saver):
-    """Without messages in `messages`, the first list of messages is the conversation; without any, it is empty."""
     for thread, held in (("a", {"x": [1], "talk": [HumanMessage("hi")]}), ("b", {"messages": ["text"], "log": []})):
         put(saver, thread, held)
     with saver.database.reading() as connection:
@@ -213,7 +197,6 @@ def test_the_conversation_is_found_in_another_channel(saver):
 
 
 def test_a_damaged_value_or_row_is_corrupt_when_read(saver):
-    """Reading a value or a row that was changed outside the library raises Corrupt and names it."""
     config = put(saver, "t", {"a": "some text"})
     fresh = SQLModelSaver(saver.database)
     saver.database.write(lambda connection: connection.execute(update(BLOB).values(data=b'"other"')))
@@ -227,7 +210,6 @@ def test_a_damaged_value_or_row_is_corrupt_when_read(saver):
 
 
 def test_delete_for_runs_also_deletes_writes(saver):
-    """Deleting a run deletes its checkpoints and their writes in every thread, and nothing else."""
     for thread in ("a", "b"):
         for run in ("r1", "r2"):
             saver.put_writes(put(saver, thread, {"run": run}, meta={"run_id": run}), [("x", 1)], "task")
@@ -237,7 +219,6 @@ def test_delete_for_runs_also_deletes_writes(saver):
 
 
 def test_the_store_reads_the_last_messages_of_a_delta_channel(repo):
-    """`messages_at` with a limit returns the newest messages at a graph checkpoint."""
     agent = repo.wrap(chat(delta(100)), "s")
     agent.invoke(said("q", "h"))
     with backend.reading(repo) as connection:

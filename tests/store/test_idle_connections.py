@@ -11,7 +11,6 @@ from agentgit.store.database import Database
 
 
 def close_others(url):
-    """Terminate every other server connection to a database."""
     engine = create_engine(url)
     with engine.begin() as connection:
         query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
@@ -21,7 +20,6 @@ def close_others(url):
 
 @pytest.fixture
 def saver(postgres_url):
-    """Create a saver with a connection in its pool."""
     database = Database(postgres_url)
     saver = SQLModelSaver(database)
     put(saver, "idle", {"a": 1})
@@ -31,7 +29,6 @@ def saver(postgres_url):
 
 
 async def test_a_closed_idle_connection_is_replaced(saver, monkeypatch):
-    """Sync and async calls succeed after the server closed an idle connection."""
     await saver.aget_tuple(on("idle"))
     close_others(saver.database.url)
     monkeypatch.setattr(*points.IDLE_SECONDS.place, 0.0)
@@ -40,7 +37,6 @@ async def test_a_closed_idle_connection_is_replaced(saver, monkeypatch):
 
 
 def test_a_recently_used_broken_connection_is_not_reused(saver, monkeypatch):
-    """A call on a recently used connection that was closed raises Unavailable, and the next call works."""
     monkeypatch.setattr(*points.IDLE_SECONDS.place, 3600.0)  # however slow this machine is
     close_others(saver.database.url)
     with pytest.raises(Unavailable):

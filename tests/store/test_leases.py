@@ -78,7 +78,6 @@ def ends(repo, table=BRANCH):
 
 @on_postgresql
 def test_a_run_on_another_machine_is_taken_over_when_its_lease_ends(repo, world):
-    """A branch that another machine runs is a Conflict; once its lease has ended, the next turn takes over."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     with faults.on_another_machine(), backend.at_work(repo) as owner:
@@ -97,7 +96,6 @@ def test_a_run_on_another_machine_is_taken_over_when_its_lease_ends(repo, world)
 
 @on_postgresql
 def test_a_turn_with_an_expired_lease_saves_no_more_steps(repo, world):
-    """A turn whose branch was taken over raises Conflict, and records only how its call ended."""
     agent = wrapped(repo, world)
     agent.run("add chair")
 
@@ -122,8 +120,6 @@ def test_a_turn_with_an_expired_lease_saves_no_more_steps(repo, world):
 
 @on_postgresql
 def test_a_recovered_turn_saves_no_step_in_its_unchanged_thread(repo):
-    """A turn whose branch was recovered saves no further step, although its thread is unchanged."""
-
     def says(state):
         if len(state["messages"]) > 2:
             assert let_end(repo) == 1
@@ -143,7 +139,6 @@ def test_a_recovered_turn_saves_no_step_in_its_unchanged_thread(repo):
 
 @on_postgresql
 def test_a_rollback_with_an_expired_lease_publishes_nothing(repo, world):
-    """A rollback taken over during an undo moves no branch and claims no reversal."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.checkpoint("before")
@@ -168,7 +163,6 @@ def test_a_rollback_with_an_expired_lease_publishes_nothing(repo, world):
 
 @on_postgresql
 def test_only_leases_held_by_this_process_are_renewed(repo, world):
-    """A renewal extends the leases of this process, and not that of a branch that was taken over."""
     agent = wrapped(repo, world)
     seen = []
 
@@ -190,7 +184,6 @@ def test_only_leases_held_by_this_process_are_renewed(repo, world):
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_sqlite_has_no_leases(repo, world):
-    """On SQLite no lease is set, and none is renewed."""
     agent = wrapped(repo, world)
     seen = []
     world.then = lambda: seen.extend(ends(repo))
@@ -199,7 +192,6 @@ def test_sqlite_has_no_leases(repo, world):
 
 
 def test_a_lease_is_renewed_until_its_work_ends_despite_failures(monkeypatch):
-    """The thread renews repeatedly, continues after database failures, and ends when nothing is held."""
     monkeypatch.setattr(*points.SECONDS_PER_LEASE.place, 3000)
     renewed, failures = threading.Semaphore(0), [Unavailable("away"), RuntimeError("nobody expected this")]
 

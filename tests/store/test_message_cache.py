@@ -10,8 +10,6 @@ from agentgit.store.objects.lru import LRUCache
 
 @pytest.fixture
 def codec():
-    """Create a codec that counts how often it encodes a message."""
-
     class Counting(Codec):
         encoded = 0
 
@@ -23,7 +21,6 @@ def codec():
 
 
 def test_a_long_conversation_is_encoded_once(codec):
-    """Appending one message encodes only that message, even if the other messages are new equal objects."""
     talk = [HumanMessage(f"message {n}", id=str(n)) for n in range(200)]
     codec.encode(talk)
     again = [HumanMessage(f"message {n}", id=str(n)) for n in range(200)]
@@ -47,8 +44,6 @@ EDITS = {
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 def test_a_message_edited_in_place_is_encoded_again(codec, edit):
-    """After any edit in place, a message is encoded with its new contents."""
-
     def message():
         return AIMessage(
             [{"type": "text", "text": "hi"}], id="1", response_metadata={"usage": {"tokens": 1}},
@@ -65,8 +60,6 @@ def test_a_message_edited_in_place_is_encoded_again(codec, edit):
 
 
 def test_message_classes_with_equal_fields_are_distinguished(codec):
-    """Messages of different classes with the same fields are encoded differently."""
-
     class Mine(HumanMessage):
         """A subclass that plain JSON cannot restore."""
 
@@ -85,7 +78,6 @@ def test_messages_with_non_json_values_are_encoded_every_time(codec):
 
 
 def test_the_cache_keeps_entries_that_are_used_again():
-    """An entry looked up since the last change of generations survives the next one."""
     recent = LRUCache(80, len)
     for n in range(40):
         recent.add([(bytes([n]), "x" * 10)])

@@ -34,8 +34,6 @@ REMOTE = {"type": "mcp", "server_url": "https://tools.example", "headers": {"X-A
 
 
 def chatting(model, prompt=PROMPT):
-    """Build a graph that calls a model once in each turn, with a system prompt."""
-
     def chat(state):
         return {"messages": [model.invoke([SystemMessage(prompt), *state["messages"]])]}
 
@@ -43,12 +41,10 @@ def chatting(model, prompt=PROMPT):
 
 
 def answering():
-    """Make a model that repeats what it hears."""
     return ScriptedModel(rule=lambda messages: AIMessage(f"re: {messages[-1].content}"))
 
 
 def talked(repo, turns=3, name="s", model=None):
-    """Run a session of some turns."""
     agent = repo.wrap(chatting(model or answering().bind(tools=[TOOL])), session=name)
     for number in range(turns):
         agent.run(f"message {number}")
@@ -67,13 +63,11 @@ def prove(agent, turns=3):
 
 
 def blob_bytes(repo):
-    """Return about how many bytes the values take, with what a row costs."""
     with backend.reading(repo) as connection:
         return connection.exec_driver_sql("SELECT sum(length(data) + 100) FROM blob").scalar_one()
 
 
 def test_a_prompt_and_its_tools_are_stored_once(repo):
-    """Each turn adds the same few bytes, whatever the length of the prompt, the tools and the conversation."""
     agent = talked(repo, 1)
     grown = []
     for part in range(3):
@@ -89,8 +83,6 @@ def test_a_prompt_and_its_tools_are_stored_once(repo):
 
 
 def test_a_checkpoint_comes_back_as_it_was_put(repo):
-    """LangGraph never sees the model calls, neither among the values nor among the writes of a checkpoint."""
-
     def ask(state):
         answer = interrupt(model.invoke(state["messages"]).content)
         return {"messages": [AIMessage(answer)]}
@@ -109,7 +101,6 @@ def test_a_checkpoint_comes_back_as_it_was_put(repo):
 
 
 def test_secrets_of_a_request_are_not_stored(repo):
-    """Of the parameters only tools and the output format are stored, without headers, keys and their defaults."""
     model = answering().bind(
         tools=[TOOL, REMOTE],
         tool_choice="auto",
@@ -130,8 +121,6 @@ def test_secrets_of_a_request_are_not_stored(repo):
 
 
 def test_a_reply_is_stored_as_a_middleware_left_it(repo):
-    """What a middleware redacts from a reply before it reaches the state is not stored either."""
-
     def chat(state):
         reply = model.invoke(state["messages"])
         return {"messages": [reply.model_copy(update={"content": "[redacted]"})]}
@@ -144,7 +133,6 @@ def test_a_reply_is_stored_as_a_middleware_left_it(repo):
 
 
 def test_an_encrypted_database_stores_no_prompt_in_plain_text(database, tmp_path):
-    """Prompts, tools and replies are encrypted like messages, and read with the keys."""
     with agentgit.open(database.url, keyring=Keyring({"one": Keyring.new_key()})) as repo:
         agent = talked(repo)
         text = backend.as_stored(repo)
@@ -154,7 +142,6 @@ def test_an_encrypted_database_stores_no_prompt_in_plain_text(database, tmp_path
 
 
 def test_model_calls_survive_a_collection_and_an_export(repo, tmp_path):
-    """Calls between the steps that checkpoints name survive `gc`, a fork, a template and another database."""
     world = World()
     graph = tool_node_graph(obedient(), world.tools())
     agent = repo.wrap(graph, session="s", effects=world.effects())
@@ -187,8 +174,6 @@ def test_model_calls_survive_a_collection_and_an_export(repo, tmp_path):
 
 
 def test_calls_of_an_unfinished_step_survive_an_export(repo, tmp_path):
-    """The calls before a question that waits are exported, and go on after the answer."""
-
     def ask(state):
         plan = model.invoke([SystemMessage("Plan."), *state["messages"]])
         return {"messages": [AIMessage(f"{plan.content} {interrupt('go?')}", id="a")]}
@@ -207,7 +192,6 @@ def test_calls_of_an_unfinished_step_survive_an_export(repo, tmp_path):
 
 
 def test_an_erased_session_leaves_no_prompt(repo):
-    """The requests of a session are erased with it."""
     talked(repo)
     talked(repo, name="kept", model=answering())
     assert "open_door" in backend.as_stored(repo)
@@ -217,7 +201,6 @@ def test_an_erased_session_leaves_no_prompt(repo):
 
 
 def test_a_lost_prompt_is_found(lived_through):
-    """`fsck` names a graph checkpoint whose model calls lack a value, and `RecordedModel` refuses to guess."""
     repo = lived_through(talked)
     with backend.reading(repo) as connection:
         key = connection.exec_driver_sql("SELECT hash FROM blob WHERE size > 4000").scalar_one()
@@ -228,7 +211,6 @@ def test_a_lost_prompt_is_found(lived_through):
 
 
 def test_tools_that_run_again_keep_the_calls(repo):
-    """`replay="execute"` rewrites the results in messages, and keeps the model calls up to there."""
     world = World()
     graph = tool_node_graph(scripted(call("look"), "seen"), world.tools())
     agent = repo.wrap(graph, session="s", effects=world.effects())
@@ -241,7 +223,6 @@ def test_tools_that_run_again_keep_the_calls(repo):
 
 @pytest.fixture(scope="module")
 def memory():
-    """Open a repository in memory."""
     with agentgit.open(":memory:") as repo:
         yield repo
 

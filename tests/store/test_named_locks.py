@@ -15,13 +15,11 @@ from agentgit.store.sql import named_locks
 
 @pytest.fixture
 def other(database):
-    """Open the database once more, as another process does."""
     with closing(Database(database.url)) as other:
         yield other
 
 
 def test_a_name_has_one_holder_at_a_time(database, other, monkeypatch):
-    """A second holder of a name waits, and gives up with a typed error; afterwards the name is free."""
     monkeypatch.setattr(named_locks, "TIMEOUT_SECONDS", 0.1)
     for second in (database, other):
         with (
@@ -35,13 +33,11 @@ def test_a_name_has_one_holder_at_a_time(database, other, monkeypatch):
 
 
 def test_other_names_have_other_holders(database):
-    """Holders of different names do not wait for each other in one process."""
     with database.named_locks.hold(["a"]), database.named_locks.hold(["b"]):
         pass
 
 
 def test_a_busy_process_leaves_the_lock_to_others(database, other, monkeypatch):
-    """Holders of different names that overlap in one process do not keep another process waiting for good."""
     monkeypatch.setattr(named_locks, "SHARE_SECONDS", 0.1)
     monkeypatch.setattr(named_locks, "TIMEOUT_SECONDS", 5)
     is_over = threading.Event()
@@ -64,7 +60,6 @@ def test_a_busy_process_leaves_the_lock_to_others(database, other, monkeypatch):
 
 
 async def test_a_cancelled_waiter_holds_nothing(database, other):
-    """A task that is cancelled while it waits, or just as it gets the lock, leaves it free."""
     keys = await database.named_locks.acquire(["a"])
     waiting = asyncio.ensure_future(other.named_locks.acquire(["a"]))
     await asyncio.sleep(0.05)
@@ -76,7 +71,6 @@ async def test_a_cancelled_waiter_holds_nothing(database, other):
 
 
 def test_a_pool_of_one_connection_is_left_to_the_holder(postgres_url):
-    """The holder of a lock can use the database, also if its pool has a single connection."""
     with (
         closing(Database(postgres_url, pool_size=1)) as database,
         database.named_locks.hold(["a"]),

@@ -27,7 +27,6 @@ def wrapped(repo, world, branch=None):
 
 
 def until_somebody_waits(url):
-    """Wait until another connection of this PostgreSQL database waits for a lock."""
     engine = create_engine(url)
     query = text(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -65,7 +64,6 @@ def meet(repo):
 
 
 def test_concurrent_updates_of_branch_metadata_are_all_kept(repo, meet):
-    """Two concurrent transactions that change the metadata of a branch lose no key, and count both turns."""
     repo.session("s", create=True)
     branch, sessions = repo.session("s").branch().id, repo.context.store.sessions
     meet(lambda c: sessions.merge_metadata(c, branch, {"a": 1}), lambda c: sessions.merge_metadata(c, branch, {"b": 2}))
@@ -75,7 +73,6 @@ def test_concurrent_updates_of_branch_metadata_are_all_kept(repo, meet):
 
 
 def test_the_head_is_the_last_of_two_concurrent_checkpoints(repo, world, meet):
-    """Of two concurrent checkpoints none is lost, and the head is the later one."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     store, branch = repo.context.store, agent.branch.id
@@ -97,7 +94,6 @@ def test_the_head_is_the_last_of_two_concurrent_checkpoints(repo, world, meet):
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_an_effect_during_the_world_check_is_not_missed(repo, world, monkeypatch):
-    """A call of another branch that ends during the check of the world stops this branch's next effect."""
     agent = wrapped(repo, world)
     agent.run("look")
     other = agent.fork(name="other")
@@ -140,7 +136,6 @@ def test_an_effect_during_the_world_check_is_not_missed(repo, world, monkeypatch
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_switch_during_the_publication_of_a_rollback_is_kept(repo, world):
-    """A switch during the publication of a rollback waits for it and then takes effect."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.checkpoint("before")
@@ -161,7 +156,6 @@ def test_a_switch_during_the_publication_of_a_rollback_is_kept(repo, world):
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_forced_recover_waits_for_the_publication_of_a_rollback(repo, world):
-    """A forced recover during the publication of a rollback waits, and finds the rollback done."""
     agent = wrapped(repo, world)
     agent.run("add chair")
     agent.checkpoint("before")

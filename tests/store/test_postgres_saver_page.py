@@ -16,7 +16,6 @@ ADDRESS = "postgresql://user@host/agents"
 
 
 def test_a_program_moves_from_postgres_saver_by_changing_one_line(postgres_url, recwarn):
-    """A program of PostgresSaver, with a question that waits, continues after the page's commands and its line."""
     printed, names, shown = io.StringIO(), {}, []
     with postgres_origin(postgres_url) as origin:
         for language, source in BLOCK.findall(PAGE):

@@ -44,7 +44,6 @@ def asked(text=f"log in with {KEY} and tell {EMAIL}"):
 
 
 def hide_addresses(text):
-    """Replace every address."""
     return re.sub(r"\w+@example\.org", "someone@example.net", text)
 
 
@@ -71,7 +70,6 @@ def secrets_in(data):
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_no_secret_is_left_in_the_file_and_its_rerun_matches(repo, kind):
-    """Names that look like secrets and a function; values are replaced alike everywhere, also in other texts."""
     agent = repo.wrap(graph(kind), "s", effects=EFFECTS)
     agent.invoke({"messages": [HumanMessage(f"log in with {KEY} and tell {EMAIL}")]})
     agent.checkpoint(f"with {EMAIL}", description=KEY, data={"auth": KEY})
@@ -94,7 +92,6 @@ def test_no_secret_is_left_in_the_file_and_its_rerun_matches(repo, kind):
 
 
 def test_names_alone_are_enough_and_nothing_else_changes(repo):
-    """With True, only the values of secret names change; a session without any is exported as it is."""
     world = World()
     agent = repo.wrap(
         tool_node_graph(scripted(calls(call("add", item="chair")), "done"), world.tools()),
@@ -130,7 +127,6 @@ class State(MessagesState):
 
 
 def test_objects_bytes_long_texts_and_token_counts(repo):
-    """Msgpack objects and values in several parts are redacted; usage stays."""
     long = f"{'word ' * 300_000}{KEY}"
     usage = {"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}
 
@@ -176,7 +172,6 @@ def test_a_branch_is_exported_without_its_reruns(repo):
 
 
 def test_what_cannot_be_redacted_is_refused(repo, tmp_path):
-    """Bad input: nothing is written."""
     agent = repo.wrap(graph(), "s", effects=EFFECTS)
     agent.run(f"log in with {KEY} and tell {EMAIL}")
     target = tmp_path / "s.jsonl"

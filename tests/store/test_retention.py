@@ -49,7 +49,6 @@ RETENTIONS = st.builds(
 
 
 def kept(points, retention):
-    """Return the checkpoints that stay."""
     return [one.point for one in judge(points, retention, NOW) if not one.is_removed]
 
 
@@ -57,14 +56,12 @@ def kept(points, retention):
 
 
 def test_the_default_retention_thins_out_above_fifty_checkpoints():
-    """By default 50 checkpoints stay; of 51, the first, the last 20 and the newest of each name do."""
     points = [KeptPoint(id=n, name="n" if n in (5, 9) else None, created_at=NOW) for n in range(51)]
     assert kept(points[:50], Retention()) == points[:50]
     assert [point.id for point in kept(points, Retention())] == [0, 9, *range(31, 51)]
 
 
 def test_the_oldest_checkpoints_go_above_the_limit():
-    """Above the limit the oldest checkpoint goes: automatic ones before named ones, and the first one last."""
     points = [KeptPoint(id=n, is_auto=n not in (1, 2), name="x" * n or None, created_at=NOW) for n in range(101)]
     [gone] = [one for one in judge(points, Retention(compress_after=None), NOW) if one.is_removed]
     assert (gone.point.id, gone.why) == (3, "there are more than 100")
@@ -73,7 +70,6 @@ def test_the_oldest_checkpoints_go_above_the_limit():
 
 
 def test_an_age_limit_keeps_the_first_and_the_newest_checkpoints():
-    """An age limit removes older checkpoints, and keeps the first and the newest ones."""
     points = [KeptPoint(id=n, name="x", created_at=NOW - timedelta(days=100 - n)) for n in range(10)]
     aged = Retention(compress_after=None, max_checkpoints=None, keep_last=3, max_age=timedelta(days=95))
     assert [point.id for point in kept(points, aged)] == [0, 5, 6, 7, 8, 9]
@@ -83,7 +79,6 @@ def test_an_age_limit_keeps_the_first_and_the_newest_checkpoints():
 
 @given(POINTS, RETENTIONS)
 def test_needed_and_newest_checkpoints_always_stay(points, retention):
-    """Whatever the limits are, needed checkpoints stay, and so do the newest ones."""
     last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
     spared = {point.id for point in points if point.needed} | {point.id for point in points[-last:]}
     assert spared <= {point.id for point in kept(points, retention)}
@@ -91,7 +86,6 @@ def test_needed_and_newest_checkpoints_always_stay(points, retention):
 
 @given(POINTS, RETENTIONS)
 def test_only_needed_or_newest_checkpoints_exceed_the_limit(points, retention):
-    """More checkpoints than the limit stay only if all of them are needed or among the newest."""
     stay = kept(points, retention)
     most = retention.max_checkpoints
     if most is not None and len(stay) > most:
@@ -101,7 +95,6 @@ def test_only_needed_or_newest_checkpoints_exceed_the_limit(points, retention):
 
 @given(POINTS, RETENTIONS, st.randoms())
 def test_thinning_is_idempotent(points, retention, chance):
-    """Each checkpoint has a verdict with a reason, order does not matter, and a second pass removes nothing."""
     judged = judge(points, retention, NOW)
     assert [one.point for one in judged] == points
     assert all(one.why for one in judged)
@@ -114,7 +107,6 @@ def test_thinning_is_idempotent(points, retention, chance):
 
 @given(RETENTIONS)
 def test_a_retention_survives_serialization(retention):
-    """`from_dict` restores what `to_dict` wrote."""
     assert Retention.from_dict(retention.to_dict()) == retention
     assert str(retention)
 
@@ -128,7 +120,6 @@ def test_a_retention_survives_serialization(retention):
     ids=str,
 )  # fmt: skip
 def test_bad_input_an_invalid_limit_is_refused(bad):
-    """Bad input: a Retention with an invalid limit is refused."""
     with pytest.raises(InvalidInput):
         Retention(**bad)
 
@@ -137,7 +128,6 @@ def test_bad_input_an_invalid_limit_is_refused(bad):
     "bad", [{"max": 3}, {"max_age": "long"}, {"max_age": 1e300}, {"max_age": float("nan")}], ids=str
 )
 def test_bad_input_an_invalid_stored_retention_is_refused(bad):
-    """Bad input: a dict that `to_dict` did not write raises InvalidInput or ValueError, and no other error."""
     with pytest.raises((InvalidInput, ValueError)):
         Retention.from_dict(bad)
 
@@ -146,20 +136,17 @@ def test_bad_input_an_invalid_stored_retention_is_refused(bad):
 
 
 def wrap(repo, world=None, **how):
-    """Wrap a graph with an obedient model as session s."""
     world = world or World()
     return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), **how)
 
 
 def references(repo):
-    """Return the references of all checkpoints of session s, over all branches."""
     with backend.reading(repo) as connection:
         return [point.reference for point in retention.points(connection, repo.context.store, repo.session("s").id)]
 
 
 @pytest.mark.long
 def test_a_session_is_thinned_out_automatically_as_turns_end(repo):
-    """A session keeps everything until a retention is set; then it is thinned out as turns end."""
     agent = wrap(repo)
     for _ in range(6):
         agent.run("hm")
@@ -180,7 +167,6 @@ def test_a_session_is_thinned_out_automatically_as_turns_end(repo):
 
 
 def test_the_retention_is_stored_with_the_session(repo):
-    """Another handle on the database thins out the session, too."""
     wrap(repo).run("hm")
     repo.session("s").retention.set(Retention(compress_after=2, keep_last=1))
     with agentgit.open(backend.url(repo)) as other:
@@ -191,7 +177,6 @@ def test_the_retention_is_stored_with_the_session(repo):
 
 @pytest.mark.long
 def test_branch_points_heads_and_first_checkpoints_stay(repo):
-    """Thinning keeps each branch's first checkpoint, branch point and head, as targets of a rollback."""
     world = World()
     agent = wrap(repo, world)
     for n in range(4):
@@ -217,7 +202,6 @@ def test_branch_points_heads_and_first_checkpoints_stay(repo):
 
 
 def test_a_tagged_checkpoint_stays(repo):
-    """Thinning keeps a tagged checkpoint and names the tag; without the tag it removes the checkpoint."""
     agent = wrap(repo)
     for _ in range(4):
         agent.run("hm")
@@ -231,7 +215,6 @@ def test_a_tagged_checkpoint_stays(repo):
 
 
 def test_the_checkpoint_before_an_unresolved_effect_stays(repo):
-    """Thinning keeps the last checkpoint before a call whose outcome is not resolved."""
     agent = wrap(repo)
     for n in range(5):
         agent.run(f"add i{n}")
@@ -248,7 +231,6 @@ def test_the_checkpoint_before_an_unresolved_effect_stays(repo):
 
 
 def test_a_checkpoint_with_a_pending_interrupt_stays(repo):
-    """Thinning keeps a checkpoint that waits for a person's answer."""
     world = World()
     graph = tool_node_graph(scripted(call("add_if_approved", item="x"), "ok"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
@@ -265,7 +247,6 @@ def test_a_checkpoint_with_a_pending_interrupt_stays(repo):
 
 
 def test_clear_returns_the_number_of_deleted_checkpoints(repo):
-    """Clear deletes all unneeded checkpoints, also named ones, returns their number, and keeps the history."""
     agent = wrap(repo)
     for n in range(5):
         agent.run(f"add i{n}")
@@ -287,7 +268,6 @@ def test_clear_returns_the_number_of_deleted_checkpoints(repo):
 
 
 def test_automatic_checkpoints_go_before_named_ones(repo):
-    """Under one limit, automatic checkpoints go before named ones."""
     agent = wrap(repo)
     for n in range(4):
         agent.run("hm")
@@ -298,7 +278,6 @@ def test_automatic_checkpoints_go_before_named_ones(repo):
 
 
 def test_bad_input_thinning_without_a_retention_is_refused(repo):
-    """Bad input: thinning without a retention is refused because everything is kept, and changes nothing."""
     wrap(repo).run("hm")
     with pytest.raises(InvalidInput, match="keeps everything"):
         repo.session("s").retention.apply()
@@ -310,7 +289,6 @@ def test_bad_input_thinning_without_a_retention_is_refused(repo):
 
 
 def test_a_rollback_to_a_deleted_checkpoint_is_refused(repo, monkeypatch):
-    """Bad input: a rollback or a fork to a thinned-out checkpoint raises NotFound and leaves no branch."""
     agent = wrap(repo)
     for _ in range(4):
         agent.run("hm")
@@ -328,7 +306,6 @@ def test_a_rollback_to_a_deleted_checkpoint_is_refused(repo, monkeypatch):
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite has one writer at a time
 def test_a_fork_during_thinning_never_uses_a_deleted_checkpoint(repo):
-    """A fork that waits for thinning raises NotFound if its checkpoint is deleted, and no branch points at it."""
     agent = wrap(repo)
     for _ in range(4):
         agent.run("hm")

@@ -28,25 +28,21 @@ class Shopping(MessagesState):
 
 
 def shopping():
-    """Build a graph that answers, and keeps what is put into the cart."""
     graph = StateGraph(Shopping).add_node("answer", lambda state: {"messages": [AIMessage("noted")]})
     return graph.set_entry_point("answer").compile()
 
 
 def say(agent, *cart):
-    """Run one turn that puts items into the cart."""
     agent.invoke({"messages": [("user", "hi")], "cart": list(cart)})
 
 
 def working(repo, session="s"):
-    """Wrap a graph with an obedient model."""
     world = World()
     return repo.wrap(tool_node_graph(obedient(), world.tools()), session, effects=world.effects())
 
 
 @pytest.fixture
 def merged(repo):
-    """Return an agent on main after a merge of another branch, and after both branches continued."""
     ours = repo.wrap(shopping(), "s")
     say(ours, "chair")
     theirs = ours.fork(name="theirs")
@@ -59,7 +55,6 @@ def merged(repo):
 
 
 def test_a_merge_after_thinning_repeats_nothing(repo, merged):
-    """Thinning keeps the last merge and its source, so the next merge continues from there."""
     thinned = repo.session("s").retention.apply(FEW)
     why = {one.point.name or one.point.reference: one.why for one in thinned.kept}
     assert why["merge"] == "it is a merge, and the next merge continues from it"
@@ -70,7 +65,6 @@ def test_a_merge_after_thinning_repeats_nothing(repo, merged):
 
 @pytest.mark.long
 def test_clearing_and_deleting_keep_the_last_merge(repo, merged):
-    """Clearing and deleting keep the checkpoints of the last merge, so the next merge repeats nothing."""
     for needed, why in (("merge", "it is a merge"), ("theirs#3", "was merged from it")):
         with pytest.raises(agentgit.Conflict, match=why):
             repo.session("s").delete_checkpoint(needed)
@@ -81,7 +75,6 @@ def test_clearing_and_deleting_keep_the_last_merge(repo, merged):
 
 
 def test_an_imported_session_merges_from_its_last_merge(repo, merged):
-    """After export and import, the next merge continues from the last one and repeats nothing."""
     file = io.BytesIO()
     repo.session("s").export(file)
     file.seek(0)
@@ -92,7 +85,6 @@ def test_an_imported_session_merges_from_its_last_merge(repo, merged):
 
 
 def test_the_checkpoint_before_an_unresolved_effect_is_not_deletable(repo):
-    """Deleting and cleaning up keep the last checkpoint before an unresolved effect."""
     agent = working(repo)
     for n in range(3):
         agent.run(f"add i{n}")
@@ -106,14 +98,12 @@ def test_the_checkpoint_before_an_unresolved_effect_is_not_deletable(repo):
 
 
 def test_a_cleanup_below_the_limit_deletes_nothing(repo):
-    """A cleanup deletes nothing while there are fewer checkpoints than it keeps."""
     working(repo).run("hm")
     assert repo.session("s").cleanup_auto_checkpoints(keep=3) == 0
     assert len(repo.session("s").checkpoints()) == 2
 
 
 def test_an_age_limit_reads_no_checkpoints_until_one_is_too_old(repo, monkeypatch):
-    """A turn of a session with an age limit reads its checkpoints only when one of them is too old."""
     agent = working(repo)
     for _ in range(3):
         agent.run("hm")
@@ -137,7 +127,6 @@ def test_an_age_limit_reads_no_checkpoints_until_one_is_too_old(repo, monkeypatc
 
 
 def test_an_exploration_is_unchanged_after_thinning(repo):
-    """Thinning keeps the end of an explored branch, so the exploration reads the same."""
     agent = working(repo)
     agent.run("hm")
     explored = agent.explore(["hm"], 2)
@@ -154,7 +143,6 @@ def test_an_exploration_is_unchanged_after_thinning(repo):
 
 @pytest.mark.long
 def test_a_session_continues_after_its_template_is_cleared(repo):
-    """A session created from a template continues after the checkpoints of the template are cleared."""
     agent = working(repo)
     agent.run("add i0")
     agent.checkpoint("ready")
@@ -172,7 +160,6 @@ def test_a_session_continues_after_its_template_is_cleared(repo):
 
 
 def test_a_thinned_out_session_can_be_exported(repo):
-    """A session and each of its branches can be exported and imported after clearing and collecting."""
     agent = working(repo)
     for n in range(4):
         agent.run(f"add i{n}")
@@ -196,7 +183,6 @@ def test_a_thinned_out_session_can_be_exported(repo):
 
 @pytest.mark.parametrize("branches", [1, 3])
 def test_an_incomplete_rollback_is_resumed_after_a_collection(repo, tmp_path, branches):
-    """An incomplete rollback of effects and files can be resumed after thinning and a collection."""
     (folder := tmp_path / "work").mkdir()
     world = World()
     with Workspace(folder, tmp_path / "store") as workspace:

@@ -51,7 +51,6 @@ def of_last_turn(postgres_url, sent, said):
 
 @pytest.mark.parametrize(("said", "most", "statements"), [("hello", 4, 22), ("add chair", 12, 43)])
 def test_a_turn_needs_few_round_trips_to_the_server(postgres_url, sent, said, most, statements):
-    """A turn needs few round trips and few statements, and a turn with a tool call some more."""
     ways = of_last_turn(postgres_url, sent, said)
     # With a call, a row may come with a later statement, because LangGraph saves writes and steps in its threads.
     assert 0 < len(ways) <= most
@@ -60,7 +59,6 @@ def test_a_turn_needs_few_round_trips_to_the_server(postgres_url, sent, said, mo
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_failed_pipeline_reports_its_error_and_logs_nothing(postgres_url, caplog, is_async):
-    """A failed pipeline reports its statement's error, stores and logs nothing, and the next pipeline works."""
     taken, count = CompiledStatement(insert(TENANT)), select(func.count()).select_from(TENANT)
 
     def add(connection, *ids):
@@ -95,7 +93,6 @@ TEXT_CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=["Cs
 )
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_that_one_statement_inserts_are_stored_as_one_after_the_other(postgres_made, rows, is_upsert):
-    """Rows of one insert have the values that single inserts give, whatever text, count and repeated keys."""
     table = Table("item", MetaData(), Column("id", Integer, primary_key=True), Column("words", Text))
     words = {"words": bindparam("words", type_=Text) + ")"}
     insert_row = postgresql.insert(table).values(id=bindparam("id"), **words)

@@ -38,8 +38,6 @@ def add(a: int, b: int) -> int:
 
 
 def tool_agent(saver):
-    """Build a graph whose model calls a tool once after each user message, then answers."""
-
     def model(state):
         last = state["messages"][-1]
         if isinstance(last, ToolMessage):
@@ -53,7 +51,6 @@ def tool_agent(saver):
 
 
 def texts(result):
-    """Return the texts of a conversation."""
     return [message.content for message in result["messages"]]
 
 
@@ -61,8 +58,6 @@ def texts(result):
 
 
 async def test_the_saver_passes_the_conformance_suite(database):
-    """The saver has every capability of the conformance suite and passes it, on both databases."""
-
     @checkpointer_test(name="SQLModelSaver")
     async def make():
         yield SQLModelSaver(database)
@@ -78,14 +73,12 @@ async def test_the_saver_passes_the_conformance_suite(database):
 
 
 def test_a_tool_agent_continues_through_a_second_saver(saver):
-    """A StateGraph with a ToolNode remembers its turns through a second saver on the same database."""
     tool_agent(saver).invoke({"messages": [("user", "hi")]}, on("t"))
     found = tool_agent(SQLModelSaver(saver.database)).invoke({"messages": [("user", "again")]}, on("t"))
     assert texts(found) == ["hi", "", "2", "it is 2", "again", "", "6", "it is 6"]
 
 
 async def test_one_saver_serves_sync_and_async_methods(saver):
-    """One saver serves a graph's sync and async methods in turn, with the same state."""
     graph = tool_agent(saver)
     await graph.ainvoke({"messages": [("user", "one")]}, on("t"))
     await asyncio.to_thread(graph.invoke, {"messages": [("user", "two")]}, on("t"))
@@ -96,7 +89,6 @@ async def test_one_saver_serves_sync_and_async_methods(saver):
 
 
 def test_an_interrupt_is_answered_through_a_second_saver(saver):
-    """An interrupt is answered through a second saver on the same database."""
     builder = StateGraph(MessagesState).add_node("ask", lambda state: {"messages": [("ai", interrupt("ok?"))]})
     builder.add_edge(START, "ask")
     builder.compile(checkpointer=saver).invoke({"messages": [("user", "do it")]}, on("t"))
@@ -106,7 +98,6 @@ def test_an_interrupt_is_answered_through_a_second_saver(saver):
 
 
 def test_a_run_from_an_earlier_checkpoint_becomes_the_newest(saver):
-    """A run from an earlier checkpoint becomes the newest of its thread, and the later one is unchanged."""
     graph = tool_agent(saver)
     graph.invoke({"messages": [("user", "one")]}, on("t"))
     early = graph.get_state(on("t")).config
@@ -119,7 +110,6 @@ def test_a_run_from_an_earlier_checkpoint_becomes_the_newest(saver):
 
 
 def test_update_state_stores_a_checkpoint(saver):
-    """`update_state` stores a checkpoint that is the newest state, and the next turn continues from it."""
     graph = tool_agent(saver)
     graph.invoke({"messages": [("user", "one")]}, on("t"))
     graph.update_state(on("t"), {"messages": [("ai", "edited")]})
@@ -130,7 +120,6 @@ def test_update_state_stores_a_checkpoint(saver):
 
 @pytest.mark.parametrize("durability", ["sync", "async", "exit"])
 def test_every_durability_mode_saves_the_same_state(saver, durability):
-    """The next turn sees the same state in each of LangGraph's durability modes."""
     graph = tool_agent(saver)
     for text in ("one", "two"):
         found = graph.invoke({"messages": [("user", text)]}, on("t"), durability=durability)
@@ -139,8 +128,6 @@ def test_every_durability_mode_saves_the_same_state(saver, durability):
 
 
 def test_the_functional_api_remembers_the_previous_turn(saver):
-    """An entrypoint receives what it saved in the previous turn, and its messages are counted."""
-
     @entrypoint(checkpointer=saver)
     def talk(text, *, previous=None):
         messages = [*(previous or {"messages": []})["messages"], HumanMessage(text)]
@@ -182,7 +169,6 @@ with SQLModelSaver.from_conn_string(sys.argv[1]) as saver:
 
 @pytest.mark.long
 def test_strict_mode_restores_only_the_types_of_the_compiled_graph(tmp_path):
-    """With LANGGRAPH_STRICT_MSGPACK, a compiled graph restores its types, and the saver alone does not."""
     found = subprocess.run(  # noqa: S603  # our own code
         [sys.executable, "-c", STRICT, str(tmp_path / "agentgit.db")],
         env={**os.environ, "LANGGRAPH_STRICT_MSGPACK": "true", "PYTHONPATH": os.pathsep.join(PATHS)},
@@ -192,7 +178,6 @@ def test_strict_mode_restores_only_the_types_of_the_compiled_graph(tmp_path):
 
 
 def test_a_second_saver_restores_the_types_of_the_graph(saver):
-    """A second saver restores a dataclass in the state as that dataclass."""
     builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
     builder.add_edge(START, "buy").compile(checkpointer=saver).invoke({"log": []}, on("t"))
     graph = builder.compile(checkpointer=SQLModelSaver(saver.database))
@@ -216,7 +201,6 @@ with SQLModelSaver.from_conn_string(sys.argv[1]) as saver:
 
 @pytest.mark.long
 def test_types_of_the_graph_survive_a_restart(saver):
-    """Another process restores a dataclass in the state as that dataclass, and continues the thread."""
     builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
     graph = builder.add_edge(START, "buy").compile(checkpointer=saver)
     graph.invoke({"log": []}, on("t"))
@@ -229,14 +213,11 @@ def test_types_of_the_graph_survive_a_restart(saver):
 
 
 def total(state, writes):
-    """Append the lists of all writes to the state."""
     return [*state, *(item for write in writes for item in write)]
 
 
 @pytest.mark.parametrize("durability", ["sync", "exit"])
 def test_delta_channels_are_rebuilt(saver, durability):
-    """A DeltaChannel's value is rebuilt from its steps, also in a copy, in a fork and after pruning."""
-
     class Log(TypedDict):
         log: Annotated[list, DeltaChannel(total, snapshot_frequency=4)]
 
@@ -262,8 +243,6 @@ def test_delta_channels_are_rebuilt(saver, durability):
 
 @pytest.mark.long
 async def test_the_delta_history_equals_that_of_langgraph(saver):
-    """The native history of a DeltaChannel equals the one that LangGraph itself builds."""
-
     class Log(TypedDict):
         log: Annotated[list, DeltaChannel(total, snapshot_frequency=100)]
         other: Annotated[list, DeltaChannel(total, snapshot_frequency=3)]
@@ -300,7 +279,6 @@ def test_secrets_in_the_config_are_not_stored(tmp_path):
 
 
 def test_secrets_copied_to_the_metadata_are_not_stored(saver):
-    """Secrets that LangChain copied from `configurable` to `metadata` are not stored; the user's metadata is."""
     where = on("t", checkpoint_ns="", api_key="hush", user_id="ann")
     config = put(saver, "t", {}, config={**where, "metadata": {"api_key": "hush", "user_id": "ann", "mine": "yes"}})
     metadata = saver.get_tuple(config).metadata
@@ -310,7 +288,6 @@ def test_secrets_copied_to_the_metadata_are_not_stored(saver):
 
 
 def test_tenants_do_not_see_each_others_threads(database):
-    """The same thread id in two tenants means two separate threads."""
     one, two = SQLModelSaver(database, tenant_id=1), SQLModelSaver(database, tenant_id=2)
     put(one, "t", {"a": 1})
     assert two.get_tuple(on("t")) is None
@@ -321,7 +298,6 @@ def test_tenants_do_not_see_each_others_threads(database):
 
 
 def test_a_failed_put_leaves_no_rows(saver):
-    """Bad input: a put that fails because of a value or of its callback leaves no row behind."""
     with pytest.raises(InvalidInput, match="cannot be stored"):
         put(saver, "t", {"a": 1, "b": object()})
 
@@ -335,7 +311,6 @@ def test_a_failed_put_leaves_no_rows(saver):
 
 
 def test_an_incomplete_config_is_refused(saver):
-    """Bad input: a missing thread or checkpoint id, or an unknown prune strategy, is named in the error."""
     with pytest.raises(InvalidInput, match="thread"):
         saver.get_tuple({"configurable": {}})
     with pytest.raises(InvalidInput, match="checkpoint_id"):
@@ -345,7 +320,6 @@ def test_an_incomplete_config_is_refused(saver):
 
 
 def test_a_copy_over_an_existing_thread_is_refused(saver):
-    """Bad input: copying over an existing thread raises Conflict and changes nothing."""
     for thread in ("a", "b"):
         put(saver, thread, {"name": thread})
     with pytest.raises(Conflict, match="already"):
@@ -365,7 +339,6 @@ def test_copies_of_a_saver_share_its_turn(saver):
 
 
 async def test_from_conn_string_works_with_and_without_a_context_manager(tmp_path):
-    """`from_conn_string` returns a saver for direct use, for `with` and for `async with`."""
     path = tmp_path / "agentgit.db"
     bare = SQLModelSaver.from_conn_string(f"sqlite:///{path}")
     put(bare, "t", {"a": 1})
@@ -377,7 +350,6 @@ async def test_from_conn_string_works_with_and_without_a_context_manager(tmp_pat
 
 
 def test_a_saver_does_not_close_a_database_passed_to_it(database):
-    """Leaving the context of a saver does not close a database that was passed to it."""
     with SQLModelSaver(database) as saver:
         put(saver, "t", {"a": 1})
     assert values(saver, on("t")) == {"a": 1}
@@ -385,7 +357,6 @@ def test_a_saver_does_not_close_a_database_passed_to_it(database):
 
 @pytest.mark.long
 def test_a_server_without_tables_names_the_upgrade_command(empty_server):
-    """Bad input: a server database without tables is refused with the command, and `setup()` creates them."""
     with SQLModelSaver.from_conn_string(empty_server) as saver:
         with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
             saver.get_tuple(on("t"))
@@ -395,8 +366,6 @@ def test_a_server_without_tables_names_the_upgrade_command(empty_server):
 
 
 def test_concurrent_threads_can_share_one_saver(saver):
-    """Concurrent puts, writes and reads through one saver succeed, and each thread's sequence is complete."""
-
     def work(n):
         config = on(f"t{n % 3}", checkpoint_ns="")
         for step in range(5):
@@ -417,7 +386,6 @@ def test_concurrent_threads_can_share_one_saver(saver):
 
 
 def test_an_overtaken_read_returns_the_writes_of_its_checkpoint(saver, monkeypatch):
-    """A read during which a newer checkpoint is stored returns the writes of the checkpoint it returns."""
     first = put(saver, "t", {"a": 1})
     saver.put_writes(first, [("a", "of the first")], "task-1")
     second = put(saver, "t", {"a": 2}, config=first)

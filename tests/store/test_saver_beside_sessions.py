@@ -13,13 +13,11 @@ from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 
 
 def own_graph(saver):
-    """Build a graph that uses the saver directly, without a session."""
     builder = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": [("ai", "mine")]})
     return builder.add_edge(START, "answer").compile(checkpointer=saver)
 
 
 def on(thread, **more):
-    """Return the config of a thread."""
     return {"configurable": {"thread_id": thread, **more}}
 
 
@@ -38,14 +36,12 @@ def repo(lived_through):
 
 @pytest.fixture
 def saver(repo):
-    """Create a plain saver on the same database, with a thread of its own."""
     saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id)
     own_graph(saver).invoke({"messages": [("user", "hi")]}, on("own", run_id="own-run"))
     return saver
 
 
 def stored(repo):
-    """Return all rows of graph checkpoints and of graph writes."""
     with backend.reading(repo) as connection:
         return [
             connection.execute(select(table).order_by(*table.primary_key)).all()
@@ -54,13 +50,10 @@ def stored(repo):
 
 
 def threads(repo):
-    """Return the threads of the session's branches."""
     return [branch.langgraph_session_id for branch in repo.session("secret").branches()]
 
 
 def test_an_unfiltered_list_omits_threads_of_sessions(repo, saver):
-    """An unfiltered list, sync or async, contains only threads of the saver, unless `sessions=True` is set."""
-
     async def listed():
         return [one async for one in saver.alist(None)]
 
@@ -94,7 +87,6 @@ def test_an_unfiltered_list_omits_threads_of_sessions(repo, saver):
     ],
 )
 def test_a_plain_saver_refuses_every_verb_on_a_session_thread(repo, saver, touch):
-    """A plain saver refuses each verb on a session thread, even a missing one, and changes nothing."""
     before = stored(repo)
     for thread in (*threads(repo), "agentgit-1"):
         with pytest.raises(InvalidInput, match=r"belongs to a session.*sessions=True"):
@@ -104,7 +96,6 @@ def test_a_plain_saver_refuses_every_verb_on_a_session_thread(repo, saver, touch
 
 
 def test_delete_for_runs_keeps_runs_of_sessions(repo, saver):
-    """Deleting runs by id deletes those of the saver's threads and keeps those of sessions."""
     runs = {row.run_id for row in stored(repo)[0]} - {None}
     assert "own-run" in runs
     session_rows = [row for row in stored(repo)[0] if row.thread_id != "own"]
@@ -115,7 +106,6 @@ def test_delete_for_runs_keeps_runs_of_sessions(repo, saver):
 
 
 def test_a_saver_with_sessions_enabled_reads_session_threads(repo):
-    """A saver with `sessions=True` reads the threads of sessions like any other."""
     saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id, sessions=True)
     for branch in repo.session("secret").branches():
         assert saver.get_tuple(on(branch.langgraph_session_id)).checkpoint["channel_values"]["messages"]

@@ -24,12 +24,10 @@ LANGGRAPH = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row
 
 
 def address(url):
-    """Return the URL in the form that libpq reads."""
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
 def keywords(url):
-    """Return the connection string of a URL."""
     return f"host={url.host} port={url.port} user={url.username} dbname={url.database}"
 
 
@@ -63,7 +61,6 @@ def keywords(url):
     ],
 )
 def test_everything_that_names_a_postgres_database_is_taken(postgres_url, open_object):
-    """A connection, a pool, an engine, a URL and libpq's parameters open the same database and stay open."""
     given = open_object(postgres_url)
     with SQLModelSaver(given) as saver:
         saver.setup()
@@ -81,7 +78,6 @@ def test_everything_that_names_a_postgres_database_is_taken(postgres_url, open_o
 
 
 async def test_async_connections_and_pools_are_taken(postgres_url):
-    """What AsyncPostgresSaver takes opens the same database, and `setup` can be awaited."""
     async with (
         await psycopg.AsyncConnection.connect(address(postgres_url), **LANGGRAPH) as connection,
         SQLModelSaver(connection) as saver,
@@ -98,7 +94,6 @@ async def test_async_connections_and_pools_are_taken(postgres_url):
 
 
 def test_an_engine_connects_with_its_own_arguments_and_listeners(postgres_url):
-    """A database that only the engine can reach is opened through the engine."""
     engine, connections = create_engine("postgresql+psycopg://"), []
 
     @event.listens_for(engine, "do_connect")
@@ -114,7 +109,6 @@ def test_an_engine_connects_with_its_own_arguments_and_listeners(postgres_url):
 
 
 def test_a_sqlite_connection_and_engine_are_taken(tmp_path):
-    """What SqliteSaver takes opens the same file; a new database in memory becomes one of the saver's own."""
     path = tmp_path / "threads.db"
     with SQLModelSaver(sqlite3.connect(path, check_same_thread=False)) as saver:
         put(saver, "t", {"a": 1})
@@ -127,7 +121,6 @@ def test_a_sqlite_connection_and_engine_are_taken(tmp_path):
 
 @pytest.mark.parametrize("attributes", [{"row_factory": sqlite3.Row}, {"text_factory": bytes}])
 def test_settings_of_a_sqlite_connection_do_not_matter(tmp_path, attributes):
-    """Rows and texts in another form do not hide the file of a connection."""
     for path in (tmp_path / "threads.db", ":memory:"):
         connection = sqlite3.connect(path)
         for name, value in attributes.items():
@@ -138,7 +131,6 @@ def test_settings_of_a_sqlite_connection_do_not_matter(tmp_path, attributes):
 
 
 def test_no_error_shows_a_secret_of_a_connection_string(postgres_url):
-    """Passwords and client secrets are masked in errors and in the name of a database."""
     hidden = f"host={postgres_url.host} port=1 dbname=x password=hidden-1 sslpassword=hidden-2"
     with SQLModelSaver(hidden) as saver:
         with pytest.raises(Unavailable) as raised:
@@ -194,7 +186,6 @@ def closed(url):
     ],
 )
 def test_what_does_not_name_a_database_is_refused(postgres_url, tmp_path, monkeypatch, build, words):
-    """Anything else raises an error that says what to give, shows no secret, and makes no file."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput, match=words) as raised:
         SQLModelSaver(build(postgres_url))
@@ -203,7 +194,6 @@ def test_what_does_not_name_a_database_is_refused(postgres_url, tmp_path, monkey
 
 
 def test_a_libpq_string_never_names_a_file(postgres_url, tmp_path, monkeypatch):
-    """`open` reads libpq's parameters as a server, and a path with an equals sign as a file."""
     monkeypatch.chdir(tmp_path)
     with agentgit.open(keywords(postgres_url)) as repo:
         assert repo.sessions() == []
@@ -251,7 +241,6 @@ METADATA = [
     ],
 )
 def test_a_filter_finds_the_same_as_a_comparison_of_the_metadata(database, wanted, steps):
-    """A filter returns exactly the checkpoints whose metadata has its entries, whatever they contain."""
     saver = SQLModelSaver(database)
     for metadata in METADATA:
         put(saver, "t", {"a": metadata["step"]}, meta=metadata)

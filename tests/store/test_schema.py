@@ -41,7 +41,6 @@ def path(tmp_path):
 
 
 def test_migrations_create_exactly_the_tables_of_the_models(path):
-    """The tables that Alembic creates equal those of the SQLModel classes."""
     database = Database(path)
     assert schema.upgrade(database) == schema.REVISION
     with database.engine.connect() as connection:
@@ -51,7 +50,6 @@ def test_migrations_create_exactly_the_tables_of_the_models(path):
 
 
 def test_revision_is_the_newest_migration():
-    """The revision that `open()` compares with is the newest one in the migrations folder."""
     assert ScriptDirectory(str(migrations.folder())).get_heads() == [schema.REVISION]
 
 
@@ -78,7 +76,6 @@ CATALOG = {
 
 
 def test_the_schema_can_be_distributed_by_tenant(postgres_url):
-    """Keys, indexes and references lead with the tenant, with named exceptions, and nothing uses a sequence."""
     with closing(Database(postgres_url)) as database, database.reading() as connection:
         found = {name: connection.exec_driver_sql(query).all() for name, query in CATALOG.items()}
     ours = {*METADATA.tables} - {"user"} | {'"user"'}
@@ -97,7 +94,6 @@ def test_the_schema_can_be_distributed_by_tenant(postgres_url):
 
 
 def test_a_file_that_is_not_a_database_is_refused_and_unchanged(path):
-    """Bad input: a text file opened as a database is refused and stays unchanged."""
     path.write_text("these are notes, " * 100)
     with pytest.raises(SchemaMismatch, match="not a SQLite database"):
         schema.prepare(Database(path))
@@ -105,7 +101,6 @@ def test_a_file_that_is_not_a_database_is_refused_and_unchanged(path):
 
 
 def test_a_foreign_database_is_refused_and_unchanged(path):
-    """Bad input: a database with other tables is refused, and no table is created in it."""
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE invoice (id INTEGER)")
     connection.close()
@@ -119,7 +114,6 @@ def test_a_foreign_database_is_refused_and_unchanged(path):
 
 
 def test_a_newer_database_is_refused_with_the_upgrade_command(path):
-    """Bad input: a database of a later release is refused with the command that upgrades the library."""
     database = Database(path)
     schema.upgrade(database)
     with database.engine.begin() as connection:
@@ -131,13 +125,11 @@ def test_a_newer_database_is_refused_with_the_upgrade_command(path):
 
 
 def test_a_missing_folder_is_unavailable(tmp_path):
-    """Bad input: a path in a missing folder raises Unavailable."""
     with pytest.raises(Unavailable, match="folder"):
         schema.prepare(Database(tmp_path / "no" / "such" / "x.db"))
 
 
 def test_concurrent_threads_can_upgrade_several_databases(tmp_path):
-    """Concurrent upgrades in one process succeed, although Alembic's context is global."""
     failures: list[BaseException] = []
 
     def work(n: int) -> None:
@@ -160,7 +152,6 @@ def test_concurrent_threads_can_upgrade_several_databases(tmp_path):
 
 @pytest.mark.parametrize("where", ["mysql://x/y", "://", "sqlite:/x://"])
 def test_an_invalid_database_url_is_refused(where):
-    """Bad input: a text that is neither a path nor a known URL is refused with a typed error."""
     with pytest.raises(InvalidInput):
         parse_url(where)
 
@@ -170,7 +161,6 @@ def test_an_invalid_database_url_is_refused(where):
     ["postgresql://me:top@se:cret@host/db", "postgresql://me:top@secret@host/db", "postgresql://me:secret@h:1x/d"],
 )
 def test_a_password_in_a_malformed_url_is_not_shown(where):
-    """Errors for a malformed URL, such as one with an unescaped @ in the password, do not show the password."""
     for read in (parse_url, open_database):
         with pytest.raises(InvalidInput, match="%") as refused:
             read(where)
@@ -179,7 +169,6 @@ def test_a_password_in_a_malformed_url_is_not_shown(where):
 
 
 def test_ids_increase_and_fit_into_javascript_numbers():
-    """Ids of one process always increase, and stay below 2^53."""
     ids = [new_id() for _ in range(10_000)]
     assert ids == sorted(set(ids))
     assert ids[-1] < 2**53
@@ -203,8 +192,6 @@ engine.dispose()
 
 @pytest.fixture
 def host(tmp_path):
-    """Return a function that configures the Alembic of an application that has one table."""
-
     def configured(url):
         config = Config()
         config.set_main_option("script_location", str(tmp_path / "host"))
@@ -220,7 +207,6 @@ def host(tmp_path):
 
 @pytest.mark.long
 def test_an_application_with_alembic_can_share_the_database(host, empty):
-    """Migrations of agentgit and of an application in one database do not drop each other's tables."""
     url = parse_url(empty)
     config = host(url)
     command.revision(config, "first", autogenerate=True)
@@ -240,7 +226,6 @@ def test_an_application_with_alembic_can_share_the_database(host, empty):
 
 @pytest.mark.long
 def test_a_table_name_clash_is_refused_with_a_workaround(empty_server):
-    """A clash with an application's table is refused with the advice to use another schema, which works."""
     with closing(Database(empty_server)) as database:
         database.write(lambda c: c.exec_driver_sql('CREATE TABLE "user" (email TEXT)'))
         with pytest.raises(SchemaMismatch, match=r"names of agentgit: user\..*search_path%3Dagentgit"):
@@ -259,7 +244,6 @@ def test_a_table_name_clash_is_refused_with_a_workaround(empty_server):
 
 @pytest.mark.long
 def test_passwords_may_have_any_character(empty_server):
-    """A role whose password has % and @ can open and upgrade a database, and no text shows the password."""
     password, name = "p@ss%40w:rd/%s", f"agentgit_{uuid.uuid4().hex}"
     url = empty_server.set(username=name, password=password)
     with closing(Database(empty_server)) as owner:

@@ -57,12 +57,10 @@ class Stream:
         self.key = key
 
     def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
-        """Return the name of the cipher, and the encrypted bytes."""
         nonce = os.urandom(16)
         return "stream", nonce + self._mix(nonce, plaintext)
 
     def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
-        """Return the decrypted bytes."""
         assert ciphername == "stream"
         return self._mix(ciphertext[:16], ciphertext[16:])
 
@@ -73,7 +71,6 @@ class Stream:
 
 
 def encrypted() -> EncryptedSerializer:
-    """Create LangGraph's encrypting serializer, as a new process does."""
     return EncryptedSerializer(Stream(b"key"), JsonPlusSerializer(allowed_msgpack_modules=None))
 
 
@@ -100,7 +97,6 @@ def whisper(text: str) -> str:
 
 
 def secretive(saver):
-    """Build a graph with a secret in each place that is stored: values, writes, questions, answers and failures."""
     model = scripted(call("whisper", text=f"{HUSH} 1"), f"{HUSH} answer", call("whisper", text=f"fail {HUSH}"))
 
     def ask(state):
@@ -136,7 +132,6 @@ def talk(saver):
 
 
 def test_an_encrypted_payload_is_stored_nowhere_in_clear_text(database):
-    """Encrypted values, writes, questions, answers and failures are never in clear text, and a new saver reads them."""
     states = talk(SQLModelSaver(database, serde=encrypted(), compression="none"))
     stored = everything(database)
     assert b"stream" in stored
@@ -147,7 +142,6 @@ def test_an_encrypted_payload_is_stored_nowhere_in_clear_text(database):
 
 
 def test_without_encryption_the_same_values_are_in_clear_text(database):
-    """Without encryption the values are found in clear text, so the test above looks in the right places."""
     talk(SQLModelSaver(database, compression="none"))
     assert everything(database).count(HUSH.encode()) > 20
 
@@ -198,7 +192,6 @@ SAID = {"messages": [("user", "go")]}
 
 
 async def test_secrets_in_the_config_are_stored_in_no_table(repo, database):
-    """An api_key in `configurable` or in the context is stored in no column and not in the file, wrapped or not."""
     agent = repo.wrap(using(), "s")
     agent.invoke(SAID, CONFIG, **HOW)
     list(agent.stream(SAID, CONFIG, **HOW))

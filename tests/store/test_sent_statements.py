@@ -66,19 +66,16 @@ ACCEPTED = (
 
 @pytest.mark.parametrize("sql", REFUSED)
 def test_a_statement_that_a_distributed_database_refuses_is_found(sql, postgres_made):
-    """Volatile functions, table locks, and reads and writes without the tenant of each table are found."""
     assert ", ".join(sent_statements.list_breaches(sql)) == REFUSED[sql]
 
 
 @pytest.mark.parametrize("sql", ACCEPTED)
 def test_a_statement_that_a_distributed_database_runs_is_accepted(sql, postgres_made):
-    """Stable functions, and statements that know the tenant of each table, are accepted."""
     assert sent_statements.list_breaches(sql) == ()
 
 
 @on_postgresql
 async def test_every_way_to_the_server_is_watched(repo):
-    """A statement without a tenant is found in a batch, in pages and in SQLAlchemy, sync and async."""
     database, all_branches = backend.database(repo), CompiledStatement(select(BRANCH.c.id))
     ways = (
         lambda c: all_branches.all(c, {}),
@@ -96,6 +93,5 @@ async def test_every_way_to_the_server_is_watched(repo):
 
 @on_postgresql
 def test_the_own_sql_of_a_test_is_not_checked(repo):
-    """What a test sends by itself may read all tenants."""
     assert backend.write(repo, lambda c: c.execute(select(BRANCH.c.id)).all()) == []
     assert sent_statements.take_breaches() == []

@@ -54,7 +54,6 @@ def on_postgresql(sql):
 
 
 def converse(repo, *words):
-    """Run turns of a session `demo`, the first of which calls a tool, then fork and run a turn on the fork."""
     world, model = World(), scripted(call("add", item="chair"), *["done"] * 9)
     agent = repo.wrap(tool_node_graph(model, world.tools()), "demo", effects=world.effects())
     for said in ("a chair", *words):
@@ -90,7 +89,6 @@ def check(connection, form, *words, nul=""):
 
 @pytest.mark.parametrize("words", [("and more",), (LONG, "and more")])
 def test_the_page_reads_a_file_with_long_messages_and_forks(words, tmp_path):
-    """On SQLite the statements of the page return every message of up to 4 KiB, and skip longer ones."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         converse(repo, *words)
     with create_engine(f"sqlite:///{tmp_path}/agentgit.db").connect() as connection:
@@ -98,7 +96,6 @@ def test_the_page_reads_a_file_with_long_messages_and_forks(words, tmp_path):
 
 
 def test_messages_that_are_not_compressed_are_readable_up_to_the_size_of_a_chunk(tmp_path):
-    """With compression="none" SQL reads messages of up to 256 KiB, and skips longer ones."""
     with agentgit.open(tmp_path / "agentgit.db", compression="none") as repo:
         converse(repo, "x" * READABLE, "x" * TOO_LONG)
     with create_engine(f"sqlite:///{tmp_path}/agentgit.db").connect() as connection:
@@ -114,7 +111,6 @@ def roles(postgres_url):
 
 @pytest.mark.parametrize("words", [("and more",), (LONG, "and more")])
 def test_the_page_reads_postgresql(words, roles):
-    """On PostgreSQL the changed statements return the same, as the owner and as a role that owns nothing."""
     with agentgit.open(roles[0]) as repo:
         converse(repo, *words)
     for url in roles:
@@ -123,7 +119,6 @@ def test_the_page_reads_postgresql(words, roles):
 
 
 def test_a_message_with_a_nul_character_can_be_left_out_on_postgresql(postgres_url):
-    """The condition of the page leaves out the message with a NUL character, which `->>` refuses."""
     with agentgit.open(postgres_url) as repo:
         converse(repo, "a \0 b", "and more")
     with create_engine(postgres_url, poolclass=NullPool).begin() as connection:

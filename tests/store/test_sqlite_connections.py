@@ -20,15 +20,12 @@ def database(request, tmp_path):
 
 
 def count(database) -> int:
-    """Count the rows of the table."""
     with database.reading() as connection:
         return connection.execute(text("SELECT count(*) FROM t")).scalar_one()
 
 
 @pytest.mark.parametrize("way", ["SQLAlchemy", "driver"])
 def test_a_failed_transaction_is_rolled_back(database, way):
-    """A failed transaction is rolled back, and the next one on the same connection starts clean."""
-
     def add(connection, fails):
         if way == "SQLAlchemy":
             connection.execute(text("INSERT INTO t VALUES (1)"))
@@ -46,8 +43,6 @@ def test_a_failed_transaction_is_rolled_back(database, way):
 
 
 def test_only_durable_transactions_wait_for_the_disk(database):
-    """`synchronous` is FULL in a durable transaction and NORMAL in the next one on the same connection."""
-
     def asked(connection):
         return connection.execute(text("PRAGMA synchronous")).scalar_one()
 
@@ -55,7 +50,6 @@ def test_only_durable_transactions_wait_for_the_disk(database):
 
 
 def test_concurrent_readers_do_not_wait_for_each_other(tmp_path):
-    """Each of many reader threads has a separate connection, and the surplus ones are closed afterwards."""
     readers = 3 * MAX_IDLE
     together = threading.Barrier(readers, timeout=60)
 

@@ -93,7 +93,6 @@ def count_statements(repo, run, text):
     [("wrapped", "hello", 15), ("wrapped", "add chair", 27), ("served", "hello", 16), ("served", "add chair", 28)],
 )
 def test_a_turn_sends_no_more_statements_than_it_needs(repo, way, text, most):
-    """A turn sends so many statements at most, with one insert for each table and transaction for its steps."""
     statements = count_statements(repo, runs_turns(repo, way, World()), text)
     transactions = 1 if text == "hello" else 3  # the end; before it the intent and the outcome
     # A statement to a server inserts seven values at most, because psycopg parses a longer one anew each time. A call
@@ -107,7 +106,6 @@ def test_a_turn_sends_no_more_statements_than_it_needs(repo, way, text, most):
 
 
 def test_a_served_turn_reads_its_session_branch_and_head_at_once(repo):
-    """Apart from one read that finds where it begins, a served turn has the statements and transactions of an agent."""
     found, transactions = {}, {}
     for way in ("wrapped", "served"):
         began = []
@@ -158,7 +156,6 @@ def test_a_long_conversation_is_read_at_once(repo, reader):
 
 
 def test_calls_that_ran_again_are_read_at_once(repo):
-    """A track needs one statement more than its calls, however many of them ran again and on whatever branch."""
     world, read = World(), {}
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair; add table; add lamp; add sofa")
@@ -176,7 +173,6 @@ def test_calls_that_ran_again_are_read_at_once(repo):
 
 @pytest.mark.long
 def test_the_process_that_explores_leaves_the_work_to_the_others(repo, tmp_path):
-    """For each turn in another process, the process that explores forks a branch, marks its end and reads it."""
     agent = repo.wrap(chat("", 0, "main"), "s", auto_checkpoint="off")
 
     def count(choices):

@@ -15,7 +15,6 @@ NOTHING = CheckpointState(graph_checkpoint_id=None, state_hash=b"", position=0, 
 
 @pytest.fixture
 def stored(repo):
-    """Return a function that adds a checkpoint with some values, and reads it back with new connections."""
     branch = repo.session("s", create=True).branch().id
 
     def add(**values):
@@ -36,7 +35,6 @@ def stored(repo):
     ids=lambda text: ascii(text[:12]),
 )  # fmt: skip
 def test_any_text_comes_back_unchanged(stored, text):
-    """Texts that some database or driver changes or refuses come back unchanged, as text and inside of JSON."""
     found = stored(description=text, data={"t": text})
     assert (found.metadata["description"], found.metadata["data"]) == (text, {"t": text})
 
@@ -51,13 +49,11 @@ def test_any_text_comes_back_unchanged(stored, text):
     ids=str,
 )
 def test_a_time_comes_back_in_utc_to_the_microsecond(stored, moment):
-    """A time is read back as an aware datetime in UTC, and is the same moment."""
     found = stored(created_at=moment).created_at
     assert (found, found.utcoffset()) == (moment, timedelta(0))
 
 
 def test_the_largest_ids_come_back_in_order(repo, stored):
-    """Ids up to 2^53 - 1 are read back exactly, and rows are listed in the order of their ids."""
     ids = sorted([new_id(), new_id(), ID_LIMIT - 1])
     assert [stored(id=number).id for number in reversed(ids)] == ids[::-1]
     checkpoint = backend.table("checkpoint")

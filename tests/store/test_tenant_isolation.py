@@ -47,7 +47,6 @@ def filled(world):
 
 @pytest.mark.long
 def test_no_verb_sees_or_changes_rows_of_another_tenant(world, tmp_path):
-    """Even with users and sessions of the same names, no verb of one tenant sees or changes a row of another."""
     key, link = filled(world)
     session, point = world.ada.session("s"), world.ada.session("s").get_checkpoint("main#2")
     branch = world.ada.session("s").branch()
@@ -94,7 +93,6 @@ NEEDS = {VIEWER: "read", EDITOR: "write", OWNER: "admin", ADMIN: "admin"}
 
 @pytest.mark.parametrize("scope", SCOPES[:-1])
 def test_an_api_key_cannot_exceed_its_scope(world, scope):
-    """With a key of an admin and owner, each verb beyond the scope of the key is refused and changes no row."""
     assert NEEDS == {**SCOPE_OF_ROLE, ADMIN: "admin"}
     repo = world.repo
     repo.users.add("root", is_admin=True)

@@ -45,7 +45,6 @@ def breaking(postgres_url):
 
 
 def broken_off(url):
-    """Return how many transactions were aborted."""
     with closing(Database(url)) as database, database.reading() as connection:
         return connection.exec_driver_sql("SELECT last_value / 2 FROM broken_off").scalar_one()
 
@@ -100,7 +99,6 @@ def shape(agent):
 
 @pytest.fixture
 def threads(tmp_path):
-    """Create a database of LangGraph's own saver with a thread to import, and return its path."""
     path = tmp_path / "threads.db"
     with closing(sqlite3.connect(path, check_same_thread=False)) as raw:
         saver = SqliteSaver(raw)
@@ -111,7 +109,6 @@ def threads(tmp_path):
 
 @pytest.mark.long
 def test_t_retried_transactions_leave_the_same_result(postgres_url, breaking, threads, tmp_path):
-    """A run in which the server aborts each transaction once with 40001 has the same result as a run without aborts."""
     with agentgit.open(tmp_path / "calm.db") as repo:
         calm = live(repo, threads)
     with agentgit.open(postgres_url) as repo:
@@ -124,7 +121,6 @@ def test_t_retried_transactions_leave_the_same_result(postgres_url, breaking, th
 
 
 def test_t_a_note_is_added_once_if_the_start_of_a_turn_is_retried(postgres_url, breaking):
-    """The note of a switch is in the conversation once, although the start of the turn runs twice."""
     world = World()
     with agentgit.open(postgres_url) as repo:
         agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())

@@ -25,12 +25,10 @@ NOTHING = CheckpointState(graph_checkpoint_id=None, state_hash=b"", position=0, 
 
 @pytest.fixture
 def branch(repo):
-    """Create a session, and return its branch."""
     return repo.session("s", create=True).branch()
 
 
 def metadata(repo, branch):
-    """Return the metadata of a branch as new connections see it."""
     with agentgit.open(backend.url(repo)) as other, backend.reading(other) as connection:
         return as_object(other.context.store.sessions.branch(connection, branch.id).meta)
 
@@ -59,7 +57,6 @@ def conflicts(results):
 
 
 def test_a_failed_transaction_stores_nothing(repo, branch):
-    """A transaction that raises stores nothing, and the caller gets the exception unchanged."""
     sessions = repo.context.store.sessions
 
     def fail(connection):
@@ -74,7 +71,6 @@ def test_a_failed_transaction_stores_nothing(repo, branch):
 
 
 def test_a_change_is_seen_by_others_only_after_its_commit(repo, branch):
-    """No other connection sees a change before its commit, and each one does afterwards."""
     seen = []
 
     def change(connection):
@@ -86,14 +82,12 @@ def test_a_change_is_seen_by_others_only_after_its_commit(repo, branch):
 
 
 def test_a_change_is_kept_when_the_repository_that_made_it_is_closed(repo, branch):
-    """A committed change is there after its connections are closed."""
     with agentgit.open(backend.url(repo)) as other:
         backend.write(other, lambda c: other.context.store.sessions.merge_metadata(c, branch.id, {"a": 1}))
     assert metadata(repo, branch) == {"a": 1}
 
 
 def test_a_transaction_that_conflicts_runs_again_and_counts_once(repo, branch):
-    """A transaction that the database aborts because of another one runs again; its change is stored once."""
     runs = []
 
     def change(connection):
@@ -107,7 +101,6 @@ def test_a_transaction_that_conflicts_runs_again_and_counts_once(repo, branch):
 
 
 def test_a_snapshot_read_sees_one_moment(repo, branch):
-    """A snapshot read sees nothing that is committed after it began."""
     sessions = repo.context.store.sessions
     with (
         agentgit.open(backend.url(repo)) as other,
@@ -120,14 +113,12 @@ def test_a_snapshot_read_sees_one_moment(repo, branch):
 
 
 def test_a_second_row_with_a_unique_key_is_refused(repo, branch):
-    """Bad input: a second session of one name is refused with a typed error, and nothing is stored."""
     with pytest.raises(agentgit.AgentGitError):
         backend.write(repo, lambda c: repo.context.store.sessions.create(c, repo.user.id, "s"))
     assert [session.session_name for session in repo.sessions()] == ["s"]
 
 
 def test_a_row_cannot_refer_to_a_missing_row(repo):
-    """Bad input: a branch of a session that does not exist is refused with a typed error."""
     with pytest.raises(agentgit.AgentGitError):
         backend.write(repo, lambda c: repo.context.store.sessions.create_branch(c, new_id(), "main"))
 
@@ -136,7 +127,6 @@ def test_a_row_cannot_refer_to_a_missing_row(repo):
 
 
 def test_one_of_many_runs_takes_a_branch(repo, branch):
-    """If many runs take a branch at once, one succeeds; the others get a Conflict with the head of the branch."""
     label = Label(kind="named", user_id=repo.user.id, name="here")
     head = backend.write(repo, lambda c: repo.context.store.checkpoints.add(c, branch.id, NOTHING, label))
     results = race(repo, lambda other, number: backend.take(other, branch, f"writer|{number}|0|0"))
@@ -144,7 +134,6 @@ def test_one_of_many_runs_takes_a_branch(repo, branch):
 
 
 def test_a_run_whose_branch_was_taken_no_longer_holds_it(repo, branch):
-    """A run that released its branch does not hold it, once another run has taken it."""
     sessions = repo.context.store.sessions
     first = backend.write(repo, lambda c: sessions.acquire(c, branch.id, "writer|1|0|0"))
     backend.write(repo, lambda c: sessions.release(c, first))
@@ -155,7 +144,6 @@ def test_a_run_whose_branch_was_taken_no_longer_holds_it(repo, branch):
 
 
 def test_one_of_many_writers_reverses_a_call(repo, branch):
-    """If many writers begin to reverse a call, one does; a call that has not ended cannot be reversed."""
     call = backend.begin_call(repo, branch, item="chair")
     with pytest.raises(Conflict):
         backend.write(repo, lambda c: repo.context.store.journal.move(c, call, "reversed"))
@@ -170,8 +158,6 @@ def test_one_of_many_writers_reverses_a_call(repo, branch):
 
 
 def test_no_checkpoint_and_no_metadata_of_many_writers_is_lost(repo, branch):
-    """Checkpoints made at once have gapless numbers up to the head, and each change of metadata is kept."""
-
     def work(other, number):
         store = other.context.store
         for n in range(WRITES):
@@ -189,7 +175,6 @@ def test_no_checkpoint_and_no_metadata_of_many_writers_is_lost(repo, branch):
 
 
 def test_many_writers_that_create_one_session_get_the_same(repo):
-    """Writers that create a session of one name at once all get one session, with one branch."""
     made = race(repo, lambda other, number: other.session("s", create=True).id)
     assert set(made) == {repo.session("s").id}
     assert len(repo.session("s").branches()) == 1

@@ -40,7 +40,6 @@ def rows_of(database, columns=None):
 
 
 def test_a_sqlite_file_of_an_earlier_schema_is_upgraded_on_open(tmp_path, second):
-    """Opening a SQLite file of an earlier schema upgrades it and keeps every row."""
     path = tmp_path / "agentgit.db"
     with closing(Database(path)) as database:
         before = filled(database, "0001")
@@ -56,7 +55,6 @@ def test_a_sqlite_file_of_an_earlier_schema_is_upgraded_on_open(tmp_path, second
 
 @pytest.mark.long
 def test_a_postgresql_database_is_upgraded_only_on_command(empty_server, second):
-    """A PostgreSQL database of an earlier schema is refused with the command to run, which keeps every row."""
     with closing(Database(empty_server)) as database:
         before = filled(database, "0001")
         with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
@@ -92,7 +90,6 @@ def assert_kept(database, before):
 
 @pytest.mark.long
 def test_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
-    """Each downgrade leaves the tables of the schema before it, and the database can be upgraded again."""
     with closing(Database(empty)) as database:
         filled(database, second)
         backend.migrate(database, command.downgrade, "0001")
@@ -108,7 +105,6 @@ def test_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
 
 
 def test_a_downgrade_to_base_leaves_only_the_version_table(empty_server):
-    """A downgrade to `base` leaves no table, function or trigger of ours except the version table."""
     left = text(
         "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('public') AND relkind <> 'i' "
         "UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = to_regnamespace('public')"
@@ -128,7 +124,6 @@ def tables_of(connection):
 
 
 def test_a_check_finds_what_was_changed_by_hand(empty):
-    """`check` names a table, column, key or index that differs from the models."""
     with closing(Database(empty)) as database:
         schema.upgrade(database)
         schema.compare(database)
@@ -146,7 +141,6 @@ def test_a_check_finds_what_was_changed_by_hand(empty):
 
 @pytest.mark.long
 def test_threads_and_processes_can_upgrade_one_database_at_once(empty):
-    """Twelve threads and three processes upgrade one empty database at once, and all of them succeed."""
     where = str(empty) if isinstance(empty, Path) else empty.render_as_string(hide_password=False)
     code = (
         "import sys; from agentgit.store.schema import schema; from agentgit.store.database import Database; "
