@@ -7,8 +7,7 @@ import pytest
 from delta_graphs import chat, delta, said
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
-from saver_checkpoints import BLOB, Cart, blob_bytes, count, on, put, values
-from sqlalchemy import update
+from saver_checkpoints import BLOB, Cart, count, on, put, values
 
 from agentgit import SQLModelSaver
 from agentgit.errors import Corrupt
@@ -18,24 +17,18 @@ from agentgit.store.threads.graph_store import GraphKey
 # -- checkpoints
 
 
-def test_an_unchanged_value_is_taken_from_the_parent(saver):
+def test_only_an_unchanged_value_is_taken_from_the_parent(saver):
     first = put(saver, "t", {"a": "1", "b": object.__name__})
     before = count(saver.database, BLOB)
     parent = first["configurable"]["checkpoint_id"]
     second = put(saver, "t", {"a": "2", "b": object.__name__}, parent=parent, changed=["a"])
     assert count(saver.database, BLOB) == before + 1
     assert values(saver, second) == {"a": "2", "b": "object"}
-
-
-@pytest.mark.parametrize("parent", [None, "gone"])
-def test_a_checkpoint_without_a_stored_parent_is_complete(saver, parent):
-    assert values(saver, put(saver, "t", {"a": 1, "b": [2]}, parent=parent, changed=[])) == {"a": 1, "b": [2]}
-
-
-def test_a_version_that_the_parent_lacks_is_stored(saver):
-    first = put(saver, "t", {"a": 1})
-    second = put(saver, "t", {"a": 2}, parent=first["configurable"]["checkpoint_id"], changed=[], version=2)
-    assert values(saver, second) == {"a": 2}
+    # Even if `new_versions` names no channel.
+    third = put(saver, "t", {"a": "3"}, parent=parent, changed=[], version=2)
+    assert values(saver, third) == {"a": "3"}
+    for missing in (None, "gone"):
+        assert values(saver, put(saver, "t", {"a": 1, "b": [2]}, parent=missing, changed=[])) == {"a": 1, "b": [2]}
 
 
 def test_a_repeated_put_replaces_the_checkpoint_in_place(saver):
@@ -77,21 +70,6 @@ def test_versions_always_increase():
             version, foreign = saver.get_next_version(version, None), saver.get_next_version(foreign, None)
 
 
-def test_writes_are_stored_by_task_and_index(saver):
-    config = put(saver, "t", {})
-    saver.put_writes(config, [("a", 1), ("b", 2)], "task2", "~p, 2")
-    saver.put_writes(config, [("a", "other")], "task2", "~p, 2")
-    saver.put_writes(config, [("__interrupt__", ["first"])], "task1", "~p, 1")
-    saver.put_writes(config, [("__interrupt__", ["second"])], "task1", "~p, 1")
-    saver.put_writes(config, [("c", 3)], "task0", "~p, 3")
-    assert saver.get_tuple(config).pending_writes == [
-        ("task1", "__interrupt__", ["second"]),
-        ("task2", "a", 1),
-        ("task2", "b", 2),
-        ("task0", "c", 3),
-    ]
-
-
 @pytest.mark.parametrize("name", ["'; DROP TABLE checkpoint; --", 'a"b', "a\\u0000", "\x00", "\ud800", "%_", "ü" * 300])
 def test_hostile_names_are_stored_as_plain_text(saver, name):
     config = put(saver, name, {name: name}, ns=name, meta={name: 1})
@@ -106,20 +84,7 @@ def test_hostile_names_are_stored_as_plain_text(saver, name):
     saver.copy_thread(name, name + "2")
     saver.prune([name])
     saver.delete_thread(name)
-    assert [each.config["configurable"]["thread_id"] for each in saver.list(None)] in (
-        [name + "2", "other"],
-        ["other", name + "2"],
-    )
-
-
-def test_list_filters_by_metadata(saver):
-    for step in range(4):
-        put(saver, "t", {}, meta={"step": step, "tags": ["a", step], "mine": {"deep": step % 2 == 0}})
-    assert [found.metadata["step"] for found in saver.list(None, filter={"mine": {"deep": True}})] == [2, 0]
-    assert [found.metadata["step"] for found in saver.list(on("t"), filter={"tags": ("a", 3)})] == [3]
-    assert [found.metadata["step"] for found in saver.list(None, filter={"mine": {"deep": True}, "step": 0})] == [0]
-    assert list(saver.list(None, filter={"nothing": 1})) == []
-    assert list(saver.list(None, filter={"step": "1"})) == []
+    assert {each.config["configurable"]["thread_id"] for each in saver.list(None)} == {name + "2", "other"}
 
 
 def test_list_returns_more_than_one_page(saver):
@@ -139,22 +104,6 @@ def test_the_saver_can_write_during_an_unfinished_list(saver):
         put(saver, "other", found.checkpoint["channel_values"])
         break
     gc.collect()
-
-
-# -- storage size
-
-
-def test_storage_grows_linearly_with_the_conversation(saver):
-    talk, sizes, parent = [], [], None
-    for n in range(400):
-        talk.append(HumanMessage(f"message {n} " + "x" * 200, id=str(n)))
-        config = put(saver, "t", {"messages": list(talk)}, parent=parent, version=n + 1)
-        parent = config["configurable"]["checkpoint_id"]
-        if n + 1 in (200, 400):
-            sizes.append(blob_bytes(saver.database))
-    assert sizes[1] < 2.3 * sizes[0]
-    assert sizes[1] < 400 * 600
-    assert values(saver, config)["messages"] == talk
 
 
 def test_equal_states_have_equal_hashes(saver):
@@ -199,14 +148,12 @@ def test_the_conversation_is_found_in_another_channel(saver):
 def test_a_damaged_value_or_row_is_corrupt_when_read(saver):
     config = put(saver, "t", {"a": "some text"})
     fresh = SQLModelSaver(saver.database)
-    saver.database.write(lambda connection: connection.execute(update(BLOB).values(data=b'"other"')))
-    with pytest.raises(Corrupt) as caught:
-        fresh.get_tuple(config)
-    assert caught.value.row.startswith("blob ")
-    saver.database.write(lambda connection: connection.execute(update(GRAPH_CHECKPOINT).values(header=b"{")))
-    with pytest.raises(Corrupt) as caught:
-        fresh.get_tuple(config)
-    assert caught.value.row == "graph_checkpoint t//" + config["configurable"]["checkpoint_id"]
+    row = "graph_checkpoint t//" + config["configurable"]["checkpoint_id"]
+    for table, damage, named in ((BLOB, {"data": b'"other"'}, "blob "), (GRAPH_CHECKPOINT, {"header": b"{"}, row)):
+        backend.change(saver.database, table.name, **damage)
+        with pytest.raises(Corrupt) as caught:
+            fresh.get_tuple(config)
+        assert caught.value.row.startswith(named)
 
 
 def test_delete_for_runs_also_deletes_writes(saver):

@@ -5,7 +5,8 @@ import asyncio
 import backend
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
-from scripted import World, obedient, tool_node_graph
+from saver_checkpoints import on
+from scripted import obeying
 from sqlalchemy import select
 
 from agentgit import InvalidInput, SQLModelSaver
@@ -17,17 +18,12 @@ def own_graph(saver):
     return builder.add_edge(START, "answer").compile(checkpointer=saver)
 
 
-def on(thread, **more):
-    return {"configurable": {"thread_id": thread, **more}}
-
-
 @pytest.fixture
 def repo(lived_through):
     """Open a repository with a session of two branches."""
 
     def live(repo):
-        world = World()
-        agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "secret", effects=world.effects())
+        agent = obeying(repo, session="secret")
         agent.run("add chair")
         agent.rollback("main#1").run("add table")
 
@@ -53,23 +49,24 @@ def threads(repo):
     return [branch.langgraph_session_id for branch in repo.session("secret").branches()]
 
 
-def test_an_unfiltered_list_omits_threads_of_sessions(repo, saver):
+def test_only_a_saver_with_sessions_enabled_sees_their_threads(repo, saver):
     async def listed():
         return [one async for one in saver.alist(None)]
 
     for found in (list(saver.list(None)), list(saver.list(None, filter={})), asyncio.run(listed())):
         assert {one.config["configurable"]["thread_id"] for one in found} == {"own"}
     assert len(list(saver.list(None, limit=1))) == 1
-    everything = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id, sessions=True)
+    everything = backend.saver(repo)
     named = {one.config["configurable"]["thread_id"] for one in everything.list(None)}
     assert named == {"own", *threads(repo)}
+    for thread in threads(repo):
+        assert everything.get_tuple(on(thread)).checkpoint["channel_values"]["messages"]
 
 
 @pytest.mark.parametrize(
     "touch",
     [
         lambda saver, thread: saver.get_tuple(on(thread)),
-        lambda saver, thread: saver.get(on(thread)),
         lambda saver, thread: list(saver.list(on(thread))),
         lambda saver, thread: saver.get_delta_channel_history(config=on(thread), channels=["messages"]),
         lambda saver, thread: saver.copy_thread(thread, "copy"),
@@ -82,8 +79,6 @@ def test_an_unfiltered_list_omits_threads_of_sessions(repo, saver):
         lambda saver, thread: own_graph(saver).get_state(on(thread)),
         lambda saver, thread: own_graph(saver).update_state(on(thread), {"messages": [("user", "hi")]}),
         lambda saver, thread: asyncio.run(saver.aget_tuple(on(thread))),
-        lambda saver, thread: asyncio.run(saver.adelete_thread(thread)),
-        lambda saver, thread: asyncio.run(saver.acopy_thread(thread, "copy")),
     ],
 )
 def test_a_plain_saver_refuses_every_verb_on_a_session_thread(repo, saver, touch):
@@ -96,16 +91,10 @@ def test_a_plain_saver_refuses_every_verb_on_a_session_thread(repo, saver, touch
 
 
 def test_delete_for_runs_keeps_runs_of_sessions(repo, saver):
-    runs = {row.run_id for row in stored(repo)[0]} - {None}
+    before = stored(repo)[0]
+    runs = {row.run_id for row in before} - {None}
     assert "own-run" in runs
-    session_rows = [row for row in stored(repo)[0] if row.thread_id != "own"]
     saver.delete_for_runs([*runs])
-    assert [row for row in stored(repo)[0] if row.thread_id != "own"] == session_rows
-    own = [row for row in stored(repo)[0] if row.thread_id == "own"]
-    assert all(row.run_id not in runs for row in own)
-
-
-def test_a_saver_with_sessions_enabled_reads_session_threads(repo):
-    saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id, sessions=True)
-    for branch in repo.session("secret").branches():
-        assert saver.get_tuple(on(branch.langgraph_session_id)).checkpoint["channel_values"]["messages"]
+    after = stored(repo)[0]
+    assert [row for row in after if row.thread_id != "own"] == [row for row in before if row.thread_id != "own"]
+    assert not any(row.run_id in runs for row in after if row.thread_id == "own")

@@ -31,37 +31,30 @@ def keywords(url):
     return f"host={url.host} port={url.port} user={url.username} dbname={url.database}"
 
 
-@pytest.mark.parametrize(
-    "open_object",
-    [
-        lambda url: psycopg.connect(address(url), **LANGGRAPH),
-        lambda url: ConnectionPool(address(url), kwargs=LANGGRAPH, min_size=1, max_size=2, open=True),
-        lambda url: create_engine(url),
-        lambda url: address(url),
-        lambda url: url,
-        keywords,
-        lambda url: f"{keywords(url)} options='-c work_mem=5MB'",
-        lambda url: f"postgresql://{url.username}@{url.host}:{url.port},{url.host}:1/{url.database}",
-        lambda url: (
-            f"postgres://{url.username}@{url.host}:{url.port},{url.host}:1/{url.database}?prepare_threshold=none"
-        ),
-        lambda url: OwnConnection.connect(address(url), **LANGGRAPH),
-    ],
-    ids=[
-        "connection",
-        "pool",
-        "engine",
-        "URL",
-        "SQLAlchemy URL",
-        "libpq",
-        "libpq options",
-        "hosts",
-        "threshold",
-        "subclass",
-    ],
-)
-def test_everything_that_names_a_postgres_database_is_taken(postgres_url, open_object):
-    given = open_object(postgres_url)
+class OwnConnection(psycopg.Connection):
+    """A connection as a program defines it for itself."""
+
+
+def hosts(url):
+    return f"postgres://{url.username}@{url.host}:{url.port},{url.host}:1/{url.database}?prepare_threshold=none"
+
+
+TAKEN = {
+    "connection": lambda url: psycopg.connect(address(url), **LANGGRAPH),
+    "pool": lambda url: ConnectionPool(address(url), kwargs=LANGGRAPH, min_size=1, max_size=2, open=True),
+    "engine": lambda url: create_engine(url),
+    "URL": address,
+    "SQLAlchemy URL": lambda url: url,
+    "libpq": keywords,
+    "libpq options": lambda url: f"{keywords(url)} options='-c work_mem=5MB'",
+    "hosts and threshold": hosts,
+    "subclass": lambda url: OwnConnection.connect(address(url), **LANGGRAPH),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_everything_that_names_a_postgres_database_is_taken(postgres_url, name):
+    given = TAKEN[name](postgres_url)
     with SQLModelSaver(given) as saver:
         saver.setup()
         put(saver, "t", {"a": 1})
@@ -108,26 +101,22 @@ def test_an_engine_connects_with_its_own_arguments_and_listeners(postgres_url):
     assert engine.pool.checkedout() == 0
 
 
-def test_a_sqlite_connection_and_engine_are_taken(tmp_path):
+@pytest.mark.parametrize("settings", [{}, {"row_factory": sqlite3.Row}, {"text_factory": bytes}], ids=str)
+def test_a_sqlite_connection_and_engine_are_taken(tmp_path, settings):
+    def connected(path):
+        connection = sqlite3.connect(path, check_same_thread=False)
+        for name, value in settings.items():
+            setattr(connection, name, value)
+        return connection
+
     path = tmp_path / "threads.db"
-    with SQLModelSaver(sqlite3.connect(path, check_same_thread=False)) as saver:
+    with SQLModelSaver(connected(path)) as saver:
         put(saver, "t", {"a": 1})
     with SQLModelSaver(create_engine(f"sqlite:///{path}")) as saver:
         assert values(saver, on("t")) == {"a": 1}
-    with SQLModelSaver(sqlite3.connect(":memory:")) as saver:
+    with SQLModelSaver(connected(":memory:")) as saver:
         put(saver, "t", {"a": 2})
         assert values(saver, on("t")) == {"a": 2}
-
-
-@pytest.mark.parametrize("attributes", [{"row_factory": sqlite3.Row}, {"text_factory": bytes}])
-def test_settings_of_a_sqlite_connection_do_not_matter(tmp_path, attributes):
-    for path in (tmp_path / "threads.db", ":memory:"):
-        connection = sqlite3.connect(path)
-        for name, value in attributes.items():
-            setattr(connection, name, value)
-        with SQLModelSaver(connection) as saver:
-            put(saver, "t", {"a": 1})
-    assert (tmp_path / "threads.db").exists()
 
 
 def test_no_error_shows_a_secret_of_a_connection_string(postgres_url):
@@ -152,10 +141,6 @@ def closed_sqlite():
     return connection
 
 
-class OwnConnection(psycopg.Connection):
-    """A connection as a program defines it for itself."""
-
-
 def closed(url):
     connection = psycopg.connect(address(url))
     connection.close()
@@ -177,11 +162,9 @@ def closed(url):
         (lambda url: "postgresql+psycopg2://me@host/db", "psycopg2"),
         (lambda url: "mysql://me@host/db", "SQLite and PostgreSQL"),
         (lambda url: "host='secret", "not a valid connection string"),
-        (lambda url: "host=a nonsense=secret", "not a valid connection string"),
         (lambda url: "postgresql://me:secret@a:1,b:x:y/db?nonsense=1", "not a valid"),
         (lambda url: "", "empty string"),
         (lambda url: 3, "int is not a database"),
-        (lambda url: None, "NoneType is not a database"),
         (lambda url: PostgresSaver, "is not a database"),
     ],
 )
@@ -226,15 +209,16 @@ METADATA = [
         ({"step": 5}, [5]),
         ({"step": 2.0}, [2]),
         ({"step": 1}, [1]),
+        ({"step": "1"}, []),
         ({"step": True}, [1]),
         ({"flag": 1}, [5]),
         ({"none": None}, [5, 4, 3, 2, 1]),
-        ({"step": 1e300}, []),
         ({"step": 2**70}, []),
         ({"step": 0.5}, []),
         ({"zero": 0}, [5]),
         ({"flag": True}, [5]),
-        ({"list": ["a", "b"]}, [5]),
+        ({"list": ("a", "b")}, [5]),
+        ({"nothing": 1}, []),
         ({"inner": {"source": "loop"}}, [2]),
         ({"who": "' OR 1=1 --"}, []),
         ({"' OR 1=1 --": "x"}, []),
