@@ -7,8 +7,8 @@ import backend
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import World, call, obedient, scripted, tool_node_graph
-from sqlalchemy import text, update
+from scripted import call, obeying, scripted, tool_node_graph
+from sqlalchemy import text
 
 import agentgit
 from agentgit.checkpoints import Retention
@@ -17,27 +17,18 @@ from agentgit.errors import InvalidInput
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.store.audit.trail import begin_events
 from agentgit.store.maintenance import retention
-from agentgit.store.sql.tables import TOOL_INVOCATION
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
-POINTS = st.lists(
-    st.builds(
-        lambda name, is_auto, age, needed: {"name": name, "is_auto": is_auto, "age": age, "needed": needed},
-        st.sampled_from([None, None, "a", "b", "\0\ud800"]),
-        st.booleans(),
-        st.integers(0, 1000),
-        st.sampled_from(["", "", "", "a branch leaves from it"]),
-    ),
-    max_size=60,
-).map(
-    lambda made: [
-        KeptPoint(
-            id=n, name=p["name"], is_auto=p["is_auto"], created_at=NOW - timedelta(days=p["age"]), needed=p["needed"]
-        )
-        for n, p in enumerate(made)
-    ]
+POINT = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from([None, None, "a", "b", "\0\ud800"]),
+        "is_auto": st.booleans(),
+        "created_at": st.integers(0, 1000).map(lambda days: NOW - timedelta(days=days)),
+        "needed": st.sampled_from(["", "", "", "a branch leaves from it"]),
+    }
 )
+POINTS = st.lists(POINT, max_size=60).map(lambda made: [KeptPoint(id=n, **fields) for n, fields in enumerate(made)])
 LIMIT = st.none() | st.integers(1, 50)
 RETENTIONS = st.builds(
     Retention,
@@ -78,19 +69,13 @@ def test_an_age_limit_keeps_the_first_and_the_newest_checkpoints():
 
 
 @given(POINTS, RETENTIONS)
-def test_needed_and_newest_checkpoints_always_stay(points, retention):
-    last = min(retention.keep_last, retention.max_checkpoints or retention.keep_last)
+def test_needed_and_newest_checkpoints_stay_and_only_they_exceed_the_limit(points, retention):
+    stay, most = kept(points, retention), retention.max_checkpoints
+    last = min(retention.keep_last, most or retention.keep_last)
     spared = {point.id for point in points if point.needed} | {point.id for point in points[-last:]}
-    assert spared <= {point.id for point in kept(points, retention)}
-
-
-@given(POINTS, RETENTIONS)
-def test_only_needed_or_newest_checkpoints_exceed_the_limit(points, retention):
-    stay = kept(points, retention)
-    most = retention.max_checkpoints
+    assert spared <= {point.id for point in stay}
     if most is not None and len(stay) > most:
-        newest = {point.id for point in points[-min(retention.keep_last, most) :]}
-        assert all(point.needed or point.id in newest for point in stay)
+        assert {point.id for point in stay} == spared
 
 
 @given(POINTS, RETENTIONS, st.randoms())
@@ -135,9 +120,21 @@ def test_bad_input_an_invalid_stored_retention_is_refused(bad):
 # -- in a session
 
 
-def wrap(repo, world=None, **how):
-    world = world or World()
-    return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), **how)
+def turns(repo, number):
+    """Wrap a graph as session s, and run some turns."""
+    agent = obeying(repo)
+    for _ in range(number):
+        agent.run("hm")
+    return agent
+
+
+ONE = Retention(compress_after=1, keep_last=1)
+
+
+def why(repo):
+    """Return why each checkpoint would stay that does, if only one may."""
+    thinned = repo.session("s").retention.apply(ONE, dry_run=True)
+    return {one.point.reference: one.why for one in thinned.kept}
 
 
 def references(repo):
@@ -147,9 +144,7 @@ def references(repo):
 
 @pytest.mark.long
 def test_a_session_is_thinned_out_automatically_as_turns_end(repo):
-    agent = wrap(repo)
-    for _ in range(6):
-        agent.run("hm")
+    agent = turns(repo, 6)
     assert len(repo.session("s").checkpoints()) == 12
     assert repo.session("s").retention.set(Retention(compress_after=10, keep_last=4)) is None
     named = agent.checkpoint("mine")
@@ -167,71 +162,66 @@ def test_a_session_is_thinned_out_automatically_as_turns_end(repo):
 
 
 def test_the_retention_is_stored_with_the_session(repo):
-    wrap(repo).run("hm")
+    turns(repo, 1)
     repo.session("s").retention.set(Retention(compress_after=2, keep_last=1))
     with agentgit.open(backend.url(repo)) as other:
-        wrap(other).run("hm")
+        turns(other, 1)
     assert references(repo) == ["main#1", "main#4"]
     assert repo.sessions()[0].metadata["retention"]["keep_last"] == 1
 
 
 @pytest.mark.long
 def test_branch_points_heads_and_first_checkpoints_stay(repo):
-    world = World()
-    agent = wrap(repo, world)
+    agent = obeying(repo)
     for n in range(4):
         agent.run(f"add i{n}")
     agent.fork("main#3")
     retry = agent.rollback("main#5")
     retry.run("add x")
     retry.rollback("main#2", name="third")
-    thinned = repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1), dry_run=True)
-    why = {one.point.reference: one.why for one in thinned.kept}
-    assert why["main#3"] == "branch main-2 starts from it"
-    assert why["main#8"] == "it is the head of branch main"
-    assert why["main-3#3"] == "it is the head of branch main-3"
-    assert why["main-3#1"] == "a branch begins with it"
-    assert why["main#1"] == "it is the first"
-    done = repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1))
-    assert [one.point for one in done.gone] == [one.point for one in thinned.gone]
-    assert sorted(references(repo)) == sorted(why)
+    reasons = why(repo)
+    assert reasons["main#3"] == "branch main-2 starts from it"
+    assert reasons["main#8"] == "it is the head of branch main"
+    assert reasons["main-3#3"] == "it is the head of branch main-3"
+    assert reasons["main-3#1"] == "a branch begins with it"
+    assert reasons["main#1"] == "it is the first"
+    planned = repo.session("s").retention.apply(ONE, dry_run=True)
+    done = repo.session("s").retention.apply(ONE)
+    assert [one.point for one in done.gone] == [one.point for one in planned.gone]
+    assert sorted(references(repo)) == sorted(reasons)
     assert str(repo.session("s").tree())
-    for reference in why:
+    for reference in reasons:
         assert repo.session("s").plan_rollback(reference).checkpoint_id
     assert repo.maintenance.fsck(level=3).is_sound
 
 
 def test_a_tagged_checkpoint_stays(repo):
-    agent = wrap(repo)
-    for _ in range(4):
-        agent.run("hm")
+    turns(repo, 4)
     repo.session("s").tag("main#3", "v1")
-    thinned = repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1))
-    assert {one.point.reference: one.why for one in thinned.kept}["main#3"] == "it has the tag v1"
+    assert why(repo)["main#3"] == "it has the tag v1"
+    repo.session("s").retention.apply(ONE)
     assert repo.session("s").get_checkpoint("v1").metadata["reference"] == "main#3"
     repo.session("s").untag("v1")
-    repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1))
+    repo.session("s").retention.apply(ONE)
     assert "main#3" not in references(repo)
 
 
 def test_the_checkpoint_before_an_unresolved_effect_stays(repo):
-    agent = wrap(repo)
+    agent = obeying(repo)
     for n in range(5):
         agent.run(f"add i{n}")
     call = agent.tool_track()[1]
-    for status in ("unknown", "reverse_failed", "reverse_unknown", "reversing", "intended"):
-        moved = update(TOOL_INVOCATION).where(TOOL_INVOCATION.c.id == call.id).values(status=status)
-        backend.write(repo, lambda connection, moved=moved: connection.execute(moved))
-        few = {
-            v.point.reference: v.why
-            for v in repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1), dry_run=True).kept
-        }
-        assert few["main#3"] == f"it is the last checkpoint before add, which is {status}"
-        assert "main#4" not in few
+    for status in ("reverse_failed", "reverse_unknown", "reversing", "intended", "unknown"):
+        backend.change(repo, "tool_invocation", call.id, status=status)
+        assert why(repo)["main#3"] == f"it is the last checkpoint before add, which is {status}"
+        assert "main#4" not in why(repo)
+    with pytest.raises(agentgit.Conflict, match="the last checkpoint before add, which is unknown"):
+        repo.session("s").delete_checkpoint("main#3")
+    assert repo.session("s").cleanup_auto_checkpoints(keep=0) == 8
+    assert references(repo) == ["main#3", "main#10"]
 
 
-def test_a_checkpoint_with_a_pending_interrupt_stays(repo):
-    world = World()
+def test_a_checkpoint_with_a_pending_interrupt_stays(repo, world):
     graph = tool_node_graph(scripted(call("add_if_approved", item="x"), "ok"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     agent.invoke({"messages": [("user", "ask")]})
@@ -239,15 +229,11 @@ def test_a_checkpoint_with_a_pending_interrupt_stays(repo):
     asked = references(repo)[-1]
     agent.checkpoint("waiting")
     agent.checkpoint("waiting")
-    why = {
-        v.point.reference: v.why
-        for v in repo.session("s").retention.apply(Retention(compress_after=1, keep_last=1), dry_run=True).kept
-    }
-    assert why[asked] == "it waits for a person's answer"
+    assert why(repo)[asked] == "it waits for a person's answer"
 
 
 def test_clear_returns_the_number_of_deleted_checkpoints(repo):
-    agent = wrap(repo)
+    agent = obeying(repo)
     for n in range(5):
         agent.run(f"add i{n}")
         agent.checkpoint(f"n{n}")
@@ -268,17 +254,15 @@ def test_clear_returns_the_number_of_deleted_checkpoints(repo):
 
 
 def test_automatic_checkpoints_go_before_named_ones(repo):
-    agent = wrap(repo)
     for n in range(4):
-        agent.run("hm")
-        agent.checkpoint(f"n{n}")
+        turns(repo, 1).checkpoint(f"n{n}")
     repo.session("s").retention.set(Retention(compress_after=None, keep_last=1, max_checkpoints=5))
     repo.session("s").retention.apply()
     assert references(repo) == ["main#1", "main#3", "main#6", "main#9", "main#12"]
 
 
 def test_bad_input_thinning_without_a_retention_is_refused(repo):
-    wrap(repo).run("hm")
+    turns(repo, 1)
     with pytest.raises(InvalidInput, match="keeps everything"):
         repo.session("s").retention.apply()
     with pytest.raises(InvalidInput, match="retention must be"):
@@ -289,13 +273,10 @@ def test_bad_input_thinning_without_a_retention_is_refused(repo):
 
 
 def test_a_rollback_to_a_deleted_checkpoint_is_refused(repo, monkeypatch):
-    agent = wrap(repo)
-    for _ in range(4):
-        agent.run("hm")
+    agent = turns(repo, 4)
     rollbacks = Rollbacks(repo.context, agent.session.id)
     held = repo.context.read(lambda connection: rollbacks._find_target(connection, None, "main#3"))
-    repo.session("s").retention.set(Retention(compress_after=1, keep_last=1))
-    repo.session("s").retention.apply()
+    repo.session("s").retention.apply(ONE)
     monkeypatch.setattr(Rollbacks, "_find_target", lambda *_: held)
     # A fork finds its checkpoint in the transaction that creates the branch, so nothing can delete it in between.
     for verb, said in ((agent.rollback, "has been deleted"), (agent.fork, "does not exist")):
@@ -306,9 +287,7 @@ def test_a_rollback_to_a_deleted_checkpoint_is_refused(repo, monkeypatch):
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite has one writer at a time
 def test_a_fork_during_thinning_never_uses_a_deleted_checkpoint(repo):
-    agent = wrap(repo)
-    for _ in range(4):
-        agent.run("hm")
+    agent = turns(repo, 4)
     session = repo.session("s")
     with backend.database(repo).engine.begin() as connection:
         begin_events(connection)

@@ -1,22 +1,22 @@
 """Thinning, deleting and collecting keep all that merges, explorations, templates and exports need."""
 
-import io
 import operator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import backend
 import pytest
+from exports import carried
 from langchain_core.messages import AIMessage
 from langgraph.graph import MessagesState, StateGraph
-from scripted import World, obedient, tool_node_graph
+from scripted import obeying
 from sqlalchemy import update
 
 import agentgit
 from agentgit import Workspace
 from agentgit.checkpoints import Retention
 from agentgit.store.maintenance import retention
-from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
+from agentgit.store.sql.tables import CHECKPOINT
 
 FEW = Retention(compress_after=1, keep_last=1, max_checkpoints=1)
 
@@ -36,11 +36,6 @@ def say(agent, *cart):
     agent.invoke({"messages": [("user", "hi")], "cart": list(cart)})
 
 
-def working(repo, session="s"):
-    world = World()
-    return repo.wrap(tool_node_graph(obedient(), world.tools()), session, effects=world.effects())
-
-
 @pytest.fixture
 def merged(repo):
     ours = repo.wrap(shopping(), "s")
@@ -54,80 +49,51 @@ def merged(repo):
     return ours
 
 
-def test_a_merge_after_thinning_repeats_nothing(repo, merged):
-    thinned = repo.session("s").retention.apply(FEW)
+def test_a_merge_after_thinning_deleting_and_clearing_repeats_nothing(repo, merged):
+    """What the next merge needs also goes along with an export."""
+    session = repo.session("s")
+    carried(repo, "s", repo, "copy")
+    for needed, why in (("merge", "it is a merge"), ("theirs#3", "was merged from it")):
+        with pytest.raises(agentgit.Conflict, match=why):
+            session.delete_checkpoint(needed)
+    thinned = session.retention.apply(FEW)
     why = {one.point.name or one.point.reference: one.why for one in thinned.kept}
     assert why["merge"] == "it is a merge, and the next merge continues from it"
     assert why["theirs#3"] == "main#3 was merged from it"
-    merged.merge("theirs")
-    assert merged.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
-
-
-@pytest.mark.long
-def test_clearing_and_deleting_keep_the_last_merge(repo, merged):
-    for needed, why in (("merge", "it is a merge"), ("theirs#3", "was merged from it")):
-        with pytest.raises(agentgit.Conflict, match=why):
-            repo.session("s").delete_checkpoint(needed)
-    assert repo.session("s").retention.clear().gone
-    assert repo.session("s").cleanup_auto_checkpoints(branch="theirs", keep=0) == 0
-    merged.merge("theirs")
-    assert merged.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
-
-
-def test_an_imported_session_merges_from_its_last_merge(repo, merged):
-    file = io.BytesIO()
-    repo.session("s").export(file)
-    file.seek(0)
-    repo.import_(file, session="copy")
-    copy = repo.wrap(shopping(), "copy")
-    copy.merge("theirs")
-    assert copy.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
-
-
-def test_the_checkpoint_before_an_unresolved_effect_is_not_deletable(repo):
-    agent = working(repo)
-    for n in range(3):
-        agent.run(f"add i{n}")
-    call = agent.tool_track()[1]
-    unknown = update(TOOL_INVOCATION).where(TOOL_INVOCATION.c.id == call.id).values(status="unknown")
-    backend.write(repo, lambda connection: connection.execute(unknown))
-    with pytest.raises(agentgit.Conflict, match="the last checkpoint before add, which is unknown"):
-        repo.session("s").delete_checkpoint("main#3")
-    assert repo.session("s").cleanup_auto_checkpoints(keep=0) == 4
-    assert [point.metadata["reference"] for point in repo.session("s").checkpoints()] == ["main#3", "main#6"]
+    session.retention.clear()
+    assert session.cleanup_auto_checkpoints(branch="theirs", keep=0) == 0
+    for agent in (merged, repo.wrap(shopping(), "copy")):
+        agent.merge("theirs")
+        assert agent.state["cart"] == ["chair", "sofa", "lamp 0", "lamp 1", "lamp 2"]
 
 
 def test_a_cleanup_below_the_limit_deletes_nothing(repo):
-    working(repo).run("hm")
+    obeying(repo).run("hm")
     assert repo.session("s").cleanup_auto_checkpoints(keep=3) == 0
     assert len(repo.session("s").checkpoints()) == 2
 
 
 def test_an_age_limit_reads_no_checkpoints_until_one_is_too_old(repo, monkeypatch):
-    agent = working(repo)
+    agent = obeying(repo)
     for _ in range(3):
         agent.run("hm")
-    repo.session("s").retention.set(
-        Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_age=timedelta(days=1))
-    )
+    day = timedelta(days=1)
+    repo.session("s").retention.set(Retention(compress_after=None, max_checkpoints=None, keep_last=1, max_age=day))
     looked, points = [], retention.points
     monkeypatch.setattr(retention, "points", lambda *given: looked.append(given) or points(*given))
     agent.run("hm")
     assert looked == []
-    before = datetime.now(UTC) - timedelta(days=2)
-    aged = update(CHECKPOINT).where(CHECKPOINT.c.number < 6).values(created_at=before)
+    aged = update(CHECKPOINT).where(CHECKPOINT.c.number < 6).values(created_at=datetime.now(UTC) - 2 * day)
     backend.write(repo, lambda connection: connection.execute(aged))
     agent.run("hm")
-    assert [p.metadata["reference"] for p in repo.session("s").checkpoints()] == [
-        "main#1",
-        *(f"main#{n}" for n in range(6, 11)),
-    ]
+    left = [point.metadata["reference"] for point in repo.session("s").checkpoints()]
+    assert left == ["main#1", *(f"main#{n}" for n in range(6, 11))]
     agent.run("hm")
     assert len(looked) == 1
 
 
 def test_an_exploration_is_unchanged_after_thinning(repo):
-    agent = working(repo)
+    agent = obeying(repo)
     agent.run("hm")
     explored = agent.explore(["hm"], 2)
     agent = agent.switch(explored.branches[0].name)
@@ -143,24 +109,22 @@ def test_an_exploration_is_unchanged_after_thinning(repo):
 
 @pytest.mark.long
 def test_a_session_continues_after_its_template_is_cleared(repo):
-    agent = working(repo)
+    agent = obeying(repo)
     agent.run("add i0")
     agent.checkpoint("ready")
     for _ in range(3):
         agent.run("hm")
-    world = World()
-    graph = tool_node_graph(obedient(), world.tools())
-    repo.wrap(graph, "copy", effects=world.effects(), template="s@ready").run("hm")
+    obeying(repo, session="copy", template="s@ready").run("hm")
     assert repo.session("s").retention.clear().gone
     repo.maintenance.gc()
-    copy = repo.wrap(graph, "copy", effects=world.effects())
+    copy = obeying(repo, session="copy")
     copy.run("look")
     assert len(copy.history()) == 10
     assert repo.maintenance.fsck(level=3).is_sound
 
 
 def test_a_thinned_out_session_can_be_exported(repo):
-    agent = working(repo)
+    agent = obeying(repo)
     for n in range(4):
         agent.run(f"add i{n}")
     fork = agent.fork("main#5", name="fork")
@@ -171,10 +135,7 @@ def test_a_thinned_out_session_can_be_exported(repo):
     repo.session("s").retention.clear()
     repo.maintenance.gc()
     for branch in (None, "main", "fork", "deep"):
-        file = io.BytesIO()
-        repo.session("s").export(file, branch=branch)
-        file.seek(0)
-        made = repo.import_(file).session
+        made = carried(repo, "s", repo, branch=branch).session
         for one in repo.session(made).branches():
             if one.name != "elsewhere":
                 assert one.conversation_history == repo.session("s").branch(one.name).conversation_history
@@ -182,12 +143,10 @@ def test_a_thinned_out_session_can_be_exported(repo):
 
 
 @pytest.mark.parametrize("branches", [1, 3])
-def test_an_incomplete_rollback_is_resumed_after_a_collection(repo, tmp_path, branches):
+def test_an_incomplete_rollback_is_resumed_after_a_collection(repo, world, tmp_path, branches):
     (folder := tmp_path / "work").mkdir()
-    world = World()
     with Workspace(folder, tmp_path / "store") as workspace:
-        graph = tool_node_graph(obedient(), world.tools())
-        agent = repo.wrap(graph, "s", effects=world.effects(), workspace=workspace)
+        agent = obeying(repo, world, workspace=workspace)
         for n in range(4):
             (folder / "a").write_text(str(n))
             agent.run(f"add i{n}")
