@@ -218,6 +218,12 @@ def database(request, tmp_path):
         database.write(_empty)
 
 
+@pytest.fixture
+def url(database):
+    """Return the URL of an empty database with all tables, once per kind of database."""
+    return database.url
+
+
 def _empty(connection):
     """Empty the tables.
 

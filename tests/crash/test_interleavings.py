@@ -10,7 +10,6 @@ import faults
 import points
 import processes
 import pytest
-from dumps import dumped
 from foreign_threads import said, shop, sqlite_origin
 from scripted import World, obedient, tool_node_graph
 
@@ -240,7 +239,7 @@ def test_the_name_of_a_template_erased_during_its_use_is_not_stored(repo, before
     with suppress(NotFound):
         repo.session("s", create=True, template="zebrafish@HEAD")
     assert other.ends() is None
-    assert "zebrafish" not in dumped(repo)
+    assert "zebrafish" not in backend.as_stored(repo)
     assert repo.maintenance.fsck(3).findings == ()
 
 

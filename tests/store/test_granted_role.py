@@ -7,16 +7,14 @@ from datetime import UTC, datetime, timedelta
 import backend
 import pytest
 from alembic import command
+from command_line import run
 from postgres_databases import as_role
-from scripted import World, call, scripted, tool_node_graph
-from sqlalchemy import update
+from scripted import World, call, obeying, scripted, tool_node_graph
 from test_access import test_each_verb_works_with_exactly_the_role_it_needs as d5_the_role_is_enough
 from test_access import world
-from typer.testing import CliRunner
 
 import agentgit
 from agentgit import Keyring, Workspace
-from agentgit.cli.app import app
 from agentgit.errors import InvalidInput, NotAllowed, NotFound, SchemaMismatch
 from agentgit.store.database import Database
 from agentgit.store.schema import roles, schema
@@ -40,9 +38,10 @@ def owner(postgres_url):
 
 
 def works(repo, session):
-    things, model = World(), scripted(call("add", item="chair"), *["done"] * 9)
-    agent = repo.wrap(tool_node_graph(model, things.tools()), session, effects=things.effects())
-    agent.run("a chair")
+    """Run a turn in a new session, undo it, continue on the new branch, and tag and search it."""
+    things = World()
+    agent = obeying(repo, things, session)
+    agent.run("add chair")
     agent.checkpoint("later", data={"kept": True})
     agent = agent.undo()
     assert things.items == []
@@ -57,65 +56,65 @@ def test_a_granted_role_can_check_the_schema(database):
     schema.compare(database)
 
 
+@pytest.fixture
+def members(database):
+    """Yield the handles of ada, who has a session, and of bob, who may edit it."""
+    with agentgit.open(database.url) as repo:
+        ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
+        ada.session("s", create=True).sharing.share("bob", "editor")
+        yield ada, bob
+
+
 @pytest.mark.parametrize("ends", ["taken", "over"])
-def test_a_running_turn_finishes_after_its_user_loses_access(database, ends):
-    with agentgit.open(database.url) as repo:
-        ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
-        ada.session("s", create=True)
-        ada.session("other", create=True)
-        ada.session("s").sharing.share("bob", "editor")
-        things, members = World(), METADATA.tables["session_member"]
-        past = update(members).values(expires_at=datetime.now(UTC) - timedelta(hours=1))
+def test_a_running_turn_finishes_after_its_user_loses_access(members, ends):
+    (ada, bob), things = members, World()
 
-        def lose(item: str) -> str:
-            """Remove the user's access during a call."""
-            if ends == "taken":
-                ada.session("s").sharing.unshare("bob")
-            else:
-                backend.write(repo, lambda c: c.execute(past))
-            return item
+    def lose(item: str) -> str:
+        """Remove the user's access during a call."""
+        if ends == "taken":
+            ada.session("s").sharing.unshare("bob")
+        else:
+            backend.change(ada, "session_member", expires_at=datetime.now(UTC) - timedelta(hours=1))
+        return item
 
-        model = scripted(call("lose", item="right"), call("add", item="chair"), *["done"] * 5)
-        graph = tool_node_graph(model, [lose, *things.tools()])
-        effects = {**things.effects(), "lose": "irreversible"}
-        agent = bob.wrap(graph, "ada/s", effects=effects)
-        agent.run("a chair")
-        done = [(one.tool_name, one.status) for one in ada.session("s").tool_track(branch="main")]
-        assert done == [("lose", "done"), ("add", "done")]
-        assert ada.session("s").branch().conversation_history[-1]["content"] == "done"
-        for refused in (agent.history, lambda: agent.run("more"), lambda: bob.wrap(graph, "ada/s", effects=effects)):
-            with pytest.raises(NotFound, match="no session"):
-                refused()
-        assert len(ada.session("s").tool_track(branch="main")) == 2
-        assert [one.kind for one in ada.events.newest(session="s", kinds="turn.*")] == ["turn.done"]
-        ada.wrap(graph, "s", effects=effects).run("go on")
-
-
-def test_a_running_rollback_finishes_after_its_user_loses_access(database):
-    with agentgit.open(database.url) as repo:
-        ada, bob = (repo.as_user(repo.users.add(name)) for name in ("ada", "bob"))
-        ada.session("s", create=True)
-        ada.session("s").sharing.share("bob", "editor")
-        undone = []
-
-        def add(item: str) -> str:
-            """Add an item."""
-            return item
-
-        def undo(args, _result):
-            undone.append(args["item"])
-            if ada.session("s").sharing.members():
-                ada.session("s").sharing.unshare("bob")
-
-        graph = tool_node_graph(scripted(call("add", item="chair"), call("add", item="table"), "done"), [add])
-        agent = bob.wrap(graph, "ada/s", effects={"add": agentgit.reversible(undo)})
-        agent.run("a chair and a table")
-        agent.rollback("main#1")
+    model = scripted(call("lose", item="right"), call("add", item="chair"), *["done"] * 5)
+    graph = tool_node_graph(model, [lose, *things.tools()])
+    effects = {**things.effects(), "lose": "irreversible"}
+    agent = bob.wrap(graph, "ada/s", effects=effects)
+    agent.run("a chair")
+    done = [(one.tool_name, one.status) for one in ada.session("s").tool_track(branch="main")]
+    assert done == [("lose", "done"), ("add", "done")]
+    assert ada.session("s").branch().conversation_history[-1]["content"] == "done"
+    for refused in (agent.history, lambda: agent.run("more"), lambda: bob.wrap(graph, "ada/s", effects=effects)):
         with pytest.raises(NotFound, match="no session"):
-            agent.history()
-        assert undone == ["table", "chair"]
-        assert [one.status for one in ada.session("s").tool_track(branch="main")] == ["reversed", "reversed"]
-        assert [one.status for one in ada.session("s").operations()] == ["done"]
+            refused()
+    assert len(ada.session("s").tool_track(branch="main")) == 2
+    assert [one.kind for one in ada.events.newest(session="s", kinds="turn.*")] == ["turn.done"]
+    ada.wrap(graph, "s", effects=effects).run("go on")
+
+
+def test_a_running_rollback_finishes_after_its_user_loses_access(members):
+    ada, bob = members
+    undone = []
+
+    def add(item: str) -> str:
+        """Add an item."""
+        return item
+
+    def undo(args, _result):
+        undone.append(args["item"])
+        if ada.session("s").sharing.members():
+            ada.session("s").sharing.unshare("bob")
+
+    graph = tool_node_graph(scripted(call("add", item="chair"), call("add", item="table"), "done"), [add])
+    agent = bob.wrap(graph, "ada/s", effects={"add": agentgit.reversible(undo)})
+    agent.run("a chair and a table")
+    agent.rollback("main#1")
+    with pytest.raises(NotFound, match="no session"):
+        agent.history()
+    assert undone == ["table", "chair"]
+    assert [one.status for one in ada.session("s").tool_track(branch="main")] == ["reversed", "reversed"]
+    assert [one.status for one in ada.session("s").operations()] == ["done"]
 
 
 @pytest.mark.long
@@ -172,10 +171,8 @@ def test_erasing_keeps_snapshots_that_another_user_has(database, tmp_path):
     (tmp_path / "files").mkdir()
     with Workspace(tmp_path / "files", tmp_path / "store") as workspace, agentgit.open(database.url) as repo:
         for name in ("ada", "bob"):
-            things, model = World(), scripted("done")
-            graph = tool_node_graph(model, things.tools())
             theirs = repo.as_user(repo.users.add(name))
-            theirs.wrap(graph, "s", effects=things.effects(), workspace=workspace).run("hello")
+            obeying(theirs, workspace=workspace).run("hello")
         assert theirs.session("s").delete().snapshots == 0
         assert [one.pinned for one in workspace.list()] == [True]
 
@@ -193,10 +190,9 @@ def apart(empty_server):
 def test_errors_of_an_unprivileged_role_name_the_owners_command(second, apart):
     owner, database = apart
     theirs = f"--db {redacted_url(owner.url)}"
-    for verb, change in (("grant me", lambda: roles.grant(database, "me")),):
-        with pytest.raises(NotAllowed) as refused:
-            change()
-        assert f"agentgit db {verb} {theirs}" in str(refused.value).replace("'", "")
+    with pytest.raises(NotAllowed) as refused:
+        roles.grant(database, "me")
+    assert f"agentgit db grant me {theirs}" in str(refused.value).replace("'", "")
     schema.upgrade(database)  # the schema is up to date
     backend.migrate(owner, command.downgrade, "0001")
     with pytest.raises(NotAllowed, match="does not own the tables"):
@@ -214,18 +210,16 @@ def test_errors_of_an_unprivileged_role_name_the_owners_command(second, apart):
 @pytest.mark.long
 def test_the_command_line_grants(apart):
     owner, database = apart
-    where = ["--db", owner.url.render_as_string(hide_password=False), "--json"]
-    granted = CliRunner().invoke(app, ["db", "grant", database.url.username, *where])
-    assert json.loads(granted.stdout) == {
-        "database": owner.name, "role": database.url.username, "tables": len(METADATA.tables) + 1,
-    }  # fmt: skip
+    role, tables = database.url.username, len(METADATA.tables) + 1
+    granted = run("db", "grant", role, "--db", backend.address(owner), "--json")
+    assert json.loads(granted.out) == {"database": owner.name, "role": role, "tables": tables}
     with agentgit.open(database.url) as repo:
         works(repo, "s")
 
 
-def test_bad_roles_are_refused(owner, database, repo_on_sqlite):
-    with pytest.raises(InvalidInput, match="no roles"):
-        roles.grant(repo_on_sqlite, "any")
+def test_bad_roles_are_refused(owner, database):
+    with pytest.raises(InvalidInput, match="no roles"), closing(Database(":memory:")) as on_sqlite:
+        roles.grant(on_sqlite, "any")
     with pytest.raises(NotFound, match="CREATE ROLE"):
         roles.grant(owner, "nobody at all")
     with pytest.raises(NotAllowed, match="is a superuser"):
@@ -241,9 +235,3 @@ def test_bad_roles_are_refused(owner, database, repo_on_sqlite):
     with pytest.raises(NotAllowed, match="owns the tables"):
         roles.grant(owner, role)
     owner.write(lambda c: c.exec_driver_sql(f"ALTER TABLE tag OWNER TO {owner.url.username}"))
-
-
-@pytest.fixture
-def repo_on_sqlite():
-    with closing(Database(":memory:")) as database:
-        yield database

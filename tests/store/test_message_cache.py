@@ -5,7 +5,6 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from agentgit.saver.codec import Codec
-from agentgit.store.objects.lru import LRUCache
 
 
 @pytest.fixture
@@ -75,11 +74,3 @@ def test_messages_with_non_json_values_are_encoded_every_time(codec):
     for message in (one, other, one):
         assert codec.encode([message]).body == Codec(codec.serde).encode([message]).body
     assert codec.encoded == 3
-
-
-def test_the_cache_keeps_entries_that_are_used_again():
-    recent = LRUCache(80, len)
-    for n in range(40):
-        recent.add([(bytes([n]), "x" * 10)])
-        assert recent.lookup([bytes([0]), b"never"]) == ["x" * 10, None]
-    assert recent.get(bytes([1])) is None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
-from scripted import World, call, obedient, scripted, tool_node_graph
+from scripted import World, obeying, tool_node_graph
 from sqlalchemy import delete
 
 import agentgit
@@ -34,10 +34,13 @@ REMOTE = {"type": "mcp", "server_url": "https://tools.example", "headers": {"X-A
 
 
 def chatting(model, prompt=PROMPT):
-    def chat(state):
-        return {"messages": [model.invoke([SystemMessage(prompt), *state["messages"]])]}
+    return one_step(lambda state: [model.invoke([SystemMessage(prompt), *state["messages"]])])
 
-    return StateGraph(MessagesState).add_node("chat", chat).add_edge(START, "chat").compile()
+
+def one_step(say):
+    """Build a graph with one step, which calls a function with the state and adds the messages that it returns."""
+    step = StateGraph(MessagesState).add_node("say", lambda state: {"messages": say(state)})
+    return step.add_edge(START, "say").compile()
 
 
 def answering():
@@ -49,17 +52,6 @@ def talked(repo, turns=3, name="s", model=None):
     for number in range(turns):
         agent.run(f"message {number}")
     return agent
-
-
-def prove(agent, turns=3):
-    """Check that a graph that is asked the recorded requests gets the recorded replies."""
-    model = RecordedModel(agent)
-    again = chatting(model.bind_tools([TOOL]))
-    messages = []
-    for number in range(turns):
-        messages = again.invoke({"messages": [*messages, ("user", f"message {number}")]})["messages"]
-        assert messages[-1].content == f"re: message {number}"
-    model.check_complete()
 
 
 def blob_bytes(repo):
@@ -83,15 +75,12 @@ def test_a_prompt_and_its_tools_are_stored_once(repo):
 
 
 def test_a_checkpoint_comes_back_as_it_was_put(repo):
-    def ask(state):
-        answer = interrupt(model.invoke(state["messages"]).content)
-        return {"messages": [AIMessage(answer)]}
-
     model = answering()
-    agent = repo.wrap(StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile(), session="s")
+    graph = one_step(lambda state: [AIMessage(interrupt(model.invoke(state["messages"]).content))])
+    agent = repo.wrap(graph, session="s")
     agent.invoke({"messages": [("user", "hi")]})
     assert RecordedModel(agent).remaining == 1
-    names = {"messages", "__start__", "branch:to:ask"}
+    names = {"messages", "__start__", "branch:to:say"}
     for thread in backend.threads(repo):
         for found in backend.saver(repo).list({"configurable": {"thread_id": thread}}):
             assert set(found.checkpoint["channel_values"]) <= names
@@ -121,30 +110,32 @@ def test_secrets_of_a_request_are_not_stored(repo):
 
 
 def test_a_reply_is_stored_as_a_middleware_left_it(repo):
-    def chat(state):
-        reply = model.invoke(state["messages"])
-        return {"messages": [reply.model_copy(update={"content": "[redacted]"})]}
+    def redact(state):
+        return [model.invoke(state["messages"]).model_copy(update={"content": "[redacted]"})]
 
     model = ScriptedModel(replies=["my number is 12345"])
-    agent = repo.wrap(StateGraph(MessagesState).add_node("chat", chat).add_edge(START, "chat").compile(), session="s")
+    agent = repo.wrap(one_step(redact), session="s")
     agent.run("hi")
     assert "12345" not in backend.as_stored(repo)
     assert RecordedModel(agent).invoke([HumanMessage("hi")]).content == "[redacted]"
 
 
-def test_an_encrypted_database_stores_no_prompt_in_plain_text(database, tmp_path):
+def test_an_encrypted_database_stores_no_prompt_in_plain_text(database):
     with agentgit.open(database.url, keyring=Keyring({"one": Keyring.new_key()})) as repo:
         agent = talked(repo)
         text = backend.as_stored(repo)
         for secret in ("zebrafish", "aquarium", "open_door", "message 1"):
             assert secret not in text
-        prove(agent)
+        model = RecordedModel(agent)
+        again, messages = chatting(model.bind_tools([TOOL])), []
+        for number in range(3):
+            messages = again.invoke({"messages": [*messages, ("user", f"message {number}")]})["messages"]
+            assert messages[-1].content == f"re: message {number}"
+        model.check_complete()
 
 
 def test_model_calls_survive_a_collection_and_an_export(repo, tmp_path):
-    world = World()
-    graph = tool_node_graph(obedient(), world.tools())
-    agent = repo.wrap(graph, session="s", effects=world.effects())
+    agent = obeying(repo)
     texts = ("add chair; charge 5", "look", "thanks")
     for text in texts:
         agent.run(text)
@@ -153,10 +144,9 @@ def test_model_calls_survive_a_collection_and_an_export(repo, tmp_path):
     assert repo.maintenance.fsck(level=3).findings == ()
 
     def check(session):
-        model, other = RecordedModel(session), World()
+        model = RecordedModel(session)
         assert model.remaining == calls == 5
-        again = tool_node_graph(model, other.tools())
-        messages = []
+        again, messages = tool_node_graph(model, World().tools()), []
         for text in texts:
             messages = again.invoke({"messages": [*messages, ("user", text)]})["messages"]
         model.check_complete()
@@ -176,10 +166,10 @@ def test_model_calls_survive_a_collection_and_an_export(repo, tmp_path):
 def test_calls_of_an_unfinished_step_survive_an_export(repo, tmp_path):
     def ask(state):
         plan = model.invoke([SystemMessage("Plan."), *state["messages"]])
-        return {"messages": [AIMessage(f"{plan.content} {interrupt('go?')}", id="a")]}
+        return [AIMessage(f"{plan.content} {interrupt('go?')}", id="a")]
 
     model = answering()
-    graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
+    graph = one_step(ask)
     agent = repo.wrap(graph, session="s")
     agent.invoke({"messages": [("user", "hi")]})
     with agentgit.open(tmp_path / "other.db") as target:
@@ -210,10 +200,8 @@ def test_a_lost_prompt_is_found(lived_through):
         RecordedModel(repo.session("s"))
 
 
-def test_tools_that_run_again_keep_the_calls(repo):
-    world = World()
-    graph = tool_node_graph(scripted(call("look"), "seen"), world.tools())
-    agent = repo.wrap(graph, session="s", effects=world.effects())
+def test_tools_that_run_again_keep_the_calls(repo, world):
+    agent = obeying(repo, world)
     agent.run("look")
     world.items.append("news")
     retry = agent.rollback(agent.head, replay="execute", on_drift="continue")

@@ -3,27 +3,22 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import backend
 import faults
 import points
 import pytest
-from scripted import obedient, tool_node_graph
+from scripted import obeying
 from sqlalchemy import create_engine, text
 
-from agentgit import WorldDiverged, reversible
+from agentgit import WorldDiverged
 from agentgit.agents.turn.files import TurnFiles
-from agentgit.store.records.checkpoints import named_label
-from agentgit.store.sql.batch import flush_batch
 from agentgit.store.unit_of_work import UnitOfWork
-from agentgit.values import as_object
 
 TIME = 60
 
-
-def wrapped(repo, world, branch=None):
-    undo = reversible(world.remove)
-    return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(add=undo), branch=branch)
+on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
 
 def until_somebody_waits(url):
@@ -39,62 +34,9 @@ def until_somebody_waits(url):
     engine.dispose()
 
 
-@pytest.fixture
-def meet(repo):
-    """Return a function that runs two functions in concurrent transactions, and returns the result of the second.
-
-    The second transaction waits for the first one, which has not committed yet.
-    """
-
-    def meet(first, second):
-        with ThreadPoolExecutor(1) as pool:
-            others = []
-
-            def both(connection):
-                first(connection)
-                flush_batch(connection)  # would otherwise be sent with the commit
-                others.append(pool.submit(backend.database(repo).write, second))
-                if not backend.is_sqlite(repo):  # SQLite has only one writer at a time
-                    until_somebody_waits(backend.url(repo))
-
-            backend.write(repo, both)
-            return others[-1].result(TIME)
-
-    return meet
-
-
-def test_concurrent_updates_of_branch_metadata_are_all_kept(repo, meet):
-    repo.session("s", create=True)
-    branch, sessions = repo.session("s").branch().id, repo.context.store.sessions
-    meet(lambda c: sessions.merge_metadata(c, branch, {"a": 1}), lambda c: sessions.merge_metadata(c, branch, {"b": 2}))
-    meet(lambda c: sessions.count_turn(c, branch), lambda c: sessions.count_turn(c, branch))
-    with backend.reading(repo) as connection:
-        assert as_object(sessions.branch(connection, branch).meta) == {"a": 1, "b": 2, "turns": 2}
-
-
-def test_the_head_is_the_last_of_two_concurrent_checkpoints(repo, world, meet):
-    agent = wrapped(repo, world)
-    agent.run("add chair")
-    store, branch = repo.context.store, agent.branch.id
-    point = agent.head
-
-    def made(name):
-        def make(connection):
-            moment = store.head_state(connection, store.sessions.branch(connection, branch))
-            return store.checkpoints.add(connection, branch, moment.checkpoint_state, named_label(point.user_id, name))
-
-        return make
-
-    last = meet(made("one"), made("two"))
-    points = repo.session("s").checkpoints()
-    assert [p.checkpoint_name for p in points][-2:] == ["one", "two"]
-    assert repo.wrap(agent.graph, "s", check_effects=False).head.id == last
-    assert repo.maintenance.fsck(3).is_sound
-
-
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@on_postgresql
 def test_an_effect_during_the_world_check_is_not_missed(repo, world, monkeypatch):
-    agent = wrapped(repo, world)
+    agent = obeying(repo, world)
     agent.run("look")
     other = agent.fork(name="other")
     arrived, go, written = threading.Event(), threading.Event(), threading.Event()
@@ -134,41 +76,40 @@ def test_an_effect_during_the_world_check_is_not_missed(repo, world, monkeypatch
     assert world.items == ["sofa"]
 
 
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_switch_during_the_publication_of_a_rollback_is_kept(repo, world):
-    agent = wrapped(repo, world)
-    agent.run("add chair")
-    agent.checkpoint("before")
-    third = agent.fork(name="third").branch.id
-    agent.run("add table")
+def rolled_back(repo, agent, meanwhile):
+    """Roll back; while that is published, call a function that must wait, and return the agent and its result."""
     with ThreadPoolExecutor(1) as pool:
         others = []
 
         def come():
-            others.append(pool.submit(repo.session("s").switch, "third"))
-            until_somebody_waits(backend.url(repo))
-
-        with faults.before(points.OPEN_NEW_BRANCH, come):
-            agent.rollback("before")
-        others[0].result(TIME)
-    assert repo.session("s").branch().id == third
-
-
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_forced_recover_waits_for_the_publication_of_a_rollback(repo, world):
-    agent = wrapped(repo, world)
-    agent.run("add chair")
-    agent.checkpoint("before")
-    agent.run("add table")
-    with ThreadPoolExecutor(1) as pool:
-        others = []
-
-        def come():
-            others.append(pool.submit(repo.session("s").recover, branch="main-2", force=True))
+            others.append(pool.submit(meanwhile))
             until_somebody_waits(backend.url(repo))
 
         with faults.before(points.OPEN_NEW_BRANCH, come):
             retry = agent.rollback("before")
-        assert others[0].result(TIME).status == "open"
+        return retry, others[0].result(TIME)
+
+
+@pytest.fixture
+def agent(repo):
+    agent = obeying(repo)
+    agent.run("add chair")
+    agent.checkpoint("before")
+    agent.run("add table")
+    return agent
+
+
+@on_postgresql
+def test_a_switch_during_the_publication_of_a_rollback_is_kept(repo, agent):
+    third = agent.fork(name="third").branch.id
+    rolled_back(repo, agent, lambda: repo.session("s").switch("third"))
+    assert repo.session("s").branch().id == third
+
+
+@on_postgresql
+def test_a_forced_recover_waits_for_the_publication_of_a_rollback(repo, agent):
+    recover = partial(repo.session("s").recover, branch="main-2", force=True)
+    retry, recovered = rolled_back(repo, agent, recover)
+    assert recovered.status == "open"
     assert [operation.status for operation in repo.session("s").operations()] == ["done"]
     assert retry.run("look") == "done"

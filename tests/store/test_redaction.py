@@ -10,7 +10,7 @@ from io import BytesIO
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
-from scripted import GRAPHS, World, call, calls, quick_tool, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, obeying, quick_tool, scripted
 
 import agentgit
 from agentgit import Conflict, InvalidInput
@@ -30,17 +30,14 @@ def mail(to: str) -> str:
     return f"sent to {to}"
 
 
-def asked(text=f"log in with {KEY} and tell {EMAIL}"):
+PROMPT = f"log in with {KEY} and tell {EMAIL}"
+
+
+def asked():
     """Make a model that passes on the secrets of its prompt."""
-    return scripted(
-        calls(
-            call(
-                "login", api_key=KEY, pin_token=PIN, options={"credentials": {"user": "bob-the-user", "password": KEY}}
-            ),
-            call("mail", to=EMAIL),
-        ),
-        f"done with {KEY}",
-    )
+    options = {"credentials": {"user": "bob-the-user", "password": KEY}}
+    logs_in = call("login", api_key=KEY, pin_token=PIN, options=options)
+    return scripted(calls(logs_in, call("mail", to=EMAIL)), f"done with {KEY}")
 
 
 def hide_addresses(text):
@@ -71,7 +68,7 @@ def secrets_in(data):
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_no_secret_is_left_in_the_file_and_its_rerun_matches(repo, kind):
     agent = repo.wrap(graph(kind), "s", effects=EFFECTS)
-    agent.invoke({"messages": [HumanMessage(f"log in with {KEY} and tell {EMAIL}")]})
+    agent.invoke({"messages": [HumanMessage(PROMPT)]})
     agent.checkpoint(f"with {EMAIL}", description=KEY, data={"auth": KEY})
     assert secrets_in(exported(agent.session))
     data = exported(agent.session, branch="main", redact=hide_addresses)
@@ -92,19 +89,17 @@ def test_no_secret_is_left_in_the_file_and_its_rerun_matches(repo, kind):
 
 
 def test_names_alone_are_enough_and_nothing_else_changes(repo):
-    world = World()
-    agent = repo.wrap(
-        tool_node_graph(scripted(calls(call("add", item="chair")), "done"), world.tools()),
-        "plain",
-        effects=world.effects(),
-    )
+    agent = obeying(repo, session="plain")
     agent.run("add chair")
-    lines = [line for line in exported(agent.session).splitlines() if b'"agentgit-export"' not in line]
-    redacted = [line for line in exported(agent.session, redact=True).splitlines() if b'"agentgit-export"' not in line]
-    without_chain = re.compile(rb',"hash":"[0-9a-f]+"\}$')
-    assert [without_chain.sub(b"", line) for line in redacted] == [without_chain.sub(b"", line) for line in lines]
+
+    def lines(**options):
+        """Return the lines of an export after its head, without the hashes that chain them."""
+        found = [line for line in exported(agent.session, **options).splitlines() if b'"agentgit-export"' not in line]
+        return [re.sub(rb',"hash":"[0-9a-f]+"\}$', b"", line) for line in found]
+
+    assert lines(redact=True) == lines()
     other = repo.wrap(graph(), "secret", effects=EFFECTS)
-    other.run(f"log in with {KEY} and tell {EMAIL}")
+    other.run(PROMPT)
     data = exported(other.session, redact=True)
     assert EMAIL.encode() in data
     assert KEY[:8].encode() not in data
@@ -158,7 +153,7 @@ def test_objects_bytes_long_texts_and_token_counts(repo):
 def test_a_branch_is_exported_without_its_reruns(repo):
     """Nothing of a rerun happened, so the export of a branch has none, and that of a rerun alone is refused."""
     agent = repo.wrap(graph(), "s", effects=EFFECTS)
-    agent.run(f"log in with {KEY} and tell {EMAIL}")
+    agent.run(PROMPT)
     before = exported(agent.session, branch="main")
     rerun = agent.rerun(graph())
     assert len(exported(agent.session, branch="main").splitlines()) == len(before.splitlines())
@@ -173,7 +168,7 @@ def test_a_branch_is_exported_without_its_reruns(repo):
 
 def test_what_cannot_be_redacted_is_refused(repo, tmp_path):
     agent = repo.wrap(graph(), "s", effects=EFFECTS)
-    agent.run(f"log in with {KEY} and tell {EMAIL}")
+    agent.run(PROMPT)
     target = tmp_path / "s.jsonl"
     for wrong in ({"redact": "secrets"}, {"redact": True, "files": True}, {"redact": lambda text: None}):
         with pytest.raises(InvalidInput):

@@ -9,7 +9,7 @@ import points
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted import World, obedient, tool_node_graph
+from scripted import obeying
 from sqlalchemy import Column, Integer, MetaData, Table, Text, bindparam, delete, func, insert, select
 from sqlalchemy.dialects import postgresql
 
@@ -34,27 +34,18 @@ def sent(monkeypatch):
     return ways
 
 
-def of_last_turn(postgres_url, sent, said):
-    """Run two turns, and return what the second one sent."""
-    world = World()
-    with agentgit.SQLModelSaver.from_conn_string(postgres_url) as saver:
-        saver.setup()
+@pytest.mark.parametrize(("said", "most", "statements"), [("hello", 4, 22), ("add chair", 12, 43)])
+def test_a_turn_needs_few_round_trips_to_the_server(postgres_url, sent, said, most, statements):
     with agentgit.open(postgres_url) as repo:
-        agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+        agent = obeying(repo)
         agent.run(said)
         sent.clear()
         # The background writes only in a slow turn, and then once more.
         with faults.setting(points.FLUSH_IN_BACKGROUND, lambda unit: None):
             agent.run(said)
-    return list(sent)
-
-
-@pytest.mark.parametrize(("said", "most", "statements"), [("hello", 4, 22), ("add chair", 12, 43)])
-def test_a_turn_needs_few_round_trips_to_the_server(postgres_url, sent, said, most, statements):
-    ways = of_last_turn(postgres_url, sent, said)
     # With a call, a row may come with a later statement, because LangGraph saves writes and steps in its threads.
-    assert 0 < len(ways) <= most
-    assert 0 < sum(map(len, ways)) <= statements
+    assert 0 < len(sent) <= most
+    assert 0 < sum(map(len, sent)) <= statements
 
 
 @pytest.mark.parametrize("is_async", [False, True])

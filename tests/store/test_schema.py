@@ -1,8 +1,7 @@
 """The schema: new and old databases get it by the same migrations, and others are refused with clear errors."""
 
-import sqlite3
-import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from traceback import format_exception
@@ -11,10 +10,7 @@ import backend
 import command_line
 import pytest
 from alembic import command
-from alembic.autogenerate import compare_metadata
 from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 
 import agentgit
@@ -27,30 +23,9 @@ from agentgit.store.sql.tables import METADATA
 from agentgit.store.sql.url import parse_url
 
 
-def _is_plain(name, kind, _parents):
-    """Return False for the tables of an FTS5 index, which have no model."""
-    return kind != "table" or not name.startswith("search_words")
-
-
-WITHOUT_FTS = {"include_name": _is_plain}
-
-
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "agentgit.db"
-
-
-def test_migrations_create_exactly_the_tables_of_the_models(path):
-    database = Database(path)
-    assert schema.upgrade(database) == schema.REVISION
-    with database.engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE, **WITHOUT_FTS})
-        assert compare_metadata(context, METADATA) == []
-    database.close()
-
-
-def test_revision_is_the_newest_migration():
-    assert ScriptDirectory(str(migrations.folder())).get_heads() == [schema.REVISION]
 
 
 ACROSS = {
@@ -85,10 +60,7 @@ def test_the_schema_can_be_distributed_by_tenant(postgres_url):
     across = {name for name, first in leads.items() if first != "tenant_id"}
     assert across == {*ACROSS, "pk_tenant"}
     assert {(first, to) for table, _, first, to in found["references"] if table in ours} == {("tenant_id", "tenant_id")}
-    assert {name for _, name in found["triggers"]} == {
-        "event_stays",
-        "event_stays_whole",
-    }
+    assert {name for _, name in found["triggers"]} == {"event_stays", "event_stays_whole"}
     assert found["sequences"] == []
     assert not [default for _, default in found["defaults"] if "nextval" in default or "random" in default]
 
@@ -98,56 +70,38 @@ def test_a_file_that_is_not_a_database_is_refused_and_unchanged(path):
     with pytest.raises(SchemaMismatch, match="not a SQLite database"):
         schema.prepare(Database(path))
     assert path.read_text() == "these are notes, " * 100
+    with pytest.raises(Unavailable, match="folder"):
+        schema.prepare(Database(path / "in a missing folder" / "x.db"))
 
 
 def test_a_foreign_database_is_refused_and_unchanged(path):
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE invoice (id INTEGER)")
-    connection.close()
-    database = Database(path)
-    with pytest.raises(SchemaMismatch, match="invoice"):
-        schema.prepare(database)
-    database.close()
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("invoice",)]
-    connection.close()
+    with closing(Database(path)) as database:
+        database.write(lambda c: c.exec_driver_sql("CREATE TABLE invoice (id INTEGER)"))
+        with pytest.raises(SchemaMismatch, match="invoice"):
+            schema.prepare(database)
+        with database.reading() as connection:
+            assert inspect(connection).get_table_names() == ["invoice"]
 
 
 def test_a_newer_database_is_refused_with_the_upgrade_command(path):
-    database = Database(path)
-    schema.upgrade(database)
-    with database.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE agentgit_version SET version_num = '9999'")
-    for verb in (schema.check, schema.upgrade, schema.prepare):
-        with pytest.raises(SchemaMismatch, match="pip install --upgrade agentgit"):
-            verb(database)
-    database.close()
-
-
-def test_a_missing_folder_is_unavailable(tmp_path):
-    with pytest.raises(Unavailable, match="folder"):
-        schema.prepare(Database(tmp_path / "no" / "such" / "x.db"))
+    with closing(Database(path)) as database:
+        schema.upgrade(database)
+        database.write(lambda c: c.exec_driver_sql("UPDATE agentgit_version SET version_num = '9999'"))
+        for verb in (schema.check, schema.upgrade, schema.prepare):
+            with pytest.raises(SchemaMismatch, match="pip install --upgrade agentgit"):
+                verb(database)
 
 
 def test_concurrent_threads_can_upgrade_several_databases(tmp_path):
-    failures: list[BaseException] = []
+    """Alembic's context is global."""
 
-    def work(n: int) -> None:
-        database = Database(tmp_path / f"{n % 4}.db")
-        try:
+    def work(n):
+        with closing(Database(tmp_path / f"{n % 4}.db")) as database:
             schema.prepare(database)
-            assert schema.current_revision(database) == schema.REVISION
-        except BaseException as error:  # noqa: BLE001  # a thread's failure is the test's failure
-            failures.append(error)
-        finally:
-            database.close()
+            return schema.current_revision(database)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(12) as pool:
+        assert set(pool.map(work, range(12))) == {schema.REVISION}
 
 
 @pytest.mark.parametrize("where", ["mysql://x/y", "://", "sqlite:/x://"])
@@ -192,11 +146,11 @@ engine.dispose()
 
 @pytest.fixture
 def host(tmp_path):
-    def configured(url):
+    def configured(database):
         config = Config()
         config.set_main_option("script_location", str(tmp_path / "host"))
         config.set_main_option("path_separator", "os")
-        config.set_main_option("sqlalchemy.url", url.render_as_string(hide_password=False).replace("%", "%%"))
+        config.set_main_option("sqlalchemy.url", backend.address(database).replace("%", "%%"))
         return config
 
     (tmp_path / "host" / "versions").mkdir(parents=True)
@@ -207,11 +161,10 @@ def host(tmp_path):
 
 @pytest.mark.long
 def test_an_application_with_alembic_can_share_the_database(host, empty):
-    url = parse_url(empty)
-    config = host(url)
-    command.revision(config, "first", autogenerate=True)
-    command.upgrade(config, "head")
     with closing(Database(empty)) as database:
+        config = host(database)
+        command.revision(config, "first", autogenerate=True)
+        command.upgrade(config, "head")
         assert schema.current_revision(database) is None
         schema.upgrade(database)
         command.check(config)
@@ -234,7 +187,6 @@ def test_a_table_name_clash_is_refused_with_a_workaround(empty_server):
             with pytest.raises(SchemaMismatch, match="CREATE SCHEMA"):
                 schema.upgrade(apart)
             database.write(lambda c: c.exec_driver_sql("CREATE SCHEMA agentgit"))
-        with closing(Database(empty_server.update_query_dict({"options": "-csearch_path=agentgit"}))) as apart:
             schema.upgrade(apart)
             schema.compare(apart)
             with agentgit.open(apart.url) as repo:
@@ -256,7 +208,7 @@ def test_passwords_may_have_any_character(empty_server):
             assert "'postgresql+psycopg://" in str(refused.value)
             assert "password in place of ***" in str(refused.value)
             assert database.url.password == password
-        assert "schema" in command_line.run("db", "upgrade", "--db", url.render_as_string(hide_password=False)).out
+            assert "schema" in command_line.run("db", "upgrade", "--db", backend.address(database)).out
         with agentgit.open(url) as repo:
             assert repo.session("s", create=True).name == "s"
             assert password not in repr(repo)

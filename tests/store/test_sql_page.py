@@ -62,20 +62,14 @@ def converse(repo, *words):
 
 
 def check(connection, form, *words, nul=""):
-    """Run each statement of the page, and compare what it returns with what `converse` has stored.
+    """Compare what each statement of the page returns, in a form for the database, with what `converse` has stored.
 
-    Args:
-        connection: A connection.
-        form: A function that returns a statement in the form of the database.
-        words: The readable messages of a person on the branch `main`.
-        nul: The condition to add to the statement of the conversation.
+    `words` are the readable messages of a person on the branch `main`; `nul` is a condition for the conversation.
     """
     sql = form(SQL["words"]).replace("ORDER BY", f"{nul} ORDER BY")
     rows = connection.execute(text(sql)).all()
-    assert [(row.name, row.content) for row in rows if row.role == "human"] == [
-        *(("main", said) for said in words),
-        ("side", "on the fork"),
-    ]
+    said = [(row.name, row.content) for row in rows if row.role == "human"]
+    assert said == [*(("main", one) for one in words), ("side", "on the fork")]
     data = [json.loads(row.data) for row in Session(connection).exec(statements()["conversation"])]
     if not nul:
         assert [(one["type"], one["data"]["content"]) for one in data] == [(row.role, row.content) for row in rows]
@@ -87,35 +81,30 @@ def check(connection, form, *words, nul=""):
     assert last.saved_at.startswith("20")
 
 
-@pytest.mark.parametrize("words", [("and more",), (LONG, "and more")])
-def test_the_page_reads_a_file_with_long_messages_and_forks(words, tmp_path):
-    with agentgit.open(tmp_path / "agentgit.db") as repo:
+WORDS = {
+    "short": (("and more",), "and more", "auto"),
+    "long": ((LONG, "and more"), "and more", "auto"),
+    "up to the size of a chunk": (("x" * READABLE, "x" * TOO_LONG), "x" * READABLE, "none"),
+}
+
+
+@pytest.mark.parametrize("length", WORDS)
+def test_the_page_reads_the_messages_of_a_file_that_are_not_compressed_or_cut(length, tmp_path):
+    words, readable, compression = WORDS[length]
+    with agentgit.open(tmp_path / "agentgit.db", compression=compression) as repo:
         converse(repo, *words)
     with create_engine(f"sqlite:///{tmp_path}/agentgit.db").connect() as connection:
-        check(connection, str, "a chair", "and more")
-
-
-def test_messages_that_are_not_compressed_are_readable_up_to_the_size_of_a_chunk(tmp_path):
-    with agentgit.open(tmp_path / "agentgit.db", compression="none") as repo:
-        converse(repo, "x" * READABLE, "x" * TOO_LONG)
-    with create_engine(f"sqlite:///{tmp_path}/agentgit.db").connect() as connection:
-        check(connection, str, "a chair", "x" * READABLE)
-
-
-@pytest.fixture
-def roles(postgres_url):
-    """Yield the URL of the database as the owner of the tables, and as a role that owns nothing."""
-    with as_role(postgres_url) as url:
-        yield postgres_url, url
+        check(connection, str, "a chair", readable)
 
 
 @pytest.mark.parametrize("words", [("and more",), (LONG, "and more")])
-def test_the_page_reads_postgresql(words, roles):
-    with agentgit.open(roles[0]) as repo:
+def test_the_page_reads_postgresql(words, postgres_url):
+    with agentgit.open(postgres_url) as repo:
         converse(repo, *words)
-    for url in roles:
-        with create_engine(url, poolclass=NullPool).begin() as connection:
-            check(connection, on_postgresql, "a chair", "and more")
+    with as_role(postgres_url) as somebody:
+        for url in (postgres_url, somebody):
+            with create_engine(url, poolclass=NullPool).begin() as connection:
+                check(connection, on_postgresql, "a chair", "and more")
 
 
 def test_a_message_with_a_nul_character_can_be_left_out_on_postgresql(postgres_url):

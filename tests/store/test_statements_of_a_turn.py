@@ -14,7 +14,7 @@ import processes
 import pytest
 import sent_statements
 from explored_graphs import chat
-from scripted import World, obedient, tool_node_graph
+from scripted import World, obedient, obeying, tool_node_graph
 from served import THREAD, said
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
@@ -69,12 +69,12 @@ def traced_on_sqlite(repo):
         repo.context.store.database.before_fork()
 
 
-def runs_turns(repo, way, world):
+def runs_turns(repo, way):
     """Return a function that runs a turn of a wrapped or a served graph with a text."""
-    graph = tool_node_graph(obedient(), world.tools())
     if way == "wrapped":
-        return repo.wrap(graph, "s", effects=world.effects()).run
-    app = repo.graph(graph, effects=world.effects())
+        return obeying(repo).run
+    world = World()
+    app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
     return lambda text: app.invoke(said(text), THREAD)
 
 
@@ -93,7 +93,7 @@ def count_statements(repo, run, text):
     [("wrapped", "hello", 15), ("wrapped", "add chair", 27), ("served", "hello", 16), ("served", "add chair", 28)],
 )
 def test_a_turn_sends_no_more_statements_than_it_needs(repo, way, text, most):
-    statements = count_statements(repo, runs_turns(repo, way, World()), text)
+    statements = count_statements(repo, runs_turns(repo, way), text)
     transactions = 1 if text == "hello" else 3  # the end; before it the intent and the outcome
     # A statement to a server inserts seven values at most, because psycopg parses a longer one anew each time. A call
     # has more values than that, and when a step is written decides which of the transactions need a second statement.
@@ -109,7 +109,7 @@ def test_a_served_turn_reads_its_session_branch_and_head_at_once(repo):
     found, transactions = {}, {}
     for way in ("wrapped", "served"):
         began = []
-        run = runs_turns(repo, way, World())
+        run = runs_turns(repo, way)
         found[way] = count_statements(repo, run, "hello")
         with (
             faults.setting(points.FLUSH_IN_BACKGROUND, lambda unit: None),
@@ -126,7 +126,7 @@ def test_a_served_turn_reads_its_session_branch_and_head_at_once(repo):
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_turn_finds_running_branches_without_reading_the_others(repo):
     """An index has only the running branches, so a turn reads few rows however many there are."""
-    run = runs_turns(repo, "wrapped", World())
+    run = runs_turns(repo, "wrapped")
     run("add chair")
     with traced_on_sqlite(repo) as statements:
         run("add table")
@@ -141,14 +141,12 @@ def test_a_turn_finds_running_branches_without_reading_the_others(repo):
 @pytest.mark.parametrize("reader", ["history", "messages"])
 def test_a_long_conversation_is_read_at_once(repo, reader):
     """`history` and `messages` read a conversation in one transaction, with a statement for every 500 messages."""
-    world = World()
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent = obeying(repo)
     said = [("ai" if number % 2 else "user", f"message {number}") for number in range(1_200)]
     agent.invoke({"messages": [*said, ("user", "hello")]})
     began = []
     with agentgit.open(backend.url(repo)) as fresh:
-        fresh.session("s")
-        agent = fresh.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+        agent = obeying(fresh)
         with faults.before(points.EVERY_READ, lambda: began.append(True)), counting(fresh) as statements:
             assert len(getattr(agent, reader)()) == 1_202
     assert len(began) == 1
@@ -156,8 +154,7 @@ def test_a_long_conversation_is_read_at_once(repo, reader):
 
 
 def test_calls_that_ran_again_are_read_at_once(repo):
-    world, read = World(), {}
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    agent, read = obeying(repo), {}
     agent.run("add chair; add table; add lamp; add sofa")
     agent.run("add bed")
     for checkpoint in ("main#3", "main#1"):

@@ -11,8 +11,6 @@ import agentgit
 from agentgit import Conflict
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.journal import CallOutcome
-from agentgit.store.sql.driver_errors import TransactionConflict
-from agentgit.store.sql.ids import new_id
 from agentgit.values import as_object
 
 WRITERS = 6
@@ -81,25 +79,6 @@ def test_a_change_is_seen_by_others_only_after_its_commit(repo, branch):
     assert [*seen, metadata(repo, branch)] == [{}, {"a": 1}]
 
 
-def test_a_change_is_kept_when_the_repository_that_made_it_is_closed(repo, branch):
-    with agentgit.open(backend.url(repo)) as other:
-        backend.write(other, lambda c: other.context.store.sessions.merge_metadata(c, branch.id, {"a": 1}))
-    assert metadata(repo, branch) == {"a": 1}
-
-
-def test_a_transaction_that_conflicts_runs_again_and_counts_once(repo, branch):
-    runs = []
-
-    def change(connection):
-        runs.append(1)
-        repo.context.store.sessions.count_turn(connection, branch.id)
-        if len(runs) == 1:
-            raise TransactionConflict("Another writer interfered. Try again.")
-
-    backend.write(repo, change)
-    assert (len(runs), metadata(repo, branch)) == (2, {"turns": 1})
-
-
 def test_a_snapshot_read_sees_one_moment(repo, branch):
     sessions = repo.context.store.sessions
     with (
@@ -110,17 +89,6 @@ def test_a_snapshot_read_sees_one_moment(repo, branch):
         backend.write(repo, lambda c: sessions.merge_metadata(c, branch.id, {"a": 1}))
         assert other.context.store.sessions.branch(reader, branch.id).meta == before
     assert metadata(repo, branch) == {"a": 1}
-
-
-def test_a_second_row_with_a_unique_key_is_refused(repo, branch):
-    with pytest.raises(agentgit.AgentGitError):
-        backend.write(repo, lambda c: repo.context.store.sessions.create(c, repo.user.id, "s"))
-    assert [session.session_name for session in repo.sessions()] == ["s"]
-
-
-def test_a_row_cannot_refer_to_a_missing_row(repo):
-    with pytest.raises(agentgit.AgentGitError):
-        backend.write(repo, lambda c: repo.context.store.sessions.create_branch(c, new_id(), "main"))
 
 
 # -- many writers
@@ -164,12 +132,15 @@ def test_no_checkpoint_and_no_metadata_of_many_writers_is_lost(repo, branch):
             label = Label(kind="named", user_id=other.user.id, name=f"{number}-{n}")
             backend.write(other, lambda c, label=label: store.checkpoints.add(c, branch.id, NOTHING, label))
             backend.write(other, lambda c, n=n: store.sessions.merge_metadata(c, branch.id, {f"{number}-{n}": n}))
+            backend.write(other, lambda c: store.sessions.count_turn(c, branch.id))
 
     assert race(repo, work) == [None] * WRITERS
     made = sorted(repo.session("s").checkpoints(), key=lambda checkpoint: checkpoint.metadata["number"])
     names = {f"{number}-{n}" for number in range(WRITERS) for n in range(WRITES)}
     assert [checkpoint.metadata["number"] for checkpoint in made] == list(range(1, len(names) + 1))
-    assert {checkpoint.checkpoint_name for checkpoint in made} == set(metadata(repo, branch)) == names
+    assert {checkpoint.checkpoint_name for checkpoint in made} == names
+    kept = metadata(repo, branch)
+    assert (kept.pop("turns"), set(kept)) == (WRITERS * WRITES, names)
     assert repo.session("s").get_checkpoint("HEAD").id == made[-1].id
     assert repo.maintenance.fsck(3).is_sound
 

@@ -2,9 +2,8 @@
 
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 
 import backend
 import pytest
@@ -19,24 +18,21 @@ from agentgit.store.database import Database
 from agentgit.store.schema import schema
 from agentgit.store.schema.migrations import FTS_TABLE, VERSION_TABLE
 from agentgit.store.sql.tables import METADATA
+from agentgit.store.sql.url import parse_url
 
 
-def rows_of(database, columns=None):
-    """Return all rows of all tables; `columns` limits the columns by table."""
+def tables_of(connection):
+    """Return the tables in an order in which rows can be inserted."""
     tables = MetaData()
+    tables.reflect(connection)
+    return [one for one in tables.sorted_tables if not one.name.startswith((FTS_TABLE, VERSION_TABLE))]
+
+
+def rows_of(database):
+    """Return all rows of all tables that have some."""
     with database.reading() as connection:
-        tables.reflect(connection)
-        return {
-            table.name: [
-                dict(row)
-                for row in connection.execute(
-                    select(*(c for c in table.c if columns is None or c.name in columns[table.name]))
-                ).mappings()
-            ]
-            for table in tables.sorted_tables
-            if not table.name.startswith(FTS_TABLE) and table.name != VERSION_TABLE
-            if columns is None or table.name in columns
-        }
+        rows = {one.name: connection.execute(select(one)).mappings().all() for one in tables_of(connection)}
+    return {name: found for name, found in rows.items() if found}
 
 
 def test_a_sqlite_file_of_an_earlier_schema_is_upgraded_on_open(tmp_path, second):
@@ -72,7 +68,7 @@ def filled(database, revision):
 
     def put(connection):
         for table in tables_of(connection):
-            if rows := found[table.name]:
+            if rows := found.get(table.name):
                 connection.execute(insert(table), [{c.name: row[c.name] for c in table.c} for row in rows])
 
     database.write(put)
@@ -81,11 +77,11 @@ def filled(database, revision):
 
 def assert_kept(database, before):
     """Assert that every value is unchanged, and that the second schema's migration has changed every session."""
-    columns = {name: set(rows[0]) for name, rows in before.items() if rows}
-    after = rows_of(database, columns)
-    found = {name: sorted(map(repr, rows)) for name, rows in after.items()}
-    assert found == {name: sorted(map(repr, before[name])) for name in columns}
-    assert [row["color"] for row in rows_of(database)["external_session"]] == ["red"]
+    after = rows_of(database)
+    for name, rows in before.items():
+        left = [{column: row[column] for column in rows[0]} for row in after[name]]
+        assert sorted(map(repr, left)) == sorted(map(repr, map(dict, rows)))
+    assert [row["color"] for row in after["external_session"]] == ["red"]
 
 
 @pytest.mark.long
@@ -93,12 +89,10 @@ def test_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
     with closing(Database(empty)) as database:
         filled(database, second)
         backend.migrate(database, command.downgrade, "0001")
+        ignored = ("search_words", "ix_search_text_words")
+        options = {"version_table": VERSION_TABLE, "include_name": lambda name, *_: not str(name).startswith(ignored)}
         with database.reading() as connection:
-            options = {
-                "include_name": lambda name, *_: not str(name).startswith(("search_words", "ix_search_text_words"))
-            }
-            context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE, **options})
-            assert compare_metadata(context, METADATA) == []
+            assert compare_metadata(MigrationContext.configure(connection, opts=options), METADATA) == []
         backend.migrate(database, command.downgrade, "base")
         assert schema.current_revision(database) is None
         assert schema.upgrade(database) == second
@@ -114,13 +108,6 @@ def test_a_downgrade_to_base_leaves_only_the_version_table(empty_server):
         backend.migrate(database, command.downgrade, "base")
         with database.reading() as connection:
             assert connection.execute(left).scalars().all() == [VERSION_TABLE]
-
-
-def tables_of(connection):
-    """Return the tables in an order in which rows can be inserted."""
-    tables = MetaData()
-    tables.reflect(connection)
-    return [one for one in tables.sorted_tables if not one.name.startswith((FTS_TABLE, VERSION_TABLE))]
 
 
 def test_a_check_finds_what_was_changed_by_hand(empty):
@@ -141,7 +128,7 @@ def test_a_check_finds_what_was_changed_by_hand(empty):
 
 @pytest.mark.long
 def test_threads_and_processes_can_upgrade_one_database_at_once(empty):
-    where = str(empty) if isinstance(empty, Path) else empty.render_as_string(hide_password=False)
+    where = parse_url(empty).render_as_string(hide_password=False)
     code = (
         "import sys; from agentgit.store.schema import schema; from agentgit.store.database import Database; "
         "sys.stdin.read(1); print(schema.upgrade(Database(sys.argv[1])))"
@@ -151,20 +138,16 @@ def test_threads_and_processes_can_upgrade_one_database_at_once(empty):
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # our own
         for _ in range(3)
     ]
-    answers = []
 
-    def work():
+    def work(_):
         with closing(Database(where)) as database:
-            answers.append(schema.upgrade(database))
+            return schema.upgrade(database)
 
-    threads = [threading.Thread(target=work) for _ in range(12)]
     for one in processes:
         one.stdin.write("!")
         one.stdin.flush()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(work, range(12)))
     assert answers + [one.communicate()[0].strip() for one in processes] == [schema.REVISION] * 15
     with closing(Database(where)) as database:
         schema.compare(database)

@@ -28,12 +28,11 @@ NEWEST_SCHEMA = schema.REVISION
 
 
 def database(repo):
-    """Return the database of a repository, a session or an agent."""
-    return repo.context.store.database
+    """Return the database of a repository, a session or an agent; a database is its own."""
+    return repo if isinstance(repo, Database) else repo.context.store.database
 
 
 def url(repo) -> URL:
-    """Return the URL of the database, to open it again."""
     return database(repo).url
 
 
@@ -43,7 +42,6 @@ def address(repo) -> str:
 
 
 def is_sqlite(repo) -> bool:
-    """Return True for SQLite, False for PostgreSQL."""
     return database(repo).is_sqlite
 
 
@@ -61,7 +59,6 @@ def statements(repo) -> Iterator[list[tuple[str, Any]]]:
 
 
 def reading(repo):
-    """Open a read transaction."""
     return database(repo).reading()
 
 
@@ -81,12 +78,10 @@ def wait_for_the_feed(repo) -> None:
 
 
 def table(name: str) -> Table:
-    """Return a table by its name in the database."""
     return METADATA.tables[name]
 
 
 def tables() -> list[str]:
-    """Name all tables."""
     return list(METADATA.tables)
 
 
@@ -279,7 +274,6 @@ def grant(place, role: str) -> int:
 
 
 def run_sql(place, statement: str) -> None:
-    """Run a statement on a database."""
     with closing(Database(place)) as database:
         database.write(lambda connection: connection.exec_driver_sql(statement))
 

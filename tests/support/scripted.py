@@ -232,6 +232,12 @@ def tool_node_graph(
     return graph.compile(checkpointer=checkpointer)
 
 
+def obeying(repo: Any, world: World | None = None, session: str = "s", **options: Any) -> Any:
+    """Wrap a graph that does what it is told, with the tools and the effects of a world."""
+    world = world or World()
+    return repo.wrap(tool_node_graph(obedient(), world.tools()), session, effects=world.effects(), **options)
+
+
 def agent_graph(model: ScriptedModel, tools: Sequence[BaseTool], checkpointer: Any = None, **options: Any) -> Graph:
     """Build a graph with LangChain's `create_agent`, which runs each tool call as a separate task."""
     from langchain.agents import create_agent  # an optional dependency
