@@ -74,7 +74,6 @@ def test_work_is_retried_once_if_its_connection_breaks_before_the_commit(server,
 
 @pytest.fixture
 def idle(postgres_url):
-    """Create a saver with a connection in its pool."""
     with closing(Database(postgres_url)) as database:
         saver = SQLModelSaver(database)
         put(saver, "idle", {"a": 1})
@@ -98,19 +97,13 @@ def test_a_recently_used_broken_connection_is_not_reused(idle, monkeypatch):
 
 
 class Between(socketserver.ThreadingTCPServer):
-    """A proxy that, once it is deaf, discards the server's answers, and breaks the connection when the work is stored.
-
-    Args:
-        server: the server's host and port.
-        stored: a function that returns whether the work is stored.
-    """
+    """A proxy that, once it is deaf, discards answers of the server, and breaks the connection when work is stored."""
 
     def __init__(self, server, stored):
         super().__init__(("127.0.0.1", 0), None)
         self.server, self.stored, self.deaf = server, stored, False
 
     def finish_request(self, client, _address):
-        """Pass on what a client and the server say until one of them ends."""
         with socket.create_connection(self.server) as server, ThreadPoolExecutor(1) as pool:
             pool.submit(self._pass, server, client, False)
             self._pass(client, server, True)

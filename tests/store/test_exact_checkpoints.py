@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from uuid import UUID
 
+import backend
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,7 +64,6 @@ def typed(value):
 
 
 def assert_equal(ours, theirs):
-    """Compare two checkpoint tuples with the types of all values."""
     assert typed(tuple(ours)) == typed(tuple(theirs))
 
 
@@ -122,22 +122,17 @@ def test_each_field_of_a_checkpoint_comes_back_as_it_was_put(database, name):
     assert typed(tuple(listed)) == typed(tuple(ours))
 
 
-def test_a_list_is_filtered_by_metadata_of_any_type(database):
-    saver = SQLModelSaver(database)
-    stored(saver, checkpoint(), {"source": "loop", "at": NOON, "id": ID})
-    assert [found.metadata["at"] for found in saver.list(None, filter={"at": NOON, "id": ID})] == [NOON]
-    assert list(saver.list(None, filter={"at": NOON.replace(hour=13)})) == []
-
-
 def test_metadata_of_any_type_survives_a_copy_and_an_encrypted_database(tmp_path):
     ring = agentgit.Keyring({"k": agentgit.Keyring.new_key()})
     with SQLModelSaver.from_conn_string(tmp_path / "a.db", keyring=ring) as saver:
         stored(saver, checkpoint(pending_sends=[Send("hush-hush", 1)]), {"said": {"hush-hush"}})
         saver.copy_thread("t", "copy")
-        copied = saver.get_tuple(on("copy"))
+        saver.copy_thread("empty", "nothing")
+        copied, nothing = saver.get_tuple(on("copy")), saver.get_tuple(on("nothing"))
+        assert "hush-hush" not in backend.as_stored(saver.database)
+    assert nothing is None
     assert copied.metadata == {"said": {"hush-hush"}}
     assert copied.checkpoint["pending_sends"] == [Send("hush-hush", 1)]
-    assert b"hush-hush" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
 
 def test_damaged_metadata_is_named(database):

@@ -218,20 +218,15 @@ def test_an_erased_newest_event_gives_its_place_to_nobody(repo):
     assert [event.kind for event in repo.events.list(after=last)] == ["session.erased", "session.created"]
 
 
-def number_transactions_from(repo, first):
-    """Give the stored events the numbers of another server, as a restored dump has them."""
-
-    def work(connection):
-        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
-        connection.exec_driver_sql(f"UPDATE event SET ordinal = {first} + mod(id, 1000)")  # noqa: S608  # a number
-
-    backend.write(repo, work)
-
-
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_restore_into_another_server_begins_a_new_epoch(repo):
     repo.session("s", create=True)
-    number_transactions_from(repo, 10**12)
+
+    def renumber(connection):  # the event has a number of another server, as in a restored dump
+        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+        connection.exec_driver_sql("UPDATE event SET ordinal = 1000000000000 + mod(id, 1000)")
+
+    backend.write(repo, renumber)
     with backend.reading(repo) as connection:
         (row,) = connection.exec_driver_sql("SELECT ordinal, id FROM event").all()
     last = f"0.{row.ordinal}.{row.id}"
@@ -274,7 +269,6 @@ class Receiver(BaseHTTPRequestHandler):
     got: ClassVar[list] = []
 
     def do_POST(self):
-        """Note the event, then answer late."""
         event = json.loads(self.rfile.read(int(self.headers["content-length"])))
         assert self.headers["idempotency-key"] == str(event["id"])
         self.got.append(event["id"])

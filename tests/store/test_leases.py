@@ -1,7 +1,4 @@
-"""Leases: on a server, a run whose lease has ended is taken over, and does no harm if it is still alive.
-
-SQLite has no leases: its file is on one machine, where the death of a process can be detected.
-"""
+"""Leases: on a server, a run whose lease has ended is taken over, and does no harm if it is still alive."""
 
 import threading
 from datetime import UTC, datetime
@@ -27,24 +24,21 @@ on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=Tru
 
 
 class Meanwhile(World):
-    """A world that calls the function in `then` once, during the next `add` or its undo."""
+    """A world that calls the functions in `then` during the next `add` or its undo."""
 
     def __init__(self):
         super().__init__()
-        self.then = None
+        self.then = []
 
     def _put(self, name, item):
-        self._happen()
+        while self.then:
+            self.then.pop()()
         return super()._put(name, item)
 
     def remove(self, args, result):
-        self._happen()
+        while self.then:
+            self.then.pop()()
         super().remove(args, result)
-
-    def _happen(self):
-        then, self.then = self.then, None
-        if then is not None:
-            then()
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +93,7 @@ def test_a_turn_with_an_expired_lease_saves_no_more_steps(repo, world):
         assert let_end(repo) == 1
         backend.from_outside(run)
 
-    world.then = take_over
+    world.then.append(take_over)
     with pytest.raises(Conflict, match="taken over"):  # sync, so that no step is saved during the other turn
         agent.invoke({"messages": [("user", "add table")]}, durability="sync")
     late = obeying(repo, world)
@@ -139,7 +133,7 @@ def test_a_rollback_with_an_expired_lease_publishes_nothing(repo, world):
         with agentgit.open(backend.url(repo)) as other, pytest.raises(RollbackIncomplete):
             other.resume(other.session("s").operations()[0])
 
-    world.then = take_over
+    world.then.append(take_over)
     with pytest.raises(Conflict, match="taken over"):
         agent.rollback("before")
     (operation,) = repo.session("s").operations()
@@ -165,7 +159,7 @@ def test_only_leases_held_by_this_process_are_renewed(repo, world):
         backend.database(repo).leases.renew()
         seen.extend(ends(repo))
 
-    world.then = look
+    world.then.append(look)
     with pytest.raises(Conflict, match="taken over"):
         agent.run("add chair")
     assert seen[0] > datetime.now(UTC)
@@ -174,9 +168,10 @@ def test_only_leases_held_by_this_process_are_renewed(repo, world):
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_sqlite_has_no_leases(repo, world):
+    """Its file is on one machine, where the death of a process can be detected."""
     agent = obeying(repo, world)
     seen = []
-    world.then = lambda: seen.extend(ends(repo))
+    world.then.append(lambda: seen.extend(ends(repo)))
     agent.run("add chair")
     assert (seen, backend.database(repo).leases) == ([None], None)
 

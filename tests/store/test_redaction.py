@@ -34,7 +34,6 @@ PROMPT = f"log in with {KEY} and tell {EMAIL}"
 
 
 def asked():
-    """Make a model that passes on the secrets of its prompt."""
     options = {"credentials": {"user": "bob-the-user", "password": KEY}}
     logs_in = call("login", api_key=KEY, pin_token=PIN, options=options)
     return scripted(calls(logs_in, call("mail", to=EMAIL)), f"done with {KEY}")

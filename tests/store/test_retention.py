@@ -121,7 +121,6 @@ def test_bad_input_an_invalid_stored_retention_is_refused(bad):
 
 
 def turns(repo, number):
-    """Wrap a graph as session s, and run some turns."""
     agent = obeying(repo)
     for _ in range(number):
         agent.run("hm")

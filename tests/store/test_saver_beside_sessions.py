@@ -20,7 +20,6 @@ def own_graph(saver):
 
 @pytest.fixture
 def repo(lived_through):
-    """Open a repository with a session of two branches."""
 
     def live(repo):
         agent = obeying(repo, session="secret")

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from datetime import UTC, datetime
 
 import aiosqlite
 import psycopg
@@ -161,6 +162,8 @@ def closed(url):
         (lambda url: "sqlite+aiosqlite:///threads.db", "aiosqlite.*sqlite:///"),
         (lambda url: "postgresql+psycopg2://me@host/db", "psycopg2"),
         (lambda url: "mysql://me@host/db", "SQLite and PostgreSQL"),
+        (lambda url: "://", "://"),
+        (lambda url: "sqlite:/x://", "sqlite:/x://"),
         (lambda url: "host='secret", "not a valid connection string"),
         (lambda url: "postgresql://me:secret@a:1,b:x:y/db?nonsense=1", "not a valid"),
         (lambda url: "", "empty string"),
@@ -187,12 +190,13 @@ def test_a_libpq_string_never_names_a_file(postgres_url, tmp_path, monkeypatch):
     assert sorted(one.name for one in tmp_path.rglob("*.db")) == ["host=1.db", "host=2.db", "notes.db"]
 
 
+NOON = datetime(2026, 11, 24, 12, tzinfo=UTC)
 METADATA = [
     {"source": "loop", "step": 1, "who": "Ada"},
     {"source": "input", "step": 2, "who": "Ada", "inner": {"source": "loop"}},
     {"source": "loop", "step": 3, "who": 'Eve","source":"x'},
     {"source": "loop", "step": 4, "who": 'Zoë \\ "', "odd": "\ud800"},
-    {"source": "loop", "step": 5.0, "flag": True, "zero": -0.0, "none": None, "list": ["a", "b"]},
+    {"source": "loop", "step": 5.0, "flag": True, "zero": -0.0, "none": None, "list": ["a", "b"], "at": NOON},
 ]
 
 
@@ -219,6 +223,8 @@ METADATA = [
         ({"flag": True}, [5]),
         ({"list": ("a", "b")}, [5]),
         ({"nothing": 1}, []),
+        ({"at": NOON}, [5]),
+        ({"at": NOON.replace(hour=13)}, []),
         ({"inner": {"source": "loop"}}, [2]),
         ({"who": "' OR 1=1 --"}, []),
         ({"' OR 1=1 --": "x"}, []),

@@ -1,12 +1,11 @@
 """Encrypted payloads and secrets in the configuration are not readable in a database."""
 
-import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from cryptography.fernet import Fernet
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
@@ -26,7 +25,7 @@ from agentgit.demo import ScriptedModel
 from agentgit.store.objects.blobs import BlobStore
 from agentgit.store.sql.tables import BLOB, METADATA
 
-HUSH = "hush-hush"
+HUSH, SECRET = "hush-hush", Fernet.generate_key()
 
 
 def everything(database) -> bytes:
@@ -47,28 +46,22 @@ def everything(database) -> bytes:
     return b"\0".join(found)
 
 
-class Stream:
-    """A cipher for LangGraph's `EncryptedSerializer`: SHA-256 as a key stream, with a new nonce each time."""
+class Cipher:
+    """A cipher for LangGraph's `EncryptedSerializer`."""
 
-    def __init__(self, key: bytes) -> None:
-        self.key = key
+    def __init__(self) -> None:
+        self.fernet = Fernet(SECRET)
 
     def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
-        nonce = os.urandom(16)
-        return "stream", nonce + self._mix(nonce, plaintext)
+        return "fernet", self.fernet.encrypt(plaintext)
 
     def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
-        assert ciphername == "stream"
-        return self._mix(ciphertext[:16], ciphertext[16:])
-
-    def _mix(self, nonce: bytes, data: bytes) -> bytes:
-        blocks = range(len(data) // 32 + 1)
-        stream = b"".join(hashlib.sha256(self.key + nonce + n.to_bytes(8, "big")).digest() for n in blocks)
-        return bytes(a ^ b for a, b in zip(data, stream, strict=False))
+        assert ciphername == "fernet"
+        return self.fernet.decrypt(ciphertext)
 
 
 def encrypted() -> EncryptedSerializer:
-    return EncryptedSerializer(Stream(b"key"), JsonPlusSerializer(allowed_msgpack_modules=None))
+    return EncryptedSerializer(Cipher(), JsonPlusSerializer(allowed_msgpack_modules=None))
 
 
 def joined(state: list[str], writes: list[list[str]]) -> list[str]:
@@ -129,7 +122,7 @@ def talk(saver):
 def test_an_encrypted_payload_is_stored_nowhere_in_clear_text(database):
     states = talk(SQLModelSaver(database, serde=encrypted(), compression="none"))
     stored = everything(database)
-    assert b"stream" in stored
+    assert b"fernet" in stored
     assert HUSH.encode() not in stored
     fresh = secretive(SQLModelSaver(database, serde=encrypted()))
     found = [[state.values for state in fresh.get_state_history(on(thread))] for thread in ("t", "copy")]

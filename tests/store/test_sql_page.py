@@ -47,7 +47,6 @@ SQL = {name: statements()[name] for name in ("words", "calls", "states")}
 
 
 def on_postgresql(sql):
-    """Replace the expressions of a statement as the page says."""
     for on_sqlite, form in FORMS.items():
         sql = sql.replace(on_sqlite, form)
     return sql

@@ -13,7 +13,6 @@ from agentgit.store.sql.sqlite import MAX_IDLE
 
 @pytest.fixture(params=["file", ":memory:"])
 def database(request, tmp_path):
-    """Open a database with one table."""
     with closing(Database(tmp_path / "x.db" if request.param == "file" else ":memory:")) as database:
         database.write(lambda connection: connection.execute(text("CREATE TABLE t (n INTEGER)")))
         yield database

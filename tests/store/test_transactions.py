@@ -54,20 +54,6 @@ def conflicts(results):
 # -- one transaction
 
 
-def test_a_failed_transaction_stores_nothing(repo, branch):
-    sessions = repo.context.store.sessions
-
-    def fail(connection):
-        sessions.merge_metadata(connection, branch.id, {"a": 1})
-        sessions.create(connection, repo.user.id, "other")
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        backend.write(repo, fail)
-    assert metadata(repo, branch) == {}
-    assert [session.session_name for session in repo.sessions()] == ["s"]
-
-
 def test_a_change_is_seen_by_others_only_after_its_commit(repo, branch):
     seen = []
 
@@ -92,23 +78,6 @@ def test_a_snapshot_read_sees_one_moment(repo, branch):
 
 
 # -- many writers
-
-
-def test_one_of_many_runs_takes_a_branch(repo, branch):
-    label = Label(kind="named", user_id=repo.user.id, name="here")
-    head = backend.write(repo, lambda c: repo.context.store.checkpoints.add(c, branch.id, NOTHING, label))
-    results = race(repo, lambda other, number: backend.take(other, branch, f"writer|{number}|0|0"))
-    assert [error.head for error in conflicts(results)] == [head] * (WRITERS - 1)
-
-
-def test_a_run_whose_branch_was_taken_no_longer_holds_it(repo, branch):
-    sessions = repo.context.store.sessions
-    first = backend.write(repo, lambda c: sessions.acquire(c, branch.id, "writer|1|0|0"))
-    backend.write(repo, lambda c: sessions.release(c, first))
-    second = backend.write(repo, lambda c: sessions.acquire(c, branch.id, "writer|2|0|0"))
-    with pytest.raises(Conflict):
-        backend.write(repo, lambda c: sessions.require_held(c, first))
-    backend.write(repo, lambda c: sessions.require_held(c, second))
 
 
 def test_one_of_many_writers_reverses_a_call(repo, branch):

@@ -86,20 +86,12 @@ def tables() -> list[str]:
 
 
 def change(repo, name: str, row: int | None = None, **values: Any) -> None:
-    """Change one row or all rows of a table directly in the database.
-
-    Args:
-        repo: The repository.
-        name: The table.
-        row: The id of the row; None for all rows.
-        values: The new values, by column.
-    """
+    """Change one row, or all rows, of a table directly in the database."""
     update = table(name).update().values(**values)
     write(repo, lambda connection: connection.execute(update if row is None else update.where(table(name).c.id == row)))
 
 
 def threads(repo) -> set[str]:
-    """Return the LangGraph threads in the database."""
     with reading(repo) as connection:
         return set(connection.execute(select(table("graph_checkpoint").c.thread_id)).scalars())
 
@@ -130,36 +122,26 @@ def runner(session: agentgit.Session, tool_name: str) -> Callable[[Any], Any]:
 
 
 def begin_call(repo, branch, **known: Any) -> int:
-    """Record the start of a call of another process, and return its id.
-
-    Args:
-        repo: The repository.
-        branch: The branch of the call.
-        known: Fields of the call that replace the defaults.
-    """
+    """Record the start of a call of another process, and return its id; `known` replaces default fields."""
     intent = _intent(branch, **known)
     return write(repo, lambda connection: repo.context.store.journal.intend(connection, intent))
 
 
 def record_call(repo, branch, **known: Any) -> None:
-    """Record a completed call of another process; the arguments are those of `begin_call`."""
+    """Record a completed call of another process."""
     intent, journal = _intent(branch, **known), repo.context.store.journal
     done = CallOutcome(status="done", result={}, ended_at=datetime.now(UTC))
     write(repo, lambda connection: journal.end(connection, journal.intend(connection, intent), done))
 
 
 def leave_running(repo, branch, **known: Any) -> int:
-    """Leave a call running, as a process killed inside a tool does, and return the id of the call.
-
-    The arguments are those of `begin_call`.
-    """
+    """Leave a call running, as a process killed inside a tool does, and return the id of the call."""
     with at_work(repo) as owner:
         take(repo, branch, owner)
         return begin_call(repo, branch, owner=owner, **known)
 
 
 def take(repo, branch, owner: str) -> None:
-    """Acquire a branch for a turn of another process."""
     write(repo, lambda connection: repo.context.store.sessions.acquire(connection, branch.id, owner))
 
 
@@ -236,7 +218,6 @@ TURN_ROWS = {
 
 
 def rows_of_turns(address: str) -> dict[str, list[list[Any]]]:
-    """Return what turns have stored, as a connection of its own sees it."""
     engine = create_engine(address, poolclass=NullPool)
     with engine.connect() as connection:
         return {
@@ -297,7 +278,6 @@ def remember_no_values(repo) -> None:
 
 
 def as_stored(repo: Any) -> str:
-    """Return the raw contents of all tables as one text."""
     found: list[str] = []
     with reading(repo) as connection:
         for table in METADATA.sorted_tables:

@@ -13,7 +13,6 @@ Rows = dict[str, bytes]
 
 
 def taken(database: Database) -> Rows:
-    """Return the contents of a database."""
     if database.is_sqlite:
         database.shrink()  # moves everything into the database file
         return {"file": Path(str(database.url.database)).read_bytes()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import io
 import os
@@ -25,9 +24,7 @@ LEFT_OUT = {"__pycache__", "ensurepip", "idlelib", "lib2to3", "site-packages", "
 def tree(requirements: Iterable[str], programs: Iterable[str]) -> bytes:
     """Return a file system with busybox, Python, distributions and programs of this machine as the bytes of a tar file.
 
-    Args:
-        requirements: Distributions that are installed here, with extras; what they need comes along.
-        programs: Paths of programs for /usr/bin; their shared libraries come along.
+    What the requirements need comes along, and the shared libraries of the programs.
     """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as image:
@@ -50,7 +47,6 @@ def tree(requirements: Iterable[str], programs: Iterable[str]) -> bytes:
 
 
 def _add_busybox(image: tarfile.TarFile) -> None:
-    """Add busybox and its commands, and an empty /tmp for everybody."""
     busybox = shutil.which("busybox")
     image.add(busybox, "bin/busybox")
     for name in subprocess.run([busybox, "--list"], capture_output=True, text=True, check=True).stdout.split():  # noqa: S603
@@ -68,7 +64,6 @@ def _add_link(image: tarfile.TarFile, place: str, target: str) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files of the standard library that are needed."""
     for at, names, files in os.walk(folder):
         names[:] = [name for name in names if name not in LEFT_OUT and not name.startswith("config-")]
         yield from (Path(at, file) for file in files)
@@ -111,13 +106,5 @@ def _place(library: Path) -> str:
 
 def _libraries(binaries: Iterable[Path]) -> set[Path]:
     """Return the shared libraries that binaries need."""
-    found = set[Path]()
-    for binary in binaries:
-        found |= _linked(binary)
-    return found
-
-
-@functools.cache
-def _linked(binary: Path) -> set[Path]:
-    told = subprocess.run(["ldd", binary], capture_output=True, text=True, check=False).stdout  # noqa: S603, S607
+    told = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=False).stdout  # noqa: S603, S607
     return {Path(path) for path in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", told, flags=re.MULTILINE)}

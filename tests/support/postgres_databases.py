@@ -29,12 +29,7 @@ def on(server: URL) -> Iterator[Engine]:
 
 @contextmanager
 def created(server: URL, tablespace: str = "pg_default") -> Iterator[URL]:
-    """Create an empty database, yield its URL, and drop it at the end.
-
-    Args:
-        server: The URL of a database of the server.
-        tablespace: The tablespace of the new database.
-    """
+    """Create an empty database beside another one, yield its URL, and drop it at the end."""
     name = f"agentgit_test_{uuid.uuid4().hex}"
     with on(server) as engine:
         with engine.connect() as connection:

@@ -1,7 +1,4 @@
-"""Processes for tests, forked from a server process that has imported all modules.
-
-A process shares no open files with the test process, and saves the import of LangGraph, which takes a second.
-"""
+"""Processes for tests, forked from a server that has imported all modules, which saves a second for LangGraph."""
 
 from __future__ import annotations
 
@@ -59,15 +56,7 @@ class Done:
 
 
 class Started:
-    """A process that runs a script.
-
-    Args:
-        code: The script.
-        words: The arguments of the script.
-        cwd: The working directory; None for that of this process.
-        say: The standard input.
-        environment: Changes to the environment of this process.
-    """
+    """A process that runs a script with arguments; `say` is its standard input."""
 
     def __init__(
         self, code: str, *words: object, cwd: str | Path | None = None, say: str = "", **environment: str
@@ -80,7 +69,6 @@ class Started:
         self.process.start()
 
     def wait(self, timeout: float = 300) -> Done:
-        """Wait until the process ends."""
         self.process.join(timeout)
         code = self.process.exitcode
         assert code is not None, "it does not end"
@@ -95,7 +83,6 @@ def run(code: str, *words: object, timeout: float = 300, **how: Any) -> Done:
 
 
 def agentgit(*words: object, **how: Any) -> Done:
-    """Run a command of agentgit in another process."""
     return run("from agentgit.cli import main; main()", *words, **how)
 
 

@@ -18,7 +18,6 @@ class Cart:
 
 
 def on(thread, **more):
-    """Return the config of a thread."""
     return {"configurable": {"thread_id": thread, **more}}
 
 
@@ -34,19 +33,16 @@ def put(saver, thread, values, *, parent=None, changed=None, id=None, meta=None,
 
 
 def values(saver, config):
-    """Return the channel values of a checkpoint."""
     return saver.get_tuple(config).checkpoint["channel_values"]
 
 
 def count(database, table):
-    """Count the rows of a table, without the values that are only locked."""
     query = select(func.count()).select_from(table)
     with database.reading() as connection:
         return connection.execute(query.where(table.c.type != "lock") if table.name == "blob" else query).scalar()
 
 
 def blob_bytes(database):
-    """Return the total size of all values in bytes."""
     with database.reading() as connection:
         return connection.execute(select(func.sum(func.length(BLOB.c.data)))).scalar()
 
@@ -54,9 +50,7 @@ def blob_bytes(database):
 def work_in_next_put(saver, work):
     """Call a function at the end of the transaction of the next put of a saver.
 
-    Args:
-        saver: The saver.
-        work: The function; it receives the id of the checkpoint, and True if the transaction can read it.
+    It receives the id of the checkpoint, and True if the transaction can read it.
     """
     store, put = saver.store, saver.store.put
     saver.store.newest_checkpoints = NewestCheckpoints()  # so that the put reads first

@@ -94,7 +94,6 @@ def before_each(act: Callable[[Any], None]) -> None:
 
 
 def take_breaches() -> list[Breach]:
-    """Return the breaches since the last call."""
     taken = list(_breaches)
     for breach in taken:
         del _breaches[breach]
@@ -173,7 +172,6 @@ def _find_sender() -> str | None:
 
 @functools.cache
 def list_breaches(sql: str) -> tuple[str, ...]:
-    """Return the rules that a statement breaks, in words."""
     statement = _parse(sql)
     if isinstance(statement, UNCHECKED):
         return ()
@@ -268,7 +266,6 @@ def _pairs(left: exp.Expression, right: exp.Expression, tables: set[str]) -> set
 
 
 def _elements(side: exp.Expression) -> list[exp.Expression]:
-    """Return the elements of a row, or the one value."""
     return side.expressions if isinstance(side, exp.Tuple) else [side]
 
 
