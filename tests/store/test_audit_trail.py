@@ -1,10 +1,8 @@
 """The audit trail records each event in the transaction of its change, and the database lets nobody change it."""
 
-import subprocess
-import sys
-
 import backend
 import points
+import processes
 import pytest
 from scripted import call, obeying, scripted, tool_node_graph
 from sqlalchemy import delete, insert, text, update
@@ -110,7 +108,9 @@ def test_the_database_refuses_changes_to_the_trail(repo, agent):
             with pytest.raises(AgentGitError, match="UNIQUE"):
                 backend.write(repo, lambda c, v=values: c.execute(replacing.values(v)))
     else:
-        refused.append(text("TRUNCATE event"))
+        # The trigger looks for the session of an event in its own schema, whatever temporary tables there are.
+        hidden = "CREATE TEMPORARY TABLE external_session (tenant_id bigint, id bigint); DELETE FROM event"
+        refused += [text("TRUNCATE event"), text(hidden)]
     for statement in refused:
         with pytest.raises(NotAllowed):
             backend.write(repo, lambda c, s=statement: c.execute(s))
@@ -124,17 +124,6 @@ def test_events_go_only_with_their_session(repo, agent):
     for column in (branches.c.external_session_id, SESSION.c.id):
         backend.write(repo, lambda c, column=column: c.execute(delete(column.table).where(column == gone.id)))
     assert [event.session_name for event in repo.events.newest()] == ["s", "other"]
-
-
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_a_temporary_table_hides_no_session_from_the_trigger(repo, agent):
-    def work(connection):
-        connection.execute(text("CREATE TEMPORARY TABLE external_session (tenant_id bigint, id bigint)"))
-        connection.execute(delete(EVENT))
-
-    with pytest.raises(NotAllowed):
-        backend.write(repo, work)
-    assert kinds(repo) == ["session.created"]
 
 
 def test_an_event_whose_id_is_taken_is_stored_under_another(repo, monkeypatch):
@@ -180,6 +169,6 @@ repo.session("never", create=True)
 
 @pytest.mark.long
 def test_a_process_killed_before_its_commit_leaves_no_event(database):
-    done = subprocess.run([sys.executable, "-c", KILLED, backend.address(database)], check=False)  # noqa: S603  # our own program
+    done = processes.run(KILLED, backend.address(database))
     with agentgit.open(database.url) as repo:
         assert (done.returncode, repo.sessions(), repo.events.newest()) == (9, [], [])

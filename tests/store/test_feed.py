@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import backend
+import processes
 import psycopg
 import pytest
 
@@ -25,13 +26,54 @@ from agentgit import AgentGitError, Conflict, InvalidInput, NotFound
 from agentgit.sessions.events import match_kinds
 from agentgit.store.audit.trail import record_event
 
-SUPPORT = Path(__file__).parents[1] / "support"
 PAGE = Path(__file__).parents[2] / "docs/events.md"
 WRITERS, ROUNDS, LONG, KILLS = 6, 12, 10, 5
 
 
-def program(name, *arguments, **how):
-    return subprocess.Popen([sys.executable, SUPPORT / f"{name}.py", *map(str, arguments)], **how)  # noqa: S603  # our own program
+def write_events(url, number):
+    """Write events in transactions of very different length, and print the id and the session of those committed."""
+    chance = random.Random(number)  # noqa: S311  # no secret
+    with agentgit.open(url, lease_seconds=600) as repo:
+        store = repo.context.store
+        repo.events.on("*", lambda event: print(event.id, event.session_id))  # noqa: T201  # for the test
+
+        def slowly(connection, session_id):
+            record_event(connection, store.tenant_id, "tag.created", session_id=session_id, name="slow")
+            record_event(connection, store.tenant_id, "tag.created", session_id=session_id, name="slower")
+            if not store.database.is_sqlite:
+                connection.exec_driver_sql("SELECT pg_current_xact_id()")  # so that it has a number while it lasts
+                time.sleep(chance.random() * 0.2)
+
+        for one in range(ROUNDS):
+            with suppress(AgentGitError):  # the newest session is sometimes erased
+                own = repo.session(f"{number} {one}", create=True)
+                shared = repo.session(f"shared {one % 2}")
+                shared.checkpoint(f"{number} {one}")
+                shared.fork(name=f"{number} {one}")
+                store.database.write(lambda connection, own=own: slowly(connection, own.id))
+                own.checkpoint("two")
+                own.rename(f"{number} {one} again")
+
+
+def read_feed(url, file):
+    """Append the id and the cursor of each event to a file; what a kill has left of the last line is cut off."""
+    path = Path(file)
+    text = path.read_text() if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    path.write_text(whole)
+    last = whole.split()[-1] if whole else None
+    with agentgit.open(url) as repo, path.open("a") as out:
+        while True:
+            for event in repo.events.list(after=last):
+                out.write(f"{event.id} {event.cursor}\n")
+                out.flush()
+                last = event.cursor
+            time.sleep(0.01)
+
+
+def in_a_process(function, *arguments):
+    code = f"import sys; from test_feed import {function.__name__} as run; run(*sys.argv[1:])"
+    return processes.Started(code, *arguments)
 
 
 def long_transactions(repo, over):
@@ -87,11 +129,11 @@ def erase_newest(repo, erased):
 def kill_and_restart(database, file, times):
     """Run a reader that writes to a file, kill it again and again, and return the last one."""
     for _ in range(times):
-        reader = program("feed_reader", backend.address(database), file)
+        reader = in_a_process(read_feed, backend.address(database), file)
         time.sleep(1 + random.random())  # noqa: S311  # no secret
-        reader.kill()
+        reader.process.kill()
         reader.wait()
-    return program("feed_reader", backend.address(database), file)
+    return in_a_process(read_feed, backend.address(database), file)
 
 
 @pytest.mark.long
@@ -103,13 +145,13 @@ def test_every_reader_sees_every_event_once_and_in_one_order(database, tmp_path)
         first = [(event.id, event.session_id) for event in repo.events.newest()]
         readers = [Reader(repo, lambda: erase_newest(repo, erased)), Reader(repo), Reader(repo, session=shared[0])]
         others = threading.Thread(target=long_transactions, args=(repo, over))
-        address, how = backend.address(database), {"stdout": subprocess.PIPE, "text": True}
-        writers = [program("feed_writer", address, number, ROUNDS, **how) for number in range(WRITERS)]
+        address = backend.address(database)
+        writers = [in_a_process(write_events, address, number) for number in range(WRITERS)]
         for thread in (*readers, others):
             thread.start()
         killed = kill_and_restart(database, file, KILLS)
-        written = "".join(writer.communicate()[0] for writer in writers)
-        assert [writer.returncode for writer in writers] == [0] * WRITERS
+        written = [writer.wait() for writer in writers]
+        assert [one.returncode for one in written] == [0] * WRITERS
         over.set()
         others.join()
         backend.wait_for_the_feed(repo)
@@ -117,10 +159,11 @@ def test_every_reader_sees_every_event_once_and_in_one_order(database, tmp_path)
         kept = [event.id for event in repo.events.list()]
         while not re.search(rf"^{kept[-1]} .*\n", file.read_text(), re.MULTILINE):
             time.sleep(0.05)
-        killed.kill()
+        killed.process.kill()
         killed.wait()
         killed_reader = [int(line.split()[0]) for line in file.read_text().splitlines()]
-        committed = dict(first) | dict(tuple(map(int, line.split())) for line in written.splitlines())
+        lines = [line for one in written for line in one.stdout.splitlines()]
+        committed = dict(first) | dict(tuple(map(int, line.split())) for line in lines)
         of_erased = {event for event, session in committed.items() if session in erased}
         assert len(committed) > WRITERS * ROUNDS * 3
         assert erased

@@ -4,7 +4,6 @@ import gc
 
 import backend
 import pytest
-from delta_graphs import chat, delta, said
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from saver_checkpoints import BLOB, Cart, count, on, put, values
@@ -12,7 +11,6 @@ from saver_checkpoints import BLOB, Cart, count, on, put, values
 from agentgit import SQLModelSaver
 from agentgit.errors import Corrupt
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
-from agentgit.store.threads.graph_store import GraphKey
 
 # -- checkpoints
 
@@ -163,14 +161,3 @@ def test_delete_for_runs_also_deletes_writes(saver):
     saver.delete_for_runs(["r1"])
     assert [found.metadata["run_id"] for found in saver.list(None)] == ["r2", "r2"]
     assert count(saver.database, GRAPH_WRITE) == 2
-
-
-def test_the_store_reads_the_last_messages_of_a_delta_channel(repo):
-    agent = repo.wrap(chat(delta(100)), "s")
-    agent.invoke(said("q", "h"))
-    with backend.reading(repo) as connection:
-        graphs = repo.context.store.graphs
-        head = graphs.head(connection, agent.branch.langgraph_session_id)
-        at = graphs.find(connection, GraphKey(agent.branch.langgraph_session_id, "", head.checkpoint_id))
-        assert "messages" in at.folded
-        assert [one["data"]["id"] for one in graphs.messages_at(connection, at, 1)] == ["a1"]

@@ -13,8 +13,6 @@ from scripted import obeying
 from sqlalchemy import create_engine, text
 
 from agentgit import WorldDiverged
-from agentgit.agents.turn.files import TurnFiles
-from agentgit.store.unit_of_work import UnitOfWork
 
 TIME = 60
 
@@ -48,29 +46,27 @@ def test_an_effect_during_the_world_check_is_not_missed(repo, world, monkeypatch
             assert go.wait(TIME)
         return put(name, item)
 
-    looked = TurnFiles.divergence
-
-    def look_and_wait(self, connection, branch, planner, last):
-        plan = looked(self, connection, branch, planner, last)
+    def look_and_wait(plain, files, connection, branch, *more):
+        plan = plain(files, connection, branch, *more)
         if branch.name == "main" and not go.is_set():
             go.set()
             assert written.wait(TIME)
         return plan
 
+    def flush_and_tell(plain, unit):
+        plain(unit)
+        if unit._branch.name == "other" and world.items == ["sofa"]:
+            written.set()
+
     monkeypatch.setattr(world, "_put", slow)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(lambda: other.run("add sofa"))
         assert arrived.wait(TIME)
-        monkeypatch.setattr(TurnFiles, "divergence", look_and_wait)
-        flush = UnitOfWork.flush
-
-        def flush_and_tell(self):
-            flush(self)
-            if self._branch.name == "other" and world.items == ["sofa"]:
-                written.set()
-
-        monkeypatch.setattr(UnitOfWork, "flush", flush_and_tell)
-        with pytest.raises(WorldDiverged, match="sofa"):
+        with (
+            faults.around(points.CHECK_WORLD, look_and_wait),
+            faults.around(points.FLUSH, flush_and_tell),
+            pytest.raises(WorldDiverged, match="sofa"),
+        ):
             agent.run("add table")
         running.result(TIME)
     assert world.items == ["sofa"]

@@ -21,7 +21,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, interrupt
 from processes import PATHS
-from saver_checkpoints import BLOB, Cart, count, on, put, values, work_in_next_put
+from saver_checkpoints import BLOB, Cart, count, on, put, total, values, work_in_next_put
 from sqlalchemy import select
 
 from agentgit import SQLModelSaver
@@ -179,10 +179,6 @@ def test_types_of_the_graph_survive_a_restart(saver, strict, alone):
     assert graph.get_state(on("t")).values["cart"] == Cart(["chair", "sofa"])
 
 
-def total(state, writes):
-    return [*state, *(item for write in writes for item in write)]
-
-
 @pytest.mark.long
 async def test_the_delta_history_equals_that_of_langgraph(saver):
     class Log(TypedDict):
@@ -256,21 +252,18 @@ def test_copies_of_a_saver_share_its_turn(saver):
     assert copied.turn is turn
 
 
-async def test_from_conn_string_works_with_and_without_a_context_manager(tmp_path):
+async def test_a_saver_works_with_and_without_a_context_manager(tmp_path):
     path = tmp_path / "agentgit.db"
     bare = SQLModelSaver.from_conn_string(f"sqlite:///{path}")
     put(bare, "t", {"a": 1})
+    with SQLModelSaver(bare.database) as other:  # does not close a database that was passed to it
+        assert values(other, on("t")) == values(bare, on("t")) == {"a": 1}
+    assert values(bare, on("t")) == {"a": 1}
     bare.close()
     with SQLModelSaver.from_conn_string(path) as saver:
         assert values(saver, on("t")) == {"a": 1}
     async with SQLModelSaver.from_conn_string(str(path)) as saver:
         assert (await saver.aget_tuple(on("t"))).checkpoint["channel_values"] == {"a": 1}
-
-
-def test_a_saver_does_not_close_a_database_passed_to_it(database):
-    with SQLModelSaver(database) as saver:
-        put(saver, "t", {"a": 1})
-    assert values(saver, on("t")) == {"a": 1}
 
 
 @pytest.mark.long

@@ -136,14 +136,7 @@ def memory_with_tables():
     return connection
 
 
-def closed_sqlite():
-    connection = sqlite3.connect(":memory:")
-    connection.close()
-    return connection
-
-
-def closed(url):
-    connection = psycopg.connect(address(url))
+def closed(connection):
     connection.close()
     return connection
 
@@ -154,9 +147,9 @@ def closed(url):
         (lambda url: memory_with_tables(), "in memory with tables"),
         (lambda url: create_engine("sqlite://"), "Only this engine"),
         (lambda url: create_async_engine(url), "async engine"),
-        (lambda url: closed_sqlite(), "cannot be used"),
+        (lambda url: closed(sqlite3.connect(":memory:")), "cannot be used"),
         (lambda url: aiosqlite.connect("threads.db"), "Give its path"),
-        (lambda url: closed(url), "closed"),
+        (lambda url: closed(psycopg.connect(address(url))), "closed"),
         (lambda url: ConnectionPool(lambda: address(url), open=False), "for each connection"),
         (lambda url: "postgresql+asyncpg://me@host/db", r"asyncpg.*postgresql\+psycopg://"),
         (lambda url: "sqlite+aiosqlite:///threads.db", "aiosqlite.*sqlite:///"),

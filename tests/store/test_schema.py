@@ -138,25 +138,16 @@ engine.dispose()
 """
 
 
-@pytest.fixture
-def host(tmp_path):
-    def configured(database):
-        config = Config()
-        config.set_main_option("script_location", str(tmp_path / "host"))
-        config.set_main_option("path_separator", "os")
-        config.set_main_option("sqlalchemy.url", backend.address(database).replace("%", "%%"))
-        return config
-
+@pytest.mark.long
+def test_an_application_with_alembic_can_share_the_database(tmp_path, empty):
     (tmp_path / "host" / "versions").mkdir(parents=True)
     (tmp_path / "host" / "env.py").write_text(HOST)
     (tmp_path / "host" / "script.py.mako").write_text((migrations.folder() / "script.py.mako").read_text())
-    return configured
-
-
-@pytest.mark.long
-def test_an_application_with_alembic_can_share_the_database(host, empty):
+    config = Config()
+    config.set_main_option("script_location", str(tmp_path / "host"))
+    config.set_main_option("path_separator", "os")
     with closing(Database(empty)) as database:
-        config = host(database)
+        config.set_main_option("sqlalchemy.url", backend.address(database).replace("%", "%%"))
         command.revision(config, "first", autogenerate=True)
         command.upgrade(config, "head")
         assert schema.current_revision(database) is None

@@ -16,7 +16,7 @@ from langgraph.func import entrypoint
 from langgraph.graph import START, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode, ToolRuntime, tools_condition
 from langgraph.types import Command, interrupt
-from saver_checkpoints import on
+from saver_checkpoints import on, total
 from scripted import call, calls, scripted
 from sqlalchemy import select
 
@@ -64,16 +64,11 @@ def encrypted() -> EncryptedSerializer:
     return EncryptedSerializer(Cipher(), JsonPlusSerializer(allowed_msgpack_modules=None))
 
 
-def joined(state: list[str], writes: list[list[str]]) -> list[str]:
-    """Append the lists of all writes to the state, as the reducer of a DeltaChannel."""
-    return [*state, *(item for write in writes for item in write)]
-
-
 class Full(TypedDict):
     """A state with a value of every shape."""
 
     messages: Annotated[list[Any], add_messages]
-    log: Annotated[list[str], DeltaChannel(joined, snapshot_frequency=3)]
+    log: Annotated[list[str], DeltaChannel(total, snapshot_frequency=3)]
     facts: dict[str, Any]
     notes: list[str]
 

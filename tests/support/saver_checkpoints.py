@@ -36,6 +36,11 @@ def values(saver, config):
     return saver.get_tuple(config).checkpoint["channel_values"]
 
 
+def total(state, writes):
+    """Append the lists of all writes to the state, as the reducer of a DeltaChannel."""
+    return [*state, *(item for write in writes for item in write)]
+
+
 def count(database, table):
     query = select(func.count()).select_from(table)
     with database.reading() as connection:

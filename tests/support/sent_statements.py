@@ -1,12 +1,7 @@
 """A check of every statement that the library sends to PostgreSQL, so that the tables can be distributed by tenant.
 
 Citus refuses volatile functions in updates, has no triggers on distributed tables, and sends a statement to one machine
-only if the statement names the tenant. So each statement must name the tenant of every table that has one, and none may
-call a volatile function or lock a table.
-
-`watch_connections` installs the check for all connections of SQLAlchemy, sync and async: on the cursors of the driver,
-where SQLAlchemy's statements, the library's own batches and its server-side cursors all end. The processes that a test
-starts are not watched, nor are connections that the library does not open with SQLAlchemy.
+only if the statement names the tenant. The check is on the cursors of the driver, where all ways of sending end.
 """
 
 from __future__ import annotations
