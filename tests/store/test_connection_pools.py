@@ -20,6 +20,7 @@ from echo_graph import echoing, said, talk, texts, whole
 from langchain_core.messages import AIMessage
 from saver_checkpoints import on, put, values
 from scripted import ScriptedModel, call, tool_node_graph
+from web_servers import free_port
 
 import agentgit
 from agentgit import InvalidInput, SQLModelSaver
@@ -286,25 +287,12 @@ def pooled(postgres_url):
     """Start PgBouncer in transaction mode with fewer connections than clients, and yield the URL behind it."""
     if POOLER is None:
         pytest.skip("left out: pgbouncer is not installed")
-    for _ in range(5):
-        bouncer, behind = started(postgres_url)
-        if bouncer is not None:
-            break  # otherwise another process has taken the port
-    assert bouncer is not None, "pgbouncer did not start"
-    yield behind
-    bouncer.terminate()
-    bouncer.wait(TIME)
-
-
-def started(url):
-    """Start PgBouncer on a free port, and return its process (None if it has ended) and the URL behind it."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        free = found.getsockname()[1]
+    url, behind = postgres_url, postgres_url.set(host="127.0.0.1", port=free_port())
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
     with tempfile.TemporaryFile("w+") as said:
         said.write(
             SETTINGS.format(
-                name=url.database, host=url.host or "127.0.0.1", port=url.port or 5432, free=free,
+                name=url.database, host=url.host or "127.0.0.1", port=url.port or 5432, free=behind.port,
                 user=url.username or "postgres", secret=f"password={url.password}" if url.password else "",
             )
         )  # fmt: skip
@@ -312,15 +300,22 @@ def started(url):
         os.fchmod(said.fileno(), 0o644)  # PgBouncer refuses root, and nobody cannot read our directories
         command = [*as_nobody, POOLER, f"/proc/self/fd/{said.fileno()}"]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "pass_fds": [said.fileno()]}
-        bouncer = subprocess.Popen(command, **quiet)  # noqa: S603  # our own
-        behind = url.set(host="127.0.0.1", port=free)
-        until = time.monotonic() + TIME
-        while bouncer.poll() is None:
-            address = behind.set(drivername="postgresql").render_as_string(hide_password=False)
-            with suppress(psycopg.OperationalError), psycopg.connect(address):
-                return bouncer, behind
-            assert time.monotonic() < until, "pgbouncer does not answer"
-        return None, behind
+        with subprocess.Popen(command, **quiet) as bouncer:  # noqa: S603  # our own
+            try:
+                until = time.monotonic() + TIME
+                while not answers(behind):
+                    assert bouncer.poll() is None, "pgbouncer did not start"
+                    assert time.monotonic() < until, "pgbouncer does not answer"
+                yield behind
+            finally:
+                bouncer.terminate()
+
+
+def answers(url):
+    with suppress(psycopg.OperationalError):
+        psycopg.connect(url.set(drivername="postgresql").render_as_string(hide_password=False)).close()
+        return True
+    return False
 
 
 @pytest.mark.long

@@ -26,23 +26,16 @@ HUSH = "hush-7f3a"
 
 WORDS = (HUSH, "INSERT", "SELECT", "UPDATE", "DETAIL", "Key (", "Failing row", "VALUES", "parameters", "[SQL")
 
-RULES = {
-    "sqlite": {
-        "unique": "CREATE UNIQUE INDEX uq_of_somebody ON tag (name)",
-        "trigger": f"""
-            CREATE TRIGGER t BEFORE INSERT ON tag WHEN NEW.name = 'v1'
-            BEGIN SELECT RAISE(ABORT, 'INSERT of {HUSH}'); END""",
-    },
-    "postgresql": {
-        "unique": "CREATE UNIQUE INDEX uq_of_somebody ON tag (name)",
-        "trigger": f"""
-            CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS
-            $$ BEGIN
-                RAISE EXCEPTION 'INSERT of {HUSH}' USING ERRCODE = '23514', DETAIL = 'Failing row contains ({HUSH})';
-            END $$;
-            CREATE TRIGGER t BEFORE INSERT ON tag FOR EACH ROW WHEN (NEW.name = 'v1') EXECUTE FUNCTION f()""",
-    },
-}
+UNIQUE = "CREATE UNIQUE INDEX uq_of_somebody ON tag (name)"
+TRIGGER_ON_SQLITE = f"""
+    CREATE TRIGGER t BEFORE INSERT ON tag WHEN NEW.name = 'v1'
+    BEGIN SELECT RAISE(ABORT, 'INSERT of {HUSH}'); END"""
+TRIGGER_ON_POSTGRESQL = f"""
+    CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN
+        RAISE EXCEPTION 'INSERT of {HUSH}' USING ERRCODE = '23514', DETAIL = 'Failing row contains ({HUSH})';
+    END $$;
+    CREATE TRIGGER t BEFORE INSERT ON tag FOR EACH ROW WHEN (NEW.name = 'v1') EXECUTE FUNCTION f()"""
 AFTERWARDS = {"unique": "DROP INDEX uq_of_somebody", "trigger": "DROP TRIGGER t ON tag; DROP FUNCTION f()"}
 
 UNTRANSLATED = IntegrityError("INSERT INTO tag VALUES (?)", {"name": HUSH}, sqlite3.IntegrityError(f"Key ({HUSH})"))
@@ -55,7 +48,7 @@ def foreign(*_, **__):
 @pytest.fixture(params=["unique", "trigger"])
 def bob(request, database):
     """Yield bob's repository, where a foreign rule of the database refuses the tag `v1`; ada has such a tag."""
-    rules = RULES["sqlite" if database.is_sqlite else "postgresql"]
+    rules = {"unique": UNIQUE, "trigger": TRIGGER_ON_SQLITE if database.is_sqlite else TRIGGER_ON_POSTGRESQL}
     with agentgit.open(database.url, user="ada") as ada, agentgit.open(database.url, user="bob") as bob:
         for repo in (ada, bob):
             repo.session("s", create=True)

@@ -92,29 +92,15 @@ def long_transactions(repo, over):
             time.sleep(chance.random())
 
 
-class Reader(threading.Thread):
-    """A thread that calls `list` again and again with the last event."""
-
-    def __init__(self, repo, between=lambda: None, **how):
-        super().__init__()
-        self.repo, self.between, self.how = repo, between, how
-        self.got, self.last, self.is_over = [], None, threading.Event()
-
-    def read(self):
-        for event in self.repo.events.list(after=self.last, **self.how):
-            self.got.append(event)
-            self.last = event
-
-    def run(self):
-        while not self.is_over.is_set():
-            self.read()
-            self.between()
-
-    def end(self):
-        self.is_over.set()
-        self.join()
-        self.read()
-        return [event.id for event in self.got]
+def read_until(is_over, repo, between=lambda: None, **how):
+    """Call `list` again and again with the last event, and return all events."""
+    got = []
+    while True:
+        is_last = is_over.is_set()
+        got += repo.events.list(after=got[-1] if got else None, **how)
+        if is_last:
+            return got
+        between()
 
 
 def erase_newest(repo, erased):
@@ -139,23 +125,23 @@ def kill_and_restart(database, file, times):
 @pytest.mark.long
 def test_every_reader_sees_every_event_once_and_in_one_order(database, tmp_path):
     """Six processes, long transactions of others, a killed reader and erasures: nothing missed, nothing twice."""
-    file, erased, over = tmp_path / "read", set(), threading.Event()
+    file, erased, over, is_read = tmp_path / "read", set(), threading.Event(), threading.Event()
     with agentgit.open(database.url, pool_size=20) as repo:
         shared = [repo.session(f"shared {n}", create=True) for n in range(2)]
         first = [(event.id, event.session_id) for event in repo.events.newest()]
-        readers = [Reader(repo, lambda: erase_newest(repo, erased)), Reader(repo), Reader(repo, session=shared[0])]
-        others = threading.Thread(target=long_transactions, args=(repo, over))
-        address = backend.address(database)
-        writers = [in_a_process(write_events, address, number) for number in range(WRITERS)]
-        for thread in (*readers, others):
-            thread.start()
-        killed = kill_and_restart(database, file, KILLS)
-        written = [writer.wait() for writer in writers]
-        assert [one.returncode for one in written] == [0] * WRITERS
-        over.set()
-        others.join()
-        backend.wait_for_the_feed(repo)
-        one, two, of_session = (reader.end() for reader in readers)
+        writers = [in_a_process(write_events, backend.address(database), number) for number in range(WRITERS)]
+        with ThreadPoolExecutor(4) as pool:
+            others = pool.submit(long_transactions, repo, over)
+            how = [{"between": lambda: over.is_set() or erase_newest(repo, erased)}, {}, {"session": shared[0]}]
+            readers = [pool.submit(read_until, is_read, repo, **options) for options in how]
+            killed = kill_and_restart(database, file, KILLS)
+            written = [writer.wait() for writer in writers]
+            over.set()
+            others.result()
+            backend.wait_for_the_feed(repo)
+            is_read.set()
+        events = [reader.result() for reader in readers]
+        one, two, of_session = ([event.id for event in found] for found in events)
         kept = [event.id for event in repo.events.list()]
         while not re.search(rf"^{kept[-1]} .*\n", file.read_text(), re.MULTILINE):
             time.sleep(0.05)
@@ -165,6 +151,7 @@ def test_every_reader_sees_every_event_once_and_in_one_order(database, tmp_path)
         lines = [line for one in written for line in one.stdout.splitlines()]
         committed = dict(first) | dict(tuple(map(int, line.split())) for line in lines)
         of_erased = {event for event, session in committed.items() if session in erased}
+        assert [one.returncode for one in written] == [0] * WRITERS
         assert len(committed) > WRITERS * ROUNDS * 3
         assert erased
         for got in (one, two, killed_reader):
@@ -174,7 +161,7 @@ def test_every_reader_sees_every_event_once_and_in_one_order(database, tmp_path)
         for got in (one, killed_reader):
             assert [event for event in got if event in set(two)] == [event for event in two if event in set(got)]
         assert of_session == [event.id for event in repo.events.list(session=shared[0])]
-        assert {e.detail["erased"] for e in readers[1].got if e.kind == "session.erased"} == erased
+        assert {event.detail["erased"] for event in events[1] if event.kind == "session.erased"} == erased
         assert repo.maintenance.fsck().findings == ()
 
 
