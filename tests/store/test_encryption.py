@@ -132,17 +132,13 @@ def test_a_sealed_value_opens_only_in_its_tenant(url):
         assert failure.value.row == f"blob 1/{value.hash.hex()}"
 
 
-def message(n):
-    return leaf("json", json.dumps({"n": n, "text": f"{MARK} is message {n}, which is as long as others are"}).encode())
-
-
 @pytest.mark.parametrize("keys", [None, Keyring({"a": ONE})])
 def test_values_of_every_shape_are_read_back(url, keys):
     with agentgit.open(url, keyring=keys) as repo:
         blobs, write = repo.context.store.graphs.blobs.of(1), backend.database(repo).write
         odd = [leaf("bytes", MAGIC + tail) for tail in (b"", b"\0x", b"\1\1a" + bytes(40), b"\2")]
         values = [*odd, leaf("bytes", bytes(range(256)) * 4000), leaf("bytes", b"")]
-        values += [message(n) for n in range(120)]
+        values += [leaf("json", json.dumps(f"{MARK} is message {n}, as long as others").encode()) for n in range(120)]
         write(lambda c: blobs.put_many(c, values))
         with backend.reading(repo) as connection:
             fresh = BlobStore(repo.context.store.tenant_id).of(1)

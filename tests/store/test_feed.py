@@ -92,7 +92,7 @@ def long_transactions(repo, over):
             time.sleep(chance.random())
 
 
-def read_until(is_over, repo, between=lambda: None, **how):
+def read_until(is_over, repo, **how):
     """Call `list` again and again with the last event, and return all events."""
     got = []
     while True:
@@ -100,16 +100,18 @@ def read_until(is_over, repo, between=lambda: None, **how):
         got += repo.events.list(after=got[-1] if got else None, **how)
         if is_last:
             return got
-        between()
 
 
-def erase_newest(repo, erased):
-    """Erase the newest session now and then, between two reads."""
-    if random.random() < 0.2:  # noqa: S311  # no secret
+def erase_newest(repo, over):
+    """Erase the newest session now and then, and return the ids of those that were erased."""
+    erased = set()
+    while not over.is_set():
+        time.sleep(random.random() * 0.1)  # noqa: S311  # no secret
         for newest in [one for one in repo.sessions(limit=3) if not one.session_name.startswith("shared")][:1]:
             with suppress(AgentGitError):  # it is just being written
                 repo.session(newest.id).delete()
                 erased.add(newest.id)
+    return erased
 
 
 def kill_and_restart(database, file, times):
@@ -125,19 +127,20 @@ def kill_and_restart(database, file, times):
 @pytest.mark.long
 def test_every_reader_sees_every_event_once_and_in_one_order(database, tmp_path):
     """Six processes, long transactions of others, a killed reader and erasures: nothing missed, nothing twice."""
-    file, erased, over, is_read = tmp_path / "read", set(), threading.Event(), threading.Event()
+    file, over, is_read = tmp_path / "read", threading.Event(), threading.Event()
     with agentgit.open(database.url, pool_size=20) as repo:
         shared = [repo.session(f"shared {n}", create=True) for n in range(2)]
         first = [(event.id, event.session_id) for event in repo.events.newest()]
         writers = [in_a_process(write_events, backend.address(database), number) for number in range(WRITERS)]
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(5) as pool:
             others = pool.submit(long_transactions, repo, over)
-            how = [{"between": lambda: over.is_set() or erase_newest(repo, erased)}, {}, {"session": shared[0]}]
-            readers = [pool.submit(read_until, is_read, repo, **options) for options in how]
+            erasing = pool.submit(erase_newest, repo, over)
+            readers = [pool.submit(read_until, is_read, repo, **how) for how in ({}, {}, {"session": shared[0]})]
             killed = kill_and_restart(database, file, KILLS)
             written = [writer.wait() for writer in writers]
             over.set()
             others.result()
+            erased = erasing.result()
             backend.wait_for_the_feed(repo)
             is_read.set()
         events = [reader.result() for reader in readers]

@@ -28,7 +28,7 @@ def test_a_name_has_one_holder_at_a_time(database, other, monkeypatch):
             second.named_locks.hold(["b", "c"]),
         ):
             pass
-        with database.named_locks.hold(["a"]), second.named_locks.hold(["b", "c"]):
+        with second.named_locks.hold(["b", "c"]), second.named_locks.hold(["a"]):
             pass
 
 

@@ -1,11 +1,10 @@
 """Migrations upgrade a database with all its rows, go down and up again, and run concurrently."""
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import backend
+import processes
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -131,23 +130,16 @@ def test_threads_and_processes_can_upgrade_one_database_at_once(empty):
     where = parse_url(empty).render_as_string(hide_password=False)
     code = (
         "import sys; from agentgit.store.schema import schema; from agentgit.store.database import Database; "
-        "sys.stdin.read(1); print(schema.upgrade(Database(sys.argv[1])))"
+        "print(schema.upgrade(Database(sys.argv[1])))"
     )
-    command = [sys.executable, "-c", code, where]
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603  # our own
-        for _ in range(3)
-    ]
 
     def work(_):
         with closing(Database(where)) as database:
             return schema.upgrade(database)
 
-    for one in processes:
-        one.stdin.write("!")
-        one.stdin.flush()
+    started = [processes.Started(code, where) for _ in range(3)]
     with ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(work, range(12)))
-    assert answers + [one.communicate()[0].strip() for one in processes] == [schema.REVISION] * 15
+    assert answers + [one.wait().stdout.strip() for one in started] == [schema.REVISION] * 15
     with closing(Database(where)) as database:
         schema.compare(database)
