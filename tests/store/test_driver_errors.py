@@ -95,15 +95,14 @@ SQLSTATES = {
 }
 
 
-@pytest.mark.parametrize("states", SQLSTATES)
-def test_t_each_sqlstate_maps_to_an_exception(postgres_url, states):
+def test_t_each_sqlstate_maps_to_an_exception(postgres_url):
     """The SQLSTATE of a PostgreSQL error, not its message, decides which exception is raised."""
-    kind, said = SQLSTATES[states]
     with closing(Database(postgres_url)) as database:
-        for state in states.split():
-            with pytest.raises(kind, match=said) as raised, database.reading() as connection:
-                connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$")
-            assert kind is not AgentGitError or type(raised.value) is AgentGitError
+        for states, (kind, said) in SQLSTATES.items():
+            for state in states.split():
+                with pytest.raises(kind, match=said) as raised, database.reading() as connection:
+                    connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$")
+                assert kind is not AgentGitError or type(raised.value) is AgentGitError
 
 
 def test_t_a_missing_row_is_not_reported_as_deleted(repo):
