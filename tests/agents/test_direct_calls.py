@@ -124,7 +124,7 @@ def by_run(bank: Bank) -> Any:
     return bank.node(work, retry_policy=AGAIN)
 
 
-SHAPES = {made.__name__: made for made in (by_node, by_async_node, by_new_ids, by_run)}
+SHAPES = {made.__name__: made for made in (by_run, by_node, by_async_node, by_new_ids)}
 
 
 def run(agent: Any, shape: str, given: Any) -> Any:
