@@ -23,13 +23,13 @@ __all__ = ["kind", "work", "workspace"]  # the fixtures
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_restore_returns_every_path_to_its_saved_state(workspace, work, case):
+def test_a_restore_returns_every_path_to_its_saved_state(workspace, work, case, tmp_path, kind):
     before, change = CASES[case]
     before(work)
-    first = workspace.save("before")
-    was = picture(work)
+    first, was = workspace.save("before"), picture(work)
     change(work)
     changed = picture(work)
+    assert bool(workspace.changed()) == bool(workspace.diff(first.id)) == (leaves(was) != leaves(changed))
     done = workspace.restore(first.id)
     assert picture(work) == was
     assert not done.conflicts
@@ -37,19 +37,13 @@ def test_a_restore_returns_every_path_to_its_saved_state(workspace, work, case):
     assert not workspace.changed()
     workspace.restore(done.safety)
     assert picture(work) == changed
-    workspace.restore(first.id)
+    Workspace(work, tmp_path / "store", environment=kind).restore(first.id)  # another object restores the same
     assert picture(work) == was
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_second_workspace_object_restores_the_saved_files(workspace, work, case, tmp_path, kind):
-    before, change = CASES[case]
-    before(work)
-    first = workspace.save("before")
-    was = picture(work)
-    change(work)
-    Workspace(work, tmp_path / "store", environment=kind).restore(first.id)
-    assert picture(work) == was
+def leaves(found):
+    """Return everything in a picture but directories."""
+    return {path: looks for path, looks in found.items() if not stat.S_ISDIR(looks[0])}
 
 
 def test_snapshots_can_be_saved_compared_restored_listed_read_and_deleted(workspace, work):
@@ -109,20 +103,6 @@ def test_undo_restores_the_newest_snapshot_and_rewind_earlier_ones(workspace, wo
         workspace.rewind(0)
 
 
-def test_a_restore_keeps_the_later_snapshots(workspace, work):
-    (work / "a").write_text("1")
-    first = workspace.save()
-    (work / "a").write_text("2")
-    second = workspace.save()
-    (work / "a").write_text("unsaved")
-    (work / "new").write_text("new")
-    done = workspace.restore(first.id)
-    assert [one.id for one in workspace.list()] == [done.safety, second.id, first.id]
-    assert workspace.get(done.safety).kind == "safety"
-    workspace.restore(done.safety)
-    assert ((work / "a").read_text(), (work / "new").read_text()) == ("unsaved", "new")
-
-
 def test_a_diff_lists_added_modified_and_deleted_files(workspace, work):
     (work / "é").write_text("1\n2\n")
     (work / "gone").write_text("x")
@@ -141,18 +121,34 @@ def test_a_diff_lists_added_modified_and_deleted_files(workspace, work):
     assert workspace.diff(first.id, second.id, paths=["gone"]).deleted_files == ("gone",)
     assert not workspace.diff()
     assert workspace.list() == [second, first]
+    since_nothing = workspace.diff("")
+    assert (since_nothing.from_id, since_nothing.added_files, since_nothing.deleted_files) == (
+        None,
+        ("binary", "é"),
+        (),
+    )
+    assert "+1" in since_nothing.diff_content
+    assert workspace.diff("", first.id).added_files == ("gone", "é")
+    assert workspace.diff("", paths=["é"]).added_files == ("é",)
 
 
-def test_a_restore_plan_changes_nothing(workspace, work):
+def test_a_plan_changes_nothing_and_its_restore_keeps_the_later_snapshots(workspace, work):
     (work / "a").write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
-    (work / "b").write_text("3")
+    second = workspace.save()
+    (work / "a").write_text("unsaved")
+    (work / "new").write_text("new")
     was = picture(work)
     plan = workspace.plan_restore(first.id)
-    assert (plan.restore, plan.delete, plan.changed) == (("a",), ("b",), ("a", "b"))
+    assert (plan.restore, plan.delete, plan.changed) == (("a",), ("new",), ("a", "new"))
     assert picture(work) == was
-    assert workspace.list() == [first]
+    assert workspace.list() == [second, first]
+    done = workspace.restore(first.id)
+    assert [one.id for one in workspace.list()] == [done.safety, second.id, first.id]
+    assert workspace.get(done.safety).kind == "safety"
+    workspace.restore(done.safety)
+    assert picture(work) == was
 
 
 def test_a_restore_of_some_paths_leaves_the_others(workspace, work):
@@ -187,17 +183,14 @@ def test_a_snapshot_of_known_paths_has_their_changes(workspace, work):
     assert (work / "new/deep/b").read_text() == "3"
 
 
-def test_an_ignored_file_in_the_way_of_a_restore_is_moved_aside(workspace, work):
+def test_ignored_files_stay_and_are_moved_aside_where_they_are_in_the_way(workspace, work):
     (work / ".gitignore").write_text("*.log\nout/\n")
     (work / "d").write_text("a file")
-    (work / "e").mkdir()
-    (work / "e" / "f").write_text("1")
     first = workspace.save()
     (work / "d").unlink()
-    (work / "d").mkdir()
-    (work / "d" / "x.log").write_text("precious")
-    (work / "out").mkdir()
-    (work / "out" / "y").write_text("ignored")
+    for path, text in (("d/x.log", "precious"), ("out/y", "ignored"), ("new/a", "1"), ("new/b.log", "2")):
+        (work / path).parent.mkdir(exist_ok=True)
+        (work / path).write_text(text)
     done = workspace.restore(first.id)
     assert (work / "d").read_text() == "a file"
     ((path, to),) = done.moved_aside
@@ -205,48 +198,29 @@ def test_an_ignored_file_in_the_way_of_a_restore_is_moved_aside(workspace, work)
     assert Path(to).read_text() == "precious"
     assert (work / "out" / "y").read_text() == "ignored"
     assert ("out", "excluded") in done.skipped
-
-
-def test_a_directory_with_an_untracked_file_is_not_deleted(workspace, work):
-    (work / ".gitignore").write_text("*.log\n")
-    first = workspace.save()
-    (work / "new").mkdir()
-    (work / "new" / "a").write_text("1")
-    (work / "new" / "b.log").write_text("2")
-    done = workspace.restore(first.id)
     assert done.deleted == ("new/a",)
     assert (work / "new" / "b.log").read_text() == "2"
 
 
-def test_a_restore_does_not_follow_a_link_out_of_the_workspace(workspace, work, tmp_path):
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "a").write_text("theirs")
-    (work / "d").mkdir()
-    (work / "d" / "a").write_text("1")
-    first = workspace.save()
-    (work / "d" / "a").unlink()
-    (work / "d").rmdir()
-    (work / "d").symlink_to(outside)
-    workspace.restore(first.id)
-    assert (outside / "a").read_text() == "theirs"
-    assert (work / "d" / "a").read_text() == "1"
-    assert not (work / "d").is_symlink()
-
-
 def test_an_unexpected_change_stops_a_restore_unless_forced(workspace, work):
-    (work / "a").write_text("1")
+    for name in "ab":
+        (work / name).write_text("1")
     first = workspace.save()
     (work / "a").write_text("2")
     second = workspace.save()
-    (work / "a").write_text("a person's")
-    with pytest.raises(WorkspaceChanged, match=f"Changed since {second.id}: a"):
-        workspace.restore(first.id, expect=second.id)
-    assert (work / "a").read_text() == "a person's"
-    done = workspace.restore(first.id, expect=second.id, force=True)
-    workspace.restore(done.safety)
-    assert (work / "a").read_text() == "a person's"
-    (work / "other").write_text("touched by nobody's restore")
+    workspace.restore(first.id, paths=["a"], expect="last")
+    assert workspace.changed() == ()
+    workspace.restore(second.id, expect="last")
+    for expected, told in ((second.id, f"Changed since {second.id}: a"), ("last", "last saved or restored: a")):
+        (work / "a").write_text(f"a person's, after {expected}")
+        with pytest.raises(WorkspaceChanged, match=told):
+            workspace.restore(first.id, expect=expected)
+        assert (work / "a").read_text() == f"a person's, after {expected}"
+        done = workspace.restore(first.id, expect=expected, force=True)
+        assert (work / "a").read_text() == "1"
+        workspace.restore(done.safety)
+        assert (work / "a").read_text() == f"a person's, after {expected}"
+    (work / "b").write_text("touched by nobody's restore")
     workspace.restore(done.safety, paths=["a"], expect=done.safety)
 
 
@@ -317,6 +291,9 @@ def test_invalid_workspaces_and_storages_are_refused(tmp_path, monkeypatch):
         Workspace(work, tmp_path / "store", environment="svn")
     with pytest.raises(InvalidInput, match="must not contain"):
         Workspace(work, home)
+    (tmp_path / "broken/catalog.db").mkdir(parents=True)
+    with pytest.raises(Unavailable, match="catalog"):
+        Workspace(work, tmp_path / "broken")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Unavailable, match="git is not installed"):
         Workspace(work, tmp_path / "store")
@@ -435,18 +412,6 @@ def test_a_snapshot_of_many_files_lists_the_first_thousand(workspace, work):
     assert workspace.get(saved.id) == saved
 
 
-def test_a_diff_can_begin_at_nothing(workspace, work):
-    (work / "a").write_text("1\n")
-    first = workspace.save()
-    (work / "b").write_text("2\n")
-    assert workspace.diff("", first.id).added_files == ("a",)
-    found = workspace.diff("")
-    assert (found.from_id, found.added_files, found.deleted_files) == (None, ("a", "b"), ())
-    assert "+1" in found.diff_content
-    assert workspace.diff("", paths=["b"]).added_files == ("b",)
-    assert workspace.diff().added_files == ("b",)
-
-
 def test_clear_deletes_what_nothing_needs(workspace, work):
     pruned = []
     workspace.on("pruned", pruned.extend)
@@ -486,6 +451,8 @@ def test_snapshots_can_be_renamed_and_annotated(workspace, work):
             workspace.annotate(saved.id, **how)
     with pytest.raises(NotFound):
         workspace.annotate("missing", name="x")
+    with pytest.raises(InvalidInput, match="JSON"):
+        workspace.save(metadata={"x": object()})
     assert workspace.list() == [bare]
 
 
@@ -533,10 +500,13 @@ def test_a_custom_environment_can_save_and_restore(work, tmp_path):
 
 
 def test_the_undo_stack_undoes_files_and_the_whole_workspace(workspace, work):
+    depths = []
+    workspace.on("created", lambda _: depths.append(workspace.undo_stack.depth))  # it need not wait for the stack
     (work / "a").write_text("1")
     workspace.undo_stack.snapshot("edit", ["a"])
     (work / "a").write_text("2")
     workspace.undo_stack.snapshot("shell")
+    assert (depths, workspace.undo_stack.depth) == ([1], 2)
     (work / "a").write_text("3")
     (work / "b").write_text("4")
     workspace.undo_stack.undo()
@@ -648,23 +618,6 @@ def test_an_environment_may_take_the_safety_snapshot_itself(work, tmp_path):
     assert counter.value == 7
 
 
-def test_unsaved_changes_stop_a_restore_that_expects_none(workspace, work):
-    (work / "a").write_text("1")
-    (work / "b").write_text("1")
-    first = workspace.save()
-    (work / "a").write_text("2")
-    second = workspace.save()
-    workspace.restore(first.id, paths=["a"], expect="last")
-    assert workspace.changed() == ()
-    workspace.restore(second.id, expect="last")
-    (work / "a").write_text("a person's")
-    with pytest.raises(WorkspaceChanged, match="last saved or restored: a"):
-        workspace.restore(first.id, expect="last")
-    assert (work / "a").read_text() == "a person's"
-    workspace.restore(first.id, expect="last", force=True)
-    assert (work / "a").read_text() == "1"
-
-
 def test_names_that_are_not_utf8_can_be_saved_and_printed(workspace, work):
     (work / "a").write_text("1")
     first = workspace.save("about \udcff", name="\udcfe")
@@ -682,18 +635,6 @@ def test_names_that_are_not_utf8_can_be_saved_and_printed(workspace, work):
     workspace.restore(os.fsdecode(done.safety), paths=[b"caf\xe9"])
     assert os.path.exists(path)
     assert Workspace(os.fsencode(work), workspace.storage_dir, environment=workspace.settings["environment"]).list()
-
-
-def test_metadata_that_is_not_json_is_refused(workspace, work):
-    with pytest.raises(InvalidInput, match="JSON"):
-        workspace.save(metadata={"x": object()})
-    assert workspace.list() == []
-
-
-def test_an_unusable_storage_raises_unavailable(work, tmp_path):
-    (tmp_path / "store/catalog.db").mkdir(parents=True)
-    with pytest.raises(Unavailable, match="catalog"):
-        Workspace(work, tmp_path / "store")
 
 
 def test_a_file_deleted_during_a_snapshot_hides_no_other(workspace, work, monkeypatch):
@@ -731,36 +672,6 @@ def test_a_path_that_is_too_long_is_left_out_and_listed(workspace, work):
     (work / "a").unlink()
     assert workspace.restore(saved.id).restored == ("a",)
     shutil.rmtree(work / ("d" * 200))
-
-
-def test_a_restore_does_not_delete_files_that_the_snapshot_ignored(workspace, work):
-    (work / ".gitignore").write_text("secret\nbuild/\n")
-    (work / "secret").write_text("key")
-    (work / "build").mkdir()
-    (work / "build/out").write_text("1")
-    first = workspace.save()
-    (work / ".gitignore").unlink()
-    (work / "new").write_text("2")
-    second = workspace.save()
-    assert workspace.plan_restore(first.id).delete == ("new",)
-    assert workspace.restore(first.id, expect="last").deleted == ("new",)
-    assert (work / "secret").read_text() == "key"
-    assert (work / "build/out").read_text() == "1"
-    assert workspace.changed() == ()
-    third = workspace.save()
-    assert not workspace.diff(first.id, third.id)
-    assert ("secret", "excluded") in workspace.skipped()
-    workspace.restore(second.id)
-    assert (work / "secret").read_text() == "key"
-
-
-def test_a_callback_can_read_the_undo_stack(workspace, work):
-    seen = []
-    workspace.on("created", lambda _: seen.append(workspace.undo_stack.depth))
-    (work / "a").write_text("1")
-    workspace.undo_stack.snapshot("bash: make")
-    assert seen == [0]
-    assert workspace.undo_stack.depth == 1
 
 
 def test_a_snapshot_is_flushed_before_it_is_listed(workspace, work, tmp_path, kind, monkeypatch):

@@ -186,6 +186,10 @@ CASES: dict[str, tuple[Act, Act]] = {
         both(write(".gitattributes", b"* text eol=crlf ident\n"), write("a", b"$Id$\n")),
         write("a", b"2\r\n"),
     ),
+    "names of the storage": (
+        both(write("tree.json"), write("files/files")),
+        both(gone("tree.json"), write("files/files", b"2")),
+    ),
     "a notebook": (write("a.ipynb", b'{"cells": [],\n "x": 1}'), write("a.ipynb", b"{}")),
     "many files": (both(*(write(f"d{n % 7}/{n}") for n in range(200))), gone("d3")),
 }

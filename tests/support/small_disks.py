@@ -18,16 +18,14 @@ import pytest
 from sqlalchemy import URL, text
 from sqlalchemy.exc import DBAPIError
 
-SIZE = "64m"
-
 
 @contextmanager
-def mounted() -> Iterator[Path]:
+def mounted(size: str = "64m") -> Iterator[Path]:
     """Mount a small disk in memory that every user can write to; without the right to mount, the test is skipped."""
     disk = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="agentgit-disk-"))  # the server cannot enter the others
     disk.chmod(0o777)
     try:
-        command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=777", "tmpfs", disk]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "tmpfs", disk]
         if os.geteuid() != 0 or subprocess.run(command, check=False).returncode:  # noqa: S603
             pytest.skip("only root can mount a small disk")
         try:
