@@ -41,30 +41,21 @@ def lived(place, kind, seeds, rounds):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def many(first, number):
+    """Return the seeds and the rounds of long lives, which only `make soak` runs."""
+    first += soaks.SEED
+    return pytest.param((first, first + number), 40, marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize(("seeds", "rounds"), [((0, 2), 10), ((2, 4), 10), many(1000, 30), many(1030, 30)])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(4))
-def test_restore_reports_match_the_disk_in_random_workspaces(tmp_path, kind, seed):
-    random_workspaces.live(tmp_path, kind, seed, 10, closed=False)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_restore_reports_match_the_disk_for_an_unprivileged_user(tmp_path, kind):
-    lived(tmp_path / "place", kind, (100, 103), 10)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("part", range(2))
-def test_restore_reports_match_the_disk_in_many_random_workspaces(tmp_path, kind, part):
-    first = soaks.SEED + 1000 + 30 * part
-    for seed in range(first, first + 30):
+def test_restore_reports_match_the_disk_in_random_workspaces(tmp_path, kind, seeds, rounds):
+    for seed in range(*seeds):
         (tmp_path / str(seed)).mkdir()
-        random_workspaces.live(tmp_path / str(seed), kind, seed, 40, closed=False)
+        random_workspaces.live(tmp_path / str(seed), kind, seed, rounds, closed=False)
 
 
-@pytest.mark.soak
+@pytest.mark.parametrize(("seeds", "rounds"), [((100, 103), 10), many(5000, 20), many(5020, 20)])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("part", range(2))
-def test_restore_reports_match_the_disk_in_many_unprivileged_runs(tmp_path, kind, part):
-    first = soaks.SEED + 5000 + 20 * part
-    lived(tmp_path / "place", kind, (first, first + 20), 40)
+def test_restore_reports_match_the_disk_for_an_unprivileged_user(tmp_path, kind, seeds, rounds):
+    lived(tmp_path / "place", kind, seeds, rounds)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import textwrap
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import faults
 import processes
 import pytest
 from file_trees import both, folder, gone, link, picture, write
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from agentgit import Unavailable, Workspace
+from agentgit import Workspace
 
 
 @pytest.fixture
@@ -317,66 +315,6 @@ def test_the_git_configuration_of_the_user_has_no_influence(work, tmp_path, trap
     assert not trapped.exists()
     assert not (tmp_path / "elsewhere").exists()
     assert os.listdir(work / ".git") == ["config"]
-
-
-def test_a_full_disk_is_reported_and_the_restore_can_be_repeated(work, tmp_path):
-    workspace = Workspace(work, tmp_path / "store")
-    first = workspace.save()
-    was = picture(work)
-    CHANGE(work)
-    changed = picture(work)
-    with faults.full_disk(14), pytest.raises(Unavailable, match=r"/\d+: No space left on device"):
-        workspace.restore(first.id)
-    safety = next(one for one in workspace.list() if one.kind == "safety")
-    workspace.restore(safety.id)
-    assert picture(work) == changed
-    workspace.restore(first.id)
-    assert picture(work) == was
-
-
-NAMES = st.sampled_from(["a", "b", "c", "d/a", "d/b", "d/e/a", "d", "e", "e/a", "é", "x y"])
-EDITS = st.one_of(
-    st.tuples(st.just("write"), NAMES, st.binary(max_size=8), st.sampled_from([0o644, 0o600, 0o755])),
-    st.tuples(st.just("folder"), NAMES, st.just(b""), st.sampled_from([0o755, 0o700])),
-    st.tuples(st.just("link"), NAMES, st.sampled_from([b"a", b"d", b"/etc", b".."]), st.just(0)),
-    st.tuples(st.just("gone"), NAMES, st.just(b""), st.just(0)),
-)
-
-
-def edit(root, kind, name, data, mode):
-    """Make one edit, and remove whatever is in its way."""
-    for part in [*reversed([str(p) for p in PurePath(name).parents][:-1]), name]:
-        at = root / part
-        if at.is_symlink() or (at.exists() and (not at.is_dir() or (part == name and kind != "folder"))):
-            gone(part)(root)
-    if kind == "write":
-        write(name, data, mode)(root)
-    elif kind == "folder":
-        folder(name, mode)(root)
-    elif kind == "link":
-        link(name, os.fsdecode(data))(root)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["git", "directory"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rounds=st.lists(st.lists(EDITS, max_size=6), min_size=2, max_size=4), order=st.randoms())
-def test_snapshots_of_random_edits_are_restored_in_any_order(tmp_path_factory, kind, rounds, order):
-    place = tmp_path_factory.mktemp("random")
-    work = place / "work"
-    work.mkdir()
-    workspace = Workspace(work, place / "store", environment=kind)
-    saved = []
-    for edits in rounds:
-        for one in edits:
-            edit(work, *one)
-        saved.append((workspace.save().id, picture(work)))
-    order.shuffle(saved)
-    for id, was in saved:
-        handle = order.choice([workspace, Workspace(work, place / "store", environment=kind)])
-        assert not handle.restore(id).conflicts
-        assert picture(work) == was
-        assert not handle.changed()
 
 
 def test_a_change_during_a_restore_is_kept_and_reported(work, tmp_path):

@@ -76,19 +76,9 @@ def held(workspace, id, into):
     return texts(into)
 
 
+@pytest.mark.parametrize("rounds", [12, pytest.param(150, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("wanted", ["files", "nothing"])
-def test_no_acknowledged_write_is_lost_during_restores(work, tmp_path, wanted):
-    assert_nothing_lost(work, tmp_path, wanted, rounds=12)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("wanted", ["files", "nothing"])
-def test_no_acknowledged_write_is_lost_during_150_restores(work, tmp_path, wanted):
-    assert_nothing_lost(work, tmp_path, wanted, rounds=150)
-
-
-def assert_nothing_lost(work, tmp_path, wanted, rounds):
-    """Restore beside a writer, and check that its last writes are kept."""
+def test_no_acknowledged_write_is_lost_during_restores(work, tmp_path, wanted, rounds):
     (tmp_path / "aside").mkdir()
     workspace = Workspace(work, tmp_path / "store", max_checkpoints=None)
     ids = [workspace.save("with files").id]

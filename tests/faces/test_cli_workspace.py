@@ -100,21 +100,6 @@ def test_nothing_is_restored_without_confirmation(folder):
     assert len(json.loads(folder.run("list", "--json").out)) >= 2
 
 
-@pytest.mark.long
-def test_unsaved_changes_are_not_overwritten(folder):
-    folder.write(a="one")
-    folder.run("save", "--name", "first")
-    folder.write(a="unsaved")
-    stopped = folder.run("restore", "first", "--yes")
-    assert (stopped.out, stopped.code) == ("", WorkspaceChanged.exit_code)
-    assert "Changed since the last snapshot: a." in stopped.err
-    assert folder.texts == {"a": "unsaved"}
-    done = json.loads(folder.run("restore", "first", "--yes", "--force", "--json").out)
-    assert folder.texts == {"a": "one"}
-    folder.run("restore", done["safety"], "--yes")
-    assert folder.texts == {"a": "unsaved"}
-
-
 def test_the_undo_stack_works_on_the_command_line(folder):
     assert folder.run("undo").out == "There is nothing to undo.\n"
     assert folder.run("undo", "--last").code == NotFound.exit_code
@@ -141,9 +126,7 @@ def test_wrong_names_and_paths_have_their_exit_codes(folder, tmp_path):
     assert "Did you mean draft-1" in unknown.err
     assert folder.run("restore", "last", "../x", "--yes").code == InvalidInput.exit_code
     assert folder.run("undo", "0").code == 2
-    wrong = Folder.__new__(Folder)
-    wrong.work, wrong.store = tmp_path / "nowhere", tmp_path / "store-2"
-    assert wrong.run("save").code == InvalidInput.exit_code
+    assert run("workspace", "save", "--dir", str(tmp_path / "nowhere")).code == InvalidInput.exit_code
 
 
 def test_hostile_file_names_write_no_escapes(folder):
@@ -172,7 +155,7 @@ def test_a_terminal_shows_the_progress_of_a_snapshot(folder):
     assert plainly(done.stdout) == "<short id>  <time>  manual  30 changed  all\n"
 
 
-def test_a_file_changed_during_the_question_is_not_overwritten(folder):
+def test_a_file_that_a_person_changed_is_overwritten_only_with_force(folder):
     folder.write(a="one")
     folder.run("save", "--name", "first")
     folder.write(a="two")
@@ -183,6 +166,12 @@ def test_a_file_changed_during_the_question_is_not_overwritten(folder):
             folder.write(a="a person's")
             return "yes\n"
 
-    stopped = folder.run("restore", "first", say=Thinking())
-    assert stopped.code == WorkspaceChanged.exit_code
+    assert folder.run("restore", "first", say=Thinking()).code == WorkspaceChanged.exit_code
+    stopped = folder.run("restore", "first", "--yes")
+    assert (stopped.out, stopped.code) == ("", WorkspaceChanged.exit_code)
+    assert "Changed since the last snapshot: a." in stopped.err
+    assert folder.texts == {"a": "a person's"}
+    done = json.loads(folder.run("restore", "first", "--yes", "--force", "--json").out)
+    assert folder.texts == {"a": "one"}
+    folder.run("restore", done["safety"], "--yes")
     assert folder.texts == {"a": "a person's"}

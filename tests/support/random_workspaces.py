@@ -20,9 +20,6 @@ LIMITS = (100, 1000, 10_000)
 PATTERNS: tuple[tuple[str, ...], ...] = ((), ("*.log",), ("build",), ("*.log", "d/b"))
 IGNORES = (b"", b"*.log\n", b"build/\n/c\n", b"d\n")
 
-LINKED_MODES = True
-"""False to keep the modes of files with several hard links."""
-
 
 @dataclass(frozen=True)
 class Stood:
@@ -205,7 +202,7 @@ class Life:
     def shared(self, path: Path) -> None:
         """Make a file that also has a hard link outside the workspace."""
         outside = self.outside / str(self.random.randrange(10**9))
-        outside.write_bytes(b"shared" if LINKED_MODES else outside.name.encode())
+        outside.write_bytes(b"shared")
         outside.chmod(self.random.choice(MODES))
         os.link(outside, path)
 
@@ -218,13 +215,10 @@ class Life:
             path.unlink(missing_ok=True)
 
     def mode(self, path: Path) -> None:
-        """Set a random mode; files with several hard links change only with `LINKED_MODES`."""
+        """Set a random mode."""
         if path.is_symlink() or not path.exists():
             return
-        folder = path.is_dir()
-        if not folder and not LINKED_MODES and os.lstat(path).st_nlink > 1:
-            return
-        modes = [*(FOLDER_MODES if folder else MODES), *([0, 0o100, 0o200] if self.closed else [])]
+        modes = [*(FOLDER_MODES if path.is_dir() else MODES), *([0, 0o100, 0o200] if self.closed else [])]
         path.chmod(self.random.choice(modes))
 
     def ignore(self, path: Path) -> None:
@@ -248,7 +242,8 @@ class Life:
         before, shared = manifest(self.work), manifest(self.outside)
         plan = self.workspace.plan_restore(wanted.id)
         assert manifest(self.work) == before
-        left = self.left_out_now()
+        self.workspace.save()
+        left = dict(self.workspace.skipped())  # what the safety snapshot of the restore leaves out
         done = self.workspace.restore(wanted.id)
         after = manifest(self.work)
         assert {path: one.same for path, one in manifest(self.outside).items()} == {
@@ -259,11 +254,6 @@ class Life:
         self.check_report(wanted, before, after, left, plan, done)
         changed = set(self.workspace.changed())  # a `.gitignore` that the restore changed includes more paths
         assert all(within(path, left) and path not in wanted.holds for path in changed), changed
-
-    def left_out_now(self) -> dict[str, str]:
-        """Return the paths that a snapshot leaves out now, as the safety snapshot of a restore does."""
-        self.workspace.save()
-        return dict(self.workspace.skipped())
 
     def check_disk(
         self, wanted: Saved, before: Manifest, after: Manifest, left: dict[str, str], done: Restored
