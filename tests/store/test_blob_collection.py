@@ -1,5 +1,6 @@
 """Garbage collection of stored values deletes unused values and keeps used ones, also beside writers."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +10,7 @@ from saver_checkpoints import BLOB, blob_bytes, count, on, put, values
 
 from agentgit import SQLModelSaver
 from agentgit.store.maintenance.gc import Collected
+from agentgit.store.objects.packing import CHUNK_BYTES
 from agentgit.store.sql.tables import GRAPH_WRITE
 
 
@@ -82,13 +84,17 @@ def test_gc_removes_writes_without_a_checkpoint_only_when_old(saver):
 
 @pytest.mark.long
 def test_gc_beside_concurrent_writers_removes_nothing_they_need(saver):
+    large = os.urandom(2 * CHUNK_BYTES)
+
     def work(n):
         mine = SQLModelSaver(saver.database)
         for round in range(3):
             _, messages = talk(mine, f"{n}-{round}", 8)
+            put(mine, f"large {n}-{round}", {"a": large})
             mine.prune([f"{n}-{round}"])
             if round:
                 mine.delete_thread(f"{n}-{round - 1}")
+                mine.delete_thread(f"large {n}-{round - 1}")
             assert mine.gc().bytes >= 0
         return messages
 
@@ -97,6 +103,7 @@ def test_gc_beside_concurrent_writers_removes_nothing_they_need(saver):
     saver.gc()
     fresh = SQLModelSaver(saver.database)
     assert [values(fresh, on(f"{n}-2"))["messages"] for n in range(4)] == expected
+    assert [values(fresh, on(f"large {n}-2")) for n in range(4)] == [{"a": large}] * 4
 
 
 def test_gc_with_shrink_makes_the_file_smaller(tmp_path):

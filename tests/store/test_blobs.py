@@ -1,6 +1,5 @@
 """Content-addressed storage stores equal values once and lists as chains, and detects damage."""
 
-import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -45,11 +44,6 @@ def put_list(database, items, base=None):
     return database.write(lambda connection: Content(values_of(TENANT)).put(connection, [(items, base)]))[0]
 
 
-def stored_bytes(database):
-    with database.reading() as connection:
-        return connection.execute(select(func.sum(func.length(BLOB.c.data)))).scalar() or 0
-
-
 def test_value_hashes_never_change():
     """The hash of a known value never changes, so that every release finds the values of earlier ones."""
     one = leaf("json", b"1")
@@ -62,15 +56,6 @@ def test_equal_values_are_stored_once_per_tenant(database):
         database.write(lambda connection, blobs=blobs: blobs.put_many(connection, leaves(["a", "b", "a"])))
     with database.reading() as connection:
         assert connection.execute(select(func.count()).select_from(BLOB)).scalar() == 4
-
-
-def test_large_values_are_compressed_and_read_back(database):
-    values = [leaf("json", b"again and again " * 10_000), leaf("bytes", os.urandom(100_000))]
-    database.write(lambda connection: values_of(TENANT).put_many(connection, values))
-    assert stored_bytes(database) < 110_000
-    with database.reading() as connection:
-        found = values_of(TENANT).get_many(connection, [value.hash for value in values])
-    assert found == {value.hash: value for value in values}
 
 
 edits = st.lists(

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from io import BytesIO
@@ -19,12 +20,14 @@ from exports import everything, written
 from file_tools import Desk, desk, home
 from hypothesis import given
 from hypothesis import strategies as st
+from process_memory import traced_memory
 from test_damaged_exports import exports, target, with_files
 
 import agentgit
 from agentgit import Conflict, InvalidInput, Workspace, WorkspaceChanged
 from agentgit.store.transfer import file_trees, paths
-from agentgit.store.transfer.file_trees import FileTree, TreeItem
+from agentgit.store.transfer.file_trees import FileChecker, FileTree, TreeItem
+from agentgit.store.transfer.lines import PART_BYTES
 
 __all__ = ["desk", "exports", "home", "target"]  # the fixtures
 
@@ -400,11 +403,6 @@ def test_imported_snapshots_are_kept_while_a_checkpoint_uses_them(export, tmp_pa
 
 
 def test_a_large_file_is_checked_in_parts():
-    import tracemalloc
-
-    from agentgit.store.transfer.file_trees import FileChecker
-    from agentgit.store.transfer.lines import PART_BYTES
-
     parts = 64
     data = os.urandom(PART_BYTES)
     whole = sha256()
@@ -413,14 +411,12 @@ def test_a_large_file_is_checked_in_parts():
     checker = FileChecker()
     record = {"id": whole.digest(), "size": parts * PART_BYTES, "text": None, "data": None, "parts": parts}
     coded = base64.b64encode(data).decode()
-    tracemalloc.start()
-    checker.check_file(record)
-    for _ in range(parts):
-        checker.check_part({"data": coded})
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_memory():
+        checker.check_file(record)
+        for _ in range(parts):
+            checker.check_part({"data": coded})
+        assert tracemalloc.get_traced_memory()[1] < 4 * PART_BYTES
     assert not checker.is_open
-    assert peak < 4 * PART_BYTES
 
 
 NAMES = st.sampled_from(["a", "b", "..", ".", "", "A", "c/d", "/", "\0", "\udcff", "é", "con", ".git"])

@@ -8,6 +8,7 @@ import tracemalloc
 
 import processes
 import pytest
+from process_memory import traced_memory
 
 from agentgit import Workspace
 from agentgit.workspace.disk.atomic_file import IN_MEMORY
@@ -34,8 +35,7 @@ def test_a_large_file_needs_little_memory(tmp_path, kind):
     workspace = Workspace(work, tmp_path / "store", environment=kind, max_file_size=2 * SIZE)
     other = Workspace(tmp_path / "other", tmp_path / "other-store", environment=kind, max_file_size=2 * SIZE)
     sparse(work / "big", b"one")
-    tracemalloc.start()
-    try:
+    with traced_memory():
         first = workspace.save()
         sparse(work / "big", b"two")
         assert workspace.changed() == ("big",)
@@ -46,8 +46,6 @@ def test_a_large_file_needs_little_memory(tmp_path, kind):
         assert workspace.restore(first.id).restored == ("big",)
         assert other.restore(other.adopt(workspace, first.id).id).restored == ("big",)
         assert tracemalloc.get_traced_memory()[1] < LITTLE
-    finally:
-        tracemalloc.stop()
     for path in (work / "big", tmp_path / "other" / "big"):
         with open(path, "rb") as file:
             assert file.read(3) == b"one"

@@ -4,6 +4,7 @@ import tracemalloc
 
 import pytest
 from langchain_core.messages import HumanMessage
+from process_memory import traced_memory
 from saver_checkpoints import on, put
 
 from agentgit import SQLModelSaver
@@ -24,30 +25,18 @@ def saver(database):
     return saver
 
 
-class Peak:
-    """A context manager that measures the peak of Python's memory during its block, in bytes."""
-
-    def __enter__(self):
-        tracemalloc.start()
-        return self
-
-    def __exit__(self, *_):
-        self.bytes = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-
-
 @pytest.mark.long
 async def test_listing_needs_memory_for_only_a_few_conversations(saver):
     sum(1 for _ in saver.list(on("t"), limit=2))  # compiles and checks its statements
-    with Peak() as one:
-        saver.get_tuple(on("t"))
     peaks = []
     for limit in (200, None):
-        with Peak() as peak:
+        with traced_memory():
             assert sum(1 for _ in saver.list(on("t"), limit=limit)) == (limit or CHECKPOINTS)
-        peaks.append(peak.bytes)
-        with Peak() as peak:
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        with traced_memory():
             assert sum([1 async for _ in saver.alist(on("t"), limit=limit)]) == (limit or CHECKPOINTS)
-        peaks.append(peak.bytes)
+            peaks.append(tracemalloc.get_traced_memory()[1])
     assert max(peaks[2:]) < 3 * min(peaks[:2])  # for five times as many checkpoints
-    assert max(peaks) < 8 * one.bytes
+    with traced_memory():
+        saver.get_tuple(on("t"))
+        assert max(peaks) < 8 * tracemalloc.get_traced_memory()[1]
