@@ -133,23 +133,19 @@ def test_a_damaged_value_raises_corrupt_and_names_its_row(database, values):
 
 
 @pytest.mark.parametrize("what", ["the list", "its base"])
-@pytest.mark.parametrize("values", [{"data": b"\0" + bytes(32)}, {}])
-def test_a_damaged_list_raises_corrupt(database, what, values):
-    items = leaves(map(str, range(20)))
-    base = put_list(database, items[:-1])
-    key = put_list(database, items, base)
-    damage(database, key if what == "the list" else base, **values)
-    with database.reading() as connection, pytest.raises(Corrupt):
-        values_of(TENANT).item_hashes(connection, key)
-
-
-def test_a_list_chain_with_a_loop_raises_corrupt(database):
+@pytest.mark.parametrize("how", ["other items", "gone", "continues itself"])
+def test_a_damaged_list_raises_corrupt(database, what, how):
     items = leaves(map(str, range(20)))
     base = put_list(database, items[:-1])
     key = put_list(database, items, base)
     with database.reading() as connection:
         data = connection.execute(select(BLOB.c.data).where(BLOB.c.hash == key)).scalar()
-    damage(database, base, data=data.replace(base, key))
+    values = {
+        "other items": {"data": b"\0" + bytes(32)},
+        "gone": {},
+        "continues itself": {"data": data.replace(base, key)},
+    }
+    damage(database, key if what == "the list" else base, **values[how])
     with database.reading() as connection, pytest.raises(Corrupt):
         values_of(TENANT).item_hashes(connection, key)
 

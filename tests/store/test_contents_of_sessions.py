@@ -11,13 +11,8 @@ from sqlalchemy import func, select
 import agentgit
 from agentgit import Keyring, SQLModelSaver
 from agentgit.checkpoints import Retention
-from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import family_of
-from agentgit.store.sql.tables import (
-    BLOB,
-    GRAPH_CHECKPOINT,
-    GRAPH_WRITE,
-)
+from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
 
 OWNED = (BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE)
 
@@ -79,57 +74,32 @@ def test_an_erasure_reports_the_same_numbers_whatever_others_store(repo):
 
 
 def test_a_template_takes_its_values_along(repo):
-    old = chat(repo, "old", "add chair", "note hello")
+    old = chat(repo, "old", *[f"note {n}" for n in range(20)])  # stored as a chain of lists
     history = old.history()
     new = chat(repo, "new", template="old")
     assert hashes(repo, "new") <= hashes(repo, "old")
     repo.session("old").delete()
+    repo.maintenance.gc()
     assert new.history() == history
     assert new.run("add table") == "done"
     assert is_sound(repo)
 
 
-def test_a_long_template_takes_the_lists_along_that_its_list_continues(repo):
-    old = chat(repo, "old", *[f"note {n}" for n in range(20)])
-    history = old.history()
-    chat(repo, "new", template="old")
-    repo.session("old").delete()
-    repo.maintenance.gc()
-    assert repo.session("new").branch().conversation_history == history
-    assert is_sound(repo)
-
-
-def test_a_merge_stores_its_values_for_the_session(repo):
-    agent = chat(repo, "s", "add chair")
-    fork = agent.fork(name="other")
-    fork.run("note hello")
-    stored = hashes(repo, "s")
-    agent.merge("other")
-    assert set(owners(repo)) == set(owners(repo, GRAPH_CHECKPOINT)) == {repo.session("s").id}
-    assert stored <= hashes(repo, "s")
-    assert any(message["content"] == "note hello" for message in agent.history())
-    repo.maintenance.gc()
-    assert agent.run("add table") == "done"
-    assert is_sound(repo)
-
-
-def test_forks_and_rollbacks_copy_no_values_within_a_session(repo):
-    agent = chat(repo, "s", "add chair", "note hello")
-    before = owners(repo)
+def test_all_branches_of_a_session_share_its_values(repo):
+    agent = chat(repo, "s", "note hello")
+    agent.explore(1, ["add chair", "note hello"])
+    before, stored = owners(repo), hashes(repo, "s")
     fork = agent.fork(name="other")
     assert owners(repo) == before
     fork.run("add table")
+    agent.merge("other")
+    assert stored <= hashes(repo, "s")
+    assert any(message["content"] == "add table" for message in agent.history())
     agent.rollback("main#1", force=True)
+    repo.maintenance.gc()
     assert {table.name: set(owners(repo, table)) for table in OWNED} == {
         table.name: {repo.session("s").id} for table in OWNED
     }
-    assert is_sound(repo)
-
-
-def test_an_exploration_stores_values_of_its_session(repo):
-    agent = chat(repo, "s", "note hello")
-    agent.explore(1, ["add chair", "note hello"])
-    assert set(owners(repo)) == set(owners(repo, GRAPH_CHECKPOINT)) == {repo.session("s").id}
     assert is_sound(repo)
 
 
@@ -259,32 +229,3 @@ def test_a_collection_waits_for_a_writer_of_the_same_session(server):
     assert results
     assert agent.run("note again") == "done"
     assert is_sound(server)
-
-
-@pytest.mark.long
-def test_turns_lose_nothing_to_a_collection_that_runs_all_the_time(server):
-    ended = threading.Event()
-
-    def collect():
-        with agentgit.open(backend.url(server)) as other:
-            while not ended.is_set():
-                other.maintenance.gc(shrink=False)
-
-    collector = threading.Thread(target=collect)
-    collector.start()
-    try:
-        agents = [chat(server, name, *["note again"] * 12) for name in "ab"]
-    finally:
-        ended.set()
-        collector.join(60)
-    assert [len(agent.history()) for agent in agents] == [48, 48]
-    assert is_sound(server)
-
-
-def test_a_collection_names_a_damaged_step_and_deletes_nothing(repo):
-    chat(repo, "s", "note hello")
-    before = owners(repo)
-    backend.change(repo, "graph_checkpoint", channels=b"damaged")
-    with pytest.raises(Corrupt, match=r"graph_checkpoint .* was not collected"):
-        repo.maintenance.gc()
-    assert owners(repo) == before

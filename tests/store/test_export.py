@@ -33,16 +33,25 @@ def other():
         yield repo
 
 
-def lived(repo, shop=None, name="s"):
+def lived(repo, shop=None):
     """Create a session with a named checkpoint, a rollback and two branches, and return the second branch's agent."""
     shop = shop or World()
-    agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), name, effects=shop.effects())
+    agent = repo.wrap(tool_node_graph(obedient(), shop.tools()), "s", effects=shop.effects())
     agent.run("add chair; charge 5")
     before = agent.checkpoint("before", description="what comes is bad", data={"reward": 1, "of": [None, "\ud800"]})
     agent.run("send hello; look; note it")
     retry = agent.rollback(before, force=True)
     retry.run("add sofa")
     return retry
+
+
+CUTS = ("whole", "branch", "point")
+
+
+def carried_cut(repo, other, cut, branch, point, name=None):
+    """Carry the session `s`, one of its branches or one of its checkpoints to another repository."""
+    ref, how = {"whole": ("s", {}), "branch": ("s", {"branch": branch}), "point": (point, {})}[cut]
+    return carried(repo, ref, other, name, **how)
 
 
 def test_a_session_survives_a_round_trip_through_another_database(repo, other):
@@ -188,12 +197,9 @@ def test_every_kind_of_graph_continues_after_an_import(repo, other, kind):
     wrapped(repo, "s").run("add chair")
     fork = wrapped(repo, "s").fork()
     fork.run("add table")
-    carried(repo, "s", other, "whole")
-    carried(repo, "s", other, "branch", branch=fork.branch.name)
-    carried(repo, repo.session("s").get_checkpoint("main#2"), other, "point")
-    assert everything(repo, "s") == everything(other, "whole")
-    for name, branch in (("whole", "main"), ("branch", fork.branch.name), ("point", "main")):
-        agent = wrapped(other, name, branch)
+    for cut in CUTS:
+        carried_cut(repo, other, cut, fork.branch.name, repo.session("s").get_checkpoint("main#2"), cut)
+        agent = wrapped(other, cut, fork.branch.name if cut == "branch" else "main")
         history = agent.history()
         agent.run("add lamp")
         assert agent.history()[: len(history)] == history
@@ -258,54 +264,33 @@ def test_an_imported_unknown_call_is_not_verified(repo, other):
     assert [step.action for step in agent.plan_rollback("main#1").steps] == ["keep"]
 
 
-@pytest.mark.long
-def test_a_consumed_ticket_is_not_used_again_after_an_import(repo, other):
-    bank = Bank()
-    graph = tool_node_graph(says(ask("use", ticket="A"), "used"), bank.tools())
-    repo.wrap(graph, "s", effects=bank.effects()).run("use it")
-    repo.session("s").rollback("main#1", force=True)
-    for name, ref, how in (
-        ("whole", "s", {}),
-        ("branch", "s", {"branch": "main-2"}),
-        ("point", repo.session("s").get_checkpoint("main#1"), {}),
-    ):
-        carried(repo, ref, other, name, **how)
-        here = Bank()
-        again = tool_node_graph(says(ask("use", ticket="A"), "used again"), here.tools())
-        agent = other.wrap(again, name, effects=here.effects())
-        assert agent.run("use it") == "used again"
-        assert [(c.kind, c.result) for c in agent.tool_track()] == [("replay", "used A")]
-        assert (bank.used, here.used) == (["A"], [])
-    # Nor is it used after an export of the import.
-    carried(other, "point", repo, "again")
-    here = Bank()
-    agent = repo.wrap(
-        tool_node_graph(says(ask("use", ticket="A"), "no"), here.tools()), "again", effects=here.effects()
-    )
-    agent.run("use it")
-    assert here.used == []
+IRREVERSIBLE = {
+    "use": ({"ticket": "A"}, {"ticket": "A"}),
+    "pay": ({"to": "Ann", "amount": 5, "reference": "1"}, {"to": "Ann", "amount": 5, "reference": "2"}),
+}
+"""Tools, each with the arguments of a call, and with those of a call that means the same."""
 
 
-def test_a_payment_is_not_made_twice_after_an_import(repo, other):
-    bank = Bank()
-    pay = {"to": "Ann", "amount": 5}
-    repo.wrap(
-        tool_node_graph(says(ask("pay", **pay, reference="1"), "paid"), bank.tools()), "s", effects=bank.effects()
-    ).run("pay")
+@pytest.mark.parametrize("name", IRREVERSIBLE)
+def test_a_ticket_is_not_used_and_a_payment_not_made_twice_after_an_import(repo, other, name):
+    first, again = IRREVERSIBLE[name]
+
+    def wrapped(repository, session, arguments):
+        bank = Bank()
+        graph = tool_node_graph(says(ask(name, **arguments), "done"), bank.tools())
+        return bank, repository.wrap(graph, session, effects=bank.effects())
+
+    _, agent = wrapped(repo, "s", first)
+    agent.run("go")
     repo.session("s").rollback("main#1", force=True)
-    cuts = (
-        ("whole", "s", {}),
-        ("branch", "s", {"branch": "main-2"}),
-        ("point", repo.session("s").get_checkpoint("main#1"), {}),
-    )
-    for name, ref, how in cuts:
-        carried(repo, ref, other, name, **how)
-        here = Bank()
-        graph = tool_node_graph(says(ask("pay", **pay, reference="2"), "paid"), here.tools())
-        agent = other.wrap(graph, name, effects=here.effects())
-        agent.run("pay")
-        assert here.ledger == []
-        assert agent.tool_track()[-1].kind == "replay"
+    for cut in CUTS:
+        carried_cut(repo, other, cut, "main-2", repo.session("s").get_checkpoint("main#1"), cut)
+        carried(other, cut, repo, cut)  # nor after an export of the import
+        for repository in (other, repo):
+            bank, agent = wrapped(repository, cut, again)
+            assert agent.run("go") == "done"
+            assert agent.tool_track()[-1].kind == "replay"
+            assert (bank.used, bank.ledger) == ([], [])
 
 
 # -- interrupts, explorations and subgraphs
@@ -317,19 +302,18 @@ def asking(shop):
     return tool_node_graph(scripted(both, "there"), shop.tools())
 
 
-@pytest.mark.parametrize("cut", ["whole", "branch", "point"])
+@pytest.mark.parametrize("cut", CUTS)
 def test_a_pending_interrupt_is_answered_after_the_import(repo, other, cut):
     shop = World()
     agent = repo.wrap(asking(shop), "s", effects=shop.effects())
     agent.invoke({"messages": [("user", "chair and lamp")]})
     assert (shop.items, agent.get_state().next) == (["chair"], ("tools",))
-    ref = agent.checkpoint("waiting") if cut == "point" else "s"
-    carried(repo, ref, other, **({"branch": "main"} if cut == "branch" else {}))
+    carried_cut(repo, other, cut, "main", agent.checkpoint("waiting"))
     here = World()
     there = other.wrap(asking(here), "s", effects=here.effects())
     assert [c.status for c in there.tool_track()] == ["done", "paused"]
     there.invoke(Command(resume="yes"))
-    assert here.items == ["lamp"]
+    assert here.items == ["lamp"]  # the finished call of its message does not run again
     assert [(c.tool_name, c.status) for c in there.tool_track()] == [("add", "done"), ("add_if_approved", "done")]
 
 
@@ -351,13 +335,12 @@ def test_one_explored_branch_is_imported_without_the_exploration(repo, other, cu
     shop = World()
     agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
     leaf = agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5).branches[-1]
-    ref = repo.session("s").checkpoints(branch=leaf.name)[-1] if cut == "point" else "s"
-    carried(repo, ref, other, **({"branch": leaf.name} if cut == "branch" else {}))
+    carried_cut(repo, other, cut, leaf.name, repo.session("s").checkpoints(branch=leaf.name)[-1])
     assert other.session("s").branch().conversation_history == repo.session("s").branch(leaf.name).conversation_history
     assert "exploration" not in other.session("s").branch().metadata
 
 
-@pytest.mark.parametrize("cut", ["whole", "branch", "point"])
+@pytest.mark.parametrize("cut", CUTS)
 def test_delta_channel_values_are_exported_and_imported(repo, other, cut):
     agent = repo.wrap(chat(delta(3), full=4), "s")
     for n in range(4):
@@ -366,8 +349,7 @@ def test_delta_channel_values_are_exported_and_imported(repo, other, cut):
     fork.invoke(said("other", "o1"))
     again = fork.fork()
     again.invoke(said("more", "o2"))
-    ref = again.head if cut == "point" else "s"
-    carried(repo, ref, other, **({"branch": again.branch.name} if cut == "branch" else {}))
+    carried_cut(repo, other, cut, again.branch.name, again.head)
     there = other.wrap(chat(delta(3), full=4), "s", branch=again.branch.name)
     assert all_seen(there) == all_seen(again)
     for one in (again, there):
@@ -390,11 +372,10 @@ def test_a_subgraph_interrupt_is_answered_after_the_import(repo, other, own_thre
     fork = agent.fork().fork()
     fork.invoke({"messages": [("user", "and a lamp?")]})
     waiting = fork.checkpoint("waiting")
-    cuts = (("whole", "s", {}), ("branch", "s", {"branch": fork.branch.name}), ("point", waiting, {}))
-    for name, ref, how in cuts:
-        carried(repo, ref, other, name, **how)
+    for cut in CUTS:
+        carried_cut(repo, other, cut, fork.branch.name, waiting, cut)
         shop.items.clear()
-        there = other.wrap(graph(), name, branch=fork.branch.name, effects=shop.effects())
+        there = other.wrap(graph(), cut, branch=fork.branch.name, effects=shop.effects())
         assert there.get_state().next == fork.get_state().next
         there.invoke(Command(resume="yes"))
         assert shop.items == ["lamp"]
@@ -568,20 +549,17 @@ def test_random_sessions_survive_export_and_import(life, sqlite_template, tmp_pa
         assert other.maintenance.gc(dry_run=True, steps=False).values == 0
 
 
-@pytest.mark.parametrize("branch", [None, "main"])
-def test_tags_are_exported_and_imported(repo, other, branch):
+@pytest.mark.parametrize("how", [{}, {"branch": "main"}], ids=["session", "branch"])
+def test_tags_are_exported_and_imported(repo, other, how):
     lived(repo)
-    repo.session("s").tag("main#2", "elsewhere", description="the first")
+    repo.session("s").tag("main#2", "elsewhere", description="the first")  # also the name of a generated branch
     repo.session("s").tag("main#2", "v1")
-    repo.session("s").export(file := BytesIO(), branch=branch)
-    file.seek(0)
-    other.import_(file)
-    assert [(one.name, one.reference, one.description) for one in other.session("s").tags()] == [
-        (one.name, one.reference, one.description) for one in repo.session("s").tags()
-    ]
-    assert (
-        other.session("s").get_checkpoint("v1").to_dict()["conversation_history"]
-        == (repo.session("s").get_checkpoint("v1").to_dict()["conversation_history"])
+    carried(repo, "s", other, **how)
+    ours, theirs = (
+        [(tag.name, tag.reference, tag.description) for tag in one.session("s").tags()] for one in (repo, other)
     )
+    assert ours == theirs
+    history, same = (one.session("s").get_checkpoint("v1").conversation_history for one in (repo, other))
+    assert history == same
     with pytest.raises(Conflict, match="the tag"):
         other.session("s").delete_checkpoint("v1")

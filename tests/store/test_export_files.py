@@ -7,17 +7,19 @@ import json
 import os
 import signal
 import stat
-import subprocess
-import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from io import BytesIO
 
+import backend
 import command_line
+import points
+import processes
 import pytest
-from exports import everything, written
+from exports import everything, rows, written
 from file_tools import Desk, desk, home
+from file_trees import picture
 from hypothesis import given
 from hypothesis import strategies as st
 from process_memory import traced_memory
@@ -60,33 +62,26 @@ def agent(repo, desk):
     return agent
 
 
-def looks(root):
-    """Return the type, mode, and contents or link target of each path in a directory."""
-    found = {}
-    for path in sorted(root.rglob("*")):
-        mode = path.lstat().st_mode
-        data = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else ""
-        found[path.relative_to(root).as_posix()] = (stat.S_IFMT(mode), path.is_symlink() or stat.S_IMODE(mode), data)
-    return found
-
-
 def moved(repo, other, place, ref="s", **how):
     """Export a session with files, and import it into another repository and directory."""
     return other.import_(BytesIO(written(repo, ref, files=True)), workspace=place, **how)
 
 
 def test_files_are_exported_and_restored_after_an_import(repo, agent, other, desk, tmp_path):
-    now = looks(desk.root)
+    now = picture(desk.root)
     there = tmp_path / "there"
     made = moved(repo, other, there)
     assert (made.snapshots, made.left_out) == (3, {})
     assert made.files == 5  # a.txt twice, raw.bin, tool.sh, new/b.txt
     assert everything(repo, "s") == everything(other, "s")
     assert list(there.iterdir()) == []
+    ours, theirs = (one.session("s").diff("main#1", "HEAD") for one in (repo, other))
+    assert theirs.added_files == ["a.txt", "new/b.txt"]
+    assert theirs.diff_content == ours.diff_content
     new = Desk(there)
     back = wrapped(other, new)
     back.rewind_files("HEAD")
-    assert looks(there) == now
+    assert picture(there) == now
     retry = back.rollback("before")
     assert (there / "raw.bin").read_bytes() == bytes(range(256)) * 2048
     assert (there / "a.txt").read_text() == "one"
@@ -94,18 +89,20 @@ def test_files_are_exported_and_restored_after_an_import(repo, agent, other, des
     assert stat.S_IMODE((there / "tool.sh").stat().st_mode) == 0o700
     retry.run("write c.txt more")
     assert retry.undo().branch.name
-    assert looks(desk.root) == now
+    assert picture(desk.root) == now
 
 
-@pytest.mark.long
-def test_an_export_of_an_import_has_the_same_files(repo, agent, other, tmp_path):
-    def files(data):
-        found = [json.loads(line) for line in data.splitlines()]
-        return [{k: v for k, v in one.items() if k != "hash"} for one in found if one["record"] in ("file", "path")]
-
+def test_an_export_of_an_import_has_and_omits_the_same_files(repo, agent, other, desk, tmp_path):
+    (desk.root / "aux.py").write_text("x")
+    agent.run("write c.txt more")
     moved(repo, other, tmp_path / "there")
-    ours, theirs = (sorted(map(str, files(written(r, "s", files=True)))) for r in (repo, other))
-    assert theirs == ours
+    found = []
+    for one in (repo, other):
+        records = [json.loads(line) for line in written(one, "s", files=True).splitlines()]
+        kept = [record for record in records if record["record"] in ("file", "path", "left")]
+        found.append(sorted(str({name: value for name, value in one.items() if name != "hash"}) for one in kept))
+    assert found[0] == found[1]
+    assert other.session("s").export(BytesIO(), files=True).left_paths == {"aux.py": ODD["aux.py"]}
 
 
 @pytest.mark.parametrize("cut", ["branch", "point"])
@@ -125,24 +122,6 @@ def test_a_branch_or_checkpoint_export_has_the_files_of_its_path(repo, agent, ot
     assert (new.root / "d.txt").exists() == (cut == "branch")
     assert made.snapshots == (4 if cut == "branch" else 2)
     assert b"two" not in b"".join(line for line in data.getvalue().splitlines() if b'"file"' in line[:20])
-
-
-def test_a_diff_of_imported_checkpoints_compares_their_files(repo, agent, other, tmp_path):
-    moved(repo, other, tmp_path / "there")
-    ours, theirs = (r.session("s").diff("main#1", "HEAD") for r in (repo, other))
-    assert (theirs.added_files, theirs.modified_files, theirs.deleted_files, theirs.diff_content) == (
-        ours.added_files, ours.modified_files, ours.deleted_files, ours.diff_content
-    )  # fmt: skip
-    assert theirs.added_files == ["a.txt", "new/b.txt"]
-
-
-def test_an_import_without_a_workspace_counts_omitted_snapshots(repo, agent, other, tmp_path):
-    data = written(repo, "s", files=True)
-    made = other.import_(BytesIO(data))
-    assert (made.snapshots, made.left_out) == (0, {file_trees.NO_WORKSPACE: 3})
-    assert everything(repo, "s") == everything(other, "s")
-    assert other.session("s").diff("main#1", "HEAD").added_files == []
-    assert other.import_(BytesIO(data), workspace=tmp_path / "there").snapshots == 3
 
 
 @pytest.mark.long
@@ -207,7 +186,7 @@ def test_git_and_directory_workspaces_read_each_others_snapshots(repo, other, tm
     back.rewind_files("main#2")
     assert new.files == {"a.txt": "one", "b/c.txt": "two", "link": "one"}
     back.rewind_files("main#4")
-    assert looks(new.root) == looks(desk.root)
+    assert picture(new.root) == picture(desk.root)
 
 
 def test_snapshots_of_a_custom_environment_are_only_counted(repo, other, tmp_path):
@@ -321,35 +300,11 @@ def test_a_nonportable_link_is_omitted_only_from_its_snapshot(repo, desk, other,
         assert new.files == files
 
 
-def test_an_export_of_an_import_names_the_same_omitted_paths(repo, desk, other, tmp_path):
-    agent = wrapped(repo, desk)
-    agent.run("write a.txt one")
-    (desk.root / "aux.py").write_text("x")
-    agent.run("write b.txt two")
-    moved(repo, other, tmp_path / "there")
-    assert other.session("s").export(BytesIO(), files=True).left_paths == {"aux.py": ODD["aux.py"]}
-
-
 def run(*words):
     """Run a command that must succeed, and return its output."""
     done = command_line.run(*words)
     assert done.code == 0
     return done.out
-
-
-def test_names_of_omitted_paths_are_escaped_on_the_command_line(desk, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with agentgit.open("a.db") as there:
-        agent = wrapped(there, desk)
-        (desk.root / "a\x1b[2Jb").write_text("x")
-        (desk.root / "aux.py").symlink_to("/dev/null")
-        agent.run("write a.txt one")
-    said = run("export", "s", "x", "--files", "--db", "a.db")
-    assert "\x1b[2J" not in said
-    assert "left out: aux.py is a device or another path on some systems" in said
-    assert "[2Jb has control characters" in said
-    said = run("import", "x", "--db", "b.db", "--workspace", "there", "--json")
-    assert sorted(json.loads(said)["left_paths"]) == ["a\x1b[2Jb", "aux.py"]
 
 
 # -- imports into a workspace
@@ -462,66 +417,57 @@ def test_accepted_links_stay_inside_the_workspace(tmp_path_factory, items):
         assert found == str(root) or found.startswith(f"{root}/")
 
 
-@pytest.mark.long
-def test_the_command_line_exports_and_imports_files(tmp_path, monkeypatch):
+def test_the_command_line_exports_and_imports_files_and_names_what_it_omits(desk, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    desk = Desk(tmp_path / "work")
     with agentgit.open("a.db") as repo:
-        wrapped(repo, desk).run("write a.txt one")
-
-    assert "2 snapshots of 1 file\n" in run("export", "s", "x", "--files", "--db", "a.db")
+        agent = wrapped(repo, desk)
+        (desk.root / "a\x1b[2Jb").write_text("x")
+        (desk.root / "aux.py").symlink_to("/dev/null")
+        agent.run("write a.txt one")
+    said = run("export", "s", "x", "--files", "--db", "a.db")
+    assert "2 snapshots of 1 file\n" in said
+    assert "\x1b[2J" not in said
+    assert "left out: aux.py is a device or another path on some systems" in said
+    assert "[2Jb has control characters" in said
     left = run("import", "x", "--db", "b.db").splitlines()
     assert left[1] == "  2 snapshots left out: no workspace was given to restore them into"
-    assert json.loads(run("import", "x", "--db", "b.db", "--json"))["left_out"] == {file_trees.NO_WORKSPACE: 2}
-    run("import", "x", "--workspace", "there", "--session", "t", "--db", "b.db")
+    said = run("import", "x", "--workspace", "there", "--session", "t", "--db", "b.db", "--json")
+    assert sorted(json.loads(said)["left_paths"]) == ["a\x1b[2Jb", "aux.py"]
     run("rewind-files", "t", "HEAD", "--yes", "--db", "b.db")
     assert (tmp_path / "there" / "a.txt").read_text() == "one"
 
 
 KILLED = """
-import os, signal, sys
-import agentgit
-from agentgit.store.transfer import import_
-from agentgit.workspace.snapshot_transfer import SnapshotImporter
-
-where, data, url = sys.argv[1:4]
-
-def die(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-if where == "checked":
-    SnapshotImporter.store_into = die
-elif where == "a tree":
-    seen, plain = [], SnapshotImporter._trees
-    def trees(self):
-        for n, one in enumerate(plain(self)):
-            if n:
-                die()
-            yield one
-    SnapshotImporter._trees = trees
-elif where == "rows":
-    import_._Tables.flush = die
-else:
-    agentgit.store.transfer.import_.Import._store = die
-agentgit.open(url).import_(data, workspace=sys.argv[4])
+import sys
+import agentgit, faults
+from points import Point
+url, file, workspace, when, *point = sys.argv[1:]
+with getattr(faults, when)(Point(*point), faults.die):
+    agentgit.open(url).import_(file, workspace=workspace)
 """
+STEPS = [
+    ("after", *points.WRITE_TREE),
+    ("after", "store.transfer.import_", "_Tables.flush"),
+    ("before", "workspace.snapshot_transfer", "SnapshotImporter.store_into"),
+    ("after", "store.transfer.import_", "_ValueImport.add"),
+    ("after", "store.transfer.import_", "record_event"),
+]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("where", ["checked", "a tree", "rows", "the database"])
-def test_a_killed_import_changes_nothing_visible(export, database, tmp_path, where):
-    (tmp_path / "x").write_bytes(export)
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: f"{step[0]} {step[2]}")
+def test_an_import_killed_at_any_step_changes_nothing_visible(repo, export, tmp_path, step):
     there = tmp_path / "there"
     there.mkdir()
     (there / "mine.txt").write_text("mine")
-    url = database.url.render_as_string(hide_password=False)
-    done = subprocess.run([sys.executable, "-c", KILLED, where, str(tmp_path / "x"), url, str(there)], check=False)  # noqa: S603  # our own
-    assert done.returncode == -signal.SIGKILL
-    with agentgit.open(database.url) as repo:
-        assert (repo.sessions(), repo.maintenance.fsck(3).is_sound) == ([], True)
-        assert os.listdir(there) == ["mine.txt"]
-        assert repo.import_(tmp_path / "x", workspace=there).snapshots == 3
-        assert wrapped(repo, Desk(there)).rewind_files("HEAD", force=True).changes
+    before, file = rows(repo), tmp_path / "x"
+    file.write_bytes(export)
+    done = processes.run(KILLED, backend.address(repo), file, there, *step)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert rows(repo) == before
+    assert os.listdir(there) == ["mine.txt"]
+    assert repo.import_(file, workspace=there).snapshots == 3
+    assert repo.maintenance.fsck(3).is_sound
+    assert wrapped(repo, Desk(there)).rewind_files("HEAD", force=True).changes
 
 
 def test_two_concurrent_imports_into_one_workspace_both_work(export, database, tmp_path):

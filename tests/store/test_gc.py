@@ -11,8 +11,10 @@ import processes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langgraph.types import Command
 from saver_checkpoints import BLOB, count
 from scripted import GRAPHS, World, call, nested_graph, obedient, scripted, tool_node_graph
+from sqlalchemy import text
 
 import agentgit
 from agentgit import Workspace
@@ -173,8 +175,6 @@ def test_a_subgraph_with_memory_remembers_after_a_collection(repo):
 
 
 def test_an_interrupted_turn_resumes_after_a_collection(repo):
-    from langgraph.types import Command
-
     world = World()
     model = scripted("hm", "hm", call("add_if_approved", item="x"), "ok")
     agent = wrap(repo, world, model=model)
@@ -234,7 +234,7 @@ def test_collections_run_concurrently_with_turns(repo):
         thread.start()
     while any(thread.is_alive() for thread in threads):
         repo.maintenance.gc(shrink=False)
-        assert repo.maintenance.fsck(level=2).findings == ()
+        assert repo.maintenance.fsck(level=3).findings == ()
     assert failed == []
     assert repo.maintenance.fsck(level=3).is_sound
 
@@ -264,19 +264,24 @@ def test_a_killed_collection_changes_nothing(repo, where):
     assert contents(repo) == before
 
 
-def test_a_damaged_list_stops_a_collection(repo):
-    from sqlalchemy import text
-
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("UPDATE blob SET data = :junk WHERE type = 'list' AND size > 2", "fsck"),
+        ("UPDATE graph_checkpoint SET channels = :junk", r"graph_checkpoint .* was not collected"),
+    ],
+    ids=["a list", "a step"],
+)
+def test_a_collection_that_cannot_read_everything_deletes_nothing(repo, damage, told):
     agent = wrap(repo)
     for _ in range(3):
         agent.run("hm")
-    damage = text("UPDATE blob SET data = :junk WHERE type = 'list' AND size > 2")
-    backend.write(repo, lambda c: c.execute(damage, {"junk": b"\0" + bytes(32)}))
+    backend.write(repo, lambda c: c.execute(text(damage), {"junk": b"\0" + bytes(32)}))
     with agentgit.open(backend.url(repo)) as other:
-        rows = count(backend.database(repo), GRAPH_CHECKPOINT)
-        with pytest.raises(Corrupt, match="fsck"):
+        rows = [count(backend.database(repo), table) for table in (GRAPH_CHECKPOINT, BLOB)]
+        with pytest.raises(Corrupt, match=told):
             other.maintenance.gc()
-        assert count(backend.database(repo), GRAPH_CHECKPOINT) == rows
+        assert [count(backend.database(repo), table) for table in (GRAPH_CHECKPOINT, BLOB)] == rows
 
 
 # -- files

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
 from langgraph.graph import MessagesState, StateGraph
 from sqlalchemy import select
+from test_gc import contents
 
 import agentgit
 from agentgit.checkpoints import Retention
@@ -66,12 +67,6 @@ def do(repo, agent, deed, number):
     return agent
 
 
-def held(repo):
-    """Return the contents of each checkpoint and the conversation of each branch."""
-    points = [p for branch in repo.session("s").branches() for p in repo.session("s").checkpoints(branch=branch.name)]
-    return {p.id: p.to_dict() for p in points} | {b.name: b.conversation_history for b in repo.session("s").branches()}
-
-
 def reachable(repo):
     """Return the hashes of all reachable values, found one by one with the functions that read them."""
     blobs, way = repo.context.store.graphs.blobs.of(repo.session().id), set()
@@ -99,11 +94,11 @@ def test_a_collection_keeps_exactly_the_reachable_values(sqlite_template, tmp_pa
         agent.run("begin")
         for deed, number in deeds:
             agent = do(repo, agent, deed, number)
-        before = held(repo)
+        before = contents(repo)
         would = repo.maintenance.gc(dry_run=True)
         done = repo.maintenance.gc()
         assert (would.steps, would.values, would.bytes) == (done.steps, done.values, done.bytes)
-        assert held(repo) == before
+        assert contents(repo) == before
         assert stored(repo) == reachable(repo)
         assert repo.maintenance.fsck(level=3).findings == ()
         for point in [key for key in before if isinstance(key, int)][:6]:

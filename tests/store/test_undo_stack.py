@@ -246,24 +246,6 @@ class Snapshots:
         self.taken[int(id)] = None
 
 
-def test_a_snapshot_without_paths_keeps_the_whole_workspace(work, tmp_path):
-    (work / "file").write_text("1")
-    with closing(UndoStack(work, tmp_path / "store", whole=Snapshots(work))) as stack:
-        stack.snapshot("bash: make")
-        (work / "file").write_text("2")
-        stack.snapshot("edit_file: file", ["file"])
-        (work / "file").write_text("3")
-        assert stack.history[0].whole == "0"
-        done = stack.undo(2)
-        assert done.wholes == ("0",)
-        assert "restored: the workspace, to 0" in str(done)
-        assert (work / "file").read_text() == "1"
-        stack.redo()
-        assert (work / "file").read_text() == "2"
-        stack.redo()
-        assert (work / "file").read_text() == "3"
-
-
 def test_unneeded_whole_snapshots_are_released(work, tmp_path):
     whole = Snapshots(work)
     with closing(UndoStack(work, tmp_path / "store", max_snapshots=2, whole=whole)) as stack:

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 import agentgit
 from agentgit.demo import build
 from agentgit.errors import NotAllowed, RollbackIncomplete, Unavailable
-from agentgit.web import app
 from agentgit.workspace.locations import recorded_workspace, require_known_storage
 
 EFFECTS = {"create_order": "idempotent"}
@@ -74,17 +72,23 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path, monkeypatch)
 
 
-def test_a_storage_that_only_a_row_names_is_not_opened(place: Place) -> None:
-    place.name()
+def test_a_storage_that_only_a_row_names_is_opened_by_no_verb(place: Place) -> None:
+    place.name(surprise=1)
     with agentgit.open(place.folder / "a.db") as repo:
-        plan = repo.session("s").plan_rollback("main#1")
+        session = repo.session("s")
+        plan = session.plan_rollback("main#1")
         assert plan.files is not None
         assert "No program of this user has opened" in plan.files.problem
         with pytest.raises(Unavailable, match="No program of this user has opened"):
-            repo.session("s").rollback("main#1")
+            session.rollback("main#1")
         with pytest.raises(RollbackIncomplete, match="No program of this user has opened"):
-            repo.session("s").rollback("main#1", force=True)
+            session.rollback("main#1", force=True)
         repo.maintenance.gc()
+        session.export(place.folder / "s.jsonl", branch="main", files=True)
+        assert "No program of this user" in str(session.delete().left)
+    exported = (place.folder / "s.jsonl").read_text()
+    assert "evil" not in exported.replace(str(place.evil), "")
+    assert "nobody there has opened its storage" in exported
     place.expect_untouched()
 
 
@@ -108,37 +112,6 @@ def test_a_wrapped_session_does_not_use_a_storage_that_a_row_names(place: Place)
             repo.session("s").rewind_files("main#1")
     place.expect_untouched()
     assert (place.work / "a.txt").read_text() == "two"
-
-
-def test_an_export_reads_no_storage_that_a_row_names(place: Place) -> None:
-    place.name()
-    with agentgit.open(place.folder / "a.db") as repo:
-        repo.session("s").export(place.folder / "s.jsonl", files=True)
-    assert "evil" not in (place.folder / "s.jsonl").read_text().replace(str(place.evil), "")
-    assert "nobody there has opened its storage" in (place.folder / "s.jsonl").read_text()
-    place.expect_untouched()
-
-
-def test_deleting_a_session_opens_no_storage_that_a_row_names(place: Place) -> None:
-    place.name()
-    with agentgit.open(place.folder / "a.db") as repo:
-        assert "No program of this user" in str(repo.session("s").delete().left)
-    place.expect_untouched()
-
-
-def test_a_plan_over_http_opens_no_storage_that_a_row_names(place: Place) -> None:
-    place.name(environment="git", surprise=1)
-    with agentgit.open(place.folder / "a.db") as repo:
-        repo.users.add("ada", is_admin=True)
-        session = repo.session("s")
-        repo.session("s").sharing.share("ada", "editor")
-        http = TestClient(app(repo), base_url="https://testserver")
-        http.headers["authorization"] = f"Bearer {repo.keys.create('k', 'admin', user='ada').secret}"
-        at = f"/api/v1/sessions/{session.id}"
-        answer = http.get(f"{at}/plan-rollback", params={"to": "main#1"})
-        assert answer.status_code == 200, answer.text
-        assert "No program of this user" in answer.json()["files"]["problem"]
-    place.expect_untouched()
 
 
 def test_git_runs_no_hook_and_contacts_no_remote_of_the_storage(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_an_unexpected_change_stops_a_restore_unless_forced(workspace, work):
     workspace.restore(done.safety, paths=["a"], expect=done.safety)
 
 
-def test_ignored_files_are_left_out_unless_captured_before(work, tmp_path, kind):
+def test_ignored_and_large_files_are_left_out_unless_captured_before(work, tmp_path, kind):
     (work / "sub").mkdir()
     (work / "sub" / ".gitignore").write_text("!keep.log\n/only\n")
     (work / ".gitignore").write_text("*.log\nnode_modules/\n")
@@ -232,28 +232,25 @@ def test_ignored_files_are_left_out_unless_captured_before(work, tmp_path, kind)
         (work / name).write_text("1")
     (work / "node_modules").mkdir()
     (work / "node_modules" / "m").write_text("1")
-    workspace = Workspace(work, tmp_path / "store", environment=kind, exclude_patterns=["*.tmp"])
-    workspace.save()
-    left = {path for path, why in workspace.skipped() if why == "excluded"}
-    assert left == {"a.log", "sub/b.log", "sub/only", "x.tmp", "node_modules"}
-    (work / ".gitignore").write_text("later\n")
-    (work / "later").write_text("2")
-    assert set(workspace.changed()) == {".gitignore", "later", "a.log", "sub/b.log", "node_modules/m"}
-    assert "x.tmp" in Workspace(work, tmp_path / "store", environment=kind).changed()
-
-
-def test_large_files_are_left_out_and_listed(work, tmp_path, kind):
-    workspace = Workspace(work, tmp_path / "store", environment=kind, max_file_size=1000)
     (work / "grows").write_bytes(b"1" * 1000)
     (work / "large").write_bytes(b"1" * 1001)
+    how = {"environment": kind, "max_file_size": 1000}
+    workspace = Workspace(work, tmp_path / "store", **how, exclude_patterns=["*.tmp"])
     first = workspace.save()
-    assert workspace.skipped() == (("large", "larger than 1,000 bytes"),)
+    assert dict(workspace.skipped()) == {
+        **dict.fromkeys(("a.log", "sub/b.log", "sub/only", "x.tmp", "node_modules"), "excluded"),
+        "large": "larger than 1,000 bytes",
+    }
+    (work / ".gitignore").write_text("later\n")
+    (work / "later").write_text("2")
     (work / "grows").write_bytes(b"2" * 2000)
     (work / "large").write_bytes(b"2" * 5)
-    assert workspace.changed() == ("grows", "large")
+    changed = {".gitignore", "later", "a.log", "sub/b.log", "node_modules/m", "grows", "large"}
+    assert set(workspace.changed()) == changed
+    assert set(Workspace(work, tmp_path / "store", **how).changed()) == {*changed, "x.tmp"}
     (work / "large").write_bytes(b"2" * 5000)
     done = workspace.restore(first.id)
-    assert (work / "grows").read_bytes() == b"1" * 1000
+    assert ((work / "later").read_text(), (work / "grows").read_bytes()) == ("1", b"1" * 1000)
     assert (work / "large").stat().st_size == 5000
     assert ("large", "larger than 1,000 bytes") in done.skipped
 
@@ -500,20 +497,27 @@ def test_a_custom_environment_can_save_and_restore(work, tmp_path):
 
 
 def test_the_undo_stack_undoes_files_and_the_whole_workspace(workspace, work):
-    depths = []
+    depths, stack = [], workspace.undo_stack
     workspace.on("created", lambda _: depths.append(workspace.undo_stack.depth))  # it need not wait for the stack
     (work / "a").write_text("1")
-    workspace.undo_stack.snapshot("edit", ["a"])
+    stack.snapshot("edit", ["a"])
     (work / "a").write_text("2")
-    workspace.undo_stack.snapshot("shell")
-    assert (depths, workspace.undo_stack.depth) == ([1], 2)
+    stack.snapshot("shell")
+    assert (depths, stack.depth) == ([1], 2)
     (work / "a").write_text("3")
     (work / "b").write_text("4")
-    workspace.undo_stack.undo()
+    whole = stack.history[1].whole
+    done = stack.undo()
+    assert done.wholes == (whole,)
+    assert f"restored: the workspace, to {whole}" in str(done)
     assert (work / "a").read_text() == "2"
     assert not (work / "b").exists()
-    workspace.undo_stack.undo()
+    stack.undo()
     assert (work / "a").read_text() == "1"
+    stack.redo()
+    assert (work / "a").read_text() == "2"
+    stack.redo()
+    assert ((work / "a").read_text(), (work / "b").read_text()) == ("3", "4")
 
 
 def test_a_snapshot_that_the_undo_stack_needs_is_not_pruned(work, tmp_path, kind):
@@ -618,22 +622,28 @@ def test_an_environment_may_take_the_safety_snapshot_itself(work, tmp_path):
     assert counter.value == 7
 
 
-def test_names_that_are_not_utf8_can_be_saved_and_printed(workspace, work):
-    (work / "a").write_text("1")
-    first = workspace.save("about \udcff", name="\udcfe")
+WILD = "a\x1b[31m\n\u202e\udcff.txt"
+TAME = r"a\x1b[31m\n\u202e\udcff.txt"
+
+
+def test_names_that_no_terminal_can_show_are_saved_and_escaped_in_every_text(workspace, work):
+    (work / WILD).write_text("1")
+    first = workspace.save(WILD, name="\udcfe")
     assert workspace.get("\udcfe") == first
-    path = os.fsencode(work) + b"/caf\xe9"
-    with open(path, "wb") as file:
-        file.write(b"text")
-    diff = workspace.diff(first.id)
-    workspace.undo_stack.snapshot(f"edit_file: {os.fsdecode(path)}", [path])
+    (work / WILD).write_text("2")
+    diff, plan = workspace.diff(first.id), workspace.plan_restore(first.id)
+    assert diff.modified_files == (WILD,)
+    with pytest.raises(WorkspaceChanged) as refused:
+        workspace.restore(first.id, expect=first.id)
+    workspace.undo_stack.snapshot(f"edit_file: {work / WILD}", [os.fsencode(work / WILD)])
+    (work / WILD).write_text("3")
     undone = workspace.undo_stack.undo()
     done = workspace.restore(first.id)
-    for shown in (first, diff, diff.diff_content, undone, done, workspace.plan_restore(done.safety)):
-        str(shown).encode()
-    assert done.deleted == ("caf\udce9",)
-    workspace.restore(os.fsdecode(done.safety), paths=[b"caf\xe9"])
-    assert os.path.exists(path)
+    for text in map(str, (first, diff, diff.diff_content, plan, refused.value, undone, done)):
+        assert TAME in text
+        assert all(c.isprintable() or c == "\n" for c in text), text
+    workspace.restore(done.safety, paths=[os.fsencode(WILD)])
+    assert (work / WILD).read_text() == "2"
     assert Workspace(os.fsencode(work), workspace.storage_dir, environment=workspace.settings["environment"]).list()
 
 

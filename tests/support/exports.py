@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import backend
@@ -111,10 +110,3 @@ def forged(data: bytes, change: Callable[[list[dict[str, Any]]], None]) -> Bytes
 
 def of(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [record for record in records if record.get("record") == kind]
-
-
-def file_of(folder: Path, data: bytes) -> Path:
-    """Write an export to a file in a folder, and return its path."""
-    place = folder / "session.jsonl"
-    place.write_bytes(data)
-    return place
