@@ -209,17 +209,10 @@ def test_fsck_reports_an_unreadable_time_at_every_checkpoint(lived):
 
 
 JSON_COLUMNS = [
-    "external_session.meta",
-    "internal_session.meta",
-    "checkpoint.data",
-    "tool_invocation.args",
-    "tool_invocation.result",
-    "tool_invocation.answers",
-    "operation.request",
-    "operation.report",
-    "graph_checkpoint.meta",
-    "graph_checkpoint.header",
-]
+    "external_session.meta", "internal_session.meta", "checkpoint.data", "tool_invocation.args",
+    "tool_invocation.result", "tool_invocation.answers", "operation.request", "operation.report",
+    "graph_checkpoint.meta", "graph_checkpoint.header",
+]  # fmt: skip
 READERS = {
     "sessions": lambda repo, session: repo.sessions(),
     "tree": lambda repo, session: str(session.tree()),

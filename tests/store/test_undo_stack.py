@@ -205,11 +205,6 @@ def test_every_spelling_of_a_path_in_the_workspace_is_accepted(work, stack):
     assert not (work / os.fsdecode(b"caf\xe9")).exists()
 
 
-def test_a_string_instead_of_a_list_of_paths_is_refused(stack):
-    with pytest.raises(InvalidInput, match=r"write paths=\['a.txt'\]"):
-        stack.snapshot("write", "a.txt")
-
-
 def test_undo_leaves_a_path_that_is_no_longer_a_file(work, stack):
     out = work.parent / "out"
     out.mkdir()
@@ -293,10 +288,15 @@ def failing(error):
     return fail
 
 
-def test_a_snapshot_without_an_environment_needs_paths(stack):
+def test_a_refused_snapshot_says_what_to_do(work, stack):
     with pytest.raises(InvalidInput, match="Name the paths"):
-        stack.snapshot("bash: make")
+        stack.snapshot("bash: make")  # nothing takes whole snapshots
+    with pytest.raises(InvalidInput, match=r"write paths=\['a.txt'\]"):
+        stack.snapshot("write", "a.txt")
     assert stack.depth == 0
+    work.rename(work.with_name("elsewhere"))
+    with pytest.raises(Unavailable, match="Fix the cause, then try again"):
+        stack.snapshot("write", ["a"])
 
 
 def test_a_resumed_undo_leaves_files_that_a_person_changed(work, stack, monkeypatch):
@@ -477,12 +477,6 @@ def test_a_pipe_in_place_of_a_file_does_not_block(work):
             assert opened is None
     finally:
         os.close(parent)
-
-
-def test_a_snapshot_of_a_missing_workspace_says_to_fix_the_cause(work, stack):
-    work.rename(work.with_name("elsewhere"))
-    with pytest.raises(Unavailable, match="Fix the cause, then try again"):
-        stack.snapshot("write", ["a"])
 
 
 def test_a_stack_without_a_storage_is_that_of_its_workspace(work, tmp_path, monkeypatch):

@@ -478,13 +478,27 @@ class Counter:
         del self.kept[id]
 
 
-def test_a_custom_environment_can_save_and_restore(work, tmp_path):
-    counter = Counter()
+class Careful(Counter):
+    """A custom environment that takes the safety snapshot of a restore itself."""
+
+    takes_safety = True
+
+    def restore(self, id):
+        safety = self.checkpoint()
+        super().restore(id)
+        return SimpleNamespace(safety=safety)
+
+
+@pytest.mark.parametrize("environment", [Counter, Careful])
+def test_a_custom_environment_can_save_and_restore(work, tmp_path, environment):
+    counter = environment()
     workspace = Workspace(work, tmp_path / "store", environment=counter)
     first = workspace.create("zero")
     counter.value = 7
     done = workspace.restore("zero")
     assert counter.value == 0
+    assert list(counter.kept.values()) == [0, 7]
+    assert [one.id for one in workspace.list()] == [done.safety, first.id]
     workspace.restore(done.safety)
     assert counter.value == 7
     with pytest.raises(InvalidInput, match="can only take"):
@@ -600,26 +614,6 @@ def test_a_snapshot_that_cannot_be_deleted_stops_nothing(work, tmp_path):
     in_use.clear()
     workspace.gc()
     assert counter.kept["0"] == "deleted"
-
-
-def test_an_environment_may_take_the_safety_snapshot_itself(work, tmp_path):
-    class Careful(Counter):
-        takes_safety = True
-
-        def restore(self, id):
-            safety = self.checkpoint()
-            super().restore(id)
-            return SimpleNamespace(safety=safety)
-
-    counter = Careful()
-    workspace = Workspace(work, tmp_path / "store", environment=counter)
-    first = workspace.save()
-    counter.value = 7
-    done = workspace.restore(first.id)
-    assert list(counter.kept.values()) == [0, 7]
-    assert [one.id for one in workspace.list()] == [done.safety, first.id]
-    workspace.restore(done.safety)
-    assert counter.value == 7
 
 
 WILD = "a\x1b[31m\n\u202e\udcff.txt"
