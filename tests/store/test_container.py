@@ -141,26 +141,25 @@ def test_concurrent_snapshots_and_restores_wait_for_each_other(engine, box):
     assert len(box.list()) == 4
 
 
+REFUSED = {
+    "gone once it stops": ("--rm", "AutoRemove"),
+    "a setting would be lost": ("--env=A=1", r"would differ from box in .*Ulimits.*options="),
+}
+
+
 @pytest.mark.long
-def test_a_container_started_with_rm_is_refused(engine):
-    """A container started with --rm is gone as soon as it stops, so a restore refuses it before anything changes."""
-    engine.run("box", "--rm")
-    environment = environment_of(engine, "box", "--rm")
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_container_that_cannot_be_made_again_as_it_was_is_refused(engine, why):
+    setting, told = REFUSED[why]
+    engine.run("box", setting)
+    options = (*HARDENED, setting) if setting == "--rm" else ()
+    environment = ContainerEnvironment("box", options=options, engine=engine.words)
     snapshot = environment.checkpoint()
-    with pytest.raises(InvalidInput, match="AutoRemove"):
+    with pytest.raises(InvalidInput, match=told):
         environment.restore(snapshot)
     assert engine.names() == {"box"}
     assert engine.inspect("box")["State"]["Running"]
-
-
-@pytest.mark.long
-def test_a_setting_that_would_be_lost_is_named(engine, box):
-    snapshot = box.checkpoint()
-    with pytest.raises(InvalidInput, match=r"would differ from box in .*Ulimits.*options="):
-        ContainerEnvironment("box", engine=engine.words).restore(snapshot)
-    assert engine.names() == {"box"}
-    assert engine.inspect("box")["State"]["Running"]
-    assert len(box.list()) == 1
+    assert len(environment.list()) == 1
 
 
 @pytest.mark.long

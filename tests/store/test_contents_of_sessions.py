@@ -179,12 +179,6 @@ def server(postgres_url):
         yield repo
 
 
-def impatient(server):
-    """Open the same database with a limit of five seconds for each statement."""
-    url = backend.url(server).update_query_dict({"options": "-c statement_timeout=5000"})
-    return agentgit.open(url)
-
-
 def test_a_session_is_deleted_while_another_one_is_written(server):
     thread = chat(server, "busy", "note hello").branch.langgraph_session_id
     server.session("empty", create=True)
@@ -194,7 +188,8 @@ def test_a_session_is_deleted_while_another_one_is_written(server):
     def write(connection):
         store.graphs.blobs.of(busy).protect(connection)
         store.graphs.copy_thread(connection, thread, "elsewhere")  # adds rows to all three tables
-        with impatient(server) as other:
+        impatient = backend.url(server).update_query_dict({"options": "-c statement_timeout=5000"})
+        with agentgit.open(impatient) as other:
             deleted.append(other.session("empty").delete())
 
     store.database.write(write)

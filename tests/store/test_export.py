@@ -317,27 +317,21 @@ def test_a_pending_interrupt_is_answered_after_the_import(repo, other, cut):
     assert [(c.tool_name, c.status) for c in there.tool_track()] == [("add", "done"), ("add_if_approved", "done")]
 
 
-def test_an_exploration_is_exported_and_imported(repo, other):
+@pytest.mark.parametrize("cut", CUTS)
+def test_an_exploration_is_imported_whole_but_one_of_its_branches_without_it(repo, other, cut):
     shop = World()
     agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
-    agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5)
-    carried(repo, "s", other)
-    there = other.wrap(agent_graph(obedient(), shop.tools()), "s", effects=shop.effects()).exploration()
-    then = agent.exploration()
-    assert [(b.name, b.status, b.answer, b.score) for b in there.branches] == [
-        (b.name, b.status, b.answer, b.score) for b in then.branches
-    ]
-
-
-@pytest.mark.parametrize("cut", ["branch", "point"])
-def test_one_explored_branch_is_imported_without_the_exploration(repo, other, cut):
-    """An explored branch exported alone is no exploration, since the branch it was explored from is missing."""
-    shop = World()
-    agent = repo.wrap(agent_graph(obedient(), shop.tools()), "s", effects={"look": "read_only", **shop.effects()})
-    leaf = agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5).branches[-1]
-    carried_cut(repo, other, cut, leaf.name, repo.session("s").checkpoints(branch=leaf.name)[-1])
-    assert other.session("s").branch().conversation_history == repo.session("s").branch(leaf.name).conversation_history
-    assert "exploration" not in other.session("s").branch().metadata
+    leaf = agent.explore(["look", "hi"], choices=2, score=lambda leaf: 0.5).branches[-1].name
+    carried_cut(repo, other, cut, leaf, repo.session("s").checkpoints(branch=leaf)[-1])
+    if cut == "whole":
+        there = other.wrap(agent_graph(obedient(), shop.tools()), "s", effects=shop.effects()).exploration()
+        assert [(b.name, b.status, b.answer, b.score) for b in there.branches] == [
+            (b.name, b.status, b.answer, b.score) for b in agent.exploration().branches
+        ]
+    else:  # the branch from which it was explored is missing
+        there = other.session("s").branch()
+        assert there.conversation_history == repo.session("s").branch(leaf).conversation_history
+        assert "exploration" not in there.metadata
 
 
 @pytest.mark.parametrize("cut", CUTS)

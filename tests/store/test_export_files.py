@@ -124,33 +124,25 @@ def test_a_branch_or_checkpoint_export_has_the_files_of_its_path(repo, agent, ot
     assert b"two" not in b"".join(line for line in data.getvalue().splitlines() if b'"file"' in line[:20])
 
 
-@pytest.mark.long
-def test_existing_files_are_not_overwritten_after_an_import(repo, agent, other, desk, tmp_path):
-    there = tmp_path / "there"
-    there.mkdir()
-    (there / "a.txt").write_text("mine")
-    moved(repo, other, there)
-    new = Desk(there)
-    back = wrapped(other, new)
-    with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
-        back.rewind_files("HEAD")
-    assert new.files == {"a.txt": "mine"}
-    done = back.rewind_files("HEAD", force=True)
-    assert (there / "a.txt").read_text() == "two"
-    Workspace(there).restore(done.safety)
-    assert new.files == {"a.txt": "mine"}
-
-
-def test_files_of_another_session_are_not_overwritten(repo, agent, other, tmp_path):
+@pytest.mark.parametrize("who", ["a person", "another session"])
+def test_files_of_others_are_not_overwritten_after_an_import(repo, agent, other, tmp_path, who):
     new = Desk(tmp_path / "there")
-    wrapped(other, new, "another").run("write a.txt theirs")
+    if who == "a person":
+        (new.root / "a.txt").write_text("theirs")
+    else:
+        wrapped(other, new, "another").run("write a.txt theirs")
     moved(repo, other, new.root)
     back = wrapped(other, new)
-    with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
-        back.rollback("before", tools="keep")
+    for verb in (lambda: back.rollback("before", tools="keep"), lambda: back.rewind_files("before")):
+        with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
+            verb()
+        assert new.files == {"a.txt": "theirs"}
+    done = back.rewind_files("HEAD", force=True)
+    assert new.root.joinpath("a.txt").read_text() == "two"
+    Workspace(new.root).restore(done.safety)
     assert new.files == {"a.txt": "theirs"}
     back.run("write b.txt more")
-    assert back.rollback("before", tools="keep").report.files.safety
+    assert back.rollback("before", tools="keep").report.files.safety  # a turn of this session has seen the files
     assert new.root.joinpath("a.txt").read_text() == "one"
 
 

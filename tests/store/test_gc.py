@@ -137,24 +137,20 @@ def test_a_collection_removes_checkpoints_of_an_idle_session_by_age(repo):
     assert len(agent.history()) == 6
 
 
-def test_gc_with_steps_disabled_keeps_the_graph_history(repo):
+def test_a_collection_keeps_steps_of_savers_of_running_branches_and_on_request(repo):
     agent = wrap(repo)
-    for n in range(4):
-        agent.run(f"add i{n}")
-    before = [state.config for state in agent.get_state_history()]
-    assert repo.maintenance.gc(steps=False).steps == 0
-    assert [state.config for state in agent.get_state_history()] == before
-
-
-def test_a_collection_keeps_all_steps_of_saver_threads(repo):
     saver = agentgit.SQLModelSaver(backend.database(repo))
-    graph = tool_node_graph(scripted("a", "b", "c"), [], checkpointer=saver)
-    config = {"configurable": {"thread_id": "t"}}
+    graph, config = tool_node_graph(scripted("a", "b", "c"), [], saver), {"configurable": {"thread_id": "t"}}
     for _ in range(3):
+        agent.run("hm")
         graph.invoke({"messages": [("user", "hi")]}, config)
-    before = len(list(graph.get_state_history(config)))
-    repo.maintenance.gc()
-    assert len(list(graph.get_state_history(config))) == before
+    before = [state.config for state in agent.get_state_history()]
+    of_saver = [state.config for state in graph.get_state_history(config)]
+    assert repo.maintenance.gc(steps=False).steps == 0
+    backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch_id, "elsewhere|1|1|x"))
+    assert repo.maintenance.gc().steps == 0
+    assert [state.config for state in agent.get_state_history()] == before
+    assert [state.config for state in graph.get_state_history(config)] == of_saver
 
 
 @pytest.mark.long
@@ -185,16 +181,6 @@ def test_an_interrupted_turn_resumes_after_a_collection(repo):
     agent.invoke(Command(resume="yes"))
     assert world.items == ["x"]
     assert repo.maintenance.fsck(level=3).is_sound
-
-
-def test_a_collection_skips_a_running_branch(repo):
-    agent = wrap(repo)
-    for _ in range(3):
-        agent.run("hm")
-    before = len(list(agent.get_state_history()))
-    backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch_id, "elsewhere|1|1|x"))
-    assert repo.maintenance.gc().steps == 0
-    assert len(list(agent.get_state_history())) == before
 
 
 def test_a_turn_can_end_after_a_collection_in_the_middle_of_it(repo):

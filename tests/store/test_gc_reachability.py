@@ -34,24 +34,19 @@ def chat():
 
 def do(repo, agent, deed, number):
     """Do one operation, at an existing checkpoint if it needs one, and return the agent to continue with."""
-    places = sorted(
-        {
-            point.id
-            for branch in repo.session("s").branches()
-            for point in repo.session("s").checkpoints(branch=branch.name)
-        }
-    )
+    session = repo.session("s")
+    branches = [branch.name for branch in session.branches()]
+    places = sorted({point.id for name in branches for point in session.checkpoints(branch=name)})
     place = places[number % len(places)]
-    branches = [branch.name for branch in repo.session("s").branches()]
     with suppress(agentgit.Conflict, agentgit.NotFound, agentgit.InvalidInput):  # refused operations are skipped
         if deed == "say":
             agent.run(f"say {number}")
         elif deed == "name":
             agent.checkpoint(f"n{number % 3}", data={"n": number})
         elif deed == "tag":
-            repo.session("s").tag(place, f"t{number % 3}")
+            session.tag(place, f"t{number % 3}")
         elif deed == "untag":
-            repo.session("s").untag(f"t{number % 3}")
+            session.untag(f"t{number % 3}")
         elif deed == "fork":
             return agent.fork(place)
         elif deed == "back":
@@ -59,9 +54,9 @@ def do(repo, agent, deed, number):
         elif deed == "merge":
             agent.merge(branches[number % len(branches)])
         elif deed == "delete":
-            repo.session("s").delete_checkpoint(place)
+            session.delete_checkpoint(place)
         elif deed == "thin":
-            repo.session("s").retention.apply(Retention(compress_after=1 + number % 4, keep_last=1 + number % 3))
+            session.retention.apply(Retention(compress_after=1 + number % 4, keep_last=1 + number % 3))
         else:
             repo.maintenance.gc(shrink=False)
     return agent

@@ -6,7 +6,6 @@ import os
 import signal
 import stat
 import subprocess
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -383,20 +382,12 @@ def test_parallel_snapshots_lose_no_entry(work, tmp_path):
 
 def test_waiting_for_a_locked_stack_times_out(work, stack, tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "PATIENCE", 0.01)
-    held, over = threading.Event(), threading.Event()
-
-    def hold():
-        with exclusive_lock(tmp_path / "store/undo.lock", timeout=0, description="it"):
-            held.set()
-            over.wait(60)
-
-    other = threading.Thread(target=hold)  # its lock excludes this thread like one of another process
-    other.start()
-    assert held.wait(60)
-    with pytest.raises(Unavailable, match="Another process is using the undo stack"):
-        stack.snapshot("edit", ["file"])
-    over.set()
-    other.join()
+    lock = exclusive_lock(tmp_path / "store/undo.lock", timeout=0, description="it")
+    with ThreadPoolExecutor(1) as other:  # its lock excludes this thread like one of another process
+        other.submit(lock.__enter__).result(60)
+        with pytest.raises(Unavailable, match="Another process is using the undo stack"):
+            stack.snapshot("edit", ["file"])
+        other.submit(lock.__exit__, None, None, None).result(60)
     stack.snapshot("edit", ["file"])
     with (
         pytest.raises(Unavailable, match="cannot be locked"),
