@@ -243,14 +243,6 @@ def test_a_missing_container_or_snapshot_is_named(engine):
         environment_of(engine).delete("17")
 
 
-def test_a_missing_engine_raises_unavailable(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Unavailable, match=r"docker .*not on PATH"):
-        ContainerEnvironment("box").checkpoint()
-    with pytest.raises(Unavailable, match=r"no-such-engine .*not on PATH"):
-        ContainerEnvironment("box", engine="no-such-engine").checkpoint()
-
-
 BROKEN = {
     "an error": ("#!/bin/sh\necho 'disk full' >&2; exit 125", "disk full"),
     "silence": ("#!/bin/sh\nexit 1", "failed"),
@@ -275,8 +267,11 @@ def test_every_failure_of_an_engine_raises_unavailable(tmp_path, failure):
         environment.checkpoint()
 
 
-def test_podman_is_used_where_there_is_no_docker(monkeypatch, tmp_path):
+def test_docker_is_used_or_podman_where_there_is_none(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
+    for options, name in (({}, "docker"), ({"engine": "no-such-engine"}, "no-such-engine")):
+        with pytest.raises(Unavailable, match=rf"{name} .*not on PATH"):
+            ContainerEnvironment("box", **options).checkpoint()
     for name in ("podman", "docker"):
         (tmp_path / name).write_text(f"#!/bin/sh\necho I am {name} >&2; exit 1\n")
         (tmp_path / name).chmod(0o755)

@@ -124,6 +124,18 @@ def pending(**fields):
     return lambda found: next(one for one in of(found, "checkpoint") if one["pending"])["pending"][0].update(fields)
 
 
+def inside(kind, which, *way, **fields):
+    """Return a change of a part of one record of a kind."""
+
+    def edit(found):
+        part = of(found, kind)[which]
+        for name in way:
+            part = part[name]
+        part.update(fields)
+
+    return edit
+
+
 def parent_of_part(found):
     """Return the record of the value or file that is in parts."""
     return found[found.index(of(found, "part")[0]) - 1]
@@ -152,31 +164,22 @@ def left(path, why="x", after="tree"):
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 LONG = "x" * 256
+WRITE = {"task": "t", "idx": 0, "path": "", "channel": "c", "value": []}
 EDITS = {
     a_session: {
         "pending writes of a graph checkpoint that is not there": (pending(state="nowhere"), "not its own"),
         "pending writes of a namespace that is not there": (pending(ns="nowhere"), "not its own"),
-        "a pending write without a value": (
-            pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": []}]),
-            "without a value",
-        ),
-        "a doubled pending write": (
-            pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": []}] * 2),
-            "duplicate write",
-        ),
-        "a pending write of a value that is not there": (
-            pending(writes=[{"task": "t", "idx": 0, "path": "", "channel": "c", "value": ["0" * 64]}]),
-            "refers to value",
-        ),
+        "a pending write without a value": (pending(writes=[WRITE]), "without a value"),
+        "a doubled pending write": (pending(writes=[WRITE] * 2), "duplicate write"),
+        "a pending write of a missing value": (pending(writes=[{**WRITE, "value": ["0" * 64]}]), "refers to value"),
         "a value that lies about its hash": (change("value", text="other", data=None), "does not match its hash"),
         "a value of another type": (change("value", type="json"), "does not match its hash"),
         "a value that is missing": (drop("value"), "refers to value"),
         "a list that is missing": (drop("list"), "refers to value"),
-        "a doubled value": (double("value"), "duplicate of value"),
-        "a doubled branch": (double("branch"), "duplicate of branch"),
-        "a doubled checkpoint": (double("checkpoint"), "duplicate of checkpoint"),
-        "a doubled call": (double("call"), "duplicate of call"),
-        "a doubled operation": (double("operation"), "duplicate of operation"),
+        **{
+            f"a doubled {kind}": (double(kind), f"duplicate of {kind}")
+            for kind in ("value", "branch", "checkpoint", "call", "operation")
+        },
         "a doubled state": (double("state"), "is a duplicate"),
         "a doubled write": (double("write"), "is a duplicate"),
         "a doubled entry of the log": (double("log"), "out of order"),
@@ -213,19 +216,10 @@ EDITS = {
         "a path": (change("session", path="../../etc/passwd"), "unknown field 'path'"),
         "a name that is no branch's": (change("branch", name="../#@"), "cannot be called"),
         "a header without a version": (lambda found: of(found, "state")[0]["header"].pop("v"), "no field 'v'"),
-        "a header with a number as what changed": (
-            lambda found: of(found, "state")[0]["header"].update(updated=3),
-            "updated",
-        ),
-        "versions that nobody can compare": (
-            lambda found: of(found, "state")[1]["header"]["versions"].update(x="1"),
-            "cannot be compared",
-        ),
-        "what was seen and cannot be compared": (
-            lambda found: of(found, "state")[1]["header"]["seen"].update(x={"y": "1"}),
-            "cannot be compared",
-        ),
-        "a step that is none": (lambda found: of(found, "state")[-1]["meta"].update(step=[[]]), "step is not a whole"),
+        "a header with a number as what changed": (inside("state", 0, "header", updated=3), "updated"),
+        "versions that nobody can compare": (inside("state", 1, "header", "versions", x="1"), "cannot be compared"),
+        "seen versions that nobody can compare": (inside("state", 1, "header", "seen", x={"y": "1"}), "cannot be compared"),
+        "a step that is none": (inside("state", -1, "meta", step=[[]]), "step is not a whole"),
         "a checkpoint's name that none can have": (change("checkpoint", name="x" * 201), "name is not text of 1"),
         "a number after which none comes": (change("checkpoint", -1, number=2**31 - 1), "number is not a whole number"),
         "a call after which none comes": (change("call", -1, arrival=2**31 - 1), "arrival is not a whole number"),
@@ -236,10 +230,7 @@ EDITS = {
             lambda found: of(found, "branch")[-1]["meta"]["exploration"].pop("end"),
             "no field 'end'",
         ),
-        "a score that is none": (
-            lambda found: of(found, "branch")[-1]["meta"]["exploration"].update(score="best"),
-            "score is not a number",
-        ),
+        "a score that is none": (inside("branch", -1, "meta", "exploration", score="best"), "score is not a number"),
         "a record in a record": (
             lambda found: found.insert(found.index(of(found, "value")[1]), nested(found)),
             "record in a record",
@@ -342,10 +333,7 @@ EDITS = {
             lambda found: of(found, "snapshot")[1].update(checkpoints=of(found, "snapshot")[0]["checkpoints"]),
             "second snapshot of checkpoint",
         ),
-        "a doubled snapshot": (
-            lambda found: found.insert(found.index(of(found, "snapshot")[0]), dict(of(found, "snapshot")[0])),
-            "duplicate of snapshot",
-        ),
+        "a doubled snapshot": (double("snapshot"), "duplicate of snapshot"),
         "a place to write to": (change("snapshot", 0, settings={"storage": "/"}), "unknown field 'settings'"),
     },
 }  # fmt: skip

@@ -67,11 +67,8 @@ def test_a_session_survives_a_round_trip_through_another_database(repo, other):
     assert (there.session.session_name, back.session.session_name) == ("s", "s-2")
     assert everything(repo, "s") == everything(other, "s") == everything(repo, "s-2")
     assert (there.of, there.place, there.branches, there.tool_calls) == ("session", None, 2, 6)
-    assert (back.checkpoints, back.graph_checkpoints, back.values) == (
-        there.checkpoints,
-        there.graph_checkpoints,
-        there.values,
-    )
+    ours, theirs = ((made.checkpoints, made.graph_checkpoints, made.values) for made in (there, back))
+    assert ours == theirs
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -9,7 +10,9 @@ import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 
+P = ParamSpec("P")
 Act = Callable[[Path], object]
 """A function that changes a file tree; the functions below return one."""
 
@@ -31,85 +34,69 @@ def picture(root: Path) -> dict[bytes, tuple[int, bytes | None]]:
     return found
 
 
-def write(name: str | bytes, data: bytes = b"data\n", mode: int = 0o644) -> Act:
-    def act(root: Path) -> None:
-        path = os.path.join(os.fsencode(root), os.fsencode(name))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(data)
-        os.chmod(path, mode)
-
-    return act
+def later(change: Callable[Concatenate[Path, P], object]) -> Callable[P, Act]:
+    """Turn a function that changes a tree into one that takes its other arguments, and returns the act."""
+    return lambda *arguments, **named: lambda root: change(root, *arguments, **named)
 
 
-def folder(name: str, mode: int = 0o755) -> Act:
-    def act(root: Path) -> None:
-        (root / name).mkdir(parents=True, exist_ok=True)
-        (root / name).chmod(mode)
-
-    return act
-
-
-def link(name: str, to: str) -> Act:
-    def act(root: Path) -> None:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).symlink_to(to)
-
-    return act
+@later
+def write(root: Path, name: str | bytes, data: bytes = b"data\n", mode: int = 0o644) -> None:
+    path = os.path.join(os.fsencode(root), os.fsencode(name))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(data)
+    os.chmod(path, mode)
 
 
-def gone(name: str | bytes) -> Act:
-    def act(root: Path) -> None:
-        path = os.path.join(os.fsencode(root), os.fsencode(name))
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(os.fsdecode(path))
-        else:
-            os.unlink(path)
-
-    return act
+@later
+def folder(root: Path, name: str, mode: int = 0o755) -> None:
+    (root / name).mkdir(parents=True, exist_ok=True)
+    (root / name).chmod(mode)
 
 
-def mode(name: str, bits: int) -> Act:
-    return lambda root: (root / name).chmod(bits)
+@later
+def link(root: Path, name: str, to: str) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).symlink_to(to)
 
 
-def move(name: str, to: str) -> Act:
-    return lambda root: (root / name).rename(root / to)
+@later
+def gone(root: Path, name: str | bytes) -> None:
+    path = os.path.join(os.fsencode(root), os.fsencode(name))
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(os.fsdecode(path))
+    else:
+        os.unlink(path)
 
 
-def git(*arguments: str) -> Act:
-    """Run the user's git; the first argument is the directory."""
-    return (
-        lambda root: subprocess.run(  # noqa: S603
-            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments[1:]],  # noqa: S607
-            cwd=root / arguments[0],
-            check=True,
-            capture_output=True,
-        )
-    )
+@later
+def mode(root: Path, name: str, bits: int) -> None:
+    (root / name).chmod(bits)
 
 
-def listening(name: str) -> Act:
-    def act(root: Path) -> None:
-        before = os.getcwd()
-        os.chdir(root)
-        try:
-            with socket.socket(socket.AF_UNIX) as made:
-                made.bind(name)
-        finally:
-            os.chdir(before)
-
-    return act
+@later
+def move(root: Path, name: str, to: str) -> None:
+    (root / name).rename(root / to)
 
 
-def both(*acts: Act) -> Act:
-    """Run the acts in order."""
+@later
+def git(root: Path, at: str, *arguments: str) -> None:
+    """Run the user's git in a directory."""
+    words = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+    subprocess.run(words, cwd=root / at, check=True, capture_output=True)  # noqa: S603
 
-    def act(root: Path) -> None:
-        for one in acts:
-            one(root)
 
-    return act
+@later
+def listening(root: Path, name: str) -> None:
+    """Make a socket."""
+    with contextlib.chdir(root), socket.socket(socket.AF_UNIX) as made:  # its path would be too long
+        made.bind(name)
+
+
+@later
+def both(root: Path, *acts: Act) -> None:
+    for one in acts:
+        one(root)
 
 
 CASES: dict[str, tuple[Act, Act]] = {
