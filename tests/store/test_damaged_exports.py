@@ -218,7 +218,7 @@ EDITS = {
         "a header without a version": (lambda found: of(found, "state")[0]["header"].pop("v"), "no field 'v'"),
         "a header with a number as what changed": (inside("state", 0, "header", updated=3), "updated"),
         "versions that nobody can compare": (inside("state", 1, "header", "versions", x="1"), "cannot be compared"),
-        "seen versions that nobody can compare": (inside("state", 1, "header", "seen", x={"y": "1"}), "cannot be compared"),
+        "seen versions nobody can compare": (inside("state", 1, "header", "seen", x={"y": "1"}), "cannot be compared"),
         "a step that is none": (inside("state", -1, "meta", step=[[]]), "step is not a whole"),
         "a checkpoint's name that none can have": (change("checkpoint", name="x" * 201), "name is not text of 1"),
         "a number after which none comes": (change("checkpoint", -1, number=2**31 - 1), "number is not a whole number"),
