@@ -68,7 +68,6 @@ def texts(folder):
 
 
 def held(workspace, id, into):
-    """Return the contents of all files of a snapshot."""
     into.mkdir()
     with Workspace(into, into.with_name(f"{into.name}-store"), max_checkpoints=None) as copy:
         copy.adopt(workspace, id)

@@ -71,7 +71,6 @@ edits = st.lists(
 
 
 def edited(items, edit):
-    """Return a list after one edit."""
     verb, *rest = edit
     if verb == "append":
         return items + rest[0]

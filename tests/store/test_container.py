@@ -15,7 +15,6 @@ from agentgit.workspace.engines.container import ContainerEnvironment
 
 @pytest.fixture(scope="session")
 def shared_engine():
-    """Find an engine that can run containers, and import the base image."""
     with opened() as engine:
         yield engine
 

@@ -18,7 +18,6 @@ OWNED = (BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE)
 
 
 def chat(repo, session, *turns, **options):
-    """Run turns in a session and return its agent."""
     world = World()
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), session, effects=world.effects(), **options)
     for turn in turns:
@@ -35,7 +34,6 @@ def owners(repo, table=BLOB):
 
 
 def hashes(repo, session):
-    """Return the hashes of the values of a session."""
     query = select(BLOB.c.hash).where(BLOB.c.external_session_id == repo.session(session).id)
     with backend.reading(repo) as connection:
         return set(connection.execute(query).scalars())
@@ -174,7 +172,6 @@ def test_a_copy_that_leaves_a_session_takes_its_values_along(repo):
 
 @pytest.fixture
 def server(postgres_url):
-    """Open a repository on PostgreSQL."""
     with agentgit.open(postgres_url) as repo:
         yield repo
 

@@ -149,7 +149,6 @@ class Hand:
 
 
 def values_for(column, database):
-    """Return the literals to write into a column."""
     if database.is_sqlite:
         return SQLITE
     plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
@@ -186,7 +185,6 @@ def test_fsck_completes_after_an_edit_of_any_column_and_names_a_misfit(lived):
 
 
 def is_misfit(database, hand, table, column, at):
-    """Return whether a cell holds a value that its column cannot hold."""
     if not database.is_sqlite:
         query = f'SELECT "{column.name}" IS NULL FROM "{table.name}" WHERE ctid = {hand._at(at)}'
         return hand._run(query)[0][0] and not column.nullable
@@ -269,7 +267,6 @@ def test_changing_a_session_with_unreadable_json_raises_corrupt(lived, name):
 
 
 def damage_column(hand, name, value):
-    """Write bytes into a column of all rows."""
     table, _, column = name.partition(".")
     literal = f"x'{value}'" if hand.database.is_sqlite else f"'\\x{value}'"
     for row in hand.rows(METADATA.tables[table]):

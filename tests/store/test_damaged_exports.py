@@ -49,7 +49,6 @@ def a_session(folder):
 
 
 def with_files(folder):
-    """Export a session with files of several kinds."""
     with pytest.MonkeyPatch.context() as patch, agentgit.open(":memory:") as repo:
         patch.setenv("AGENTGIT_HOME", str(folder / "home"))
         desk = Desk(folder / "work")

@@ -20,7 +20,6 @@ LIMIT = 1000
 
 @pytest.fixture
 def opened(work, tmp_path, kind):
-    """Return a function that opens the workspace with some options."""
     return lambda **options: Workspace(
         work, tmp_path / "store", environment=kind, **{"max_file_size": LIMIT, **options}
     )

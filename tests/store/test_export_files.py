@@ -63,7 +63,6 @@ def agent(repo, desk):
 
 
 def moved(repo, other, place, ref="s", **how):
-    """Export a session with files, and import it into another repository and directory."""
     return other.import_(BytesIO(written(repo, ref, files=True)), workspace=place, **how)
 
 

@@ -26,7 +26,6 @@ __all__ = ["exports"]  # the fixture
 
 @pytest.fixture
 def export(exports):
-    """Return the export of a session with a rollback, an exploration and a pending interrupt."""
     return exports(a_session)
 
 

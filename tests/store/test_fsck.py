@@ -68,7 +68,6 @@ def damage(repo, *statements):
 
 
 def all_rows(repo):
-    """Return the stored rows of all tables."""
     with backend.reading(repo) as connection:
         return {
             name: sorted(map(repr, connection.execute(select(literal_column("*")).select_from(table(name)))))
@@ -77,7 +76,6 @@ def all_rows(repo):
 
 
 def of(repo, level):
-    """Return the findings up to a level."""
     return repo.maintenance.fsck(level=level).findings
 
 

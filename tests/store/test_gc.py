@@ -25,7 +25,6 @@ from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 
 
 def wrap(repo, world=None, kind="tool_node", session="s", model=None, **how):
-    """Return an agent on a session; by default its model obeys the messages."""
     world = world or World()
     return repo.wrap(GRAPHS[kind](model or obedient(), world.tools()), session, effects=world.effects(), **how)
 

@@ -16,7 +16,6 @@ __all__ = ["kind", "work", "workspace"]  # the fixtures
 
 
 def look(path):
-    """Return the contents, the mode and the inode number of a file."""
     found = path.stat()
     return path.read_text(), found.st_mode & 0o7777, found.st_ino
 

@@ -19,7 +19,6 @@ LITTLE = 40_000_000
 
 
 def sparse(path, ends: bytes, size: int = SIZE) -> None:
-    """Write a large sparse file that starts and ends with the given bytes."""
     with open(path, "wb") as file:
         file.write(ends)
         file.seek(size - len(ends))

@@ -31,7 +31,6 @@ KINDS = {"git": GitTrees, "copies": DirectoryTrees}
 
 @pytest.fixture(params=KINDS)
 def trees(request, tmp_path) -> Trees:
-    """Create a storage for snapshots, once per kind."""
     return KINDS[request.param](str(tmp_path / "store"))
 
 

@@ -86,7 +86,6 @@ def everything(repo: Any, session: Any) -> dict[str, Any]:
 
 
 def rows(repo: Any) -> dict[str, int]:
-    """Count the rows of each table."""
     with backend.reading(repo) as connection:
         return {
             name: connection.execute(select(func.count()).select_from(table)).scalar_one()

@@ -122,7 +122,6 @@ class Life:
         self.open()
 
     def open(self) -> None:
-        """Open the workspace with new random options."""
         self.workspace = Workspace(
             self.work, self.place / "store", environment=self.kind, max_checkpoints=None,
             max_file_size=self.random.choice(LIMITS), exclude_patterns=self.random.choice(PATTERNS),
@@ -215,7 +214,6 @@ class Life:
             path.unlink(missing_ok=True)
 
     def mode(self, path: Path) -> None:
-        """Set a random mode."""
         if path.is_symlink() or not path.exists():
             return
         modes = [*(FOLDER_MODES if path.is_dir() else MODES), *([0, 0o100, 0o200] if self.closed else [])]
