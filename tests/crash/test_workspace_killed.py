@@ -7,7 +7,6 @@ import signal
 import textwrap
 from pathlib import Path
 
-import faults
 import processes
 import pytest
 from file_trees import both, folder, gone, link, picture, write
@@ -301,18 +300,3 @@ def test_the_git_configuration_of_the_user_has_no_influence(work, tmp_path, trap
     assert not trapped.exists()
     assert not (tmp_path / "elsewhere").exists()
     assert os.listdir(work / ".git") == ["config"]
-
-
-def test_a_change_during_a_restore_is_kept_and_reported(work, tmp_path):
-    workspace = Workspace(work, tmp_path / "store")
-    paths = [f"{number:03}" for number in range(20)]
-    for path in paths:
-        (work / path).write_text("wanted")
-    wanted = workspace.save()
-    for path in paths:
-        (work / path).write_text("unwanted")
-    with faults.as_a_file_was_written(b"000", lambda: (work / "019").write_text("somebody's")):
-        done = workspace.restore(wanted.id)
-    assert done.conflicts == (("019", "changed during the restore"),)
-    assert done.restored == tuple(paths[:-1])
-    assert (work / "019").read_text() == "somebody's"

@@ -150,25 +150,6 @@ def test_changed_exclude_patterns_lose_no_file(opened, work):
     assert (work / "node_modules/c").read_text() == "1"
 
 
-def test_an_excluded_file_in_the_way_is_moved_aside(workspace, work):
-    (work / "data").write_text("small")
-    (work / "d").write_text("a file")
-    first = workspace.save()
-    (work / "data").unlink()
-    (work / "d").unlink()
-    workspace.save()
-    large(work / "data")
-    large(work / "d" / "inner")
-    plan = workspace.plan_restore(first.id)
-    assert plan.aside == ("d/inner", "data")
-    assert plan.restore == ("d", "data")
-    done = workspace.restore(first.id)
-    assert [path for path, _ in done.moved_aside] == ["d/inner", "data"]
-    assert {Path(to).read_bytes() for _, to in done.moved_aside} == {b"1" * (LIMIT + 1)}
-    assert done.left == done.missing == ()
-    assert ((work / "data").read_text(), (work / "d").read_text()) == ("small", "a file")
-
-
 def test_keep_takes_a_snapshot_when_only_excluded_files_changed(workspace, work):
     (work / "a").write_text("1")
     large(work / "left")

@@ -13,8 +13,8 @@ import pytest
 
 import agentgit
 from agentgit.demo import build
-from agentgit.errors import NotAllowed, RollbackIncomplete, Unavailable
-from agentgit.workspace.locations import recorded_workspace, require_known_storage
+from agentgit.errors import RollbackIncomplete, Unavailable
+from agentgit.workspace.locations import recorded_workspace
 
 EFFECTS = {"create_order": "idempotent"}
 
@@ -139,17 +139,3 @@ def test_git_runs_no_hook_and_contacts_no_remote_of_the_storage(tmp_path: Path) 
     with pytest.raises(agentgit.AgentGitError):
         agentgit.Workspace(work, tmp_path / "store").restore(second.id)
     assert not ran.exists()
-
-
-def test_a_storage_is_accepted_only_for_a_workspace_opened_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
-    work = tmp_path / "work"
-    work.mkdir()
-    with pytest.raises(NotAllowed, match="open it once"):
-        require_known_storage(str(tmp_path / "store"), str(work))
-    agentgit.Workspace(work, tmp_path / "store").close()
-    require_known_storage(str(tmp_path / "store"), str(work))
-    with pytest.raises(NotAllowed):
-        require_known_storage(str(tmp_path / "store"), str(tmp_path))

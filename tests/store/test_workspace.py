@@ -191,6 +191,7 @@ def test_ignored_files_stay_and_are_moved_aside_where_they_are_in_the_way(worksp
     for path, text in (("d/x.log", "precious"), ("out/y", "ignored"), ("new/a", "1"), ("new/b.log", "2")):
         (work / path).parent.mkdir(exist_ok=True)
         (work / path).write_text(text)
+    assert workspace.plan_restore(first.id).aside == ("d/x.log",)
     done = workspace.restore(first.id)
     assert (work / "d").read_text() == "a file"
     ((path, to),) = done.moved_aside

@@ -259,18 +259,6 @@ def as_two_files_are_exchanged(act: Callable[[], Any], time: int) -> AbstractCon
     return around(points.RENAME_FILE, rename)
 
 
-def as_a_file_was_written(path: bytes, act: Callable[[], Any]) -> AbstractContextManager[None]:
-    """Call a function after a restore has written this file."""
-
-    def put(plain: Callable[..., Any], disk: Any, written: bytes, *args: Any) -> Any:
-        done = plain(disk, written, *args)
-        if written == path:
-            act()
-        return done
-
-    return around(points.WRITE_FILE, put)
-
-
 # -- other settings
 
 
