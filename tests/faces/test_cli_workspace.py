@@ -20,11 +20,7 @@ GOLDEN = ROOT / "tests" / "golden"
 
 
 class Folder:
-    """A folder of files, and the folder of its snapshots.
-
-    Args:
-        path: The parent of both folders.
-    """
+    """A folder of files, and the folder of its snapshots, both below a path."""
 
     def __init__(self, path: Path) -> None:
         self.work, self.store = path / "work", path / "store"

@@ -116,13 +116,6 @@ def test_an_import_stores_the_values_for_the_new_session(repo, tmp_path, keyring
         assert is_sound(there)
 
 
-def test_search_reads_the_values_of_each_session(repo):
-    for name in "ab":
-        chat(repo, name, "note needle")
-    repo.session("a").delete()
-    assert len(list(repo.session("b").search("needle"))) >= 1
-
-
 def test_retention_and_gc_delete_only_values_of_their_session(repo):
     agents = [chat(repo, name, "note first", "note second") for name in "ab"]
     for agent in agents:

@@ -15,11 +15,7 @@ from agentgit.demo import ScriptedModel
 
 
 class Desk:
-    """A directory with tools: `write_file`, `delete_file`, `shell`, and `add`, which changes a world of lists.
-
-    Args:
-        root: The directory, which is created if it is missing.
-    """
+    """A directory with tools: `write_file`, `delete_file`, `shell`, and `add`, which changes a world of lists."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -106,9 +106,6 @@ class Life:
     """One workspace with a random series of operations.
 
     Args:
-        place: An empty folder.
-        kind: The environment.
-        seed: The seed of the random series.
         closed: True to close files and directories to their owner; the user must not be root then.
     """
 

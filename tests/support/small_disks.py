@@ -38,12 +38,7 @@ def mounted(size: str = "64m") -> Iterator[Path]:
 
 @contextmanager
 def postgres_database(disk: Path, server: URL) -> Iterator[URL]:
-    """Create a PostgreSQL database on a disk, with all tables; if the server runs elsewhere, the test is skipped.
-
-    Args:
-        disk: The folder of the disk.
-        server: The URL of a database of the server.
-    """
+    """Create a PostgreSQL database on a disk, with all tables; if the server runs elsewhere, the test is skipped."""
     folder, name = disk / "server", f"agentgit_test_{uuid.uuid4().hex}"
     folder.mkdir()
     with postgres_databases.on(server) as engine, engine.connect() as connection:
