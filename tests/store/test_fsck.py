@@ -120,9 +120,7 @@ DAMAGES = {
     "a branch has no branch point": (
         1, "UPDATE internal_session SET branch_point_id = 5 WHERE name = 'main-2'", B, "branch point 5",
     ),
-    "a branch is its own ancestor": (
-        1, "UPDATE internal_session SET parent_id = id", B, "its own ancestor",
-    ),
+    "a branch is its own ancestor": (1, "UPDATE internal_session SET parent_id = id", B, "its own ancestor"),
     "a branch has an odd status": (1, "UPDATE internal_session SET status = 'odd'", B, "'odd'"),
     "a branch's thread is gone": (
         1, "DELETE FROM graph_checkpoint WHERE thread_id LIKE 'agentgit-%'", P, "its graph checkpoint",

@@ -6,7 +6,7 @@ import os
 
 import pytest
 from file_tools import Desk
-from file_trees import picture
+from file_trees import mode, picture, write
 from workspace_fixtures import kind, work, workspace
 
 import agentgit
@@ -20,17 +20,15 @@ def look(path):
     return path.read_text(), found.st_mode & 0o7777, found.st_ino
 
 
-@pytest.mark.parametrize("edit", ["write", "mode", "delete"])
+EDITS = {"write": write("a", b"two"), "mode": mode("a", 0o640), "create": write("b")}
+
+
+@pytest.mark.parametrize("edit", EDITS)
 def test_a_restore_never_changes_an_outside_link(workspace, work, tmp_path, edit):
-    (work / "a").write_text("one")
+    write("a", b"one")(work)
     first = workspace.save()
-    if edit == "delete":
-        (work / "b").write_text("two")
-    elif edit == "write":
-        (work / "a").write_text("two")
-    else:
-        (work / "a").chmod(0o640)
-    os.link(work / ("b" if edit == "delete" else "a"), tmp_path / "outside")
+    EDITS[edit](work)
+    os.link(work / ("b" if edit == "create" else "a"), tmp_path / "outside")
     was, second = look(tmp_path / "outside"), workspace.save()
     for one in (first, second, first):
         workspace.restore(one.id)
