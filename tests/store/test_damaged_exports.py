@@ -230,7 +230,10 @@ EDITS = {
             "no field 'end'",
         ),
         "a score that is none": (inside("branch", -1, "meta", "exploration", score="best"), "score is not a number"),
-        "a record in a record": (lambda found: found.insert(found.index(of(found, "value")[1]), nested(found)), "in a record"),
+        "a record in a record": (
+            lambda found: found.insert(found.index(of(found, "value")[1]), nested(found)),
+            "record in a record",
+        ),
         "wrong counts": (lambda found: found[-1].update(counts={"X": 1}), "but there are"),
         **{
             f"an unreadable value, {n}": (add(kind, data), "")
@@ -287,7 +290,7 @@ EDITS = {
         "a long path": (put("/".join(["x" * 99] * 50)), "not text of 1 to 4096"),
         "a case clash": (put("A.TXT"), "is the same as"),
         "a case clash of folders": (put("D/x"), "is the same as"),
-        "a clash of accents": (lambda found: [put("\u00e9")(found), put("e\u0301", mode=0o600)(found)], "is the same as"),
+        "clashing accents": (lambda found: [put("\u00e9")(found), put("e\u0301", mode=0o600)(found)], "is the same as"),
         "an absolute link": (put("out", link="/etc"), "lead out"),
         "a link that goes up": (put("out", link="../x"), "lead out"),
         "a link that goes up later": (put("out", link="d/../../x"), "lead out"),
@@ -299,7 +302,7 @@ EDITS = {
         "a path that is there twice": (lambda found: [put("x")(found), put("x")(found)], "occurs twice"),
         "what goes and was not there": (put("x", mode=None, file=None), "does not exist"),
         "a file without a mode": (put("x", mode=None), "has no mode"),
-        "a file and a link": (lambda found: put("x", link="a.txt", file=of(found, "file")[0]["id"])(found), "and a link"),
+        "a file and a link": (lambda found: put("x", link="a.txt", file=of(found, "file")[0]["id"])(found), "a link"),
         "contents that are not there": (put("x", file="0" * 64), "refers to a file"),
         "contents that are missing": (drop("file", -1), "refers to a file"),
         "contents that come twice": (
