@@ -74,13 +74,6 @@ def test_a_small_tree_is_not_folded(tree: Tree):
         assert fold(tree, limit=limit) == FoldedTree(whole=tree, tree=tree, counts=dict.fromkeys(ids(tree), 3))
 
 
-def test_the_newest_branches_of_the_path_are_shown_on_one_line_each():
-    folded = fold(grown([None, 1, 1, 1, 2, 2, 3], current=5), limit=5)
-    assert ids(folded.tree) == [1, 2, 5, 6, 4]
-    assert folded.collapsed == {6, 4}
-    assert folded.hidden == {1: 2}  # 3, and 7 below it
-
-
 def test_a_branch_that_is_expanded_shows_its_branches_and_hides_no_other():
     tree = grown([None, 1, 1, 2, 2, 2], current=1)
     before, after = fold(tree, limit=3), fold(tree, limit=3, expand=[2])
