@@ -8,20 +8,17 @@ from functools import partial
 import backend
 import pytest
 from langchain_core.tools import tool
-from scripted import World, obedient, tool_node_graph
+from scripted import World, obedient, say, tool_node_graph
 
 import agentgit
 from agentgit import AgentGitError, Conflict, InvalidInput, SQLModelSaver, Unavailable
 
 SAID = ["add chair", "add table", "add lamp"]
+INPUTS = [say(text) for text in SAID]
 
 
 def wrapped(repo, world, **how):
     return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), **how)
-
-
-def inputs(*texts):
-    return [{"messages": [("user", text)]} for text in texts]
 
 
 def asked(agent):
@@ -34,29 +31,24 @@ def asked(agent):
 async def test_a_batch_runs_its_inputs_one_after_another(repo, world):
     """The turns form one conversation in the order of the inputs, also through a binding that LangChain makes."""
     agent = wrapped(repo, world)
-    assert [answer["messages"][-1].content for answer in agent.batch(inputs(*SAID))] == ["done"] * 3
-    found = [(n, answer["messages"][-1].content) for n, answer in agent.batch_as_completed(inputs(*SAID))]
+    with pytest.raises(InvalidInput, match="3 inputs and 2 configs"):
+        agent.batch(INPUTS, [{}, {}])
+    assert [answer["messages"][-1].content for answer in agent.batch(INPUTS)] == ["done"] * 3
+    found = [(n, answer["messages"][-1].content) for n, answer in agent.batch_as_completed(INPUTS)]
     assert found == [(0, "done"), (1, "done"), (2, "done")]
     bound = agent.with_config(tags=["bound"])
-    assert [n async for n, _ in bound.abatch_as_completed(inputs(*SAID))] == [0, 1, 2]
+    assert [n async for n, _ in bound.abatch_as_completed(INPUTS)] == [0, 1, 2]
     assert (asked(agent), world.items) == (SAID * 3, ["chair", "table", "lamp"] * 3)
 
 
 async def test_a_batch_with_return_exceptions_runs_every_turn(repo):
     agent = wrapped(repo, World())
-    wrong = [inputs("hm")[0], {"messages": 5}, inputs("add chair")[0]]
+    wrong = [say("hm"), {"messages": 5}, say("add chair")]
     kinds = [isinstance(one, Exception) for _, one in agent.batch_as_completed(wrong, return_exceptions=True)]
     again = [isinstance(one, Exception) async for _, one in agent.abatch_as_completed(wrong, return_exceptions=True)]
     assert kinds == again == [False, True, False]
     with pytest.raises(type(next(one for _, one in agent.batch_as_completed(wrong[1:], return_exceptions=True)))):
         list(agent.batch_as_completed(wrong))
-
-
-def test_a_batch_with_too_few_configs_runs_no_turn(repo):
-    agent = wrapped(repo, World())
-    with pytest.raises(InvalidInput, match="3 inputs and 2 configs"):
-        agent.batch(inputs(*SAID), [{}, {}])
-    assert asked(agent) == []
 
 
 # -- abandoned streams
@@ -90,7 +82,7 @@ def until_written(work):
 def test_a_rewind_during_a_stream_names_the_running_turn(repo, work, force):
     """A rewind or rollback inside a stream fails because the turn runs, not because the files changed."""
     agent = writing(repo, work)
-    stream = agent.stream(inputs("note x")[0])
+    stream = agent.stream(say("note x"))
     for _ in stream:
         if until_written(work):
             break
@@ -111,7 +103,7 @@ def test_a_rewind_during_a_stream_names_the_running_turn(repo, work, force):
 def test_a_rewind_works_after_a_break_out_of_a_stream(repo, work):
     """A stream without a reference ends with the loop, so that the files can be rewound."""
     agent = writing(repo, work)
-    for _ in agent.stream(inputs("note x")[0]):
+    for _ in agent.stream(say("note x")):
         if until_written(work):
             break
     agent.rewind_files("main#1")
@@ -123,7 +115,7 @@ def test_a_rewind_works_after_a_break_out_of_a_stream(repo, work):
 async def test_verbs_work_after_a_break_out_of_an_async_stream(repo, work, verb, events):
     """Verbs that need the branch wait until the event loop has closed the abandoned stream."""
     agent = writing(repo, work)
-    asked = inputs("note x")[0]
+    asked = say("note x")
     async for _ in agent.astream_events(asked, version="v2") if events else agent.astream(asked):
         if until_written(work):
             break
@@ -135,7 +127,7 @@ async def test_verbs_work_after_a_break_out_of_an_async_stream(repo, work, verb,
 
 async def test_a_rewind_is_refused_until_a_referenced_stream_is_closed(repo, work):
     agent = writing(repo, work)
-    stream = agent.astream(inputs("note x")[0])
+    stream = agent.astream(say("note x"))
     async for _ in stream:
         if until_written(work):
             break
@@ -251,10 +243,10 @@ def test_every_verb_raises_after_the_repository_is_closed(database, tmp_path):
         *(partial(getattr(agent, name), "main") for name in ("run", "checkpoint", "switch", "merge", "explore")),
         *(partial(getattr(agent, name), "main#1") for name in ("rollback", "rewind_files")),
         lambda: agent.invoke(None),
-        lambda: next(agent.stream(inputs("hm")[0])),
+        lambda: next(agent.stream(say("hm"))),
         lambda: agent.head,
         lambda: agent.update_state(None, {"messages": []}),
-        lambda: asyncio.run(agent.ainvoke(inputs("hm")[0])),
+        lambda: asyncio.run(agent.ainvoke(say("hm"))),
         repo.sessions,
         repo.maintenance.gc,
         repo.maintenance.fsck,
@@ -285,7 +277,7 @@ def test_closing_the_repository_ends_a_running_turn_with_an_error(repo):
     world = World()
     with agentgit.open(backend.url(repo)) as other:
         agent = wrapped(other, world)
-        stream = agent.stream(inputs("add chair")[0])
+        stream = agent.stream(say("add chair"))
         next(stream)
         closing = threading.Thread(target=other.close)
         closing.start()
