@@ -165,18 +165,6 @@ def test_a_users_tool_with_a_checkpoint_tools_name_is_recorded(repo):
 # -- streams and tasks that end early
 
 
-@pytest.mark.parametrize("after", [0, 0.002, 0.01, 0.03, 0.06])
-async def test_a_cancelled_turn_releases_the_branch(after, repo, world):
-    """A turn cancelled at any moment, also while it acquires the branch, leaves the branch free."""
-    agent = repo.wrap(tool_node_graph(scripted("one", "two"), []), "s")
-    task = asyncio.create_task(agent.ainvoke(say("hi")))
-    await asyncio.sleep(after)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await agent.ainvoke(say("again"))
-    assert agent.branch.status == "open"
-
-
 @pytest.fixture
 def slow_to_begin():
     """Delay the start of turns; yield an event that is set when one starts and an event that releases it."""
