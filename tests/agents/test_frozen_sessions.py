@@ -12,7 +12,6 @@ FILES = sorted(FOLDER.glob("*/*.agentgit"))
 
 
 def require_same(path):
-    """Run a session again with the recorded replies; check that it did what was recorded, and that no tool ran."""
     world = World()
     recorded = RecordedSession(path)
     try:
@@ -46,7 +45,6 @@ def test_a_session_recorded_before_an_upgrade_is_the_same_after_it(path):
 
 @pytest.mark.long
 def test_what_is_recorded_now_can_be_frozen(tmp_path):
-    """The script that recorded the files still works, with graphs and tools as they are today."""
     record(tmp_path / "now")
     for path in sorted((tmp_path / "now").glob("*.agentgit")):
         require_same(path)

@@ -94,26 +94,17 @@ def test_a_thread_that_has_continued_here_is_not_changed(repo, saver, origin, wo
         repo.import_langgraph(origin.url, threads=["u"], as_threads=True)
 
 
-def test_an_interrupted_import_shows_nothing_and_can_be_finished(repo, saver, origin, world):
-    """Nothing of a thread is visible before it is complete, and what was read is not read again."""
-    origin.talk(shop(world), "t", *["order a chair"] * 5)
-    interrupt_import(repo, origin, at=16, as_threads=True)
-    assert list(saver.list(on("t"))) == list(saver.list(None)) == []
-    steps = []
-    repo.import_langgraph(origin.url, progress=steps.append, as_threads=True)
-    assert steps[-1].total == 25 - 16 + 1  # the newest is read again for new pending writes
-    require_same(saver, origin)
-    assert backend.threads(repo) == {"t"}
-    assert saver.gc(imports=True).values == 0
-
-
-def test_writes_that_came_after_an_interrupted_import_arrive(repo, saver, origin, world):
+def test_an_interrupted_import_shows_nothing_and_is_finished_with_what_came_meanwhile(repo, saver, origin, world):
     """A question that was staged without its answer is complete when the import is finished after the answer."""
-    origin.talk(shop(world), "t", "order a chair", "ask for a lamp")
-    interrupt_import(repo, origin, at=None, as_threads=True)
+    origin.talk(shop(world), "t", *["order a chair"] * 4, "ask for a lamp")
+    for at in (16, None):
+        interrupt_import(repo, origin, at=at, as_threads=True)
+        assert list(saver.list(on("t"))) == list(saver.list(None)) == []
     origin.talk(shop(world), "t", Command(resume="yes"), "and a table")
     repo.import_langgraph(origin.url, as_threads=True)
     require_same(saver, origin)
+    assert backend.threads(repo) == {"t"}
+    assert saver.gc(imports=True).values == 0
 
 
 def test_an_answer_that_was_given_anew_arrives(repo, saver, origin, world):

@@ -135,7 +135,7 @@ def test_dict_entries_added_by_both_branches_are_kept(repo, kind):
     assert [one.key for one in agent.merge("retry", dry_run=True).conflicts] == ["files"]
 
 
-def test_conflicts_are_listed_and_nothing_changes(pair):
+def test_conflicts_are_listed_and_nothing_changes_until_they_are_resolved(pair):
     agent, retry = pair
     told(agent, "ours", note="mine", total=10)
     told(retry, "theirs", note="yours", total=20)
@@ -147,25 +147,10 @@ def test_conflicts_are_listed_and_nothing_changes(pair):
     assert clashes == {"note": ("a", "mine", "yours"), "total": (1, 11, 21)}
     assert "conflict  note" in str(refused.value.plan)
     assert "<td" in refused.value._repr_html_()
-
-
-@pytest.mark.parametrize(
-    ("resolve", "note", "total"),
-    [
-        ("ours", "mine", 11),
-        ("theirs", "yours", 21),
-        ({"note": "theirs", "*": "ours"}, "yours", 11),
-        ({"note": "ours", "total": "theirs"}, "mine", 21),
-    ],
-)
-def test_conflicts_are_resolved_as_requested(pair, resolve, note, total):
-    agent, retry = pair
-    told(agent, "ours", note="mine", total=10)
-    told(retry, "theirs", note="yours", total=20)
-    assert not agent.merge("retry", resolve=resolve, dry_run=True).conflicts
-    agent.merge("retry", resolve=resolve)
-    assert (agent.state["note"], agent.state["total"]) == (note, total)
-    assert len(agent.history()) == 6
+    resolved = {"note": "ours", "total": "theirs"}
+    assert not agent.merge("retry", resolve=resolved, dry_run=True).conflicts
+    agent.merge("retry", resolve=resolved)
+    assert (agent.state["note"], agent.state["total"], len(agent.history())) == ("mine", 21, 6)
 
 
 def test_a_repeated_merge_adds_only_new_changes(pair):
@@ -511,31 +496,26 @@ def test_an_interrupted_merge_leaves_the_branch_unchanged(repo, pair):
     assert agent.state["note"] == "b"
 
 
-def test_the_state_after_a_merge_is_stored_completely(repo, pair):
+def test_a_reopened_session_merges_once_a_graph_is_wrapped_and_has_the_whole_state(repo, pair):
     agent, retry = pair
     told(retry, "theirs", note="b")
-    made = agent.merge("retry")
-    with agentgit.open(backend.url(repo)) as later:
-        again = later.wrap(state_graph(), "s", branch="main")
-        assert again.state == agent.state
-        point = later.session().get_checkpoint(made.id)
-        assert point.session_state["note"] == "b"
-        assert len(point.conversation_history) == made.metadata["message_count"] == 4
-        told(again, "on")
-        assert again.rollback(made.id).state["messages"] == again.state["messages"][:4]
-
-
-def test_a_session_merges_with_the_wrapped_graph(repo, pair):
-    agent, retry = pair
-    told(retry, "theirs", note="b")
+    plan = agent.merge("retry", dry_run=True)
     with agentgit.open(backend.url(repo)) as later:
         session = later.session("s")
         with pytest.raises(InvalidInput, match="Wrap it first"):
             session.agent("main")
         later.wrap(state_graph(), "s")
-        assert session.agent("main").merge("retry", dry_run=True) == agent.merge("retry", dry_run=True)
+        assert session.agent("main").merge("retry", dry_run=True) == plan
         made = session.agent("main").merge("retry", name="m")
         assert session.agent("main").cherry_pick("retry") == made
+    with agentgit.open(backend.url(repo)) as later:
+        again = later.wrap(state_graph(), "s", branch="main")
+        assert (again.state["note"], said(again)) == ("b", ["start", "to start", "theirs", "to theirs"])
+        point = later.session().get_checkpoint(made.id)
+        assert point.session_state["note"] == "b"
+        assert len(point.conversation_history) == made.metadata["message_count"] == 4
+        told(again, "on")
+        assert again.rollback(made.id).state["messages"] == again.state["messages"][:4]
 
 
 def test_what_is_no_checkpoint_of_the_session_is_refused(repo, pair):

@@ -146,7 +146,6 @@ def test_equal_questions_of_subgraphs_that_still_wait(repo):
 
 
 def test_an_unanswered_question_is_a_miss(repo):
-    """A question that the record does not have stays open and counts; `on_miss` stops or answers it."""
     agent = repo.wrap(asking("a"), "s")
     agent.invoke({"answers": []})
     agent.invoke(Command(resume=" yes"))
@@ -330,7 +329,7 @@ def test_a_graph_that_catches_errors_does_not_hide_a_changed_prompt(repo, way):
 
 
 @pytest.mark.parametrize("options", [{"on_miss": "stop"}, {"max_calls": 5}])
-def test_a_node_that_catches_errors_does_not_hide_that_the_rerun_stopped(agent, world, options):
+def test_a_rerun_that_stopped_is_not_hidden_by_a_node_that_catches_errors_and_is_not_made_real(agent, world, options):
     add, answers = world.tool("add"), []
 
     def act(state):
@@ -343,7 +342,13 @@ def test_a_node_that_catches_errors_does_not_hide_that_the_rerun_stopped(agent, 
     with pytest.raises(RerunDiverged) as stopped:
         agent.rerun(graph, effects=world.effects(), **options)
     assert (stopped.value.report.status, len(answers)) == ("diverged", options.get("max_calls", 0))
+    with pytest.raises(Simulated, match="did not come to its end: diverged"):
+        agent.session.plan_switch("rerun")
+    for force in (False, True):
+        with pytest.raises(Simulated, match="did not come to its end: diverged"):
+            agent.switch("rerun", sync="world", force=force)
     assert world.items == ["chair"]
+    assert agent.session.branch("rerun").status == "simulated"
 
 
 def test_a_model_that_never_stops_reaches_the_limit_of_steps(agent, world):
@@ -396,19 +401,6 @@ def test_going_on_runs_what_was_simulated_or_refuses(repo, agent, world):
     assert not repo.maintenance.fsck().findings
 
 
-def test_what_cannot_be_run_for_real_is_refused_even_with_force(repo, world):
-    """Nothing that was simulated is taken for done, so `force` does not skip it."""
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
-    agent.run("look")
-    other = tool_node_graph(scripted(calls(call("ring", times=2)), "done"), [ring])
-    again = agent.rerun(other, tools={"ring": "rang"}, effects={"ring": "irreversible"})
-    for one in (agent, again):
-        with pytest.raises(RollbackBlocked, match=r"wrap a graph that has it .* A simulated call cannot be skipped"):
-            one.switch(again.branch.name, sync="world", force=True)
-    assert agent.session.branch().name == "main"
-    assert again.branch.status == "simulated"
-
-
 def test_a_call_that_was_told_as_not_made_is_not_run_for_real(agent, world):
     """The conversation says that the call was not made, so the switch does not make it."""
     both = scripted(calls(call("add", item="chair"), call("add", item="sofa")), "done")
@@ -419,20 +411,6 @@ def test_a_call_that_was_told_as_not_made_is_not_run_for_real(agent, world):
     track = agent.session.tool_track(branch=again.branch.name)
     sofa = next(one for one in track if one.args["item"] == "sofa")
     assert (sofa.status, sofa.error_message) == ("simulated", "It was not made: the record does not have it.")
-
-
-@pytest.mark.parametrize("options", [{"on_miss": "stop"}, {"max_calls": 1}])
-def test_a_rerun_that_stopped_is_not_made_real(agent, world, options):
-    both = scripted(calls(call("add", item="chair")), calls(call("add", item="sofa")), "done")
-    with pytest.raises(RerunDiverged):
-        agent.rerun(tool_node_graph(both, world.tools()), **options)
-    with pytest.raises(Simulated, match="did not come to its end: diverged"):
-        agent.session.plan_switch("rerun")
-    for force in (False, True):
-        with pytest.raises(Simulated, match="did not come to its end: diverged"):
-            agent.switch("rerun", sync="world", force=force)
-    assert world.items == ["chair"]
-    assert agent.session.branch("rerun").status == "simulated"
 
 
 def require_refused(repo, agent, point):
@@ -465,7 +443,8 @@ def test_nothing_goes_on_from_a_rerun_that_still_runs(repo, world):
     assert agent.session.branch().name == "main"
 
 
-def test_a_call_that_fails_when_it_runs_for_real_is_not_skipped(repo, agent, world):
+def test_a_call_that_cannot_be_made_for_real_is_not_skipped(repo, agent, world):
+    """Nothing that was simulated is taken for done, so a switch ends only when each call has run, also with `force`."""
     rings = []
 
     @tool
@@ -477,7 +456,11 @@ def test_a_call_that_fails_when_it_runs_for_real_is_not_skipped(repo, agent, wor
         return "rang"
 
     other = tool_node_graph(scripted(calls(call("ring", times=2)), "done"), [ring])
-    agent.rerun(other, tools={"ring": "rang"}, effects={"ring": "idempotent"})
+    again = agent.rerun(other, tools={"ring": "rang"}, effects={"ring": "idempotent"})
+    for one in (agent, again):
+        with pytest.raises(RollbackBlocked, match=r"wrap a graph that has it .* A simulated call cannot be skipped"):
+            one.switch("rerun", sync="world", force=True)
+    assert again.branch.status == "simulated"
     again = repo.wrap(other, "s", branch="rerun", effects={"ring": "idempotent"})
     with pytest.raises(RollbackIncomplete, match="A simulated call cannot be skipped") as stopped:
         again.switch("rerun", sync="world")
@@ -490,12 +473,6 @@ def test_a_call_that_fails_when_it_runs_for_real_is_not_skipped(repo, agent, wor
     assert agent.session.branch().name == "rerun"
     assert agent.session.branch().status == "open"
     assert not repo.maintenance.fsck().findings
-
-
-@tool
-def ring(times: int) -> str:
-    """Ring a bell."""
-    raise AssertionError("a rerun has entered a tool")
 
 
 # -- other ways to fail

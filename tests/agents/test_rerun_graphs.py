@@ -307,8 +307,6 @@ def test_contents_artifacts_and_errors_that_the_model_saw(repo):
 
 
 def test_errors_that_a_node_sees(repo):
-    """A node that calls a tool itself gets the recorded error of Python, with its text."""
-
     @tool
     def find(what: str) -> str:
         """Find."""
@@ -418,8 +416,6 @@ def test_a_tool_that_calls_a_tool_itself(repo, policy):
 
 
 def test_a_function_of_a_policy_may_be_async(repo):
-    """An async function answers the calls of an async rerun, and its error is the error of the tool."""
-
     @tool
     async def find(what: str) -> str:
         """Find."""

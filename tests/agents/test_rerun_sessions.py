@@ -30,15 +30,21 @@ def build(session):
     return tool_node_graph(obedient(), WORLD.tools())
 
 
-def build_or_fail(session):
-    """Build the graph, except for one session."""
-    if session.name == "b":
+def build_or_not(session):
+    if session.name == "c":
+        sys.exit(0)
+    if session.name == "d":
         raise OSError("no model today")
     return build(session)
 
 
-def is_same(rerun):
-    return rerun.report.is_same
+class Word(enum.StrEnum):
+    GOOD = "good"
+
+
+def judge_by_exit(rerun):
+    """End the process as if all were well, for one session."""
+    return sys.exit(0) if rerun.session == "b" else Word.GOOD
 
 
 def graph_of(world, model=None):
@@ -54,7 +60,6 @@ def record(repo, world, **said):
 
 
 def test_each_session_is_a_row_with_its_verdict_and_the_table_is_read_again(repo, world):
-    """Unchanged reruns match; nothing acts; what `repo.rerun` returned, `repo.reruns` reads from the database."""
     record(repo, world, a=["add chair", "look"], b=["add table"], c=["hello"])
     log, seen = list(world.log), []
     results = repo.rerun(
@@ -107,7 +112,6 @@ def test_another_prompt_and_a_search(repo, world):
 
 
 def test_what_goes_wrong_in_one_session_is_a_row_and_the_others_go_on(repo, world, caplog):
-    """Unknown and empty sessions, a judge that raises, an endless model, missing tools, a config that is none."""
     record(repo, world, a=["add chair"], b=["add table"])
     repo.session("empty", create=True)
 
@@ -179,8 +183,6 @@ def test_branches_are_named_with_an_at_sign(repo, world):
 
 
 def test_async_nodes_and_judges(repo, world):
-    """`arerun` runs the turns and an async judge on the loop."""
-
     async def judge(rerun):
         await asyncio.sleep(0)
         return rerun.report.is_same
@@ -192,41 +194,40 @@ def test_async_nodes_and_judges(repo, world):
     assert asyncio.run(repo.areruns(results.name)) == results
 
 
-def test_threads_and_processes(tmp_path):
-    """An executor runs the sessions at the same time, and the results are in the order of the sessions."""
+def test_on_any_executor_a_session_that_fails_or_ends_its_process_is_a_row(tmp_path):
+    """`sys.exit(0)` would end a check as if it had passed. The rows are in the order of the sessions."""
     with agentgit.open(tmp_path / "db") as repo:
-        record(repo, WORLD, a=["add chair"], b=["add table; look"], c=["hello"])
-        log, seen = list(WORLD.log), []
-        with ThreadPoolExecutor(3) as threads:
-            results = repo.rerun(list("abc"), build(None), judge=is_same, executor=threads)
-        assert [(row.session, row.verdict) for row in results.rows] == [("a", True), ("b", True), ("c", True)]
-        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as processes:
-            results = repo.rerun(
-                [repo.session("a"), "b", *repo.sessions(name="c")],
-                factory=build_or_fail,
-                judge=is_same,
-                executor=processes,
-                progress=lambda done, total: seen.append((done, total)),
-            )
-            assert [(row.session, row.status) for row in results.rows] == [
-                ("a", "done"),
-                ("b", "refused"),
-                ("c", "done"),
-            ]
-            assert "OSError: no model today" in results.rows[1].error
-            assert sorted(seen) == [(1, 3), (2, 3), (3, 3)]
-            stored = repo.reruns(results.name).rows
-            assert sorted(stored, key=lambda row: row.session) == [results.rows[0], results.rows[2]]
+        record(repo, WORLD, a=["add chair"], b=["add table; look"], c=["hello"], d=["look"])
+        log, seen, spawn = list(WORLD.log), [], multiprocessing.get_context("spawn")
+        with ThreadPoolExecutor(3) as threads, ProcessPoolExecutor(2, mp_context=spawn) as processes:
+            for executor in (None, threads, processes):
+                results = repo.rerun(
+                    [repo.session("a"), "b", *repo.sessions(name="c"), "d"], factory=build_or_not, judge=judge_by_exit,
+                    executor=executor, progress=lambda done, total: seen.append((done, total)),
+                )  # fmt: skip
+                assert [(row.session, row.status, row.verdict, row.error) for row in results.rows] == [
+                    ("a", "done", "good", None),
+                    ("b", "done", None, "The judge raised SystemExit: 0"),
+                    ("c", "refused", None, "SystemExit: 0"),
+                    ("d", "refused", None, "OSError: no model today"),
+                ]
+                stored = repo.reruns(results.name).rows
+                assert sorted(stored, key=lambda row: row.session) == results.rows[:2]
+            assert sorted(seen) == sorted([(1, 4), (2, 4), (3, 4), (4, 4)] * 3)
+            rows = repo.rerun(list("ab"), build(None), executor=threads).rows
+            assert [(row.session, row.is_same) for row in rows] == [("a", True), ("b", True)]
             for wrong in ({"graph": build(None)}, {"factory": lambda session: build(session)}):
                 with pytest.raises(InvalidInput):
                     repo.rerun("a", executor=processes, **wrong)
         with pytest.raises(Unavailable, match="takes no work"):
             repo.rerun("a", factory=build, executor=processes)
         assert WORLD.log == log
+        results = repo.rerun(["a", "b"], tool_node_graph(ScriptedModel(rule=lambda messages: sys.exit(0)), []))
+        assert [(row.status, row.error) for row in results.rows] == [("failed", "SystemExit: 0")] * 2
+        assert repo.reruns(results.name) == results
 
 
 def test_arguments_that_are_wrong_as_a_whole_are_refused(repo, world):
-    """Bad input: nothing runs, and no branch is made."""
     record(repo, world, a=["add chair"])
     graph = graph_of(world)
     for wrong in (
@@ -294,8 +295,6 @@ def test_the_table_as_a_frame_and_as_json(repo, world):
 
 
 def test_costs_are_in_the_results_and_in_the_stored_reports(repo):
-    """With prices, rows, the summary and the stored report have costs; an unknown model has none."""
-
     def graph(tokens):
         usage = {"input_tokens": tokens, "output_tokens": tokens, "total_tokens": 2 * tokens}
         reply = AIMessage("done", usage_metadata=usage, response_metadata={"model_name": "m"})
@@ -317,15 +316,7 @@ def test_costs_are_in_the_results_and_in_the_stored_reports(repo):
 
 @dataclass
 class Customer:
-    """The context of a run."""
-
     name: str
-
-
-class Word(enum.StrEnum):
-    """Verdicts of a judge."""
-
-    GOOD = "good"
 
 
 class Unreadable:
@@ -336,16 +327,6 @@ class Unreadable:
 
     def __repr__(self):
         raise RuntimeError("no text")
-
-
-def judge_by_exit(rerun):
-    """End the process as if all were well, for one session."""
-    return sys.exit(0) if rerun.session == "b" else Word.GOOD
-
-
-def build_or_exit(session):
-    """End the process instead of building the graph, for one session."""
-    return sys.exit(0) if session.name == "c" else build(session)
 
 
 def test_whatever_a_judge_returns_the_rerun_is_a_row_that_is_read_again(repo, world):
@@ -362,24 +343,6 @@ def test_whatever_a_judge_returns_the_rerun_is_a_row_that_is_read_again(repo, wo
         assert repo.reruns(results.name) == results
         assert results.name in str(results)
         assert not results.is_passed(0.9) or isinstance(verdict, str)
-
-
-def test_an_exit_in_a_judge_a_factory_or_a_node_ends_one_session_only(tmp_path):
-    """`sys.exit(0)` would end a check as if it had passed; so it is an error of its session, on any executor."""
-    with agentgit.open(tmp_path / "db") as repo:
-        record(repo, WORLD, a=["add chair"], b=["add table"], c=["hello"])
-        context = multiprocessing.get_context("spawn")
-        with ThreadPoolExecutor(2) as threads, ProcessPoolExecutor(2, mp_context=context) as processes:
-            for executor in (None, threads, processes):
-                rows = repo.rerun(list("abc"), factory=build_or_exit, judge=judge_by_exit, executor=executor).rows
-                assert [(row.status, row.verdict, row.error) for row in rows] == [
-                    ("done", "good", None),
-                    ("done", None, "The judge raised SystemExit: 0"),
-                    ("refused", None, "SystemExit: 0"),
-                ]
-        results = repo.rerun(["a", "b"], tool_node_graph(ScriptedModel(rule=lambda messages: sys.exit(0)), []))
-        assert [(row.status, row.error) for row in results.rows] == [("failed", "SystemExit: 0")] * 2
-        assert repo.reruns(results.name) == results
 
 
 def test_what_was_stopped_before_its_verdict_does_not_pass_when_it_is_read_again(repo, world):

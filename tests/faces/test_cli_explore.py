@@ -19,7 +19,6 @@ NUMBER = 7
 
 @pytest.fixture
 def run(tmp_path):
-    """Return a function that runs a command next to a scoring module, and returns its exit code and both outputs."""
     (tmp_path / "judge.py").write_text(JUDGE)
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -30,15 +29,11 @@ def run(tmp_path):
 
 
 def open_orders(folder) -> list[str]:
-    """Return the items of the open orders in the shop."""
     return [order.item for order in orders(folder / "shop.db") if order.status == "open"]
 
 
 @pytest.mark.long
 def test_branches_are_explored_scored_and_promoted(run, tmp_path):
-    """Each choice is a branch, the best is first and the world is unchanged; a promoted branch is applied to the
-    world.
-    """
     ways = ("--choice", "order a sofa", "--choice", "order a lamp", "--score", "judge:cheap")
     code, out, err = run("explore", *WITH, *ways)
     assert (code, err) == (0, "")
@@ -66,7 +61,6 @@ def test_branches_are_explored_scored_and_promoted(run, tmp_path):
     ],
 )
 def test_invalid_explore_options_fail_with_one_line(run, words, said):
-    """Bad input: one line says what to write, and nothing is written to standard output."""
     code, out, err = run("explore", *WITH, *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert said in err

@@ -27,12 +27,10 @@ def folder(tmp_path):
 
 
 def run(folder, *words):
-    """Run an import in a separate process."""
     return processes.agentgit("import", "--langgraph", *words, cwd=folder, COLUMNS="100", NO_COLOR="1")
 
 
 def test_an_import_writes_a_line_for_each_thread(folder):
-    """Standard output has the result of each thread, standard error the progress, and a failure its exit code."""
     done = run(folder, "langgraph.db", "--session-prefix", "old-")
     assert done.stdout == (GOLDEN / "cli-import.txt").read_text(encoding="utf-8")
     assert done.stderr == (GOLDEN / "cli-import-progress.txt").read_text(encoding="utf-8")
@@ -43,7 +41,6 @@ def test_an_import_writes_a_line_for_each_thread(folder):
 
 
 def test_an_import_writes_its_report_as_json(folder):
-    """`--json` writes the whole report and nothing else."""
     done = run(folder, "langgraph.db", "--thread", "one", "--json")
     assert json.loads(done.stdout)["threads"] == [
         {
@@ -56,7 +53,6 @@ def test_an_import_writes_its_report_as_json(folder):
 
 @pytest.mark.long
 def test_a_terminal_shows_a_progress_bar(folder):
-    """On a terminal the progress is a bar, and standard output is the same as elsewhere."""
     ours, theirs = pty.openpty()
     try:
         env = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
@@ -71,7 +67,6 @@ def test_a_terminal_shows_a_progress_bar(folder):
 
 
 def test_an_invalid_source_fails_with_one_line(folder):
-    """A file that is not a SQLite database is refused in one line with its exit code."""
     (folder / "text").write_text("hello, this is no database")
     done = run(folder, "text")
     assert done.stderr.startswith("error: text is not a SQLite database; it begins with b'hello, this is n'")

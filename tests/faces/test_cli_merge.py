@@ -33,7 +33,6 @@ def run(repo, tmp_path, monkeypatch):
 
 @pytest.fixture
 def pair(repo):
-    """Create two diverged branches that have both changed the note."""
     agent = repo.wrap(state_graph(), "s")
     told(agent, "start", note="a", total=1)
     retry = agent.fork(name="retry")
@@ -43,7 +42,6 @@ def pair(repo):
 
 
 def test_a_branch_is_merged_on_the_command_line(repo, pair, run):
-    """The plan is shown, and conflicts are named and refused until they are resolved, key by key or all at once."""
     before = repo.session("s").get_checkpoint("HEAD").id
     out, err, code = run("merge", "clerk:GRAPH", "retry")
     assert (code, repo.session("s").get_checkpoint("HEAD").id) == (MergeConflict.exit_code, before)
@@ -76,7 +74,6 @@ def test_a_merge_can_target_a_branch_that_is_not_current(repo, pair, run):
 
 
 def test_a_checkpoint_is_picked_on_the_command_line(repo, pair, run):
-    """A pick shows its plan, names conflicts until they are resolved, and adds nothing a second time."""
     out, _, code = run("merge", "--only", "clerk:GRAPH", "retry")
     assert code == MergeConflict.exit_code
     assert "conflict  note" in out
@@ -102,7 +99,6 @@ def test_a_checkpoint_is_picked_on_the_command_line(repo, pair, run):
     ],
 )
 def test_an_invalid_merge_or_pick_fails_with_one_line(repo, pair, run, words, code, why):
-    """Bad input: each failure is one line with its exit code, and creates neither a checkpoint nor a session."""
     before = repo.session("s").get_checkpoint("HEAD").id
     out, err, found = run(*words)
     assert (out, found) == ("", code)

@@ -61,7 +61,6 @@ def run(tmp_path):
 
 @pytest.mark.long
 def test_the_exit_code_says_whether_the_sessions_reach_the_bar(run, tmp_path):
-    """Unchanged sessions pass; a graph without tools fails; nothing is ordered; JUnit has a case for each."""
     placed = len(orders(tmp_path / "shop.db"))
     code, out, err = run("chairs", "sofa", "--graph", "agentgit.demo:build", "--name", "same", "--parallel", "2")
     assert (code, err) == (0, "")
@@ -130,7 +129,6 @@ def test_wrong_words_have_their_own_codes_and_change_nothing(run, tmp_path):
 
 @pytest.mark.long
 def test_the_context_is_given_as_json(run):
-    """`--context` gives a graph with a `context_schema` the context of all turns."""
     words = ("chairs", "--graph", "checks:greeter", "--fail-under", "0", "--json")
     for context, status in [('{"name": "Anna"}', "done"), ("{}", "failed")]:
         _, out, _ = run(*words, "--context", context)
@@ -139,7 +137,6 @@ def test_the_context_is_given_as_json(run):
 
 @pytest.mark.long
 def test_policies_and_limits_and_errors_that_name_the_next_step(run):
-    """Options set the policy of each tool and the limit of calls; an error is shown whole, in words of commands."""
     words = ["chairs", "--graph", "agentgit.demo:build", "--effects", "agentgit.demo:EFFECTS"]
     assert run(*words, "--tools", "search_catalogue=live")[0] == 0
     code, out, _ = run(*words, "nobody", "--max-calls", "0")
@@ -154,7 +151,6 @@ def test_policies_and_limits_and_errors_that_name_the_next_step(run):
 
 @pytest.mark.long
 def test_a_function_of_the_session_builds_the_graph(run, tmp_path):
-    """A graph that takes the session can hold its recorded model."""
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         model = ScriptedModel(replies=["hello"])
         graph = StateGraph(MessagesState).add_node("say", lambda state: {"messages": [model.invoke(state["messages"])]})

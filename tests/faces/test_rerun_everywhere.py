@@ -25,9 +25,13 @@ REFUSED, SHOWN, READ, REAL = "refused", "shown", "read", "real"
 matters for, or runs the simulated calls."""
 
 
+def by_line(table):
+    """Return what each line of a table does; the table has lists of lines by what they do."""
+    return {line: does for does, lines in table.items() for line in lines}
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Record two turns and a rerun of them, in which a lamp takes the place of a table."""
     folder = tmp_path_factory.mktemp("recorded")
     with shelf_in(folder, SHELF + GRAPH) as shelf, agentgit.open(folder / "agentgit.db") as repo:
         agent = repo.wrap(shelf.graph("chair", "table"), "s")
@@ -50,7 +54,6 @@ def shelf(recorded, tmp_path, monkeypatch):
 
 
 def require_untouched(shelf):
-    """Check that the rerun is still one, that none of its calls is called done, and that only it was left alone."""
     assert shelf.items() == ["chair", "table"]
     with agentgit.open("agentgit.db") as repo:
         session = repo.session("s")
@@ -64,54 +67,32 @@ def require_untouched(shelf):
 
 SWITCH = "by a switch to 'again' with sync='world'"
 
-CLI = {
-    "status s@again": SHOWN,
-    "tree s": SHOWN,
-    "log s@again": READ,
-    "show s again": SHOWN,
-    "tool-track s@again": SHOWN,
-    "branches s": SHOWN,
-    "diff s main again": SHOWN,
-    "diff s main again --since-fork": READ,
-    "search s lamp --all-branches": READ,
-    "events s": READ,
-    "status s --operations": READ,
-    "stats s@again": SHOWN,
-    "plan s@again again#2": REFUSED,
-    "plan s again": REFUSED,
-    "rollback s again#2 --yes": REFUSED,
-    "rollback s again#2 --yes --force": REFUSED,
-    "undo s@again --yes": REFUSED,
-    "redo s@again --yes": "nothing to redo",
-    "rewind-files s@again again#2 --yes": "has no files",
-    "switch s again": REFUSED,
-    "switch s again --sync note --yes": REFUSED,
-    "switch s again --sync ignore --yes": REFUSED,
-    "switch s again --sync world --yes": REAL,
-    "fork s@again": REFUSED,
-    "fork s again#2": REFUSED,
-    "rename s@again other": SHOWN,
-    "checkpoint create s@again kept": READ,
-    "checkpoint delete s again#2 --yes": READ,
-    "annotate s again#2 --name kept": READ,
-    "tag s again#2 v1": READ,
-    "merge shelf:GRAPH s again": REFUSED,
-    "merge shelf:GRAPH s@again main": REFUSED,
-    "merge --only shelf:GRAPH s again": REFUSED,
-    "merge --only shelf:GRAPH s@again main": REFUSED,
-    "explore shelf:GRAPH s@again --choice hi": REFUSED,
-    "rerun --graph shelf:GRAPH s@again --json": SWITCH,
-    "recover s@again": SHOWN,
-    "chat shelf:GRAPH s@again": REFUSED,
-    "fork s@again --session new": REFUSED,
-    "export s@again x.agentgit": "is a rerun, and nothing of it happened",
-    "export s x.agentgit": READ,
-    "export s@again - --trajectories": SHOWN,
-    "retention s --max 1 --now --on": READ,
-    "gc": READ,
-    "fsck": READ,
-}
-"""Commands about a rerun, each with what it does, or with words of its refusal."""
+CLI = by_line({
+    SHOWN: [
+        "status s@again", "tree s", "show s again", "tool-track s@again", "branches s", "diff s main again",
+        "stats s@again", "rename s@again other", "recover s@again", "export s@again - --trajectories",
+    ],
+    READ: [
+        "log s@again", "diff s main again --since-fork", "search s lamp --all-branches", "events s",
+        "status s --operations", "checkpoint create s@again kept", "checkpoint delete s again#2 --yes",
+        "annotate s again#2 --name kept", "tag s again#2 v1", "export s x.agentgit", "retention s --max 1 --now --on",
+        "gc", "fsck",
+    ],
+    REFUSED: [
+        "plan s@again again#2", "plan s again", "rollback s again#2 --yes", "rollback s again#2 --yes --force",
+        "undo s@again --yes", "fork s@again", "fork s again#2", "fork s@again --session new",
+        "switch s again", "switch s again --sync note --yes", "switch s again --sync ignore --yes",
+        "merge shelf:GRAPH s again", "merge shelf:GRAPH s@again main",
+        "merge --only shelf:GRAPH s again", "merge --only shelf:GRAPH s@again main",
+        "explore shelf:GRAPH s@again --choice hi", "chat shelf:GRAPH s@again",
+    ],
+    REAL: ["switch s again --sync world --yes"],
+    SWITCH: ["rerun --graph shelf:GRAPH s@again --json"],
+    "nothing to redo": ["redo s@again --yes"],
+    "has no files": ["rewind-files s@again again#2 --yes"],
+    "is a rerun, and nothing of it happened": ["export s@again x.agentgit"],
+})  # fmt: skip
+"""Commands about a rerun, by what they do, or by words of the refusal."""
 
 NOT_ABOUT_BRANCHES = {
     "demo", "sessions", "resume", "resolve", "import", "mcp", "serve", "share",
@@ -122,7 +103,6 @@ NOT_ABOUT_BRANCHES = {
 @pytest.mark.long
 @pytest.mark.parametrize("line", CLI)
 def test_each_command_on_a_rerun(shelf, line):
-    """No command goes on from a rerun, and none calls what was simulated done; the refusal names a command."""
     out, err, code = run(*shlex.split(line), stdin="hello\n")
     does = CLI[line]
     if does == REFUSED:
@@ -148,34 +128,22 @@ def test_every_command_has_a_line_above():
 
 # -- the chat
 
-CHAT = {
-    "checkpoint create kept": READ,
-    "checkpoint list": READ,
-    "checkpoint restore again#2": REFUSED,
-    "checkpoint undo": "no named checkpoint",
-    "undo": REFUSED,
-    "redo": "nothing to redo",
-    "rollback again#2": REFUSED,
-    "plan again#2": REFUSED,
-    "rewind 1": REFUSED,
-    "tree": SHOWN,
-    "log": READ,
-    "tool-track": SHOWN,
-    "diff main again": SHOWN,
-    "branches": SHOWN,
-    "fork": REFUSED,
-    "switch again": REFUSED,
-    "continue": "No turn was interrupted",
-    "help": READ,
-    "exit": READ,
-}
+CHAT = by_line({
+    SHOWN: ["tree", "tool-track", "diff main again", "branches"],
+    READ: ["checkpoint create kept", "checkpoint list", "log", "help", "exit"],
+    REFUSED: [
+        "checkpoint restore again#2", "undo", "rollback again#2", "plan again#2", "rewind 1", "fork", "switch again",
+    ],
+    "no named checkpoint": ["checkpoint undo"],
+    "nothing to redo": ["redo"],
+    "No turn was interrupted": ["continue"],
+})  # fmt: skip
 """Slash commands in a chat on the branch of a rerun."""
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("line", CHAT)
 def test_each_slash_command_on_a_rerun(shelf, line):
-    """A chat on a rerun shows it, and refuses to go on with the slash command that runs its calls."""
     out, err, _ = run("chat", "shelf:GRAPH", "s@again", "--yes", stdin=f"/{line}\n")
     does = CHAT[line]
     if does == REFUSED:
@@ -229,7 +197,6 @@ MCP = {
 
 @pytest.mark.long
 async def test_each_mcp_tool_on_a_rerun(shelf):
-    """Every MCP tool shows a rerun or refuses to go on from it, and names the tool that runs its calls."""
     with agentgit.open("agentgit.db") as repo:
         assert set(await offered(repo)) == set(MCP)
         async with connected(repo, may_force=True) as client:
@@ -246,32 +213,23 @@ async def test_each_mcp_tool_on_a_rerun(shelf):
 
 # -- the notebook
 
-NOTEBOOK = {
-    "status": READ,
-    "log": READ,
-    "tree": SHOWN,
-    "branches": SHOWN,
-    "tool-track": SHOWN,
-    "search lamp": READ,
-    "diff main again": SHOWN,
-    "diff main again --since-fork": READ,
-    "stats": READ,
-    "checkpoint create kept": READ,
-    "tag again#2 v1": READ,
-    "plan again#2": REFUSED,
-    "rollback again#2 --yes": REFUSED,
-    "rollback again#2 --force --yes": REFUSED,
-    "undo --yes": REFUSED,
-    "redo --yes": "nothing to redo",
-    "switch again --yes": REFUSED,
-    "switch again --sync note --yes": REFUSED,
-}
+NOTEBOOK = by_line({
+    SHOWN: ["tree", "branches", "tool-track", "diff main again"],
+    READ: [
+        "status", "log", "search lamp", "diff main again --since-fork", "stats", "checkpoint create kept",
+        "tag again#2 v1",
+    ],
+    REFUSED: [
+        "plan again#2", "rollback again#2 --yes", "rollback again#2 --force --yes", "undo --yes", "switch again --yes",
+        "switch again --sync note --yes",
+    ],
+    "nothing to redo": ["redo --yes"],
+})  # fmt: skip
 """The magics, for an agent on the branch of a rerun."""
 
 
 @pytest.mark.long
 def test_each_magic_on_a_rerun(shelf, ipython):  # noqa: F811  # the fixture
-    """Every magic on a rerun shows it, or refuses to go on from it."""
     from IPython.core.error import UsageError
 
     with agentgit.open("agentgit.db") as repo:

@@ -23,7 +23,6 @@ from agentgit import effect
 
 
 def append(ledger: str, line: str) -> None:
-    """Append a line to the ledger; without a name there is none."""
     if not ledger:
         return
     with open(ledger, "a", encoding="utf-8") as file:
@@ -31,7 +30,6 @@ def append(ledger: str, line: str) -> None:
 
 
 def entries(ledger: Path) -> Counter[str]:
-    """Count the equal lines of the ledger."""
     return Counter(ledger.read_text("utf-8").split("\n")[:-1]) if ledger.exists() else Counter()
 
 
@@ -84,15 +82,11 @@ def mortal(ledger: str, branch: str) -> Any:
 
 
 class Odd(Exception):
-    """An error that cannot be unpickled."""
-
     def __init__(self, one: str, other: str) -> None:
         super().__init__(f"{one} {other}")
 
 
 def failing(branch: str) -> Any:
-    """Build a graph that fails if a user says so."""
-
     def model(state: MessagesState):
         if _asked(state) == "fail":
             raise Odd("no", "answer")
@@ -123,8 +117,6 @@ def folder(root: str, branch: str) -> Any:
 
 
 def acting(branch: str) -> Any:
-    """Build a graph with a tool that declares that it acts."""
-
     @effect("irreversible")
     @tool
     def send(text: str) -> str:
@@ -136,13 +128,10 @@ def acting(branch: str) -> Any:
 
 
 class Notes(TypedDict):
-    """A state without messages."""
-
     note: str
 
 
 def forgetful(branch: str) -> Any:
-    """Build a graph whose state has no messages."""
     return StateGraph(Notes).add_node("note", lambda state: state).add_edge(START, "note").compile()
 
 
@@ -157,5 +146,4 @@ def leaving_later(branch: str) -> Any:
 
 
 def broken(branch: str) -> Any:
-    """Raise an error instead of building a graph."""
     raise OSError("no such model")

@@ -28,8 +28,6 @@ TEXTS = ("add chair; charge 5", "look", "send hello", "thanks")
 
 
 class Items(TypedDict):
-    """Items, and what was said about them."""
-
     items: list[str]
     said: Annotated[list[str], operator.add]
 

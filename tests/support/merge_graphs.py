@@ -8,8 +8,6 @@ from langgraph.graph import MessagesState, StateGraph
 
 
 class State(MessagesState):
-    """A conversation, and values of several kinds."""
-
     note: str
     total: Annotated[int, operator.add]
     cart: Annotated[list, operator.add]
