@@ -11,10 +11,10 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Sys
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.tools import tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
-from scripted import GRAPHS, World, call, calls, obedient, saying, scripted, tool_node_graph
+from scripted import GRAPHS, World, call, calls, obedient, replying, saying, scripted, tool_node_graph
 
 import agentgit
 from agentgit.demo import ScriptedModel
@@ -36,10 +36,7 @@ class SilentModel(ScriptedModel):
 
 
 def chatting(model, prompt="Be brief.", before=lambda messages: messages):
-    def chat(state):
-        return {"messages": [model.invoke([SystemMessage(prompt), *before(state["messages"])])]}
-
-    return StateGraph(MessagesState).add_node("chat", chat).add_edge(START, "chat").compile()
+    return replying(lambda messages: model.invoke([SystemMessage(prompt), *before(messages)]))
 
 
 def changed(graph, *texts):
@@ -213,11 +210,11 @@ class LargeOrder(BaseModel):
 
 
 def ordering(model, schema=Order):
-    def order(state):
-        made = model.with_structured_output(schema).invoke(state["messages"])
-        return {"messages": [AIMessage(f"{made.amount} {made.item}", id=f"a-{len(state['messages'])}")]}
+    def order(messages):
+        made = model.with_structured_output(schema).invoke(messages)
+        return AIMessage(f"{made.amount} {made.item}", id=f"a-{len(messages)}")
 
-    return StateGraph(MessagesState).add_node("order", order).add_edge(START, "order").compile()
+    return replying(order)
 
 
 class JsonModel(ScriptedModel):
@@ -277,12 +274,12 @@ def test_parallel_calls_are_matched_whatever_their_order(repo, by):
 
 
 def asking(model):
-    def ask(state):
-        first = model.invoke([SystemMessage("Plan."), *state["messages"]])
+    def ask(messages):
+        first = model.invoke([SystemMessage("Plan."), *messages])
         answer = interrupt(first.content)
-        return {"messages": [model.invoke([SystemMessage(f"Do it: {answer}."), *state["messages"]])]}
+        return model.invoke([SystemMessage(f"Do it: {answer}."), *messages])
 
-    return StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
+    return replying(ask)
 
 
 @pytest.mark.parametrize("between", ["same process", "new process", "fork"])
@@ -313,14 +310,14 @@ def test_calls_of_a_turn_that_failed_are_kept_but_no_attempt_without_a_reply(rep
             raise RuntimeError(broken.pop())
         return AIMessage(f"re: {messages[-1].content}")
 
-    def fail(state):
-        reply = model.invoke(state["messages"])
+    def fail(messages):
+        reply = model.invoke(messages)
         if broken:
             raise RuntimeError(broken.pop())
-        return {"messages": [reply]}
+        return reply
 
     model = ScriptedModel(rule=rule).with_retry(wait_exponential_jitter=False)
-    agent = repo.wrap(StateGraph(MessagesState).add_node("a", fail).add_edge(START, "a").compile(), session="s")
+    agent = repo.wrap(replying(fail), session="s")
     with pytest.raises(RuntimeError, match="the node"):
         agent.run("one")
     agent.run("two")
@@ -351,13 +348,7 @@ def test_calls_that_a_tool_makes_may_be_left_out(repo):
     agent.run("go")
     model = RecordedModel(agent)
     assert model.remaining == 2
-
-    @tool("think")
-    def quick() -> str:
-        """Think."""
-        return "inner"
-
-    tool_node_graph(model, [quick]).invoke({"messages": [("user", "go")]})
+    assert agent.rerun(tool_node_graph(model, [think])).report.is_same
     model.check_complete()
     model = RecordedModel(agent)
     model.invoke([HumanMessage("go")])
@@ -399,12 +390,7 @@ class StreamingModel(BaseChatModel):
 
 def test_a_stream_in_a_node_is_recorded(repo):
     def graph(model):
-        def chat(state):
-            return {
-                "messages": [AIMessage("".join(str(one.content) for one in model.stream(state["messages"])), id="a")]
-            }
-
-        return StateGraph(MessagesState).add_node("chat", chat).add_edge(START, "chat").compile()
+        return replying(lambda messages: AIMessage("".join(one.text for one in model.stream(messages)), id="a"))
 
     agent = repo.wrap(graph(StreamingModel()), session="s")
     assert agent.run("hi") == "so it is"

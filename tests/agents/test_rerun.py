@@ -15,7 +15,7 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 from payment_graphs import ASYNC, SHAPES, Ledger, exit_code, pay_of
-from scripted import GRAPHS, call, calls, obedient, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, obedient, replying, scripted, tool_node_graph
 
 import agentgit
 from agentgit import (
@@ -305,12 +305,12 @@ def test_a_graph_that_catches_errors_does_not_hide_a_changed_prompt(repo, way):
         return AIMessage("hi")
 
     def chatting(model, prompt):
-        def chat(state):
+        def chat(messages):
             with contextlib.suppress(Exception):
-                return {"messages": [model.invoke([SystemMessage(prompt), *state["messages"]])]}
-            return {"messages": [AIMessage("hi")]}
+                return model.invoke([SystemMessage(prompt), *messages])
+            return "hi"
 
-        return StateGraph(MessagesState).add_node(chat).add_edge(START, "chat").compile()
+        return replying(chat)
 
     agent = repo.wrap(chatting(ScriptedModel(rule=answer), "Be brief."), "s")
     agent.run("one")
@@ -332,15 +332,13 @@ def test_a_graph_that_catches_errors_does_not_hide_a_changed_prompt(repo, way):
 def test_a_rerun_that_stopped_is_not_hidden_by_a_node_that_catches_errors_and_is_not_made_real(agent, world, options):
     add, answers = world.tool("add"), []
 
-    def act(state):
+    def act(messages):
         for number in range(20):
             with contextlib.suppress(Exception):
                 answers.append(add.invoke({"item": f"lamp {number}"}))
-        return {}
 
-    graph = StateGraph(MessagesState).add_node(act).add_edge(START, "act").compile()
     with pytest.raises(RerunDiverged) as stopped:
-        agent.rerun(graph, effects=world.effects(), **options)
+        agent.rerun(replying(act), effects=world.effects(), **options)
     assert (stopped.value.report.status, len(answers)) == ("diverged", options.get("max_calls", 0))
     with pytest.raises(Simulated, match="did not come to its end: diverged"):
         agent.session.plan_switch("rerun")
@@ -427,14 +425,13 @@ def require_refused(repo, agent, point):
 def test_nothing_goes_on_from_a_rerun_that_still_runs(repo, world):
     attempts = []
 
-    def attack(state):
+    def attack(messages):
         if any(branch.name == "rerun" for branch in agent.session.branches()):
             attempts.append(agent.session.checkpoints(branch="rerun")[-1])
             require_refused(repo, agent, attempts[-1])
-        return {"messages": [("ai", "done")]}
+        return "done"
 
-    graph = StateGraph(MessagesState).add_node("attack", attack).add_edge(START, "attack").compile()
-    agent = repo.wrap(graph, "s")
+    agent = repo.wrap(replying(attack), "s")
     agent.run("one")
     agent.run("two")
     assert agent.rerun().report.is_same_state

@@ -15,7 +15,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.runtime import Runtime
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import CachePolicy, Command, RetryPolicy
-from scripted import call, calls, obedient, scripted, tool_node_graph
+from scripted import call, calls, obedient, replying, scripted, tool_node_graph
 
 from agentgit import Conflict
 from agentgit.testing import RecordedModel
@@ -44,12 +44,8 @@ def test_a_node_that_is_retried(repo):
             raise ConnectionError("no network")
         return {"paid": amount}
 
-    def act(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [("ai", str(pay.invoke({"amount": 5})))]}
-
-    builder = StateGraph(MessagesState)
-    builder.add_node("act", act, retry_policy=RetryPolicy(initial_interval=0.01, jitter=False))
-    agent = repo.wrap(builder.add_edge(START, "act").compile(), "s", effects={"pay": "idempotent"}, check_effects=False)
+    graph = replying(lambda _: pay.invoke({"amount": 5}), retry_policy=RetryPolicy(initial_interval=0.01, jitter=False))
+    agent = repo.wrap(graph, "s", effects={"pay": "idempotent"}, check_effects=False)
     agent.invoke(said("pay"))
     assert len(attempts) == 2
     again = agent.rerun()
@@ -71,10 +67,7 @@ def test_a_turn_that_its_caller_continues_after_an_error(repo, attempts, is_asyn
             raise ConnectionError(f"no network ({len(made)})")
         return {"paid": amount}
 
-    def act(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [("ai", str(pay.invoke({"amount": int(state["messages"][-1].text)})))]}
-
-    graph = StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+    graph = replying(lambda messages: pay.invoke({"amount": int(messages[-1].text)}))
     agent = repo.wrap(graph, "s", effects={"pay": "idempotent"}, check_effects=False)
     for amount, count in enumerate(attempts):
         for number in range(count):
@@ -114,13 +107,13 @@ def test_a_node_that_fails_only_in_the_rerun_is_not_run_for_ever(repo):
     """What a caller continued is repeated while the record has calls for it; then the error ends the rerun."""
     failures = []
 
-    def act(state: MessagesState) -> dict[str, Any]:
-        failures.append(state["messages"][-1].text)
+    def act(messages):
+        failures.append(messages[-1].text)
         if len(failures) != 2:
             raise ConnectionError("no network")
-        return {"messages": [("ai", "done")]}
+        return "done"
 
-    agent = repo.wrap(StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile(), "s")
+    agent = repo.wrap(replying(act), "s")
     with pytest.raises(ConnectionError):
         agent.invoke(said("go"))
     agent.invoke(None)
@@ -312,17 +305,16 @@ def test_errors_that_a_node_sees(repo):
         """Find."""
         raise {"key": KeyError, "value": ValueError, "text": TimeoutError}[what](f"no {what}")
 
-    def look(state: MessagesState) -> dict[str, Any]:
+    def look(messages):
         said = []
         for what in ("key", "value", "text"):
             try:
                 find.invoke({"what": what})
             except (KeyError, ValueError, TimeoutError) as error:
                 said.append(repr(error))
-        return {"messages": [("ai", " ".join(said))]}
+        return " ".join(said)
 
-    graph = StateGraph(MessagesState).add_node(look).add_edge(START, "look").compile()
-    agent = repo.wrap(graph, "s", effects={"find": "read_only"}, check_effects=False)
+    agent = repo.wrap(replying(look), "s", effects={"find": "read_only"}, check_effects=False)
     agent.run("go")
     again = agent.rerun()
     require_same(agent, again)
@@ -403,10 +395,7 @@ def test_a_tool_that_calls_a_tool_itself(repo, policy):
         entered.append("quote")
         return f"{price.invoke({'item': item})} euros"
 
-    def act(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [("ai", quote.invoke({"item": "chair"}))]}
-
-    graph = StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+    graph = replying(lambda _: quote.invoke({"item": "chair"}))
     agent = repo.wrap(graph, "s", effects={"quote": "read_only"}, check_effects=False)
     agent.invoke(said("how much"))
     assert entered == ["quote", "price"]

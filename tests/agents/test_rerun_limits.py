@@ -1,11 +1,8 @@
 """What docs/rerun.md says is not isolated or cannot be told apart in a rerun."""
 
-from typing import Any
-
 import pytest
 from langchain_core.tools import StructuredTool
-from langgraph.graph import START, MessagesState, StateGraph
-from scripted import call, obedient, saying, tool_node_graph
+from scripted import call, obedient, replying, saying, tool_node_graph
 
 from agentgit import InvalidInput
 
@@ -22,11 +19,11 @@ def test_the_code_of_nodes_runs_as_it_is(repo, world):
     """A rerun isolates tools; what a node does itself happens again."""
     seen = []
 
-    def note(state: MessagesState) -> dict[str, Any]:
-        seen.append(state["messages"][-1].content)
-        return {"messages": [("ai", str(world.tool("add").invoke({"item": "chair"})))]}
+    def note(messages):
+        seen.append(messages[-1].content)
+        return world.tool("add").invoke({"item": "chair"})
 
-    agent = repo.wrap(StateGraph(MessagesState).add_node(note).add_edge(START, "note").compile(), "s", effects={})
+    agent = repo.wrap(replying(note), "s", effects={})
     agent.run("hello")
     again = agent.rerun()
     assert again.report.is_same

@@ -8,7 +8,7 @@ from contextvars import copy_context
 from multiprocessing.pool import ThreadPool
 
 import pytest
-from langgraph.graph import START, MessagesState, StateGraph
+from scripted import replying
 
 from agentgit import RerunDiverged
 
@@ -19,14 +19,6 @@ CHAIR = {"item": "chair"}
 def pool():
     with ThreadPoolExecutor(1) as threads:
         yield threads
-
-
-def graph(act):
-    def node(state: MessagesState):
-        act()
-        return {"messages": [("ai", "done")]}
-
-    return StateGraph(MessagesState).add_node(node).add_edge(START, "node").compile()
 
 
 def by_thread(add, pool):
@@ -79,7 +71,7 @@ WAYS = [
 def test_a_tool_in_a_thread_of_a_node_does_not_act(repo, world, pool, way, is_async):
     """The record does not have the call, so it is a miss; policies answer it like any other."""
     add = world.tool("add")
-    agent = repo.wrap(graph(lambda: way(add, pool)), "s", effects=world.effects(), check_effects=False)
+    agent = repo.wrap(replying(lambda _: way(add, pool)), "s", effects=world.effects(), check_effects=False)
     agent.run("go")
     assert world.items == ["chair"]
 
@@ -96,7 +88,7 @@ def test_a_tool_in_a_thread_of_a_node_does_not_act(repo, world, pool, way, is_as
 def test_a_call_in_a_thread_with_the_context_is_answered_from_the_record(repo, world, pool):
     """A thread that runs in the context of the node is part of the turn."""
     add = world.tool("add")
-    act = graph(lambda: pool.submit(copy_context().run, add.invoke, CHAIR).result())
+    act = replying(lambda _: pool.submit(copy_context().run, add.invoke, CHAIR).result())
     agent = repo.wrap(act, "s", effects=world.effects(), check_effects=False)
     agent.run("go")
     assert agent.rerun().report.is_same
@@ -114,7 +106,7 @@ def test_a_thread_that_outlives_the_rerun_does_not_act(repo, world):
         threads.append(threading.Thread(target=later))
         threads[-1].start()
 
-    agent = repo.wrap(graph(leave), "s", effects=world.effects(), check_effects=False)
+    agent = repo.wrap(replying(lambda _: leave()), "s", effects=world.effects(), check_effects=False)
     agent.run("go")
     threads[0].join()
     assert world.items == ["chair"]
@@ -127,9 +119,9 @@ def test_a_thread_that_outlives_the_rerun_does_not_act(repo, world):
 def test_a_pool_that_a_rerun_has_used_acts_for_real_turns(repo, world, pool):
     """Threads belong to the rerun only for its own work, also while it runs."""
     add = world.tool("add")
-    agent = repo.wrap(graph(lambda: by_shared_pool(add, pool)), "s", effects=world.effects(), check_effects=False)
+    agent = repo.wrap(replying(lambda _: by_shared_pool(add, pool)), "s", effects=world.effects(), check_effects=False)
     agent.run("go")
-    other = repo.wrap(graph(lambda: by_shared_pool(add, pool)), "t", effects=world.effects(), check_effects=False)
+    other = repo.wrap(replying(lambda _: by_shared_pool(add, pool)), "t", effects=world.effects(), check_effects=False)
     with ThreadPoolExecutor() as callers:
         reruns = [callers.submit(copy_context().run, agent.rerun, name=f"rerun {number}") for number in range(4)]
         for _ in range(4):
