@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import textwrap
 import threading
-from pathlib import Path
 
 import processes
 import pytest
@@ -16,6 +14,7 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 from scripted import World, agent_graph, call, calls, scripted, tool_node_graph
+from shelves import shelf_in
 
 import agentgit
 from agentgit import (
@@ -80,7 +79,7 @@ def turns(choices: int, steps: int) -> int:
 # -- number of calls
 
 
-SIZES = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2), (3, 3)]
+SIZES = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2), (4, 3)]
 
 
 # The kind of graph changes what a turn is but not the number of turns, so two sizes are enough for agent_graph.
@@ -88,15 +87,15 @@ SIZES = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2), (3, 3)]
     ("build", "choices", "steps"),
     [*((tool_node_graph, *size) for size in SIZES), (agent_graph, 1, 3), (agent_graph, 2, 2)],
 )
-def test_model_calls_equal_the_sum_of_the_choices(repo, build, choices, steps):
+def test_model_calls_equal_the_sum_of_the_choices(repo, world, build, choices, steps):
     """N steps with α choices make α + α² + … + αⁿ model calls and αⁿ leaves with n turns each."""
-    world, counting = World(), Counting()
+    counting = Counting(usage=10)
     agent = agent_on(repo, world, counting, build=build)
     agent.run("hello")
     counting.asked.clear()
     found = agent.explore([f"step{n}" for n in range(steps)], choices)
     assert len(counting.asked) == len(found.branches) == turns(choices, steps)
-    assert len(found.leaves) == choices**steps
+    assert (len(found.leaves), found.tokens) == (choices**steps, 10 * turns(choices, steps))
     assert {len(leaf.messages) for leaf in found.leaves} == {2 * steps}
 
 
@@ -158,23 +157,7 @@ def test_sibling_effects_are_reversed_before_the_next_branch_runs(agent, world):
     assert agent.run("add lamp") == "did add lamp"
 
 
-@pytest.mark.long
-def test_promote_continues_on_a_leaf_and_redoes_its_effects(agent, world):
-    found = agent.explore(["add chair", "add lamp"], 2)
-    start, agent = agent, agent.promote(found.leaves[1])
-    assert start.branch.name == "main"
-    assert (agent.branch.name, agent.branch.is_current) == ("explore/1/2", True)
-    assert world.items == ["chair", "lamp"]
-    assert [str(item.invocation) for item in agent.report.redone] == ["add(item='chair')", "add(item='lamp')"]
-    assert agent.run("hello") == "did hello"
-    assert agent.promote("explore/2").branch.name == "explore/2"
-    assert world.items == ["chair"]
-
-
 def test_an_irreversible_call_stops_the_exploration_without_loss(agent, world, counting):
-    """An irreversible call stops the exploration before the next branch runs, its finished part can be read, and
-    the same call continues it after a forced switch.
-    """
     ways = ["send mail", "hello"]
     with pytest.raises(RollbackBlocked, match="cannot be undone") as stopped:
         agent.explore(1, ways)
@@ -222,7 +205,6 @@ def test_only_a_graph_whose_tools_read_explores_a_diverged_world(repo, agent, wo
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_branches_run_concurrently_if_no_tool_changes_the_world(repo, is_async):
-    """Undeclared tools that were called are named."""
     meet = threading.Barrier(2, timeout=60)
 
     @tool
@@ -287,55 +269,29 @@ def test_a_failed_turn_is_a_leaf_and_is_retried(repo, error):
 
 
 KILLED = """
-    import os
-    import sys
-    import agentgit
-    from test_explore import Counting, shelf_agent
-    agent = shelf_agent(agentgit.open(sys.argv[1]), sys.argv[2], Counting())
-    agent.explore(["put a", "put b"], 2, score=lambda leaf: os._exit(9) if leaf.name == "explore/2/1" else 0)
+import os
+import agentgit, shelf
+from test_explore import Counting, tool_node_graph
+agent = agentgit.open("agentgit.db").wrap(tool_node_graph(Counting().model(), [shelf.put]), "s")
+agent.explore(["put a", "put b"], 2, score=lambda leaf: os._exit(9) if leaf.name == "explore/2/1" else 0)
 """
 
 
-def take(args, result):
-    shelf = Path(result["shelf"])
-    things = json.loads(shelf.read_text())
-    things.remove(args["item"])
-    shelf.write_text(json.dumps(things))
-
-
-def shelf_agent(repo, path, counting):
-    shelf = Path(path)
-
-    @tool
-    def put(item: str) -> dict:
-        """Put an item on the shelf."""
-        things = json.loads(shelf.read_text()) if shelf.exists() else []
-        shelf.write_text(json.dumps([*things, item]))
-        return {"shelf": str(shelf)}
-
-    return repo.wrap(tool_node_graph(counting.model(), [put]), "s", effects={"put": reversible(take)})
-
-
 @pytest.mark.long
-def test_an_exploration_can_be_finished_after_a_kill(tmp_path):
-    shelf, database = tmp_path / "shelf", tmp_path / "agentgit.db"
-    done = processes.run(textwrap.dedent(KILLED), database, shelf)
-    assert done.returncode == 9, done.stderr
-    assert json.loads(shelf.read_text()) == ["a", "b"]
-    counting = Counting()
-    with agentgit.open(database) as repo:
-        agent = shelf_agent(repo, shelf, counting)
+def test_an_exploration_can_be_finished_after_a_kill(tmp_path, counting):
+    with shelf_in(tmp_path) as shelf, agentgit.open(tmp_path / "agentgit.db") as repo:
+        done = processes.run(KILLED, cwd=tmp_path)
+        assert done.returncode == 9, done.stderr
+        assert shelf.items() == ["a", "b"]
+        agent = repo.wrap(tool_node_graph(counting.model(), [shelf.put]), "s")
         assert agent.branch.name == "main"
-        found = agent.explore(
-            ["put a", "put b"], 2, name="explore", score=lambda leaf: len(json.loads(shelf.read_text()))
-        )
-    assert [leaf.score for leaf in found.leaves] == [0, 0, 2, 2]
-    assert counting.asked == ["put b", "put b"]
-    assert json.loads(shelf.read_text()) == []
+        found = agent.explore(["put a", "put b"], 2, name="explore", score=lambda leaf: len(shelf.items()))
+        assert [leaf.score for leaf in found.leaves] == [0, 0, 2, 2]
+        assert counting.asked == ["put b", "put b"]
+        assert shelf.items() == []
 
 
 def test_an_interrupt_is_a_leaf_and_its_answers_are_choices(repo, world):
-    """Answers to an interrupt can be choices, and a waiting branch continues after its answer."""
     undo = reversible(lambda args, result: world.remove(args, result) if result != "not approved" else None)
     model = scripted(call("add_if_approved", item="chair"), "done", "bye")
 
@@ -440,6 +396,8 @@ def test_effects_on_a_promoted_branch_are_not_reversed(repo, agent, world, count
     """
     found = agent.explore(1, ["add chair", "hello"])
     promoted = agent_on(repo, world, counting).promote(found.leaves[0])
+    assert (promoted.branch.name, promoted.branch.is_current) == ("explore/1", True)
+    assert [str(item.invocation) for item in promoted.report.redone] == ["add(item='chair')"]
     assert len(agent.explore(2, ["add chair", "hello"], name="explore").leaves) == 4
     promoted.promote(found.leaves[0]).run("add lamp")
     with pytest.raises(WorldDiverged, match="lamp"):
@@ -448,7 +406,6 @@ def test_effects_on_a_promoted_branch_are_not_reversed(repo, agent, world, count
 
 
 def test_a_stale_agent_still_conflicts_after_exploring(repo, world, counting):
-    """Exploring does not mark another agent's newer turns as seen."""
     agent, other = (agent_on(repo, world, counting) for _ in range(2))
     other.run("hello")
     agent.explore(["add chair"], 1)
@@ -498,7 +455,6 @@ def test_leaves_are_compared_best_first(repo, agent, counting):
 
 
 def test_the_branch_that_explores_an_empty_session_does_not_begin_after_a_turn(repo):
-    """No turn has taken place at the checkpoint that an exploration of an empty session starts from."""
     agent = repo.wrap(tool_node_graph(Counting().model(), []), "empty")
     agent.explore(["hello"], 2)
     assert agent.log().get("main#1").metadata["kind"] == "branch"

@@ -27,7 +27,6 @@ def process_pool(size=2):
 
 @contextmanager
 def dask_pool():
-    """Open an executor of Dask with two processes, each with one thread."""
     options = {"distributed.worker.multiprocessing-method": "forkserver", "distributed.comm.timeouts.connect": "60s"}
     with (
         dask.config.set(options),
@@ -55,7 +54,6 @@ def turns(choices: int, steps: int) -> int:
 
 @pytest.mark.long
 def test_an_exploration_runs_in_the_processes_of_an_executor(repo, tmp_path):
-    """The turns run in other processes, each once, with the results of an exploration in this process."""
     agent, ledger = agent_on(repo), tmp_path / "ledger"
     agent.run("hello")
     here = agent.explore(["a", "b", "c"], 2, name="here")
@@ -76,7 +74,6 @@ def test_an_exploration_runs_in_the_processes_of_an_executor(repo, tmp_path):
 
 @pytest.mark.long
 def test_the_branch_of_a_killed_process_is_resumed(repo, tmp_path):
-    """A killed process ends the exploration with an error that says how to continue, and nothing happens twice."""
     ledger = tmp_path / "ledger"
     agent, steps, factory = agent_on(repo), ["a", "die", "b"], partial(mortal, str(ledger))
     # With one process, because the pool ends the others, too, perhaps before their last step is written.
@@ -90,9 +87,6 @@ def test_the_branch_of_a_killed_process_is_resumed(repo, tmp_path):
 
 @pytest.mark.long
 def test_dask_gives_the_branch_of_a_killed_process_to_another_one(repo, tmp_path):
-    """Where the executor repeats the work of a killed process, the turn continues there, and nothing happens
-    twice.
-    """
     ledger = tmp_path / "ledger"
     with dask_pool() as executor:
         found = agent_on(repo).explore(["a", "die", "b"], 2, executor=executor, factory=partial(mortal, str(ledger)))
@@ -123,7 +117,6 @@ def test_each_branch_can_have_a_world_of_its_own(repo, tmp_path):
 
 @pytest.mark.long
 async def test_aexplore_scores_on_the_callers_loop(repo, tmp_path):
-    """Aexplore leaves the event loop free while other processes run the turns, and scores on it."""
     loop, ticks = asyncio.get_running_loop(), []
 
     async def tick():
@@ -146,7 +139,6 @@ async def test_aexplore_scores_on_the_callers_loop(repo, tmp_path):
 
 @pytest.mark.long
 def test_a_turn_that_raises_in_a_process_is_a_failed_leaf(repo):
-    """An error that cannot be pickled is stored in words, and the other branches continue."""
     with process_pool() as executor:
         found = agent_on(repo).explore(1, ["fail", "go"], executor=executor, factory=failing)
     assert words(found) == [("explore/1", "failed", None), ("explore/2", "done", "fine")]
@@ -228,7 +220,6 @@ def test_the_workers_open_the_file_that_was_opened(tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize("name", [":memory:", "sqlite:///file:notes?mode=memory&cache=shared&uri=true"])
 def test_a_database_in_memory_is_refused(name):
-    """No other process can open a database in memory, and the error names what to open instead."""
     with agentgit.open(name) as repo, ThreadPoolExecutor(1) as executor:
         agent = agent_on(repo)
         with pytest.raises(InvalidInput, match="in memory"):

@@ -39,7 +39,6 @@ def test_there_is_a_frozen_session_of_each_kind_of_graph_and_of_an_earlier_versi
 @pytest.mark.filterwarnings("ignore:The recorded model of branch .* reported no tools")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_session_recorded_before_an_upgrade_is_the_same_after_it(path):
-    """An upgrade of LangGraph or LangChain that breaks old recordings is noticed here."""
     require_same(path)
 
 

@@ -1,10 +1,9 @@
-"""Effects in the world after rollbacks, after failed calls and while exploring, counted outside of agentgit."""
+"""Effects in the world after rollbacks and after failed calls, counted outside of agentgit."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-import exploration_costs
 import failing_steps
 import pytest
 from failing_steps import WANTED, World, judged
@@ -57,17 +56,3 @@ def test_calls_of_unknown_outcome_are_listed_in_the_plan(tmp_path):
             if step.invocation.status in ("done", "unknown")
         )
         assert Counter(world.orders.values()) <= told
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("choices", "steps", "saved"), [(2, 3, "1.71"), (2, 4, "2.13"), (4, 4, "3.01"), (4, 5, "3.75")]
-)
-def test_exploring_costs_exactly_the_sum_of_the_choices(tmp_path, choices, steps, saved):
-    """N steps with a choices each cost a + a² + … + aⁿ model calls; running each leaf from scratch costs more."""
-    spent = exploration_costs.explored(choices, steps, tmp_path)
-    assert spent.calls == sum(choices**n for n in range(1, steps + 1))
-    again = exploration_costs.Spent(steps * choices**steps, exploration_costs.COST * steps * choices**steps)
-    assert f"{again.calls / spent.calls:.2f}" == f"{again.tokens / spent.tokens:.2f}" == saved
-    if choices**steps < 100:
-        assert exploration_costs.from_scratch(choices, steps) == again

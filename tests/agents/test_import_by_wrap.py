@@ -71,7 +71,6 @@ async def test_an_async_saver_is_read_on_and_off_its_loop(request, repo, tmp_pat
 
 
 async def test_a_connection_pool_is_read_only_through_its_loop(repo, postgres_url):
-    """AsyncPostgresSaver on a pool is refused while its loop is blocked, and read by awrap."""
     from psycopg.rows import dict_row
     from psycopg_pool import AsyncConnectionPool
 

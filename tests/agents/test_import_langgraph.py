@@ -46,7 +46,6 @@ def test_an_imported_session_has_the_history_of_a_native_one(repo, origin, world
 
 
 def test_imported_calls_are_on_the_track_and_kept_by_a_rollback(repo, origin, world):
-    """An imported call is undeclared and has its original times; a rollback lists it as kept and never reverses it."""
     origin.talk(shop(world), "t", "order a chair", "fail because", "and a table")
     repo.import_langgraph(origin.url)
     track = repo.session("t").tool_track()
@@ -84,35 +83,25 @@ def test_every_saver_is_read_completely_and_only_new_turns_are_added_later(repo,
     assert len(backend.threads(repo)) == 2
 
 
-def test_an_interrupted_import_can_be_finished(repo, origin, world):
-    """Nothing of a thread is visible before it is complete, and checkpoints already read are not read again."""
+def test_an_interrupted_import_can_be_finished_or_collected(repo, origin, world):
+    """Nothing of a thread is visible before it is complete. Gc keeps what was read unless imports=True."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
+    saver, steps = backend.saver(repo), []
     interrupt_import(repo, origin, at=16)
     assert repo.sessions() == []
-    steps = []
+    counted = saver.gc(dry_run=True, imports=True)
+    assert (saver.gc().values, counted.values > 16) == (0, True)
+    assert saver.gc(imports=True) == counted
+    assert backend.threads(repo) == set()
+    interrupt_import(repo, origin, at=16)
     repo.import_langgraph(origin.url, progress=steps.append)
     assert steps[-1].total == 25 - 16 + 1  # the newest is read again for new pending writes
     assert same(tuples(repo, "t"), origin.tuples("t"))
     assert len(backend.threads(repo)) == 1
-
-
-def test_remains_of_an_interrupted_import_are_collected_on_request(repo, origin, world):
-    """Gc keeps an unfinished import unless imports=True, and after that the import starts over."""
-    origin.talk(shop(world), "t", *["order a chair"] * 5)
-    interrupt_import(repo, origin, at=16)
-    saver = backend.saver(repo)
-    assert saver.gc().values == 0
-    counted = saver.gc(dry_run=True, imports=True)
-    assert counted.values > 16
-    assert saver.gc(imports=True) == counted
-    assert backend.threads(repo) == set()
-    repo.import_langgraph(origin.url)
-    assert same(tuples(repo, "t"), origin.tuples("t"))
     assert saver.gc(imports=True).values == 0
 
 
 def test_an_import_collected_while_it_runs_raises_a_conflict(repo, origin, world):
-    """An import whose rows are collected while it runs makes no session and asks for a retry, which succeeds."""
     origin.talk(shop(world), "t", *["order a chair"] * 5)
     saver = backend.saver(repo)
 
@@ -172,8 +161,6 @@ def test_a_thread_that_left_its_imported_line_is_refused(repo, origin, world):
 
 @pytest.mark.parametrize("own_thread", [False, True])
 def test_subgraphs_are_imported_with_their_graph(repo, any_origin, world, own_thread):
-    """Subgraph checkpoints are imported, and a subgraph with a separate thread keeps its memory."""
-
     def build(saver):
         model = scripted(call("add", "c1", item="chair"), "first", "second")
         return nested_graph(model, world.tools(), saver, own_thread=own_thread)

@@ -112,8 +112,6 @@ def test_a_list_reducer_that_does_not_only_append_conflicts(repo, reducer):
 
 @pytest.mark.parametrize("kind", [operator.or_, DeltaChannel(joined, snapshot_frequency=2)])
 def test_dict_entries_added_by_both_branches_are_kept(repo, kind):
-    """A dict reducer joins keys that one branch changed; a key that both changed is a conflict."""
-
     class Own(MessagesState):
         files: Annotated[dict, kind]
 
@@ -322,7 +320,6 @@ def shop(repo, world):
 
 @pytest.mark.long
 def test_a_merged_tool_call_is_history_without_an_effect(world, shop):
-    """Merged calls run no tool and are not on the track, and a branch behind the world raises WorldDiverged."""
     agent, _ = shop
     happened, position = list(world.log), agent.head.get_tool_track_position()
     agent.merge("retry")
@@ -389,7 +386,6 @@ def test_picking_a_checkpoint_adds_the_messages_it_added(world, shop):
 
 
 def test_the_values_that_a_checkpoint_changed_are_picked_with_its_messages(pair):
-    """Picking a checkpoint takes the values it changed; one that this branch changed too is a named conflict."""
     agent, retry = pair
     told(retry, "first", note="b", cart=["sofa"])
     told(retry, "second", plan=[2], cart=["lamp"])
@@ -426,7 +422,6 @@ def test_merging_into_a_moved_or_running_branch_is_refused(repo, pair):
 
 
 def test_a_branch_whose_turn_raised_is_continued_before_a_merge(repo):
-    """A turn that raised left a node to run, so nothing is merged until the turn is continued."""
     fails = []
 
     def node(state):

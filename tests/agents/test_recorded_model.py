@@ -114,7 +114,7 @@ def test_the_first_request_that_differs_is_named_with_a_diff(recorded):
         ({"prompt": "Be kind."}, ["hi"], ("system prompt", "", 1), "Model call 1 of 3 (turn 1, after 'hi') has"),
         ({}, ["hi", "and you?"], ("message", "3", 2), "-user: how are you?\n+user: and you?"),
         ({"before": lambda messages: [*messages, HumanMessage("Now.")]}, ["hi"], ("message", "2", 1), "+user: Now."),
-        ({"before": lambda messages: messages[::-1]}, ["hi", "how are you?"], ("message order", "", 2), ""),
+        ({"before": lambda messages: messages[::-1]}, ["hi", "how are you?"], ("message order", "1", 2), ""),
         ({}, ["hi", "how are you?", "bye", "wait"], ("calls", "", 4), "once more than the 3 recorded calls"),
     ]:
         error = changed(chatting(RecordedModel(recorded), **options), *texts)
@@ -356,7 +356,6 @@ def test_calls_that_a_tool_makes_may_be_left_out(repo):
 
 
 def test_what_a_middleware_redacts_is_not_in_the_record(repo):
-    """Requests and replies are recorded redacted; an unchanged rerun redacts them alike."""
     from langchain.agents import create_agent
     from langchain.agents.middleware import PIIMiddleware
 
@@ -398,7 +397,6 @@ def test_a_stream_in_a_node_is_recorded(repo):
 
 
 def test_a_thread_without_requests_is_compared_by_its_messages(repo):
-    """An imported thread has no requests; its messages are compared, and a warning says so."""
     from langgraph.checkpoint.memory import InMemorySaver
 
     world, saver = World(), InMemorySaver()

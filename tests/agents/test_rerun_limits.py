@@ -9,7 +9,6 @@ from agentgit import InvalidInput
 
 @pytest.fixture
 def agent(repo, world):
-    """Create a session in which a chair was added."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     return agent
@@ -80,7 +79,6 @@ def test_a_value_that_cannot_be_compared(agent, world):
 
 
 def test_a_tool_without_a_declared_effect_never_runs(repo, world):
-    """Calls with undeclared effects are answered from the record or missed, and cannot be made live."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("note one")
     other = tool_node_graph(saying(call("note", text="one"), call("note", text="two"), "done"), world.tools())

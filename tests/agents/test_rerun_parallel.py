@@ -23,15 +23,11 @@ WORKERS = ["ann", "bob", "cy"]
 
 
 class Work(TypedDict):
-    """Workers, and what they did."""
-
     workers: list[str]
     results: Annotated[list[str], operator.add]
 
 
 class Done(TypedDict):
-    """What workers did."""
-
     results: Annotated[list[str], operator.add]
 
 
@@ -110,8 +106,6 @@ KINDS = [nodes, sends, tasks, subgraphs]
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_calls_of_parallel_workers_keep_their_answers(repo, turnstile, draw, kind, is_async):
-    """Each worker gets its own answer again, in whatever order the workers begin."""
-
     def work(name: str, model: Any) -> str:
         return turnstile.pass_in_turn(name, lambda: f"{name}: {draw.invoke({'item': 'lot'})}")
 
@@ -127,8 +121,6 @@ def test_equal_calls_of_parallel_workers_keep_their_answers(repo, turnstile, dra
 
 @pytest.mark.parametrize("kind", [nodes, sends, subgraphs])
 def test_equal_calls_of_parallel_subagents_keep_their_answers(repo, turnstile, draw, kind):
-    """An unchanged rerun proves itself, also if subagents ask for the same call at the same time."""
-
     def reply(messages: list[Any]) -> Any:
         return AIMessage(messages[-1].text) if messages[-1].type == "tool" else calls(call("draw", item="lot"))
 

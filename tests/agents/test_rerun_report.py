@@ -10,7 +10,6 @@ from agentgit import Conflict, NotFound, RollbackBlocked
 
 @pytest.fixture
 def agent(repo, world):
-    """Create a session with one turn."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair; add table")
     return agent

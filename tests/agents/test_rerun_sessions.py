@@ -83,7 +83,6 @@ def test_each_session_is_a_row_with_its_verdict_and_the_table_is_read_again(repo
 
 
 def test_another_prompt_and_a_search(repo, world):
-    """Sessions come from a search; what differs lowers the match rate, and the judge sees both conversations."""
     record(repo, world, **{"refund-1": ["add chair"], "refund-2": ["add sofa"], "other": ["add bed"]})
     model = ScriptedModel(
         rule=lambda messages: calls(call("add", item="chair")) if messages[-1].type == "human" else calls(text="done")
@@ -167,19 +166,27 @@ def test_a_session_that_the_user_cannot_see_may_only_read_or_has_erased_is_a_row
         bob.reruns(repo.rerun("mine", graph_of(world)).name)
 
 
-def test_branches_are_named_with_an_at_sign(repo, world):
-    """`session@branch` is another branch than the current one; a name that holds an at sign is a name."""
+def test_branches_are_named_with_an_at_sign_or_found_by_a_search(repo, world):
+    """A name that holds an at sign is a name. A hit of a search stands for its branch, each branch once."""
     agent = repo.wrap(graph_of(world), "s", effects=world.effects())
     agent.run("add chair")
-    agent.fork(name="retry").run("look")
-    record(repo, world, **{"a@b": ["hello"]})
-    agent.session.switch("main")
+    agent.fork(name="retry").run("add chair")
+    record(repo, world, **{"a@b": ["hello"], "gone": ["add chair"]})
+    agent.session.switch("main", sync="ignore")
+    hits = [*agent.session.search("chair", all_branches=True), *repo.session("gone").search("chair")]
     results = repo.rerun(["s@retry", "s", "a@b"], graph_of(world), effects=world.effects())
     assert [row.error for row in results.rows] == [None] * 3
     told = [(row.source, row.report.recorded_turns) for row in results.rows]
     assert told == [("retry", 2), ("main", 1), ("main", 1)]
     assert results.names == ["s@retry", "s@main", "a@b"]
     assert all(f"  {name} " in str(results) for name in results.names)
+    repo.session("gone").delete()
+    rows = repo.rerun(hits, graph_of(world), effects=world.effects()).rows
+    found = sorted((row.session, row.source, row.status) for row in rows if row.source)
+    assert found == [("s", "main", "done"), ("s", "retry", "done")]
+    assert [row.error[:29] for row in rows if row.source is None] == ["NotFound: There is no session"]
+    (row,) = repo.rerun(hits[0], graph_of(world), effects=world.effects()).rows
+    assert row.status == "done"
 
 
 def test_async_nodes_and_judges(repo, world):
@@ -254,25 +261,6 @@ def test_arguments_that_are_wrong_as_a_whole_are_refused(repo, world):
     assert not Reruns(name="empty").is_passed(0.5)
 
 
-def test_search_hits_stand_for_their_branches(repo, world):
-    """The hits of a search are run again, each branch once; one whose session was erased is a row that says so."""
-    agent = repo.wrap(graph_of(world), "s", effects=world.effects())
-    agent.run("add chair")
-    agent.run("look")
-    agent.fork(name="retry").run("add chair")
-    record(repo, world, gone=["add chair"])
-    hits = [*agent.session.search("chair", all_branches=True), *repo.session("gone").search("chair")]
-    repo.session("gone").delete()
-    rows = repo.rerun(hits, graph_of(world), effects=world.effects()).rows
-    assert sorted((row.session, row.source, row.status) for row in rows if row.source) == [
-        ("s", "main", "done"),
-        ("s", "retry", "done"),
-    ]
-    assert [row.error[:29] for row in rows if row.source is None] == ["NotFound: There is no session"]
-    (row,) = repo.rerun(hits[0], graph_of(world), effects=world.effects()).rows
-    assert row.status == "done"
-
-
 def test_names_of_reruns_belong_to_those_who_see_them(repo, world):
     """Another user's reruns, which `reruns` does not show, do not take a name away."""
     alice, bob = (repo.as_user(repo.users.add(name)) for name in ("alice", "bob"))
@@ -330,7 +318,6 @@ class Unreadable:
 
 
 def test_whatever_a_judge_returns_the_rerun_is_a_row_that_is_read_again(repo, world):
-    """Verdicts that are no numbers, too large, of an enumeration, or not readable are rows that say so."""
     record(repo, world, a=["add chair"])
     for given, verdict in [
         (10**400, None), (Unreadable(), None), (Decimal("0.5"), 0.5), (Word.GOOD, "good"), ("\x00\ud800", "\x00\ud800"),

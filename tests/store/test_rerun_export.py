@@ -49,7 +49,6 @@ def test_a_report_survives_an_export_and_what_was_simulated_is_not_done_there(re
 
 
 def test_a_rerun_that_became_real_is_exported(repo, other, world):
-    """A rerun whose calls have run, and what was merged from it, can be imported elsewhere."""
     rerun(repo, world)
     real = wrapped(repo, world, "main").switch("rerun", sync="world")
     real.run("add lamp")
@@ -60,7 +59,6 @@ def test_a_rerun_that_became_real_is_exported(repo, other, world):
 
 
 def test_an_export_without_secrets_has_none_in_the_report_of_a_rerun(repo, other, world):
-    """The arguments in a report are redacted like those of the calls."""
     rerun(repo, world)
     file = BytesIO()
     repo.session("s").export(file, redact=lambda text: text.replace("sofa", "[hidden]"))

@@ -36,7 +36,6 @@ def test_an_erased_session_leaves_no_trace_of_its_reruns(repo, results):
 
 
 def test_gc_and_retention_keep_the_table_the_report_and_the_comparison(repo, results):
-    """What was found can be read after gc has deleted the steps and retention the checkpoints between."""
     session = repo.session("a")
     before = session.compare_rerun("nightly")
     session.retention.apply(Retention(max_checkpoints=1, keep_last=1))
@@ -47,7 +46,6 @@ def test_gc_and_retention_keep_the_table_the_report_and_the_comparison(repo, res
 
 
 def test_the_trail_names_a_rerun_and_none_of_its_calls(repo, results):
-    """The audit trail has an event for each rerun, none for its simulated calls, and is intact."""
     (found,) = repo.events.newest(session="a", kinds="rerun.*")
     (operation,) = [one for one in repo.session("a").operations() if one.kind == "rerun"]
     assert (found.kind, found.branch_name, found.detail["operation"]) == ("rerun.done", "nightly", operation.id)

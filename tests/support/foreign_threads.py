@@ -124,13 +124,7 @@ ORIGINS = ("SqliteSaver", "AsyncSqliteSaver", "PostgresSaver")
 
 @contextmanager
 def open_origin(saver: str, folder: Path, server: Callable[[], Any]) -> Iterator[Origin]:
-    """Yield an empty source database of one of LangGraph's savers.
-
-    Args:
-        saver: One of `ORIGINS`.
-        folder: The folder for a SQLite file.
-        server: Returns the URL of a PostgreSQL server; called only for PostgresSaver.
-    """
+    """Yield an empty source database of one of LangGraph's savers, in a folder or on a server of PostgreSQL."""
     if saver == "PostgresSaver":
         with postgres_origin(server()) as made:
             yield made
