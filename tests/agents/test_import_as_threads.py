@@ -29,7 +29,7 @@ def require_same(saver, origin):
     assert [parts(one) for one in saver.list(on("t"))] == [parts(one) for one in theirs]
 
 
-def test_a_thread_of_any_saver_arrives_completely_and_is_extended(repo, saver, any_origin, world):
+def test_a_thread_of_any_saver_arrives_completely_is_extended_and_continues_here(repo, saver, any_origin, world):
     """Each checkpoint keeps its id, parent, metadata, values and pending writes, and the order stays the same."""
     any_origin.talk(shop(world), "t", "order a chair", "hello", "ask for a lamp")
     any_origin.talk(shop(world), "u", "hello")
@@ -39,19 +39,16 @@ def test_a_thread_of_any_saver_arrives_completely_and_is_extended(repo, saver, a
     require_same(saver, any_origin)
     assert repo.sessions() == []
     any_origin.talk(shop(world), "t", Command(resume="yes"), "and a table")
-    assert statuses(repo.import_langgraph(any_origin.url, as_threads=True)) == [("t", "extended"), ("u", "unchanged")]
+    any_origin.talk(shop(world), "v", "ask for a sofa")
+    report = repo.import_langgraph(any_origin.url, as_threads=True)
+    assert statuses(report) == [("t", "extended"), ("u", "unchanged"), ("v", "imported")]
     require_same(saver, any_origin)
-
-
-def test_a_graph_continues_where_the_other_saver_stopped(repo, saver, any_origin, world):
-    any_origin.talk(shop(world), "t", "order a chair", "ask for a lamp")
-    repo.import_langgraph(any_origin.url, as_threads=True)
     graph = shop(world)(saver)
-    assert graph.get_state(on("t")).interrupts[0].value == {"add": "lamp"}
-    graph.invoke(Command(resume="yes"), on("t"))
-    graph.invoke(said("and a table"), on("t"))
-    assert world.items == ["chair", "lamp", "table"]
-    assert len(graph.get_state(on("t")).values["messages"]) == 12
+    assert graph.get_state(on("v")).interrupts[0].value == {"add": "sofa"}
+    graph.invoke(Command(resume="yes"), on("v"))
+    graph.invoke(said("and a desk"), on("v"))
+    assert world.items == ["chair", "lamp", "table", "sofa", "desk"]
+    assert len(graph.get_state(on("v")).values["messages"]) == 8
 
 
 def test_all_lines_of_a_thread_with_time_travel_arrive(repo, saver, origin, world):

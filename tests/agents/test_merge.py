@@ -540,18 +540,6 @@ def test_a_viewer_sees_what_a_merge_would_do_and_may_not_merge(repo, pair):
             verb("retry")
 
 
-async def test_the_async_twins_return_the_same_results(pair):
-    agent, retry = pair
-    told(retry, "theirs", note="b")
-    plan = await agent.amerge("retry", dry_run=True)
-    assert plan == agent.merge("retry", dry_run=True)
-    assert (await agent.acherry_pick("retry", dry_run=True)).messages == plan.messages
-    picked = await agent.acherry_pick("retry")
-    assert await agent.amerge("retry") == picked
-    assert agent.state["note"] == "b"
-    assert len(agent.history()) == 4
-
-
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_every_kind_of_graph_continues_after_a_merge(repo, world, kind):
     agent = repo.wrap(GRAPHS[kind](obedient(), world.tools()), "s", effects=world.effects(), check_effects=False)

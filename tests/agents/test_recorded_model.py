@@ -5,6 +5,7 @@ import operator
 from typing import Annotated, TypedDict
 
 import pytest
+from chains import replying
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
@@ -14,7 +15,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
-from scripted import GRAPHS, World, call, calls, obedient, replying, saying, scripted, tool_node_graph
+from scripted import GRAPHS, World, call, calls, obedient, saying, scripted, tool_node_graph
 
 import agentgit
 from agentgit.demo import ScriptedModel

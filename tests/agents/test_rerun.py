@@ -9,13 +9,14 @@ from typing import Annotated, TypedDict
 import faults
 import points
 import pytest
+from chains import replying
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 from payment_graphs import ASYNC, SHAPES, Ledger, exit_code, pay_of
-from scripted import GRAPHS, call, calls, obedient, replying, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, obedient, scripted, tool_node_graph
 
 import agentgit
 from agentgit import (
@@ -226,9 +227,20 @@ def test_policies_by_tool(repo, world):
         seen.append((asked.tool_name, asked.args, asked.effect))
         return {"charged": 7}
 
-    again = agent.rerun(tools={"look": "live", "add": "a value", "charge": charge})
+    class Table:
+        """A value that is compared with others one by one."""
+
+        def __eq__(self, other):
+            raise ValueError("The truth value of a table is ambiguous.")
+
+        __hash__ = None
+
+        def __str__(self):
+            return "a table"
+
+    again = agent.rerun(tools={"look": "live", "add": Table(), "charge": charge})
     results = {message.name: message.content for message in again.messages() if message.type == "tool"}
-    assert results == {"add": "a value", "charge": '{"charged": 7}', "look": "chair"}
+    assert results == {"add": "a table", "charge": '{"charged": 7}', "look": "chair"}
     assert seen == [("charge", {"amount": 5}, "compensable")]
     assert world.log[len(log) :] == [("look", {})]
     assert sorted(one.answered_by for one in again.report.calls) == ["function", "live", "value"]

@@ -5,6 +5,7 @@ import contextlib
 from typing import Annotated, Any
 
 import pytest
+from chains import replying
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
@@ -15,7 +16,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.runtime import Runtime
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import CachePolicy, Command, RetryPolicy
-from scripted import call, calls, obedient, replying, scripted, tool_node_graph
+from scripted import call, calls, obedient, scripted, tool_node_graph
 
 from agentgit import Conflict
 from agentgit.testing import RecordedModel
@@ -32,31 +33,14 @@ def require_same(agent, again):
     assert [call.tool_name for call in again.tool_track()] == [call.tool_name for call in agent.tool_track()]
 
 
-def test_a_node_that_is_retried(repo):
-    """Each attempt at a call has its own record: the first one raises again, the second one returns."""
-    attempts = []
-
-    @tool
-    def pay(amount: int) -> dict[str, Any]:
-        """Pay."""
-        attempts.append(amount)
-        if len(attempts) == 1:
-            raise ConnectionError("no network")
-        return {"paid": amount}
-
-    graph = replying(lambda _: pay.invoke({"amount": 5}), retry_policy=RetryPolicy(initial_interval=0.01, jitter=False))
-    agent = repo.wrap(graph, "s", effects={"pay": "idempotent"}, check_effects=False)
-    agent.invoke(said("pay"))
-    assert len(attempts) == 2
-    again = agent.rerun()
-    require_same(agent, again)
-    assert [one.error_message for one in again.tool_track()] == ["ConnectionError: no network", None]
-    assert len(attempts) == 2
-
-
-@pytest.mark.parametrize("attempts", [[3], [1, 3], [2], [2, 1, 3]], ids=str)
+@pytest.mark.parametrize(
+    ("attempts", "policy"),
+    [([3], None), ([1, 3], None), ([2], None), ([2, 1, 3], None), ([1], RetryPolicy(initial_interval=0.01))],
+    ids=str,
+)
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_a_turn_that_its_caller_continues_after_an_error(repo, attempts, is_async):
+def test_a_turn_that_its_caller_or_its_graph_tries_again(repo, attempts, policy, is_async):
+    """Each attempt at a call has its own record. A turn that never succeeded goes on as often as it did, too."""
     made = []
 
     @tool
@@ -67,7 +51,7 @@ def test_a_turn_that_its_caller_continues_after_an_error(repo, attempts, is_asyn
             raise ConnectionError(f"no network ({len(made)})")
         return {"paid": amount}
 
-    graph = replying(lambda messages: pay.invoke({"amount": int(messages[-1].text)}))
+    graph = replying(lambda messages: pay.invoke({"amount": int(messages[-1].text)}), retry_policy=policy)
     agent = repo.wrap(graph, "s", effects={"pay": "idempotent"}, check_effects=False)
     for amount, count in enumerate(attempts):
         for number in range(count):
@@ -77,7 +61,9 @@ def test_a_turn_that_its_caller_continues_after_an_error(repo, attempts, is_asyn
     again = asyncio.run(agent.arerun()) if is_async else agent.rerun()
     assert (again.report.status, again.report.turns, again.report.not_made) == ("done", len(attempts), [])
     require_same(agent, again)
+    assert [one.error_message for one in again.tool_track()] == [one.error_message for one in agent.tool_track()]
     assert made == before
+    assert policy is None or len(made) == 3
 
 
 def test_a_person_who_corrects_the_state_after_an_error(repo, world):

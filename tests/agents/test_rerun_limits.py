@@ -1,8 +1,9 @@
 """What docs/rerun.md says is not isolated or cannot be told apart in a rerun."""
 
 import pytest
+from chains import replying
 from langchain_core.tools import StructuredTool
-from scripted import call, obedient, replying, saying, tool_node_graph
+from scripted import call, obedient, saying, tool_node_graph
 
 from agentgit import InvalidInput
 
@@ -57,25 +58,6 @@ def test_a_tool_that_runs_code_around_its_calls_is_refused(repo, name):
     reading = repo.wrap(graph(), "t", effects={"ring": "read_only"})
     reading.run("go")
     assert reading.rerun(graph()).report.match_rate == 1
-
-
-def test_a_value_that_cannot_be_compared(agent, world):
-    """A value stands for a tool, also one whose comparison is not True or False."""
-
-    class Table:
-        """Values that are compared one by one."""
-
-        def __eq__(self, other):
-            raise ValueError("The truth value of a table is ambiguous.")
-
-        __hash__ = None
-
-        def __str__(self):
-            return "a table"
-
-    again = agent.rerun(tools={"add": Table()})
-    assert [one.answered_by for one in again.report.calls] == ["value"]
-    assert world.items == ["chair"]
 
 
 def test_a_tool_without_a_declared_effect_never_runs(repo, world):

@@ -1,8 +1,8 @@
 """The report of a rerun is read later, beside the recorded conversation."""
 
 import pytest
+from chains import replying
 from langchain_core.messages import AIMessage
-from langgraph.graph import START, MessagesState, StateGraph
 from scripted import call, calls, obedient, scripted, tool_node_graph
 
 from agentgit import Conflict, NotFound, RollbackBlocked
@@ -44,17 +44,10 @@ def test_a_rerun_stands_beside_the_recording(repo, world, agent):
 
 def test_fewer_model_calls_are_not_the_same(repo):
     """A graph that writes the replies itself has the same state, but the report has the missing model calls."""
-
-    def chatting(model=None):
-        def chat(state):
-            return {"messages": [model.invoke(state["messages"]) if model else AIMessage("hi", id="fixed")]}
-
-        return StateGraph(MessagesState).add_node(chat).add_edge(START, "chat").compile()
-
-    agent = repo.wrap(chatting(scripted("hi")), "s")
+    agent = repo.wrap(replying(scripted("hi").invoke), "s")
     agent.run("hello")
     assert agent.rerun().report.is_same
-    report = agent.rerun(chatting()).report
+    report = agent.rerun(replying(lambda messages: AIMessage("hi", id="fixed"))).report
     assert (report.is_same, report.is_same_state) == (False, True)
     assert (report.recorded_model_calls, report.model_calls) == (1, 0)
     assert "model calls: 1 recorded, 0 now" in str(report)

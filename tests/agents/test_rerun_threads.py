@@ -8,7 +8,7 @@ from contextvars import copy_context
 from multiprocessing.pool import ThreadPool
 
 import pytest
-from scripted import replying
+from chains import replying
 
 from agentgit import RerunDiverged
 
@@ -27,26 +27,13 @@ def by_thread(add, pool):
     thread.join()
 
 
-def by_timer(add, pool):
-    timer = threading.Timer(0.01, lambda: asyncio.run(add.ainvoke(CHAIR)))
-    timer.start()
-    timer.join()
-
-
 def by_own_pool(add, pool):
     with ThreadPoolExecutor() as own:
-        list(own.map(add.invoke, [CHAIR]))
+        own.submit(lambda: asyncio.run(add.ainvoke(CHAIR))).result()
 
 
 def by_shared_pool(add, pool):
     pool.submit(add.invoke, CHAIR).result()
-
-
-def by_executor_of_a_loop(add, pool):
-    async def run():
-        await asyncio.get_running_loop().run_in_executor(None, add.invoke, CHAIR)
-
-    asyncio.run(run())
 
 
 def by_multiprocessing(add, pool):
@@ -60,9 +47,7 @@ def by_thread_of_a_thread(add, pool):
     thread.join()
 
 
-WAYS = [
-    by_thread, by_timer, by_own_pool, by_shared_pool, by_executor_of_a_loop, by_multiprocessing, by_thread_of_a_thread,
-]  # fmt: skip
+WAYS = [by_thread, by_own_pool, by_shared_pool, by_multiprocessing, by_thread_of_a_thread]
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

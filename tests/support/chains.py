@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from scripted import Graph
 
@@ -29,6 +29,16 @@ def says(text: str, act: Callable[[], Any] = lambda: None) -> Callable[[Messages
         return {"messages": [AIMessage(text)]}
 
     return node
+
+
+def replying(answer: Callable[[list[AnyMessage]], Any], **node: Any) -> Graph:
+    """Build a graph whose one node replies with the message, or the text, that a function makes of the conversation."""
+
+    def reply(state: MessagesState) -> dict[str, Any]:
+        made = answer(state["messages"])
+        return {"messages": [made if isinstance(made, BaseMessage) else ("ai", str(made))]}
+
+    return StateGraph(MessagesState).add_node("reply", reply, **node).add_edge(START, "reply").compile()
 
 
 def texts(agent: Any) -> list[str]:

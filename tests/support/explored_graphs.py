@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, TypedDict
 
+from chains import chain
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
@@ -37,15 +38,6 @@ def _asked(state: MessagesState) -> str:
     return str(next(m.content for m in reversed(state["messages"]) if isinstance(m, HumanMessage)))
 
 
-def _graph(*nodes: Any) -> Any:
-    graph = StateGraph(MessagesState)
-    for node in nodes:
-        graph.add_node(node.__name__, node)
-    for before, after in zip((START, *(node.__name__ for node in nodes)), nodes, strict=False):
-        graph.add_edge(before, after.__name__)
-    return graph.compile()
-
-
 def chat(ledger: str, wait: float, branch: str) -> Any:
     """Build a graph whose model takes some time, and notes each call with its process."""
 
@@ -54,7 +46,7 @@ def chat(ledger: str, wait: float, branch: str) -> Any:
         append(ledger, f"{branch} {os.getpid()}")
         return {"messages": [("ai", f"did {_asked(state)}")]}
 
-    return _graph(model)
+    return chain(model)
 
 
 def mortal(ledger: str, branch: str) -> Any:
@@ -78,7 +70,7 @@ def mortal(ledger: str, branch: str) -> Any:
         append(ledger, f"answer {branch}")
         return {"messages": [("ai", f"did {_asked(state)}")]}
 
-    return _graph(act, answer)
+    return chain(act, answer)
 
 
 class Odd(Exception):
@@ -92,7 +84,7 @@ def failing(branch: str) -> Any:
             raise Odd("no", "answer")
         return {"messages": [("ai", "fine")]}
 
-    return _graph(model)
+    return chain(model)
 
 
 def folder(root: str, branch: str) -> Any:
@@ -113,7 +105,7 @@ def folder(root: str, branch: str) -> Any:
         write.invoke({"text": _asked(state)})
         return {"messages": [("ai", (own / "notes").read_text())]}
 
-    return _graph(act)
+    return chain(act)
 
 
 def acting(branch: str) -> Any:
@@ -142,7 +134,7 @@ def leaving(branch: str) -> Any:
 
 def leaving_later(branch: str) -> Any:
     """Build a graph whose node ends the process, as if all were well."""
-    return StateGraph(MessagesState).add_node("model", lambda state: sys.exit(0)).add_edge(START, "model").compile()
+    return chain(lambda state: sys.exit(0))
 
 
 def broken(branch: str) -> Any:

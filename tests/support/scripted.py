@@ -291,16 +291,6 @@ def nested_graph(
     return graph.compile(checkpointer=checkpointer)
 
 
-def replying(answer: Callable[[Sequence[BaseMessage]], Any], **node: Any) -> Graph:
-    """Build a graph whose one node replies with the message, or the text, that a function makes of the conversation."""
-
-    def reply(state: MessagesState) -> dict[str, Any]:
-        made = answer(state["messages"])
-        return {"messages": [made if isinstance(made, BaseMessage) else ("ai", str(made))]}
-
-    return StateGraph(MessagesState).add_node("reply", reply, **node).add_edge(START, "reply").compile()
-
-
 GRAPHS: dict[str, Callable[..., Graph]] = {
     "tool_node": tool_node_graph,
     "create_agent": agent_graph,
