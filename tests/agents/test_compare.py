@@ -75,7 +75,6 @@ def test_functional_graphs_and_empty_checkpoints_are_compared(repo, world):
 
 
 def test_checkpoints_of_two_sessions_are_compared(repo, agents):
-    """Each name is looked up in its session, references name the session, and ids and values need no session."""
     other = repo.wrap(noting(note="x"), "other")
     other.run("hello")
     found = repo.session("s").diff("retry", "HEAD", other="other")

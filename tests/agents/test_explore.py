@@ -6,12 +6,13 @@ import threading
 
 import processes
 import pytest
+from chains import chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import MessagesState
 from langgraph.types import Command
 from scripted import World, agent_graph, call, calls, scripted, tool_node_graph
 from shelves import shelf_in
@@ -324,8 +325,7 @@ def test_choices_can_be_configs(repo):
     def answer(state: MessagesState, config: RunnableConfig):
         return {"messages": [("ai", config["configurable"]["tone"] + config["metadata"]["of"])]}
 
-    graph = StateGraph(MessagesState).add_node("answer", answer).add_edge(START, "answer").compile()
-    agent = repo.wrap(graph, "s")
+    agent = repo.wrap(chain(answer), "s")
     tones = [{"configurable": {"tone": tone}} for tone in ("warm", "cold")]
     found = agent.explore("hi", tones, config={"metadata": {"of": "!"}})
     assert [leaf.answer for leaf in found.leaves] == ["warm!", "cold!"]
@@ -391,9 +391,7 @@ def test_an_exploration_continues_from_its_original_point(repo, agent):
 
 
 def test_effects_on_a_promoted_branch_are_not_reversed(repo, agent, world, counting):
-    """A continued exploration reverses effects of its turns only, and not later effects on a promoted
-    branch.
-    """
+    """Those of its own turns are, but not later ones."""
     found = agent.explore(1, ["add chair", "hello"])
     promoted = agent_on(repo, world, counting).promote(found.leaves[0])
     assert (promoted.branch.name, promoted.branch.is_current) == ("explore/1", True)

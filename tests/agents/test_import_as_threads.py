@@ -24,7 +24,6 @@ def statuses(report):
 
 
 def require_same(saver, origin):
-    """Check that both savers list the same checkpoints, in the same order."""
     theirs = sorted(origin.tuples("t"), key=lambda one: one.config["configurable"]["checkpoint_id"], reverse=True)
     assert [parts(one) for one in saver.list(on("t"))] == [parts(one) for one in theirs]
 
@@ -105,7 +104,6 @@ def test_an_interrupted_import_shows_nothing_and_is_finished_with_what_came_mean
 
 
 def test_an_answer_that_was_given_anew_arrives(repo, saver, origin, world):
-    """Time travel to a question replaces its answer, here as in the source."""
     origin.talk(shop(world), "t", "ask for a lamp")
     with origin.saver() as theirs:
         asked = shop(world)(theirs).get_state(on("t")).config

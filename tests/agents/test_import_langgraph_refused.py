@@ -243,7 +243,6 @@ def test_two_concurrent_imports_duplicate_nothing(repo, origin):
 
 
 def test_a_late_import_leaves_nothing_behind(repo, origin):
-    """Rows read for a thread that another import finished first are removed again."""
     overtaken = []
 
     def overtake():

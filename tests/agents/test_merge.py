@@ -38,7 +38,6 @@ def pair(repo):
 
 
 def test_values_changed_only_by_theirs_are_taken(pair):
-    """Values and messages that only the other branch changed are copied without the reducer."""
     agent, retry = pair
     told(retry, "theirs", note="b", total=5, cart=["sofa"], plan=[2])
     made = agent.merge("retry", name="merged")
@@ -81,17 +80,16 @@ def test_items_added_to_a_list_by_both_branches_are_kept(pair):
     assert [one.key for one in agent.merge("retry", dry_run=True).conflicts] == ["plan"]
 
 
-def capped(before, more):
-    return [*before, *more][-3:]
-
-
 def refusing(before, more):
     if before:
         raise TypeError(more)
     return more
 
 
-@pytest.mark.parametrize("reducer", [lambda before, more: more or before, capped, refusing])
+OWN_REDUCERS = [lambda before, more: more or before, lambda before, more: [*before, *more][-3:], refusing]
+
+
+@pytest.mark.parametrize("reducer", OWN_REDUCERS)
 def test_a_list_reducer_that_does_not_only_append_conflicts(repo, reducer):
     class Own(MessagesState):
         items: Annotated[list, reducer]
@@ -310,7 +308,6 @@ def test_equal_edits_on_both_branches_do_not_conflict(pair):
 
 @pytest.fixture
 def shop(repo, world):
-    """Return an agent that added a chair, and a fork of it that added a sofa and looked."""
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair")
     retry = agent.fork(name="retry")

@@ -77,7 +77,6 @@ def test_the_page_has_rows_for_each_of_the_five_systems():
 
 
 def test_breakpilot_users_find_what_they_kept(repo):
-    """After many checkpoints of few names, the first, the last 20 and the newest of each stay."""
     session = repo.session("s", create=True)
     session.retention.set(Retention.by_name())
     names = [f"step {n % 7}" if n % 10 else f"once {n}" for n in range(120)]

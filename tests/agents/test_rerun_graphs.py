@@ -223,7 +223,6 @@ def test_parallel_calls_with_equal_results_stay_apart(repo):
 
 @pytest.mark.parametrize("policy", ["record", "live"])
 def test_a_tool_that_changes_only_the_state(repo, policy):
-    """A tool that returns a command is answered with it from the record, or runs if the caller wants it."""
     entered = []
 
     @tool

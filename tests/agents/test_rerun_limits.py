@@ -16,7 +16,6 @@ def agent(repo, world):
 
 
 def test_the_code_of_nodes_runs_as_it_is(repo, world):
-    """A rerun isolates tools; what a node does itself happens again."""
     seen = []
 
     def note(messages):

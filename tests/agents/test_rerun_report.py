@@ -43,7 +43,6 @@ def test_a_rerun_stands_beside_the_recording(repo, world, agent):
 
 
 def test_fewer_model_calls_are_not_the_same(repo):
-    """A graph that writes the replies itself has the same state, but the report has the missing model calls."""
     agent = repo.wrap(replying(scripted("hi").invoke), "s")
     agent.run("hello")
     assert agent.rerun().report.is_same

@@ -43,7 +43,6 @@ class Word(enum.StrEnum):
 
 
 def judge_by_exit(rerun):
-    """End the process as if all were well, for one session."""
     return sys.exit(0) if rerun.session == "b" else Word.GOOD
 
 
@@ -308,8 +307,6 @@ class Customer:
 
 
 class Unreadable:
-    """An object that nothing can be done with."""
-
     def __float__(self):
         raise RuntimeError("no number")
 
@@ -355,8 +352,6 @@ def test_what_was_stopped_before_its_verdict_does_not_pass_when_it_is_read_again
 
 
 def test_the_context_is_given_to_all_sessions(repo):
-    """The context of a run is not recorded; `context` gives it to the turns of each session."""
-
     def greet(state: MessagesState, runtime: Runtime[Customer]) -> dict[str, Any]:
         return {"messages": [("ai", f"hello {runtime.context.name}")]}
 

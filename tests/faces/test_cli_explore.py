@@ -21,7 +21,7 @@ NUMBER = 7
 def run(tmp_path):
     (tmp_path / "judge.py").write_text(JUDGE)
 
-    def run(*words: str) -> tuple[int, str, str]:
+    def run(*words):
         done = processes.agentgit(*words, cwd=tmp_path, COLUMNS="100", NO_COLOR="1")
         return done.returncode, done.stdout, done.stderr
 
@@ -42,10 +42,9 @@ def test_branches_are_explored_scored_and_promoted(run, tmp_path):
     assert open_orders(tmp_path) == []
     found = json.loads(run("explore", *WITH, "--step", "order a chair", "--choices", "1", "--json")[1])
     assert [one["name"] for one in found["branches"]] == ["explore-2/1"]
-    assert (
-        run("switch", "s", "explore/2", "--sync", "world", "--json", "--trust", "agentgit.demo:build")[0] == 2
-    )  # it needs --yes
-    code, out, _ = run("switch", "s", "explore/2", "--sync", "world", "--yes", "--trust", "agentgit.demo:build")
+    promote = ("switch", "s", "explore/2", "--sync", "world", "--trust", "agentgit.demo:build")
+    assert run(*promote, "--json")[0] == 2  # it needs --yes
+    code, out, _ = run(*promote, "--yes")
     assert (code, out.splitlines()[0]) == (0, "Switch done: session s, branch explore/2.")
     assert open_orders(tmp_path) == ["lamp"]
     assert "branch   explore/2" in run("status")[1]

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import processes
 import pytest
-from langgraph.graph import START, MessagesState, StateGraph
+from chains import replying
 
 import agentgit
 from agentgit.demo import EFFECTS, ScriptedModel, build, open_shop, orders
@@ -13,17 +13,15 @@ from agentgit.demo import EFFECTS, ScriptedModel, build, open_shop, orders
 CHECKS = """
 from agentgit.demo import build
 from agentgit.testing import RecordedModel
+from chains import replying
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.runtime import Runtime
 
 def mute():
-    return StateGraph(MessagesState).add_node("say", lambda state: {"messages": [("ai", "no")]}).add_edge(
-        START, "say").compile()
+    return replying(lambda messages: "no")
 
 def recorded(session):
-    model = RecordedModel(session)
-    return StateGraph(MessagesState).add_node("say", lambda state: {"messages": [model.invoke(state["messages"])]}
-        ).add_edge(START, "say").compile()
+    return replying(RecordedModel(session).invoke)
 
 def greeter():
     def greet(state: MessagesState, runtime: Runtime[dict]):
@@ -152,9 +150,7 @@ def test_policies_and_limits_and_errors_that_name_the_next_step(run):
 @pytest.mark.long
 def test_a_function_of_the_session_builds_the_graph(run, tmp_path):
     with agentgit.open(tmp_path / "agentgit.db") as repo:
-        model = ScriptedModel(replies=["hello"])
-        graph = StateGraph(MessagesState).add_node("say", lambda state: {"messages": [model.invoke(state["messages"])]})
-        repo.wrap(graph.add_edge(START, "say").compile(), "talk").run("hi")
+        repo.wrap(replying(ScriptedModel(replies=["hello"]).invoke), "talk").run("hi")
     code, out, err = run("talk", "--graph", "checks:recorded", "--judge", "checks:is_same")
     assert (code, err) == (0, "")
     assert "passed" in out

@@ -166,7 +166,6 @@ def test_a_chat_continues_a_branch_or_creates_a_session_whose_name_has_an_at_sig
 
 
 def test_every_slash_command_has_a_line_above():
-    """Whoever adds a slash command decides what it does with a rerun."""
     assert {name for name in COMMANDS if any(f"{line} ".startswith(f"{name} ") for line in CHAT)} == set(COMMANDS)
 
 
@@ -312,7 +311,6 @@ API = {
 
 @pytest.mark.long
 def test_each_page_and_route_on_a_rerun(shelf):
-    """Every page, form and route shows a rerun or refuses; a page offers nothing that is always refused."""
     with agentgit.open("agentgit.db") as repo:
         agent = repo.wrap(shelf.graph(), "s")
         session = agent.session

@@ -137,7 +137,6 @@ def test_the_checkpoints_of_a_session_go_back_into_its_database(repo):
 
 
 def test_an_import_of_an_import_names_the_newest_former_ids(repo):
-    """A copy of a copy has the ids of the copy in its metadata, not a longer and longer history."""
     repo.import_([built(id=7, metadata={"data": 5})], session="a")
     repo.import_(repo.session("a").checkpoints(), session="b")
     (first,), (second,) = repo.session("a").checkpoints(), repo.session("b").checkpoints()
@@ -237,7 +236,6 @@ def test_tool_calls_of_a_users_message_are_ignored(repo):
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_bad_file_is_refused_and_changes_nothing(repo, case):
-    """Hostile JSON is a typed error that says what is wrong in a short text, and nothing is stored."""
     made = HOSTILE[case]
     data = made if isinstance(made, bytes) else made.encode() if isinstance(made, str) else json.dumps(made).encode()
     good = json.dumps([built().to_dict()]).encode()
