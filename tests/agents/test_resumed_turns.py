@@ -211,13 +211,13 @@ def test_a_done_call_beside_a_question_is_not_repeated(repo, world, where):
 
 
 DECLARED = {
+    "nobody knows": (effect("irreversible", verify=lambda call: None), "happened", 1, "told"),
     "it happened": (effect("irreversible", verify=lambda call: True), None, 1, "null"),
-    "its result is seen": (effect("irreversible", verify=lambda call: "seen"), None, 1, "seen"),
-    "it did not happen": (effect("irreversible", verify=lambda call: False), None, 2, "did y"),
     "idempotent": (effect("idempotent"), None, 2, "did y"),
     "only reads": (effect("read_only"), None, 2, "did y"),
+    "its result is seen": (effect("irreversible", verify=lambda call: "seen"), None, 1, "seen"),
+    "it did not happen": (effect("irreversible", verify=lambda call: False), None, 2, "did y"),
     "undeclared": (None, None, 2, "did y"),
-    "nobody knows": (effect("irreversible", verify=lambda call: None), "happened", 1, "told"),
     "verify fails": (effect("irreversible", verify=lambda call: 1 / 0), "did_not_happen", 2, "did y"),
     "reversible": (reversible(lambda args, result: None), "happened", 1, "told"),
 }

@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime
 
-import pytest
 from markup import HOSTILE, TABLE_TAGS, Page, call
 from session_trees import HOSTILE as WILD
 
@@ -64,7 +63,7 @@ def report_of(text):
 
 
 def merge_of(text):
-    values = [MergedValue(key=text, how="take", value=text * 100) for _ in range(200)]
+    values = [MergedValue(key=text, how="take", value=text * 100) for _ in range(3)]
     return MergePlan(kind="merge", source=text, into="main", values=values, messages=messages_of(text))
 
 
@@ -86,41 +85,29 @@ TEXTS = {
     ),
     "undone edits": lambda text: plain(files.undone_lines(Undone((text,), (text,), (text,), ((text, text),)))),
 }
+
 WITH_MORE_LINES = {"diff", "diff at a terminal", "file diff", "merge", "plan", "report"}
 """These wrap a long text, or show the lines of a text."""
 
 
-@pytest.mark.parametrize("shown", TEXTS)
-def test_hostile_text_sends_nothing_to_a_terminal_and_adds_no_line(shown):
-    drawn = TEXTS[shown](WILD)
-    assert all(c.isprintable() or c in "\n\u200c\u200d" for c in drawn)
-    drawn.encode()
-    if shown not in WITH_MORE_LINES:
-        assert len(drawn.split("\n")) == len(TEXTS[shown]("x").split("\n"))
+def test_hostile_text_sends_nothing_to_a_terminal_and_adds_no_line():
+    for shown, draw in TEXTS.items():
+        drawn = draw(WILD)
+        assert all(c.isprintable() or c in "\n\u200c\u200d" for c in drawn), shown
+        drawn.encode()
+        assert shown in WITH_MORE_LINES or len(drawn.split("\n")) == len(draw("x").split("\n")), shown
 
 
-PAGES = {
-    "plan": lambda: plan_of(HOSTILE),
-    "report": lambda: report_of(HOSTILE),
-    "messages": lambda: messages_of(HOSTILE),
-    "track": lambda: ToolTrack([call_of(HOSTILE)]),
-    "checkpoint": lambda: checkpoint_of(HOSTILE),
-    "diff": lambda: diff_of(HOSTILE),
-    "comparison": lambda: Comparison(
-        fork=HOSTILE, left=diff_of(HOSTILE), right=diff(Checkpoint(), Checkpoint()), between=diff_of(HOSTILE)
-    ),
-    "merge": lambda: merge_of(HOSTILE),
-}
-
-
-@pytest.mark.parametrize("shown", PAGES)
-def test_hostile_text_is_only_text_on_a_page(shown):
+def test_hostile_text_is_only_text_on_a_page():
     """It opens no tag, leaves no attribute and does not turn the reading direction."""
-    value = PAGES[shown]()
-    drawn = value._repr_html_()
-    page = Page(drawn)
-    assert page.open == []
-    assert set(page.tags) <= TABLE_TAGS | {"pre"}
-    assert page.attributes <= {"style"}
-    assert "<script>" in page.text
-    assert not {"\u202e", "\x1b"} & set(drawn)
+    made = diff_of(HOSTILE)
+    comparison = Comparison(fork=HOSTILE, left=made, right=diff(Checkpoint(), Checkpoint()), between=made)
+    values = [make(HOSTILE) for make in (plan_of, report_of, messages_of, checkpoint_of, merge_of)]
+    for value in (*values, made, comparison, ToolTrack([call_of(HOSTILE)])):
+        drawn = value._repr_html_()
+        page = Page(drawn)
+        assert page.open == [], type(value)
+        assert set(page.tags) <= TABLE_TAGS | {"pre"}, type(value)
+        assert page.attributes <= {"style"}, type(value)
+        assert "<script>" in page.text, type(value)
+        assert not {"\u202e", "\x1b"} & set(drawn), type(value)

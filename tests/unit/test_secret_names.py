@@ -1,7 +1,5 @@
 """Names of settings that look like those of secrets, which are not stored as metadata."""
 
-import pytest
-
 from agentgit.store.transfer.redaction import is_secret_name
 
 HIDDEN = """
@@ -23,6 +21,6 @@ STORED = """
 """
 
 
-@pytest.mark.parametrize("name", [*HIDDEN.split(), *STORED.split()])
-def test_names_of_secrets_are_hidden_and_no_others(name):
-    assert is_secret_name(name) is (name in HIDDEN.split())
+def test_names_of_secrets_are_hidden_and_no_others():
+    assert [name for name in HIDDEN.split() if not is_secret_name(name)] == []
+    assert [name for name in STORED.split() if is_secret_name(name)] == []
