@@ -11,19 +11,23 @@ from collections.abc import Callable
 from hashlib import shake_256
 from io import BytesIO
 
+import backend
+import ormsgpack
 import pytest
 from exports import everything, forged, of, rows, written
 from file_tools import Desk
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.store.memory import InMemoryStore
 from memory_graphs import noting, said
 from scripted import World, agent_graph, call, calls, obedient, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Corrupt, InvalidInput, Workspace
+from agentgit import Corrupt, InvalidInput, SQLModelSaver, Workspace
 from agentgit.store.objects.blobs import leaf, list_hash, pack
 from agentgit.store.threads.graph_rows import hash_state
 from agentgit.store.transfer import file_trees, import_check, lines
-from agentgit.store.transfer.import_ import check_export
+from agentgit.store.transfer.fields import MAX_COUNT
+from agentgit.store.transfer.import_ import Import, check_export
 from agentgit.store.transfer.lines import LineWriter
 from agentgit.store.transfer.records import FORMAT
 
@@ -559,3 +563,107 @@ def test_a_tree_that_unpacks_to_too_much_is_refused(exports, target, monkeypatch
     assert "more than 3 paths of one tree" in str(
         refusal(target, forged(exports(with_files), put("one-more")), Corrupt)
     )
+
+
+# -- hostile values and files
+
+
+def test_an_endless_line_is_not_read_completely(exports, monkeypatch):
+    class Endless(BytesIO):
+        longest = 0
+
+        def readline(self, size=-1, /):
+            assert size is not None
+            assert size > 0
+            Endless.longest = max(Endless.longest, size)
+            return super().readline(size)
+
+    monkeypatch.setattr(lines, "LONGEST", 10_000)
+    head = exports(a_session).splitlines(keepends=True)[0]
+    stream = Endless(head + b'{"record":"session","name":"' + b"x" * 1_000_000)
+    with pytest.raises(Corrupt, match="Line 2 of the export is longer than 10000 bytes"):
+        list(lines.read_lines(stream))
+    assert Endless.longest == 10_001
+
+
+def test_a_file_changed_during_its_import_is_refused(exports, target):
+    repo, workspace = target
+    repo.session("other", create=True)
+    other = written(repo, "other")
+
+    class Changing(BytesIO):
+        times = 0
+
+        def seek(self, *where):
+            self.times += 1
+            if self.times == 2:
+                super().seek(0)
+                self.truncate()
+                self.write(other)
+            return super().seek(*where)
+
+    before = seen(repo, workspace)
+    changing = Changing(exports(a_session))
+    whole = check_export(changing)
+    with pytest.raises(Corrupt, match="changed while it was read"):
+        Import(repo.context.store, repo.user.id, changing, None).run(whole)
+    assert seen(repo, workspace) == before
+
+
+def test_a_session_with_the_largest_numbers_can_continue(repo, exports):
+    def great(found):
+        change("checkpoint", -1, number=MAX_COUNT)(found)
+        change("call", -1, arrival=MAX_COUNT, batch=MAX_COUNT)(found)
+        change("log", -1, seq=MAX_COUNT)(found)
+
+    made = repo.import_(forged(exports(a_session), great))
+    shop = World()
+    agent = repo.wrap(
+        tool_node_graph(obedient(), shop.tools()), made.session.session_name, branch="main", effects=shop.effects()
+    )
+    agent.run("add lamp")
+    assert shop.items == ["lamp"]
+
+
+class Cipher:
+    """A cipher that only reverses the bytes, which is enough to distinguish sealed values."""
+
+    def encrypt(self, plaintext):
+        return "swap", plaintext[::-1]
+
+    def decrypt(self, ciphername, ciphertext):
+        return ciphertext[::-1]
+
+
+CALLED: list[str] = []
+
+
+def called(text):
+    """Record that a hostile value called this function."""
+    CALLED.append(text)
+    return text
+
+
+def test_an_imported_unsealed_value_never_reaches_the_inner_serializer(exports, target):
+    repo, _ = target
+    hostile = value("serde", b"msgpack\0" + ormsgpack.packb(ormsgpack.Ext(0, ormsgpack.packb((__name__, "called", 1)))))
+
+    def add(found):
+        at = found.index(of(found, "value")[0])
+        found[at:at] = [hostile]
+        hashes = {None: None}
+        for state in of(found, "state"):
+            state["channels"]["x"] = hostile["id"]
+            channels = {name: bytes.fromhex(held) for name, held in state["channels"].items()}
+            old, state["state_hash"] = state["state_hash"], hash_state(channels).hex()
+            hashes[old] = state["state_hash"]
+        for checkpoint in of(found, "checkpoint"):
+            checkpoint["state_hash"] = hashes[checkpoint["state_hash"]]
+
+    imported = repo.import_(forged(exports(a_session), add)).session
+    serde = EncryptedSerializer(Cipher())
+    saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id, serde=serde, sessions=True)
+    (thread,) = {branch.langgraph_session_id for branch in repo.session(imported).branches() if branch.is_current}
+    with pytest.raises(Corrupt, match="not sealed"):
+        saver.get_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
+    assert CALLED == []

@@ -8,6 +8,8 @@ import exports
 import orjson
 import pytest
 import served
+from langgraph.store.memory import InMemoryStore
+from memory_graphs import noting, said
 from scripted import GRAPHS, World, obedient, tool_node_graph
 from sqlalchemy import literal_column, select, table, text
 
@@ -15,6 +17,7 @@ import agentgit
 from agentgit import Corrupt, SQLModelSaver
 from agentgit.sessions.reports import Finding
 from agentgit.store.maintenance.fsck import check
+from agentgit.store.sql.tables import TOOL_INVOCATION
 
 JUNK = bytes(range(32))
 MESSAGE = "type = 'message' AND size > 100"
@@ -304,6 +307,16 @@ def test_operation_steps_that_refer_to_a_missing_call_are_found(lived):
         made = {"data": orjson.dumps(plan), "id": id}
         backend.write(lived, lambda c, made=made: c.execute(change, made))
     assert [one.what for one in of(lived, 2)] == ["its call 5 is missing"]
+
+
+def test_fsck_names_a_write_to_memory_without_its_item():
+    """A plan needs the item of a write to memory and the value before it, so fsck checks them."""
+    with agentgit.open(":memory:") as repo:
+        repo.wrap(noting(InMemoryStore()), "s").invoke(said("+food=pizza"))
+        backend.write(repo, lambda c: c.execute(TOOL_INVOCATION.update().values(args=b'{"key":"food"}')))
+        assert [one.what for one in repo.maintenance.fsck(2).findings] == [
+            "it is a write to memory without the item or the value before it"
+        ]
 
 
 @pytest.mark.parametrize(
