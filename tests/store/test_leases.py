@@ -14,7 +14,7 @@ from sqlalchemy import select, update
 
 import agentgit
 from agentgit import Conflict, InvalidInput, RollbackIncomplete
-from agentgit.errors import TurnAbandoned, Unavailable
+from agentgit.errors import Unavailable
 from agentgit.store.sql import process
 from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT, OPERATION
 
@@ -78,28 +78,6 @@ def test_a_run_on_another_machine_is_taken_over_when_its_lease_ends(repo, world)
     assert world.items == ["chair", "table"]
     assert ends(repo) == []
     assert len(repo.events.newest(session="s", kinds="turn.abandoned")) == 1
-
-
-@on_postgresql
-def test_a_turn_with_an_expired_lease_saves_no_more_steps(repo, world):
-    agent = obeying(repo, world)
-    agent.run("add chair")
-
-    def run():
-        with agentgit.open(backend.url(repo)) as other, pytest.warns(TurnAbandoned, match="add"):
-            obeying(other, world).run("look")
-
-    def take_over():
-        assert let_end(repo) == 1
-        backend.from_outside(run)
-
-    world.then.append(take_over)
-    with pytest.raises(Conflict, match="taken over"):  # sync, so that no step is saved during the other turn
-        agent.invoke({"messages": [("user", "add table")]}, durability="sync")
-    late = obeying(repo, world)
-    assert [m["content"] for m in late.history() if m["role"] == "user"] == ["add chair", "add table", "look"]
-    assert [(c.tool_name, c.status) for c in late.tool_track()] == [("add", "done"), ("add", "done"), ("look", "done")]
-    assert repo.maintenance.fsck(3).is_sound
 
 
 @on_postgresql
