@@ -10,7 +10,6 @@ from sqlalchemy import text
 import agentgit
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
-from agentgit.store.sql import process
 
 MARK = "zebrafish"
 
@@ -95,9 +94,9 @@ def test_erasing_a_session_clears_the_planner_statistics(repo, tmp_path):
 
 
 def test_a_running_session_is_not_erased(two):
-    sessions, branch = two.context.store.sessions, two.session("other").branch()
-    with process.register_owner() as alive:
-        backend.write(two, lambda c: sessions.acquire(c, branch.id, alive))
+    branch = two.session("other").branch()
+    with backend.at_work(two) as alive:
+        backend.take(two, branch, alive)
         with pytest.raises(Conflict, match="Nothing was erased"):
             two.session("other").delete()
     assert two.session("other").branch().checkpoint_count == branch.checkpoint_count
