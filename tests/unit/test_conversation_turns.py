@@ -42,22 +42,22 @@ def test_a_turn_folds_its_checkpoints_and_its_tool_results():
     assert (turn.tokens, turn.seconds, turn.before.id, turn.after.id) == (12, 3.0, 1, 4)
 
 
-@pytest.mark.parametrize(
-    ("status", "word"),
-    [
-        ("intended", "running"),
-        ("done", "done"),
-        ("failed", "failed"),
-        ("unknown", "unknown"),
-        ("reversed", "undone"),
-        ("reverse_failed", "could not be undone"),
-        ("reverse_unknown", "undo unknown"),
-    ],
-)
-def test_a_card_says_what_became_of_its_call(status, word):
-    [turn] = turns_of([point(1, "before", 0)], [USER, ASK], [call(7, status)], kept={7})
-    [card] = turn.entries[1].cards
-    assert card.outcome[0] == ("kept" if status == "done" else word)
+WORDS = {
+    "intended": "running",
+    "done": "kept",
+    "failed": "failed",
+    "unknown": "unknown",
+    "reversed": "undone",
+    "reverse_failed": "could not be undone",
+    "reverse_unknown": "undo unknown",
+}
+"""What the card of a call says if a rollback kept it, by the status of the call."""
+
+
+def test_a_card_says_what_became_of_its_call():
+    for status, word in WORDS.items():
+        [turn] = turns_of([point(1, "before", 0)], [USER, ASK], [call(7, status)], kept={7})
+        assert turn.entries[1].cards[0].outcome[0] == word
 
 
 def test_each_turn_gets_its_own_call_of_a_repeated_id():
