@@ -1,9 +1,4 @@
-"""Every entry point × every kind of principal: HTTP routes, pages, MCP tools and commands.
-
-Each table below lists every entry point with its required role. A test fails if an entry point is missing from its
-table, so nobody can add one without declaring who may use it, or if a listed one does not exist. The verbs of the
-library have such a table in `test_access.py`.
-"""
+"""Every entry point × every kind of principal; an entry point that is missing from its table fails a test."""
 
 from __future__ import annotations
 

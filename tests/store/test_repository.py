@@ -170,17 +170,6 @@ def test_session_and_branch_values_have_the_documented_fields(repo, agent):
     assert [m["role"] for m in branch.conversation_history] == ["user", "assistant"]
 
 
-def test_users_do_not_see_each_others_sessions(database):
-    with agentgit.open(database.url, user="ada") as ada, agentgit.open(database.url, user="bob") as bob:
-        agent = chat(ada, "secret")
-        agent.run("hi")
-        assert bob.sessions() == []
-        for look in (lambda: bob.session("secret"), lambda: bob.session(agent.session.id).tree()):
-            with pytest.raises(NotFound):
-                look()
-        assert chat(bob, "secret").history() == []
-
-
 def test_checkpoint_data_may_be_any_json(repo):
     agent = chat(repo)
     data = {"list": [1, None, "x\0\ud800"], "nested": {"a": 1.5}}

@@ -63,12 +63,9 @@ def certify(folder: Path) -> None:
 
 @contextmanager
 def nginx(folder: Path, server: str, changes: dict[str, str]) -> Iterator[int]:
-    """Run nginx with `server` blocks, whose files are all in a folder, and yield its port for HTTPS.
+    """Run nginx with `server` blocks in which some texts are changed, and yield its port for HTTPS.
 
-    Args:
-        folder: The folder, which gets a certificate.
-        server: The blocks.
-        changes: The new text for parts of the blocks, apart from the port.
+    All its files are in the folder, which gets a certificate.
     """
     if (program := shutil.which("nginx")) is None:
         pytest.skip("nginx is not installed: apt-get install nginx")

@@ -14,10 +14,6 @@ def doors(app: Any, at: str = "") -> Iterator[str]:
 
     A HEAD next to a GET is not listed. `ANY` means any method, `BEFORE` middleware that runs before all routes, and
     `ELSE` a fallback after all routes. The class follows in parentheses if it is opaque, like that of a web socket.
-
-    Args:
-        app: An application, a router, or a mounted application.
-        at: The path prefix.
     """
     while not hasattr(app, "routes"):
         if not hasattr(app, "app"):
