@@ -66,9 +66,11 @@ def test_serve_with_a_graph_edits_a_message_and_runs_it_again(tmp_path):
         assert (lamp.tool_name, lamp.effect) == ("create_order", "reversible")
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "part"),
-    [
+def test_serve_names_what_is_wrong_or_missing(tmp_path, monkeypatch):
+    """Serving others needs a proxy and a user, and a header that names the user needs a proxy that is trusted."""
+    monkeypatch.chdir(tmp_path)
+    agentgit.open(tmp_path / "agentgit.db").close()
+    for words, code, part in (
         ("--effects agentgit.demo:EFFECTS", 2, "--graph MODULE:GRAPH"),
         ("--graph agentgit.demo:nothing", 3, "agentgit.demo:nothing"),
         ("--workspace notes=work", 2, "--graph MODULE:GRAPH"),
@@ -82,14 +84,9 @@ def test_serve_with_a_graph_edits_a_message_and_runs_it_again(tmp_path):
         ("--create-users --trusted-proxy 127.0.0.1", 2, "--user-header"),
         ("--trusted-proxy 127.0.0.1", 2, "agentgit users add NAME"),
         ("--host 0.0.0.0 --no-proxy", 2, "agentgit users add NAME"),
-    ],
-)
-def test_serve_names_what_is_wrong_or_missing(tmp_path, monkeypatch, words, code, part):
-    """Serving others needs a proxy and a user, and a header that names the user needs a proxy that is trusted."""
-    monkeypatch.chdir(tmp_path)
-    agentgit.open(tmp_path / "agentgit.db").close()
-    done = command_line.run("serve", "--db", "agentgit.db", *words.split())
-    assert (done.code, part in done.err) == (code, True)
+    ):
+        done = command_line.run("serve", "--db", "agentgit.db", *words.split())
+        assert (done.code, part in done.err) == (code, True), words
 
 
 def test_serve_without_its_extra_names_the_pip_command(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import operator
 import time
 from functools import partial
+from itertools import product
 from typing import Annotated, TypedDict
 
 import backend
@@ -129,10 +130,10 @@ def functional(saver):
     return flow, calls
 
 
-def pause(saver, graph):
-    """Run a graph in the thread main until it asks, and return the id of its checkpoint."""
-    graph.invoke({"log": []}, on("main"))
-    return head(saver, "main").checkpoint_id
+def pause(saver, graph, thread="main"):
+    """Run a graph until it asks, and return the id of its checkpoint."""
+    graph.invoke({"log": []}, on(thread))
+    return head(saver, thread).checkpoint_id
 
 
 def test_a_fork_copies_one_checkpoint_and_no_value(saver):
@@ -163,19 +164,18 @@ KINDS = {
 """The graphs that ask after a finished task, and what the task logs."""
 
 
-@pytest.mark.parametrize("finished", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fork_from_a_pause_asks_again_and_repeats_no_finished_task(saver, kind, finished):
-    build, earlier = KINDS[kind]
-    graph, calls = build(saver)
-    paused = pause(saver, graph)
-    if finished:
-        graph.invoke(Command(resume="old"), on("main"))
-    fork(saver, "main", paused, "copy")
-    assert questions(graph, on("copy")) == ["A?"]
-    calls.clear()
-    assert sorted(graph.invoke(Command(resume="new"), on("copy"))["log"]) == sorted([earlier, "new"])
-    assert calls == ["ask"]
+def test_a_fork_from_a_pause_asks_again_and_repeats_no_finished_task(saver):
+    for (kind, (build, earlier)), finished in product(KINDS.items(), (False, True)):
+        graph, calls = build(saver)
+        thread, copy = f"{kind}, {finished}", f"copy of {kind}, {finished}"
+        paused = pause(saver, graph, thread)
+        if finished:
+            graph.invoke(Command(resume="old"), on(thread))
+        fork(saver, thread, paused, copy)
+        assert questions(graph, on(copy)) == ["A?"], thread
+        calls.clear()
+        assert sorted(graph.invoke(Command(resume="new"), on(copy))["log"]) == sorted([earlier, "new"]), thread
+        assert calls == ["ask"], thread
 
 
 def test_a_fork_and_its_source_leave_each_other_unchanged(saver):
