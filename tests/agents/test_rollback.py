@@ -258,6 +258,8 @@ def test_a_failing_undo_stops_the_rollback_until_it_is_resumed(repo, world):
     assert repo.session().branch().name == "main"
     with pytest.raises(Conflict, match="resume"):
         repo.wrap(agent.graph, "s", branch="retry").run("hi")
+    with pytest.raises(Conflict):
+        repo.session("s").switch("retry")
 
     with pytest.raises(RollbackIncomplete):
         repo.resume(operation)

@@ -7,7 +7,6 @@ from scripted import World, call, obedient, scripted, tool_node_graph
 import agentgit
 from agentgit import (
     Ambiguous,
-    Conflict,
     InvalidInput,
     NotFound,
     RollbackBlocked,
@@ -145,14 +144,6 @@ def test_a_wrong_session_branch_target_or_mode_is_refused(repo, agent):
     with pytest.raises(InvalidInput):
         session.switch("main", sync="perhaps")
     assert len(session.operations()) == 2
-
-
-def test_a_switch_to_a_partial_branch_is_refused(repo, agent, world):
-    world.broken.add("table")
-    with pytest.raises(agentgit.RollbackIncomplete):
-        repo.session("s").rollback("one chair", name="half")
-    with pytest.raises(Conflict):
-        repo.session("s").switch("half")
 
 
 def test_a_checkpoint_is_saved_without_the_graph(repo, agent):
