@@ -24,15 +24,11 @@ def said(text="ok", into=10, out=5, model="m", **more):
     return AIMessage(text, usage_metadata=used, response_metadata={"model_name": model}, **more)
 
 
-def talking(**how):
-    """Make a model whose answers report ten input tokens for each message and five output tokens."""
-    return ScriptedModel(rule=lambda messages: said(into=10 * len(messages), **how))
-
-
 def wrap(repo, session="s", model=None, kind="tool_node", **how):
-    """Wrap a graph whose model reports its token usage."""
+    """Wrap a graph whose model reports ten input tokens for each message and five output tokens."""
     world = World()
-    return repo.wrap(GRAPHS[kind](model or talking(), world.tools()), session, effects=world.effects(), **how)
+    model = model or ScriptedModel(rule=lambda messages: said(into=10 * len(messages)))
+    return repo.wrap(GRAPHS[kind](model, world.tools()), session, effects=world.effects(), **how)
 
 
 # -- figures

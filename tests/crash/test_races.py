@@ -5,8 +5,7 @@ import time
 
 import backend
 import pytest
-from chains import chain
-from langgraph.graph import START, MessagesState, StateGraph
+from chains import chain, says
 from langgraph.types import Command, interrupt
 from saver_checkpoints import count, on, put, values, work_in_next_put
 
@@ -98,19 +97,18 @@ def test_a_run_from_an_explicit_checkpoint_is_no_conflict(saver):
 
 
 def asking(saver, gate=None):
-    """Compile a graph with a subgraph that asks a question between its two nodes; the last node waits at the gate."""
+    """Compile a graph with a subgraph that asks a question in its second node; the last node waits at the gate."""
+
+    def ask(state):
+        return {"messages": [("ai", interrupt("ok?"))]}
 
     def last(state):
         if gate is not None:
             gate.wait()
         return {"messages": []}
 
-    inner = StateGraph(MessagesState).add_node("note", lambda _: {"messages": [("ai", "noted")]})
-    inner.add_node("ask", lambda _: {"messages": [("ai", interrupt("ok?"))]}).add_edge(START, "note")
-    builder = StateGraph(MessagesState).add_node("inner", inner.add_edge("note", "ask").compile(checkpointer=True))
-    builder.add_node("middle", lambda _: {"messages": [("ai", "middle")]}).add_node("last", last)
-    builder.add_edge(START, "inner").add_edge("inner", "middle").add_edge("middle", "last")
-    return builder.compile(checkpointer=saver)
+    inner = chain(says("noted"), ask, checkpointer=True)
+    return chain(inner, says("middle"), last, checkpointer=saver)
 
 
 def ask_and_answer(graph):
@@ -149,7 +147,7 @@ def test_a_replay_from_a_subgraph_that_another_run_overtakes_is_detected(saver):
     raised = run_beside(
         asking(saver, gate),
         gate,
-        lambda: other.update_state(on("t"), {"messages": [("ai", "quick")]}, as_node="last"),
+        lambda: other.update_state(on("t"), {"messages": [("ai", "quick")]}, as_node="n2"),
         Command(resume="second"),
         asked,
         durability="sync",

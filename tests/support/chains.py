@@ -15,9 +15,9 @@ HI = {"messages": [("user", "hi")]}
 def chain(*nodes: Callable[[MessagesState], Any] | Graph, checkpointer: Any = None) -> Graph:
     """Compile a graph with these nodes."""
     builder = StateGraph(MessagesState)
-    for number, node in enumerate(nodes):
-        builder.add_node(str(number), node)
-        builder.add_edge(str(number - 1) if number else START, str(number))
+    for number, node in enumerate(nodes):  # a number alone would be no name of a subgraph
+        builder.add_node(f"n{number}", node)
+        builder.add_edge(f"n{number - 1}" if number else START, f"n{number}")
     return builder.compile(checkpointer=checkpointer)
 
 

@@ -84,19 +84,14 @@ FRESH = {point: AGAIN[point] for point in ("in the tool", "before the record")}
 FRESH |= {point: REVERSAL[point] for point in ("before the operation", "before the publication")}
 """Points of a run in a fresh world, which reverses nothing; its repeated calls have the points of `execute`."""
 
-VERBS: dict[str, Callable[[Any], Any]] = {
-    "run": lambda agent: agent.invoke(wish([("order", "d"), ("pay", "e")])),
-    "rollback": lambda agent: agent.rollback("start", request_id="r"),
-    "switch": lambda agent: agent.switch("main", "world"),
-    "execute": lambda agent: agent.rollback("end", replay="execute", on_drift="continue", request_id="r"),
-    "fresh": lambda agent: begun_afresh(
-        Repository(agent.session.context), verify=agent._branch.settings.effects.tools["order"].verify is not None
-    ),
+VERBS: dict[str, Callable[[Repository, Any, bool], Any]] = {
+    "run": lambda repo, agent, verify: agent.invoke(wish([("order", "d"), ("pay", "e")])),
+    "rollback": lambda repo, agent, verify: agent.rollback("start", request_id="r"),
+    "switch": lambda repo, agent, verify: agent.switch("main", "world"),
+    "execute": lambda repo, agent, verify: agent.rollback("end", replay="execute", on_drift="continue", request_id="r"),
+    "fresh": lambda repo, agent, verify: begun_afresh(repo, verify=verify),
+    "fork": lambda repo, agent, verify: forked(repo, verify=verify),
 }
-
-VERBS["fork"] = lambda agent: forked(
-    Repository(agent.session.context), verify=agent._branch.settings.effects.tools["order"].verify is not None
-)
 
 POINTS = {"run": TURN, "rollback": REVERSAL, "switch": REVERSAL | AGAIN, "execute": REVERSAL | AGAIN, "fresh": FRESH}
 POINTS["fork"] = REVERSAL | TURN
@@ -125,6 +120,7 @@ def begun_afresh(repo: Any, *, verify: bool) -> Any:
 def main(url: str, path: str, verb: str, point: str, verify: bool) -> None:
     """Run one operation, and kill this process at a point of it."""
     os.environ["SHOP"] = path
-    agent = wrapped(agentgit.open(url), verify=verify)
+    repo = agentgit.open(url)
+    agent = wrapped(repo, verify=verify)
     with POINTS[verb][point]():
-        VERBS[verb](agent)
+        VERBS[verb](repo, agent, verify)
