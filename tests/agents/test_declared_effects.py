@@ -197,7 +197,7 @@ def test_a_call_is_repeated_outside_and_inside_a_turn_and_not_recorded(repo, wor
         the_runner(agent, "add")({"item": "x"})
         return "done"
 
-    model = scripted(calls(call("add", item="a"), call("again")), "ok")
+    model = scripted(call("add", item="a"), call("again"), "ok")
     agent = repo.wrap(nested_graph(model, [*world.tools(), again]), "s", effects=world.effects())
     agent.run("go")
     made, again_made = agent.tool_track()

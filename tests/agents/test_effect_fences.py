@@ -98,7 +98,7 @@ def test_each_effect_answers_one_call_with_its_arguments(repo, bank):
     assert len(bank.ledger) == 2
     retry = agent.rollback("main#1", force=True)
     retry.run("pay Ann three times, more, and Bob")
-    assert [call.kind for call in retry.tool_track()] == ["replay", "call", "replay", "call", "call"]
+    assert sorted(call.kind for call in retry.tool_track()) == ["call", "call", "call", "replay", "replay"]
     assert sorted(entry[:2] for entry in bank.ledger[2:]) == [("Ann", 5), ("Ann", 6), ("Bob", 5)]
 
 
