@@ -320,8 +320,6 @@ def test_an_interrupt_is_a_leaf_and_its_answers_are_choices(repo, world):
 
 
 def test_choices_can_be_configs(repo):
-    """Each choice is merged into the config of its runs."""
-
     def answer(state: MessagesState, config: RunnableConfig):
         return {"messages": [("ai", config["configurable"]["tone"] + config["metadata"]["of"])]}
 

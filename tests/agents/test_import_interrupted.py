@@ -13,7 +13,6 @@ __all__ = ["any_origin"]  # the fixture
 
 
 def rule(messages):
-    """Request three calls at once, the first of which asks a person, and then finish."""
     if isinstance(messages[-1], ToolMessage):
         return AIMessage("done")
     ask, add = call("add_if_approved", "c-ask", item="table"), call("add", "c-add", item="chair")

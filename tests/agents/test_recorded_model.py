@@ -25,7 +25,6 @@ TEXTS = ("add chair; charge 5", "look", "thanks")
 
 
 def content(messages):
-    """Return messages without the ids that tools' answers get anew."""
     return [(m.type, m.content, m.name, getattr(m, "tool_calls", None), m.id * (m.type == "ai")) for m in messages]
 
 

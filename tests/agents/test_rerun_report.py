@@ -77,7 +77,6 @@ def test_reports_follow_renamed_branches(repo, world, agent):
 
 
 def test_a_blocked_rollback_from_a_rerun_names_no_checkpoint_of_it(agent):
-    """The nearest checkpoint that a blocked rollback names is one that can be rolled back to."""
     agent.run("send hello")
     agent.rerun(name="again")
     with pytest.raises(RollbackBlocked) as blocked:
