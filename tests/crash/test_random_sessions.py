@@ -157,6 +157,7 @@ class TrueWorld(RuleBasedStateMachine):
         self.agent("main")
 
     def start(self) -> None:
+        """Open the repository, as a new process does."""
         self.mortal.left = None
         self.repo = agentgit.open(self.url or self.folder / "agentgit.db", tenant=self.tenant)
 
@@ -199,6 +200,7 @@ class TrueWorld(RuleBasedStateMachine):
 
     @property
     def now(self) -> set[str]:
+        """The declared items in the world."""
         return self.declared(self.shop.standing)
 
     def declared(self, items: Iterable[str]) -> set[str]:
@@ -210,9 +212,13 @@ class TrueWorld(RuleBasedStateMachine):
         now, path = self.declared(standing), set(line.path)
         return (now - line.then - path) | ((path & line.then) - now)
 
+    def journal(self) -> list[ToolInvocation]:
+        """Return every recorded call."""
+        return backend.journal(self.repo)
+
     def unclear(self) -> set[str]:
         """Return the items with a call of unknown effect."""
-        return {call.args["item"] for call in backend.journal(self.repo) if self.is_vague(call)}
+        return {call.args["item"] for call in self.journal() if self.is_vague(call)}
 
     def is_vague(self, call: ToolInvocation) -> bool:
         """Return whether the effect of a call is unknown; a declared call that failed did nothing."""
@@ -224,6 +230,7 @@ class TrueWorld(RuleBasedStateMachine):
         return [branch.name for branch in self.repo.session("s").branches() if branch.status in ("open", "running")]
 
     def stopped(self) -> list[Any]:
+        """Return the operations that are not done."""
         return [operation for operation in self.repo.session("s").operations() if operation.status != "done"]
 
     # -- the steps of a session
@@ -388,7 +395,7 @@ class TrueWorld(RuleBasedStateMachine):
         """Repair the shop and resolve every unclear call, as a person does."""
         self.shop.stuck.clear()
         self.shop.faults.clear()
-        for one in backend.journal(self.repo):
+        for one in self.journal():
             if one.status == "unknown":
                 self.repo.resolve(one, "happened" if self.unclaimed(one.args["item"]) else "did_not_happen")
             elif one.status in ("reverse_unknown", "reverse_failed"):
@@ -400,7 +407,7 @@ class TrueWorld(RuleBasedStateMachine):
     def the_journal_is_true(self) -> None:
         """Check that each effect has a true status and that nothing in the world is missing from the journal."""
         type(self).steps += 1
-        calls = [call for call in backend.journal(self.repo) if call.tool_name not in (LOOK, PEEK)]
+        calls = [call for call in self.journal() if call.tool_name not in (LOOK, PEEK)]
         self.doubted |= self.unclear()
         for one in calls:
             if one.kind == "replay":  # answered from the record; the row of the original call has the status
@@ -426,8 +433,8 @@ class TrueWorld(RuleBasedStateMachine):
 
     def unclaimed(self, item: str) -> int:
         """Count the orders of an item in the world that are no call's result."""
-        calls = [call for call in backend.journal(self.repo) if call.args["item"] == item]
-        return len(set(self.shop.orders(item)) - {call.result["order"] for call in calls if call.result})
+        known = {call.result["order"] for call in self.journal() if call.args["item"] == item and call.result}
+        return len(set(self.shop.orders(item)) - known)
 
     def compare(self, steps: list[Any], path: set[str], kept: set[str]) -> None:
         """Check that a plan contains all differences between the world and a path, and nothing else."""
@@ -475,7 +482,7 @@ class TrueWorld(RuleBasedStateMachine):
 
     def agrees(self, report: Any) -> None:
         """Check each line of a report against the world."""
-        lost = Counter(call.args["item"] for call in backend.journal(self.repo) if call.result is None)
+        lost = Counter(call.args["item"] for call in self.journal() if call.result is None)
         vague = self.unclear() | {item for item, calls in lost.items() if calls > 1}
         for group, there in {"reversed": False, "gone": False, "redone": True, "kept": True}.items():
             for item in getattr(report, group):
