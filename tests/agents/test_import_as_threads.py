@@ -34,6 +34,7 @@ def test_a_thread_of_any_saver_arrives_completely_is_extended_and_continues_here
     any_origin.talk(shop(world), "u", "hello")
     report = repo.import_langgraph(any_origin.url, as_threads=True)
     assert statuses(report) == [("t", "imported"), ("u", "imported")]
+    assert report.count("imported") == 2
     assert report.threads[0].session_name is None
     require_same(saver, any_origin)
     assert repo.sessions() == []
