@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.commands import AllCommands
+from agentgit.cli.commands import COMMANDS, AllCommands
 from agentgit.cli.options import GLOBAL_OPTIONS, GlobalOptions
 from agentgit.cli.output import HOST, Host
 from agentgit.errors import AgentGitError, InvalidInput
@@ -57,10 +57,9 @@ MOVING = ("switch",)
 
 def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
     """Run a command in this process, for a notebook or a chat."""
-    if words[0].startswith("-") and words[0] not in ("--help", "--version"):
-        raise InvalidInput(f"Write {words[0]} after the command.")
-    if words[0] in TERMINAL_ONLY:
-        raise InvalidInput(f"Run it in a terminal: agentgit {words[0]}")
+    command = next((word for word in words if word in COMMANDS), "")  # after the options before it
+    if command in TERMINAL_ONLY:
+        raise InvalidInput(f"Run it in a terminal: agentgit {command}")
     if any(word.partition("=")[0] in ("--user", "--tenant") for word in words):
         raise InvalidInput("The database is open already, for one user of one tenant.")
 

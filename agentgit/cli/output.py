@@ -24,7 +24,6 @@ from agentgit.values import portable
 
 if TYPE_CHECKING:
     from agentgit.handles.session import Session
-    from agentgit.render.text import Line
     from agentgit.repository import Repository
     from agentgit.sessions.reports import OnProgress
 

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
 from agentgit.auth import Member, ShareLink
+from agentgit.auth.credentials import expiry_time
 from agentgit.auth.principal import OWNER, VIEWER, WRITE, Role, require_role
-from agentgit.auth.sharing import expiry_time
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context, SessionAccess, UserRef
 from agentgit.store.sql.ids import is_id

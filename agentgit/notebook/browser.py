@@ -103,7 +103,7 @@ def live(agent: RollbackAgent) -> Iterator[None]:
         ```
     """
     display_handle = _display(agent.tree())
-    # The callback runs in another thread. This context directs its output to the calling cell.
+    # The callback may run in another thread. This context directs its output to the calling cell.
     cell_context, drawn_at = contextvars.copy_context(), monotonic()
 
     def draw(event: Event) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy import URL
 
 from agentgit.auth import Keyring, Principal, User
 from agentgit.auth.principal import LOCAL, require_name
+from agentgit.auth.secret_names import excluded_names
 from agentgit.checkpoints import references
 from agentgit.effects import Effect
 from agentgit.effects.declarations import as_effects
@@ -26,7 +27,6 @@ from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.sql.postgres import POOL_SIZE
 from agentgit.store.sql.process import LEASE_SECONDS
 from agentgit.store.store import Store
-from agentgit.store.transfer.redaction import excluded_names
 
 TRUST = "AGENTGIT_TRUST"
 

@@ -733,7 +733,8 @@ class Repository:
         access.
 
         Args:
-            user: A User, a name or an id.
+            user: A User, an id, or a name as text, which may come from a token: digits are a name too, and `local`, the
+                user of a program that opens the database itself, is nobody.
 
         Raises:
             NotAllowed: You are not an admin, or the user is disabled.

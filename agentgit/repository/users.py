@@ -10,9 +10,15 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import async_twin
 from agentgit.auth import ApiKey, NewKey, Principal, User
-from agentgit.auth.credentials import BROWSER_KEY_NAME, BROWSER_LIFETIME, KEY_LIFETIME, LINK_LIFETIME, LINK_NAME
+from agentgit.auth.credentials import (
+    BROWSER_KEY_NAME,
+    BROWSER_LIFETIME,
+    KEY_LIFETIME,
+    LINK_LIFETIME,
+    LINK_NAME,
+    expiry_time,
+)
 from agentgit.auth.principal import ADMIN, ALL_SCOPES, LOCAL, READ, require_name, with_included_scopes
-from agentgit.auth.sharing import expiry_time
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.handles.context import Context, UserRef
 from agentgit.handles.retention import erase
@@ -36,6 +42,10 @@ def principal_of_user(context: Context, user: UserRef) -> Principal:
     """Return the principal of another user. For admins."""
     context.require_admin("as_user")
     target = context.read(lambda c: context.find_user(c, user))
+    if isinstance(user, str) and (user == LOCAL or target.name != user):  # often from a token: never an id, nor `local`
+        raise NotFound(
+            f"There is no user {user!r} whom a program may act for. repo.users.list() lists them for admins."
+        )
     if target.disabled_at is not None:
         raise disabled_user_error(target)
     return Principal(tenant_id=context.store.tenant_id, user=target, by=context.principal)

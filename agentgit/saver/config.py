@@ -14,6 +14,7 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 
+from agentgit.auth.secret_names import is_secret_name
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.langgraph_internals import DeltaSnapshot
 from agentgit.saver.codec import Codec
@@ -22,7 +23,6 @@ from agentgit.saver.leaf_codec import is_plain
 from agentgit.store.objects.content import Encoded
 from agentgit.store.threads.graph_store import Draft, GraphKey, GraphScope
 from agentgit.store.threads.lifecycle import DELTA_COUNTERS
-from agentgit.store.transfer.redaction import is_secret_name
 
 
 def address(config: RunnableConfig) -> tuple[str, str, str | None]:

@@ -25,6 +25,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from sqlalchemy import URL, Connection
 
 from agentgit.auth.keyring import Keyring
+from agentgit.auth.secret_names import excluded_names
 from agentgit.errors import Conflict, InvalidInput, NotAllowed
 from agentgit.langgraph_internals import DeltaSnapshot
 from agentgit.saver.async_api import DONE, AsyncSaverMethods
@@ -51,7 +52,6 @@ from agentgit.store.objects.content import Body, read_values
 from agentgit.store.objects.packing import Compression
 from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
-from agentgit.store.schema.schema import ensure_tenant
 from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.threads.graph_rows import (
     ASKED,
@@ -65,7 +65,6 @@ from agentgit.store.threads.graph_rows import (
 )
 from agentgit.store.threads.graph_store import Draft, GraphCheckpoint, GraphKey, GraphStore, PendingWrite, Task
 from agentgit.store.threads.lifecycle import count_unread_threads, has_langgraph_tables
-from agentgit.store.transfer.redaction import excluded_names
 from agentgit.values import from_json
 
 PAGE = 16
@@ -210,7 +209,7 @@ class SQLModelSaver(AsyncSaverMethods):
         if shared.store is None:
             if shared.tenant_id is None:
                 schema.prepare(self.database)
-                shared.tenant_id = ensure_tenant(self.database)
+                shared.tenant_id = schema.ensure_tenant(self.database)
                 unlock(self.database, shared.tenant_id)
             shared.store = GraphStore(shared.tenant_id, shared.compression)
         return shared.store

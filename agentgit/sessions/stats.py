@@ -301,6 +301,7 @@ class Stats(PrintableDrawing, Tabular):
             "sessions": self.sessions,
             "branch_count": len(self.branches),
             **self.total.to_dict(self.prices),
+            "erased": {model: tokens.total for model, tokens in self.erased.items()},
             "unique_names": self.unique_names,
             "names": dict(self.names),
             "storage": vars(self.storage) if self.storage is not None else None,

@@ -658,7 +658,7 @@ def test_tab_completes_commands_and_references(folder):
         ("/rollback 'before", "Close each quote that you open."),
         ("/tree --nothing", "No such option: --nothing"),
         ("/serve", "Run it in a terminal: agentgit serve"),
-        ("/--no-pager serve", "Write --no-pager after the command."),
+        ("/--no-pager serve", "Run it in a terminal: agentgit serve"),
     ],
 )
 def test_a_wrong_slash_command_fails_with_one_line(folder, line, said):

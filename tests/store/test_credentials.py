@@ -9,8 +9,7 @@ import backend
 import pytest
 from sqlalchemy import select
 
-from agentgit.auth.credentials import KEY_PREFIX
-from agentgit.auth.sharing import LINK_PREFIX, format_token, parse_token
+from agentgit.auth.credentials import KEY_PREFIX, LINK_PREFIX, format_token, parse_token
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.store import database
 from agentgit.store.sql.tables import API_KEY, METADATA, SESSION_LINK
@@ -105,6 +104,15 @@ def test_disabling_a_user_ends_open_handles_at_once(repo, ada):
 
 
 # -- keys
+
+
+@pytest.mark.parametrize("name", ["local", "id"])
+def test_a_name_from_a_token_is_neither_an_id_nor_the_local_user(repo, name):
+    """A program may pass the subject of a token to `as_user`; whoever chose that name is nobody else by it."""
+    ada = repo.users.add("ada")
+    with pytest.raises(NotFound, match="may act for"):
+        repo.as_user(str(ada.id) if name == "id" else name)
+    assert repo.as_user(ada.id).user.name == "ada"
 
 
 def test_a_key_is_read_only_and_expires_by_default(repo, ada):

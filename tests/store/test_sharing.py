@@ -7,7 +7,7 @@ import pytest
 from scripted import World, obedient, tool_node_graph
 
 import agentgit
-from agentgit.auth.sharing import LINK_PREFIX, parse_token
+from agentgit.auth.credentials import LINK_PREFIX, parse_token
 from agentgit.errors import Ambiguous, InvalidInput, NotFound
 from agentgit.store.sql.tables import SESSION_LINK, SESSION_MEMBER
 

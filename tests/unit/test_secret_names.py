@@ -1,6 +1,6 @@
 """Names of settings that look like those of secrets, which are not stored as metadata."""
 
-from agentgit.store.transfer.redaction import is_secret_name
+from agentgit.auth.secret_names import is_secret_name
 
 HIDDEN = """
     api_key apikey API_KEY apiKey openai_api_key openaiApiKey OPENAI_API_KEY x-api-key X-Api-Key api_keys stripe_key key

@@ -10,6 +10,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointMetadata, Checkp
 from sqlalchemy import Connection
 
 from agentgit.agents.importing.readers import ThreadEntry, UnknownTypeSerializer
+from agentgit.auth.secret_names import is_secret_name
 from agentgit.errors import Corrupt
 from agentgit.saver.codec import Codec
 from agentgit.saver.config import config_of
@@ -18,7 +19,6 @@ from agentgit.saver.saver import SQLModelSaver
 from agentgit.store.objects.blobs import compact
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_store import Draft, Encoded, GraphKey, GraphStore, Task
-from agentgit.store.transfer.redaction import is_secret_name
 from agentgit.values import from_json
 
 NumberedWrites = list[tuple[Task, list[tuple[int, str, Any]]]]

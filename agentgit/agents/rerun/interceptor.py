@@ -95,7 +95,11 @@ _is_starting_worker: ContextVar[bool] = ContextVar("is_starting_worker", default
 
 
 def follow_threads() -> None:
-    """Wrap the two methods that start work in a thread, unless they are already wrapped."""
+    """Wrap the two methods that start work in a thread, unless they are already wrapped.
+
+    A new thread has no context, so LangChain does not know which turn a call in it belongs to. Outside a rerun they
+    behave as before.
+    """
     wrap_once(threading.Thread, "start", _wrap_start)
     wrap_once(ThreadPoolExecutor, "submit", _wrap_submit)
 

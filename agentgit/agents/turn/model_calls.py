@@ -19,6 +19,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel
 
+from agentgit.auth.secret_names import is_secret_name
 from agentgit.errors import InvalidInput
 from agentgit.saver.codec import Codec
 from agentgit.store.objects.blobs import Leaf
@@ -33,7 +34,6 @@ from agentgit.store.threads.graph_rows import (
     NewWrites,
     Task,
 )
-from agentgit.store.transfer.redaction import is_secret_name
 from agentgit.values import portable
 
 OPTIONS = ("tools", "tool_choice", "response_format")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import json
 import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Self
 
@@ -22,10 +23,12 @@ from agentgit.cli.completion import Names, NamesHere
 from agentgit.effects import RollbackReport
 from agentgit.errors import (
     AgentGitError,
+    BranchMoved,
     InvalidInput,
     NotFound,
     RollbackBlocked,
     RollbackIncomplete,
+    TurnAbandoned,
 )
 from agentgit.handles.session import Session
 from agentgit.render.text import Line, Span, clean, cut, table, visible
@@ -233,7 +236,7 @@ class Chat:
         previous_id = agent.session.branch().id
         pieces = chat_turn.continue_turn(agent) if text is None else chat_turn.send_message(agent, text)
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: output.print_notice(f"warning: {clean(str(message))}")
+            warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
             self._runner.run(self._write_turn(pieces))
         if (current := agent.session.branch()).id not in (previous_id, agent.branch_id):  # a tool requested a rollback
             self.agent = agent.at(current)
@@ -276,6 +279,14 @@ class Chat:
         self.fail(error)
 
 
+def _show_warning(show: Callable[..., None], message: Warning | str, *details: Any, **options: Any) -> None:
+    """Show a warning of agentgit in the words of the chat, and any other as Python does."""
+    if isinstance(message, BranchMoved | TurnAbandoned):
+        output.print_notice(f"warning: {clean(str(message))}")
+    else:
+        show(message, *details, **options)
+
+
 def at_terminal() -> bool:
     """Return whether standard input and output are terminals, so that a person can be prompted."""
     return sys.stdin.isatty() and sys.stdout.isatty()
@@ -300,7 +311,7 @@ def choose_message(newest_first: list[dict[str, Any]]) -> dict[str, Any] | None:
     if not newest_first:
         raise NotFound("There is no message of yours on this branch to go back to.")
     if at_terminal() and os.environ.get("TERM") != "dumb":
-        from agentgit.cli.chat import prompt  # late, as above
+        from agentgit.cli.chat import prompt  # late, because a pipe does not need it
 
         number = prompt.choose([text_of(message) for message in newest_first])
         return newest_first[number] if number is not None else None

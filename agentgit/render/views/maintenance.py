@@ -118,6 +118,7 @@ def stats_lines(stats: Stats, *, width: int = 100, zone: Zone = UTC) -> list[Lin
         ("operations", _format_counts(total.operations)),
         ("reversals", _reversals(total)),
         *((f"tokens of {clean(m)}", _tokens(t)) for m, t in sorted(total.tokens.items())),
+        ("of erased sessions", f"{sum(t.total for t in stats.erased.values())} tokens" if stats.erased else ""),
         ("cost", _cost(total, stats.prices)),
         ("storage", _storage(stats)),
     ]

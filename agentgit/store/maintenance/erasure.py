@@ -143,7 +143,7 @@ def _delete_session(store: Store, connection: Connection, session_id: int, user_
     owner_id = store.sessions.load_row(connection, session_id).user_id
     try:
         tokens = sum_usages(count_tokens(connection, store, store.sessions.branches(connection, session_id)).values())
-    except (Corrupt, KeyMissing):  # neither damage nor a lost key may prevent an erasure
+    except (Corrupt, KeyMissing, ValueError, TypeError):  # neither damage nor a lost key may prevent an erasure
         tokens = {}
     row_counts = _delete_session_rows(connection, store.tenant_id, session_id)
     record_event(

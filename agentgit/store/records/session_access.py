@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, bindparam, case, delete, func, literal, or_, select, tuple_
 
 from agentgit.auth import Member, ShareLink, User
+from agentgit.auth.credentials import LINK_PREFIX, format_token, hash_of, is_secret_of, new_secret, parse_token
 from agentgit.auth.principal import OWNER, ROLES, Role
-from agentgit.auth.sharing import LINK_PREFIX, format_token, hash_of, is_secret_of, new_secret, parse_token
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import SessionCursor
 from agentgit.store.audit.trail import record_event

@@ -9,9 +9,17 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, bindparam, or_, select, update
 
 from agentgit.auth import Principal, User
-from agentgit.auth.credentials import KEY_PREFIX, ApiKey, NewKey
+from agentgit.auth.credentials import (
+    KEY_PREFIX,
+    ApiKey,
+    NewKey,
+    format_token,
+    hash_of,
+    is_secret_of,
+    new_secret,
+    parse_token,
+)
 from agentgit.auth.principal import SIGN_IN, widest, with_included_scopes
-from agentgit.auth.sharing import format_token, hash_of, is_secret_of, new_secret, parse_token
 from agentgit.errors import NotAllowed
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.compiled_statement import CompiledStatement

@@ -32,8 +32,7 @@ from agentgit.store.transfer.json_checks import require_flat, stored_message
 from agentgit.store.transfer.records import STATUSES
 from agentgit.values import portable, to_json
 
-MAX_BYTES = 256 * 2**20
-"""The maximum size of a JSON file of checkpoints, in bytes, which is read as a whole."""
+MAX_BYTES = 256 * 2**20  # of a JSON file, which is read as a whole
 
 
 def parse_checkpoints(file: IO[bytes]) -> list[Any]:
@@ -42,8 +41,9 @@ def parse_checkpoints(file: IO[bytes]) -> list[Any]:
     if len(text) > MAX_BYTES:
         raise InvalidInput(f"The JSON is larger than {MAX_BYTES // 2**20} MiB. Import its parts as several sessions.")
     try:
-        require_flat(items := json.loads(text))  # orjson would change huge numbers
-        return list(items)
+        items: list[Any] = json.loads(text)  # orjson would change huge numbers
+        require_flat(items)
+        return items
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"This is not a JSON array of checkpoints: {error}. Nothing was imported.") from error
 
@@ -114,7 +114,7 @@ class PlainSession:
 
     def _put_state(self, checkpoint: Checkpoint, at: datetime) -> None:
         """Store the state of a checkpoint as a graph checkpoint, unless it is that of the one before."""
-        state = {name: value for name, value in checkpoint.session_state.items() if value != NOT_COMPUTED}
+        state = {k: v for k, v in checkpoint.session_state.items() if type(v) is not str or v != NOT_COMPUTED}
         for name in state:
             if not isinstance(name, str) or not is_shown(name) or name == "messages":
                 raise ValueError(f"session_state cannot have a key {short_repr(name)}: LangGraph uses it itself")

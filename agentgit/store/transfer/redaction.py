@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cache, cached_property, lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, cached_property
 from hashlib import sha256
 from secrets import token_bytes
 from typing import Any
 
+from agentgit.auth.secret_names import is_secret_name
 from agentgit.errors import InvalidInput
 from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, pack, unpack
 from agentgit.store.objects.plain_values import CUSTOM_SERDE, DELTA, MESSAGE_MSGPACK, MSGPACK, NUMPY, READERS
@@ -23,69 +24,6 @@ from agentgit.store.transfer.export_states import RecentLists, WriteRecord
 from agentgit.store.transfer.import_rows import ValueReader
 from agentgit.store.transfer.lines import records_with_contents
 from agentgit.values import from_json
-
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_ANYWHERE = re.compile(
-    r"api-?key|access-?key|private-?key|secret|passw|pass-?phrase|pass-?code|authorization|credential|cookie|bearer"
-    r"|(access|auth|refresh)-?token"
-)
-_WHOLE_WORDS = frozenset({"auth", "jwt", "otp", "pass", "pwd"})
-_HARMLESS_WORDS = frozenset(
-    {"donkey", "flunkey", "hockey", "hotkey", "jockey", "lackey", "monkey", "turkey", "whiskey"}
-)
-"""The words that end with `key` and do not name a key."""
-
-_HARMLESS_NAMES = frozenset({"langgraph_auth_permissions", "langgraph_auth_user", "langgraph_auth_user_id"})
-"""The names that LangGraph's server gives to the user of a run, who is no secret."""
-
-
-@lru_cache(1024)  # a run saves many checkpoints with the same few names
-def is_secret_name(name: str) -> bool:
-    """Return whether a name looks like that of a secret. Upper and lower case, and separators, make no difference.
-
-    Such a name contains one of the following. Words end at capitals and at everything that is not a letter.
-
-    - `api key`, `access key`, `private key`, `secret`, `password`, `passphrase`, `passcode`, `authorization`,
-      `credential`, `cookie`, `bearer`, `access token`, `auth token` or `refresh token`;
-    - a word that ends with `token`, or the word `auth`, `jwt`, `otp`, `pass` or `pwd`;
-    - a longer word that ends with `key`, except a few harmless ones;
-    - as its last word, `key`, `keys` after another word, or a longer word that ends with `keys`.
-
-    Example:
-        >>> [name for name in ("openaiApiKey", "X-Auth-Token", "DB_PASSWORD", "stripe_key") if not is_secret_name(name)]
-        []
-        >>> [name for name in ("user_id", "max_tokens", "keyboard", "author") if is_secret_name(name)]
-        []
-    """
-    if name in _HARMLESS_NAMES:
-        return False
-    words = [word.lower() for word in _WORD.findall(name)]
-    return (
-        _ANYWHERE.search("-".join(words)) is not None
-        or any(word.endswith("token") or word in _WHOLE_WORDS or _is_joined_with_key(word) for word in words)
-        or (bool(words) and _ends_with_key(words))
-    )
-
-
-def _is_joined_with_key(word: str) -> bool:
-    """Return whether a word is a longer one that ends with `key` and may name a key, as `openaikey` does."""
-    return word.endswith("key") and word != "key" and word not in _HARMLESS_WORDS
-
-
-def _ends_with_key(words: list[str]) -> bool:
-    """Return whether the last word names keys. The name `keys` alone does not."""
-    last = words[-1]
-    return last == "key" or (last == "keys" and len(words) > 1) or _is_joined_with_key(last.removesuffix("s"))
-
-
-def excluded_names(names: Collection[str]) -> frozenset[str]:
-    """Return the names that a user excludes from the metadata."""
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise InvalidInput(
-            f"exclude_metadata must be a list of names, not {names!r}; write exclude_metadata=['customer_email']."
-        )
-    return frozenset(names)
-
 
 Record = dict[str, Any]
 
