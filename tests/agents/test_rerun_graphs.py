@@ -36,7 +36,7 @@ def require_same(agent, again):
 @pytest.mark.parametrize(
     ("attempts", "policy"),
     [([3], None), ([1, 3], None), ([2], None), ([2, 1, 3], None), ([1], RetryPolicy(initial_interval=0.01))],
-    ids=str,
+    ids=["3", "1, 3", "2", "2, 1, 3", "1 with a policy"],
 )
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_a_turn_that_its_caller_or_its_graph_tries_again(repo, attempts, policy, is_async):
