@@ -26,7 +26,7 @@ from agentgit.render.views import rollback as rollbacks
 from agentgit.render.views import tree as trees
 from agentgit.render.views.lists import branch_lines, session_lines
 from agentgit.sessions.folded_tree import fold
-from agentgit.sessions.reports import DONE
+from agentgit.sessions.session import DONE
 
 if TYPE_CHECKING:
     from agentgit.handles.session import Session as SessionHandle

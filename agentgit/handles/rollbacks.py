@@ -15,7 +15,7 @@ from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.rollback import Request, SwitchRequest
 from agentgit.rollback.crash_recovery import require_idle
 from agentgit.rollback.request import AS_REQUESTED
-from agentgit.sessions.reports import DONE
+from agentgit.sessions.session import DONE
 from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import CheckpointState

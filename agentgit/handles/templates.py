@@ -13,7 +13,7 @@ from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.rollback import Request
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.reports import DONE
+from agentgit.sessions.session import DONE
 from agentgit.store.queries import templates
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow

@@ -28,8 +28,7 @@ from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.resume import Resumption
 from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
-from agentgit.sessions.reports import DONE
-from agentgit.sessions.session import PARTIAL, REPLAYING
+from agentgit.sessions.session import DONE, PARTIAL, REPLAYING
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow, require_real, require_whole_rerun
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row

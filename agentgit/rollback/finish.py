@@ -16,8 +16,7 @@ from agentgit.rollback.executor import RerunTrack, stops_at_drift
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.report import Reports, after_drift, store_notes
 from agentgit.rollback.resume import Resumption
-from agentgit.sessions.reports import DONE
-from agentgit.sessions.session import OPEN, PARTIAL, RERUN, idle_status
+from agentgit.sessions.session import DONE, OPEN, PARTIAL, RERUN, idle_status
 from agentgit.store.queries.graph_points import move
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow

@@ -15,7 +15,7 @@ from agentgit.effects.registry import Registry
 from agentgit.effects.report import GROUPS, ReportItem
 from agentgit.rollback.executor import IN_THE_WORLD, Executor, describe_drift
 from agentgit.rollback.planner import Planner
-from agentgit.sessions.reports import DONE
+from agentgit.sessions.session import DONE
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
 from agentgit.values import as_object

@@ -13,8 +13,7 @@ from agentgit.rollback.crash_recovery import recover_abandoned, require_idle
 from agentgit.rollback.executor import Executor
 from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.start import Authorize
-from agentgit.sessions.reports import DONE
-from agentgit.sessions.session import PARTIAL, REPLAYING
+from agentgit.sessions.session import DONE, PARTIAL, REPLAYING
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
 from agentgit.values import as_object

@@ -10,8 +10,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from agentgit.errors import AgentGitError
 
-DONE = "done"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:

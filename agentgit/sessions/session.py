@@ -15,6 +15,7 @@ OPEN = "open"
 RUNNING = "running"
 REPLAYING = "replaying"
 PARTIAL = "partial"
+DONE = "done"
 SIMULATED = "simulated"
 """The status of a rerun that nobody runs: effects on its path never existed."""
 

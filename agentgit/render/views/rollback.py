@@ -12,7 +12,8 @@ from agentgit.effects.report import GROUPS
 from agentgit.render import html
 from agentgit.render.text import Line, Span, Zone, clean, format_time, plain, table
 from agentgit.render.views.conversation import cell, effect, status
-from agentgit.sessions.reports import DONE, Operation
+from agentgit.sessions.reports import Operation
+from agentgit.sessions.session import DONE
 from agentgit.values import count, escape_path
 
 

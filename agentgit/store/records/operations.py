@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, bindparam, or_, select, update
 
 from agentgit.errors import Conflict
-from agentgit.sessions.reports import DONE, Operation
-from agentgit.sessions.session import RUNNING
+from agentgit.sessions.reports import Operation
+from agentgit.sessions.session import DONE, RUNNING
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import missing_row

@@ -15,8 +15,7 @@ from agentgit.effects.invocation import FAILED, PAUSED, REDO, REPLAY, STANDING
 from agentgit.effects.plan import KEEP
 from agentgit.effects.report import GROUPS
 from agentgit.errors import Conflict
-from agentgit.sessions.reports import DONE
-from agentgit.sessions.session import SIMULATED, idle_status
+from agentgit.sessions.session import DONE, SIMULATED, idle_status
 from agentgit.store.queries.explorations import MARK_KEY
 from agentgit.store.records.journal import TrackPart as TrackPart
 from agentgit.store.records.sessions import Segment, StoredRow, require_no_unfinished_rollback

@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from agentgit.effects.files import SnapshotRef
-from agentgit.sessions.reports import DONE
-from agentgit.sessions.session import RERUN, idle_status
+from agentgit.sessions.session import DONE, RERUN, idle_status
 from agentgit.store.objects.blobs import RECORD, Leaf, compact, leaf, list_hash, pack, unpack
 from agentgit.store.objects.packing import CHUNK
 from agentgit.store.objects.plain_values import (

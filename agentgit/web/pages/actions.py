@@ -14,8 +14,7 @@ from agentgit.errors import Conflict, InvalidInput, NotFound, RollbackIncomplete
 from agentgit.handles.session import Session
 from agentgit.sessions import InternalSession
 from agentgit.sessions.messages import is_text, text_of, with_text
-from agentgit.sessions.reports import DONE
-from agentgit.sessions.session import OPEN
+from agentgit.sessions.session import DONE, OPEN
 from agentgit.web.api.dependencies import BranchName, CheckpointId, Id
 from agentgit.web.pages.dependencies import Name, Text, Visit, Visitor, parse_checkpoint_ref
 from agentgit.web.pages.rendering import query

@@ -20,8 +20,8 @@ from agentgit.effects.invocation import FAILED, PAUSED, REVERSED, SIMULATED, TRA
 from agentgit.effects.memory import names_item
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import Corrupt
-from agentgit.sessions.reports import DONE, Checked, Finding, OnProgress
-from agentgit.sessions.session import PARTIAL, RERUN, RUNNING
+from agentgit.sessions.reports import Checked, Finding, OnProgress
+from agentgit.sessions.session import DONE, PARTIAL, RERUN, RUNNING
 from agentgit.store.maintenance.fsck.cells import RowReader, select_suspicious, tolerate_invalid_text
 from agentgit.store.maintenance.fsck.rows import RowCheck, check_rights
 from agentgit.store.maintenance.fsck.states import check_heads, check_pending, check_states
