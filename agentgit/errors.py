@@ -10,6 +10,7 @@ AgentGitError                   1
 │   ├── Simulated              18   the branch is a rerun, whose calls did not happen
 │   └── MergeConflict          15   two branches changed the same value differently
 ├── RerunDiverged              19   a rerun made a call that is not in the record
+├── OutsideRerun               21   a tool is called outside a turn while a rerun runs
 ├── RollbackBlocked             7   an effect after that point cannot be reversed
 ├── RollbackIncomplete          8   a reversal failed; the rest can be resumed
 ├── WorldDiverged               9   another branch has changed the outside world since
@@ -123,6 +124,15 @@ class RerunDiverged(AgentGitError):
         self.nearest = nearest
         self.report: Any = None
         """The report of the rerun up to this call."""
+
+
+class OutsideRerun(AgentGitError):
+    """While a rerun ran, or in a thread that began during it, a tool was called outside every turn; it did not run."""
+
+    exit_code = 21
+
+    report: Any = None
+    """The report of the rerun up to this call, if the error has stopped it."""
 
 
 class Fenced(Conflict):

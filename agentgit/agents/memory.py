@@ -20,6 +20,7 @@ from langchain_core.utils.uuid import uuid7
 from langgraph.store.base import NOT_PROVIDED, BaseStore, GetOp, Op, PutOp, Result
 from langgraph.store.memory import InMemoryStore
 
+from agentgit.agents.rerun_guard import require_outside_reruns
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.effects.effects import MEMORY, Effect
 from agentgit.effects.memory import DELETE, MEMORY_TOOLS, PUT, ItemName, MemoryEffect, lock_name
@@ -145,11 +146,19 @@ class RecordedStore(BaseStore):
         except Exception:  # noqa: BLE001  # some objects cannot be copied
             return value
 
+    def _recorder_of(self, writes: Mapping[ItemName, PutOp]) -> Recorder | None:
+        """Return the recorder of the turn in which writes are made; None outside a turn, or if there are none."""
+        recorder = self._current_recorder() if writes else None
+        if writes and recorder is None:
+            require_outside_reruns(_tool_name(next(iter(writes.values()))))
+        return recorder
+
     @contextmanager
     def _recording(self, ops: Sequence[Op]) -> Iterator[None]:
         """Record the writes among operations that the block executes."""
-        recorder, writes = self._current_recorder(), _last_writes(ops)
-        if recorder is None or not writes:
+        writes = _last_writes(ops)
+        recorder = self._recorder_of(writes)
+        if recorder is None:
             yield
             return
         items, effects = self._undoable_items(writes), self._effects
@@ -166,8 +175,9 @@ class RecordedStore(BaseStore):
 
     async def _arecord(self, ops: Sequence[Op], execute: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Execute operations, and record the writes among them, without blocking the event loop."""
-        recorder, writes = self._current_recorder(), _last_writes(ops)
-        if recorder is None or not writes:
+        writes = _last_writes(ops)
+        recorder = self._recorder_of(writes)
+        if recorder is None:
             return await execute()
         items = self._undoable_items(writes)
         async with AsyncExitStack() as failing, self._holding(items) as executions:

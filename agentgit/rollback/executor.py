@@ -30,6 +30,7 @@ from agentgit.rollback.verification import (
     VerifyRaised,
     await_completed_result,
     await_result,
+    call_in_operation,
 )
 from agentgit.store.records import recorded_calls
 from agentgit.store.records.journal import CallOutcome, Intent
@@ -196,7 +197,7 @@ class Executor:
 
     def _run_undo(self, undo: Undo, call: ToolInvocation) -> None:
         arguments = (call.args, call.result, call) if takes_invocation(undo) else (call.args, call.result)
-        await_completed_result(self.awaiter, undo(*arguments))
+        await_completed_result(self.awaiter, call_in_operation(undo, *arguments))
 
     # -- redo
 
@@ -270,9 +271,8 @@ class Executor:
         with self.store.database.reading() as connection:
             thread_id = self.store.sessions.branch(connection, row.internal_session_id).thread_id
         try:
-            result = portable(
-                await_result(self.awaiter, _with_idempotency_key(runner(original.args, thread_id), idempotency_key()))
-            )
+            returned = call_in_operation(runner, original.args, thread_id)
+            result = portable(await_result(self.awaiter, _with_idempotency_key(returned, idempotency_key())))
         except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a tool raises is journaled and reported
             return self._outcome_of_error(row, rerun_id, error)
         return CallOutcome(status=invocation.DONE, result=result, ended_at=datetime.now(UTC))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -82,6 +83,31 @@ def await_completed_result(awaiter: Awaiter, result: Any) -> Any:
     return value
 
 
+IN_OPERATION: ContextVar[bool] = ContextVar("agentgit_in_operation", default=False)
+"""True in a function that an operation calls on its own; a rerun that runs meanwhile does not refuse its tools."""
+
+
+@contextmanager
+def _in_operation() -> Iterator[None]:
+    token = IN_OPERATION.set(True)
+    try:
+        yield
+    finally:
+        IN_OPERATION.reset(token)
+
+
+def call_in_operation(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a user's function for an operation; an awaitable that it returns is one of the operation, too."""
+
+    async def finish(awaitable: Awaitable[Any]) -> Any:
+        with _in_operation():
+            return await awaitable
+
+    with _in_operation():
+        result = function(*arguments)
+    return finish(result) if inspect.isawaitable(result) else result
+
+
 LOG = logging.getLogger("agentgit")
 
 PlanFactory = Callable[[Connection, Refusals], RollbackPlan]
@@ -150,7 +176,11 @@ class Verification:
         except NotFound as error:
             return str(error)
         try:
-            answer = await_completed_result(self.awaiter, precheck(call)) if precheck is not None else None
+            answer = (
+                await_completed_result(self.awaiter, call_in_operation(precheck, call))
+                if precheck is not None
+                else None
+            )
         except Exception as error:  # noqa: BLE001  # any error of a user's function blocks the reversal and is reported
             _warn("precheck", call, "it is not reversed")
             return f"its precheck raised {describe_error(error)}"
@@ -221,7 +251,7 @@ class Verification:
         if verify is None:
             return Verdict.NO_VERIFY
         try:
-            answer = await_completed_result(self.awaiter, verify(call))
+            answer = await_completed_result(self.awaiter, call_in_operation(verify, call))
         except Exception as error:  # noqa: BLE001  # the outcome stays unknown, and a person decides
             _warn("verify", call, "its outcome stays unknown")
             return VerifyRaised(describe_error(error))

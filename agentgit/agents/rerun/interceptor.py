@@ -1,15 +1,7 @@
-"""The interceptor of a rerun: no call reaches its tool, unless the tool only reads or changes the state.
-
-The calls of tools in threads that its nodes start belong to the rerun, too.
-"""
+"""The interceptor of a rerun: no call reaches its tool, unless the tool only reads or changes the state."""
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import ContextVar
 from typing import Any
 
 from langgraph.cache.base import BaseCache
@@ -21,7 +13,6 @@ from agentgit.agents.turn.call_interceptor import CallInterceptor
 from agentgit.agents.turn.calls import AdmittedCall, RequestedCall
 from agentgit.agents.turn.fence_errors import UNREACHABLE
 from agentgit.agents.turn.running_turn import RunningTurn
-from agentgit.agents.turn.tool_hook import rerun_config, with_rerun_config, wrap_once
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import SIMULATED
 from agentgit.effects.memory import MEMORY_TOOLS
@@ -88,43 +79,3 @@ class RerunInterceptor(CallInterceptor):
     def _load_earlier_calls(self, request: RequestedCall) -> list[ToolInvocation]:
         # A recorded error is the end of an attempt: the next one has its own record.
         return [call for call in super()._load_earlier_calls(request) if call.error_message is None]
-
-
-_is_starting_worker: ContextVar[bool] = ContextVar("is_starting_worker", default=False)
-"""True while a pool starts a thread, which may run the work of others later."""
-
-
-def follow_threads() -> None:
-    """Wrap the two methods that start work in a thread, unless they are already wrapped.
-
-    A new thread has no context, so LangChain does not know which turn a call in it belongs to. Outside a rerun they
-    behave as before.
-    """
-    wrap_once(threading.Thread, "start", _wrap_start)
-    wrap_once(ThreadPoolExecutor, "submit", _wrap_submit)
-
-
-def _wrap_start(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def start(self: threading.Thread) -> None:
-        config = rerun_config()
-        if config is not None and not _is_starting_worker.get():
-            self.run = with_rerun_config(config, self.run)  # type: ignore[method-assign]
-        original(self)
-
-    return start
-
-
-def _wrap_submit(original: Callable[..., Future[Any]]) -> Callable[..., Future[Any]]:
-    @functools.wraps(original)
-    def submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        config = rerun_config()
-        if config is None:
-            return original(self, fn, *args, **kwargs)
-        token = _is_starting_worker.set(True)
-        try:
-            return original(self, with_rerun_config(config, fn), *args, **kwargs)
-        finally:
-            _is_starting_worker.reset(token)
-
-    return submit

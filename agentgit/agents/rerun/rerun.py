@@ -20,7 +20,7 @@ from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.instrumentation import referenced_tools, tools_of
 from agentgit.agents.memory import is_wrappable, plain_store
 from agentgit.agents.rerun.answers import Answers, OnMiss
-from agentgit.agents.rerun.interceptor import RerunSimulation, follow_threads
+from agentgit.agents.rerun.interceptor import RerunSimulation
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
 from agentgit.agents.rerun.recording import (
     Question,
@@ -31,13 +31,14 @@ from agentgit.agents.rerun.recording import (
     read_values_of,
     with_ids_of,
 )
+from agentgit.agents.rerun_guard import guarding
 from agentgit.agents.tools import GraphTools
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.references import free_name
 from agentgit.effects import Effect
 from agentgit.effects.declarations import as_effects
 from agentgit.effects.effects import NEUTRAL
-from agentgit.errors import AgentGitError, InvalidInput, PromptChanged, RerunDiverged
+from agentgit.errors import AgentGitError, InvalidInput, OutsideRerun, PromptChanged, RerunDiverged
 from agentgit.langgraph_internals import task_path_str
 from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RUNNING, RerunReport
 from agentgit.sessions.session import RERUN, SIMULATED
@@ -64,6 +65,9 @@ EXTRA_CALLS = 25
 
 EXTRA_STEPS = 25
 """The number of steps that a turn may take beyond twice the recorded ones."""
+
+DIVERGENCES = (RerunDiverged, PromptChanged, OutsideRerun)
+"""The errors that stop a rerun where it leaves the recording."""
 
 END = object()
 """The sentinel for the end of a rerun."""
@@ -94,7 +98,6 @@ class Rerun:
     ) -> None:
         if not isinstance(config, Mapping | None):
             raise InvalidInput(f"config must be a mapping, as invoke takes it, not {config!r}.")
-        follow_threads()
         self._branch, self._config, self._group, self._prices = branch, config, group, prices
         self._run_context = {"context": context} if context is not None else {}
         with branch.reading(EDITOR) as connection:
@@ -171,6 +174,7 @@ class Rerun:
         else:
             point = branch.checkpoint(connection, start.id)
             branch_id = branch.context.engine().fork(connection, point, name, source.id, branch.settings.user_id)
+        self._name = f"{name!r} of session {sessions.load_row(connection, session_id).session_name}"
         self._mark(connection, branch_id, RUNNING)
         sessions.set_status(connection, branch_id, SIMULATED)
         return branch_id
@@ -185,23 +189,25 @@ class Rerun:
 
     def run(self) -> RerunReport:
         """Run all turns, and return the report."""
-        for value in self._inputs():
-            with self._catching():
-                if isinstance(value, _Update):
-                    self._runner.update_state(None, value.values, value.as_node)
-                else:
-                    self._runner.invoke(value, self._turn_config(), **self._run_context)
+        with guarding(self._name, self._answers.stop):
+            for value in self._inputs():
+                with self._catching():
+                    if isinstance(value, _Update):
+                        self._runner.update_state(None, value.values, value.as_node)
+                    else:
+                        self._runner.invoke(value, self._turn_config(), **self._run_context)
         return self._finish()
 
     async def arun(self) -> RerunReport:
         """Run all turns, as `run`."""
         inputs = self._inputs()
-        while (value := await asyncio.to_thread(next, inputs, END)) is not END:
-            with self._catching():
-                if isinstance(value, _Update):
-                    await self._runner.aupdate_state(None, value.values, value.as_node)
-                else:
-                    await self._runner.ainvoke(value, self._turn_config(), **self._run_context)
+        with guarding(self._name, self._answers.stop):
+            while (value := await asyncio.to_thread(next, inputs, END)) is not END:
+                with self._catching():
+                    if isinstance(value, _Update):
+                        await self._runner.aupdate_state(None, value.values, value.as_node)
+                    else:
+                        await self._runner.ainvoke(value, self._turn_config(), **self._run_context)
         return await asyncio.to_thread(self._finish)
 
     @contextmanager
@@ -325,8 +331,8 @@ class Rerun:
     # -- the report
 
     def _finish(self) -> RerunReport:
-        error, seconds = self._error, time.monotonic() - self._began
-        status = DONE if error is None else DIVERGED if isinstance(error, RerunDiverged | PromptChanged) else FAILED
+        error, seconds = self._answers.stopped or self._error, time.monotonic() - self._began
+        status = DONE if error is None else DIVERGED if isinstance(error, DIVERGENCES) else FAILED
         store, branch, turns = self._branch.store, self._branch, self._recording.turns
         with branch.reading() as connection:
             row = store.sessions.branch(connection, self.branch_id)
@@ -366,7 +372,7 @@ class Rerun:
             recorded_cost, cost = report.costs(self._prices)
             report = replace(report, recorded_cost=recorded_cost, cost=cost)
         self._branch.store.database.write(lambda c: self._record(c, report), durable=True)
-        if isinstance(error, RerunDiverged | PromptChanged):
+        if isinstance(error, DIVERGENCES):
             error.report = report
         if isinstance(error, AgentGitError):
             raise error

@@ -23,7 +23,7 @@ from agentgit.errors import AgentGitError, InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.handles.session import Session
 from agentgit.rollback import awaiter_for_current_loop
-from agentgit.rollback.verification import await_result
+from agentgit.rollback.verification import await_result, call_in_operation
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.rerun import DONE, RerunReport, SessionRerun, Verdict
 from agentgit.sessions.stats import Prices, require_prices
@@ -212,7 +212,8 @@ class OneRerun:
         if self._plan.judge is None or report.status != DONE:
             return None, None
         try:
-            verdict = await_result(awaiter_for_current_loop(), self._plan.judge(self.judged(agent, report)))
+            judged = call_in_operation(self._plan.judge, self.judged(agent, report))
+            verdict = await_result(awaiter_for_current_loop(), judged)
         except FAILURES as error:  # whatever a judge raises
             LOG.warning("The judge of the rerun of session %s raised", self._name, exc_info=error)
             return None, f"The judge raised {describe_error(error)}"

@@ -1,9 +1,9 @@
 """A hook on every LangChain tool call, which connects the call to the recorder of its turn.
 
-`BaseTool.run` and `arun` are wrapped once per process. Outside a turn they behave as before. Inside a turn, the call is
-made with a copy of the tool. Before the copy runs, the recorder's `on_tool_start` has asked the interceptor. The copy
-returns the recorded answer, or runs the tool and passes its return value to the recorder, before LangChain turns the
-value into the text of a message. The tool itself is not changed.
+`BaseTool.run` and `arun` are wrapped once per process. Outside a turn they behave as before, unless a rerun runs. In a
+turn, the call is made with a copy of the tool. Before the copy runs, the recorder's `on_tool_start` has asked the
+interceptor. The copy returns the recorded answer, or runs the tool and passes its return value to the recorder, before
+LangChain turns the value into the text of a message. The tool itself is not changed.
 """
 
 from __future__ import annotations
@@ -13,25 +13,21 @@ import copy
 import functools
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackManager
-from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.uuid import uuid7
 
+from agentgit.agents.rerun_guard import require_outside_reruns
 from agentgit.agents.turn.interrupts import with_own_view
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 
 _POSITIONAL = ("verbose", "start_color", "color", "callbacks")
 """The parameters of `run` after its input that may be passed by position."""
-
-_inherited_config: ContextVar[RunnableConfig | None] = ContextVar("inherited_config", default=None)
-"""The LangChain config of the rerun whose node started this thread; LangChain itself does not see it."""
 
 _wrap_lock = threading.Lock()
 _WRAPPED = "__agentgit_wrapped__"
@@ -46,19 +42,14 @@ class _TurnCall(NamedTuple):
 
 
 def intercept() -> None:
-    """Wrap the two methods that call a tool, unless they are already wrapped."""
-    wrap_once(BaseTool, "run", _wrap_run)
-    wrap_once(BaseTool, "arun", _wrap_arun)
-
-
-def wrap_once(owner: type, name: str, wrap: Callable[[Any], Any]) -> None:
-    """Replace a method of a class by a wrapper for the rest of the process, unless it is already wrapped."""
+    """Wrap the two methods that call a tool for the rest of the process, unless they are already wrapped."""
     with _wrap_lock:
-        original = getattr(owner, name)
-        if not hasattr(original, _WRAPPED):
-            wrapped = wrap(original)
-            setattr(wrapped, _WRAPPED, True)
-            setattr(owner, name, wrapped)
+        for name, wrap in (("run", _wrap_run), ("arun", _wrap_arun)):
+            original = getattr(BaseTool, name)
+            if not hasattr(original, _WRAPPED):
+                wrapped = wrap(original)
+                setattr(wrapped, _WRAPPED, True)
+                setattr(BaseTool, name, wrapped)
 
 
 def _wrap_run(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,12 +79,13 @@ def _wrap_arun(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
 def _register_call(tool: BaseTool, args: tuple[Any, ...], options: dict[str, Any]) -> _TurnCall | None:
     """Register a call with the recorder of the turn that it is made in; return None outside a turn."""
     callbacks = options.get("callbacks") if len(args) < len(_POSITIONAL) else args[-1]
-    outer_config: Mapping[str, Any] = var_child_runnable_config.get() or _inherited_config.get() or {}
+    outer_config: Mapping[str, Any] = var_child_runnable_config.get() or {}
     recorder, manager = _find_recorder(callbacks), callbacks
     if recorder is None:
         manager = outer_config.get("callbacks")
         recorder = _find_recorder(manager)
         if recorder is None:
+            require_outside_reruns(tool.name)
             return None
         callbacks = _add_recorder(callbacks, recorder)
     options = {**dict(zip(_POSITIONAL, args, strict=False)), **options, "callbacks": callbacks}
@@ -105,26 +97,6 @@ def _register_call(tool: BaseTool, args: tuple[Any, ...], options: dict[str, Any
     )
     recorder.register_call(run_id, tool, parent_run_id, configurable)
     return _TurnCall(recorder, run_id, options)
-
-
-def rerun_config() -> RunnableConfig | None:
-    """Return the LangChain config of this context if it belongs to a rerun."""
-    config = var_child_runnable_config.get() or _inherited_config.get()
-    recorder = _find_recorder(config.get("callbacks")) if config else None
-    return config if recorder is not None and recorder.interceptor.is_simulated else None
-
-
-def with_rerun_config(config: RunnableConfig, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function for another thread, in which the calls of tools belong to the rerun of a config."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        token = _inherited_config.set(config)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _inherited_config.reset(token)
-
-    return run
 
 
 def _find_recorder(callbacks: Any) -> Recorder | None:

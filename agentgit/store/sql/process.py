@@ -97,6 +97,11 @@ def register_owner() -> Iterator[str]:
         _active_owners.discard(name)
 
 
+def count_active_owners() -> int:
+    """Return how many pieces of work run in this process."""
+    return len(_active_owners)
+
+
 def is_alive(name: str | None) -> bool:
     """Return whether a piece of work may still be running. On another host this is unknown, so the result is True."""
     if name is None:
