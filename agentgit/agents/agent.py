@@ -20,7 +20,7 @@ from agentgit.agents.checkpoint_tools import checkpoint_tools
 from agentgit.agents.explore.explorer import Choices, Explorer, Score, Steps, plan_variants
 from agentgit.agents.explore.scheduler import Factory, arun_exploration, run_exploration
 from agentgit.agents.rerun.answers import OnMiss
-from agentgit.agents.rerun.rerun import Rerun
+from agentgit.agents.rerun.rerun import Rerun, RerunOptions
 from agentgit.async_api import async_twin
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints import Checkpoint, references
@@ -567,6 +567,7 @@ class RollbackAgent(BranchReader):
             RerunDiverged: `on_miss` is `stop` and a call is not in the record, or there were more than `max_calls`. The
                 error has the `report`. It is raised also if the graph catches it, and so is `PromptChanged`.
             PromptChanged: A `RecordedModel` in `graph` was asked something else. The error has the `report`.
+            OutsideRerun: Meanwhile a tool was called outside every turn. The error has the `report`.
             NotFound, Ambiguous: As `rollback`.
 
         Example:
@@ -577,19 +578,10 @@ class RollbackAgent(BranchReader):
             >>> agent.rerun().report.match_rate
             1.0
         """
-        rerun = Rerun(
-            self._branch,
-            graph,
-            start=start,
-            end=end,
-            tools=tools,
-            on_miss=on_miss,
-            name=name,
-            effects=effects,
-            config=config,
-            context=context,
-            max_calls=max_calls,
+        options = RerunOptions(
+            tools=tools, on_miss=on_miss, effects=effects, config=config, context=context, max_calls=max_calls
         )
+        rerun = Rerun(self._branch, graph, options, start=start, end=end, name=name)
         rerun.run()
         return RollbackAgent(self._branch.context, rerun.graph, rerun.settings, rerun.branch_id)
 
@@ -608,20 +600,10 @@ class RollbackAgent(BranchReader):
         max_calls: int | None = None,
     ) -> RollbackAgent:
         """Run the recorded inputs of this branch again, as `rerun`."""
-        rerun = await asyncio.to_thread(
-            Rerun,
-            self._branch,
-            graph,
-            start=start,
-            end=end,
-            tools=tools,
-            on_miss=on_miss,
-            name=name,
-            effects=effects,
-            config=config,
-            context=context,
-            max_calls=max_calls,
+        options = RerunOptions(
+            tools=tools, on_miss=on_miss, effects=effects, config=config, context=context, max_calls=max_calls
         )
+        rerun = await asyncio.to_thread(Rerun, self._branch, graph, options, start=start, end=end, name=name)
         await rerun.arun()
         return RollbackAgent(self._branch.context, rerun.graph, rerun.settings, rerun.branch_id)
 

@@ -78,11 +78,11 @@ class PreparedGraph:
         graph: Any,
         *,
         effects: Mapping[str, Effect | str] | None,
-        auto_checkpoint: AutoCheckpoint,
+        auto_checkpoint: AutoCheckpoint = "turn",
         check_effects: bool,
-        fence: FenceMode,
-        workspace: str | Path | Workspace | None,
-        store: BaseStore | None,
+        fence: FenceMode = "replay",
+        workspace: str | Path | Workspace | None = None,
+        store: BaseStore | None = None,
     ) -> None:
         if isinstance(graph, StateGraph):
             raise InvalidInput("This graph is not compiled. Wrap graph.compile().")

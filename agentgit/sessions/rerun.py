@@ -34,7 +34,6 @@ class RerunCall:
     turn: int
     recorded_id: int | None = None
     is_reordered: bool = False
-    nearest_id: int | None = None
 
     @property
     def is_matched(self) -> bool:

@@ -435,10 +435,12 @@ def test_files_stay_and_memory_is_read_in_its_order(repo, tmp_path):
     (tmp_path / "work").mkdir()
     graph = StateGraph(MessagesState).add_node("remember", remember).add_edge(START, "remember").compile(store=store)
     agent = repo.wrap(graph, "s", workspace=tmp_path / "work")
-    for text in ("hi", "hello", "hi"):
+    for number, text in enumerate(("hi", "hello", "hi")):
         agent.invoke(said(text))
+        agent.checkpoint(f"turn {number}")
     (tmp_path / "work" / "mine.txt").write_text("changed by a person")
     assert agent.rerun().report.is_same_state
     assert asyncio.run(agent.arerun()).report.is_same_state
+    assert agent.rerun(end="turn 0").report.is_same_state  # "hello" was put later
     assert [item.value for item in store.search(("notes",))] == [{"n": 1, "seen": 0}, {"n": 2}, {"n": 5}]
     assert (tmp_path / "work" / "mine.txt").read_text() == "changed by a person"

@@ -11,6 +11,9 @@ import agentgit
 from agentgit.demo import EFFECTS, ScriptedModel, build, open_shop, orders
 
 CHECKS = """
+import threading
+from pathlib import Path
+from langchain_core.tools import tool
 from agentgit.demo import build
 from agentgit.testing import RecordedModel
 from chains import replying
@@ -27,6 +30,19 @@ def greeter():
     def greet(state: MessagesState, runtime: Runtime[dict]):
         return {"messages": [("ai", f"hello {runtime.context['name']}")]}
     return StateGraph(MessagesState, context_schema=dict).add_node(greet).add_edge(START, "greet").compile()
+
+@tool
+def ship(item: str):
+    'Ship an item.'
+    Path("shipped").write_text(item)
+
+def threaded():
+    def act(messages):
+        thread = threading.Thread(target=ship.invoke, args=[{"item": "chair"}])
+        thread.start()
+        thread.join()
+        return "no"
+    return replying(act)
 
 def leave(rerun):
     raise SystemExit(0)
@@ -154,3 +170,12 @@ def test_a_function_of_the_session_builds_the_graph(run, tmp_path):
     code, out, err = run("talk", "--graph", "checks:recorded", "--judge", "checks:is_same")
     assert (code, err) == (0, "")
     assert "passed" in out
+
+
+def test_a_tool_in_a_thread_of_a_node_does_not_run_and_no_session_matches(run, tmp_path):
+    """The node does not see that the call was refused, and the table does."""
+    code, out, _ = run("chairs", "--graph", "checks:threaded", "--fail-under", "0.1")
+    assert (code, "matched 0%" in out, "matched 100%" in out) == (1, True, False)
+    assert "chairs  diverged" in out
+    assert "OutsideRerun: ship was called outside a turn" in " ".join(out.split())
+    assert not (tmp_path / "shipped").exists()

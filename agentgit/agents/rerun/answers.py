@@ -10,7 +10,6 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import AIMessage, ToolMessage
@@ -72,7 +71,6 @@ class Answers:
         if not isinstance(max_calls, int) or isinstance(max_calls, bool) or max_calls < 0:
             raise InvalidInput(f"max_calls must be a number from 0, not {max_calls!r}.")
         self._policies = tools if isinstance(tools, Mapping) else {ALL: tools}
-        require_on_miss(on_miss)
         kinds = settings.effects.kinds()
         known = {ALL, *kinds, *(call.tool_name for call in recording.calls)}
         if unknown := sorted(map(str, set(self._policies) - known)):
@@ -147,14 +145,6 @@ class Answers:
             RecordedCall(id=call.id, tool_name=call.tool_name, args=call.args)
             for call in self._recording.calls
             if call.id in unused_ids
-        ]
-
-    def finished_calls(self) -> list[RerunCall]:
-        """Return the calls, each one without a record with the recorded call that is most like it and was not made."""
-        nearest = {id(call): self._nearest(call) for call in self.calls if not call.is_matched}
-        return [
-            call if (near := nearest.get(id(call))) is None else replace(call, nearest_id=near.id)
-            for call in self.calls
         ]
 
     # -- the first divergence
@@ -291,22 +281,15 @@ class Answers:
             if recorded is not None and answered_by != LIVE:
                 self._covered.update(self._inner.get(recorded.id, ()))
 
-    def _nearest(self, call: ToolInvocation | RerunCall) -> ToolInvocation | None:
-        """Return the unused recorded call of the same tool that shares most arguments."""
-        candidates = [one for calls in self._unused.values() for one in calls if one.tool_name == call.tool_name]
-
-        def shared(one: ToolInvocation) -> int:
-            return sum(name in one.args and one.args[name] == value for name, value in call.args.items())
-
-        return max(candidates, key=shared, default=None)
-
     def _missed(self, call: ToolInvocation) -> InflightResult:
         if callable(self._on_miss):
             self._note(call, FUNCTION, None)
             return _computed(self._on_miss, call)
         self._note(call, TOLD, None)
         if self._on_miss == STOP:
-            nearest = self._nearest(call)
+            unused = (one for calls in self._unused.values() for one in calls if one.tool_name == call.tool_name)
+            args = call.args.items()
+            nearest = max(unused, key=lambda one: sum(arg in one.args.items() for arg in args), default=None)
             near = f" The nearest recorded call is {nearest} (invocation {nearest.id})." if nearest is not None else ""
             raise RerunDiverged(
                 f"The recording has no call {call} left.{near} The rerun stopped in turn {self.turn}.",
@@ -422,9 +405,3 @@ def _with_artifact(value: Any, message: ToolMessage) -> Any:
     """Return content and artifact with the artifact of the message: the journal has it as JSON, the state as it was."""
     is_pair = isinstance(value, list) and len(value) == 2
     return [value[0], message.artifact] if is_pair and portable(message.artifact) == value[1] else value
-
-
-def require_on_miss(on_miss: Any) -> None:
-    """Check what to do about a call that the record does not have."""
-    if not (callable(on_miss) or on_miss in (TELL, STOP)):
-        raise InvalidInput(f"on_miss must be 'tell', 'stop' or a function, not {on_miss!r}.")

@@ -77,7 +77,7 @@ class Recording:
             )
             end_id = end_id or (newest.key.checkpoint_id if newest is not None else None)
             self.calls = self._read_calls(connection)
-            self.places = self._read_places(connection)
+            self._read_places(connection)
             self._asked = read_questions(self._store, connection, row, start_id, end_id) if end_id is not None else []
             self.waiting = self._read_waiting(connection)
             self.end_state = self._read_end(connection, end_id) if end_id is not None else None
@@ -134,27 +134,25 @@ class Recording:
 
     # -- calls
 
-    def memory_writes(self) -> list[ToolInvocation]:
-        """Return the writes to memory that the session has made since the start, oldest first."""
-        return [call for call in self._track if is_memory_write(call)]
-
     def _read_calls(self, connection: Connection) -> list[ToolInvocation]:
-        """Read the calls between start and end that have an outcome."""
+        """Read the calls between start and end that have an outcome, and all writes to memory since the start."""
         skipped = self.start.position if self.start is not None else 0
         position = self.end.position if self.end is not None else None
-        self._track = self._store.track(connection, self.row)[skipped:position]
-        return [call for call in self._track if has_outcome(call)]
+        track = self._store.track(connection, self.row)
+        self.memory_writes = [call for call in track[skipped:] if is_memory_write(call)]
+        return [call for call in track[skipped:position] if has_outcome(call)]
 
-    def _read_places(self, connection: Connection) -> dict[int, Place]:
-        """Read the place of each call in the AI messages of its branch."""
+    def _read_places(self, connection: Connection) -> None:
+        """Read the place of each call in the AI messages of its branch, and which calls wait for a person."""
+        branches = [segment.branch.id for segment in self._store.sessions.lineage(connection, self.row)]
         columns = TOOL_INVOCATION.c
-        query = select(columns.id, columns.internal_session_id, columns.batch, columns.batch_index, columns.task).where(
-            columns.tenant_id == self._store.tenant_id, columns.internal_session_id.in_(self._branch_ids(connection))
+        place = (columns.internal_session_id, columns.batch, columns.batch_index, columns.task)
+        query = select(columns.id, columns.status, columns.idempotency_key, *place).where(
+            columns.tenant_id == self._store.tenant_id, columns.internal_session_id.in_(branches)
         )
-        return {row.id: Place(*row[1:]) for row in connection.execute(query)}
-
-    def _branch_ids(self, connection: Connection) -> list[int]:
-        return [segment.branch.id for segment in self._store.sessions.lineage(connection, self.row)]
+        rows = connection.execute(query.order_by(columns.id)).all()
+        self.places = {row.id: Place(*row[3:]) for row in rows}
+        self._paused = {row.idempotency_key: row.id for row in rows if row.status == PAUSED}
 
     def inner_calls(self) -> dict[int, list[int]]:
         """Return for each call that made calls itself the ids of these."""
@@ -201,15 +199,8 @@ class Recording:
 
     def _read_waiting(self, connection: Connection) -> list[ToolInvocation]:
         """Read the calls that were left waiting for a person, and which question each of them asked."""
-        store, columns = self._store, TOOL_INVOCATION.c
-        ended = {call.idempotency_key for call in self.calls}
-        query = select(columns.id, columns.idempotency_key).where(
-            columns.tenant_id == store.tenant_id,
-            columns.internal_session_id.in_(self._branch_ids(connection)),
-            columns.status == PAUSED,
-        )
-        ids = {row.idempotency_key: row.id for row in connection.execute(query.order_by(columns.id))}
-        found = [store.journal.invocation(connection, id) for key, id in ids.items() if key not in ended]
+        store, ended = self._store, {call.idempotency_key for call in self.calls}
+        found = [store.journal.invocation(connection, id) for key, id in self._paused.items() if key not in ended]
         calls = [call for call in found if call is not None]
         records = {call.id: store.recorded_calls.answers(connection, call.id) or {} for call in calls}
         hashes = {id: record.get("question") for id, record in records.items()}

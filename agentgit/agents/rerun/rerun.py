@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
@@ -19,7 +19,7 @@ from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.instrumentation import referenced_tools, tools_of
 from agentgit.agents.memory import is_wrappable, plain_store
-from agentgit.agents.rerun.answers import Answers, OnMiss
+from agentgit.agents.rerun.answers import STOP, TELL, Answers, OnMiss
 from agentgit.agents.rerun.interceptor import RerunSimulation
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
 from agentgit.agents.rerun.recording import (
@@ -40,9 +40,10 @@ from agentgit.effects.declarations import as_effects
 from agentgit.effects.effects import NEUTRAL
 from agentgit.errors import AgentGitError, InvalidInput, OutsideRerun, PromptChanged, RerunDiverged
 from agentgit.langgraph_internals import task_path_str
-from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RUNNING, RerunReport
+from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RECORD, RUNNING, RerunReport
 from agentgit.sessions.session import RERUN, SIMULATED
-from agentgit.sessions.stats import Prices
+from agentgit.sessions.stats import Prices, require_prices
+from agentgit.store.queries.explorations import RerunMarks
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.queries.recorded_turns import (
     CONTINUE,
@@ -60,11 +61,8 @@ from agentgit.store.threads import model_calls
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey
 from agentgit.values import FAILURES, portable
 
-EXTRA_CALLS = 25
-"""The number of calls that a rerun may make beyond twice the recorded ones."""
-
-EXTRA_STEPS = 25
-"""The number of steps that a turn may take beyond twice the recorded ones."""
+EXTRA = 25
+"""The number of calls that a rerun may make, and of steps that a turn may take, beyond twice the recorded ones."""
 
 DIVERGENCES = (RerunDiverged, PromptChanged, OutsideRerun)
 """The errors that stop a rerun where it leaves the recording."""
@@ -76,30 +74,43 @@ ENTRIES = ("invoke", "ainvoke", "run", "arun")
 """The methods with which a tool is called; they call `_run` or `_arun`, in whose place the record answers."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RerunOptions:
+    """How a rerun answers calls and runs turns; see `RollbackAgent.rerun`."""
+
+    tools: Any = RECORD
+    on_miss: OnMiss = TELL
+    effects: Mapping[str, Effect | str] | None = None
+    config: RunnableConfig | None = None
+    context: Any = None
+    max_calls: int | None = None
+    prices: Prices | None = None
+
+    def __post_init__(self) -> None:
+        if not (callable(self.on_miss) or self.on_miss in (TELL, STOP)):
+            raise InvalidInput(f"on_miss must be 'tell', 'stop' or a function, not {self.on_miss!r}.")
+        if not isinstance(self.config, Mapping | None):
+            raise InvalidInput(f"config must be a mapping, as invoke takes it, not {self.config!r}.")
+        if self.prices is not None:
+            require_prices(self.prices)
+
+
 class Rerun:
     """One rerun of a branch."""
 
     def __init__(
         self,
         branch: BranchContext,
-        graph: Graph | None = None,
+        graph: Graph | None,
+        options: RerunOptions,
         *,
         start: CheckpointRef | None = None,
         end: CheckpointRef | None = None,
-        tools: Any = "record",
-        on_miss: OnMiss = "tell",
         name: str | None = None,
-        effects: Mapping[str, Effect | str] | None = None,
-        config: RunnableConfig | None = None,
-        context: Any = None,
-        max_calls: int | None = None,
         group: str | None = None,
-        prices: Prices | None = None,
     ) -> None:
-        if not isinstance(config, Mapping | None):
-            raise InvalidInput(f"config must be a mapping, as invoke takes it, not {config!r}.")
-        self._branch, self._config, self._group, self._prices = branch, config, group, prices
-        self._run_context = {"context": context} if context is not None else {}
+        self._branch, self._options, self._group = branch, options, group
+        self._run_context = {"context": options.context} if options.context is not None else {}
         with branch.reading(EDITOR) as connection:
             row = branch.row(connection)
             start_row = branch.target(connection, start)[0] if start is not None else self._begin(connection, row)
@@ -108,10 +119,12 @@ class Rerun:
         self._recording.require_repeatable()
         own_graph = graph is None
         self.graph = branch.graph if graph is None else _require_graph(graph)
-        settings = branch.settings if own_graph and effects is None else self._settings_of(self.graph, effects)
+        is_known = own_graph and options.effects is None
+        settings = branch.settings if is_known else self._settings_of(self.graph, options.effects)
+        max_calls = options.max_calls
         if max_calls is None:
-            max_calls = 2 * len(self._recording.calls) + EXTRA_CALLS
-        self._answers = Answers(self._recording, settings, tools, on_miss, max_calls)
+            max_calls = 2 * len(self._recording.calls) + EXTRA
+        self._answers = Answers(self._recording, settings, options.tools, options.on_miss, max_calls)
         _require_answerable(self.graph, settings, self._answers.acting)
         self.settings = settings
         """The settings of turns of the graph whose tools run."""
@@ -157,7 +170,7 @@ class Rerun:
         """Return the graph with a memory of its own."""
         if not is_wrappable(graph.store):
             return graph
-        own_store = IsolatedStore(plain_store(graph.store), memory_before(self._recording.memory_writes()))
+        own_store = IsolatedStore(plain_store(graph.store), memory_before(self._recording.memory_writes))
         return graph.copy({"store": own_store})
 
     def _create_branch(self, connection: Connection, name: str | None) -> int:
@@ -181,9 +194,7 @@ class Rerun:
 
     def _mark(self, connection: Connection, branch_id: int, status: str) -> None:
         mark = {"of": self._recording.row.id, "status": status, "group": self._group}
-        self._branch.store.sessions.change_metadata(
-            connection, branch_id, lambda meta: meta | {RERUN: {**meta.get(RERUN, {}), **mark}}
-        )
+        RerunMarks(self._branch.store).update(connection, branch_id, mark)
 
     # -- running
 
@@ -247,7 +258,7 @@ class Rerun:
     def _continuations(self, turn: TurnRecord) -> Iterator[Any]:
         """Yield what a turn goes on with when it waits or has raised: recorded answers, or nothing."""
         progress: set[Any] = set()
-        for _ in range(2 * len(turn.times) + EXTRA_STEPS):
+        for _ in range(2 * len(turn.times) + EXTRA):
             if self._error is not None:
                 if not self._is_repeated(turn, progress):
                     return
@@ -326,7 +337,7 @@ class Rerun:
 
     def _turn_config(self) -> RunnableConfig:
         steps = len(self._turn.times) if self._turn is not None else 0
-        return merge_configs({"recursion_limit": 2 * steps + EXTRA_STEPS}, self._config)
+        return merge_configs({"recursion_limit": 2 * steps + EXTRA}, self._options.config)
 
     # -- the report
 
@@ -356,7 +367,7 @@ class Rerun:
             reason=f"{type(error).__name__}: {error}" if error is not None else None,
             turns=self._turns,
             recorded_turns=len(turns),
-            calls=self._answers.finished_calls(),
+            calls=self._answers.calls,
             not_made=self._answers.not_made,
             unanswered=self._unanswered,
             is_same_state=is_same_state,
@@ -368,8 +379,8 @@ class Rerun:
             model_calls=calls or 0,
             recorded_model_calls=recorded_calls,
         )
-        if self._prices is not None:
-            recorded_cost, cost = report.costs(self._prices)
+        if self._options.prices is not None:
+            recorded_cost, cost = report.costs(self._options.prices)
             report = replace(report, recorded_cost=recorded_cost, cost=cost)
         self._branch.store.database.write(lambda c: self._record(c, report), durable=True)
         if isinstance(error, DIVERGENCES):

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables import RunnableConfig
 
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.branch_context import Graph
-from agentgit.agents.rerun.answers import OnMiss, require_on_miss
-from agentgit.agents.rerun.rerun import Rerun
+from agentgit.agents.rerun.rerun import Rerun, RerunOptions
 from agentgit.agents.wrap import PreparedGraph
 from agentgit.checkpoints.queries import Hit
-from agentgit.effects import Effect
 from agentgit.errors import AgentGitError, InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.handles.session import Session
@@ -26,7 +24,6 @@ from agentgit.rollback import awaiter_for_current_loop
 from agentgit.rollback.verification import await_result, call_in_operation
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.rerun import DONE, RerunReport, SessionRerun, Verdict
-from agentgit.sessions.stats import Prices, require_prices
 from agentgit.store.queries.explorations import RerunMarks
 from agentgit.values import FAILURES, describe_error, portable
 
@@ -81,44 +78,26 @@ Judge = Callable[[JudgedRerun], Verdict | Awaitable[Verdict]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RerunPlan:
+class RerunPlan(RerunOptions):
     """The settings that all sessions share."""
 
     graph: Graph | None
     factory: GraphFactory | None
     name: str = ""
     judge: Judge | None = None
-    tools: Any = "record"
-    on_miss: OnMiss = "tell"
-    effects: Mapping[str, Effect | str] | None = None
-    config: RunnableConfig | None = None
-    context: Any = None
-    max_calls: int | None = None
-    prices: Prices | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.graph is None) == (self.factory is None):
             raise InvalidInput("Give the graph to run, graph=GRAPH, or a function that builds it, factory=FUNCTION.")
         for name, function in (("factory", self.factory), ("judge", self.judge)):
             if function is not None and not callable(function):
                 raise InvalidInput(f"{name} must be a function, not {function!r}.")
-        require_on_miss(self.on_miss)
-        if self.prices is not None:
-            require_prices(self.prices)
 
 
 def wrap_graph(context: Context, plan: RerunPlan, graph: Any) -> PreparedGraph:
     """Return a graph with the effects of its tools."""
-    return PreparedGraph(
-        context,
-        graph,
-        effects=plan.effects,
-        auto_checkpoint="turn",
-        check_effects=False,
-        fence="replay",
-        workspace=None,
-        store=None,
-    )
+    return PreparedGraph(context, graph, effects=plan.effects, check_effects=False)
 
 
 def rerun_session(context: Context, plan: RerunPlan, ref: Any, wrapped: PreparedGraph | None = None) -> SessionRerun:
@@ -126,7 +105,7 @@ def rerun_session(context: Context, plan: RerunPlan, ref: Any, wrapped: Prepared
     try:
         one = OneRerun(context, plan, ref, wrapped)
     except FAILURES as error:  # whatever a factory raises, or is wrong with the session
-        return SessionRerun(session=name_of(ref), error=describe_error(error))
+        return refused_row(ref, error)
     try:
         one.rerun.run()
     except FAILURES as error:  # the report has it, unless it could not be written
@@ -141,7 +120,7 @@ async def arerun_session(
     try:
         one = await asyncio.to_thread(OneRerun, context, plan, ref, wrapped)
     except FAILURES as error:  # as in `rerun_session`
-        return SessionRerun(session=name_of(ref), error=describe_error(error))
+        return refused_row(ref, error)
     try:
         await one.rerun.arun()
     except FAILURES as error:  # as in `rerun_session`
@@ -159,18 +138,7 @@ class OneRerun:
         if wrapped is None:
             wrapped = wrap_graph(context, plan, plan.graph if plan.factory is None else plan.factory(session))
         self._recorded = RollbackAgent(context, wrapped.graph, wrapped.settings, branch_id)
-        self.rerun = Rerun(
-            self._recorded._branch,
-            wrapped.graph,
-            tools=plan.tools,
-            on_miss=plan.on_miss,
-            group=plan.name or None,
-            effects=plan.effects,
-            config=plan.config,
-            context=plan.context,
-            max_calls=plan.max_calls,
-            prices=plan.prices,
-        )
+        self.rerun = Rerun(self._recorded._branch, wrapped.graph, plan, group=plan.name or None)
 
     def agent(self) -> RollbackAgent:
         """Return an agent on the branch of the rerun."""
@@ -197,12 +165,9 @@ class OneRerun:
                 error=report.reason or problem or self._lacking(report),
                 report=report,
             )
-            mark = {
-                "verdict": verdict,
-                "error": row.error,
-                "judged": self._plan.judge is not None,
-            }
-            RerunMarks(self._context.store).update(self.rerun.branch_id, mark)
+            mark = {"verdict": verdict, "error": row.error, "judged": self._plan.judge is not None}
+            marks, branch_id = RerunMarks(self._context.store), self.rerun.branch_id
+            self._context.store.database.write(lambda c: marks.update(c, branch_id, mark), durable=True)
         except Exception as failure:  # noqa: BLE001  # such as a damaged state; the other sessions go on
             return SessionRerun(session=self._name, error=describe_error(failure))
         return row
@@ -241,28 +206,24 @@ def find_branch(context: Context, ref: Any) -> tuple[Session, int]:
         raise InvalidInput(f"A session is named by its name or id, not {ref!r}.")
     ref = ref.id if isinstance(ref, Session) else ref
 
-    def find(reference: Any, branch: str | None) -> tuple[int, int]:
-        def load(connection: Any) -> tuple[int, int]:
-            found = context.lookup.session(connection, reference)
-            return found.id, context.lookup.branch(connection, found, branch).id
-
-        return context.read(load)
+    def find(connection: Any, reference: Any, branch: str | None = None) -> tuple[int, int]:
+        found = context.lookup.session(connection, reference)
+        return found.id, context.lookup.branch(connection, found, branch).id
 
     try:
-        session_id, branch_id = find(ref, None)
+        session_id, branch_id = context.read(lambda c: find(c, ref))
     except NotFound:
         if not isinstance(ref, str) or "@" not in ref:
             raise
         name, _, branch = ref.rpartition("@")
-        session_id, branch_id = find(name, branch)
+        session_id, branch_id = context.read(lambda c: find(c, name, branch))
     return Session(context, session_id), branch_id
 
 
-def name_of(ref: Any) -> str:
-    """Return the name of a session or a branch, as a row has it."""
-    if isinstance(ref, Session):
-        try:
-            return ref.reference
-        except AgentGitError:  # it was erased, or is damaged
-            return str(ref.id)
-    return ref.reference if isinstance(ref, ExternalSession) else str(ref)
+def refused_row(ref: Any, error: BaseException) -> SessionRerun:
+    """Return the row of a session that could not be run again."""
+    name = str(getattr(ref, "id", ref))
+    if isinstance(ref, Session | ExternalSession):
+        with suppress(AgentGitError):  # it was erased, or is damaged
+            name = ref.reference
+    return SessionRerun(session=name, error=describe_error(error))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from agentgit.agents.rerun.session import (
     RerunPlan,
     SessionOrBranch,
     arerun_session,
-    name_of,
+    refused_row,
     rerun_session,
     wrap_graph,
 )
@@ -29,7 +30,7 @@ from agentgit.handles.session import Session
 from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.rerun import RUNNING, RerunReport, Reruns, SessionRerun
 from agentgit.store.queries.explorations import RerunMarks
-from agentgit.values import FAILURES, describe_error
+from agentgit.values import FAILURES
 
 
 class SessionReruns:
@@ -48,14 +49,15 @@ class SessionReruns:
             raise InvalidInput(f"sessions must be a session, or a list of sessions or their names, not {sessions!r}.")
         if progress is not None and not callable(progress):
             raise InvalidInput(f"progress must be a function, not {progress!r}.")
-        self._context, self._executor, self._progress = context, executor, progress
+        self._context, self._progress, self._count = context, progress, 0
         self._refs = _branches_of_hits(context, [sessions] if is_one else sessions)  # type: ignore[arg-type]
         if not self._refs:
             raise InvalidInput("There are no sessions to run again. Name some of those that repo.sessions() lists.")
         marks = RerunMarks(context.store)
         if plan.name:
             require_branch_name(plan.name)
-            if _has_reruns(context, plan.name):
+            with suppress(NotFound):
+                read_reruns(context, plan.name)
                 raise Conflict(f"There are reruns named {plan.name!r} already. Choose another name.")
         else:
             time = datetime.now(UTC).strftime("rerun-%Y%m%d-%H%M%S")
@@ -83,10 +85,7 @@ class SessionReruns:
     def run(self) -> Reruns:
         """Run all sessions again, and return the results."""
         if self._submit is None:
-            rows = [
-                self._ended(n, rerun_session(self._context, self.plan, ref, self._wrapped))
-                for n, ref in self._numbered()
-            ]
+            rows = [self._ended(rerun_session(self._context, self.plan, ref, self._wrapped)) for ref in self._refs]
         else:
             rows = self._run_on_executor(self._submit)
         return Reruns(name=self.plan.name, rows=rows, is_judged=self.plan.judge is not None)
@@ -97,48 +96,39 @@ class SessionReruns:
             if self._submit is not None:
                 return await asyncio.to_thread(self.run)
             rows = [
-                self._ended(n, await arerun_session(self._context, self.plan, ref, self._wrapped))
-                for n, ref in self._numbered()
+                self._ended(await arerun_session(self._context, self.plan, ref, self._wrapped)) for ref in self._refs
             ]
         return Reruns(name=self.plan.name, rows=rows, is_judged=self.plan.judge is not None)
 
-    def _numbered(self) -> Iterator[tuple[int, Any]]:
-        return iter(enumerate(self._refs, 1))
-
-    def _ended(self, number: int, row: SessionRerun) -> SessionRerun:
+    def _ended(self, row: SessionRerun) -> SessionRerun:
+        self._count += 1
         if self._progress is not None:
-            self._progress(number, len(self._refs))
+            self._progress(self._count, len(self._refs))
         return row
 
     def _run_on_executor(self, submit_job: Callable[[Any], Future[SessionRerun]]) -> list[SessionRerun]:
-        futures: list[Future[SessionRerun]] = []
-        rows: dict[Future[SessionRerun], SessionRerun] = {}
+        numbers: dict[Future[SessionRerun], int] = {}
+        rows: dict[int, SessionRerun] = {}
         try:
-            for ref in self._refs:
+            for number, ref in enumerate(self._refs):
                 try:
-                    futures.append(submit_job(ref))
+                    numbers[submit_job(ref)] = number
                 except AgentGitError as error:  # the executor broke, for example because a process was killed
-                    futures.append(_failed_future(error))
-            for number, future in enumerate(as_completed(futures), 1):
-                ref = self._refs[futures.index(future)]
-                rows[future] = self._ended(number, _row_of(future, ref))
+                    rows[number] = self._ended(refused_row(ref, error))
+            for future in as_completed(numbers):
+                number = numbers[future]
+                rows[number] = self._ended(_row_of(future, self._refs[number]))
         finally:
-            for future in futures:
+            for future in numbers:
                 future.cancel()
-        return [rows[future] for future in futures]
-
-
-def _failed_future(error: AgentGitError) -> Future[SessionRerun]:
-    future: Future[SessionRerun] = Future()
-    future.set_exception(error)
-    return future
+        return [row for _, row in sorted(rows.items())]
 
 
 def _row_of(future: Future[SessionRerun], ref: Any) -> SessionRerun:
     try:
         row: SessionRerun = result_of(future)
     except FAILURES as error:  # the executor lost the session, for example because a process was killed
-        return SessionRerun(session=name_of(ref), error=describe_error(error))
+        return refused_row(ref, error)
     return row
 
 
@@ -164,14 +154,6 @@ def _branches_of_hits(context: Context, refs: Iterable[Any]) -> list[Any]:
         if named is ref or named not in found:
             found.append(named)
     return found
-
-
-def _has_reruns(context: Context, name: str) -> bool:
-    """Return whether the principal can see reruns of a name."""
-    try:
-        return bool(read_reruns(context, name).rows)
-    except NotFound:
-        return False
 
 
 def read_reruns(context: Context, name: str) -> Reruns:

@@ -178,13 +178,10 @@ class RerunMarks:
         names = select(BRANCH.c.name).distinct().where(BRANCH.c.tenant_id == self.store.tenant_id)
         return set(connection.execute(names.where(BRANCH.c.name.startswith(beginning, autoescape=True))).scalars())
 
-    def update(self, branch_id: int, facts: Mapping[str, Any]) -> None:
-        """Add facts to the mark of a rerun, in its own transaction."""
-        self.store.database.write(
-            lambda connection: self.store.sessions.change_metadata(
-                connection, branch_id, lambda meta: meta | {RERUN: {**meta.get(RERUN, {}), **facts}}
-            ),
-            durable=True,
+    def update(self, connection: Connection, branch_id: int, facts: Mapping[str, Any]) -> None:
+        """Add facts to the mark of a rerun."""
+        self.store.sessions.change_metadata(
+            connection, branch_id, lambda meta: meta | {RERUN: {**meta.get(RERUN, {}), **facts}}
         )
 
     def read(self, connection: Connection, name: str) -> Iterator[tuple[StoredRow, dict[str, Any], dict[str, Any]]]:

@@ -23,7 +23,7 @@ from agentgit.store.transfer.fields import (
     word,
 )
 
-CALL_IDS = {"calls": ("recorded_id", "nearest_id"), "not_made": ("id",)}
+CALL_IDS = {"calls": ("recorded_id",), "not_made": ("id",)}
 """The fields of a report's lists that are ids of calls."""
 
 check_mark: Check = settings(
@@ -64,7 +64,6 @@ _check_known = settings(
                 turn=number(),
                 recorded_id=nullable(ident),
                 is_reordered=flag,
-                nearest_id=nullable(ident),
             )
         ),
         "not_made": list_of(exact_object(id=ident, tool_name=text, args=json_object)),
