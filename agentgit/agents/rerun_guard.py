@@ -57,8 +57,8 @@ def guarding(name: str, stop: Callable[[OutsideRerun], None]) -> Iterator[None]:
     try:
         if has_turns:
             warnings.warn(
-                f"Turns run in this process. Until the rerun {name} ends, a tool that is called outside them is "
-                "refused. Run it in a process of its own, as agentgit rerun does.",
+                f"Turns or rollbacks run in this process. Until the rerun {name} ends, a tool that is called outside "
+                "them is refused. Run it in a process of its own, as agentgit rerun does.",
                 stacklevel=5,
             )
         yield

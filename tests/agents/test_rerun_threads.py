@@ -14,6 +14,7 @@ from langgraph.func import entrypoint
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.store.memory import InMemoryStore
+from scripted import obedient, tool_node_graph
 
 from agentgit import OutsideRerun, reversible
 
@@ -320,8 +321,25 @@ def test_a_rerun_in_a_process_where_a_turn_runs_warns(repo, world):
 
     repo.wrap(replying(rerun), "t").run("go")
     assert [
-        text for text in found if text.startswith("Turns run in this process. Until the rerun 'rerun' of session s")
+        text
+        for text in found
+        if text.startswith("Turns or rollbacks run in this process. Until the rerun 'rerun' of session s")
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         agent.rerun()
+
+
+def test_a_judge_and_a_switch_call_tools_while_another_rerun_runs(repo, world, during):
+    graph, look = tool_node_graph(obedient(), world.tools()), world.tool("look")
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.run("add chair")
+    found = []
+
+    def act():
+        found.append(repo.rerun("s", graph, name="again", judge=lambda rerun: bool(look.invoke({}))))
+        agent.switch("again", sync="world")
+
+    assert during(act) is None
+    assert (found[0].judge, found[0].rows[0].error) == (1.0, None)
+    assert (world.items, len(world.happened("add")), len(world.happened("remove"))) == (["chair"], 2, 1)
