@@ -210,6 +210,12 @@ class BranchContext:
         """Resolve a reference to the row of a checkpoint, and return it with its display name."""
         return self.context.lookup.target(connection, self.session(connection), self.row(connection), ref)
 
+    def is_at_import(self) -> bool:
+        """Return whether the branch stands at an imported checkpoint, where nothing goes on without a new message."""
+        with self.reading() as connection:
+            newest = self.store.graphs.newest(connection, self.thread_id)
+        return newest is not None and newest.is_imported
+
     def take_snapshot(self, reason: str) -> SnapshotRef | None:
         """Take a snapshot of the files of the workspace; return None if no workspace is attached."""
         return self.settings.workspace.take_snapshot(reason) if self.settings.workspace is not None else None

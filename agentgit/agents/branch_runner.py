@@ -292,7 +292,7 @@ class BranchRunner(TurnRunner):
     ) -> RunnableConfig:
         """Update the state in several steps, as the graph's `bulk_update_state`."""
         nodes = {update[1] for step in supersteps for update in step}
-        with self._turn_context(None, config) as (_, run_config), self._running():
+        with self._turn_context(inputs.UPDATE, config) as (_, run_config), self._running():
             if len(nodes) == 1 and None not in nodes:
                 run_config = merge_configs(run_config, {"metadata": {AS_NODE: nodes.pop()}})
             return self._instrumented_graph.bulk_update_state(run_config, supersteps)

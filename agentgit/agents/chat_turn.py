@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
@@ -55,7 +56,7 @@ Pieces = AsyncGenerator[Piece, None]
 async def send_message(agent: RollbackAgent, text: str) -> Pieces:
     """Run a turn with a new message, or with the answer if the graph has asked a question."""
     state = await agent.aget_state()
-    if state.interrupts:
+    if state.interrupts and not await asyncio.to_thread(agent._branch.is_at_import):
         value: Any = Command(resume={state.interrupts[0].id: _parse_answer(text)})
     else:
         value = {inputs.MESSAGES: [HumanMessage(text)]}

@@ -24,6 +24,10 @@ MAX_TITLE = 80
 """The maximum length, in characters, of the title that an automatic checkpoint takes from a message."""
 
 
+UPDATE = object()
+"""The input of a turn that only updates the state: the graph does not run."""
+
+
 @dataclass(frozen=True)
 class TurnInput:
     """The input of a turn."""
@@ -32,12 +36,16 @@ class TurnInput:
     is_new: bool
     title: str | None = None
     message_id: str | None = None
+    goes_on: bool = False
+    """True if the graph goes on with what waits."""
 
 
 def parse(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
     """Parse an input, and add an id to the user's message if LangGraph would add one."""
+    if value is UPDATE:
+        return TurnInput(None, is_new=False)
     if value is None or isinstance(value, Command):
-        return TurnInput(value, is_new=False)
+        return TurnInput(value, is_new=False, goes_on=True)
     raw_messages: Any = value.get(MESSAGES) if isinstance(value, Mapping) else value
     items = raw_messages if isinstance(raw_messages, list) else [raw_messages]
     try:

@@ -206,15 +206,19 @@ class CollectedSteps:
 
     writes_on_put = is_waiting = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_imported: bool) -> None:
         self.steps: list[Step] = []
+        self.is_imported = is_imported
 
-    def put(self, new: Step) -> bool:
-        """Take over a graph checkpoint or the writes of a task."""
-        self.steps.append(new)
+    def put(self, new: NewCheckpoint) -> bool:
+        """Take over a graph checkpoint."""
+        self.steps.append(new.as_imported() if self.is_imported else new)
         return True
 
-    put_writes = put
+    def put_writes(self, new: NewWrites) -> bool:
+        """Take over the writes of a task."""
+        self.steps.append(new)
+        return True
 
     def saving(self, graph_key: GraphKey) -> AbstractContextManager[None]:
         """Nothing waits for a save."""
@@ -324,7 +328,8 @@ class Merger:
         graph = self.branch.graph
         if keys := ", ".join(sorted(merge.updates.keys() & graph.trigger_to_nodes.keys())):
             raise InvalidInput(f"Nodes of this graph run when {keys} changes, so that it cannot be merged.")
-        saver, collected = SessionSaver(self.store), CollectedSteps()
+        saver = SessionSaver(self.store)
+        collected = CollectedSteps(is_imported=merge.ours.is_imported or merge.theirs.is_imported)
         saver.channels, saver.turn = graph.channels, collected
         entry = ChannelWriteTupleEntry(mapper=lambda values: list(values.items()))
         writer = PregelNode(channels=[], triggers=[], writers=[ChannelWrite([entry])])

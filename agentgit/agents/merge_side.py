@@ -37,10 +37,11 @@ class Side:
         self.hashes: Mapping[str, bytes] = {}
         self.conversation_channel: str | None = None
         self.message_hashes: Sequence[bytes] = ()
+        self.is_imported = False
         found = self._graphs.find(connection, self.graph_key) if self.graph_key else None
         if found is None:
             return
-        self._session_id = found.session_id
+        self._session_id, self.is_imported = found.session_id, found.is_imported
         self.hashes = {name: key for name, key in found.values.items() if is_shown(name)}
         name = conversation_channel(found.header["counts"])
         if name is not None:

@@ -127,6 +127,9 @@ DECISIONS = {
 IMPORTED_REASON = "it was imported: it happened in another world"
 """The reason why an imported call is never reversed, verified or automatically run again."""
 
+NEVER_RUNS_REASON = "it was imported, and what a file brings never runs"
+"""The reason why a simulated call, or one on the path of `replay="execute"`, is blocked."""
+
 _VERIFY_RAISED = "its verify raised "
 """The prefix of the error of a failed `verify` in an error message."""
 
@@ -207,6 +210,11 @@ class ToolInvocation(Displayable):
     def is_imported(self) -> bool:
         """True if the call was imported: its effect is not in the world of this session."""
         return self.made_on is not None
+
+    @property
+    def effect_text(self) -> str:
+        """The effect as people read it. That of an imported call is what its file claims."""
+        return f"{self.effect}, imported" if self.is_imported else self.effect
 
     @property
     def has_raised(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from agentgit.effects import effects, invocation
 from agentgit.effects.files import FileChanges
-from agentgit.effects.invocation import IMPORTED_REASON, ToolInvocation, how_to_resolve
+from agentgit.effects.invocation import IMPORTED_REASON, NEVER_RUNS_REASON, ToolInvocation, how_to_resolve
 from agentgit.effects.memory import MemoryWrite, is_memory_write
 from agentgit.errors import InvalidInput
 from agentgit.values import PrintableDrawing, count, escape_path, quote_name
@@ -384,9 +384,10 @@ def _plan_rerun(call: ToolInvocation, redo_obstacle: ReasonFunction, reason: str
 
 def _plan_redo(call: ToolInvocation, redo_obstacle: ReasonFunction) -> PlanStep:
     """Plan to run a reversed or simulated call, unless it was imported and so happened in another world."""
-    if call.is_imported and call.status != invocation.SIMULATED:
-        return PlanStep(action=GONE, invocation=call, why=IMPORTED_REASON)
     was_simulated = call.status == invocation.SIMULATED
+    if call.is_imported:
+        action, reason = (BLOCK, NEVER_RUNS_REASON) if was_simulated else (GONE, IMPORTED_REASON)
+        return PlanStep(action=action, invocation=call, why=reason)
     return _plan_rerun(
         call, redo_obstacle, "it was simulated, and runs now" if was_simulated else "it was reversed, and runs again"
     )

@@ -15,6 +15,7 @@ from agentgit.effects.invocation import (
     DONE,
     FAILED,
     INTENDED,
+    NEVER_RUNS_REASON,
     REPLAY,
     REVERSE_FAILED,
     REVERSE_UNKNOWN,
@@ -115,6 +116,8 @@ class PathCalls:
 
     def rerun_obstacle(self, connection: Connection, session_id: int, call: ToolInvocation) -> str | None:
         """Return why a recorded call cannot run again in this process; None if it can."""
+        if call.is_imported and self.store.sessions.is_imported(connection, session_id):
+            return NEVER_RUNS_REASON
         inner_calls = self.store.recorded_calls.inner_calls(connection, call, HAPPENED)
         if declared_calls := [inner_call for inner_call in inner_calls if inner_call.effect != UNDECLARED]:
             return f"it called {declared_calls[0]}, which runs again by itself and would happen twice"

@@ -58,6 +58,7 @@ from agentgit.store.threads.graph_rows import (
     ASKED_INDEX,
     INTERRUPT,
     MAX_ASKED,
+    NULL_TASK,
     RESUME,
     GraphScope,
     NewCheckpoint,
@@ -359,7 +360,12 @@ class SQLModelSaver(AsyncSaverMethods):
             cast(Checkpoint, checkpoint),
             cast(CheckpointMetadata, {**stored.meta, **typed_metadata}),
             self._config_of(parent) if parent else None,
-            [self._decode_write(write, bodies[write.value]) for write in writes],
+            [
+                self._decode_write(write, bodies[write.value])
+                for write in writes
+                # LangGraph would give an answer that waits in a file to the next question of a new turn.
+                if not (stored.is_imported and write.channel == RESUME and write.task_id == NULL_TASK)
+            ],
         )
 
     def get_delta_channel_history(

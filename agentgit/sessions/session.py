@@ -19,6 +19,9 @@ DONE = "done"
 SIMULATED = "simulated"
 """The status of a rerun that nobody runs: effects on its path never existed."""
 
+IMPORTED = "imported"
+"""The key that marks the metadata of a session, and the header of a graph checkpoint, that a file brought."""
+
 RERUN = "rerun"
 """The key in a branch's metadata that marks it as a rerun."""
 

@@ -23,7 +23,7 @@ from scripted import GRAPHS, World, agent_graph, calls, nested_graph, obedient, 
 from scripted import call as ask
 
 import agentgit
-from agentgit import Conflict, Fenced, InvalidInput, NotFound, Unavailable
+from agentgit import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.effects.effects import effect
 
 
@@ -253,7 +253,7 @@ def test_an_imported_unknown_call_is_not_verified(repo, other):
     agent = other.wrap(graph(), "s", effects=effects)
     agent.plan_rollback("main#1")
     assert [c.status for c in agent.tool_track()] == ["unknown"]
-    with pytest.raises(Fenced, match="unknown"):
+    with pytest.raises(Conflict, match="imported"):
         agent.invoke(None)
     assert asked == []
     other.resolve(agent.tool_track()[0], "happened", result="broken")
@@ -300,7 +300,7 @@ def asking(shop):
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_pending_interrupt_is_answered_after_the_import(repo, other, cut):
+def test_a_pending_interrupt_waits_after_the_import_and_is_never_answered(repo, other, cut):
     shop = World()
     agent = repo.wrap(asking(shop), "s", effects=shop.effects())
     agent.invoke({"messages": [("user", "chair and lamp")]})
@@ -309,9 +309,12 @@ def test_a_pending_interrupt_is_answered_after_the_import(repo, other, cut):
     here = World()
     there = other.wrap(asking(here), "s", effects=here.effects())
     assert [c.status for c in there.tool_track()] == ["done", "paused"]
-    there.invoke(Command(resume="yes"))
-    assert here.items == ["lamp"]  # the finished call of its message does not run again
-    assert [(c.tool_name, c.status) for c in there.tool_track()] == [("add", "done"), ("add_if_approved", "done")]
+    assert there.get_state().next == ("tools",)
+    with pytest.raises(Conflict, match="Send a new message"):
+        there.invoke(Command(resume="yes"))
+    assert here.items == []
+    there.run("never mind")
+    assert (there.get_state().next, here.items) == ((), [])
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -351,7 +354,7 @@ def test_delta_channel_values_are_exported_and_imported(repo, other, cut):
 
 
 @pytest.mark.parametrize("own_thread", [False, True])
-def test_a_subgraph_interrupt_is_answered_after_the_import(repo, other, own_thread):
+def test_a_subgraph_interrupt_waits_after_the_import_and_is_never_answered(repo, other, own_thread):
     shop = World()
 
     def graph():
@@ -368,9 +371,9 @@ def test_a_subgraph_interrupt_is_answered_after_the_import(repo, other, own_thre
         shop.items.clear()
         there = other.wrap(graph(), cut, branch=fork.branch.name, effects=shop.effects())
         assert there.get_state().next == fork.get_state().next
-        there.invoke(Command(resume="yes"))
-        assert shop.items == ["lamp"]
-        assert there.history()[-1]["content"] == "so"
+        with pytest.raises(Conflict, match="Send a new message"):
+            there.invoke(Command(resume="yes"))
+        assert shop.items == []
 
 
 def test_a_call_running_during_an_export_is_imported_as_unknown(repo, other):

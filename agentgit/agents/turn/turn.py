@@ -162,6 +162,11 @@ class Turn:
                 f"Switch to {branch.name!r} to continue at its head, or fork.",
                 head=branch.head_id,
             )
+        if state.newest.is_imported and self.turn_input.goes_on and self.context.settings.simulation is None:
+            raise Conflict(
+                f"Branch {branch.name} stands at an imported checkpoint: what waits there was asked for elsewhere, and "
+                "never runs here. Nothing was run. Send a new message, or go back to an earlier checkpoint first."
+            )
         if self.context.needs_world:
             self._require_world_unchanged(connection, branch, state.world_seq)
         if dead_owner is not None and self.turn_input.is_new and not self.context.must_be_current:
@@ -388,6 +393,8 @@ class Turn:
             return False
         if not new.key.ns:
             new = new._replace(draft=self.recorder.model_calls.attach(new.draft))
+        if self._state.newest.is_imported and not self.turn_input.is_new:
+            new = new.as_imported()
         if not self.unit_of_work.add(new):
             return False
         if not new.key.ns:

@@ -162,7 +162,7 @@ def cell(call: ToolInvocation) -> str:
 
 def effect(call: ToolInvocation) -> Span:
     """Return the effect of a call on the outside world, as a span."""
-    return Span(clean(call.effect), _EFFECTS.get(call.effect, "dim"))
+    return Span(clean(call.effect_text), _EFFECTS.get(call.effect, "dim"))
 
 
 def status(call: ToolInvocation) -> Span:

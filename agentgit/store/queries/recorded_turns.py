@@ -22,6 +22,7 @@ from agentgit.store.threads.graph_rows import (
     ASKED_INDEX,
     ERROR,
     INTERRUPT,
+    NULL_TASK,
     RESUME,
     GraphCheckpoint,
     GraphKey,
@@ -34,9 +35,6 @@ graph went on from the state at the start."""
 
 BRANCH_TO = "branch:to:"
 """The beginning of the names of the channels with which LangGraph triggers a node."""
-
-NULL_TASK = "00000000-0000-0000-0000-000000000000"
-"""LangGraph's id of the task to which it attributes what a caller's `Command` writes."""
 
 UPDATE_PATH = f"~{INTERRUPT}"
 """The beginning of the task path of what `update_state` writes."""

@@ -16,7 +16,7 @@ from agentgit.checkpoints import references
 from agentgit.errors import Conflict, Simulated
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.rerun import DONE
-from agentgit.sessions.session import OPEN, RERUN, RUNNING, SIMULATED, idle_status
+from agentgit.sessions.session import IMPORTED, OPEN, RERUN, RUNNING, SIMULATED, idle_status
 from agentgit.store.audit.trail import BRANCH_WITH_SESSION, NAME_COLUMNS, know_names, record_event
 from agentgit.store.records.journal import LAST_ARRIVAL_OF_BRANCH, LAST_SEQ_OF_BRANCH, TrackPart
 from agentgit.store.records.users import UserStore
@@ -106,6 +106,10 @@ class SessionStore:
         if row is None:
             raise missing_row("session", session_id)
         return row
+
+    def is_imported(self, connection: Connection, session_id: int) -> bool:
+        """Return whether a file brought the session, or the one that it was begun from."""
+        return IMPORTED in as_object(self.load_row(connection, session_id).meta)
 
     def names(self, connection: Connection, user_id: int) -> list[str]:
         """List the names of a user's sessions."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,6 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
+from agentgit.sessions.session import IMPORTED
 from agentgit.store.objects.blobs import Leaf, compact, unpack
 from agentgit.store.objects.content import Body, Encoded
 from agentgit.store.objects.packing import HASH_BYTES
@@ -34,6 +35,9 @@ from agentgit.values import as_object
 
 INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
 """LangGraph's channels for the interrupt that a task raises, for the answers to it, and for the task's failure."""
+
+NULL_TASK = "00000000-0000-0000-0000-000000000000"
+"""LangGraph's id of the task to which it attributes what a caller's `Command` writes."""
 
 AS_NODE = "agentgit_as_node"
 """The key in the metadata of a graph checkpoint for the node as which a caller updated the state; LangGraph does not
@@ -106,6 +110,11 @@ class GraphCheckpoint(NamedTuple):
     """The two hashes of the model calls on the path to it; None if none were recorded."""
 
     @property
+    def is_imported(self) -> bool:
+        """True if a file brought it, or if it goes on from one that a file brought without a new message."""
+        return IMPORTED in self.header
+
+    @property
     def values(self) -> Mapping[str, bytes]:
         """The hashes of all known values, by channel."""
         return {**self.channels, **self.folded} if self.folded else self.channels
@@ -122,6 +131,11 @@ class NewestState(NamedTuple):
     checkpoint: GraphCheckpoint | None = None
     is_interrupted: bool = False
     has_writes: bool = False
+
+    @property
+    def is_imported(self) -> bool:
+        """True if there is one, and it is imported."""
+        return self.checkpoint is not None and self.checkpoint.is_imported
 
 
 class FoldedValue(NamedTuple):
@@ -211,6 +225,10 @@ class NewCheckpoint(NamedTuple):
 
     key: GraphKey
     draft: Draft
+
+    def as_imported(self) -> NewCheckpoint:
+        """Return it with the mark that what waits there was asked for by a file."""
+        return self._replace(draft=replace(self.draft, header={**self.draft.header, IMPORTED: True}))
 
 
 class NewWrites(NamedTuple):

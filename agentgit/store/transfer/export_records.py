@@ -10,7 +10,7 @@ from sqlalchemy import Row
 from agentgit.checkpoints.queries import Tag
 from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
 from agentgit.effects.report import GROUPS
-from agentgit.sessions.session import RERUN
+from agentgit.sessions.session import IMPORTED, RERUN
 from agentgit.store.objects.blobs import unpack
 from agentgit.store.objects.packing import split_hashes
 from agentgit.store.threads import pending_writes
@@ -53,7 +53,7 @@ def state_record(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record
         "run": row["run_id"],
         "messages": row["message_count"],
         "meta": stored_json(row["meta"]),
-        "header": stored_json(row["header"]),
+        "header": {name: value for name, value in stored_json(row["header"]).items() if name != IMPORTED},
         "channels": channels,
         "state_hash": row["state_hash"].hex(),
         **other,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from agentgit.effects.files import SnapshotRef
-from agentgit.sessions.session import DONE, RERUN, idle_status
+from agentgit.sessions.session import DONE, IMPORTED, RERUN, idle_status
 from agentgit.store.objects.blobs import RECORD, Leaf, compact, leaf, list_hash, pack, unpack
 from agentgit.store.objects.packing import CHUNK
 from agentgit.store.objects.plain_values import (
@@ -176,7 +176,7 @@ class ImportedRows:
             "updated_at": datetime.now(UTC),
             "is_active": True,
             "current_branch_id": self.ids["branch"][record["current"]],
-            "meta": to_json({}),
+            "meta": to_json({IMPORTED: True}),
         }
 
     def branch(self, record: Record) -> dict[str, Any]:
@@ -211,10 +211,11 @@ class ImportedRows:
             "seq": record["seq"],
             "parent_id": record["parent"],
             "root_id": record["root"],
-            "run_id": record["run"],
+            "run_id": None,
             "message_count": record["messages"],
-            "meta": compact(record["meta"]),
-            "header": compact(record["header"]),
+            # LangGraph goes on with what waits if a run has the id that is recorded here, even if that is None.
+            "meta": compact({name: value for name, value in record["meta"].items() if name != "run_id"}),
+            "header": compact({**record["header"], IMPORTED: True}),
             "channels": pack(record["channels"]),
             "state_hash": record["state_hash"],
         }

@@ -17,6 +17,7 @@ from agentgit.effects.effects import KINDS, UNDECLARED
 from agentgit.effects.invocation import DONE
 from agentgit.errors import InvalidInput
 from agentgit.sessions.messages import to_stored
+from agentgit.sessions.session import IMPORTED
 from agentgit.store.objects.blobs import Leaf, leaf
 from agentgit.store.objects.content import Encoded
 from agentgit.store.objects.plain_values import JSON, JSON_PY, MESSAGE, MESSAGE_PY, NOT_COMPUTED
@@ -61,18 +62,17 @@ class PlainSession:
 
     def __init__(self, connection: Connection, store: Store, user_id: int, name: str) -> None:
         self.connection, self.store, self.user_id = connection, store, user_id
-        self.id = store.sessions.create(connection, user_id, name)
+        self.id = store.sessions.create(connection, user_id, name, metadata={IMPORTED: True})
         self.branch = store.sessions.branches(connection, self.id)[0]
         # Caches of its own: the shared ones would remember what is not stored if this transaction is rolled back.
         self.graphs = GraphStore(store.tenant_id, store.compression)
-        self.head = Head("", b"", 0)
+        self.head, self.logged = Head("", b"", 0), 0
         self.counts = {"branch": 1, "checkpoint": 0, "state": 0, "call": 0}
         self._values: dict[str, Encoded] = {}
         self._versions: dict[str, int] = {}
         self._hashes: set[bytes] = set()
         self._messages: list[tuple[dict[str, Any], Leaf]] = []
         self._calls: list[tuple[Any, ...]] = []
-        self.logged = 0
 
     def add_all(self, checkpoints: Sequence[Checkpoint | Mapping[str, Any]]) -> None:
         """Add checkpoints in the order of their times. A mistake names the one that has it."""
@@ -135,7 +135,7 @@ class PlainSession:
         draft = Draft(
             parent_id=self.head.checkpoint_id or None,
             meta={"source": "update", "step": step - 1, "parents": {}},
-            header={"v": 4, "ts": at.isoformat(), "versions": self._versions, "seen": {}, "updated": None},
+            header={"v": 4, "ts": at.isoformat(), "versions": self._versions, "seen": {}, IMPORTED: True},
             channels=list(values),
             changed_channels=changed,
             encode=values.__getitem__,

@@ -132,11 +132,7 @@ class Card:
     @property
     def note(self) -> str:
         """A remark on the call besides its outcome; empty if there is none."""
-        if self.call is None:
-            return ""
-        if self.call.is_imported:
-            return "imported"
-        return _NOTES.get(self.call.kind, "")
+        return _NOTES.get(self.call.kind, "") if self.call is not None else ""
 
     @property
     def shown_result(self) -> str | None:
