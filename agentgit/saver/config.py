@@ -10,17 +10,20 @@ from langgraph.checkpoint.base import (
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
+    CheckpointTuple,
     get_checkpoint_id,
     get_checkpoint_metadata,
 )
+from langgraph.constants import START
 
 from agentgit.auth.secret_names import is_secret_name
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.langgraph_internals import DeltaSnapshot
+from agentgit.langgraph_internals import TASKS, DeltaSnapshot
 from agentgit.saver.codec import Codec
 from agentgit.saver.delta_reducer import Channels, encode, folds
 from agentgit.saver.leaf_codec import is_plain
 from agentgit.store.objects.content import Encoded
+from agentgit.store.threads.graph_rows import BRANCH_TO
 from agentgit.store.threads.graph_store import Draft, GraphKey, GraphScope
 from agentgit.store.threads.lifecycle import DELTA_COUNTERS
 
@@ -93,6 +96,15 @@ def is_continuation(config: RunnableConfig, metadata: CheckpointMetadata) -> boo
     # A replay from a subgraph's checkpoint names that one; the map has the checkpoint of the whole graph above it.
     ids_by_ns = config["configurable"].get("checkpoint_map") or {}
     return parent_id is None or parent_id not in (run_metadata.get("checkpoint_id"), ids_by_ns.get(""))
+
+
+def would_go_on(found: CheckpointTuple) -> bool:
+    """Return whether a graph has something to go on with at a checkpoint."""
+    values = found.checkpoint["channel_values"]
+    return bool(found.pending_writes) or any(
+        name == START or name.startswith(BRANCH_TO) or (name.startswith((TASKS, "join:")) and value)
+        for name, value in values.items()
+    )
 
 
 HEADER_FIELDS = {

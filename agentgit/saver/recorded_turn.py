@@ -16,6 +16,10 @@ class RecordedTurn(Protocol):
         """True if `put` writes to the database, so that it may take time."""
 
     @property
+    def goes_on(self) -> bool:
+        """True if the graph goes on with what waits, and acts."""
+
+    @property
     def is_waiting(self) -> bool:
         """True if something that the turn took over is not written yet."""
 

@@ -42,6 +42,7 @@ from agentgit.saver.config import (
     read_typed_fields,
     scope,
     stored_metadata,
+    would_go_on,
 )
 from agentgit.saver.connections import open_database
 from agentgit.saver.delta_reducer import Channels
@@ -269,7 +270,14 @@ class SQLModelSaver(AsyncSaverMethods):
             if loaded is None:
                 return None
             store.seen.add(loaded[0].key)
-            return next(self._build_tuples(connection, store, [loaded]))
+            found = next(self._build_tuples(connection, store, [loaded]))
+        if ns and loaded[0].is_imported and turn is not None and turn.goes_on and would_go_on(found):
+            # LangGraph would go on with it because the graph around it goes on.
+            raise Conflict(
+                f"The subgraph {ns!r} stands at an imported checkpoint: what waits there never runs here. "
+                "Nothing of it was run. Send a new message."
+            )
+        return found
 
     def list(
         self,

@@ -20,7 +20,7 @@ from langgraph.func import entrypoint
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, interrupt
 from mcp_clients import connected
-from scripted import call, calls, tool_node_graph
+from scripted import call, calls, node_graph, say, tool_node_graph
 
 import agentgit
 from agentgit import AgentGitError, Conflict, NotDone, RollbackBlocked, compensable, reversible
@@ -35,7 +35,7 @@ class Shop:
 
     def __init__(self):
         self.ledger, self.memory = [], InMemoryStore()
-        self.graph = self._build()
+        self.graph = self.compiled()
         undo, verify = (lambda args, result: self._note("undo", args["item"])), (lambda call: self._verify(call))
         self.effects = dict.fromkeys(("order", "ask"), reversible(undo, verify=verify))
         self.effects |= dict.fromkeys(("pay", "doubt", "refuse", "die"), compensable(undo, verify=verify))
@@ -62,7 +62,7 @@ class Shop:
     def _verify(self, call):
         self._note("verify", call.args["item"])
 
-    def _build(self):
+    def compiled(self, checkpointer=None):
         def acting(name):
             def act(item: str) -> dict:
                 return self._note(name, item)
@@ -109,7 +109,7 @@ class Shop:
             words = str(messages[-1].content).split() if messages and messages[-1].type == "human" else ()
             return calls(call(words[0], item=words[1])) if words and words[0] in tools else AIMessage("fine")
 
-        return tool_node_graph(ScriptedModel(rule=rule), list(tools.values()), handle_tool_errors=True)
+        return tool_node_graph(ScriptedModel(rule=rule), list(tools.values()), checkpointer, handle_tool_errors=True)
 
 
 SHOP = Shop()
@@ -395,6 +395,31 @@ def test_a_file_cannot_make_a_new_message_go_on_with_what_waits(repo):
     agent = SHOP.agent(repo)
     agent.run("hello again")
     assert (agent.history()[-1]["content"], agent.get_state().next) == ("fine", ())
+
+
+def test_a_subagent_with_memory_does_not_go_on_with_what_waits_in_a_file(repo):
+    """An answer to a question of one's own makes LangGraph go on in each subgraph, also with the call of the file."""
+    subagent = SHOP.compiled(checkpointer=True)
+
+    def supervise(state):
+        answer = interrupt("may I?") if "lamp" in str(state["messages"][-1].content) else "yes"
+        return {"messages": subagent.invoke({"messages": [("user", f"ask {answer}")]})["messages"][-1:]}
+
+    graph = node_graph(supervise)
+    with agentgit.open(":memory:") as origin:
+        origin.wrap(graph, "file").invoke(say("sofa"))
+        data = written(origin, "file")
+    repo.import_(BytesIO(data))
+    agent = repo.wrap(graph, "file")
+    agent.invoke(say("lamp"))
+    SHOP.close()
+    for answer in ("yes", "yes"):
+        with pytest.raises(Conflict, match="subgraph 'act' stands at an imported checkpoint"):
+            agent.invoke(Command(resume=answer))
+    assert SHOP.acts == []
+    agent.invoke(say("table"))  # it asks in the subagent, which begins anew
+    agent.invoke(Command(resume="yes"))
+    assert SHOP.acts == ["ask yes"]
 
 
 def test_a_file_cannot_bring_the_answer_to_a_later_question(repo):

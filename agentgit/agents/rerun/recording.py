@@ -25,7 +25,6 @@ from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import TASKS
 from agentgit.store.objects.content import read_values
 from agentgit.store.queries.recorded_turns import (
-    BRANCH_TO,
     INPUT,
     UPDATE,
     RecordedWrite,
@@ -37,7 +36,7 @@ from agentgit.store.queries.recorded_turns import (
 )
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import TOOL_INVOCATION
-from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, is_shown
+from agentgit.store.threads.graph_rows import BRANCH_TO, GraphCheckpoint, GraphKey, is_shown
 from agentgit.values import portable, to_json
 
 

@@ -162,7 +162,7 @@ class Turn:
                 f"Switch to {branch.name!r} to continue at its head, or fork.",
                 head=branch.head_id,
             )
-        if state.newest.is_imported and self.turn_input.goes_on and self.context.settings.simulation is None:
+        if state.newest.is_imported and self.goes_on:
             raise Conflict(
                 f"Branch {branch.name} stands at an imported checkpoint: what waits there was asked for elsewhere, and "
                 "never runs here. Nothing was run. Send a new message, or go back to an earlier checkpoint first."
@@ -373,6 +373,11 @@ class Turn:
     def writes_on_put(self) -> bool:
         """True if a step is written as soon as the graph has saved it."""
         return self.saves_each_step or self.counts_calls
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the graph goes on with what waits, and acts."""
+        return self.turn_input.goes_on and self.context.settings.simulation is None
 
     @property
     def is_waiting(self) -> bool:

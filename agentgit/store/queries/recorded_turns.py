@@ -20,6 +20,7 @@ from agentgit.store.threads.graph_rows import (
     AS_NODE,
     ASKED,
     ASKED_INDEX,
+    BRANCH_TO,
     ERROR,
     INTERRUPT,
     NULL_TASK,
@@ -32,9 +33,6 @@ from agentgit.store.threads.graph_rows import (
 INPUT, COMMAND, UPDATE, CONTINUE = "input", "command", "update", "continue"
 """The kinds of a recorded turn: new input, a `Command` that a caller gave, an update of the state, and no input: the
 graph went on from the state at the start."""
-
-BRANCH_TO = "branch:to:"
-"""The beginning of the names of the channels with which LangGraph triggers a node."""
 
 UPDATE_PATH = f"~{INTERRUPT}"
 """The beginning of the task path of what `update_state` writes."""

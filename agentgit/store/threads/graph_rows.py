@@ -39,6 +39,9 @@ INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
 NULL_TASK = "00000000-0000-0000-0000-000000000000"
 """LangGraph's id of the task to which it attributes what a caller's `Command` writes."""
 
+BRANCH_TO = "branch:to:"
+"""The beginning of the names of the channels with which LangGraph triggers a node."""
+
 AS_NODE = "agentgit_as_node"
 """The key in the metadata of a graph checkpoint for the node as which a caller updated the state; LangGraph does not
 record it."""
