@@ -290,7 +290,7 @@ class Repository:
     ) -> ImportReport:
         """Import each thread of a LangGraph saver as a session. The saver is only read.
 
-        Importing again adds what is new.
+        Importing again adds what is new. A question that waits can be answered here, as in the program of the saver.
 
         Args:
             saver_or_url: A saver, or the path or URL of a database of SqliteSaver, AsyncSqliteSaver or PostgresSaver.
@@ -620,8 +620,8 @@ class Repository:
         """Import a file that `export` wrote, or plain checkpoints, as a new session; completely or not at all.
 
         The hashes of the file, and its references between records, are checked first. The effects of its calls are in
-        another world, so they are never reversed or repeated from here, and plans say so. The fence and `once` apply to
-        them as to other calls.
+        another world, so they are never reversed or repeated from here, and plans say so; nor does what waits in it go
+        on without a new message. The fence and `once` apply to them as to other calls.
 
         Plain checkpoints are `Checkpoint` values, such as those built by hand, or a file with the JSON array of their
         `to_dict`. They become one branch in the order of their times, with new ids; `metadata["data"]["imported"]` has
