@@ -212,11 +212,6 @@ class ToolInvocation(Displayable):
         return self.made_on is not None
 
     @property
-    def effect_text(self) -> str:
-        """The effect as people read it. That of an imported call is what its file claims."""
-        return f"{self.effect}, imported" if self.is_imported else self.effect
-
-    @property
     def has_raised(self) -> bool:
         """True if the call raised and may have acted before. False for an interrupted call, which never ended."""
         return self.status == UNKNOWN and self.ended_at is not None

@@ -161,8 +161,9 @@ def cell(call: ToolInvocation) -> str:
 
 
 def effect(call: ToolInvocation) -> Span:
-    """Return the effect of a call on the outside world, as a span."""
-    return Span(clean(call.effect_text), _EFFECTS.get(call.effect, "dim"))
+    """Return the effect of a call on the outside world, as a span. That of an imported call is what its file claims."""
+    text = f"{call.effect}, imported" if call.is_imported else call.effect
+    return Span(clean(text), _EFFECTS.get(call.effect, "dim"))
 
 
 def status(call: ToolInvocation) -> Span:
