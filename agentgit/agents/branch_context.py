@@ -152,6 +152,8 @@ class BranchContext:
         """The resources of the session in this process."""
         self.thread_id: str = row.thread_id
         self.must_be_current = client is not None
+        self.begins_again: bool | None = None
+        """Whether tasks that wait at the beginning of the branch begin again; None if only where none has begun."""
         """True if turns run only while the branch is the current one of its session, whose thread clients see."""
         client = client or ClientThread(row.thread_id)
         self.client_thread = client.id

@@ -39,6 +39,11 @@ class TurnInput:
     goes_on: bool = False
     """True if the graph goes on with what waits."""
 
+    @property
+    def is_answer(self) -> bool:
+        """True if it answers a question that waits."""
+        return isinstance(self.value, Command) and self.value.resume is not None
+
 
 def parse(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
     """Parse an input, and add an id to the user's message if LangGraph would add one."""

@@ -199,6 +199,8 @@ class TurnRunner(DescribedGraph):
             turn.after_turn = interrupted_turn.after_turn
         turn.begin()
         self._turn = self._branch.saver.turn = turn
+        if turn.replayed_ids:
+            run_config["configurable"].update(checkpoint_id=turn.replayed_ids[""], checkpoint_map=turn.replayed_ids)
         message_id = turn.turn_input.message_id
         metadata = {RESTORE_POINT: message_id} if message_id is not None else {}
         with detached():

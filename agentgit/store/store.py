@@ -175,7 +175,8 @@ class Store:
             )
         unfinished_batch = self.journal.last_batch(connection, branch.id, unanswered_ids)
         position = branch.inherited + self.journal.count(connection, branch.id, before_batch=unfinished_batch)
-        complete_state = checkpoint_state(self._last_complete_checkpoint(connection, graph_checkpoint), position)
+        complete_checkpoint = self._last_complete_checkpoint(connection, graph_checkpoint)
+        complete_state = checkpoint_state(complete_checkpoint, position, NO_WRITES)
         return HeadState(
             checkpoint_state=complete_state,
             latest=graph_checkpoint,

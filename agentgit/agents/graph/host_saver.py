@@ -21,7 +21,7 @@ from agentgit.handles.session import Session
 from agentgit.handles.templates import SessionFactory
 from agentgit.saver.branch_saver import SessionThreads, ThreadReader
 from agentgit.sessions.session import RUNNING
-from agentgit.store.queries.graph_points import BranchHead, GraphPoint, find_graph_point, find_thread_head
+from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint, find_graph_point, find_thread_head
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.values import as_object
 
@@ -57,13 +57,13 @@ class ThreadSessions:
             self.context.lookup.require_role(connection, head.row.external_session_id)
         return head
 
-    def find_point(self, session_id: int, checkpoint_id: str) -> GraphPoint | None:
+    def find_point(self, session_id: int, place: GraphPlace) -> GraphPoint | None:
         """Find a checkpoint of a session by LangGraph's id; None if there is none."""
 
         def read(connection: Connection) -> GraphPoint | None:
             session = self.context.lookup.session(connection, session_id)
             return find_graph_point(
-                self.context.store, connection, session_id, session.current_internal_session_id, checkpoint_id
+                self.context.store, connection, session_id, session.current_internal_session_id, place
             )
 
         return self.context.read(read)
@@ -75,7 +75,7 @@ class ThreadSessions:
         branching = Branching(self.context, session_id)
         snapshot = branching.take_snapshot("rollback")
         self.context.change(lambda c: branching.ensure_checkpoint(c, point.branch.id, snapshot))
-        found = self.find_point(session_id, point.checkpoint.key.checkpoint_id)
+        found = self.find_point(session_id, point.place)
         if found is None:
             raise NotFound("The checkpoint was deleted. Nothing was run.")
         return found

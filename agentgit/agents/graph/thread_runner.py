@@ -40,11 +40,15 @@ class ThreadRunner(BranchRunner):
         branch: int | BranchHead,
         client: ClientThread,
         asked: Confirmation | None = None,
+        *,
+        is_confirmed: bool = False,
     ) -> None:
         self._asked = asked  # before the graph is instrumented
         super().__init__(context, graph, settings, branch, client)
+        self._branch.begins_again = True if is_confirmed else None
         if asked is not None:
             self.leaves_world_alone()
+            self._branch.begins_again = False
 
     async def await_end(self) -> None:
         """Wait briefly for the end of the turn, if it was cancelled or its stream was left."""

@@ -29,7 +29,7 @@ from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
 from agentgit.handles.templates import LONGEST_NAME, require_name
 from agentgit.saver.config import address, require_checkpoint_id
-from agentgit.store.queries.graph_points import BranchHead, GraphPoint
+from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.threads.graph_rows import INTERRUPT
 from agentgit.values import as_object
@@ -86,7 +86,7 @@ class Threads(ThreadSessions):
 
     def run(self, config: RunnableConfig, input: Any, graph: Graph) -> Run:
         """Bring a thread and its world to the point at which a run begins."""
-        thread = self._open(config, graph)
+        thread = self._open(config, graph, is_answered=confirmation.is_resume(input))
         branch, asked, is_declined = thread.branch, thread.asked, False
         if thread.moves_to is not None:
             branch, asked = self._move(thread, thread.moves_to)
@@ -124,13 +124,13 @@ class Threads(ThreadSessions):
         run_config = _run_config(config)
         return Run(runner, None, {**run_config, "configurable": {**run_config["configurable"], **own}}, cancel=cancel)
 
-    def _open(self, config: RunnableConfig, graph: Graph) -> _Thread:
+    def _open(self, config: RunnableConfig, graph: Graph, *, is_answered: bool = False) -> _Thread:
         thread_id, _, _ = address(config)
-        root_id = _root_id(config["configurable"])
+        place = _place(config["configurable"], is_answered=is_answered)
         head = self.context.read(lambda connection: self.find_head(connection, thread_id))
         if head is None:
-            if root_id:
-                raise _no_checkpoint(thread_id, root_id)
+            if place is not None:
+                raise _no_checkpoint(thread_id, place.checkpoint_id)
             self.ensure(thread_id)
             head = self.context.read(lambda connection: self.find_head(connection, thread_id))
         if head is None:
@@ -138,11 +138,11 @@ class Threads(ThreadSessions):
         session_id = head.row.external_session_id
         self.wrapped.attach(session_id, store_of_run(config["configurable"], graph.store))
         thread = _Thread(Rollbacks(self.context, session_id), head, confirmation.read(as_object(head.row.meta)), None)
-        if not root_id or root_id == head.checkpoint_id:
+        if place is None or (place.checkpoint_id == head.checkpoint_id and not place.subgraphs):
             return thread
-        point = self.find_point(session_id, root_id)
+        point = self.find_point(session_id, place)
         if point is None:
-            raise _no_checkpoint(thread_id, root_id)
+            raise _no_checkpoint(thread_id, place.checkpoint_id)
         is_here = point.is_head and point.branch.id == thread.branch.id  # it was saved in the meantime
         return thread if is_here else thread._replace(moves_to=point)
 
@@ -161,7 +161,9 @@ class Threads(ThreadSessions):
     ) -> ThreadRunner:
         client = ClientThread(address(config)[0], self.reader)
         known = thread.head if branch is thread.branch else branch.id
-        runner = ThreadRunner(self.context, graph, self.wrapped.settings, known, client, asked)
+        is_confirmed = thread.asked is not None and asked is None and branch.id == thread.branch.id
+        settings = self.wrapped.settings
+        runner = ThreadRunner(self.context, graph, settings, known, client, asked, is_confirmed=is_confirmed)
         self._runners[client.id] = runner
         return runner
 
@@ -291,12 +293,16 @@ def _no_checkpoint(thread_id: str, checkpoint_id: str) -> NotFound:
     )
 
 
-def _root_id(configurable: Mapping[str, Any]) -> str | None:
-    """Return the checkpoint of the whole graph that a config names, also one for a subgraph."""
-    if not configurable.get("checkpoint_ns"):
-        return configurable.get("checkpoint_id")
-    ids_by_ns = configurable.get("checkpoint_map")
-    return require_checkpoint_id(ids_by_ns.get("")) if isinstance(ids_by_ns, Mapping) else None
+def _place(configurable: Mapping[str, Any], *, is_answered: bool) -> GraphPlace | None:
+    """Return the place that a config names; None if it names none."""
+    ns, id = configurable.get("checkpoint_ns"), require_checkpoint_id(configurable.get("checkpoint_id"))
+    if not ns:
+        return GraphPlace(id, is_answered=is_answered) if id else None
+    given = configurable.get("checkpoint_map")
+    ids_by_ns = {str(k): require_checkpoint_id(v) or "" for k, v in given.items()} if isinstance(given, Mapping) else {}
+    root_id, inner_id = ids_by_ns.pop("", None), id or ids_by_ns.pop(str(ns), None)
+    ids_by_ns = {**{k: v for k, v in ids_by_ns.items() if k != ns}, str(ns): inner_id} if inner_id else {}
+    return GraphPlace(root_id, ids_by_ns, is_answered) if root_id else None
 
 
 def _run_config(config: RunnableConfig) -> RunnableConfig:

@@ -7,7 +7,7 @@ releases the branch. Its beginning and its end are one transaction each.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder, message_name
 from agentgit.effects.effects import UNSHARED
 from agentgit.effects.plan import KEEP
-from agentgit.errors import AgentGitError, Conflict, Corrupt, Unavailable, WorldDiverged
+from agentgit.errors import AgentGitError, Conflict, Corrupt, InvalidInput, Unavailable, WorldDiverged
 from agentgit.rollback.crash_recovery import recover_abandoned
 from agentgit.rollback.report import DELIVERED, note_for_model
 from agentgit.sessions.messages import text_of
@@ -37,6 +37,7 @@ from agentgit.store.records.turn_state import TurnState, query_turn_state
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import HeadState, checkpoint_state
+from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, NewCheckpoint, NewWrites
 from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.store.unit_of_work import UnitOfWork
@@ -54,6 +55,7 @@ class _TurnStart(NamedTuple):
     state: TurnState
     last_number: int
     searched: int
+    replayed_ids: Mapping[str, str]
 
 
 class _TurnEnd(NamedTuple):
@@ -79,6 +81,8 @@ class Turn:
     after_turn: Callable[[], Any] | None = None
     """A function that a tool requested to be called after the turn."""
 
+    replayed_ids: Mapping[str, str] = field(init=False)
+    """The graph checkpoints, by namespace, whose tasks LangGraph is to begin again; none if it continues them."""
     _state: TurnState = field(init=False)
     _last_number: int | None = None
     """The number of the last checkpoint of the branch; None if it must be read."""
@@ -123,7 +127,7 @@ class Turn:
             )
             self.branch, self.turn_input = start.branch, start.turn_input
             self.span.set(agentgit_session_name=start.state.session_name, agentgit_branch_name=start.branch.name)
-            self._state, newest = start.state, start.state.newest
+            self._state, newest, self.replayed_ids = start.state, start.state.newest, start.replayed_ids
             self._last_number, self._searched = start.last_number, start.searched
             self._before_number = start.last_number if start.last_number != start.state.last_number else None
             self.unit_of_work = UnitOfWork(self.context.store, start.branch, newest, start.state.world_seq)
@@ -180,6 +184,7 @@ class Turn:
             state,
             state.last_number,
             branch.searched,
+            self._find_replayed(connection, branch, state.newest.checkpoint),
         )
         if not (self.turn_input.is_new and self.context.settings.checkpoint_interval.before_turns):
             return start
@@ -190,6 +195,37 @@ class Turn:
         return start._replace(
             last_number=state.last_number + 1, searched=branch.searched if has_new_text else branch.searched + 1
         )
+
+    def _find_replayed(
+        self, connection: Connection, branch: StoredRow, newest: GraphCheckpoint | None
+    ) -> Mapping[str, str]:
+        """Return the graph checkpoints whose tasks begin again, because the branch begins there and none has begun.
+
+        If a run does not name its checkpoint, LangGraph continues the tasks, and a subgraph with memory does not run.
+        """
+        graphs, begins_again, start = self.context.store.graphs, self.context.begins_again, newest
+        if self.turn_input.is_new or begins_again is False or newest is None:
+            return {}
+        while start is not None and start.parent_id is not None and start.meta.get("source") == "update":
+            start = graphs.find(connection, start.key._replace(checkpoint_id=start.parent_id))
+        if start is None or start.parent_id is not None:
+            return {}
+        is_first = (CHECKPOINT.c.internal_session_id == branch.id, CHECKPOINT.c.kind == "branch")
+        for first in self.context.store.checkpoints.find(connection, *is_first):
+            steps = pending_writes.unpack(first.pending, f"checkpoint {first.id}")
+            if first.graph_checkpoint_id != start.key.checkpoint_id or steps is None or any(s.writes for s in steps):
+                continue
+            begun = graphs.pack_pending_writes(connection, newest.key)
+            expected = first.pending if start is newest else pending_writes.NO_WRITES
+            if begun != expected and not begins_again:
+                continue
+            if not self.turn_input.is_answer:
+                return {**{step.ns: step.checkpoint_id for step in steps}, "": newest.key.checkpoint_id}
+            if not steps and graphs.has_subgraphs(connection, newest.key.thread):
+                raise InvalidInput(
+                    "No question waits at this checkpoint, so nothing was run. Run it with None first; then answer."
+                )
+        return {}
 
     def _require_world_unchanged(self, connection: Connection, branch: StoredRow, last_seq: int) -> None:
         """Check that the outside world is as this branch left it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import SimpleNamespace
@@ -9,35 +10,47 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, select
 
-from agentgit.errors import NotFound
+from agentgit.errors import InvalidInput, NotFound
 from agentgit.store.records.sessions import IS_OF_THREAD, StoredRow
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, SESSION
 from agentgit.store.store import Store
+from agentgit.store.threads.fork import has_memory
 from agentgit.store.threads.graph_rows import GraphCheckpoint, parse_graph_checkpoint
-from agentgit.store.threads.pending_writes import NO_WRITES
+from agentgit.store.threads.pending_writes import NO_WRITES, pack
+
+
+class GraphPlace(NamedTuple):
+    """A place in a session that a client names by LangGraph's ids."""
+
+    checkpoint_id: str
+    subgraphs: Mapping[str, str] = {}  # it is never modified
+    """The checkpoints of the subgraph that the run continues and of those around it, by namespace, innermost last."""
+    is_answered: bool = False
+    """True if the questions that waited there wait again, because the run brings an answer; else the tasks begin
+    again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPoint:
     """A graph checkpoint of a session."""
 
+    place: GraphPlace
     branch: StoredRow
-    checkpoint: GraphCheckpoint
     is_head: bool
     target: StoredRow | None
 
     def require_target(self) -> StoredRow:
         """Return the row of the checkpoint to roll back to."""
         if self.target is None:
-            raise NotFound(f"Branch {self.branch.name} has no checkpoint after {self.checkpoint.key.checkpoint_id}.")
+            raise NotFound(f"Branch {self.branch.name} has no checkpoint after {self.place.checkpoint_id}.")
         return self.target
 
 
 def find_graph_point(
-    store: Store, connection: Connection, session_id: int, current_id: int | None, checkpoint_id: str
+    store: Store, connection: Connection, session_id: int, current_id: int | None, place: GraphPlace
 ) -> GraphPoint | None:
-    """Find a checkpoint of the root graph by LangGraph's id.
+    """Find a checkpoint of the root graph, or of a subgraph below it, by LangGraph's ids.
 
     Forks copy graph checkpoints with their ids, so that several branches can have one. The current branch comes first,
     then the oldest.
@@ -45,96 +58,125 @@ def find_graph_point(
     branches = {row.thread_id: row for row in store.sessions.branches(connection, session_id)}
     c = GRAPH_CHECKPOINT.c
     query = select(GRAPH_CHECKPOINT).where(
-        c.tenant_id == store.tenant_id, c.thread_id.in_(list(branches)), c.ns == "", c.checkpoint_id == checkpoint_id
+        c.tenant_id == store.tenant_id,
+        c.thread_id.in_(list(branches)),
+        c.ns == "",
+        c.checkpoint_id == place.checkpoint_id,
     )
-    rows = connection.execute(query).all()
-    if not rows:
-        return None
-    row = min(rows, key=lambda row: (branches[row.thread_id].id != current_id, branches[row.thread_id].id))
-    branch, checkpoint = branches[row.thread_id], parse_graph_checkpoint(row)
-    newest = store.graphs.newest(connection, branch.thread_id)
-    return GraphPoint(
-        branch=branch,
-        checkpoint=checkpoint,
-        is_head=newest is not None and newest.key == checkpoint.key,
-        target=_find_target(store, connection, branch, checkpoint),
-    )
+    found = [(branches[row.thread_id], parse_graph_checkpoint(row)) for row in connection.execute(query).all()]
+    found.sort(key=lambda one: (one[0].id != current_id, one[0].id))
+    for branch, checkpoint in found:
+        steps = _Steps(store, connection, branch, checkpoint)
+        if place.subgraphs.items() <= steps.subgraphs.keys():
+            is_head = all(
+                (newest := store.graphs.newest(connection, branch.thread_id, ns)) is not None
+                and newest.key.checkpoint_id == id
+                for ns, id in [("", place.checkpoint_id), *place.subgraphs.items()]
+            )
+            target = steps.find_target(place._replace(is_answered=True) if is_head else place)
+            return GraphPoint(place=place, branch=branch, is_head=is_head, target=target)
+    return None
 
 
-def _find_target(
-    store: Store, connection: Connection, branch: StoredRow, checkpoint: GraphCheckpoint
-) -> StoredRow | None:
-    """Return the checkpoint with this state or, if there is none, the one after it, moved to this state."""
-    c, graph = CHECKPOINT.c, GRAPH_CHECKPOINT.c
-    own = (c.tenant_id == store.tenant_id, c.internal_session_id == branch.id)
-    state_of = and_(
-        graph.tenant_id == c.tenant_id,
-        graph.thread_id == branch.thread_id,
-        graph.ns == "",
-        graph.checkpoint_id == c.graph_checkpoint_id,
-    )
+class _Steps:
+    """A graph checkpoint of a branch, and the checkpoints of subgraphs that were saved in the step after it."""
 
-    def first(query: Any) -> StoredRow | None:
-        id = connection.execute(query.limit(1)).scalar()
-        return store.checkpoints.load_with_branch(connection, id) if id is not None else None
+    def __init__(self, store: Store, connection: Connection, branch: StoredRow, checkpoint: GraphCheckpoint) -> None:
+        self.store, self.connection, self.branch, self.checkpoint = store, connection, branch, checkpoint
+        c = GRAPH_CHECKPOINT.c
+        query = select(GRAPH_CHECKPOINT).where(
+            c.tenant_id == store.tenant_id,
+            c.thread_id == branch.thread_id,
+            c.root_id == checkpoint.key.checkpoint_id,
+        )
+        rows = connection.execute(query).all()
+        self.subgraphs = {(row.ns, row.checkpoint_id): parse_graph_checkpoint(row) for row in rows}
 
-    same = first(select(c.id).where(*own, c.graph_checkpoint_id == checkpoint.key.checkpoint_id).order_by(c.number))
-    if same is not None:
-        return same
-    after = first(
-        select(c.id)
-        .select_from(CHECKPOINT.join(GRAPH_CHECKPOINT, state_of))
-        .where(*own, graph.seq > checkpoint.seq)
-        .order_by(c.number)
-    )
-    if after is None:
-        return None
-    before = first(select(c.id).where(*own, c.number < after.number).order_by(c.number.desc()))
-    return move(
-        after,
-        {
-            "graph_checkpoint_id": checkpoint.key.checkpoint_id,
-            "state_hash": checkpoint.state_hash.hex(),
-            "message_count": checkpoint.message_count,
-            "position": _position(store, connection, branch, checkpoint, before, after),
-            "workspace_snapshot_id": before.workspace_snapshot_id if before is not None else None,
-            "keeps_writes": _has_memory_of_subgraphs(store, connection, branch.thread_id),
-        },
-    )
+    def find_target(self, place: GraphPlace) -> StoredRow | None:
+        """Return the checkpoint of a place or, if there is none, one after it, moved to its state."""
+        c, id = CHECKPOINT.c, self.checkpoint.key.checkpoint_id
+        here = self._find(c.number, GRAPH_CHECKPOINT.c.checkpoint_id == id)
+        if place.is_answered and not place.subgraphs:
+            here = self._find(c.number, GRAPH_CHECKPOINT.c.checkpoint_id == id, c.pending != NO_WRITES) or here
+        later = self._find(c.number, GRAPH_CHECKPOINT.c.seq > self.checkpoint.seq)
+        after = here or later
+        if after is None:
+            return None
+        is_exact = here is not None and not place.subgraphs
+        if is_exact and (place.is_answered or after.pending in (None, NO_WRITES)):
+            return after
+        earlier = self._find(c.number.desc(), c.number < after.number)
+        if earlier is None and here is not None:  # the branch began here, and lacks what is older
+            original = self._find_original(place)
+            if original is not None:
+                return original.find_target(place)
+            if is_exact:
+                return after
+        self._require_alone(place)
+        begun = self.subgraphs[[*place.subgraphs.items()][-1]] if place.subgraphs else self.checkpoint
+        point = {
+            "graph_checkpoint_id": id,
+            "state_hash": self.checkpoint.state_hash.hex(),
+            "message_count": self.checkpoint.message_count,
+            "position": self._count_calls(earlier, later, begun),
+            "workspace_snapshot_id": earlier.workspace_snapshot_id if earlier is not None else None,
+            "subgraphs": dict(place.subgraphs),
+        }
+        return move(after, point)
 
+    def _find(self, order: Any, *conditions: Any) -> StoredRow | None:
+        """Find the first checkpoint of the branch that meets the conditions; they may name its graph checkpoint."""
+        c, graph = CHECKPOINT.c, GRAPH_CHECKPOINT.c
+        state_of = and_(
+            graph.tenant_id == c.tenant_id,
+            graph.thread_id == self.branch.thread_id,
+            graph.ns == "",
+            graph.checkpoint_id == c.graph_checkpoint_id,
+        )
+        own = (c.tenant_id == self.store.tenant_id, c.internal_session_id == self.branch.id)
+        query = select(c.id).join_from(CHECKPOINT, GRAPH_CHECKPOINT, state_of, isouter=True).where(*own, *conditions)
+        id = self.connection.execute(query.order_by(order).limit(1)).scalar()
+        return self.store.checkpoints.load_with_branch(self.connection, id) if id is not None else None
 
-def _has_memory_of_subgraphs(store: Store, connection: Connection, thread_id: str) -> bool:
-    """Return whether a subgraph of a thread has a history of its own, which only a copy with the writes continues."""
-    c = GRAPH_CHECKPOINT.c
-    query = select(c.ns).where(
-        c.tenant_id == store.tenant_id, c.thread_id == thread_id, c.ns != "", c.ns.not_like("%:%")
-    )
-    return connection.execute(query.limit(1)).first() is not None
+    def _find_original(self, place: GraphPlace) -> _Steps | None:
+        """Find the graph checkpoint on the branch that it was copied from; None if it is no copy, or not all of it."""
+        if self.branch.parent_id is None:
+            return None
+        parent = self.store.sessions.branch(self.connection, self.branch.parent_id)
+        checkpoint = self.store.graphs.find(self.connection, self.checkpoint.key._replace(thread=parent.thread_id))
+        steps = _Steps(self.store, self.connection, parent, checkpoint) if checkpoint is not None else None
+        return steps if steps is not None and place.subgraphs.items() <= steps.subgraphs.keys() else None
 
+    def _require_alone(self, place: GraphPlace) -> None:
+        """Refuse a place inside a subgraph beside which others ran, because their state at that time is not known."""
+        inner_ns = [*place.subgraphs][-1] if place.subgraphs else ""
+        for ns, id in self.subgraphs if place.subgraphs else ():
+            parent_id = self.subgraphs[ns, id].meta["parents"].get(inner_ns)
+            parent = self.subgraphs.get((inner_ns, parent_id or ""))
+            is_older = parent is not None and parent.seq < self.subgraphs[inner_ns, place.subgraphs[inner_ns]].seq
+            if ns not in place.subgraphs and (parent is None or (is_older and has_memory(ns))):
+                raise InvalidInput(
+                    f"Another subgraph, {ns!r}, ran in the same step, so nothing was run. Run at the checkpoint of the "
+                    f"whole graph instead: {place.checkpoint_id}."
+                )
 
-def _position(
-    store: Store,
-    connection: Connection,
-    branch: StoredRow,
-    checkpoint: GraphCheckpoint,
-    before: StoredRow | None,
-    after: StoredRow,
-) -> int:
-    """Count the calls up to a graph checkpoint between two checkpoints: those that began before it was made.
+    def _count_calls(self, earlier: StoredRow | None, later: StoredRow | None, begun: GraphCheckpoint) -> int:
+        """Count the calls up to a graph checkpoint: those that began before it was made.
 
-    Only calls of the turn between the two are compared by their times, so that clocks of different machines do not
-    matter.
-    """
-    first: int = before.position if before is not None else branch.inherited
-    calls = store.track(connection, branch, after.position)[first:]
-    made_at = datetime.fromisoformat(str(checkpoint.header["ts"]))
-    return first + sum(call.started_at is not None and call.started_at < made_at for call in calls)
+        Only calls between two checkpoints are compared by their times, so that clocks of different machines do not
+        matter.
+        """
+        first: int = earlier.position if earlier is not None else self.branch.inherited
+        last = later.position if later is not None else None
+        calls = self.store.track(self.connection, self.branch, last)[first:]
+        made_at = datetime.fromisoformat(str(begun.header["ts"]))
+        return first + sum(call.started_at is not None and call.started_at < made_at for call in calls)
 
 
 def move(row: StoredRow, point: dict[str, Any]) -> StoredRow:
     """Return the row of a checkpoint as if it had the state of a graph checkpoint before it."""
-    changes = {**point, "state_hash": bytes.fromhex(point["state_hash"]), "restore_point": None}
-    changes["pending"] = None if point["keeps_writes"] else NO_WRITES
+    pending = pack([ns, id, []] for ns, id in sorted(point["subgraphs"].items()))
+    changes = {**point, "state_hash": bytes.fromhex(point["state_hash"]), "restore_point": None, "pending": pending}
     moved: Any = SimpleNamespace(**{**row._asdict(), **changes}, moved_to=point)
     return moved  # type: ignore[no-any-return]  # it has the columns of the row
 

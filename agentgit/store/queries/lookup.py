@@ -284,7 +284,7 @@ class Lookup:
     ) -> tuple[StoredRow, str]:
         """Resolve a reference as `checkpoint` does, or a point. Return the checkpoint and its display name."""
         if isinstance(ref, GraphPoint):
-            return ref.require_target(), f"{ref.branch.name} at {ref.checkpoint.key.checkpoint_id}"
+            return ref.require_target(), f"{ref.branch.name} at {ref.place.checkpoint_id}"
         row = self.checkpoint(connection, session, branch, ref)
         reference = f"{row.branch_name}#{row.number}"
         return row, f"{row.name} ({reference})" if row.name else reference

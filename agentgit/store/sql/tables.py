@@ -382,7 +382,8 @@ class GraphCheckpointRow(TableRow, table=True):
 
     `external_session_id` is the owner of the values that the row refers to, as in `BlobRow`. `seq` numbers the
     checkpoints of a thread's namespace in the order in which they were stored. `root_id` is the checkpoint of the whole
-    graph to which a subgraph's checkpoint belongs.
+    graph to which a subgraph's checkpoint belongs. A thread that was copied at a later one lacks it, and has only what
+    the subgraph remembers.
     """
 
     __tablename__ = "graph_checkpoint"

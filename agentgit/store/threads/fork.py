@@ -9,8 +9,8 @@ The fork copies, besides the checkpoint itself:
   thread has moved on, the writes describe what happened *after* the checkpoint, so they are left out. The exception is
   a paused step: its questions and failures are copied, and the output of the tasks that had neither.
 - **Subgraphs.** A subgraph without memory has one namespace for each task (`node:task`), which is copied if the task is
-  open. A subgraph with memory has one namespace for the thread (`node`); its newest checkpoint at or before the copied
-  one is copied.
+  open. A subgraph with memory has one namespace for the thread (`node`). If it has no task that waits, its newest
+  checkpoint that is older than the copied one is copied, so that it runs again.
 - **Ancestors**, if a value is spread over their writes (LangGraph's DeltaChannel).
 
 Values are not copied within a session, because rows refer to them by hash. A new session gets its own copy of them.
@@ -24,7 +24,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, Integer, Row, and_, bindparam, func, insert, literal, select
+from sqlalchemy import Connection, Row, and_, bindparam, func, insert, select
 
 from agentgit.store.objects.blobs import BlobStore
 from agentgit.store.objects.packing import HASH_BYTES
@@ -93,10 +93,26 @@ _SUBGRAPH_CHECKPOINTS = CompiledStatement(
     .where(*_THREAD_CONDITIONS, GRAPH_CHECKPOINT.c.root_id == bindparam("checkpoint_id"))
     .order_by(GRAPH_CHECKPOINT.c.seq.desc())
 )
+_root = GRAPH_CHECKPOINT.alias("root")
 _MEMORY_CHECKPOINTS = CompiledStatement(
-    select(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.root_id, func.max(GRAPH_CHECKPOINT.c.seq).label("seq"))
+    select(
+        GRAPH_CHECKPOINT.c.ns,
+        GRAPH_CHECKPOINT.c.root_id,
+        _root.c.seq.label("root_seq"),
+        func.max(GRAPH_CHECKPOINT.c.seq).label("seq"),
+    )
+    .join_from(
+        GRAPH_CHECKPOINT,
+        _root,
+        and_(
+            *(_root.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("tenant_id", "thread_id")),
+            _root.c.ns == "",
+            _root.c.checkpoint_id == GRAPH_CHECKPOINT.c.root_id,
+        ),
+        isouter=True,
+    )
     .where(*_THREAD_CONDITIONS, GRAPH_CHECKPOINT.c.root_id.is_not(None), GRAPH_CHECKPOINT.c.ns.not_like("%:%"))
-    .group_by(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.root_id)
+    .group_by(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.root_id, _root.c.seq)
 )
 _LAST_SEQ = CompiledStatement(
     select(func.max(GRAPH_CHECKPOINT.c.seq).label("seq")).where(
@@ -141,7 +157,6 @@ class _RowCollector:
         checkpoints = [each._asdict() for each in (*ancestor_rows, row)]
         for seq, columns in enumerate(checkpoints, start=1):
             columns["seq"] = seq
-            columns["root_id"] = self.graph_key.checkpoint_id if row.ns else None
         checkpoints[0]["parent_id"] = None
         ancestor_writes = chain.from_iterable(self._load_writes(each) for each in ancestor_rows)
         return checkpoints, [*ancestor_writes, *self._pending_writes(row)]
@@ -183,25 +198,24 @@ class _RowCollector:
         """Choose among the checkpoints of one namespace below the forked one; `rows` are ordered newest first."""
         if not self.is_superseded:
             return rows[0]
-        paused = (row for row in rows if open_tasks(self._load_writes(row)))
-        earlier = (
-            row for row in rows if parse_graph_checkpoint(row).meta["parents"][""] != self.graph_key.checkpoint_id
-        )
-        if _has_memory(ns):
-            return next(paused, None) or next(earlier, None)
+        paused = next((row for row in rows if open_tasks(self._load_writes(row))), None)
+        if has_memory(ns):
+            return paused
         task_id = ns.split("|")[0].partition(":")[2]
-        return (next(paused, None) or rows[0]) if task_id in self.open_tasks else None
+        return (paused or rows[0]) if task_id in self.open_tasks else None
 
     def _memory_subgraphs(self) -> Iterable[Row[Any]]:
-        """Find, for each subgraph with memory, its newest checkpoint on the path to the forked one."""
+        """Find, for each subgraph with memory, its newest checkpoint that is older than the forked one.
+
+        It was saved in the step after an ancestor, or copied here from before the thread's first checkpoint.
+        """
         candidates = self._memory_checkpoints.all()
         if not candidates:
             return
-        distance = self._ancestor_distances()
+        ancestor_ids = self._read_ancestor_ids()
         nearest: dict[str, Row[Any]] = {}
-        for row in candidates:
-            best = nearest.get(row.ns)
-            if row.root_id in distance and (best is None or distance[row.root_id] < distance[best.root_id]):
+        for row in sorted(candidates, key=lambda row: (row.root_seq or 0, row.seq)):
+            if row.root_seq is None or row.root_id in ancestor_ids:
                 nearest[row.ns] = row
         for ns, row in nearest.items():
             condition = and_(self._is_of_thread(), GRAPH_CHECKPOINT.c.ns == ns, GRAPH_CHECKPOINT.c.seq == row.seq)
@@ -210,25 +224,20 @@ class _RowCollector:
                 raise missing_row("graph checkpoint", f"{row.ns}/{row.seq}")
             yield full_row
 
-    def _ancestor_distances(self) -> dict[str, int]:
-        """Return the distance of each ancestor of the forked checkpoint, read in one statement."""
+    def _read_ancestor_ids(self) -> set[str]:
+        """Return the ids of the ancestors of the forked checkpoint, read in one statement."""
         columns = GRAPH_CHECKPOINT.c
         forked_row = and_(self._is_of_thread(), columns.ns == "", columns.checkpoint_id == self.graph_key.checkpoint_id)
-        walk = (
-            select(columns.parent_id, literal(1, Integer).label("distance"))
-            .where(forked_row)
-            .cte("walk", recursive=True)
-        )
+        walk = select(columns.parent_id).where(forked_row).cte("walk", recursive=True)
         older = GRAPH_CHECKPOINT.alias("older")
-        step = select(older.c.parent_id, walk.c.distance + 1).where(
+        step = select(older.c.parent_id).where(
             older.c.tenant_id == self.tenant_id,
             older.c.thread_id == self.graph_key.thread,
             older.c.ns == "",
             older.c.checkpoint_id == walk.c.parent_id,
-            walk.c.distance < self.start.seq,  # stops the walk if damaged rows form a cycle
         )
-        rows = self.connection.execute(select(walk.union(step))).all()
-        return {row.parent_id: row.distance for row in rows if row.parent_id is not None}
+        # A union without duplicates ends, even if damaged rows form a cycle.
+        return set(self.connection.execute(select(walk.union(step))).scalars()) - {None}
 
     def _has_newer(self, row: Row[Any]) -> bool:
         """Return whether the thread has moved on, so the checkpoint is no longer the newest of its namespace."""
@@ -300,6 +309,6 @@ def _is_task_path(path: str) -> bool:
     return path != "" and not path.startswith("~~")
 
 
-def _has_memory(ns: str) -> bool:
+def has_memory(ns: str) -> bool:
     """Return whether a namespace belongs to a subgraph that keeps its state between turns: no part names a task."""
     return ":" not in ns

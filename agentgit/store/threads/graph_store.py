@@ -480,10 +480,19 @@ class GraphStore:
                 pairs = zip(last_key, order, strict=True)
                 query = query.where(tuple_(*order) < tuple_(*(literal(v, column.type) for v, column in pairs)))
         if before is not None:
-            query = query.where(
-                columns.seq < before_checkpoint.seq if before_checkpoint else columns.checkpoint_id < before
-            )
+            is_older = columns.checkpoint_id < before
+            if scope.ns:  # the memory that a subgraph has from before the thread is older, even if a clock went back
+                root = GRAPH_CHECKPOINT.alias("root")
+                of_thread = (root.c.tenant_id == self.tenant_id, root.c.thread_id == scope.thread, root.c.ns == "")
+                is_older |= columns.root_id.not_in(select(root.c.checkpoint_id).where(*of_thread))
+            query = query.where(columns.seq < before_checkpoint.seq if before_checkpoint else is_older)
         return [parse_graph_checkpoint(row) for row in connection.execute(query).all()]
+
+    def has_subgraphs(self, connection: Connection, thread: str) -> bool:
+        """Return whether a thread has checkpoints of subgraphs."""
+        c = GRAPH_CHECKPOINT.c
+        query = select(c.ns).where(c.tenant_id == self.tenant_id, c.thread_id == thread, c.ns != "").limit(1)
+        return connection.execute(query).first() is not None
 
     def writes(self, connection: Connection, graph_key: GraphKey) -> list[PendingWrite]:
         """Return the pending writes of a graph checkpoint, ordered by task path, task and index."""

@@ -154,7 +154,10 @@ class StateWriter:
             if end_thread is None
             else self._read_thread_keys(end_thread)
         )
-        chains = [self._list_ancestors(*thread_exit) for thread_exit in thread_exits]
+        chains = [
+            [*self._list_foreign_roots(thread), *self._list_ancestors(thread, exit_id)]
+            for thread, exit_id in thread_exits
+        ]
         chain_keys = [
             self._read_chain_keys(thread, chain) for (thread, _), chain in zip(thread_exits, chains, strict=True)
         ]
@@ -260,6 +263,14 @@ class StateWriter:
             for ancestor in ancestors(self.connection, self.tenant_id, parse_graph_checkpoint(start))
         ]
         return ancestor_ids[::-1]
+
+    def _list_foreign_roots(self, thread: str) -> list[str]:
+        """List the ids of the graph checkpoints that a thread lacks, but has the memory of subgraphs from."""
+        c = GRAPH_CHECKPOINT.c
+        of_thread = (c.tenant_id == self.tenant_id, c.thread_id == thread)
+        own_ids = select(c.checkpoint_id).where(*of_thread, c.ns == "")
+        query = select(c.root_id).where(*of_thread, c.root_id.is_not(None), c.root_id.not_in(own_ids)).distinct()
+        return list(self.connection.execute(query.order_by(c.root_id)).scalars())
 
     def _read_chain_rows(self, thread: str, ids: Sequence[str]) -> Rows:
         """Read these graph checkpoints of the root graph, and the subgraph checkpoints below them."""
