@@ -39,7 +39,6 @@ __all__ = [
     "PregelScratchpad",
     "RunnableCallable",
     "channels_from_checkpoint",
-    "get_function_nonlocals",
     "is_internal_key",
     "loop_of_store",
     "messages_delta_reducer",
@@ -59,7 +58,7 @@ try:
     from langgraph.checkpoint.serde import _msgpack
     from langgraph.checkpoint.serde.types import _DeltaSnapshot as DeltaSnapshot
     from langgraph.graph.message import _messages_delta_reducer as messages_delta_reducer
-    from langgraph.pregel import _algo, _checkpoint, _read, _utils, _write
+    from langgraph.pregel import _algo, _checkpoint, _read, _write
 
     # Keys of config["configurable"] in a running task.
     CONFIG_KEY_CACHE = _constants.CONFIG_KEY_CACHE
@@ -96,7 +95,6 @@ try:
     ChannelWriteTupleEntry = _write.ChannelWriteTupleEntry
     PregelNode = _read.PregelNode
     channels_from_checkpoint = _checkpoint.channels_from_checkpoint
-    get_function_nonlocals = _utils.get_function_nonlocals
     task_path_str = _algo.task_path_str
     recast_checkpoint_ns = _config.recast_checkpoint_ns
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 from langgraph.cache.base import BaseCache
 from langgraph.pregel import Pregel
@@ -14,7 +14,6 @@ from sqlalchemy import Connection
 
 from agentgit.agents.instrumentation import may_rewrite_input
 from agentgit.auth.principal import EDITOR, VIEWER
-from agentgit.effects.declarations import ToolEffects
 from agentgit.effects.files import SnapshotRef, WorkspaceAdapter
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput
@@ -26,6 +25,9 @@ from agentgit.sessions.session import OPEN, SIMULATED
 from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
+
+if TYPE_CHECKING:
+    from agentgit.agents.graph_tools import GraphTools
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -104,7 +106,7 @@ class TurnSettings:
     """Settings that apply to every turn of an agent."""
 
     user_id: int
-    effects: ToolEffects
+    effects: GraphTools
     unrecorded_tools: frozenset[str]
     checkpoint_interval: Interval
     fence_mode: str

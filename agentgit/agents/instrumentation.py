@@ -9,20 +9,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langchain_core.tools import BaseTool
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
 from agentgit.agents.turn.interrupts import in_batch
-from agentgit.langgraph_internals import PregelNode, get_function_nonlocals, tool_node_functions, wrap_each_call
-
-FRAMEWORK_PACKAGES = frozenset({"", "functools", "langchain", "langchain_core", "langgraph"})
-"""The packages whose functions are not searched for tools of the user."""
+from agentgit.langgraph_internals import PregelNode, tool_node_functions, wrap_each_call
 
 REWRITING_NODES = (".before_agent", ".before_model", ".after_model", ".after_agent")
 """The ends of the names of the nodes in which a middleware of LangChain can change messages."""
@@ -50,47 +46,10 @@ def instrumented_copy(
     return copied
 
 
-def tools_of(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
-    """Yield the tools in the ToolNodes of a graph and of the subgraphs that LangGraph finds in its nodes."""
-    for node in graph.nodes.values():
-        if isinstance(node.bound, ToolNode):
-            yield from node.bound.tools_by_name.values()
-        for inner in node.subgraphs:  # includes graphs that a node's function refers to
-            if isinstance(inner, Pregel):
-                yield from tools_of(inner)
-
-
 def may_rewrite_input(graph: Pregel[Any, Any, Any, Any]) -> bool:
     """Return whether a middleware of LangChain can rewrite the user's message, to redact it, say."""
     graphs = [graph, *(inner for _, inner in graph.get_subgraphs(recurse=True) if isinstance(inner, Pregel))]
     return any(name.endswith(REWRITING_NODES) for one in graphs for name in one.nodes)
-
-
-def referenced_tools(graph: Pregel[Any, Any, Any, Any]) -> Iterator[BaseTool]:
-    """Yield the tools that the functions of a graph's nodes refer to, directly or via functions of their package."""
-    functions: list[Any] = []
-    for node in graph.nodes.values():
-        if not isinstance(node.bound, ToolNode):
-            functions += [getattr(node.bound, name, None) for name in ("func", "afunc")]
-        for inner in node.subgraphs:
-            if isinstance(inner, Pregel):
-                yield from referenced_tools(inner)
-    visited: set[int] = set()
-    for function in functions:  # the loop appends to this list
-        package = _package(function)
-        if id(function) in visited or package in FRAMEWORK_PACKAGES:
-            continue
-        visited.add(id(function))
-        attributes = getattr(getattr(function, "__self__", None), "__dict__", {})
-        for value in [*get_function_nonlocals(function), *attributes.values()]:
-            if isinstance(value, BaseTool):
-                yield value
-            elif callable(value) and _package(value) == package:
-                functions.append(value)
-
-
-def _package(function: Any) -> str:
-    return str(getattr(function, "__module__", None) or "").partition(".")[0]
 
 
 def _copy_node(node: PregelNode, wrap_channel: WrapChannel | None) -> PregelNode:

@@ -12,21 +12,15 @@ from uuid import uuid4
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException
 from langgraph.errors import ParentCommand
-from langgraph.pregel import Pregel
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_checkpoint_tool
-from agentgit.agents.instrumentation import referenced_tools, tools_of
 from agentgit.agents.isolation import detached
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record
 from agentgit.agents.turn.tool_hook import reporting_copy
-from agentgit.effects.declarations import ALL, ToolEffects, default_effect, hints_in, stricter
-from agentgit.effects.effects import Effect, declared_on, import_function, require_function
-from agentgit.effects.known_tools import Holds, profile_of
-from agentgit.effects.memory import MEMORY_TOOLS
+from agentgit.effects.declarations import ToolRunner
+from agentgit.effects.effects import Effect, import_function, require_function
 from agentgit.effects.results import NothingDone
-from agentgit.effects.served_sessions import ToolRunner
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.langgraph_internals import is_internal_key
 from agentgit.values import describe_error
@@ -67,18 +61,6 @@ ArgumentNormalizer = Callable[[Args], Args]
 PLAIN = (bool, int, float, str)
 EMPTY = (list, dict, set)
 """The default factories that always return the same value; another factory may generate an id."""
-
-
-def argument_normalizers(
-    tools: Mapping[str, Sequence[BaseTool]], effects: Mapping[str, Effect | None]
-) -> dict[str, ArgumentNormalizer]:
-    """Return, for each tool whose calls are compared, a function that normalizes its arguments."""
-    single_tools = {name: same[0] for name, same in tools.items() if all(other is same[0] for other in same)}
-    return {
-        name: argument_normalizer(tool)
-        for name, tool in single_tools.items()
-        if (effect := effects.get(name)) and effect.has_identity
-    }
 
 
 def argument_normalizer(tool: BaseTool) -> ArgumentNormalizer:
@@ -149,73 +131,8 @@ def _is_default(field: FieldInfo, parsed: BaseModel, name: str) -> bool:
     return isinstance(value, bool) is isinstance(default_value, bool) and bool(value == default_value)  # True == 1
 
 
-ToolsByName = Mapping[str, Sequence[BaseTool]]
-"""The tools of a graph by name. Its subgraphs may have different tools of the same name."""
-
-
-def resolve_effects(
-    tools: ToolsByName,
-    user_effects: Mapping[str, Effect],
-    defaults: Mapping[str, Effect],
-    profile_effects: Mapping[str, Effect | None],
-    *,
-    check: bool,
-) -> dict[str, Effect | None]:
-    """Return the effect of each tool: the user's declaration, else the tool's own, else its profile's or the default.
-
-    MCP annotations of a tool can make its effect stricter.
-    """
-    _require_known(tools, user_effects, check=check)
-    effects: dict[str, Effect | None] = {}
-    for name in {**tools, **user_effects}:
-        namesakes = tools.get(name, ())
-        effect = user_effects.get(name) or _own_effect(name, namesakes)
-        effect = effect or default_effect(defaults, name, profile_effects.get(name))
-        for tool in namesakes:
-            effect = stricter(effect, hints_in(tool.metadata))
-        if effect is not None:
-            require_fit(name, effect, namesakes)
-        effects[name] = effect
-    return effects
-
-
-def profile_effects(tools: ToolsByName, holds: Holds) -> dict[str, Effect | None]:
-    """Return the effects of the tools that are known; None if the effects of the calls of a tool differ."""
-    found: dict[str, Effect | None] = {}
-    for name, namesakes in tools.items():
-        profiles = [profile_of(tool) for tool in namesakes]
-        effects = [profile.effect(None, holds) for profile in profiles if profile is not None]
-        if len(effects) == len(profiles):
-            found[name] = effects[0] if all(effect == effects[0] for effect in effects) else None
-    return found
-
-
-def _require_known(tools: ToolsByName, user_effects: Mapping[str, Effect], *, check: bool) -> None:
-    if ALL in user_effects:
-        raise InvalidInput(
-            f"effects={{{ALL!r}: ...}} belongs to agentgit.open(..., effects=); here, give one for each tool by name."
-        )
-    unknown = sorted(set(user_effects) - set(tools) - MEMORY_TOOLS)
-    if check and tools and unknown:
-        raise InvalidInput(
-            f"The graph has no tool {', '.join(unknown)}; it has {', '.join(sorted(tools))}. "
-            "If a node calls it where the graph does not show it, pass check_effects=False."
-        )
-
-
-def _own_effect(name: str, tools: Sequence[BaseTool]) -> Effect | None:
-    """Return the effect that the tools of one name declare themselves."""
-    effects = [declared_on(tool) for tool in tools]
-    if any(effect != effects[0] for effect in effects):
-        raise InvalidInput(
-            f"The graph has several tools called {name} that declare different effects, and only the name is recorded. "
-            f"Rename one, or declare one effect for all of them: effects={{{name!r}: ...}}."
-        )
-    return effects[0] if effects else None
-
-
 def require_fit(name: str, effect: Effect, tools: Sequence[BaseTool]) -> None:
-    """Check that an effect can work for a tool."""
+    """Check that an effect can work for a tool; without one, that its functions can be imported."""
     for role, function in effect.functions():
         if isinstance(function, str):
             _require_importable(name, role, function)
@@ -254,14 +171,11 @@ def _argument_names(tool: BaseTool) -> set[str] | None:
 # -- calling a tool again
 
 
-def tool_caller(tools: Sequence[BaseTool]) -> ToolRunner | str:
+def tool_caller(tool: BaseTool) -> ToolRunner | str:
     """Return a function that calls a tool with recorded arguments and returns the result in its recorded form.
 
     If the tool cannot be called again, return the reason as text.
     """
-    tool = tools[0]
-    if any(other is not tool for other in tools):
-        return f"the graph has several tools called {tool.name}, and the record does not say which one it was"
     if injected_names := _injected_arguments(tool):
         return (
             f"the tool {tool.name} gets {', '.join(injected_names)} from its graph, which is not recorded, so it can "
@@ -360,52 +274,3 @@ def _record_start(run: Callable[..., Any], started: list[bool]) -> Callable[...,
 def _as_tool_call(tool: BaseTool, args: Mapping[str, Any]) -> Any:
     """Return the call as a model writes it, with a new id, because a tool may use the id to ignore repeated calls."""
     return {"name": tool.name, "args": dict(args), "id": f"again-{uuid4().hex}", "type": "tool_call"}
-
-
-class GraphTools:
-    """The tools of a graph."""
-
-    def __init__(
-        self,
-        graph: Pregel[Any, Any, Any, Any],
-        user_effects: Mapping[str, Effect],
-        defaults: Mapping[str, Effect],
-        holds: Holds = lambda path: False,
-        *,
-        check: bool = False,
-    ) -> None:
-        tools = _tools_by_name(graph)
-        # If the graph does not list its tools, a tool with one of agentgit's names counts as agentgit's own, unless the
-        # user declares its effect.
-        self.own_names = (
-            frozenset(name for name in tools if all(map(is_checkpoint_tool, tools[name])))
-            if tools
-            else CHECKPOINT_TOOLS - set(user_effects)
-        )
-        """The names of agentgit's own tools, which are not recorded."""
-        user_tools = {name: same for name, same in tools.items() if name not in self.own_names}
-        known_effects = profile_effects(user_tools, holds)
-        effects_by_tool = resolve_effects(user_tools, user_effects, defaults, known_effects, check=check)
-        self.effects = ToolEffects(
-            effects_by_tool,
-            defaults,
-            argument_normalizers(user_tools, effects_by_tool),
-            profiled=known_effects.keys() - user_effects.keys(),
-        )
-        """The effects of all tools, by name."""
-        self.declared = [(name, effect) for name, effect in effects_by_tool.items() if effect is not None]
-        """The declared effects, with those of the tools that the functions of nodes refer to."""
-        self.declared += [
-            (tool.name, own_effect)
-            for tool in referenced_tools(graph)
-            if tool.name not in effects_by_tool and (own_effect := declared_on(tool)) is not None
-        ]
-        self.runners = {name: tool_caller(namesakes) for name, namesakes in user_tools.items()}
-        """The functions that call the tools again, or the reasons why they cannot be called."""
-
-
-def _tools_by_name(graph: Pregel[Any, Any, Any, Any]) -> ToolsByName:
-    tools: dict[str, list[BaseTool]] = {}
-    for tool in tools_of(graph):
-        tools.setdefault(tool.name, []).append(tool)
-    return tools

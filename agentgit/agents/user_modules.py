@@ -17,9 +17,11 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from agentgit.agents.checkpoint_tools import is_checkpoint_tool
-from agentgit.agents.instrumentation import tools_of
+from agentgit.agents.graph_tools import ToolDeclaration, declare_tools, tool_path
 from agentgit.agents.memory import as_memory, is_wrappable
-from agentgit.agents.tools import require_fit, tool_caller
+from agentgit.agents.reachable_tools import ReachableTool, reachable_tools
+from agentgit.agents.tools import require_fit
+from agentgit.effects.declarations import Declaration
 from agentgit.effects.effects import KINDS, Effect, as_effect, declared_on
 from agentgit.effects.function_names import MAIN
 from agentgit.effects.registry import ALL_SESSIONS, Registry
@@ -42,31 +44,22 @@ def register_modules(registry: Registry, paths: Sequence[str]) -> None:
 
 
 def _register_paths(registry: Registry, paths: Sequence[str]) -> None:
-    declarations = [_load_declarations(path) for path in paths]
-    tools: dict[str, list[BaseTool]] = {}
-    for candidate in (found for one in declarations for found in one.tools if not is_checkpoint_tool(found)):
-        if not any(_function_of(candidate) is _function_of(other) for other in tools.get(candidate.name, ())):
-            tools.setdefault(candidate.name, []).append(candidate)
-    declared_effects: list[tuple[str, Effect, list[BaseTool]]]
-    declared_effects = [(name, effect, []) for one in declarations for name, effect in one.effects.items()]
-    declared_effects += [
-        (one.name, own_effect, [one]) for same in tools.values() for one in same if (own_effect := declared_on(one))
-    ]
-    for name, effect, namesakes in declared_effects:
-        require_fit(name, effect, namesakes)
-    registry.declare(
-        ALL_SESSIONS,
-        [(name, effect) for name, effect, _ in declared_effects],
-        {name: tool_caller(namesakes) for name, namesakes in tools.items()},
-    )
-    stores = [store for one in declarations for store in one.stores]
+    found = [_load_declarations(path) for path in paths]
+    tools = [one for module in found for one in module.tools if not is_checkpoint_tool(one.tool)]
+    named = [(name, effect) for module in found for name, effect in module.effects.items()]
+    for name, effect in named:
+        require_fit(name, effect, [])
+    for one in tools:
+        if (own_effect := declared_on(one.tool)) is not None:
+            require_fit(one.tool.name, own_effect, [one.tool])
+    registry.declare(ALL_SESSIONS, [*(Declaration(*pair) for pair in named), *declare_tools(tools, _declare).values()])
+    stores = [store for module in found for store in module.stores]
     if stores and all(store is stores[0] for store in stores):
         registry.memory_of_all = as_memory(stores[0])
 
 
-def _function_of(tool: BaseTool) -> Any:
-    """Return the function of a tool, by which tools are compared: a module may make several tools of one function."""
-    return getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool
+def _declare(tool: BaseTool, enclosing: str | None) -> ToolDeclaration:
+    return ToolDeclaration(tool.name, declared_on(tool), tool_path(tool), enclosing, tool=tool)
 
 
 def graph_in(path: str) -> Any:
@@ -150,7 +143,7 @@ def _is_main(module: str) -> bool:
 class _Found(NamedTuple):
     """The tools and graphs that a path names."""
 
-    tools: list[BaseTool]
+    tools: list[ReachableTool]
     effects: dict[str, Effect]
     stores: list[Any]
 
@@ -169,7 +162,7 @@ def _load_declarations(path: str) -> _Found:
 
 
 def _find_in(values: Sequence[Any]) -> _Found:
-    tools = [one for value in values for one in _tools_in(value)]
+    tools = reachable_tools(*(tool for value in values for tool in _tools_in(value)))
     stores = [value.store if isinstance(value, Pregel) else value for value in values]
     return _Found(tools, {}, [store for store in stores if is_wrappable(store)])
 
@@ -182,12 +175,10 @@ def _effects_in(value: Any) -> Iterator[tuple[str, Effect]]:
         yield from ((name, as_effect(one)) for name, one in value.items())
 
 
-def _tools_in(value: Any) -> Iterator[BaseTool]:
-    """Yield the tools that a value is or contains."""
-    if isinstance(value, BaseTool):
+def _tools_in(value: Any) -> Iterator[Any]:
+    """Yield the tools and graphs that a value is or contains."""
+    if isinstance(value, (BaseTool, Pregel)):
         yield value
-    elif isinstance(value, Pregel):
-        yield from tools_of(value)
     elif isinstance(value, (list, tuple)):
         yield from (one for one in value if isinstance(one, BaseTool))
     elif inspect.isroutine(value) and declared_on(value) is not None:

@@ -13,9 +13,9 @@ from langgraph.store.base import BaseStore
 
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSettings
+from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.memory import as_memory, is_wrappable
-from agentgit.agents.tools import GraphTools
 from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.effects import Effect
@@ -77,7 +77,7 @@ class PreparedGraph:
         context: Context,
         graph: Any,
         *,
-        effects: Mapping[str, Effect | str] | None,
+        effects: Mapping[Any, Effect | str] | None,
         auto_checkpoint: AutoCheckpoint = "turn",
         check_effects: bool,
         fence: FenceMode = "replay",
@@ -109,12 +109,12 @@ class PreparedGraph:
         self.context, self.graph = context, graph
         self.memory = as_memory(graph.store)
         """The store of the graph; None if it has none."""
-        self.tool_effects, self._runners = tools.declared, tools.runners
-        self._declarations: Declarations | None = None
+        self.declarations = tools.declarations
+        self._declared: Declarations | None = None
         """What a session had after these tools were last declared for it; most sessions share it."""
         self.settings = TurnSettings(
             user_id=context.user.id,
-            effects=tools.effects,
+            effects=tools,
             unrecorded_tools=tools.own_names,
             checkpoint_interval=interval,
             fence_mode=fence,
@@ -138,9 +138,9 @@ class PreparedGraph:
 
     def declare_tools(self, session_id: int, memory: Memory | None) -> None:
         """Declare the tools of the graph, with their undo functions, and a store for a session."""
-        sessions, known = self.context.registry.sessions, self._declarations
+        sessions, known = self.context.registry.sessions, self._declared
         if known is None or memory not in (None, known.memory) or not sessions.renew(session_id, known):
-            self._declarations = sessions.declare(session_id, self.tool_effects, self._runners, memory)
+            self._declared = sessions.declare(session_id, self.declarations, memory)
         sessions.keep(session_id)
 
     def attach(self, session_id: int, store: Any = None) -> None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import MethodType
+from typing import Any, NamedTuple
 
 from agentgit.effects.effects import (
     IDEMPOTENT,
     IRREVERSIBLE,
     NEUTRAL,
     UNDECLARED,
-    UNSHARED,
     Effect,
+    Undo,
     as_effect,
-    decorated_effects,
+    import_function,
 )
+from agentgit.effects.function_names import FunctionName, is_different, name_of
 from agentgit.effects.invocation import identity
+from agentgit.effects.known_tools import Holds
 from agentgit.effects.memory import MemoryEffect, item_identity
-from agentgit.errors import InvalidInput
+from agentgit.errors import InvalidInput, NotFound
 
 ANNOTATION_PATHS = ((), ("annotations",), ("mcp", "annotations"), ("mcp", "tool", "annotations"))
 """Paths to MCP annotations in a tool's metadata: of langchain-mcp-adapters, other libraries, and langchain.mcp."""
@@ -91,59 +95,129 @@ def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
 ALL = "*"
 """The key in a repository's defaults for every tool that has no other declaration."""
 
+ToolRunner = Callable[[dict[str, Any], str], Any]
+"""A function that calls a tool with recorded arguments on a branch's thread; returns the result or an awaitable."""
 
-@dataclass(frozen=True)
-class ToolEffects:
-    """The effects of one agent's tools on the outside world."""
+Args = Mapping[str, Any]
 
-    tools: Mapping[str, Effect | None] = field(default_factory=dict)
-    defaults: Mapping[str, Effect] = field(default_factory=dict)
-    normalizers: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = field(default_factory=dict)
-    profiled: Collection[str] = ()
 
-    def get(
-        self,
-        name: str,
-        metadata: Any = None,
-        decorator_effect: Effect | None = None,
-        profile_effect: Effect | None = None,
-    ) -> Effect | None:
-        """Return the effect of a tool; None if it is undeclared."""
-        if name in self.tools and name not in self.profiled:
-            effect = self.tools[name] or profile_effect  # undeclared is only another tool with this name
-        else:
-            effect = decorator_effect or default_effect(self.defaults, name, profile_effect)
-        return stricter(effect, hints_in(metadata)) if metadata else effect
+class DeclaredFunction(NamedTuple):
+    """A function that is declared in this process."""
+
+    name: FunctionName
+    function: Undo | str
+    """The function; if it cannot be imported, the reason."""
+
+
+@dataclass(frozen=True, eq=False)
+class Declaration:
+    """What this process declares about one tool, or about each tool of a name."""
+
+    tool_name: str
+    effect: Effect | None = None
+    """The effect of its calls; of a known tool, before the arguments of a call are known."""
+    tool_path: str | None = None
+    """The qualified name of the tool's function; None if only the name of the tool is declared."""
+    enclosing: str | None = None
+    """The name of the innermost tool or subgraph node that contains the tool; None for the graph itself."""
+    is_recorded: bool = True
+    """False for one of agentgit's own tools."""
+    tool: Any = None
+    """The tool object; None if only the name of the tool is declared."""
 
     @property
-    def has_effects(self) -> bool:
-        """True if any tool that may be called is declared with an effect that must not happen twice."""
-        declared = (*self.tools.values(), *self.defaults.values(), *decorated_effects())
-        return any(effect is not None and effect.kind not in UNSHARED for effect in declared)
+    def is_profiled(self) -> bool:
+        """True if the effect is that of a known tool, which depends on the arguments of the call."""
+        return False
 
-    def normalize(self, name: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+    def effect_of(self, args: Args, holds: Holds) -> Effect | None:
+        """Return the effect of one call."""
+        return self.effect
+
+    def normalize(self, args: Args) -> Args:
         """Return the arguments of a call in the normalized form in which calls are compared."""
-        return self.normalizers[name](args) if name in self.normalizers else args
+        return args
 
-    def kinds(self) -> dict[str, str]:
-        """Return the kind of effect to record for each tool, by name."""
-        return {name: effect.kind if effect else UNDECLARED for name, effect in sorted(self.tools.items())}
+    @property
+    def runner(self) -> ToolRunner | str | None:
+        """The function that calls the tool again, or the reason why it cannot be called; None if no tool is known."""
+        return None
+
+    @property
+    def tool_identity(self) -> Hashable:
+        """A key that is equal for declarations of the same tool object."""
+        return None
+
+    @property
+    def key(self) -> Hashable:
+        """A key that is equal for declarations between which a recorded call cannot choose."""
+        effect = self.effect
+        functions = (effect.undo_path, effect.verify_path, effect.precheck_path) if effect is not None else ()
+        return self.tool_path, self.enclosing, functions
+
+    @property
+    def identity(self) -> Hashable:
+        """A key that is equal for declarations of the same objects. Functions that are only equal may act elsewhere."""
+        effect = self.effect
+        return self.tool_name, self.key, self.tool_identity, effect and effect_identity(effect)
+
+    functions: dict[str, list[DeclaredFunction]] = field(init=False)
+    """The functions of the effect by role, under their names and the import paths that the effect has."""
+
+    def __post_init__(self) -> None:
+        roles = self.effect.functions() if self.effect is not None else ()
+        object.__setattr__(self, "functions", {role: list(_declared_functions(one)) for role, one in roles})
+
+    def function(self, role: str, recorded: FunctionName | None) -> DeclaredFunction | None:
+        """Return the function of a role, if it has the name that a call recorded; None if it has another or none."""
+        functions = self.functions.get(role, ())
+        return next((one for one in functions if recorded is None or not is_different(recorded, one.name)), None)
+
+    def has_path(self, tool_path: str | None) -> bool:
+        """Return whether a call that recorded the qualified name of its tool may be a call of this one."""
+        if self.tool_path is None or tool_path is None:
+            return True
+        return not is_different(FunctionName.read(tool_path), FunctionName.read(self.tool_path))
 
 
-def default_effect(defaults: Mapping[str, Effect], name: str, profile_effect: Effect | None = None) -> Effect | None:
-    """Return a repository's default effect for a tool; None if it has none."""
-    return defaults.get(name) or profile_effect or defaults.get(ALL)
+def _declared_functions(function: Undo | str) -> Iterator[DeclaredFunction]:
+    """Yield a function under its names. A path is imported now, not when a plan is made."""
+    if not isinstance(function, str):
+        yield DeclaredFunction(name_of(function), function)
+        return
+    try:
+        resolved = import_function(function)
+    except (NotFound, InvalidInput) as error:
+        yield DeclaredFunction(name_of(function), str(error))
+        return
+    yield from (DeclaredFunction(name, resolved) for name in dict.fromkeys((name_of(function), name_of(resolved))))
 
 
-def as_effects(declared: Mapping[str, Effect | str] | None) -> dict[str, Effect]:
-    """Convert `effects={...}`, as a user writes it, to a dict of effects."""
+def effect_identity(effect: Effect) -> Hashable:
+    """Return a key that is equal for effects with the same functions."""
+    return tuple(function_identity(getattr(effect, one.name)) for one in fields(effect))
+
+
+def function_identity(value: Any) -> Hashable:
+    """Return a key that is equal for the same function, and for other values that are equal."""
+    if isinstance(value, MethodType):  # each access of a method creates a new object
+        return id(value.__self__), id(value.__func__)
+    if isinstance(value, functools.partial):
+        keywords = ((name, id(one)) for name, one in value.keywords.items())
+        return function_identity(value.func), *map(id, value.args), *keywords
+    return id(value) if callable(value) else value
+
+
+def as_effects(declared: Mapping[Any, Effect | str] | None, *, by_name: bool = False) -> dict[Any, Effect]:
+    """Convert `effects={...}`, as a user writes it, to a dict of effects, by the names or the functions of tools."""
     if declared is None:
         return {}
     if not isinstance(declared, Mapping):
         raise InvalidInput(f"effects must be a mapping, not {declared!r}; write effects={{'tool name': effect}}.")
     for name in declared:
-        if not isinstance(name, str) or not name:
-            raise InvalidInput(f"effects has the key {name!r}; each key must be the name of a tool.")
+        if not (name if isinstance(name, str) else callable(name) and not by_name):
+            functions = "" if by_name else ", or its function (tool.func)"
+            raise InvalidInput(f"effects has the key {name!r}; each key must be the name of a tool{functions}.")
     return {name: as_effect(effect) for name, effect in declared.items()}
 
 

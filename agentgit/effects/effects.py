@@ -6,56 +6,10 @@ import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from agentgit.effects.function_names import name_of
 from agentgit.errors import InvalidInput, NotFound
-
-T = TypeVar("T")
-
-
-class DeclarationsByTool(Generic[T]):
-    """Declarations about the tools of this process, by tool name.
-
-    Two graphs of one program may have different tools with the same name. A declaration about one of them does not
-    apply to the other.
-    """
-
-    def __init__(self) -> None:
-        self._declarations: dict[str, dict[str, T]] = {}
-
-    def add(self, tool: Any, declaration: T) -> None:
-        """Add a declaration about a tool. It replaces an earlier one about the same function, as in a notebook."""
-        self._declarations.setdefault(tool_name(tool), {})[_origin(tool)] = declaration
-
-    def get(self, name: str) -> list[T]:
-        """Return the distinct declarations about tools with this name.
-
-        Example:
-            >>> found = DeclarationsByTool[str]()
-            >>> found.add(print, "harmless"), found.get("print"), found.get("input")
-            (None, ['harmless'], [])
-        """
-        declarations: list[T] = []
-        for declaration in self._declarations.get(name, {}).values():
-            if declaration not in declarations:
-                declarations.append(declaration)
-        return declarations
-
-    def all(self) -> list[T]:
-        """Return all declarations."""
-        return [declaration for by_origin in list(self._declarations.values()) for declaration in by_origin.values()]
-
-
-def tool_name(tool: Any) -> str:
-    """Return the name by which a model calls a tool. For a function, this is the name that its tool will have."""
-    return str(getattr(tool, "name", None) or getattr(tool, "__name__", ""))
-
-
-def _origin(tool: Any) -> str:
-    function = getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool
-    return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
-
 
 READ_ONLY = "read_only"
 STATE = "state"
@@ -96,7 +50,8 @@ ATTRIBUTE = "__agentgit_effect__"
 """The attribute in which a decorated tool function carries its effect."""
 
 
-_decorated: DeclarationsByTool[Effect] = DeclarationsByTool()
+decorated_kinds: set[str] = set()
+"""The kinds of effects that decorators have declared in this process."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +129,7 @@ class Effect:
             raise InvalidInput(
                 f"{tool!r} cannot carry an effect; declare the effect in wrap(effects={{'tool name': ...}})."
             ) from None
-        _decorated.add(tool, self)
+        decorated_kinds.add(self.kind)
         return tool
 
     def functions(self) -> Iterator[tuple[str, Undo | str]]:
@@ -296,17 +251,6 @@ def declared_on(tool: Any) -> Effect | None:
         if isinstance(declared, Effect):
             return declared
     return None
-
-
-def declared_by_name(name: str) -> Effect | None:
-    """Return the effect that decorators declared for this tool name; None if there is none or if two differ."""
-    declarations = _decorated.get(name)
-    return declarations[0] if len(declarations) == 1 else None
-
-
-def decorated_effects() -> list[Effect]:
-    """List the effects that decorators have declared in this process."""
-    return _decorated.all()
 
 
 def as_effect(declared: Effect | str) -> Effect:

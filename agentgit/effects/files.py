@@ -141,7 +141,7 @@ class WorkspaceAdapter(Protocol):
     def outside(self, tool_name: str, args: Mapping[str, Any]) -> list[str]:
         """Return the paths that a tool call may have changed, and that are not in the workspace."""
 
-    def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
+    def back_up(self, tool_name: str, tool: Any, args: Mapping[str, Any]) -> None:
         """Save the files that a tool call is about to change."""
 
     def plan(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:

@@ -180,6 +180,8 @@ class ToolInvocation(Displayable):
         identity: The hash by which identical calls are recognized, for tools that need it.
         made_on: For an imported call, the id that its branch had in the original session; None if the call was made
             here.
+        tool_path: The qualified name of the tool's function or class. It is never imported. None if it is not known.
+        enclosing: The name of the innermost tool or subgraph node in which the call was made; None in the graph itself.
         runs: The number of times that the tool started. It starts again each time that it has waited for a person's
             answer, and the code before the question runs again.
     """
@@ -204,6 +206,8 @@ class ToolInvocation(Displayable):
     kind: str = "call"
     identity: str | None = None
     made_on: int | None = None
+    tool_path: str | None = None
+    enclosing: str | None = None
     runs: int = 1
 
     @property

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Protocol
 from weakref import WeakSet
 
-from agentgit.effects.declarations import ALL
+from agentgit.effects.declarations import (
+    ALL,
+    Declaration,
+    DeclaredFunction,
+    ToolRunner,
+    effect_identity,
+    function_identity,
+)
 from agentgit.effects.effects import (
     IDEMPOTENT,
     IRREVERSIBLE,
@@ -20,20 +28,10 @@ from agentgit.effects.effects import (
     Undo,
 )
 from agentgit.effects.files import WorkspaceAdapter
-from agentgit.effects.function_names import FunctionName, is_different, possible_change, printable_name
+from agentgit.effects.function_names import FunctionName, possible_change, printable_name
 from agentgit.effects.invocation import IMPORTED_REASON, REVERSE_FAILED, REVERSE_UNKNOWN, UNKNOWN, ToolInvocation
 from agentgit.effects.memory import Memory, is_memory_write, redoer, undoer, verifier
-from agentgit.effects.served_sessions import (
-    NO_DECLARATIONS,
-    Declarations,
-    DeclaredFunction,
-    HostRuns,
-    ServedSession,
-    ServedSessions,
-    ToolEffectPairs,
-    ToolRunner,
-    effect_identity,
-)
+from agentgit.effects.served_sessions import NO_DECLARATIONS, HostRuns, ServedSession, ServedSessions, add_recent
 from agentgit.errors import NotFound
 
 ALL_SESSIONS = 0
@@ -46,13 +44,16 @@ GRAPH_NAME = "graph"
 
 DECLARE_HINT = "wrap the graph again, or trust the module that declares it"
 
+REMEMBERED_CALLS = 10_000
+"""The number of calls whose tool objects are remembered. An older call is found like one of another process."""
+
 
 class ServedGraph(Protocol):
     """A graph that serves any session of a repository."""
 
     @property
-    def tool_effects(self) -> ToolEffectPairs:
-        """The effects of its tools."""
+    def declarations(self) -> Sequence[Declaration]:
+        """What is declared about its tools."""
 
     @property
     def user_id(self) -> int:
@@ -77,12 +78,12 @@ class Registry:
     """The functions that this process has declared for acting on recorded calls.
 
     They are declared for the tools of one session when a graph is wrapped, or for all sessions by modules that the
-    operator trusts or by the repository's defaults. A record has only the name of a function. The name selects one of
-    the functions that are declared here for that tool; it is never imported.
+    operator trusts or by the repository's defaults. A call that this process made belongs to the declaration of the
+    tool object that ran. Any other call belongs to the declarations with the name, the qualified name and the place of
+    its tool that it recorded; if there are several with different functions, to none. A record has only names: they
+    select what is declared here, and nothing is imported.
 
-    If a later declaration omits a function, the earlier one is kept for the calls that were made under it. Decorators
-    on tools with the same name elsewhere in the process are ignored: undoing a payment with the function of another
-    shop's `pay` would do harm and report the payment as undone.
+    If a later declaration has other functions, the earlier one is kept for the calls that were made under it.
     """
 
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
@@ -99,8 +100,9 @@ class Registry:
         self.memory_of_all: Memory | None = None
         """The store that is the long-term memory of each session that has no other one here; None if none is known."""
         self._deferred: list[Callable[[], None]] = []
+        self._ran: OrderedDict[int, Declaration] = OrderedDict()
         self._lock = threading.RLock()
-        self.declare(ALL_SESSIONS, (defaults or {}).items())
+        self.declare(ALL_SESSIONS, [Declaration(name, effect) for name, effect in (defaults or {}).items()])
 
     def before_fork(self) -> None:
         """Do nothing: there is no connection to close."""
@@ -113,15 +115,18 @@ class Registry:
         """Defer the declarations of a module that is still being executed, until they are first needed."""
         self._deferred.append(declare)
 
-    def declare(
-        self, session_id: int, effects: ToolEffectPairs, runners: Mapping[str, ToolRunner | str] | None = None
-    ) -> None:
-        """Register the functions of tools. Import paths are imported now, not when a plan is made."""
+    def declare(self, session_id: int, declared: Iterable[Declaration]) -> None:
+        """Register declarations of tools. Import paths are imported now, not when a plan is made."""
         if session_id != ALL_SESSIONS:
-            self.sessions.declare(session_id, effects, runners or {})
+            self.sessions.declare(session_id, declared)
             return
         with self._lock:
-            self._for_all = self._for_all.extended(effects, runners or {})
+            self._for_all = self._for_all.extended(declared)
+
+    def remember(self, call_id: int, declaration: Declaration) -> None:
+        """Remember the declaration of the tool object that made a call."""
+        with self._lock:
+            add_recent(self._ran, call_id, declaration, REMEMBERED_CALLS)
 
     def serve(self, graph: ServedGraph) -> None:
         """Remember a graph that serves any session of its user, for as long as it exists."""
@@ -143,14 +148,14 @@ class Registry:
             return
         with self._lock:
             graphs = [one for one in self._graphs if (one.user_id, one.name) == (user_id, name)]
-        namesakes = defaultdict[str, set[Hashable]](set)
+        namesakes = defaultdict[Hashable, set[Hashable]](set)
         for graph in graphs:
-            for tool_name, effect in graph.tool_effects:
-                namesakes[tool_name].add(effect_identity(effect))
+            for key, effects in _effects_by_tool(graph).items():
+                namesakes[key].add(effects)
         memories = [graph.memory for graph in graphs if graph.memory is not None]
         memory = memories[0] if memories and all(one is memories[0] for one in memories) else None
         for graph in graphs:
-            if all(len(namesakes[tool_name]) == 1 for tool_name, _ in graph.tool_effects):
+            if all(len(namesakes[key]) == 1 for key in _effects_by_tool(graph)):
                 graph.declare_tools(session_id, memory)
 
     def session(self, session_id: int) -> ServedSession:
@@ -195,24 +200,30 @@ class Registry:
 
     def failed_on(self, session_id: int, call: ToolInvocation) -> tuple[type[Exception], ...]:
         """Return the exceptions with which the tool of a recorded call reports that it did nothing."""
-        effect = self._find_effect(session_id, call.tool_name)
-        return effect.failed_on if effect is not None else ()
+        effects = self._find_effects(session_id, call)
+        return effects[0].failed_on if len({one.failed_on for one in effects}) == 1 else ()
 
     def runner(self, session_id: int, call: ToolInvocation) -> ToolRunner:
         """Return the function that runs a recorded call again."""
         if is_memory_write(call):
             return redoer(self.memory(session_id))
-        self._run_deferred()
-        runners = (declared.runners.get(name) for declared, name in self._places(session_id, call.tool_name)[:2])
-        runner = next((one for one in runners if one is not None), None)
+        runner: ToolRunner | str | None = None
+        for group in self._fitting(session_id, call):
+            runners = {one.tool_identity: one.runner for one in group if one.runner is not None}
+            if len(runners) > 1:
+                raise NotFound(_undistinguishable(call))
+            if runners:
+                (runner,) = runners.values()
+                break
         if runner is None:
             raise NotFound(
-                f"the tool {printable_name(call.tool_name)} is unknown; wrap a graph that has it in a ToolNode, "
-                "or trust its module (MODULE:NAME if a function returns it)"
+                self._other_tool(session_id, call)
+                or f"the tool {printable_name(call.tool_name)} is unknown; wrap a graph that has it, or trust its "
+                "module (MODULE:NAME if a function returns it)"
             )
         if isinstance(runner, str):
             raise NotFound(runner)
-        if call.undo is not None and self._candidates(session_id, call.tool_name, "undo"):
+        if call.undo is not None and any("undo" in one.functions for one in self._all_fitting(session_id, call)):
             self._find_recorded("undo", session_id, call)  # a tool with a different undo function is a different tool
         return runner
 
@@ -228,14 +239,14 @@ class Registry:
         """Return why the declarations forbid a second run of a recorded call; None if they allow it."""
         if is_memory_write(call):
             return None  # `*` stands for the user's tools
-        declared = self._find_effect(session_id, call.tool_name)
+        declared = self._find_effects(session_id, call)
         if call.effect == UNDECLARED:
             return "its effect was not declared when it was called, so that of a second run is unknown"
-        if call.effect == IRREVERSIBLE or (declared is not None and declared.kind == IRREVERSIBLE):
+        if call.effect == IRREVERSIBLE or any(one.kind == IRREVERSIBLE for one in declared):
             return "its tool is irreversible, and must not run a second time"
         # A reversible or idempotent call records an identity only if its tool is declared with once=True.
         was_declared_once = call.identity is not None and call.effect in (REVERSIBLE, IDEMPOTENT)
-        if was_declared_once or (declared is not None and declared.once):
+        if was_declared_once or any(one.once for one in declared):
             return "its tool is declared to run only once"
         return None
 
@@ -270,41 +281,62 @@ class Registry:
             return None
         if getattr(call, role) is not None:
             return _require_imported(self._find_recorded(role, session_id, call))
-        candidates = self._candidates(session_id, call.tool_name, role)
-        return _require_imported(candidates[0]) if candidates else None  # the call recorded no name that could differ
+        declared = self._find_declared(role, session_id, call, None)  # the call recorded no name that could differ
+        return _require_imported(declared) if declared is not None else None
 
     def _find_recorded(self, role: str, session_id: int, call: ToolInvocation) -> DeclaredFunction:
         """Return the declared function whose name a call recorded."""
-        recorded, candidates = (
-            FunctionName.read(getattr(call, role)),
-            self._candidates(session_id, call.tool_name, role),
-        )
-        if declared := next(
-            (candidate for candidate in candidates if not is_different(recorded, candidate.name)), None
-        ):
+        recorded = FunctionName.read(getattr(call, role))
+        if declared := self._find_declared(role, session_id, call, recorded):
             return declared
-        if not candidates:
-            raise NotFound(f"its {ROLE_NAMES[role]} {printable_name(recorded)} is not declared here; {DECLARE_HINT}")
+        others = [one.functions[role][0] for one in self._all_fitting(session_id, call) if role in one.functions]
+        if not others:
+            raise NotFound(
+                self._other_tool(session_id, call)
+                or f"its {ROLE_NAMES[role]} {printable_name(recorded)} is not declared here; {DECLARE_HINT}"
+            )
         raise NotFound(
-            f"its {ROLE_NAMES[role]} was {printable_name(recorded)} at the call, and "
-            f"{printable_name(candidates[0].name)} is declared here "
-            "instead; declare the recorded one again"
+            f"its {ROLE_NAMES[role]} was {printable_name(recorded)} at the call, and {printable_name(others[0].name)} "
+            "is declared here instead; declare the recorded one again"
         )
 
-    def _candidates(self, session_id: int, tool_name: str, role: str) -> list[DeclaredFunction]:
-        """List the functions that are declared for a tool in a role, the most specific and newest declaration first."""
-        self._run_deferred()
-        return [
-            function
-            for declared, name in self._places(session_id, tool_name)
-            for function in reversed(declared.functions.get((name, role), {}).values())
-        ]
+    def _find_declared(
+        self, role: str, session_id: int, call: ToolInvocation, recorded: FunctionName | None
+    ) -> DeclaredFunction | None:
+        """Return the most specific function that is declared for the tool of a call; None if there is none."""
+        ran = self._declaration_of(call)
+        own = ran.function(role, recorded) if ran is not None else None
+        if ran is not None and ran.effect is not None and (own is None or not _is_defined_by_name(own)):
+            return own
+        for group in self._declared_for(session_id, call):
+            functions = {
+                function_identity(one.function): one
+                for one in (declared.function(role, recorded) for declared in group)
+                if one is not None
+            }
+            if len(functions) == 1:
+                return next(iter(functions.values()))
+            if functions and own is None:
+                raise NotFound(_undistinguishable(call))
+        return own
 
-    def _find_effect(self, session_id: int, tool_name: str) -> Effect | None:
-        """Return the most specific declared effect of a tool; None if there is none."""
-        self._run_deferred()
-        effects = (declared.effects.get(name) for declared, name in self._places(session_id, tool_name))
-        return next((effect for effect in effects if effect is not None), None)
+    def _find_effects(self, session_id: int, call: ToolInvocation) -> list[Effect]:
+        """Return the most specific declared effects of the tool of a call: one, if it is known which tool it was."""
+        for group in self._fitting(session_id, call):
+            if effects := [one.effect for one in group if one.effect is not None]:
+                return effects
+        return []
+
+    def _other_tool(self, session_id: int, call: ToolInvocation) -> str | None:
+        """Return why a call is of none of the tools of its name that are declared here; None if there are none."""
+        tools = [one for group in self._named(session_id, call) for one in group if one.tool_path is not None]
+        others = [str(one.tool_path) for one in tools if not one.has_path(call.tool_path)]
+        if not others or len(others) < len(tools):
+            return None
+        return (
+            f"its tool was {printable_name(str(call.tool_path))} at the call, and {printable_name(others[0])} is "
+            "declared here instead; declare the recorded one again"
+        )
 
     def _run_deferred(self) -> None:
         with self._lock:  # a second thread waits until all are declared
@@ -312,10 +344,59 @@ class Registry:
                 self._deferred[0]()
                 self._deferred.pop(0)
 
-    def _places(self, session_id: int, tool_name: str) -> tuple[tuple[Declarations, str], ...]:
-        """Return the declarations, and the names in them, that may apply to a tool, the most specific first."""
-        declared = self.sessions.declarations(session_id)
-        return (declared, tool_name), (self._for_all, tool_name), (self._for_all, ALL)
+    def _declaration_of(self, call: ToolInvocation) -> Declaration | None:
+        """Return the declaration of the tool object that made a call; None if another process made it, or long ago."""
+        return self._ran.get(call.id) or self._ran.get(call.replay_of or 0)
+
+    def _fitting(self, session_id: int, call: ToolInvocation) -> Iterator[Sequence[Declaration]]:
+        """Yield the declaration of the tool object that made a call, if it is known, and those that fit the call."""
+        if (ran := self._declaration_of(call)) is not None:
+            yield (ran,)
+        yield from self._declared_for(session_id, call)
+
+    def _declared_for(self, session_id: int, call: ToolInvocation) -> Iterator[Sequence[Declaration]]:
+        """Yield the declarations that may be of the tool of a call, the most specific and newest first.
+
+        Those that are yielded together cannot be told apart.
+        """
+        named = [group for group in self._named(session_id, call) if group[0].has_path(call.tool_path)]
+        tools = [group for group in named if group[0].tool_path is not None]
+        there = [group for group in tools if call.tool_path is not None and group[0].enclosing == call.enclosing]
+        # Elsewhere in the graph, it is the same tool only if there is one: the node around it may have been renamed.
+        yield from there or ([[one for group in tools for one in group]] if tools else [])
+        yield from (group for group in named if group[0].tool_path is None)
+
+    def _all_fitting(self, session_id: int, call: ToolInvocation) -> Iterator[Declaration]:
+        return (one for group in self._fitting(session_id, call) for one in group)
+
+    def _named(self, session_id: int, call: ToolInvocation) -> list[Sequence[Declaration]]:
+        """List the declarations for the name of a call's tool, the most specific and newest first."""
+        self._run_deferred()
+        own, for_all = self.sessions.declarations(session_id).groups, self._for_all.groups
+        place = f"{call.enclosing}.{call.tool_name}"
+        named = [own.get(place), own.get(call.tool_name), for_all.get(place), for_all.get(call.tool_name)]
+        return [group for groups in (*named, for_all.get(ALL)) for group in reversed((groups or {}).values())]
+
+
+def _effects_by_tool(graph: ServedGraph) -> dict[Hashable, Hashable]:
+    """Return the effects of the tools of a graph by what a recorded call knows of its tool."""
+    effects = defaultdict[Hashable, set[Hashable]](set)
+    for one in graph.declarations:
+        if one.effect is not None:
+            effects[one.tool_name, one.tool_path, one.enclosing].add(effect_identity(one.effect))
+    return {key: frozenset(same) for key, same in effects.items()}
+
+
+def _undistinguishable(call: ToolInvocation) -> str:
+    return (
+        f"several tools called {printable_name(call.tool_name)} are declared here, and the record does not say which "
+        "one it was; rename one of them"
+    )
+
+
+def _is_defined_by_name(declared: DeclaredFunction) -> bool:
+    """Return whether a function can be defined again under its name, as in a notebook, and has no world of its own."""
+    return type(declared.function) is FunctionType and "<locals>" not in declared.name.path
 
 
 def _require_imported(declared: DeclaredFunction) -> Undo:

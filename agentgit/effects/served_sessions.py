@@ -8,30 +8,19 @@ kept.
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, field, fields
-from types import MethodType
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
-from agentgit.effects.effects import Effect, Undo, import_function
+from agentgit.effects.declarations import Declaration
 from agentgit.effects.files import WorkspaceAdapter
-from agentgit.effects.function_names import FunctionName, name_of
 from agentgit.effects.memory import Memory
-from agentgit.errors import InvalidInput, NotFound
 
 K = TypeVar("K")
 T = TypeVar("T")
-
-ToolRunner = Callable[[dict[str, Any], str], Any]
-"""A function that calls a tool with recorded arguments on a branch's thread; returns the result or an awaitable."""
-
-ToolEffectPairs = Collection[tuple[str, Effect]]
-"""Names of tools, each with an effect. A name may have several effects: the last one counts, with the functions of all.
-"""
 
 RECENT_SESSIONS = 64
 """The number of sessions without an agent or a handle whose graph and workspace are kept. A workspace keeps a file
@@ -47,78 +36,29 @@ RECENT_DECLARATIONS = 1_000
 """The number of different declarations that are kept. They differ if each session has its own tools or functions."""
 
 
-class DeclaredFunction(NamedTuple):
-    """A function that is declared in this process."""
-
-    name: FunctionName
-    function: Undo | str
-
-
 @dataclass(frozen=True, eq=False)
 class Declarations:
     """The declarations for the tools of a session, and its store. Never modified, so sessions can share them."""
 
-    functions: Mapping[tuple[str, str], dict[str, DeclaredFunction]] = field(default_factory=dict)
-    effects: Mapping[str, Effect] = field(default_factory=dict)
-    runners: Mapping[str, ToolRunner | str] = field(default_factory=dict)
+    groups: dict[str, dict[Hashable, tuple[Declaration, ...]]] = field(default_factory=dict)
+    """By the name of the tool, and by the key of declarations between which a recorded call cannot choose."""
     memory: Memory | None = None
 
-    def extended(
-        self, effects: ToolEffectPairs, runners: Mapping[str, ToolRunner | str], memory: Memory | None = None
-    ) -> Declarations:
-        """Return these declarations with newer ones. A function or a store that the newer ones omit is kept."""
-        functions = dict(self.functions)
-        for tool_name, effect in effects:
-            for role, function in effect.functions():
-                added = _declared_functions(function)
-                earlier = functions.get((tool_name, role), {})
-                remaining = {path: declared for path, declared in earlier.items() if path not in added}
-                functions[tool_name, role] = remaining | added
-        return Declarations(
-            functions, {**self.effects, **dict(effects)}, {**self.runners, **runners}, memory or self.memory
-        )
+    def extended(self, declared: Iterable[Declaration], memory: Memory | None = None) -> Declarations:
+        """Return these declarations with newer ones. Those that the newer ones do not replace are kept."""
+        newer = defaultdict[str, dict[Hashable, tuple[Declaration, ...]]](dict)
+        for one in declared:
+            newer[one.tool_name][one.key] = (*newer[one.tool_name].get(one.key, ()), one)
+        groups = dict(self.groups)
+        for name, by_key in newer.items():
+            earlier = groups.get(name, {})
+            groups[name] = {key: earlier[key] for key in earlier if key not in by_key} | by_key
+        return Declarations(groups, memory or self.memory)
 
     def identity(self) -> Hashable:
-        """Return a key that is equal for declarations of the same objects.
-
-        Functions are compared by identity. Two that are only equal could act on different worlds.
-        """
-        return (
-            tuple(
-                (place, tuple((path, name, _identity(function)) for path, (name, function) in by_path.items()))
-                for place, by_path in self.functions.items()
-            ),
-            tuple((tool_name, effect_identity(effect)) for tool_name, effect in self.effects.items()),
-            tuple((tool_name, _identity(runner)) for tool_name, runner in self.runners.items()),
-            id(self.memory),
-        )
-
-
-def _declared_functions(function: Undo | str) -> dict[str, DeclaredFunction]:
-    """Return a function by its import paths. A path is imported now, not when a plan is made."""
-    name, resolved = name_of(function), _try_import(function) if isinstance(function, str) else function
-    names = (name, name if isinstance(resolved, str) else name_of(resolved))
-    return {one.path: DeclaredFunction(one, resolved) for one in names}
-
-
-def _try_import(path: str) -> Undo | str:
-    try:
-        return import_function(path)
-    except (NotFound, InvalidInput) as error:
-        return str(error)
-
-
-def effect_identity(effect: Effect) -> Hashable:
-    """Return a key that is equal for effects with the same functions."""
-    return tuple(_identity(getattr(effect, one.name)) for one in fields(effect))
-
-
-def _identity(value: Any) -> Hashable:
-    if isinstance(value, MethodType):  # each access of a method creates a new object
-        return id(value.__self__), id(value.__func__)
-    if isinstance(value, functools.partial):
-        return _identity(value.func), *map(id, value.args), *((name, id(one)) for name, one in value.keywords.items())
-    return id(value) if callable(value) else value
+        """Return a key that is equal for declarations of the same objects."""
+        by_key = self.groups.values()
+        return tuple(one.identity for groups in by_key for group in groups.values() for one in group), id(self.memory)
 
 
 NO_DECLARATIONS = Declarations()
@@ -165,7 +105,7 @@ class ServedSessions:
     def keep(self, session_id: int) -> None:
         """Count a session as the most recently served one."""
         with self.lock:
-            _add_recent(self._recent, session_id, self.session(session_id), RECENT_SESSIONS)
+            add_recent(self._recent, session_id, self.session(session_id), RECENT_SESSIONS)
 
     def declarations(self, session_id: int) -> Declarations:
         """Return the functions that are declared for the tools of a session."""
@@ -185,13 +125,12 @@ class ServedSessions:
     def declare(
         self,
         session_id: int,
-        effects: ToolEffectPairs,
-        runners: Mapping[str, ToolRunner | str],
+        declared: Iterable[Declaration],
         memory: Memory | None = None,
     ) -> Declarations:
         """Add declarations for the tools of a session and its store, and return all that it has then."""
         with self.lock:
-            extended = self.declarations(session_id).extended(effects, runners, memory)
+            extended = self.declarations(session_id).extended(declared, memory)
             declarations = self._shared.setdefault(extended.identity(), extended)
             self._add_declared(session_id, declarations)
             if (session := self._in_use.get(session_id)) is not None:
@@ -199,11 +138,11 @@ class ServedSessions:
             return declarations
 
     def _add_declared(self, session_id: int, declarations: Declarations) -> None:
-        _add_recent(self._recent_declarations, declarations, None, RECENT_DECLARATIONS)
-        _add_recent(self._declared, session_id, ref(declarations), DECLARED_SESSIONS)
+        add_recent(self._recent_declarations, declarations, None, RECENT_DECLARATIONS)
+        add_recent(self._declared, session_id, ref(declarations), DECLARED_SESSIONS)
 
 
-def _add_recent(recent: OrderedDict[K, T], key: K, value: T, limit: int) -> None:
+def add_recent(recent: OrderedDict[K, T], key: K, value: T, limit: int) -> None:
     recent[key] = value
     recent.move_to_end(key)
     while len(recent) > limit:
@@ -231,7 +170,7 @@ class HostRuns:
 
     def begin(self, run_id: str, run: HostRun) -> None:
         """Remember a run."""
-        _add_recent(self._runs, run_id, run, RECENT_RUNS)
+        add_recent(self._runs, run_id, run, RECENT_RUNS)
 
     def end(self, run_id: str) -> None:
         """Forget a run that ended by itself, or was rolled back."""

@@ -87,7 +87,7 @@ def open(
     """
     if where == "":
         raise InvalidInput("The database is an empty string; give a path or a URL, or leave it out.")
-    defaults = as_effects(effects)
+    defaults = as_effects(effects, by_name=True)
     require_declarable(defaults)
     excluded = excluded_names(exclude_metadata)
     database = Database(

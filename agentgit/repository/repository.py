@@ -121,7 +121,7 @@ class Repository:
         graph: Any,
         session: str,
         *,
-        effects: Mapping[str, Effect | str] | None = None,
+        effects: Mapping[Any, Effect | str] | None = None,
         auto_checkpoint: AutoCheckpoint = "turn",
         branch: str | None = None,
         check_effects: bool = True,
@@ -138,15 +138,15 @@ class Repository:
         Args:
             graph: Any compiled graph. It is not modified.
             session: The session's name.
-            effects: The effects of tools, by tool name: an Effect, or `read_only`, `state`, `workspace`, `idempotent`,
-                `irreversible`. They override what a tool itself declares, which overrides the defaults of
-                `agentgit.open`.
+            effects: The effects of tools: an Effect, or `read_only`, `state`, `workspace`, `idempotent`,
+                `irreversible`. A key is the name of a tool, after that of the tool or subgraph node around it if
+                several have the name (`"desk.order"`), or the function of a tool (`order.func`). They override what a
+                tool itself declares, which overrides the defaults of `agentgit.open`.
             auto_checkpoint: `turn` (before each user message and after its turn), `tool` (also after each batch of
                 tool calls), `tool:10` (only at every tenth call), a number n (after every n-th turn), `5m` (after a
                 turn, if the newest checkpoint is 5 minutes old; also `30s`, `2h`) or `off`.
             branch: The branch to continue; None for the current one.
-            check_effects: False to allow `effects` to name tools that are not visible in the graph, because nodes call
-                them directly.
+            check_effects: False to allow `effects` to name tools that are not found in the graph.
             fence: What to do about a call that repeats an irreversible or compensable call which a rollback kept:
                 `replay` (answer it from the record), `raise` (raise `Fenced`) or `off` (make it again). A tool that is
                 declared `once` is never called twice.
@@ -197,7 +197,7 @@ class Repository:
         self,
         graph: Any,
         *,
-        effects: Mapping[str, Effect | str] | None = None,
+        effects: Mapping[Any, Effect | str] | None = None,
         confirm: Confirm = "interrupt",
         auto_checkpoint: AutoCheckpoint = "turn",
         check_effects: bool = True,
@@ -213,13 +213,13 @@ class Repository:
 
         Args:
             graph: Any compiled graph. It is not modified, and its checkpointer is not used.
-            effects: The effects of tools, by tool name, as for `wrap`.
+            effects: The effects of tools, as for `wrap`.
             confirm: What a run at an older checkpoint does before it reverses a compensable effect or makes a reversed
                 one again: `interrupt` (ask with the plan; `Command(resume=True)` continues, any other answer cancels),
                 `raise` (raise `RollbackBlocked`) or `never` (do it). Reversible effects are reversed without asking. An
                 effect that cannot be reversed always raises `RollbackBlocked`; no client can force it.
             auto_checkpoint: The times at which automatic checkpoints are made, as for `wrap`.
-            check_effects: False to allow `effects` to name tools that are not visible in the graph.
+            check_effects: False to allow `effects` to name tools that are not found in the graph.
             fence: What to do about a call that repeats one which a rollback kept, as for `wrap`.
             workspace: The directory whose files belong to the sessions, as for `wrap`. The threads share it.
             store: The long-term memory of the graph, as for `wrap`. A host that gives a store of its own replaces it.

@@ -13,13 +13,13 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import ToolInvocation, invocation
+from agentgit.effects.declarations import ToolRunner
 from agentgit.effects.effects import Undo, takes_invocation
 from agentgit.effects.invocation import FAILED, STANDING, idempotency_key, idempotency_key_set, join_errors
 from agentgit.effects.memory import is_memory_write
 from agentgit.effects.plan import EXECUTE, GONE, KEEP, REDO, REVERSE, Stays
 from agentgit.effects.registry import Registry
 from agentgit.effects.results import LASTING, NothingDone, ResultChange, ResultRewriter, comparable
-from agentgit.effects.served_sessions import ToolRunner
 from agentgit.errors import Conflict
 from agentgit.rollback.planner import REPEATABLE, PathCalls
 from agentgit.rollback.verification import (
@@ -358,6 +358,8 @@ def _rerun_intent(row: StoredRow, original: ToolInvocation, owner: str, earlier_
         started_at=datetime.now(UTC),
         verify=original.verify,
         precheck=original.precheck,
+        tool_path=original.tool_path,
+        enclosing=original.enclosing,
         kind=invocation.REDO,
         identity=original.identity,
         replay_of=original.id,

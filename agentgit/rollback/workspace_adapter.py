@@ -71,9 +71,9 @@ class LocalWorkspaceAdapter:
             return []
         return [path for path in modified.paths if not self._candidate_paths(path)]
 
-    def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
+    def back_up(self, tool_name: str, tool: Any, args: Mapping[str, Any]) -> None:
         """Save the files of the workspace that a tool call is about to change on the undo stack."""
-        modified = paths_of(tool_name, None, args)
+        modified = paths_of(tool_name, tool, args)
         if modified is None:
             return
         stack = self.workspace.undo_stack

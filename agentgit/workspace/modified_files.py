@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentgit.effects.effects import NEUTRAL, DeclarationsByTool, declared_on, tool_name
+from agentgit.effects.effects import NEUTRAL, declared_on
 from agentgit.errors import InvalidInput
 
 Tool = TypeVar("Tool")
@@ -74,7 +75,8 @@ class Modifies:
 
 EVERYTHING = Modifies(everything=True)
 
-_decorated: DeclarationsByTool[tuple[str, ...]] = DeclarationsByTool()
+_declared = defaultdict[str, set[tuple[str, ...]]](set)
+"""What is declared about tools of this process, by name, for calls of which only the name is known."""
 
 
 def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
@@ -97,14 +99,14 @@ def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
     def declare(tool: Tool) -> Tool:
         if unknown := set(arguments) - (_parameter_names(tool) or set(arguments)):
             raise InvalidInput(
-                f"{tool_name(tool)} has no argument {', '.join(sorted(unknown))}. Name those with a path."
+                f"{_name_of(tool)} has no argument {', '.join(sorted(unknown))}. Name those with a path."
             )
         for candidate in (getattr(tool, "func", None), getattr(tool, "coroutine", None), tool):
             try:
                 object.__setattr__(candidate, ATTRIBUTE, arguments)  # pydantic's __setattr__ refuses unknown names
             except (AttributeError, TypeError):
                 continue  # None, or a method, which accepts no attributes
-            _decorated.add(tool, arguments)
+            _declared[_name_of(tool)].add(arguments)
             return tool
         raise InvalidInput(f"{tool!r} cannot be declared. Decorate a function or a tool.")
 
@@ -154,10 +156,14 @@ def _declared_arguments(tool_name: str, tool: Any) -> tuple[str, ...] | None:
         arguments = getattr(candidate, ATTRIBUTE, None)
         if isinstance(arguments, tuple):
             return arguments
-    declarations = _decorated.get(tool_name)
-    return (
-        declarations[0] if len(declarations) == 1 else () if declarations else None
-    )  # several tools share the name: it may be any file
+    if tool is not None or tool_name not in _declared:
+        return None
+    declared = _declared[tool_name]
+    return next(iter(declared)) if len(declared) == 1 else ()  # several tools share the name: it may be any file
+
+
+def _name_of(tool: Any) -> str:
+    return str(getattr(tool, "name", None) or getattr(tool, "__name__", tool))
 
 
 def _modified_paths(paths: Iterator[str]) -> Modifies:

@@ -183,6 +183,7 @@ _table(
     _moment("started_at"), _moment("ended_at", null=True), _word("idempotency_key", 64), _words("undo", null=True),
     _word("owner", 128, null=True), _id("replay_of", null=True), _word("kind", 16, default="call"),
     _word("identity", 64, null=True), _words("verify", null=True), _words("precheck", null=True),
+    _words("tool_path", null=True), _words("enclosing", null=True),
     _bytes("answers", null=True), _id("made_on", null=True), _word("task", 32, null=True),
     _of("internal_session_id", "internal_session", "fk_tool_invocation_tenant_id_internal_session_id"),
     _unique("internal_session_id", "arrival"), _index("external_session_id", "status"),

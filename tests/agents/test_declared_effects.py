@@ -145,7 +145,7 @@ def test_identity_arguments_are_checked_in_every_schema(repo):
         wrapped(repo, shut, effects={"shut": once})
 
 
-def test_two_different_tools_of_one_name_are_refused(repo):
+def test_two_different_tools_of_one_name_are_declared_by_their_places(repo):
     @tool("send")
     @reversible(undo)
     def one(to: str) -> str:
@@ -160,10 +160,15 @@ def test_two_different_tools_of_one_name_are_refused(repo):
     first, second = (tool_node_graph(scripted("ok"), [made]) for made in (one, two))
     builder = StateGraph(MessagesState).add_node("first", first).add_node("second", second)
     builder.add_edge(START, "first").add_edge("first", "second")
-    with pytest.raises(InvalidInput, match="several tools called send"):
-        repo.wrap(builder.compile(), "s")
-    agent = repo.wrap(builder.compile(), "s", effects={"send": "irreversible"})
-    assert agent.effects == {"send": "irreversible"}
+    graph = builder.compile()
+    with pytest.raises(InvalidInput, match=r"several tools called send: first\.send, second\.send"):
+        repo.wrap(graph, "s", effects={"send": "irreversible"})
+    assert repo.wrap(graph, "s").effects == {"first.send": "reversible", "second.send": "undeclared"}
+    for effects in ({"second.send": "irreversible"}, {"second.send": "read_only", two.func: "read_only"}):
+        with_effects = repo.wrap(graph, "s", effects=effects).effects
+        assert with_effects == {"first.send": "reversible", "second.send": effects["second.send"]}
+    agent = repo.wrap(graph, "s", effects={"second.send": "irreversible", "send": "idempotent"})
+    assert agent.effects == {"first.send": "idempotent", "second.send": "irreversible"}
     with pytest.raises(NotFound, match="which one"):
         the_runner(agent, "send")
 

@@ -249,7 +249,8 @@ def test_undo_receives_the_tools_return_value_at_every_depth(repo, shape, value)
     """Undo receives `3`, not `'3'`, and None, not `'null'`, also in nested agents and from middleware."""
     got: list[Any] = []
     undo = reversible(lambda args, result: got.append(result))
-    agent = repo.wrap(shape(returning(value)), "s", effects={"order": undo}, check_effects=False)
+    order = returning(value)
+    agent = repo.wrap(shape(order), "s", effects={order.func: undo})
     start = agent.checkpoint("start")
     agent.invoke(say())
     agent.rollback(start)

@@ -592,7 +592,7 @@ def test_a_script_that_trusts_itself_is_not_imported_again(repo, shop, monkeypat
 
 
 def test_two_trusted_modules_may_declare_the_same_tool_name(repo, shop):
-    """The recorded undo selects one of two tools with the same name, and an ambiguous redo is blocked."""
+    """The recorded undo selects one of two tools with the same name, and a redo by another function is blocked."""
     ordering = "@tool\n@reversible(cancel)\ndef order(item: str) -> str:\n    'Order.'\n    {}\n    return item\n"
     (shop / "other_shop.py").write_text(
         "from langchain_core.tools import tool\nfrom agentgit import reversible\n"
@@ -605,7 +605,7 @@ def test_two_trusted_modules_may_declare_the_same_tool_name(repo, shop):
         later.session("s").rollback("main#1")
         assert LEDGER == []
         (step,) = later.session("s").plan_switch("main").steps
-        assert (step.action, "several tools called order" in step.why) == ("block", True)
+        assert (step.action, "its tool was test_trusted_functions:ordering" in step.why) == ("block", True)
     sys.modules.pop("other_shop")
 
 

@@ -14,7 +14,7 @@ from agentgit import Checkpoint, InternalSession
 from agentgit.store.sql.tables import BRANCH, METADATA, TOOL_INVOCATION, WORLD_LOG
 from agentgit.store.transfer.lines import LineWriter
 
-ITS_OWN = ("id", "internal_session_id", "replay_of", "made_on", "undo", "verify", "precheck")
+ITS_OWN = ("id", "internal_session_id", "replay_of", "made_on", "undo", "verify", "precheck", "tool_path", "enclosing")
 """The fields of a call that an import changes."""
 
 

@@ -1,5 +1,8 @@
 """Declared effects of tools and their precedence, without a database."""
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,11 +11,10 @@ from notebook_shells import Notebook
 
 from agentgit import ToolInvocation, compensable, reversible
 from agentgit.effects import Effect, effect
-from agentgit.effects.declarations import Hints, as_effects, hints_in, record_fields, stricter
+from agentgit.effects.declarations import Declaration, Hints, as_effects, hints_in, record_fields, stricter
 from agentgit.effects.effects import (
     KINDS,
     UNDOABLE,
-    declared_by_name,
     declared_on,
     import_function,
     takes_invocation,
@@ -250,9 +252,9 @@ def test_a_recorded_name_finds_only_declared_functions():
     registry = Registry()
     call = invoked(undo=HERE, verify=f"{__name__}:look")
     assert "is not declared here" in registry.undo_obstacle(1, call)
-    registry.declare(1, [("pay", reversible(undo, verify=look))])
+    registry.declare(1, [Declaration("pay", reversible(undo, verify=look))])
     assert (registry.undo(1, call), registry.verify(1, call), registry.precheck(1, call)) == (undo, look, None)
-    registry.declare(1, [("pay", reversible(other, precheck=look))])
+    registry.declare(1, [Declaration("pay", reversible(other, precheck=look))])
     assert registry.undo(1, call) is undo
     assert registry.undo(1, invoked(undo=f"{__name__}:other")) is other
     assert registry.verify(1, call) is look  # a later declaration keeps what it leaves out
@@ -260,36 +262,57 @@ def test_a_recorded_name_finds_only_declared_functions():
     assert "is not declared here" in registry.undo_obstacle(2, call)
 
 
-def test_disagreeing_decorators_leave_a_tool_name_undeclared():
-    def one(kind):
-        def twice_decorated(x): ...
-
-        return effect(kind)(twice_decorated)
-
-    def another(kind):
-        def twice_decorated(x): ...
-
-        return effect(kind)(twice_decorated)
-
-    one("idempotent")
-    another("idempotent")
-    assert declared_by_name("twice_decorated").kind == "idempotent"
-    one("irreversible")
-    assert declared_by_name("twice_decorated") is None
-    another("irreversible")  # as when a cell of a notebook runs again
-    assert declared_by_name("twice_decorated").kind == "irreversible"
-
-
 def test_the_reason_for_a_missing_function_names_the_next_step():
     registry = Registry()
     assert "wrap the graph" in registry.undo_obstacle(1, invoked("nobody"))
     assert "no.such:thing is not declared here" in registry.undo_obstacle(1, invoked("nobody", undo="no.such:thing"))
-    registry.declare(1, [("nobody", reversible("no.such:thing"))])
+    registry.declare(1, [Declaration("nobody", reversible("no.such:thing"))])
     assert "cannot be imported" in registry.undo_obstacle(1, invoked("nobody", undo="no.such:thing"))
-    with pytest.raises(NotFound, match="ToolNode"):
+    with pytest.raises(NotFound, match="wrap a graph that has it"):
         registry.runner(1, invoked())
-    registry.declare(1, [], {"pay": "only its graph can call it"})
+    registry.declare(1, [Runnable("pay", runs="only its graph can call it")])
     with pytest.raises(NotFound, match="only its graph"):
         registry.runner(1, invoked())
-    registry.declare(1, [], {"pay": lambda args, _: args["amount"]})
+    registry.declare(1, [Runnable("pay", runs=lambda args, _: args["amount"])])
     assert registry.runner(1, invoked())({"amount": 5}, "thread") == 5
+
+
+@dataclass(frozen=True, eq=False)
+class Runnable(Declaration):
+    """A declaration of a tool that a function calls again."""
+
+    runs: Any = None
+
+    @property
+    def runner(self):
+        return self.runs
+
+    @property
+    def tool_identity(self):
+        return id(self.runs)
+
+
+def closing_over(world: list[str]):
+    """Return a tool's undo function, with the name that each of them has."""
+
+    def undo_in_world(args, result):
+        world.append("undone")
+
+    return undo_in_world
+
+
+def test_equal_declarations_are_told_apart_by_the_call_or_not_at_all():
+    """A call of this process is undone by the declaration that ran; one of another process by exactly one that fits."""
+    one, two = (Declaration("pay", reversible(closing_over([])), "shop:pay", place) for place in ("desk", "bank"))
+    call = invoked(undo=one.effect.undo_path, tool_path="shop:pay", enclosing="desk")
+    registry = Registry()
+    registry.declare(1, [one, two])
+    assert registry.undo(1, call) is one.effect.undo
+    assert registry.undo(1, replace(call, enclosing="bank")) is two.effect.undo
+    assert "does not say which one" in registry.undo_obstacle(1, replace(call, enclosing="counter"))
+    assert "its tool was shop:send at the call" in registry.undo_obstacle(1, replace(call, tool_path="shop:send"))
+    registry.declare(2, [one, replace(two, enclosing="desk")])
+    assert "does not say which one" in registry.undo_obstacle(2, call)
+    registry.remember(call.id, two)
+    assert registry.undo(1, call) is registry.undo(2, call) is two.effect.undo
+    assert registry.undo(2, invoked(undo=call.undo, replay_of=call.id)) is two.effect.undo

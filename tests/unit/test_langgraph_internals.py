@@ -65,13 +65,12 @@ def test_a_running_task_has_the_expected_config_entries():
 
 
 def test_helpers_of_langgraph_do_what_agentgit_expects():
-    checkpoint, lamp = empty_checkpoint(), object()
+    checkpoint = empty_checkpoint()
     checkpoint["channel_values"]["n"] = 7
     channels, _ = internals.channels_from_checkpoint({"n": LastValue(int, "n")}, checkpoint)
     assert channels["n"].get() == 7, MOVED.format("channels_from_checkpoint")
     first = internals.RunnableCallable(lambda value, config: value + config["configurable"]["more"], trace=False)
     assert first.invoke(1, {"configurable": {"more": 2}}) == 3, MOVED.format("RunnableCallable")
-    assert lamp in internals.get_function_nonlocals(lambda: lamp), MOVED.format("get_function_nonlocals")
     assert internals.recast_checkpoint_ns("a:1|b:2") == "a|b", MOVED.format("recast_checkpoint_ns")
     path = ("__pregel_push", ("__pregel_pull", "flow"), 2, True)  # LangGraph stores it as a text
     assert internals.task_path_str(path) == "~__pregel_push, ~__pregel_pull, flow, 0000000002, 0000000001"

@@ -121,10 +121,12 @@ class Answers:
         """Why the rerun stopped; None if it runs. The graph may catch the error, and go on."""
 
     def _key(self, call: ToolInvocation) -> str:
-        effects = self._settings.effects
-        effect = effects.tools.get(call.tool_name)
-        identity_args = effect.identity_args if effect is not None else None
-        return identity(call.tool_name, effects.normalize(call.tool_name, call.args), identity_args)
+        declared = self._settings.effects.declaration_of_call(call)
+        effect = declared.effect if declared is not None else None
+        if declared is None or effect is None:
+            return identity(call.tool_name, call.args, None)
+        args = declared.normalize(call.args) if effect.has_identity else call.args
+        return identity(call.tool_name, args, effect.identity_args)
 
     @property
     def matched_count(self) -> int:

@@ -17,8 +17,9 @@ from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
-from agentgit.agents.instrumentation import referenced_tools, tools_of
+from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.memory import is_wrappable, plain_store
+from agentgit.agents.reachable_tools import reachable_tools
 from agentgit.agents.rerun.answers import STOP, TELL, Answers, OnMiss
 from agentgit.agents.rerun.interceptor import RerunSimulation
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
@@ -32,7 +33,6 @@ from agentgit.agents.rerun.recording import (
     with_ids_of,
 )
 from agentgit.agents.rerun_guard import guarding
-from agentgit.agents.tools import GraphTools
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.references import free_name
 from agentgit.effects import Effect
@@ -164,7 +164,7 @@ class Rerun:
             )
         known = {name: effect for name, effect in declared.items() if name not in settings.effects.profiled}
         found = GraphTools(graph, known | new, settings.effects.defaults)
-        return replace(settings, effects=found.effects, unrecorded_tools=found.own_names)
+        return replace(settings, effects=found, unrecorded_tools=found.own_names)
 
     def _isolated(self, graph: Graph) -> Graph:
         """Return the graph with a memory of its own."""
@@ -434,8 +434,8 @@ def _require_graph(graph: Any) -> Graph:
 
 def _require_answerable(graph: Graph, settings: TurnSettings, acting: Container[str]) -> None:
     """Check that the record can answer the calls of each tool of a graph that acts."""
-    for tool in (*tools_of(graph), *referenced_tools(graph)):
-        effect = settings.effects.tools.get(tool.name)
+    for tool, enclosing, _ in reachable_tools(graph):
+        effect = settings.effects.declaration_of(tool, enclosing).effect
         if effect is not None and effect.kind in NEUTRAL and tool.name not in acting:
             continue
         for name in ENTRIES:

@@ -22,8 +22,8 @@ from langgraph.errors import ParentCommand
 
 from agentgit.agents.turn.fence_errors import aborted_call_error, as_bubble_up
 from agentgit.agents.turn.recorded_results import has_command
-from agentgit.effects.effects import IDEMPOTENT, MEMORY, NEUTRAL, UNDECLARED, WORKSPACE, Effect
-from agentgit.effects.known_tools import ToolProfile
+from agentgit.effects.declarations import Declaration
+from agentgit.effects.effects import IDEMPOTENT, MEMORY, NEUTRAL, UNDECLARED, WORKSPACE
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS, PUSH, recast_checkpoint_ns
 from agentgit.store.records.journal import Intent
 
@@ -37,10 +37,9 @@ class ExpectedCall:
 
     parent_run_id: UUID | None
     configurable: Mapping[str, Any]
-    effect: Effect | None
+    declaration: Declaration
     has_effect: bool
     is_in_batch: bool
-    profile: ToolProfile | None = None
 
     @property
     def task(self) -> str:
@@ -126,6 +125,18 @@ class Frame:
     place: TaskPlace | None = None
     foreign_graphs: list[UUID] = field(default_factory=list)
     """The graphs that were called in this run and are not subgraphs of its task."""
+
+
+def enclosing_name(caller: str | None, caller_task: str, task: str) -> str | None:
+    """Return the name of the innermost tool or subgraph node that contains a call.
+
+    Example:
+        >>> enclosing_name(None, "", "desk:1|tools:2"), enclosing_name("ask", "tools:1", "tools:1|tools:2")
+        ('desk', 'ask')
+    """
+    inside = task.removeprefix(caller_task) if caller is not None else task
+    *nodes, _ = recast_checkpoint_ns(inside.strip("|")).split("|")
+    return nodes[-1] if nodes else caller
 
 
 def scope_name(*parts: object) -> str:

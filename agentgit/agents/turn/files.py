@@ -88,10 +88,10 @@ class TurnFiles:
         snapshot = self.last_snapshot if batch is None else self._batch_snapshots.get(batch, self.last_snapshot)
         return None if snapshot is None else self.store.snapshots.record(connection, branch, snapshot)
 
-    def back_up(self, tool_name: str, args: Mapping[str, Any]) -> None:
+    def back_up(self, tool_name: str, tool: Any, args: Mapping[str, Any]) -> None:
         """Back up what a tool call is about to change, so that this call alone can be undone."""
         if self.workspace is not None:
-            self.workspace.back_up(tool_name, args)
+            self.workspace.back_up(tool_name, tool, args)
 
     def snapshot_batch(self, batch: int) -> None:
         """Take a snapshot after the calls of a batch, for a checkpoint that is made before the turn ends."""

@@ -25,16 +25,23 @@ from langchain_core.tools import BaseTool, ToolException
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
 from agentgit.agents.turn.call_interceptor import CallInterceptor
-from agentgit.agents.turn.calls import AdmittedCall, ExpectedCall, InflightResult, RequestedCall, Scopes, scope_name
+from agentgit.agents.turn.calls import (
+    AdmittedCall,
+    ExpectedCall,
+    InflightResult,
+    RequestedCall,
+    Scopes,
+    enclosing_name,
+    scope_name,
+)
 from agentgit.agents.turn.fence_errors import as_bubble_up
 from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
 from agentgit.agents.turn.model_calls import ModelCalls
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record, value_of
 from agentgit.agents.turn.running_turn import RunningTurn
-from agentgit.effects.declarations import record_fields
-from agentgit.effects.effects import NEUTRAL, UNSHARED, WORKSPACE, Effect, declared_by_name, declared_on
+from agentgit.effects.declarations import Declaration, record_fields
+from agentgit.effects.effects import NEUTRAL, UNSHARED, WORKSPACE, Effect
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, SIMULATED, UNKNOWN, idempotency_key_set, identity
-from agentgit.effects.known_tools import ToolProfile, profile_of
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.effects.results import FunctionRun
 from agentgit.errors import AgentGitError
@@ -81,6 +88,7 @@ class Recorder(BaseCallbackHandler):
         self._function_runs: dict[UUID, FunctionRun] = {}
         self.scopes = Scopes(turn.checkpoint_tracker.graph_numbers)
         self._running: dict[UUID, AdmittedCall] = {}
+        self._tasks: dict[UUID, str] = {}
         self._expected_calls: dict[UUID, ExpectedCall] = {}
         self._batch_runs: set[UUID] = set()
         self._return_values: dict[UUID, Any] = {}
@@ -174,14 +182,18 @@ class Recorder(BaseCallbackHandler):
         self, run_id: UUID, tool: BaseTool, parent_run_id: UUID | None, configurable: Mapping[str, Any]
     ) -> None:
         """Register a call that a copy of its tool is about to make."""
-        is_recorded = tool.name not in self.unrecorded_tools
-        own_effect = declared_on(tool)
-        profile = profile_of(tool) if is_recorded and own_effect is None else None
-        effect = self._effect_of(tool.name, tool.metadata, own_effect, profile) if is_recorded else None
-        has_effect = effect is not None and effect.kind not in UNSHARED
         task = str(configurable.get(CONFIG_KEY_CHECKPOINT_NS) or "")
+        with self._lock:
+            caller = self._enclosing_run(parent_run_id)
+            outer = (self._running[caller].intent.tool_name, self._tasks[caller]) if caller is not None else (None, "")
+        try:
+            declaration = self.effects.declaration_of(tool, enclosing_name(outer[0], outer[1], task))
+        except AgentGitError as error:
+            raise as_bubble_up(error) from error.__cause__
+        effect = declaration.effect if declaration.is_recorded else None
+        has_effect = effect is not None and effect.kind not in UNSHARED
         self._expected_calls[run_id] = ExpectedCall(
-            parent_run_id, configurable, effect, has_effect, is_in_batch(task), profile
+            parent_run_id, configurable, declaration, has_effect, is_in_batch(task)
         )
 
     def register_write(
@@ -189,8 +201,9 @@ class Recorder(BaseCallbackHandler):
     ) -> None:
         """Register a write to memory that is about to be made."""
         # A repeated write is recorded with the value before it, so it need not wait for the steps before it.
+        declaration = Declaration("", effect)
         self._expected_calls[run_id] = ExpectedCall(
-            parent_run_id, configurable, effect, has_effect=False, is_in_batch=False
+            parent_run_id, configurable, declaration, has_effect=False, is_in_batch=False
         )
 
     def recording_function(self, run_id: UUID) -> AbstractContextManager[None]:
@@ -245,21 +258,25 @@ class Recorder(BaseCallbackHandler):
         self.scopes.begin(run_id, parent, None)
         with self._lock:
             batch, index = self._batch_position(tool_call_id, run_id, self._enclosing_call(parent))
-        if name in self.unrecorded_tools and not self.interceptor.is_simulated:
+        is_own = not expected_call.declaration.is_recorded if expected_call else name in self.unrecorded_tools
+        if is_own and not self.interceptor.is_simulated:
             self._unrecorded_batches[run_id] = batch
             return
         self.has_calls = True
         args = portable(inputs if inputs is not None else {"input": input_str})
-        effect = expected_call.effect if expected_call else self._effect_of(name, metadata, declared_by_name(name))
-        if expected_call is not None and expected_call.profile is not None:
-            effect = self._effect_of(name, metadata, None, expected_call.profile, args)
-        elif effect is not None and effect.kind == WORKSPACE and not self._covers(args):
+        try:
+            declaration = expected_call.declaration if expected_call else self.effects.declaration_named(name)
+        except AgentGitError as error:
+            raise as_bubble_up(error) from error.__cause__
+        effect = declaration.effect_of(args, self._holds)
+        is_file_effect = effect is not None and effect.kind == WORKSPACE and not declaration.is_profiled
+        if is_file_effect and not self._covers(args):
             effect = None
         frame = self.scopes.frame(parent)
         request_name, scope = self._request_name(tool_call_id, parent, task), frame.scope if frame else scope_name(task)
         is_batched = expected_call is not None and expected_call.is_in_batch
         is_named = tool_call_id is not None and (request_name is not None or is_batched)
-        normalized_args = self.effects.normalize(name, args)
+        normalized_args = declaration.normalize(args) if effect is not None and effect.has_identity else args
         intent = Intent(
             session_id=self.branch.external_session_id,
             branch_id=self.branch.id,
@@ -272,6 +289,8 @@ class Recorder(BaseCallbackHandler):
             owner=self.owner,
             started_at=datetime.now(UTC),
             task=None if is_named else scope,
+            tool_path=declaration.tool_path,
+            enclosing=declaration.enclosing,
             **record_fields(effect, name, normalized_args, is_named=inputs is not None),
         )
         identity_args = effect.identity_args if effect is not None and inputs is not None else None
@@ -292,13 +311,16 @@ class Recorder(BaseCallbackHandler):
         )
         try:
             call = self._running[run_id] = self.interceptor.authorize(request)
+            self._tasks[run_id] = task
+            if call.id is not None and call.runs_tool:
+                self.turn.context.registry.remember(call.id, declaration)
             if intent.effect not in NEUTRAL:
                 self.acted_count += 1
             self.scopes.begin_tool(run_id, parent, call.scope, lambda: self.interrupts.graph_numbers(run_id))
             if is_batched:
                 self._batch_runs.add(run_id)
             if call.runs_tool and intent.effect not in NEUTRAL and name not in MEMORY_TOOLS:
-                self._back_up_files(run_id, name, args)
+                self._back_up_files(run_id, declaration, args)
             self._function_runs[run_id] = FunctionRun(
                 effect, is_seen=request.is_reachable, has_begun=not request.is_reachable
             )
@@ -306,10 +328,10 @@ class Recorder(BaseCallbackHandler):
             self._spans.pop(run_id, NO_SPAN).end(error)
             raise as_bubble_up(error) from error.__cause__
 
-    def _back_up_files(self, run_id: UUID, name: str, args: Mapping[str, Any]) -> None:
+    def _back_up_files(self, run_id: UUID, declaration: Declaration, args: Mapping[str, Any]) -> None:
         """Back up what a call is about to change; if that fails, the tool does not run."""
         try:
-            self.turn.files.back_up(name, args)
+            self.turn.files.back_up(declaration.tool_name, declaration.tool, args)
         except AgentGitError as error:
             self._record_failure(run_id, error, f"its tool was not run: {error}")
             raise
@@ -320,23 +342,6 @@ class Recorder(BaseCallbackHandler):
 
     def _holds(self, path: str) -> bool:
         return self.workspace is not None and self.workspace.holds(path)
-
-    def _effect_of(
-        self,
-        name: str,
-        metadata: Any,
-        own_effect: Effect | None,
-        profile: ToolProfile | None = None,
-        args: Mapping[str, Any] | None = None,
-    ) -> Effect | None:
-        """Return the effect of a tool, or of one call of it.
-
-        If the graph does not list the tool, the functions of its decorator are registered for later.
-        """
-        if own_effect is not None and name not in self.effects.tools:
-            self.turn.context.registry.declare(self.branch.external_session_id, [(name, own_effect)])
-        profile_effect = profile.effect(args, self._holds) if profile is not None else None
-        return self.effects.get(name, metadata, own_effect, profile_effect)
 
     def _request_name(self, tool_call_id: str | None, run_id: UUID | None, task: str) -> str | None:
         """Return a name for the request of a call, if the task that makes the call received its AI message.
@@ -369,11 +374,13 @@ class Recorder(BaseCallbackHandler):
 
     def _enclosing_call(self, run_id: UUID | None) -> Intent | None:
         """Return the tool call that contains a run; None if there is none."""
-        while run_id is not None:
-            if run_id in self._running:
-                return self._running[run_id].intent
+        caller = self._enclosing_run(run_id)
+        return self._running[caller].intent if caller is not None else None
+
+    def _enclosing_run(self, run_id: UUID | None) -> UUID | None:
+        while run_id is not None and run_id not in self._running:
             run_id = self.scopes.parent_of(run_id)
-        return None
+        return run_id
 
     def answer(self, run_id: UUID) -> InflightResult | None:
         """Return the result that a call gets instead of running its tool; None if the tool runs."""
@@ -493,6 +500,7 @@ class Recorder(BaseCallbackHandler):
         self._function_runs.pop(run_id, None)
         self._batch_runs.discard(run_id)
         call = self._running.pop(run_id, None)
+        self._tasks.pop(run_id, None)
         if call is not None and call.attempt is not None and answers is not None and not answers["task"]:
             call.attempt.used_numbers = answers
         if call is not None:

@@ -105,6 +105,8 @@ class Intent:
     started_at: datetime
     verify: str | None = None
     precheck: str | None = None
+    tool_path: str | None = None
+    enclosing: str | None = None
     kind: str = CALL
     identity: str | None = None
     replay_of: int | None = None
@@ -201,6 +203,8 @@ class Journal:
             "undo": intent.undo,
             "verify": intent.verify,
             "precheck": intent.precheck,
+            "tool_path": intent.tool_path,
+            "enclosing": intent.enclosing,
             "idempotency_key": intent.idempotency_key,
             "identity": intent.identity,
             "owner": intent.owner,
@@ -699,6 +703,8 @@ def _invocation_from_row(row: Row[Any], branch_id: int, position: int, runs: int
         undo=row.undo,
         verify=row.verify,
         precheck=row.precheck,
+        tool_path=row.tool_path,
+        enclosing=row.enclosing,
         kind=row.kind,
         identity=row.identity,
         made_on=row.made_on,

@@ -287,8 +287,9 @@ class ToolInvocationRow(TableRow, table=True):
     (off the track), and `replay` if it did not run because the record had the answer. `identity` is the hash of what
     makes two calls the same. `answers` records which of a person's answers the call used, and the question that it
     waits for, if any. `made_on` is the branch that made the call, as its id in the session that the call was imported
-    from; None if the call was made here. `task` is the name of the task that made a call which no AI message asked for.
-    The task has the same name when it runs again, also on a fork.
+    from; None if the call was made here. `tool_path` is the qualified name of the tool's function, and `enclosing` the
+    name of the innermost tool or subgraph node that contains the call. `task` is the name of the task that made a call
+    which no AI message asked for. The task has the same name when it runs again, also on a fork.
     """
 
     __tablename__ = "tool_invocation"
@@ -323,6 +324,8 @@ class ToolInvocationRow(TableRow, table=True):
     undo: str | None = column.safe_text(nullable=True)
     verify: str | None = column.safe_text(nullable=True)
     precheck: str | None = column.safe_text(nullable=True)
+    tool_path: str | None = column.safe_text(nullable=True)
+    enclosing: str | None = column.safe_text(nullable=True)
     owner: str | None = column.string(128, nullable=True)
     kind: str = column.string(16, server_default="call")
     identity: str | None = column.string(64, nullable=True)

@@ -146,7 +146,7 @@ def snapshot_record(row: Row[Any], **other: Any) -> Record:
 
 
 def call_record(row: Row[Any], **other: Any) -> Record:
-    """Return the record of a call, without its undo and check functions: a file must not choose functions to run."""
+    """Return the record of a call, without the names of its functions: a file must not choose functions to run."""
     return {
         "record": "call",
         "id": row.id,

@@ -318,6 +318,8 @@ class ImportedRows:
             "undo": None,
             "verify": None,
             "precheck": None,
+            "tool_path": None,
+            "enclosing": None,
             "owner": None,
             "kind": record["kind"],
             "identity": record["identity"],

@@ -1,0 +1,303 @@
+"""The tools of a graph and what is declared about each of them. A tool is known by its object, not by its name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from langchain_core.tools import BaseTool
+from langgraph.pregel import Pregel
+
+from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_checkpoint_tool
+from agentgit.agents.reachable_tools import ReachableTool, reachable_tools
+from agentgit.agents.tools import ArgumentNormalizer, argument_normalizer, require_fit, tool_caller
+from agentgit.effects.declarations import (
+    ALL,
+    Args,
+    Declaration,
+    ToolRunner,
+    effect_identity,
+    function_identity,
+    hints_in,
+    stricter,
+)
+from agentgit.effects.effects import UNDECLARED, UNSHARED, Effect, declared_on, decorated_kinds
+from agentgit.effects.function_names import FunctionName, name_of
+from agentgit.effects.invocation import ToolInvocation
+from agentgit.effects.known_tools import Holds, ToolProfile, profile_of
+from agentgit.effects.memory import MEMORY_TOOLS
+from agentgit.errors import InvalidInput
+
+SEVERAL = " (one of several)"
+"""The end of the recorded name of a tool's function if several tools of the graph have this name and the tool's name.
+Where only one of them is declared, it is then not taken for another one."""
+
+TELL_APART = "Rename it, declare its effect with a decorator, or give its function (tool.func) as a key of effects."
+
+
+@dataclass(frozen=True, eq=False)
+class ToolDeclaration(Declaration):
+    """What is declared about one tool object."""
+
+    profile: ToolProfile | None = None
+    default: Effect | None = None
+    """The effect of a call for which the profile has none."""
+
+    @property
+    def is_profiled(self) -> bool:
+        """True if the effect is that of a known tool, which depends on the arguments of the call."""
+        return self.profile is not None
+
+    def effect_of(self, args: Args, holds: Holds) -> Effect | None:
+        """Return the effect of one call."""
+        if self.profile is None:
+            return self.effect
+        return stricter(self.profile.effect(args, holds) or self.default, hints_in(self.tool.metadata))
+
+    def normalize(self, args: Args) -> Args:
+        """Return the arguments of a call in the normalized form in which calls are compared."""
+        return self._normalizer(args)
+
+    @functools.cached_property
+    def _normalizer(self) -> ArgumentNormalizer:
+        return argument_normalizer(self.tool)
+
+    @functools.cached_property
+    def runner(self) -> ToolRunner | str | None:
+        """The function that calls the tool again, or the reason why it cannot be called."""
+        return tool_caller(self.tool)
+
+    @property
+    def tool_identity(self) -> Hashable:
+        """A key that is equal for declarations of the same tool."""
+        return tool_identity(self.tool)
+
+
+def tool_identity(tool: Any) -> Hashable:
+    """Return a key that is equal for tools that run the same function; a function stands for its tool."""
+    function = _function_of(tool)
+    if isinstance(function, BaseTool):  # it cannot be a key
+        return id(function)
+    return function_identity(inspect.unwrap(function) if inspect.isfunction(function) else function)
+
+
+def tool_path(tool: BaseTool) -> str:
+    """Return the qualified name of the function of a tool, or of its class."""
+    function = _function_of(tool)
+    return str(name_of(type(tool) if function is tool else function))
+
+
+def _function_of(tool: Any) -> Any:
+    return getattr(tool, "func", None) or getattr(tool, "coroutine", None) or tool
+
+
+ToolKey = tuple[str, Hashable, str | None]
+"""The name, the identity and the place of a tool."""
+
+
+def declare_tools(
+    reachable: Iterable[ReachableTool], declare: Callable[[BaseTool, str | None], ToolDeclaration]
+) -> dict[ToolKey, ToolDeclaration]:
+    """Declare tools, each one once for each place; those that cannot be told apart by their names are marked."""
+    known: dict[ToolKey, ToolDeclaration] = {}
+    for tool, enclosing, _ in reachable:
+        key = tool.name, tool_identity(tool), enclosing
+        if key not in known:
+            known[key] = declare(tool, enclosing)
+    identities = defaultdict[Hashable, set[Hashable]](set)
+    for one in known.values():
+        identities[one.tool_name, one.tool_path].add(one.tool_identity)
+    for key, one in known.items():
+        if len(identities[one.tool_name, one.tool_path]) > 1:
+            name = FunctionName.read(tool_path(one.tool))
+            known[key] = replace(one, tool_path=str(name._replace(path=name.path + SEVERAL)))
+    return known
+
+
+class GraphTools:
+    """The tools of a graph."""
+
+    def __init__(
+        self,
+        graph: Pregel[Any, Any, Any, Any],
+        user_effects: Mapping[Any, Effect],
+        defaults: Mapping[str, Effect],
+        holds: Holds = lambda path: False,
+        *,
+        check: bool = False,
+    ) -> None:
+        reachable = reachable_tools(graph)
+        shown = defaultdict[str, list[BaseTool]](list)
+        for found in reachable:
+            if found.is_shown:
+                shown[found.tool.name].append(found.tool)
+        # If the graph does not list its tools, a tool with one of agentgit's names counts as agentgit's own, unless the
+        # user declares its effect.
+        self.own_names = (
+            frozenset(name for name in shown if all(map(is_checkpoint_tool, shown[name])))
+            if shown
+            else CHECKPOINT_TOOLS - set(user_effects)
+        )
+        """The names of agentgit's own tools, which are not recorded."""
+        self.defaults, self._holds = defaults, holds
+        self._reachable = [found for found in reachable if not is_checkpoint_tool(found.tool)]
+        self._chosen: dict[tuple[Hashable, str | None], Effect] = {}
+        """The effects that the user gives to tools, everywhere (None) or in one place."""
+        self._named: dict[str, Effect] = {}
+        """The effects that the user gives to names that no tool of the graph has."""
+        self._paths_of_named: dict[str, str] = {}
+        for key in sorted(user_effects, key=self._is_tool_name):  # first the keys that name a place, too
+            self._choose(key, user_effects[key])
+        unknown = sorted(self._named.keys() - MEMORY_TOOLS)
+        if check and shown and unknown:
+            names = sorted({found.tool.name for found in self._reachable})
+            raise InvalidInput(
+                f"The graph has no tool {', '.join(unknown)}; it has {', '.join(names)}. "
+                "If a node calls it where the graph does not show it, pass check_effects=False."
+            )
+        self._known = declare_tools(self._reachable, self._declare)
+        self.declarations: Sequence[Declaration] = [
+            *(Declaration(name, effect) for name, effect in self._named.items()),
+            *self._known.values(),
+        ]
+        """What is declared about the tools that the graph reaches, and about the names that the user declares."""
+        listed = [one for one in self._known.values() if one.tool_name in shown or one.effect is not None]
+        labels = self._labels(listed)
+        self.tools: Mapping[str, Effect | None] = self._named | {label: one.effect for label, one in labels.items()}
+        """The effects of the tools that the graph shows, and of others that are declared, by name."""
+        self.profiled = frozenset(label for label, one in labels.items() if one.profile is not None)
+        """The names of the tools that have the effect of a known tool."""
+
+    # -- what is declared
+
+    def _is_tool_name(self, key: Any) -> bool:
+        return isinstance(key, str) and any(found.tool.name == key for found in self._reachable)
+
+    def _choose(self, key: Any, effect: Effect) -> None:
+        """Give an effect to the tool that a key of `effects` names."""
+        if isinstance(key, str) and key == ALL:
+            raise InvalidInput(
+                f"effects={{{ALL!r}: ...}} belongs to agentgit.open(..., effects=); here, name each tool."
+            )
+        enclosing = None
+        if not isinstance(key, str):
+            found = [one for one in self._reachable if tool_identity(one.tool) == tool_identity(key)]
+        elif self._is_tool_name(key):
+            found = [one for one in self._reachable if one.tool.name == key and not self._is_chosen_there(one)]
+        else:
+            found = [one for one in self._reachable if _full_name(one.enclosing, one.tool.name) == key]
+            enclosing = found[0].enclosing if found else None
+        label = key if isinstance(key, str) else str(getattr(key, "name", None) or name_of(key).path)
+        require_fit(label, effect, [one.tool for one in found])
+        identities = {tool_identity(one.tool) for one in found} or {tool_identity(key)}
+        if len(identities) > 1:
+            places = sorted({_full_name(one.enclosing, one.tool.name) for one in found})
+            raise InvalidInput(
+                f"The graph has several tools called {label}: {', '.join(places)}. In effects, name the enclosing tool "
+                "or subgraph node too (DESK.ORDER), or give its function (tool.func) as the key; or rename it."
+            )
+        if isinstance(key, str) and not found:
+            self._named[key] = effect
+        elif self._chosen.setdefault((identities.pop(), enclosing), effect) != effect:
+            raise InvalidInput(f"effects names the tool {label} twice, with two effects. Leave one out.")
+
+    def _is_chosen_there(self, found: ReachableTool) -> bool:
+        return found.enclosing is not None and (tool_identity(found.tool), found.enclosing) in self._chosen
+
+    def _declare(self, tool: BaseTool, enclosing: str | None) -> ToolDeclaration:
+        """Declare a tool as the user does, else as its decorator, the repository or its profile does."""
+        name, identity = tool.name, tool_identity(tool)
+        effect = self._chosen.get((identity, enclosing)) or self._chosen.get((identity, None))
+        effect = effect or self._named.get(_full_name(enclosing, name)) or self._named.get(name)
+        effect = effect or declared_on(tool) or self.defaults.get(name)
+        profile, default = profile_of(tool) if effect is None else None, self.defaults.get(ALL)
+        effect = effect or (profile.effect(None, self._holds) if profile is not None else None) or default
+        effect = stricter(effect, hints_in(tool.metadata))
+        if effect is not None:
+            require_fit(name, effect, [tool])
+        is_recorded = not is_checkpoint_tool(tool)
+        return ToolDeclaration(name, effect, tool_path(tool), enclosing, is_recorded, tool, profile, default)
+
+    def _labels(self, listed: Iterable[ToolDeclaration]) -> dict[str, ToolDeclaration]:
+        """Return tools by their names, with the place if several tools have the name, and the function if need be."""
+        labels: dict[str, ToolDeclaration] = {}
+        for one in listed:
+            same_name = {identity for name, identity, _ in self._known if name == one.tool_name}
+            label = _full_name(one.enclosing if len(same_name) > 1 else None, one.tool_name)
+            if label in labels and labels[label].tool_identity != one.tool_identity:
+                label = f"{label} ({one.tool_path})"
+            labels.setdefault(label, one)
+        return labels
+
+    # -- the calls
+
+    def declaration_of(self, tool: BaseTool, enclosing: str | None = None) -> Declaration:
+        """Return what is declared about a tool that is about to run in a tool or subgraph node.
+
+        Raises:
+            InvalidInput: The tool has no name; or the graph does not show it, and its calls could not be told apart
+                from those of another tool.
+        """
+        name, identity = tool.name, tool_identity(tool)
+        if not name:
+            raise InvalidInput(f"A tool without a name was called, and was not run: {tool!r}. Give it a name.")
+        if (known := self._known.get((name, identity, enclosing))) is not None:
+            return known
+        declared = self._declare(tool, enclosing)
+        for one in self._known.values():
+            if (one.tool_name, one.tool_identity) == (name, identity):
+                return replace(declared, tool_path=one.tool_path)
+        path = str(declared.tool_path)
+        for key in (_full_name(enclosing, name), name):
+            if key in self._named and self._paths_of_named.setdefault(key, path) != path:
+                raise InvalidInput(
+                    f"effects names {key}, and two tools are called that: {self._paths_of_named[key]} and {path}. The "
+                    f"second one was not run. {TELL_APART}"
+                )
+        others = [one for one in self._known.values() if (one.tool_name, tool_path(one.tool)) == (name, path)]
+        if any(_effect_key(one.effect) != _effect_key(declared.effect) for one in others):
+            raise InvalidInput(
+                f"The graph shows another tool {name} than the one that was called, and both have a function of the "
+                f"name {path}. Their calls could not be told apart, so it was not run. {TELL_APART}"
+            )
+        return declared
+
+    def declaration_named(self, name: str) -> Declaration:
+        """Return what is declared about a tool of which a call tells only the name."""
+        named = [one for one in self.declarations if one.tool_name == name]
+        if len({_effect_key(one.effect) for one in named}) > 1:
+            raise InvalidInput(
+                f"The graph has several tools called {name}, and the call does not say which. {TELL_APART}"
+            )
+        return named[0] if named else Declaration(name, self.defaults.get(name) or self.defaults.get(ALL))
+
+    def declaration_of_call(self, call: ToolInvocation) -> Declaration | None:
+        """Return what is declared about the tool of a recorded call; None if it is not known which one that was."""
+        named = [one for one in self.declarations if one.tool_name == call.tool_name]
+        fitting = [one for one in named if one.has_path(call.tool_path)]
+        exact = [one for one in fitting if one.enclosing == call.enclosing]
+        return next((same[0] for same in (exact, fitting, named) if len(same) == 1), None)
+
+    # -- all of them
+
+    @property
+    def has_effects(self) -> bool:
+        """True if any tool that may be called is declared with an effect that must not happen twice."""
+        kinds = {effect.kind for effect in (*self.tools.values(), *self.defaults.values()) if effect is not None}
+        return not (kinds | decorated_kinds).issubset(UNSHARED)
+
+    def kinds(self) -> dict[str, str]:
+        """Return the kind of effect to record for each tool, by name."""
+        return {name: effect.kind if effect else UNDECLARED for name, effect in sorted(self.tools.items())}
+
+
+def _full_name(enclosing: str | None, name: str) -> str:
+    return name if enclosing is None else f"{enclosing}.{name}"
+
+
+def _effect_key(effect: Effect | None) -> Hashable:
+    return effect and effect_identity(effect)

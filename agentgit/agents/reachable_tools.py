@@ -1,0 +1,167 @@
+"""Finds the tools that a graph reaches: in its ToolNodes and subgraphs, and in what its functions refer to.
+
+A function refers to what it has captured and to the globals that it names, also through lists, dicts, objects and other
+functions of its package. What a tool's own function refers to is searched as well, so a subagent in a tool is found.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langgraph.prebuilt import ToolNode
+from langgraph.pregel import Pregel
+
+FRAMEWORKS = frozenset({"", "builtins", "langchain", "langchain_core", "langgraph", "pydantic", "agentgit"})
+"""The packages whose objects and globals are not searched. What their functions have captured may be a user's."""
+
+MAX_VALUES = 20_000
+"""The maximum number of values to search, because a program may have captured anything."""
+
+_LEAVES = (str, bytes, bytearray, int, float, complex, type(None), type)
+
+
+class ReachableTool(NamedTuple):
+    """A tool that a graph reaches."""
+
+    tool: BaseTool
+    enclosing: str | None
+    """The name of the innermost tool or subgraph node that contains it; None in the graph itself."""
+    is_shown: bool
+    """True if it is in a ToolNode of the graph or of a subgraph that LangGraph lists."""
+
+
+class _Value(NamedTuple):
+    """A value to search."""
+
+    value: Any
+    enclosing: str | None = None
+    container: str | None = None
+    """The name of the node or tool that the value was found in, which is what encloses the tools of a graph there."""
+    is_shown: bool = False
+    package: str = ""
+    """The package whose objects are searched."""
+    is_global: bool = False
+    """True if a function named it, but has not captured it. Then only functions of the package are searched."""
+
+
+def reachable_tools(*values: Any) -> list[ReachableTool]:
+    """List the tools that graphs and other values reach, each one once for each place, those that are shown first."""
+    waiting = [_Value(value, is_shown=isinstance(value, Pregel)) for value in reversed(values)]
+    visited: dict[Hashable, Any] = {}  # it keeps the values, so that no id is used twice
+    found: dict[tuple[int, str | None], ReachableTool] = {}
+    while waiting and len(visited) < MAX_VALUES:
+        item = waiting.pop()
+        key = (id(item.value), *item[1:])
+        if _is(item.value, *_LEAVES) or key in visited:
+            continue
+        visited[key] = item.value
+        if _is(item.value, BaseTool):
+            place = id(item.value), item.enclosing
+            if item.is_shown or place not in found:
+                found[place] = ReachableTool(item.value, item.enclosing, item.is_shown)
+        waiting.extend(reversed(list(_inside(item))))
+    return sorted(found.values(), key=lambda one: not one.is_shown)
+
+
+def _inside(item: _Value) -> Iterator[_Value]:
+    value = item.value
+    if _is(value, Pregel):
+        for name, node in value.nodes.items():
+            for inner in (node.bound, *node.subgraphs):  # includes graphs that the node's function refers to
+                is_shown = item.is_shown and _is(inner, ToolNode, Pregel)
+                yield _Value(inner, item.container, name, is_shown)
+    elif _is(value, BaseTool):
+        functions = [one for name in ("func", "coroutine") if (one := getattr(value, name, None)) is not None]
+        package = _package(type(value))
+        for one in functions or (value._run, value._arun, *vars(value).values()):
+            yield _Value(one, value.name, value.name, package=package)
+    elif _is(value, ToolNode):
+        yield from (item._replace(value=tool) for tool in value.tools_by_name.values())
+        yield from (item._replace(value=one, is_shown=False) for one in vars(value).values())
+    else:
+        yield from (found._replace(is_shown=False) for found in _referenced(item))
+
+
+def _referenced(item: _Value) -> Iterator[_Value]:
+    """Yield the values that a function, a container or an object refers to."""
+    value = item.value
+    inner: Iterable[Any] = ()
+    if _is(value, dict):
+        inner = value.values()
+    elif _is(value, list, tuple, set, frozenset):
+        inner = value
+    elif _is(value, functools.partial):
+        inner = (value.func, value.args, value.keywords)
+    elif _is(value, Runnable):
+        inner = _attributes(value).values()
+        functions = (_attributes(value).get(name) for name in ("func", "afunc"))
+        yield from (item._replace(value=one, package=_package(one)) for one in functions)
+    elif _is(value, MethodType):
+        yield item._replace(value=value.__func__)
+        yield item._replace(value=value.__self__, package=_package(value))
+    elif _is(value, FunctionType):
+        yield from _in_function(item, value)
+    elif _package(type(value)) == item.package and not _is_foreign(item.package):
+        own = (kind for kind in type(value).__mro__ if not _is_foreign(_package(kind)))
+        methods = (one for kind in own for one in vars(kind).values() if _is(one, FunctionType))
+        inner = [*_attributes(value).values(), *methods]
+    else:
+        inner = [_attributes(value).get("__wrapped__")]  # as the tasks of LangGraph have it
+    yield from (item._replace(value=one) for one in list(inner))
+
+
+def _in_function(item: _Value, function: FunctionType) -> Iterator[_Value]:
+    package = _package(function)
+    if item.is_global and package != item.package:
+        return
+    captured = item._replace(package=package, is_global=False)
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not assigned yet
+            yield captured._replace(value=cell.cell_contents)
+    for one in (function.__defaults__, function.__kwdefaults__, getattr(function, "__wrapped__", None)):
+        yield captured._replace(value=one)
+    if _is_foreign(package):
+        return
+    names = set(_names(function.__code__))
+    for name in sorted(names & function.__globals__.keys()):
+        value = function.__globals__[name]
+        named = [vars(value)[one] for one in names & vars(value).keys()] if _is(value, ModuleType) else [value]
+        yield from (captured._replace(value=one, is_global=True) for one in named)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names that a function and those inside it load."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _attributes(value: Any) -> Mapping[str, Any]:
+    try:
+        attributes: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return attributes
+
+
+def _is(value: Any, *kinds: type) -> bool:
+    """Return whether a value is of a class, without asking the value, which may be a proxy that raises."""
+    return issubclass(type(value), kinds)
+
+
+def _is_foreign(package: str) -> bool:
+    return package in FRAMEWORKS or package in sys.stdlib_module_names
+
+
+def _package(value: Any) -> str:
+    """Return the package that a function, a class or the class of an object is from."""
+    named = value if _is(value, FunctionType, MethodType, type) else type(value)
+    return str(getattr(named, "__module__", None) or "").partition(".")[0]

@@ -1,0 +1,276 @@
+"""Two tools of one name: each call has the effect and the undo of the tool that ran, here and after a restart."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import backend
+import namesakes
+import pytest
+from langchain_core.tools import tool
+from namesakes import FORMS, KINDS, Ledger, asking, go_back, graph_of, made_tool, pairs, session_name, shown
+
+import agentgit
+from agentgit import InvalidInput, RollbackBlocked, effect, reversible
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "ledger")
+
+
+def order_both(agent, *, is_async: bool = False) -> None:
+    """Let the tool that the graph shows order a chair, and the other one order the same."""
+    agent.checkpoint("start")
+    for text in ("visible chair", "hidden chair"):
+        if is_async:
+            asyncio.run(agent.ainvoke({"messages": [("user", text)]}))
+        else:
+            agent.invoke({"messages": [("user", text)]})
+
+
+def ordered(visible: str, hidden: str, form: str = "") -> list[str]:
+    """Return the orders that the ledger has after both."""
+    names = (
+        ("visible visible chair", "hidden hidden chair") if form == "override" else ("visible chair", "hidden chair")
+    )
+    return [name for name, kind in zip(names, (visible, hidden), strict=True) if kind != "read_only"]
+
+
+def blocking(visible: str, hidden: str) -> list[str]:
+    return sorted(kind for kind in (visible, hidden) if kind == "irreversible")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("visible", "hidden"), pairs())
+def test_each_call_is_undone_as_the_tool_that_ran_declares(repo, ledger, form, visible, hidden):
+    agent = repo.wrap(graph_of(form, visible, hidden, ledger), "s")
+    order_both(agent, is_async=form in ("subagent", "closure", "override", "factory") and hidden == "compensable")
+    orders = [call.effect for call in agent.tool_track() if call.tool_name == "order"]
+    assert (orders, ledger.standing()) == ([visible, hidden], ordered(visible, hidden, form))
+    assert go_back(agent) == blocking(visible, hidden)
+    if blocking(visible, hidden):
+        agent.rollback("start", force=True)
+    kept = [kind if kind == "irreversible" else "read_only" for kind in (visible, hidden)]
+    assert ledger.standing() == ordered(*kept, form)
+
+
+@pytest.mark.long
+def test_each_call_is_undone_after_a_restart_as_its_tool_declares(repo, tmp_path):
+    cases = [(form, *pair) for form in FORMS for pair in pairs()]
+    for case in cases:
+        agent = repo.wrap(graph_of(*case, Ledger(tmp_path / session_name(*case))), session_name(*case))
+        order_both(agent)
+    code = "import sys, namesakes; namesakes.go_back_everywhere(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, backend.address(repo), str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)  # noqa: S603  # our own
+    blocked = json.loads(done.stdout)
+    for form, visible, hidden in cases:
+        name = session_name(form, visible, hidden)
+        assert blocked[name] == blocking(visible, hidden), name
+        stands = ordered(visible, hidden, form) if blocked[name] else []
+        assert Ledger(tmp_path / name).standing() == stands, name
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_live_rerun_does_not_act_through_the_name_of_a_tool_that_reads(repo, ledger, form):
+    agent = repo.wrap(graph_of(form, "read_only", "irreversible", ledger), "s")
+    order_both(agent)
+    before = ledger.lines()
+    agent.rerun(tools="live")
+    assert ledger.lines() == before != []
+
+
+@pytest.mark.parametrize("form", ["subagent", "closure", "dict", "helper", "node", "override"])
+def test_a_hidden_tool_can_be_redone(repo, ledger, form):
+    agent = repo.wrap(graph_of(form, "reversible", "reversible", ledger), "s")
+    order_both(agent)
+    agent.rollback("start")
+    assert ledger.standing() == []
+    agent.session.switch("main", sync="world")
+    assert sorted(ledger.standing()) == sorted(ordered("reversible", "reversible", form))
+
+
+# -- keys of effects
+
+
+def test_a_key_names_one_tool_or_is_refused(repo, ledger):
+    graph = graph_of("subagent", "read_only", "read_only", ledger)
+    with pytest.raises(InvalidInput, match=r"several tools called order: ask\.order, order"):
+        repo.wrap(graph, "s", effects={"order": "irreversible"})
+    agent = repo.wrap(graph, "s", effects={"ask.order": "irreversible"})
+    order_both(agent)
+    assert [(c.tool_name, c.effect) for c in agent.tool_track()] == [
+        ("order", "read_only"), ("ask", "state"), ("order", "irreversible"),
+    ]  # fmt: skip
+    assert agent.effects == {"ask": "state", "ask.order": "irreversible", "order": "read_only"}
+
+
+def test_the_function_of_a_tool_is_a_key(repo, ledger):
+    shown_tool, hidden = namesakes.visible_tool("read_only", ledger), namesakes.hidden_tool("read_only", ledger)
+    graph = namesakes.by_closure(shown_tool, hidden)
+    agent = repo.wrap(graph, "s", effects={hidden.func: "irreversible", "ask": "state"})
+    order_both(agent)
+    assert [c.effect for c in agent.tool_track()] == ["read_only", "state", "irreversible"]
+    with pytest.raises(InvalidInput, match="twice"):
+        repo.wrap(
+            graph, "t", effects={shown_tool.func: "irreversible", "ask.order": "idempotent", "order": "idempotent"}
+        )
+
+
+# -- tools that cannot be told apart
+
+
+def two_of_a_factory(ledger, *names):
+    """Return a graph with a tool that calls one of several tools of one name from a dict, by the item."""
+    desks = {name: made_tool("reversible", name, ledger) for name in names}
+    return shown([asking(lambda item: desks[item].invoke({"item": item}))])
+
+
+def order_of(agent, *names) -> None:
+    agent.checkpoint("start")
+    for name in names:
+        agent.invoke({"messages": [("user", f"hidden {name}")]})
+
+
+def test_tools_of_a_factory_in_one_place_are_undone_by_the_process_that_ran_them(repo, ledger):
+    agent = repo.wrap(two_of_a_factory(ledger, "one", "two"), "s")
+    order_of(agent, "one", "two")
+    assert ledger.standing() == ["one one", "two two"]
+    agent.rollback("start")
+    assert ledger.standing() == []
+
+
+@pytest.mark.parametrize("left", [("one", "two"), ("two",)])
+def test_tools_of_a_factory_in_one_place_are_not_guessed_after_a_restart(repo, ledger, left):
+    """Neither if both are declared, nor if only the other one is declared any more."""
+    order_of(repo.wrap(two_of_a_factory(ledger, "one", "two"), "s"), "one")
+    with agentgit.open(backend.url(repo)) as later:
+        agent = later.wrap(two_of_a_factory(ledger, *left), "s")
+        with pytest.raises(RollbackBlocked, match="cannot be reversed here"):
+            agent.rollback("start")
+    assert ledger.standing() == ["one one"]
+
+
+def test_a_tool_that_cannot_be_told_apart_from_a_shown_one_does_not_run(repo, ledger):
+    """It is made while the graph runs, by the factory of the tool that the graph shows, with an undo of its own."""
+    shown_tool = made_tool("reversible", "visible", ledger)
+    graph = shown([shown_tool, asking(lambda item: made_tool("reversible", "late", ledger).invoke({"item": item}))])
+    agent = repo.wrap(graph, "s")
+    agent.checkpoint("start")
+    agent.invoke({"messages": [("user", "visible chair")]})
+    with pytest.raises(InvalidInput, match="could not be told apart"):
+        agent.invoke({"messages": [("user", "hidden chair")]})
+    assert ledger.standing() == ["visible chair"]
+    agent.rollback("start", force=True)
+    assert ledger.standing() == []
+
+
+def test_a_tool_made_at_each_call_is_undone_with_its_own_closure(repo, ledger):
+    numbers = iter(["first", "second"])
+    graph = shown([asking(lambda item: made_tool("reversible", next(numbers), ledger).invoke({"item": item}))])
+    agent = repo.wrap(graph, "s")
+    order_of(agent, "chair", "chair")
+    assert ledger.standing() == ["first chair", "second chair"]
+    agent.rollback("start")
+    assert ledger.standing() == []
+
+
+def test_a_renamed_function_of_a_tool_is_refused_with_both_names(repo, ledger):
+    order_of(repo.wrap(namesakes.by_closure(*two_kinds(ledger)), "s"), "chair")
+    with agentgit.open(backend.url(repo)) as later:
+        agent = later.wrap(two_of_a_factory(ledger, "chair"), "s")
+        with pytest.raises(RollbackBlocked, match=r"its tool was namesakes:hidden_tool.*namesakes:made_tool"):
+            agent.rollback("start")
+    assert ledger.standing() == ["hidden chair"]
+
+
+def two_kinds(ledger):
+    return namesakes.visible_tool("reversible", ledger), namesakes.hidden_tool("reversible", ledger)
+
+
+# -- other forms
+
+
+def test_one_tool_object_in_two_graphs_has_the_effect_of_its_place(repo, ledger):
+    shared = made_tool("reversible", "shared", ledger)
+    inner, outer = shown([shared]), shown([shared])
+    first = repo.wrap(inner, "one", effects={"order": "read_only"})
+    second = repo.wrap(outer, "two", effects={"order": "irreversible"})
+    for agent in (first, second, first):
+        agent.invoke({"messages": [("user", "visible chair")]})
+    assert [c.effect for c in first.tool_track()] == ["read_only"] * 2
+    assert [c.effect for c in second.tool_track()] == ["irreversible"]
+
+
+def test_a_tool_that_is_replaced_between_call_and_undo_is_undone_by_the_one_that_ran(repo, ledger):
+    order_visible(agent := repo.wrap(shown([made_tool("reversible", "before", ledger)]), "s"))
+    agent = repo.wrap(shown([made_tool("reversible", "after", ledger)]), "s")
+    order_visible(agent)
+    assert ledger.standing() == ["before chair", "after chair"]
+    agent.rollback("start")
+    assert ledger.standing() == []
+
+
+def order_visible(agent) -> None:
+    if agent.head is None:
+        agent.checkpoint("start")
+    agent.invoke({"messages": [("user", "visible chair")]})
+
+
+def test_a_tool_that_calls_itself_is_undone_at_each_depth(repo, ledger):
+    def cancel(args, result):
+        ledger.write("cancel", "deep", str(args["depth"]))
+
+    @tool
+    @reversible(cancel)
+    def dig(depth: int) -> str:
+        """Dig, and dig deeper."""
+        ledger.write("order", "deep", str(depth))
+        return dig.invoke({"depth": depth - 1}) if depth else "bottom"
+
+    agent = repo.wrap(shown([asking(lambda item: dig.invoke({"depth": 20}))]), "s")
+    order_of(agent, "chair")
+    assert len(ledger.standing()) == 21
+    with agentgit.open(backend.url(repo)) as later:
+        later.wrap(shown([asking(lambda item: dig.invoke({"depth": 20}))]), "s").rollback("start")
+    assert ledger.standing() == []
+
+
+def test_a_tool_without_a_name_does_not_run(repo, ledger):
+    nameless = made_tool("reversible", "nobody", ledger)
+    nameless.name = ""
+    agent = repo.wrap(shown([asking(lambda item: nameless.invoke({"item": item}))]), "s")
+    with pytest.raises(InvalidInput, match="without a name"):
+        agent.invoke({"messages": [("user", "hidden chair")]})
+    assert ledger.lines() == []
+
+
+def test_a_hidden_call_that_happens_once_is_compared_by_its_normal_arguments(repo, ledger):
+    """The arguments of a tool that the graph does not show are normalized, too."""
+
+    @tool
+    @effect("irreversible", once=True)
+    def pay(euros: int, to: str = "Ann") -> str:
+        """Pay."""
+        ledger.write("order", "paid", str(euros))
+        return "paid"
+
+    amounts = iter([{"euros": 5}, {"euros": "5", "to": "Ann"}])
+    desks = {"pay": pay}
+    agent = repo.wrap(shown([asking(lambda item: desks["pay"].invoke(next(amounts)))]), "s")
+    order_of(agent, "one", "two")
+    assert ledger.standing() == ["paid 5"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_record_names_the_function_and_the_place_of_a_tool(repo, ledger, kind):
+    agent = repo.wrap(graph_of("subagent", kind, kind, ledger), "s")
+    order_both(agent)
+    assert [(c.tool_name, c.enclosing, c.tool_path) for c in agent.tool_track() if c.tool_name == "order"] == [
+        ("order", None, "namesakes:visible_tool.<locals>.visible_order"),
+        ("order", "ask", "namesakes:hidden_tool.<locals>.hidden_order"),
+    ]
