@@ -218,8 +218,8 @@ class Registry:
         if runner is None:
             raise NotFound(
                 self._other_tool(session_id, call)
-                or f"the tool {printable_name(call.tool_name)} is unknown; wrap a graph that has it, or trust its "
-                "module (MODULE:NAME if a function returns it)"
+                or f"the tool {printable_name(call.tool_name)} is unknown; wrap a graph that has it in a ToolNode, "
+                "or trust its module (MODULE:NAME if a function returns it)"
             )
         if isinstance(runner, str):
             raise NotFound(runner)
