@@ -244,7 +244,10 @@ class RollbackEngine:
             target_id=target.id,
             branch_id=branch_id,
             request_id=request_id,
-            request={"accepted": sorted(self.planner.accepted_ids(connection, parent.id)), "steps": []},
+            request={
+                "accepted": sorted(self.planner.accepted_ids(connection, parent.id, only_done=True)),
+                "steps": [],
+            },
         )
         self.store.operations.record_done(connection, new_operation)
         last_row = self.store.snapshots.newest_of_session(connection, target.external_session_id)

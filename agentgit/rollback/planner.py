@@ -42,6 +42,7 @@ from agentgit.effects.plan import (
 )
 from agentgit.effects.registry import Registry
 from agentgit.rollback.request import AS_REQUESTED, Request
+from agentgit.sessions.session import DONE as OPERATION_DONE
 from agentgit.sessions.session import SIMULATED, idle_status
 from agentgit.store.queries.graph_points import move
 from agentgit.store.records.journal import TrackPart
@@ -382,19 +383,22 @@ class Planner:
         ]
         return sorted(calls, key=lambda call: call.id)
 
-    def accepted_ids(self, connection: Connection, branch_id: int) -> set[int]:
+    def accepted_ids(self, connection: Connection, branch_id: int, *, only_done: bool = False) -> set[int]:
         """Return the ids of the calls whose effects a branch accepts, because its operations kept them.
 
         This includes the effects that it accepted from the branch it was created from. For a call that ran again, the
         id of the first call is included. A write to memory that stayed because of a conflict is not: once the conflict
-        is over, it can be undone.
+        is over, it can be undone. With `only_done`, what an unfinished operation will keep is left out: no report has
+        told of it.
         """
-        requests = [as_object(row.request) for row in self.store.operations.of_branch(connection, branch_id)]
+        rows = self.store.operations.of_branch(connection, branch_id)
+        requests = [as_object(row.request) for row in rows]
         kept_ids = self.store.world.with_repeated_ids(
             connection,
             (
                 step["invocation"]
-                for request in requests
+                for row, request in zip(rows, requests, strict=True)
+                if row.status == OPERATION_DONE or not only_done
                 for step in request["steps"]
                 if step["action"] == KEEP and step["invocation"] not in request.get("conflicts", ())
             ),

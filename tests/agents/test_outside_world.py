@@ -307,6 +307,24 @@ def test_a_fork_of_a_half_rolled_back_branch_reports_divergence(repo, world):
     assert [str(step.invocation) for step in caught.value.plan.redos] == ["add(item='sofa')"]
 
 
+def test_a_fork_does_not_accept_what_an_unfinished_switch_will_keep(repo, world):
+    """A forced switch that stopped halfway has reported no kept effect yet, so a fork made then is told of it."""
+    agent = wrapped(repo, world)
+    head, other = agent.head, agent.fork()
+    other.run("send hi")
+    other.run("add table")
+    world.broken.add("table")
+    with pytest.raises(RollbackIncomplete):
+        other.switch("main", sync="world", force=True)
+    switch = repo.session("s").operations()[0]
+    with pytest.raises(WorldDiverged, match="send"):
+        agent.fork(head.id).run("add sofa")
+    world.broken.clear()
+    repo.resume(switch)
+    agent.fork(head.id).run("add sofa")
+    assert world.items == ["chair", "sofa"]
+
+
 def test_a_resumed_note_switch_does_not_cover_later_changes(repo, world):
     agent = wrapped(repo, world)
     fork = agent.fork()
