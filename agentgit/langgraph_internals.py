@@ -42,6 +42,7 @@ __all__ = [
     "is_internal_key",
     "loop_of_store",
     "messages_delta_reducer",
+    "msgpack_default",
     "recast_checkpoint_ns",
     "set_task_path_column",
     "task_path_str",
@@ -55,7 +56,7 @@ CHECKED_VERSION = "1.2.22"
 try:
     from langgraph._internal import _config, _constants, _scratchpad
     from langgraph._internal._runnable import RunnableCallable
-    from langgraph.checkpoint.serde import _msgpack
+    from langgraph.checkpoint.serde import _msgpack, jsonplus
     from langgraph.checkpoint.serde.types import _DeltaSnapshot as DeltaSnapshot
     from langgraph.graph.message import _messages_delta_reducer as messages_delta_reducer
     from langgraph.pregel import _algo, _checkpoint, _read, _write
@@ -97,6 +98,9 @@ try:
     channels_from_checkpoint = _checkpoint.channels_from_checkpoint
     task_path_str = _algo.task_path_str
     recast_checkpoint_ns = _config.recast_checkpoint_ns
+
+    msgpack_default = jsonplus._msgpack_default
+    """What the serializer makes of a value that msgpack does not know."""
 
     SAFE_MSGPACK_TYPES = _msgpack.SAFE_MSGPACK_TYPES
     """The types that the serializer deserializes without explicit permission."""

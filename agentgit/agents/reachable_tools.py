@@ -1,4 +1,4 @@
-"""Finds the tools that a graph reaches: in its ToolNodes and subgraphs, and in what its functions refer to.
+"""Finds the tools and types that a graph reaches: in its ToolNodes and subgraphs, and in what its functions refer to.
 
 A function refers to what it has captured and to the globals that it names, also through lists, dicts, objects and other
 functions of its package. What a tool's own function refers to is searched as well, so a subagent in a tool is found.
@@ -24,7 +24,7 @@ FRAMEWORKS = frozenset({"", "builtins", "langchain", "langchain_core", "langgrap
 MAX_VALUES = 20_000
 """The maximum number of values to search, because a program may have captured anything."""
 
-_LEAVES = (str, bytes, bytearray, int, float, complex, type(None), type)
+_LEAVES = (str, bytes, bytearray, int, float, complex, type(None))
 
 
 class ReachableTool(NamedTuple):
@@ -53,21 +53,41 @@ class _Value(NamedTuple):
 
 def reachable_tools(*values: Any) -> list[ReachableTool]:
     """List the tools that graphs and other values reach, each one once for each place, those that are shown first."""
+    found: dict[tuple[int, str | None], ReachableTool] = {}
+    for item in _search(*values):
+        if _is(item.value, BaseTool):
+            place = id(item.value), item.enclosing
+            if item.is_shown or place not in found:
+                found[place] = ReachableTool(item.value, item.enclosing, item.is_shown)
+    return sorted(found.values(), key=lambda one: not one.is_shown)
+
+
+def reachable_hints(graph: Any) -> Iterator[Any]:
+    """Yield what tells the types of the values in a graph's states.
+
+    These are the types of the channels of each graph that it reaches, the functions of nodes, tasks and tools, whose
+    hints tell what they take and return, and the classes that the functions name.
+    """
+    for item in _search(graph):
+        if _is(item.value, Pregel):
+            for channel in item.value.channels.values():
+                yield from (getattr(channel, name, None) for name in ("ValueType", "UpdateType"))
+        elif _is(item.value, FunctionType, type):
+            yield item.value
+
+
+def _search(*values: Any) -> Iterator[_Value]:
     waiting = [_Value(value, is_shown=isinstance(value, Pregel)) for value in reversed(values)]
     visited: dict[Hashable, Any] = {}  # it keeps the values, so that no id is used twice
-    found: dict[tuple[int, str | None], ReachableTool] = {}
     while waiting and len(visited) < MAX_VALUES:
         item = waiting.pop()
         key = (id(item.value), *item[1:])
         if _is(item.value, *_LEAVES) or key in visited:
             continue
         visited[key] = item.value
-        if _is(item.value, BaseTool):
-            place = id(item.value), item.enclosing
-            if item.is_shown or place not in found:
-                found[place] = ReachableTool(item.value, item.enclosing, item.is_shown)
-        waiting.extend(reversed(list(_inside(item))))
-    return sorted(found.values(), key=lambda one: not one.is_shown)
+        yield item
+        if not _is(item.value, type):
+            waiting.extend(reversed(list(_inside(item))))
 
 
 def _inside(item: _Value) -> Iterator[_Value]:

@@ -26,6 +26,7 @@ from agentgit.effects.effects import KINDS, Effect, as_effect, declared_on
 from agentgit.effects.function_names import MAIN
 from agentgit.effects.registry import ALL_SESSIONS, Registry
 from agentgit.errors import Ambiguous, InvalidInput, NotFound
+from agentgit.saver.data_types import add_types, is_data_type
 from agentgit.values import FAILURES, describe_error
 
 
@@ -53,6 +54,7 @@ def _register_paths(registry: Registry, paths: Sequence[str]) -> None:
         if (own_effect := declared_on(one.tool)) is not None:
             require_fit(one.tool.name, own_effect, [one.tool])
     registry.declare(ALL_SESSIONS, [*(Declaration(*pair) for pair in named), *declare_tools(tools, _declare).values()])
+    add_types(*(kind for module in found for kind in module.types))
     stores = [store for module in found for store in module.stores]
     if stores and all(store is stores[0] for store in stores):
         registry.memory_of_all = as_memory(stores[0])
@@ -141,30 +143,33 @@ def _is_main(module: str) -> bool:
 
 
 class _Found(NamedTuple):
-    """The tools and graphs that a path names."""
+    """The tools, effects, stores and types that a path names."""
 
     tools: list[ReachableTool]
     effects: dict[str, Effect]
     stores: list[Any]
+    types: list[type]
 
 
 def _load_declarations(path: str) -> _Found:
-    named_values, module_values = import_path(path), list(vars(_import_module(path)).values())
+    named_values, module = import_path(path), _import_module(path)
     found = _find_in(named_values)
-    effects = {name: effect for value in module_values for name, effect in _effects_in(value)}
+    effects = {name: effect for value in vars(module).values() for name, effect in _effects_in(value)}
     if ":" in path and not any(found) and not any(dict(_effects_in(value)) for value in named_values):
         found = _find_in([call_function(value, path) for value in named_values if callable(value)])
         effects = effects if any(found) else {}
     if not any(found) and not effects:
         hint = "" if ":" in path else f" Name the list, the graph, or the function that returns it: {path}:NAME"
-        raise NotFound(f"{path} has no tools and declares no effects.{hint}")
-    return found._replace(effects=effects)
+        raise NotFound(f"{path} has no tools or data types, and declares no effects.{hint}")
+    own_types = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+    return found._replace(effects=effects, types=[*found.types, *own_types])
 
 
 def _find_in(values: Sequence[Any]) -> _Found:
     tools = reachable_tools(*(tool for value in values for tool in _tools_in(value)))
     stores = [value.store if isinstance(value, Pregel) else value for value in values]
-    return _Found(tools, {}, [store for store in stores if is_wrappable(store)])
+    types = [one for one in values if isinstance(one, type) and is_data_type(one)]
+    return _Found(tools, {}, [store for store in stores if is_wrappable(store)], types)
 
 
 def _effects_in(value: Any) -> Iterator[tuple[str, Effect]]:

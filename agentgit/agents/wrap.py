@@ -16,6 +16,7 @@ from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSetting
 from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.memory import as_memory, is_wrappable
+from agentgit.agents.reachable_tools import reachable_hints
 from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.effects import Effect
@@ -27,6 +28,7 @@ from agentgit.errors import InvalidInput
 from agentgit.handles.context import Context
 from agentgit.handles.templates import SessionFactory
 from agentgit.rollback.workspace_adapter import attach_workspace
+from agentgit.saver.data_types import add_types
 from agentgit.store.queries.lookup import CheckpointRef
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ class PreparedGraph:
             )
         holds = adapter.holds if adapter is not None else lambda path: False
         tools = GraphTools(graph, user_effects, context.effects, holds, check=check_effects)
+        add_types(*reachable_hints(graph))
         self.context, self.graph = context, graph
         self.memory = as_memory(graph.store)
         """The store of the graph; None if it has none."""

@@ -463,7 +463,8 @@ class Repository:
         """Import your modules, so that calls of their tools can be undone and made again without a wrapped graph.
 
         This registers the decorated functions of a module, its mappings of tool names to effects, and its tools, lists
-        of tools and graphs. They apply to every session, and to every handle that comes from this one. A call is undone
+        of tools and graphs. They apply to every session, and to every handle that comes from this one. Stored values of
+        the module's data types (dataclasses, enums, named tuples, pydantic models) are rebuilt. A call is undone
         only by the function whose name it recorded. A module is never imported because stored data names it.
 
         Args:

@@ -1,8 +1,8 @@
 """Encoding of LangGraph's values as stored content.
 
 Plain values are stored as JSON and messages in LangChain's stored form. Plain means exactly `str`, `int`, `float`,
-`bool`, `None`, `list` and `dict` with `str` keys, which JSON returns unchanged. Everything else goes through
-LangGraph's serializer (`dumps_typed`), which rebuilds only types that are known to be harmless.
+`bool`, `None`, `list` and `dict` with `str` keys, which JSON returns unchanged. Everything else goes through the
+serializer (`dumps_typed`): `StrictSerializer`, or the user's own.
 
 A list is stored item by item, with small plain items in runs of about a kilobyte, so appending costs only what is
 appended.
@@ -11,7 +11,6 @@ appended.
 from __future__ import annotations
 
 import marshal
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter, eq, or_
@@ -31,7 +30,6 @@ from agentgit.saver.leaf_codec import (
     assemble_messages,
     encode_json,
     has_exact_fields,
-    is_data_type,
     json_leaf,
     message_leaf,
     plain_leaf,
@@ -39,8 +37,8 @@ from agentgit.saver.leaf_codec import (
     rebuild_messages,
     run_leaf,
     stored_form,
-    type_names,
 )
+from agentgit.saver.serializer import StrictSerializer
 from agentgit.store.objects.blobs import Leaf, leaf, trim
 from agentgit.store.objects.content import Body, Encoded, Part
 from agentgit.store.objects.lru import LRUCache
@@ -52,10 +50,8 @@ MAX_CACHE_BYTES = 32 * 2**20
 class Codec:
     """Encodes values as stored content, and decodes them."""
 
-    def __init__(self, serde: SerializerProtocol, *, allows_program_types: bool = False) -> None:
+    def __init__(self, serde: SerializerProtocol) -> None:
         self.serde = serde
-        self._reading_serde, self._allows_program_types = serde, allows_program_types
-        self._allowed_types: set[tuple[str, str]] = set()
         self._message_cache = MessageCache(self.encode_leaf)
 
     def encode(self, value: Any) -> Encoded:
@@ -136,12 +132,15 @@ class Codec:
                 "A value was written with another serializer. Open the database with it: SQLModelSaver(…, serde=…)."
             )
         kind = MSGPACK if stored.type == MESSAGE_MSGPACK else stored.type
-        if self._allows_program_types and kind == MSGPACK and isinstance(self._reading_serde, JsonPlusSerializer):
-            new_types = {names for names in type_names(stored.data) - self._allowed_types if is_data_type(*names)}
-            if new_types:
-                self._allowed_types |= new_types
-                self._reading_serde = self._reading_serde.with_msgpack_allowlist(new_types)
-        return self._reading_serde.loads_typed((kind, stored.data))
+        try:
+            return self.serde.loads_typed((kind, stored.data))
+        except (ValueError, NotImplementedError) as error:
+            row = f"blob {stored.hash.hex()}"
+            raise Corrupt(
+                f"{row} of type {kind!r} cannot be read ({error}). Run: agentgit fsck; then restore the database from "
+                "a backup.",
+                row=row,
+            ) from error
 
 
 class SealedCodec(Codec):
@@ -153,7 +152,7 @@ class SealedCodec(Codec):
 
     def __init__(self, serde: SerializerProtocol) -> None:
         super().__init__(serde)
-        self._plain_codec = Codec(JsonPlusSerializer(allowed_msgpack_modules=None))
+        self._plain_codec = Codec(StrictSerializer())
         self._sealed_by_hash: LRUCache[bytes, Leaf] = LRUCache(MAX_CACHE_BYTES, lambda sealed: len(sealed.data) + 256)
 
     def _encode_part(self, value: Any) -> Part:
@@ -205,12 +204,9 @@ class SealedCodec(Codec):
             self._sealed_by_hash.add([(plain_hash, sealed)])
 
 
-def make_codec(serde: SerializerProtocol, *, is_default: bool) -> Codec:
+def make_codec(serde: SerializerProtocol) -> Codec:
     """Return the codec for a serializer."""
-    if type(serde) is not JsonPlusSerializer:
-        return SealedCodec(serde)
-    is_strict = os.environ.get("LANGGRAPH_STRICT_MSGPACK", "").lower() in ("1", "true", "yes")
-    return Codec(serde, allows_program_types=is_default and not is_strict)
+    return Codec(serde) if type(serde) in (JsonPlusSerializer, StrictSerializer) else SealedCodec(serde)
 
 
 def _are_all_messages(values: list[Any]) -> bool:

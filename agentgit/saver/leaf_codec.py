@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
-from enum import Enum
 from itertools import repeat
 from typing import Any
 
 import orjson
 import ormsgpack
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.runnables import Runnable
 from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT, EXT_NUMPY_ARRAY
 from pydantic import BaseModel
 
@@ -175,6 +171,22 @@ def assemble_messages(kinds: Sequence[type[BaseMessage]], fields: Sequence[dict[
     return messages
 
 
+def assemble_model(
+    kind: type[BaseModel],
+    fields: dict[str, Any],
+    assigned: set[str],
+    extra: dict[str, Any] | None,
+    private: dict[str, Any] | None,
+) -> BaseModel:
+    """Create a model from exactly these parts, without running code of its class."""
+    model: BaseModel = object.__new__(kind)
+    _set_dict(model, fields)
+    _set_fields_set(model, assigned)
+    _set_extra(model, extra)
+    _set_private(model, private)
+    return model
+
+
 def has_exact_fields(kind: type[BaseMessage], data: dict[str, Any]) -> bool:
     """Return whether a dict has exactly the fields of a message class."""
     return data.keys() == _FIELDS[kind]
@@ -193,31 +205,6 @@ def type_names(data: bytes) -> set[tuple[str, str]]:
 
     ormsgpack.unpackb(data, ext_hook=visit, option=ormsgpack.OPT_NON_STR_KEYS)
     return names
-
-
-def is_data_type(module: str, name: str) -> bool:
-    """Return whether this program has a type of this name that only holds data.
-
-    That is a dataclass, an enum, a named tuple or a pydantic model that is not a Runnable. Its module must already be
-    imported, because stored bytes must never decide what is imported or called.
-
-    Example:
-        >>> is_data_type("agentgit.auth.principal", "User"), is_data_type("os", "system")
-        (True, False)
-        >>> is_data_type("antigravity", "x")
-        False
-    """
-    loaded_module = sys.modules.get(module)
-    candidate = (
-        vars(loaded_module).get(name) if loaded_module is not None else None
-    )  # `getattr` makes some modules import others
-    if not isinstance(candidate, type) or issubclass(candidate, Runnable):
-        return False
-    return (
-        is_dataclass(candidate)
-        or issubclass(candidate, (BaseModel, Enum))
-        or (issubclass(candidate, tuple) and hasattr(candidate, "_fields"))
-    )
 
 
 def run_leaf(items: list[bytes], is_orjson_readable: bool) -> Leaf:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from langgraph.checkpoint.base import (
     get_checkpoint_id,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from sqlalchemy import URL, Connection
 
 from agentgit.auth.keyring import Keyring
@@ -45,8 +44,10 @@ from agentgit.saver.config import (
     would_go_on,
 )
 from agentgit.saver.connections import open_database
+from agentgit.saver.data_types import add_types
 from agentgit.saver.delta_reducer import Channels
 from agentgit.saver.recorded_turn import RecordedTurn
+from agentgit.saver.serializer import StrictSerializer
 from agentgit.store.database import Database
 from agentgit.store.objects.blobs import compact
 from agentgit.store.objects.content import Body, read_values
@@ -86,9 +87,8 @@ class SQLModelSaver(AsyncSaverMethods):
             of its own to the same database, from a pool as many as the pool has at most, and leaves what it was given
             open.
         pipe: Ignored. Statements to PostgreSQL that belong together are always sent in one pipeline.
-        serde: Your own serializer, such as an encrypting one, which then gets every value. None for LangGraph's
-            serializer in its strict mode, which also rebuilds the data types (dataclasses, enums, named tuples,
-            pydantic models) of the running program.
+        serde: Your own serializer, such as an encrypting one, which then gets every value and decides what is rebuilt.
+            None for LangGraph's serializer, which then rebuilds only LangGraph's own types and those of `types`.
         tenant_id: The id of the tenant; None for the first one of the database, which is created if there is none.
         graphs: The store of the tenant's graph checkpoints, to share its caches with other readers; None for a new one.
         compression: The compression of new values: `auto`, `zstd`, `zlib` or `none`, as for `agentgit.open`.
@@ -96,6 +96,10 @@ class SQLModelSaver(AsyncSaverMethods):
             that look like secrets are never stored.
         sessions: True to allow access to the threads of sessions, too. Changing them here, and not through their
             session, breaks the session.
+        types: The data types in your states, or hints that contain them, such as the schema of the graph: dataclasses,
+            enums, named tuples and pydantic models. Stored values of other types are returned as plain values, except
+            those of types that this process has stored itself. LangGraph passes the types of the schema itself if
+            `LANGGRAPH_STRICT_MSGPACK` is true.
 
     Raises:
         InvalidInput: `conn` is not one of these, or names a database or a driver that agentgit does not support.
@@ -121,15 +125,16 @@ class SQLModelSaver(AsyncSaverMethods):
         compression: str = "auto",
         exclude_metadata: Collection[str] = (),
         sessions: bool = False,
+        types: Iterable[Any] = (),
     ) -> None:
-        super().__init__(serde=serde or JsonPlusSerializer(allowed_msgpack_modules=None))
+        super().__init__(serde=serde or StrictSerializer())
+        add_types(*types)
         self.exclude_metadata, compression_name = excluded_names(exclude_metadata), Compression(compression).name
         database = conn if isinstance(conn, Database) else open_database(conn)
         self._shared = _SharedState(database, tenant_id, graphs, compression_name)
         self._shared.owns_database = database is not conn
         self.sessions = sessions
-        self._has_default_serde = serde is None
-        self._codec: Codec = make_codec(self.serde, is_default=self._has_default_serde)
+        self._codec: Codec = make_codec(self.serde)
 
     @classmethod
     def from_conn_string(
@@ -142,6 +147,7 @@ class SQLModelSaver(AsyncSaverMethods):
         keyring: Keyring | None = None,
         exclude_metadata: Collection[str] = (),
         sessions: bool = False,
+        types: Iterable[Any] = (),
     ) -> Self:
         """Open a database and return a saver, which is also a sync and async context manager that closes the database.
 
@@ -149,11 +155,13 @@ class SQLModelSaver(AsyncSaverMethods):
             conn_string: A path, `:memory:`, a URL or a connection string of libpq. On SQLite the tables are created at
                 once; on a server, call `setup()` once.
             pipeline: Ignored. Statements to PostgreSQL that belong together are always sent in one pipeline.
-            serde: Your own serializer for every value; None for LangGraph's serializer in its strict mode.
+            serde: Your own serializer for every value; None for LangGraph's serializer, which then rebuilds only known
+                types.
             compression: The compression of new values: `auto`, `zstd`, `zlib` or `none`, as for `agentgit.open`.
             keyring: The keys that encrypt the contents; None is `$AGENTGIT_ENCRYPTION_KEYS`, else nothing is encrypted.
             exclude_metadata: Names of settings in `configurable`, and of metadata in a config, that are not stored.
             sessions: True to allow access to the threads of sessions, too.
+            types: The data types in your states, or hints that contain them; see the class.
 
         Raises:
             InvalidInput: `conn_string` is not a path, and not a URL of SQLite or PostgreSQL, or `exclude_metadata` is
@@ -162,7 +170,9 @@ class SQLModelSaver(AsyncSaverMethods):
         """
         excluded = excluded_names(exclude_metadata)
         database = Database(conn_string, keyring=load_keyring(keyring))
-        saver = cls(database, serde=serde, compression=compression, exclude_metadata=excluded, sessions=sessions)
+        saver = cls(
+            database, serde=serde, compression=compression, exclude_metadata=excluded, sessions=sessions, types=types
+        )
         saver._shared.owns_database = True
         if saver.database.is_sqlite:
             saver.setup()
@@ -244,7 +254,7 @@ class SQLModelSaver(AsyncSaverMethods):
     def codec(self) -> Codec:
         """The codec for stored values; it follows the serializer, which LangGraph replaces on copies of the saver."""
         if self._codec.serde is not self.serde:
-            self._codec = make_codec(self.serde, is_default=self._has_default_serde)
+            self._codec = make_codec(self.serde)
         return self._codec
 
     def _parse_address(self, config: RunnableConfig) -> tuple[str, str, str | None]:

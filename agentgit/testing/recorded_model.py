@@ -16,7 +16,6 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import BaseModel, PrivateAttr
 
 from agentgit.agents.agent import RollbackAgent
@@ -25,6 +24,7 @@ from agentgit.handles.context import BranchRef
 from agentgit.handles.model_calls import ModelCallRecord, read_model_calls
 from agentgit.handles.session import Session
 from agentgit.saver.codec import Codec, make_codec
+from agentgit.saver.serializer import StrictSerializer
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.testing.prompts import (
@@ -247,7 +247,7 @@ class _Script:
 
     def __init__(self, record: ModelCallRecord) -> None:
         self._has_requests = record.has_requests
-        self._codec = make_codec(JsonPlusSerializer(allowed_msgpack_modules=None), is_default=True)
+        self._codec = make_codec(StrictSerializer())
         calls = [*_recorded_calls(record)] if record.has_requests else [*_calls_of_state(self._codec, record)]
         self._total = len(calls)
         self._steps = [[*step] for _, step in groupby(calls, key=lambda call: call.step)]

@@ -1,6 +1,7 @@
 """Import of threads from LangGraph's savers into sessions."""
 
 import dataclasses
+import enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from delta_graphs import chat
 from foreign_threads import any_origin, interrupt_import, on, origin, said, same, shop
 from langgraph.graph import START, MessagesState, StateGraph, add_messages
 from langgraph.types import Command
+from pydantic import BaseModel
 from scripted import GRAPHS, World, call, calls, nested_graph, scripted
 
 from agentgit import Conflict
@@ -225,6 +227,10 @@ class Cart:
         BUILT.append(self.items)
 
 
+class Colour(enum.Enum):
+    RED = "red"
+
+
 BUILT: list[list[str]] = []
 """The items of each cart that was built."""
 
@@ -243,8 +249,43 @@ def test_custom_values_survive_an_import_that_builds_none(repo, origin):
     repo.import_langgraph(origin.url)
     agent = repo.wrap(build(None), "t")
     assert BUILT == []
-    assert agent.state["cart"] == Cart(["chair"])
-    assert BUILT == [["chair"]] * 2
+    assert type(agent.state["cart"]) is Cart
+    assert agent.state["cart"].items == ["chair"]
+    assert BUILT == []
+
+
+class Step(BaseModel):
+    title: str
+    cart: Cart | None = None
+
+
+class Plan(BaseModel):
+    steps: list[Step]
+    by_name: dict[str, Step] = {}
+    notes: dict[str, str] = {}
+    colour: Colour | None = None
+
+
+class WithPlan(MessagesState):
+    plan: Plan
+
+
+def test_models_inside_models_survive_an_import(repo, origin):
+    """LangGraph stores them as plain dicts; the hints of the fields tell what they were."""
+    step = Step(title="a", cart=Cart(["chair"]))
+    plan = Plan(steps=[step], by_name={"a": step}, notes={"title": "x"}, colour=Colour.RED)
+
+    def build(saver):
+        graph = StateGraph(WithPlan).add_node("fill", lambda state: {"plan": plan})
+        return graph.add_edge(START, "fill").compile(checkpointer=saver)
+
+    origin.talk(build, "t", "a")
+    repo.import_langgraph(origin.url)
+    BUILT.clear()
+    found = repo.wrap(build(None), "t").state["plan"]
+    assert (type(found), found) == (Plan, plan)
+    assert [type(one.cart) for one in (*found.steps, *found.by_name.values())] == [Cart, Cart]
+    assert BUILT == []
 
 
 @pytest.mark.long

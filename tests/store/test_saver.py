@@ -1,6 +1,7 @@
 """The saver under real graphs keeps the promises of a LangGraph checkpointer and those of agentgit."""
 
 import asyncio
+import copy
 import operator
 import os
 import subprocess
@@ -153,6 +154,8 @@ builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair",
 builder.add_edge(START, "buy")
 with SQLModelSaver.from_conn_string(sys.argv[1]) as saver:
     print(saver.get_tuple(on("t")).checkpoint["channel_values"]["cart"])
+    if sys.argv[2:]:
+        saver = SQLModelSaver(saver.database, types=[Shop])
     graph = builder.compile(checkpointer=saver)
     print(graph.get_state(on("t")).values)
     print(graph.invoke({"log": []}, on("t")))
@@ -160,19 +163,19 @@ with SQLModelSaver.from_conn_string(sys.argv[1]) as saver:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("strict", "alone"), [("false", "Cart(items=['chair'])"), ("true", "{'items': ['chair']}")])
-def test_types_of_the_graph_survive_a_restart(saver, strict, alone):
-    """In LangGraph's strict mode the saver alone restores no types, and a compiled graph those of its state."""
+@pytest.mark.parametrize(("strict", "types"), [("true", []), ("false", ["types"])])
+def test_types_of_the_graph_survive_a_restart(saver, strict, types):
+    """The saver learns them from LangGraph when it compiles a graph in strict mode, or from `types`, and not before."""
     builder = StateGraph(Shop).add_node("buy", lambda state: {"cart": Cart(["chair"]), "log": ["bought"]})
     graph = builder.add_edge(START, "buy").compile(checkpointer=saver)
     graph.invoke({"log": []}, on("t"))
     done = subprocess.run(  # noqa: S603  # our own code
-        [sys.executable, "-c", RESTARTED, backend.address(saver.database)],
+        [sys.executable, "-c", RESTARTED, backend.address(saver.database), *types],
         env={**os.environ, "LANGGRAPH_STRICT_MSGPACK": strict, "PYTHONPATH": os.pathsep.join(PATHS)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == [
-        alone,
+        "{'items': ['chair']}",
         "{'cart': Cart(items=['chair']), 'log': ['bought']}",
         "{'cart': Cart(items=['chair', 'sofa']), 'log': ['bought', 'again']}",
     ], done.stderr
@@ -246,8 +249,7 @@ def test_a_copy_over_an_existing_thread_is_refused(saver):
 
 def test_copies_of_a_saver_share_its_turn(saver):
     """LangGraph copies the saver when it compiles a graph; a turn that begins later reaches the copies."""
-    copied = saver.with_allowlist([(__name__, "Cart")])
-    assert copied is not saver
+    copied = copy.copy(saver)
     saver.turn = turn = object()
     assert copied.turn is turn
 

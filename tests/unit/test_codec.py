@@ -30,6 +30,7 @@ from pydantic import BaseModel, SecretStr
 from agentgit.errors import InvalidInput
 from agentgit.saver.codec import Codec, make_codec
 from agentgit.saver.delta_reducer import encode
+from agentgit.saver.serializer import StrictSerializer
 from agentgit.store.objects.blobs import Leaf, leaf
 from agentgit.store.objects.plain_values import show, show_message, show_state
 
@@ -61,7 +62,7 @@ class Point(NamedTuple):
 
 
 def strict():
-    return make_codec(JsonPlusSerializer(allowed_msgpack_modules=None), is_default=True)
+    return make_codec(StrictSerializer())
 
 
 def back(value, codec=None):
@@ -235,12 +236,12 @@ def test_decoding_hostile_bytes_runs_no_code(module, name, tmp_path):
     assert "antigravity" not in sys.modules
 
 
-def test_strict_mode_rebuilds_only_allowed_types(monkeypatch):
+def test_a_serializer_of_langgraph_that_the_user_passes_decides_itself():
+    """It has the allowlist that the user gave it, and not the types that this process knows."""
     body = strict().encode(Cart(["x"])).body
-    monkeypatch.setenv("LANGGRAPH_STRICT_MSGPACK", "true")
-    assert strict().decode(body) == {"items": ["x"], "owner": None}
-    allowed = JsonPlusSerializer(allowed_msgpack_modules=None).with_msgpack_allowlist([(__name__, "Cart")])
-    assert make_codec(allowed, is_default=True).decode(body) == Cart(["x"])
+    own = JsonPlusSerializer(allowed_msgpack_modules=None)
+    assert make_codec(own).decode(body) == {"items": ["x"], "owner": None}
+    assert make_codec(own.with_msgpack_allowlist([(__name__, "Cart")])).decode(body) == Cart(["x"])
 
 
 class Reversing:
@@ -258,27 +259,27 @@ class Reversing:
 
 
 def test_a_custom_serializer_encodes_every_value():
-    codec = make_codec(Reversing(), is_default=False)
+    codec = make_codec(Reversing())
     value = {"messages": [HumanMessage("a secret")], "plan": Plan(steps=["secret"])}
     for one in (value, [HumanMessage("a secret"), "secret"], "secret", ["secret"] * 3, None, 1):
         body = codec.encode(one).body
         parts = list(body.values()) if isinstance(body, dict) else [body]
         leaves = [x for part in parts for x in (part if isinstance(part, list) else [part])]
         assert all(b"secret" not in x.data for x in leaves)
-        assert make_codec(Reversing(), is_default=False).decode(body) == one
+        assert make_codec(Reversing()).decode(body) == one
 
 
 def test_a_custom_serializer_keeps_the_leaves_of_a_list():
     talk = [HumanMessage(f"message {n}") for n in range(5)]
-    codec = make_codec(Reversing(), is_default=False)
+    codec = make_codec(Reversing())
     first = codec.encode(talk).body
     assert codec.encode([*talk, AIMessage("yes")]).body[:5] == first
-    restarted = make_codec(Reversing(), is_default=False)
+    restarted = make_codec(Reversing())
     assert restarted.encode(restarted.decode(first)).body == first
 
 
 def test_values_stored_before_a_custom_serializer_are_still_read():
-    codec = make_codec(Reversing(), is_default=False)
+    codec = make_codec(Reversing())
     assert codec.decode(strict().encode([HumanMessage("hi"), {1}]).body) == [HumanMessage("hi"), {1}]
     with pytest.raises(InvalidInput, match="serde"):
         strict().decode(codec.encode("x").body)
@@ -288,7 +289,7 @@ def test_stored_values_are_shown_as_plain_data():
     cart = strict().encode(Cart(["chair"], Plan(steps=["a"]))).body
     assert show(cart) == {"items": ["chair"], "owner": {"steps": ["a"], "colour": "red"}}
     assert show(strict().encode([{1}, 2, b"x", [Send("n", 1)]]).body) == [[1], 2, "eA==", [["n", 1]]]
-    sealed = make_codec(Reversing(), is_default=False).encode("x").body
+    sealed = make_codec(Reversing()).encode("x").body
     assert "only the serializer that wrote them" in show(sealed)
     assert show_message(strict().encode_leaf(AIMessageChunk("part")))["data"]["content"] == "part"
     body = strict().encode({"messages": [HumanMessage("hi")], "left": 1}).body

@@ -8,9 +8,11 @@ import inspect
 import re
 import subprocess
 import sys
+from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
 
+import ormsgpack
 import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
@@ -78,6 +80,9 @@ def test_helpers_of_langgraph_do_what_agentgit_expects():
     one, two = HumanMessage("a", id="1"), HumanMessage("b", id="2")
     assert internals.messages_delta_reducer([one], [[two]]) == [one, two], MOVED.format("_messages_delta_reducer")
     assert ("datetime", "datetime") in internals.SAFE_MSGPACK_TYPES, MOVED.format("SAFE_MSGPACK_TYPES")
+    packed = ormsgpack.packb(internals.msgpack_default(Decimal("1.5")))
+    found = ormsgpack.unpackb(packed, ext_hook=lambda code, data: ormsgpack.unpackb(data))
+    assert found == ["decimal", "Decimal", "1.5"], MOVED.format("_msgpack_default")
 
 
 def test_a_separate_pregel_node_writes_a_mapping_to_the_channels():

@@ -16,13 +16,14 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, get_checkpoint_id
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import EXT_NUMPY_ARRAY, JsonPlusSerializer
+from langgraph.checkpoint.serde.jsonplus import EXT_NUMPY_ARRAY
 from sqlalchemy import URL
 
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
-from agentgit.langgraph_internals import SAFE_MSGPACK_TYPES, set_task_path_column
+from agentgit.langgraph_internals import set_task_path_column
 from agentgit.saver.config import config_of
 from agentgit.saver.leaf_codec import type_names
+from agentgit.saver.serializer import SAFE_TYPES, StrictSerializer
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.plain_values import MSGPACK
 from agentgit.store.sql.postgres import driver_url
@@ -51,7 +52,7 @@ class UnknownTypeSerializer(SerializerProtocol):
     """
 
     def __init__(self) -> None:
-        self._strict = JsonPlusSerializer(allowed_msgpack_modules=None)
+        self._strict = StrictSerializer()
         # Every later graph checkpoint of a thread repeats its messages; deserializing one again takes 50 µs.
         self._messages: LRUCache[bytes, BaseMessage] = LRUCache(CACHED_MESSAGES)
 
@@ -78,7 +79,7 @@ class UnknownTypeSerializer(SerializerProtocol):
             return cached
         ext = ormsgpack.Ext(code, payload)
         packed = ormsgpack.packb(ext)
-        if code == EXT_NUMPY_ARRAY or not type_names(packed) <= SAFE_MSGPACK_TYPES:
+        if code == EXT_NUMPY_ARRAY or not type_names(packed) <= SAFE_TYPES:
             return ext
         value = self._strict.loads_typed((MSGPACK, packed))
         if isinstance(value, BaseMessage):

@@ -381,7 +381,7 @@ def recorded_error(text: str) -> Exception:
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two if a row nests it too deeply
         return text
 
 

@@ -19,7 +19,7 @@ from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.memory import is_wrappable, plain_store
-from agentgit.agents.reachable_tools import reachable_tools
+from agentgit.agents.reachable_tools import reachable_hints, reachable_tools
 from agentgit.agents.rerun.answers import STOP, TELL, Answers, OnMiss
 from agentgit.agents.rerun.interceptor import RerunSimulation
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
@@ -40,6 +40,7 @@ from agentgit.effects.declarations import as_effects
 from agentgit.effects.effects import NEUTRAL
 from agentgit.errors import AgentGitError, InvalidInput, OutsideRerun, PromptChanged, RerunDiverged
 from agentgit.langgraph_internals import task_path_str
+from agentgit.saver.data_types import add_types
 from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RECORD, RUNNING, RerunReport
 from agentgit.sessions.session import RERUN, SIMULATED
 from agentgit.sessions.stats import Prices, require_prices
@@ -163,6 +164,7 @@ class Rerun:
                 "Declare only tools that the other graph adds; to change an effect, wrap the graph with it first."
             )
         known = {name: effect for name, effect in declared.items() if name not in settings.effects.profiled}
+        add_types(*reachable_hints(graph))
         found = GraphTools(graph, known | new, settings.effects.defaults)
         return replace(settings, effects=found, unrecorded_tools=found.own_names)
 

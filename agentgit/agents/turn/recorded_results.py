@@ -11,17 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import ToolMessage
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import ParentCommand
 from langgraph.types import Command
 
 from agentgit.effects.results import SERIALIZED_KEY
-from agentgit.langgraph_internals import SAFE_MSGPACK_TYPES
 from agentgit.saver.leaf_codec import type_names
+from agentgit.saver.serializer import StrictSerializer, can_rebuild
 from agentgit.store.objects.plain_values import MSGPACK
 from agentgit.values import portable
 
-_SERDE = JsonPlusSerializer(allowed_msgpack_modules=None)
+_SERDE = StrictSerializer()
 _MESSAGES = "messages"
 
 
@@ -38,7 +37,9 @@ def as_recorded(value: Any) -> Any:
         >>> sorted(as_recorded(Command(goto="seller")))
         ['agentgit_packed', 'goto', 'graph', 'resume', 'update']
     """
-    if isinstance(value, list) and any(isinstance(one, (Command, ToolMessage)) for one in value):
+    # A tool's own dict with the key of the record is data, not a record.
+    is_marked = isinstance(value, dict) and SERIALIZED_KEY in value
+    if is_marked or (isinstance(value, list) and any(isinstance(one, (Command, ToolMessage)) for one in value)):
         return {"returned": portable(value), SERIALIZED_KEY: _serialize(value)}
     if isinstance(value, (Command, ToolMessage)):
         return {**portable(value), SERIALIZED_KEY: _serialize(value)}
@@ -63,18 +64,27 @@ def rebuild_result(result: Any, tool_call_id: str | None) -> Any:
     if not isinstance(result, dict) or SERIALIZED_KEY not in result:
         return result
     packed = result[SERIALIZED_KEY]
-    if packed is None:
+    try:
+        body = base64.b64decode(packed)
+        value = _SERDE.loads_typed((MSGPACK, body)) if _can_rebuild(body) else None
+    except (TypeError, ValueError):  # there is no object, or the row is damaged
+        value = None
+    if value is None:
         raise UnreadableResult("it returned objects that cannot be rebuilt from the record")
-    return _readdress(_SERDE.loads_typed((MSGPACK, base64.b64decode(packed))), tool_call_id)
+    return _readdress(value, tool_call_id)
 
 
 def _serialize(value: Any) -> str | None:
-    """Serialize an object; return None if that fails or if rebuilding it could run arbitrary code."""
+    """Serialize an object; return None if that fails or if it could not be rebuilt."""
     try:
         kind, body = _SERDE.dumps_typed(value)
     except Exception:  # noqa: BLE001  # the tool has returned, and must not fail because of its record
         return None
-    return base64.b64encode(body).decode() if kind == MSGPACK and type_names(body) <= SAFE_MSGPACK_TYPES else None
+    return base64.b64encode(body).decode() if kind == MSGPACK and _can_rebuild(body) else None
+
+
+def _can_rebuild(body: bytes) -> bool:
+    return all(map(can_rebuild, type_names(body)))
 
 
 def _readdress(value: Any, tool_call_id: str | None) -> Any:
