@@ -26,7 +26,7 @@ from agentgit.effects.declarations import (
     stricter,
 )
 from agentgit.effects.effects import UNDECLARED, UNSHARED, Effect, declared_on, decorated_kinds
-from agentgit.effects.function_names import FunctionName, name_of
+from agentgit.effects.function_names import FunctionName, is_different, name_of
 from agentgit.effects.invocation import ToolInvocation
 from agentgit.effects.known_tools import Holds, ToolProfile, profile_of
 from agentgit.effects.memory import MEMORY_TOOLS
@@ -281,6 +281,20 @@ class GraphTools:
         fitting = [one for one in named if one.has_path(call.tool_path)]
         exact = [one for one in fitting if one.enclosing == call.enclosing]
         return next((same[0] for same in (exact, fitting, named) if len(same) == 1), None)
+
+    def is_of_tool(self, call: ToolInvocation, tool_path: str | None, enclosing: str | None) -> bool | None:
+        """Return whether a recorded call was made by a tool of the same name; None if that is not known."""
+        if call.tool_path is None or tool_path is None:
+            return True
+        fitting = [
+            one for one in self._known.values() if one.tool_name == call.tool_name and one.has_path(call.tool_path)
+        ]
+        if is_different(FunctionName.read(call.tool_path), FunctionName.read(tool_path)):
+            return False if fitting else None
+        if SEVERAL not in tool_path:
+            return True
+        there = {one.tool_identity for one in fitting if one.enclosing == enclosing}
+        return False if call.enclosing != enclosing else True if len(there) == 1 else None
 
     # -- all of them
 

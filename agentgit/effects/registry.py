@@ -44,7 +44,7 @@ GRAPH_NAME = "graph"
 
 DECLARE_HINT = "wrap the graph again, or trust the module that declares it"
 
-REMEMBERED_CALLS = 10_000
+REMEMBERED_CALLS = 1_000
 """The number of calls whose tool objects are remembered. An older call is found like one of another process."""
 
 

@@ -13,7 +13,7 @@ from langchain_core.tools import tool
 from namesakes import FORMS, KINDS, Ledger, asking, go_back, graph_of, made_tool, pairs, session_name, shown
 
 import agentgit
-from agentgit import InvalidInput, RollbackBlocked, effect, reversible
+from agentgit import Fenced, InvalidInput, RollbackBlocked, effect, reversible
 
 
 @pytest.fixture
@@ -190,6 +190,38 @@ def test_a_renamed_function_of_a_tool_is_refused_with_both_names(repo, ledger):
 
 def two_kinds(ledger):
     return namesakes.visible_tool("reversible", ledger), namesakes.hidden_tool("reversible", ledger)
+
+
+# -- the fence
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_fence_answers_only_calls_of_the_same_tool(repo, ledger, form):
+    """A kept call is not made again; the same call of another tool of this name is another one."""
+    agent = repo.wrap(graph_of(form, "compensable", "compensable", ledger), "s")
+    agent.checkpoint("start")
+    agent.invoke({"messages": [("user", "visible chair")]})
+    kept = agent.rollback("start", tools="keep")
+    if form == "override":
+        kept.invoke({"messages": [("user", "visible chair")]})
+        assert ledger.standing() == ["visible visible chair"]
+        return
+    kept.invoke({"messages": [("user", "visible chair")]})
+    kept.invoke({"messages": [("user", "hidden chair")]})
+    assert ledger.standing() == ["visible chair", "hidden chair"]
+
+
+def test_a_call_that_another_function_made_is_neither_answered_nor_made_again(repo, ledger):
+    def agent_with(made):
+        return repo.wrap(shown([made]), "s")
+
+    agent = agent_with(namesakes.visible_tool("compensable", ledger))
+    agent.checkpoint("start")
+    agent.invoke({"messages": [("user", "visible chair")]})
+    agent.rollback("start", tools="keep")
+    with pytest.raises(Fenced, match=r"visible_tool.*not known whether .*made_tool.* is the same tool"):
+        agent_with(made_tool("compensable", "moved", ledger)).invoke({"messages": [("user", "visible chair")]})
+    assert ledger.standing() == ["visible chair"]
 
 
 # -- other forms

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agentgit.effects import served_sessions
+from agentgit.effects import registry, served_sessions
 from agentgit.store.objects import lru
 
 SERVED = 12
@@ -39,12 +39,14 @@ def limit_sessions(monkeypatch: pytest.MonkeyPatch, sessions: int, *, declared: 
     """Limit what is kept of sessions without an agent or a handle.
 
     Args:
-        sessions: The number of sessions whose graph is kept, and of different declarations.
+        sessions: The number of sessions whose graph is kept, of different declarations, and of calls whose tool objects
+            are remembered.
         declared: The number of sessions whose declarations are kept, if it is another one.
     """
     monkeypatch.setattr(served_sessions, "RECENT_SESSIONS", sessions)
     monkeypatch.setattr(served_sessions, "RECENT_DECLARATIONS", sessions)
     monkeypatch.setattr(served_sessions, "DECLARED_SESSIONS", declared or sessions)
+    monkeypatch.setattr(registry, "REMEMBERED_CALLS", sessions)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from agentgit.agents.turn.calls import AdmittedCall, Attempt, InflightResult, Re
 from agentgit.agents.turn.fence_errors import (
     in_effect_error,
     open_outcome_error,
+    other_tool_error,
     require_same_args,
     unmatched_error,
     unreachable_error,
@@ -294,6 +295,7 @@ class CallInterceptor:
         """Answer or admit a call, or return the invocation that blocks it."""
         self.turn.unit_of_work.lock_session(connection)
         identical_calls = self._load_identical_calls(connection, request.intent)
+        identical_calls = [call for call in identical_calls if self._is_of_same_tool(call, request.intent)]
         if not request.is_once:
             path_ids = self._ids_on_path(connection, identical_calls)
             identical_calls = [call for call in identical_calls if call.first_id not in path_ids]
@@ -313,6 +315,12 @@ class CallInterceptor:
             if running
             else identical_calls
         )
+
+    def _is_of_same_tool(self, call: ToolInvocation, intent: Intent) -> bool:
+        is_same = self.turn.context.settings.effects.is_of_tool(call, intent.tool_path, intent.enclosing)
+        if is_same is None:
+            raise other_tool_error(call, intent)
+        return is_same
 
     def _ids_on_path(self, connection: Connection, calls: Sequence[ToolInvocation]) -> set[int]:
         """Return the ids of the calls that are on the path of the branch."""

@@ -60,6 +60,16 @@ def in_effect_error(call: ToolInvocation, *, is_reachable: bool) -> Fenced:
     )
 
 
+def other_tool_error(call: ToolInvocation, intent: Intent) -> Fenced:
+    """Return the error for a call of which it is not known whether a tool of the same name has made it before."""
+    return Fenced(
+        f"{call} is already done (invocation {call.id}) by {call.tool_path}. It is not known whether "
+        f"{intent.tool_path} is the same tool, so this call was not made. If they are two tools, rename one; else "
+        "reverse that call first, or wrap with fence='off' to make it again.",
+        invocation=call.id,
+    )
+
+
 def unreadable_error(call: ToolInvocation, error: UnreadableResult) -> Fenced:
     """Return the error for a call that is already done and whose result cannot be rebuilt from the record."""
     return Fenced(
