@@ -200,7 +200,8 @@ class Registry:
 
     def failed_on(self, session_id: int, call: ToolInvocation) -> tuple[type[Exception], ...]:
         """Return the exceptions with which the tool of a recorded call reports that it did nothing."""
-        effects = self._find_effects(session_id, call)
+        ran = self._declaration_of(call)
+        effects = [ran.effect] if ran is not None and ran.effect is not None else self._find_effects(session_id, call)
         return effects[0].failed_on if len({one.failed_on for one in effects}) == 1 else ()
 
     def runner(self, session_id: int, call: ToolInvocation) -> ToolRunner:
@@ -239,7 +240,8 @@ class Registry:
         """Return why the declarations forbid a second run of a recorded call; None if they allow it."""
         if is_memory_write(call):
             return None  # `*` stands for the user's tools
-        declared = self._find_effects(session_id, call)
+        ran, declared = self._declaration_of(call), self._find_effects(session_id, call)
+        declared += [ran.effect] if ran is not None and ran.effect is not None else []
         if call.effect == UNDECLARED:
             return "its effect was not declared when it was called, so that of a second run is unknown"
         if call.effect == IRREVERSIBLE or any(one.kind == IRREVERSIBLE for one in declared):
@@ -306,7 +308,7 @@ class Registry:
         """Return the most specific function that is declared for the tool of a call; None if there is none."""
         ran = self._declaration_of(call)
         own = ran.function(role, recorded) if ran is not None else None
-        if ran is not None and ran.effect is not None and (own is None or not _is_defined_by_name(own)):
+        if own is not None and not _is_defined_by_name(own):
             return own
         for group in self._declared_for(session_id, call):
             functions = {
@@ -316,13 +318,13 @@ class Registry:
             }
             if len(functions) == 1:
                 return next(iter(functions.values()))
-            if functions and own is None:
+            if functions and ran is None:
                 raise NotFound(_undistinguishable(call))
         return own
 
     def _find_effects(self, session_id: int, call: ToolInvocation) -> list[Effect]:
-        """Return the most specific declared effects of the tool of a call: one, if it is known which tool it was."""
-        for group in self._fitting(session_id, call):
+        """Return the newest declared effects of the tool of a call: several, if it is not known which tool it was."""
+        for group in self._declared_for(session_id, call):
             if effects := [one.effect for one in group if one.effect is not None]:
                 return effects
         return []
