@@ -75,6 +75,55 @@ def test_each_call_is_undone_after_a_restart_as_its_tool_declares(repo, tmp_path
         assert Ledger(tmp_path / name).standing() == stands, name
 
 
+SUPERVISOR = """
+import sys
+import agentgit
+from agentgit import reversible
+from agentgit.demo import ScriptedModel
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import tool
+from namesakes import Ledger, obeying
+
+ledger = Ledger(sys.argv[2])
+
+
+@tool
+@reversible(lambda args, result: ledger.write("cancel", result))
+def book_flight(item: str) -> str:
+    "Book a flight."
+    ledger.write("order", item)
+    return item
+
+
+flights = create_agent(obeying("book_flight"), [book_flight], name="flights")
+
+
+@tool
+def ask_flights(item: str) -> str:
+    "Let the flight desk do something."
+    return flights.invoke({"messages": [("user", item)]})["messages"][-1].text
+
+
+supervisor = create_agent(obeying("ask_flights"), [ask_flights])
+with agentgit.open(sys.argv[1]) as repo:
+    travel = repo.wrap(supervisor, session="travel", effects={"ask_flights": "read_only"})
+    travel.run(sys.argv[3]) if len(sys.argv) > 3 else travel.undo()
+"""
+
+
+@pytest.mark.long
+def test_a_supervisor_is_undone_after_a_restart_as_soon_as_it_is_wrapped(repo, ledger, tmp_path):
+    """The recipe of the docs: the tool of a subagent that a tool names as a global, without `trust`."""
+    script = tmp_path / "travel.py"
+    script.write_text(SUPERVISOR)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    for words in (["Rome"], ["Oslo"], []):
+        command = [sys.executable, str(script), backend.address(repo), str(ledger.path), *words]
+        subprocess.run(command, check=True, env=environment)  # noqa: S603  # our own program
+    assert ledger.standing() == ["Rome"]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_live_rerun_does_not_act_through_the_name_of_a_tool_that_reads(repo, ledger, form):
     agent = repo.wrap(graph_of(form, "read_only", "irreversible", ledger), "s")

@@ -25,8 +25,8 @@ KINDS = ("reversible", "compensable", "irreversible", "read_only")
 class Ledger:
     """A file with a line for each thing that a tool or an undo function really did."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
 
     def write(self, *words: str) -> None:
         with self.path.open("a") as file:
