@@ -26,15 +26,11 @@ from agentgit.effects.declarations import (
     stricter,
 )
 from agentgit.effects.effects import UNDECLARED, UNSHARED, Effect, declared_on, decorated_kinds
-from agentgit.effects.function_names import FunctionName, is_different, name_of
+from agentgit.effects.function_names import SEVERAL, FunctionName, is_different, name_of
 from agentgit.effects.invocation import ToolInvocation
 from agentgit.effects.known_tools import Holds, ToolProfile, profile_of
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.errors import InvalidInput
-
-SEVERAL = " (one of several)"
-"""The end of the recorded name of a tool's function if several tools of the graph have this name and the tool's name.
-Where only one of them is declared, it is then not taken for another one."""
 
 TELL_APART = "Rename it, declare its effect with a decorator, or give its function (tool.func) as a key of effects."
 

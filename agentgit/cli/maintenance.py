@@ -11,7 +11,17 @@ import typer
 
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_session
-from agentgit.cli.options import AsJson, DatabaseOption, OfBranch, Price, Session, Yes, parse_prices, repository
+from agentgit.cli.options import (
+    AsJson,
+    DatabaseOption,
+    ForceErase,
+    OfBranch,
+    Price,
+    Session,
+    Yes,
+    parse_prices,
+    repository,
+)
 from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.render.text import clean, place
@@ -179,6 +189,7 @@ def delete(
         str, typer.Argument(metavar="SESSION", autocompletion=complete_session, help="The name or id of a session.")
     ],
     yes: Yes = False,
+    force: ForceErase = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -188,7 +199,7 @@ def delete(
         name = session.reference
         if not yes:
             output.confirm(f"Permanently delete {place(name)}?", as_json)
-        erased = session.delete()
+        erased = session.delete(force=force)
     output.emit(as_json, erased.to_dict, lambda _: erased_lines(name, erased))
 
 

@@ -145,6 +145,8 @@ Target = Annotated[
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required with --json.")]
 
+ForceErase = Annotated[bool, typer.Option("--force", help="Erase although effects stand in the world; they stay.")]
+
 TIME_HELP = "like 2026-11-21 or '2026-11-21 14:30' in this machine's zone, or 5m, 2h or 3d ago."
 """The end of the help of an option whose value `parse_time` parses."""
 

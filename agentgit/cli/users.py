@@ -10,7 +10,7 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.completion import complete_session
-from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, PublicUrl, Yes, repository
+from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, ForceErase, PublicUrl, Yes, repository
 from agentgit.errors import InvalidInput
 from agentgit.render.records import of_value
 from agentgit.render.text import Line, Span, clean
@@ -185,13 +185,19 @@ def users_enable(user: UserArgument, db: DatabaseOption = None, as_json: AsJson 
 
 
 @users.command("delete")
-def users_delete(user: UserArgument, yes: Yes = False, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def users_delete(
+    user: UserArgument,
+    yes: Yes = False,
+    force: ForceErase = False,
+    db: DatabaseOption = None,
+    as_json: AsJson = False,
+) -> None:
     """Erase a user and all their sessions permanently."""
     with repository(db) as repo:
         target = repo.users.find(user)
         if not yes:
             output.confirm(f"Permanently delete {clean(target.name)} and all their sessions?", as_json)
-        erased = repo.users.delete(target)
+        erased = repo.users.delete(target, force=force)
     output.emit(as_json, erased.to_dict, lambda _: erased_lines(f"user {target.name}", erased))
 
 

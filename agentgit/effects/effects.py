@@ -37,6 +37,9 @@ UNSHARED = (*NEUTRAL, WORKSPACE, MEMORY, UNDECLARED)
 UNDOABLE = (REVERSIBLE, COMPENSABLE)
 """The kinds that require an undo function."""
 
+FENCED = (COMPENSABLE, IRREVERSIBLE)
+"""The kinds that leave a trace, so that an equal call is not made a second time."""
+
 ROLES = ("undo", "verify", "precheck")
 """The roles of the functions that an effect can have."""
 
@@ -74,8 +77,10 @@ class Effect:
             None or True if the call can be undone now, else False or the reason as text.
         once: True if the call may take effect at most once per session, across all branches, such as an approval or
             a token.
-        failed_on: The exceptions with which the tool reports that it did nothing; their subclasses count too. After
-            any other error it is unknown whether the call acted.
+        failed_on: The exceptions with which the tool, or its undo, reports that it did nothing; their subclasses count
+            too. After any other error it is unknown whether it acted.
+        undo_if_unknown: True if the undo is safe to run although it is unknown whether the call, or an earlier run of
+            the undo, happened: for example, because it looks first.
 
     Raises:
         InvalidInput: The kind is unknown; a required undo function is missing; an argument does not apply to this
@@ -89,6 +94,7 @@ class Effect:
     precheck: CheckFunction | str | None = None
     once: bool = False
     failed_on: tuple[type[Exception], ...] = ()
+    undo_if_unknown: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -107,8 +113,9 @@ class Effect:
 
     def _require_applicable_args(self) -> None:
         """Reject arguments that do not apply to this kind, because their author expects them to have an effect."""
-        if not isinstance(self.once, bool):
-            raise InvalidInput(f"once must be True or False, not {self.once!r}.")
+        for flag in ("once", "undo_if_unknown"):
+            if not isinstance(getattr(self, flag), bool):
+                raise InvalidInput(f"{flag} must be True or False, not {getattr(self, flag)!r}.")
         names = [name for name in ("identity_args", "verify", "precheck") if getattr(self, name) is not None]
         names += [name for name in ("once", "failed_on") if getattr(self, name)]
         if self.kind in NEUTRAL and names:
@@ -119,8 +126,9 @@ class Effect:
             raise InvalidInput(
                 f"The calls of a tool that is {WORKSPACE} are taken back with the files; leave out {', '.join(names)}."
             )
-        if self.kind not in UNDOABLE and "precheck" in names:
-            raise InvalidInput(f"A tool that is {self.kind} is never undone; leave out precheck.")
+        for name in ("precheck", "undo_if_unknown"):
+            if self.kind not in UNDOABLE and getattr(self, name):
+                raise InvalidInput(f"A tool that is {self.kind} is never undone; leave out {name}.")
 
     def __call__(self, tool: Tool) -> Tool:
         try:
@@ -141,7 +149,7 @@ class Effect:
     @property
     def has_identity(self) -> bool:
         """True if identical calls must be recognized: the call leaves a trace, or may happen only once."""
-        return self.kind in (COMPENSABLE, IRREVERSIBLE) or self.once
+        return self.kind in FENCED or self.once
 
     @property
     def undo_path(self) -> str | None:
@@ -198,6 +206,7 @@ def reversible(
     precheck: CheckFunction | str | None = None,
     once: bool = False,
     failed_on: tuple[type[Exception], ...] = (),
+    undo_if_unknown: bool = False,
 ) -> Effect:
     """Declare that `undo(args, result)` restores the world to its state before the call.
 
@@ -207,7 +216,8 @@ def reversible(
         verify: The function that checks whether an interrupted call happened; see `Effect`.
         precheck: The function that checks whether the call can be undone; see `Effect`.
         once: True if the call may take effect at most once per session, across all branches.
-        failed_on: The exceptions with which the tool reports that it did nothing.
+        failed_on: The exceptions with which the tool, or its undo, reports that it did nothing.
+        undo_if_unknown: True if the undo is safe to run when it is unknown what happened; see `Effect`.
 
     Raises:
         InvalidInput: As for `Effect`.
@@ -216,7 +226,7 @@ def reversible(
         >>> reversible("shop:cancel_order", verify="shop:was_ordered").undo_path
         'shop:cancel_order'
     """
-    return Effect(REVERSIBLE, undo, identity_args, verify, precheck, once, failed_on)
+    return Effect(REVERSIBLE, undo, identity_args, verify, precheck, once, failed_on, undo_if_unknown)
 
 
 def compensable(
@@ -227,6 +237,7 @@ def compensable(
     precheck: CheckFunction | str | None = None,
     once: bool = False,
     failed_on: tuple[type[Exception], ...] = (),
+    undo_if_unknown: bool = False,
 ) -> Effect:
     """Declare that `undo(args, result)` compensates for the call (a refund, a correction), but a trace remains.
 
@@ -236,12 +247,13 @@ def compensable(
         verify: The function that checks whether an interrupted call happened; see `Effect`.
         precheck: The function that checks whether the call can be undone; see `Effect`.
         once: True if the call may take effect at most once per session, across all branches.
-        failed_on: The exceptions with which the tool reports that it did nothing.
+        failed_on: The exceptions with which the tool, or its undo, reports that it did nothing.
+        undo_if_unknown: True if the undo is safe to run when it is unknown what happened; see `Effect`.
 
     Raises:
         InvalidInput: As for `Effect`.
     """
-    return Effect(COMPENSABLE, undo, identity_args, verify, precheck, once, failed_on)
+    return Effect(COMPENSABLE, undo, identity_args, verify, precheck, once, failed_on, undo_if_unknown)
 
 
 def declared_on(tool: Any) -> Effect | None:

@@ -17,6 +17,10 @@ MAIN = "__main__"
 SPAWNED = "__mp_main__"
 """The name of the main module in processes that `multiprocessing` spawns."""
 
+SEVERAL = " (one of several)"
+"""The end of the recorded name of a tool's function if several tools of the graph have this name and the tool's name.
+Where only one of them is declared, it is then not taken for another one."""
+
 MAX_SHOWN_LENGTH = 200
 """The maximum number of characters of a name to show, because a row may contain anything."""
 

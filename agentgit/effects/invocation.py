@@ -105,13 +105,13 @@ SIMULATED = "simulated"
 
 TRANSITIONS: dict[str, frozenset[str]] = {
     INTENDED: frozenset({DONE, FAILED, PAUSED, UNKNOWN}),
-    UNKNOWN: frozenset({DONE, FAILED}),
+    UNKNOWN: frozenset({DONE, FAILED, REVERSING, UNKNOWN}),
     DONE: frozenset({REVERSING}),
     REVERSING: frozenset({REVERSED, REVERSE_FAILED, REVERSE_UNKNOWN}),
     REVERSE_FAILED: frozenset({REVERSING, REVERSED}),
-    REVERSE_UNKNOWN: frozenset({REVERSED, REVERSE_FAILED}),
+    REVERSE_UNKNOWN: frozenset({REVERSED, REVERSE_FAILED, REVERSING}),
 }
-"""The statuses that may follow each status. Only the late end of the call or a person's decision ends `unknown`."""
+"""The statuses that may follow each status. An undo ends an unknown one only if it is declared `undo_if_unknown`."""
 
 STANDING = frozenset({INTENDED, DONE, UNKNOWN, FAILED, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN})
 """The statuses in which the call may have an effect in the world."""
@@ -129,6 +129,13 @@ IMPORTED_REASON = "it was imported: it happened in another world"
 
 NEVER_RUNS_REASON = "it was imported, and what a file brings never runs"
 """The reason why a simulated call, or one on the path of `replay="execute"`, is blocked."""
+
+NOTHING_UNDONE, VERIFIED, RESOLVED = (
+    "nothing was undone: ",
+    "verified: it is still there",
+    "resolved: it did not happen",
+)
+"""How the error of a call whose reversal certainly did not happen begins."""
 
 _VERIFY_RAISED = "its verify raised "
 """The prefix of the error of a failed `verify` in an error message."""
@@ -224,6 +231,12 @@ class ToolInvocation(Displayable):
     def may_be_repeated(self) -> bool:
         """True if the call raised and is reversible. It then blocks nothing, whether or not it acted."""
         return self.has_raised and self.effect == REVERSIBLE
+
+    @property
+    def undo_may_have_acted(self) -> bool:
+        """True if the undo of the call failed, and nothing proves that it did nothing."""
+        is_proven = (self.error_message or "").startswith((NOTHING_UNDONE, VERIFIED, RESOLVED))
+        return self.status == REVERSE_UNKNOWN or (self.status == REVERSE_FAILED and not is_proven)
 
     @property
     def first_id(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from agentgit.effects import effects, invocation
 from agentgit.effects.files import FileChanges
+from agentgit.effects.function_names import SEVERAL
 from agentgit.effects.invocation import IMPORTED_REASON, NEVER_RUNS_REASON, ToolInvocation, how_to_resolve
 from agentgit.effects.memory import MemoryWrite, is_memory_write
 from agentgit.errors import InvalidInput
@@ -50,6 +51,9 @@ UNDECLARED_REASON = (
 )
 """The reason why an undeclared call is kept."""
 
+PAUSED_REASON = "its tool asked a person and waits; what it did before it asked stays"
+"""The reason why a call that waits for an answer is kept."""
+
 
 class Stays(str):
     """A reason that blocks nothing: the effect stays as it is, or is not had again, and the other steps are done."""
@@ -57,6 +61,8 @@ class Stays(str):
 
 ReasonFunction = Callable[[ToolInvocation], str | None]
 """A function that returns why an action on an invocation is impossible; None if it is possible."""
+
+Predicate = Callable[[ToolInvocation], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +324,7 @@ def make_plan(
     redo_obstacle: ReasonFunction = lambda call: None,
     remark: ReasonFunction = lambda call: None,
     kept_files: ReasonFunction = lambda call: None,
+    undoes_unknown: Predicate = lambda call: False,
     kind: str = ROLLBACK,
 ) -> RollbackPlan:
     """Plan an action for every effect that is in the world and is not on the path to the checkpoint.
@@ -326,7 +333,7 @@ def make_plan(
     """
 
     def plan_call(call: ToolInvocation) -> PlanStep | None:
-        return _plan_call(call, undo_obstacle, kept_files, tools)
+        return _plan_call(call, undo_obstacle, kept_files, undoes_unknown, tools)
 
     reversals, reruns = _plan_path(track, plan_call)
     steps = [
@@ -339,7 +346,7 @@ def make_plan(
     if replay == EXECUTE:
         steps += reruns
     elif replay == REDO:
-        steps += [_plan_redo(call, redo_obstacle) for call in gone]
+        steps += _plan_redos(gone, redo_obstacle, steps)
     else:
         steps += [PlanStep(action=GONE, invocation=call, why=_uncertainty(call) or NOT_RERUN_REASON) for call in gone]
     return RollbackPlan(checkpoint_id=checkpoint_id, target=target, position=position, kind=kind, steps=steps)
@@ -382,6 +389,31 @@ def _plan_rerun(call: ToolInvocation, redo_obstacle: ReasonFunction, reason: str
     return PlanStep(action=action, invocation=call, why=obstacle or reason, otherwise=GONE)
 
 
+def _plan_redos(
+    calls: Iterable[ToolInvocation], redo_obstacle: ReasonFunction, steps: Iterable[PlanStep]
+) -> list[PlanStep]:
+    """Plan to run calls again, except for those whose equal stays in the world: each one stands for one of them."""
+    standing: dict[tuple[str | None, ...], list[ToolInvocation]] = {}
+    for step in steps:
+        call = step.invocation
+        is_in_world = call.status in invocation.STANDING - {invocation.FAILED} and not call.is_imported
+        is_fenced = call.effect in effects.FENCED and call.identity is not None
+        if step.action in (KEEP, BLOCK) and is_fenced and is_in_world:
+            standing.setdefault(_tool_and_identity(call), []).append(call)
+    return [
+        PlanStep(action=GONE, invocation=call, why=f"the same call stays in the world: {equals.pop()}", otherwise=GONE)
+        if (equals := standing.get(_tool_and_identity(call))) and call.effect in effects.FENCED and not call.is_imported
+        else _plan_redo(call, redo_obstacle)
+        for call in calls
+    ]
+
+
+def _tool_and_identity(call: ToolInvocation) -> tuple[str | None, ...]:
+    """Return what two calls have in common if one would do what the other has done."""
+    place = call.enclosing if SEVERAL in (call.tool_path or "") else None
+    return call.identity, call.tool_path, place
+
+
 def _plan_redo(call: ToolInvocation, redo_obstacle: ReasonFunction) -> PlanStep:
     """Plan to run a reversed or simulated call, unless it was imported and so happened in another world."""
     was_simulated = call.status == invocation.SIMULATED
@@ -403,9 +435,17 @@ def _uncertainty(call: ToolInvocation) -> str | None:
 
 
 def _plan_call(
-    call: ToolInvocation, undo_obstacle: ReasonFunction, kept_files: ReasonFunction, tools: str
+    call: ToolInvocation,
+    undo_obstacle: ReasonFunction,
+    kept_files: ReasonFunction,
+    undoes_unknown: Predicate,
+    tools: str,
 ) -> PlanStep | None:
-    if call.effect in effects.NEUTRAL or call.status not in invocation.STANDING:
+    if call.effect in effects.NEUTRAL:
+        return None
+    if call.status == invocation.PAUSED:
+        return PlanStep(action=KEEP, invocation=call, why=PAUSED_REASON)
+    if call.status not in invocation.STANDING:
         return None
     if call.effect == effects.WORKSPACE and call.status != invocation.INTENDED:
         why_kept = kept_files(call)
@@ -413,7 +453,7 @@ def _plan_call(
             return None
         if call.status != invocation.FAILED and not call.is_imported:
             return PlanStep(action=KEEP, invocation=call, why=why_kept)
-    action, reason = _decide(call, undo_obstacle)
+    action, reason = _decide(call, undo_obstacle, undoes_unknown)
     if call.runs > 1:
         reason += f"; its tool started {call.runs} times to ask a person, so what it does before asking ran each time"
     if tools == "keep" and action != KEEP:
@@ -442,7 +482,7 @@ def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
     return BLOCK, f"{reason}; {how_to_resolve(call.id)}"
 
 
-def _decide(call: ToolInvocation, undo_obstacle: ReasonFunction) -> tuple[str, str]:
+def _decide(call: ToolInvocation, undo_obstacle: ReasonFunction, undoes_unknown: Predicate) -> tuple[str, str]:
     if call.is_imported:
         return KEEP, IMPORTED_REASON
     if call.effect == effects.UNDECLARED:
@@ -450,25 +490,30 @@ def _decide(call: ToolInvocation, undo_obstacle: ReasonFunction) -> tuple[str, s
     if call.status == invocation.FAILED:
         return KEEP, f"it failed ({call.error_message}), so there is no result to reverse"
     if call.status == invocation.INTENDED:
-        return BLOCK, "it is running now; wait for its turn to end"
-    if call.status == invocation.UNKNOWN:
+        return BLOCK, "it is running now; wait until it ends"
+    if call.status == invocation.UNKNOWN and not undoes_unknown(call):
         return _decide_unknown(call)
     if call.status == invocation.REVERSING:
         return BLOCK, "a rollback is reversing it, or died doing so; see session.operations()"
-    if call.status == invocation.REVERSE_UNKNOWN:
-        return (
-            BLOCK,
-            f"it is unknown whether an earlier rollback reversed it; {how_to_resolve(call.id)}",
-        )
+    if call.status == invocation.REVERSE_UNKNOWN and not undoes_unknown(call):
+        return BLOCK, f"it is unknown whether an earlier rollback reversed it; {how_to_resolve(call.id)}"
     if call.effect == effects.IRREVERSIBLE:
         return BLOCK, "it cannot be undone"
     if call.effect == effects.IDEMPOTENT:
         return KEEP, "it has no undo function; calling it again is harmless"
     if (obstacle := undo_obstacle(call)) is not None:
         return KEEP if isinstance(obstacle, Stays) else BLOCK, obstacle
-    retry_note = "; an earlier attempt failed" if call.status == invocation.REVERSE_FAILED else ""
     if is_memory_write(call):
-        return REVERSE, MemoryWrite.of(call).undo_reason + retry_note
-    return REVERSE, (
-        "its undo compensates for it" if call.effect == effects.COMPENSABLE else "its undo reverses it"
-    ) + retry_note
+        reason = MemoryWrite.of(call).undo_reason
+    else:
+        reason = "its undo compensates for it" if call.effect == effects.COMPENSABLE else "its undo reverses it"
+    return REVERSE, f"{reason}{_undo_note(call)}"
+
+
+def _undo_note(call: ToolInvocation) -> str:
+    """Return what a person must know before the undo of a call runs."""
+    if call.status == invocation.UNKNOWN:
+        return "; it is unknown whether it happened, and its undo is declared to be safe then"
+    if call.undo_may_have_acted:
+        return "; again: its undo raised, it may have happened"
+    return "; an earlier attempt failed" if call.status == invocation.REVERSE_FAILED else ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import FunctionType
-from typing import Protocol
+from typing import ClassVar, Protocol
 from weakref import WeakSet
 
 from agentgit.effects.declarations import (
@@ -18,18 +19,28 @@ from agentgit.effects.declarations import (
     function_identity,
 )
 from agentgit.effects.effects import (
+    COMPENSABLE,
     IDEMPOTENT,
     IRREVERSIBLE,
     REVERSIBLE,
     ROLES,
     UNDECLARED,
+    UNDOABLE,
     CheckFunction,
     Effect,
     Undo,
 )
 from agentgit.effects.files import WorkspaceAdapter
 from agentgit.effects.function_names import FunctionName, possible_change, printable_name
-from agentgit.effects.invocation import IMPORTED_REASON, REVERSE_FAILED, REVERSE_UNKNOWN, UNKNOWN, ToolInvocation
+from agentgit.effects.invocation import (
+    IMPORTED_REASON,
+    INTENDED,
+    REVERSE_FAILED,
+    REVERSE_UNKNOWN,
+    UNKNOWN,
+    ToolInvocation,
+    how_to_resolve,
+)
 from agentgit.effects.memory import Memory, is_memory_write, redoer, undoer, verifier
 from agentgit.effects.served_sessions import NO_DECLARATIONS, HostRuns, ServedSession, ServedSessions, add_recent
 from agentgit.errors import NotFound
@@ -86,6 +97,10 @@ class Registry:
     If a later declaration has other functions, the earlier one is kept for the calls that were made under it.
     """
 
+    running_calls: ClassVar[dict[int, int]] = {}
+    """The branches of the calls that run in threads of this process, by the ids of the calls. A thread goes on after
+    its turn was cancelled."""
+
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
         self.sessions = ServedSessions()
         self._graphs: WeakSet[ServedGraph] = WeakSet()
@@ -93,9 +108,6 @@ class Registry:
         """The graph that runs each session that no other one runs here; None if there is none."""
         self.host_runs = HostRuns()
         """The runs of hosts that have not ended."""
-        self.running_calls: dict[int, int] = {}
-        """The branches of the calls that run in threads of this process, by the ids of the calls. A thread goes on
-        after its turn was cancelled."""
         self._for_all = NO_DECLARATIONS
         self.memory_of_all: Memory | None = None
         """The store that is the long-term memory of each session that has no other one here; None if none is known."""
@@ -109,6 +121,7 @@ class Registry:
 
     def after_fork(self) -> None:
         """Replace the locks in a child process, because a thread of the parent may have held them."""
+        self.running_calls.clear()
         self._lock, self.sessions.lock = threading.RLock(), threading.RLock()
 
     def defer(self, declare: Callable[[], None]) -> None:
@@ -204,6 +217,13 @@ class Registry:
         effects = [ran.effect] if ran is not None and ran.effect is not None else self._find_effects(session_id, call)
         return effects[0].failed_on if len({one.failed_on for one in effects}) == 1 else ()
 
+    def undoes_unknown(self, session_id: int, call: ToolInvocation) -> bool:
+        """Return whether the undo of a call may run although it is unknown whether the call, or its undo, happened."""
+        if call.effect not in UNDOABLE or call.id in self.running_calls:
+            return False
+        declared = self._current_effects(session_id, call)
+        return bool(declared) and all(one.undo_if_unknown for one in declared)
+
     def runner(self, session_id: int, call: ToolInvocation) -> ToolRunner:
         """Return the function that runs a recorded call again."""
         if is_memory_write(call):
@@ -227,6 +247,11 @@ class Registry:
         if call.undo is not None and any("undo" in one.functions for one in self._all_fitting(session_id, call)):
             self._find_recorded("undo", session_id, call)  # a tool with a different undo function is a different tool
         return runner
+
+    def current(self, call: ToolInvocation) -> ToolInvocation:
+        """Return a call as this process knows it: one that goes on after its turn was cancelled is running."""
+        is_running = call.status == UNKNOWN and call.id in self.running_calls
+        return replace(call, status=INTENDED) if is_running else call
 
     def rerun_obstacle(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return why a recorded call cannot run again here; None if it can."""
@@ -258,6 +283,9 @@ class Registry:
             self.undo(session_id, call)
         except NotFound as error:
             return str(error) if call.is_imported else f"cannot be reversed here: {error}"
+        is_compensable = COMPENSABLE in (call.effect, *(one.kind for one in self._current_effects(session_id, call)))
+        if call.undo_may_have_acted and is_compensable and not self.undoes_unknown(session_id, call):
+            return f"its undo raised {call.error_message}, but may have happened; {how_to_resolve(call.id)}"
         return None
 
     def remark(self, session_id: int, call: ToolInvocation) -> str | None:
@@ -328,6 +356,14 @@ class Registry:
             if effects := [one.effect for one in group if one.effect is not None]:
                 return effects
         return []
+
+    def _current_effects(self, session_id: int, call: ToolInvocation) -> list[Effect]:
+        """Return the newest declared effects of the tool of a call; of the object that ran, if it is known."""
+        groups, ran = [list(group) for group in self._declared_for(session_id, call)], self._declaration_of(call)
+        if ran is not None:
+            groups = [*([one for one in group if one.tool is ran.tool] for group in groups), [ran]]
+        effects = ([one.effect for one in group if one.effect is not None] for group in groups)
+        return next(filter(None, effects), [])
 
     def _other_tool(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return why a call is of none of the tools of its name that are declared here; None if there are none."""

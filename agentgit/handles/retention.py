@@ -9,6 +9,8 @@ from sqlalchemy import Connection
 from agentgit.async_api import async_twin
 from agentgit.auth.principal import OWNER, VIEWER, WRITE
 from agentgit.checkpoints.retention import Retention, RetentionResult, RetentionVerdict
+from agentgit.effects.invocation import FAILED
+from agentgit.effects.results import LASTING
 from agentgit.errors import Conflict, InvalidInput, Unavailable
 from agentgit.handles.context import BranchRef, Context, SessionAccess
 from agentgit.sessions.reports import Erased
@@ -16,6 +18,10 @@ from agentgit.store.audit.trail import record_event
 from agentgit.store.database import Database
 from agentgit.store.maintenance import erasure
 from agentgit.store.maintenance import retention as retention_store
+from agentgit.values import count
+
+MAX_NAMED_EFFECTS = 5
+"""The maximum number of effects that a refusal to erase names."""
 
 
 def erase(
@@ -23,6 +29,8 @@ def erase(
     selection: erasure.SessionIds,
     authorize: Callable[[Connection], object],
     delete_rows: Callable[[Connection], erasure.ErasedData],
+    *,
+    force: bool,
 ) -> Erased:
     """Release file snapshots, delete rows in one transaction, and rewrite the database without the deleted data."""
     store = context.store
@@ -32,6 +40,8 @@ def erase(
         ids = list(connection.execute(selection).scalars())
         for session_id in ids:
             erasure.require_idle(store, connection, session_id)
+        if not force:
+            _require_no_effects(context, connection, ids)
         return ids
 
     def delete(connection: Connection) -> erasure.ErasedData:
@@ -57,6 +67,23 @@ def erase(
         snapshots=len(snapshots),
         left=[*problems, problem] if problem else problems,
     )
+
+
+def _require_no_effects(context: Context, connection: Connection, session_ids: Sequence[int]) -> None:
+    """Refuse to erase sessions whose effects stand in the world, because nobody could undo them afterwards."""
+    standing: list[str] = []
+    for session_id in session_ids:
+        session = context.store.sessions.load_row(connection, session_id)
+        for call in context.store.world.calls_in_effect(connection, session_id):
+            if call.effect in LASTING and call.status != FAILED and not call.is_imported:
+                is_own = session.user_id == context.user.id  # an admin need not see the arguments of others
+                standing.append(f"{call if is_own else call.tool_name} of session {session.session_name!r}")
+    if standing:
+        raise Conflict(
+            f"Nothing was erased, because afterwards nobody could undo {count(len(standing), 'effect')} in the world: "
+            f"{', '.join(standing[:MAX_NAMED_EFFECTS])}{', …' if len(standing) > MAX_NAMED_EFFECTS else ''}. "
+            "Roll back first, or erase with force, which leaves them."
+        )
 
 
 def wipe(database: Database) -> str:

@@ -482,12 +482,15 @@ class Session(SessionReader):
         """
         return recover(self._access, branch, force=force)
 
-    def delete(self) -> Erased:
+    def delete(self, *, force: bool = False) -> Erased:
         """Erase the session permanently, with all its rows, values, search words and its audit trail.
 
         Data that it shares with other sessions is kept: messages that they have too, and sessions that began as a copy
         of it. The snapshots of its files are released if their workspace can be reached; the files themselves are not
         changed. An event outside of the session's own trail records its id, when it was erased and by whom.
+
+        Args:
+            force: True to erase it although calls that it made stand in the world, where they then stay.
 
         Returns:
             What was erased, and what could not be reached.
@@ -495,7 +498,7 @@ class Session(SessionReader):
         Raises:
             NotFound: The session no longer exists.
             NotAllowed: You are not its owner.
-            Conflict: Someone is using it; nothing was erased.
+            Conflict: Someone is using it, or effects of it stand in the world; nothing was erased.
 
         Example:
             >>> import agentgit
@@ -512,6 +515,7 @@ class Session(SessionReader):
             erasure.select_session(store, self.id),
             lambda c: self._access.load_session(c, OWNER),
             lambda c: erasure.erase_session(store, c, self.id, context.user.id),
+            force=force,
         )
 
     def agent(self, branch: BranchRef = None) -> WrappedGraph:

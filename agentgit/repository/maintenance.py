@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 from agentgit.async_api import async_twin
 from agentgit.checkpoints.retention import RetentionVerdict
 from agentgit.effects import ToolInvocation
-from agentgit.effects.invocation import DECISIONS, DONE
-from agentgit.errors import InvalidInput, NotFound, Unavailable
+from agentgit.effects.invocation import DECISIONS, DONE, RESOLVED, UNKNOWN
+from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.handles.retention import wipe
 from agentgit.handles.session_reader import collect_stats
@@ -278,6 +278,8 @@ class Resolution:
             self.context.store.sessions.lock(connection, branch.external_session_id)
             recover_abandoned(self.context.store, connection, branch.external_session_id)
             call = self._load_visible_call(connection, invocation_id)
+            if call.id in self.context.registry.running_calls:
+                raise Conflict(f"{call} still runs in a thread of this process. Wait until it ends: that is recorded.")
             decisions = DECISIONS.get(call.status)
             if decisions is None:
                 raise InvalidInput(
@@ -288,9 +290,13 @@ class Resolution:
                 raise InvalidInput(f"outcome must be {' or '.join(map(repr, decisions))}, not {outcome!r}.")
             if result is not None and decisions[outcome] != DONE:
                 raise InvalidInput(f"{call} is {call.status}; only a call that happened has a result. Leave it out.")
+            error = None if outcome == "happened" else RESOLVED
+            if error is not None and call.own_error is not None:  # of a reversal, the decision comes first: it is proof
+                error = call.own_error if call.status == UNKNOWN else f"{RESOLVED} ({call.own_error})"
             if decisions[outcome] != call.status:
-                error = None if outcome == "happened" else call.own_error or "resolved: it did not happen"
                 self.context.store.journal.move(connection, call.id, decisions[outcome], error=error, result=result)
+            else:
+                self.context.store.journal.set_error_message(connection, call, error)
             record_event(
                 connection,
                 self.context.store.tenant_id,

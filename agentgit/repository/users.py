@@ -212,7 +212,7 @@ class Users:
 
         return self._context.change(change)
 
-    def delete(self, user: UserRef) -> Erased:
+    def delete(self, user: UserRef, *, force: bool = False) -> Erased:
         """Permanently erase a user with all their sessions, keys and roles; their handles end at once.
 
         Only admins can erase users other than themselves. What the user did in other users' sessions stays there, under
@@ -220,12 +220,14 @@ class Users:
 
         Args:
             user: A User, a name or an id.
+            force: True to erase them although effects of their sessions stand in the world, where they then stay.
 
         Returns:
             The counts of what was erased, and what could not be reached.
 
         Raises:
-            Conflict: One of the sessions is in use, or the user is the last admin; nothing was erased.
+            Conflict: One of the sessions is in use, effects stand in the world, or the user is the last admin; nothing
+                was erased.
             InvalidInput: The user is the local owner, who exists wherever the database is opened.
             NotFound: There is no such user.
             NotAllowed: You are not an admin, and the user is not you.
@@ -253,6 +255,7 @@ class Users:
             erasure.select_user_sessions(store, target.id),
             authorize,
             lambda c: erasure.erase_user(store, c, target, me.id),
+            force=force,
         )
 
     def _find_manageable_user(

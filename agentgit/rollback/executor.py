@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hashlib
-import inspect
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -14,8 +13,16 @@ from sqlalchemy import Connection
 
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.declarations import ToolRunner
-from agentgit.effects.effects import Undo, takes_invocation
-from agentgit.effects.invocation import FAILED, STANDING, idempotency_key, idempotency_key_set, join_errors
+from agentgit.effects.effects import COMPENSABLE, Undo, takes_invocation
+from agentgit.effects.function_names import name_of, printable_name
+from agentgit.effects.invocation import (
+    FAILED,
+    NOTHING_UNDONE,
+    STANDING,
+    idempotency_key,
+    idempotency_key_set,
+    join_errors,
+)
 from agentgit.effects.memory import is_memory_write
 from agentgit.effects.plan import EXECUTE, GONE, KEEP, REDO, REVERSE, Stays
 from agentgit.effects.registry import Registry
@@ -28,7 +35,7 @@ from agentgit.rollback.verification import (
     Verification,
     VerifiedCall,
     VerifyRaised,
-    await_completed_result,
+    await_answer,
     await_result,
     call_in_operation,
 )
@@ -135,13 +142,19 @@ class Executor:
     def _reverse(self, row: StoredRow, invocation_id: int, owner: str) -> bool:
         """Run the undo function of one invocation unless it is already reversed; return whether it is reversed now."""
         call = self._load_call(invocation_id)
-        if call is None or call.status in (invocation.REVERSED, invocation.REVERSE_UNKNOWN):
-            return call is not None and call.status == invocation.REVERSED
-        if self.registry.undo_obstacle(row.external_session_id, call) is not None:
+        if call is None or call.status == invocation.REVERSED:
+            return call is not None
+        session_id, is_unknown = (
+            row.external_session_id,
+            call.status in (invocation.UNKNOWN, invocation.REVERSE_UNKNOWN),
+        )
+        if is_unknown and not self.registry.undoes_unknown(session_id, call):
+            return False
+        if self.registry.undo_obstacle(session_id, call) is not None:
             return False
         if not is_memory_write(call):
             return self._reverse_call(row, call, owner)
-        with self.memory_conflicts.lock(row.external_session_id, call):
+        with self.memory_conflicts.lock(session_id, call):
             return self._leave_on_conflict(row, call, owner, REVERSE) or self._reverse_call(row, call, owner)
 
     def _leave_on_conflict(self, row: StoredRow, call: ToolInvocation, owner: str, action: str) -> bool:
@@ -174,16 +187,25 @@ class Executor:
             try:
                 self._run_undo(undo, call)
             except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a user's function raises is journaled and reported
-                # If `verify` finds the effect gone, the call was reversed, whatever its undo function raised.
-                verdict = self.verification.run_verify(row.external_session_id, call)
-                if verdict is not Verdict.GONE:
-                    is_outcome_known = isinstance(verdict, VerifiedCall) or not isinstance(error, CANCELLED)
-                    status = invocation.REVERSE_FAILED if is_outcome_known else invocation.REVERSE_UNKNOWN
-                    problem = _describe_failure(error, verdict)
+                status, problem = self._outcome_of_failed_undo(row, call, error)
+                if problem is not None:
                     trace_span.fail(type(error).__name__)
             trace_span.set(agentgit_call_status=status)
         self._record_reversal(row, owner, call, status, operation_id=row.id, error=problem)
         return problem is None
+
+    def _outcome_of_failed_undo(
+        self, row: StoredRow, call: ToolInvocation, error: BaseException
+    ) -> tuple[str, str | None]:
+        """Return the status and the error of a call whose undo raised. The undo may have acted before it raised."""
+        verdict = self.verification.run_verify(row.external_session_id, call)
+        if verdict is Verdict.GONE:
+            return invocation.REVERSED, None
+        problem = _describe_failure(error, verdict)
+        if isinstance(verdict, VerifiedCall) or self._proves_nothing_done(row, call, error):
+            return invocation.REVERSE_FAILED, f"{NOTHING_UNDONE}{problem}"
+        is_unknown = call.effect == COMPENSABLE or isinstance(error, CANCELLED)
+        return invocation.REVERSE_UNKNOWN if is_unknown else invocation.REVERSE_FAILED, problem
 
     def _record_reversal(self, row: StoredRow, owner: str, call: ToolInvocation, status: str, **fields: Any) -> None:
         """Record the status of a reversal, if this piece of work still holds the operation."""
@@ -197,7 +219,8 @@ class Executor:
 
     def _run_undo(self, undo: Undo, call: ToolInvocation) -> None:
         arguments = (call.args, call.result, call) if takes_invocation(undo) else (call.args, call.result)
-        await_completed_result(self.awaiter, call_in_operation(undo, *arguments))
+        if await_answer(self.awaiter, undo, call, *arguments) is False:
+            raise NothingDone(f"{printable_name(name_of(undo).path)} returned False")
 
     # -- redo
 
@@ -271,8 +294,8 @@ class Executor:
         with self.store.database.reading() as connection:
             thread_id = self.store.sessions.branch(connection, row.internal_session_id).thread_id
         try:
-            returned = call_in_operation(runner, original.args, thread_id)
-            result = portable(await_result(self.awaiter, _with_idempotency_key(returned, idempotency_key())))
+            returned = call_in_operation(runner, original.args, thread_id, key=idempotency_key())
+            result = portable(await_result(self.awaiter, returned))
         except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a tool raises is journaled and reported
             return self._outcome_of_error(row, rerun_id, error)
         return CallOutcome(status=invocation.DONE, result=result, ended_at=datetime.now(UTC))
@@ -303,16 +326,6 @@ def _describe_failure(error: BaseException, verdict: object) -> str:
 def _may_run_again(call: ToolInvocation) -> bool:
     """Return whether a call may run again: it did not happen, was reversed, or can be reversed if it happened."""
     return call.status in (FAILED, invocation.REVERSED) or call.may_be_repeated
-
-
-def _with_idempotency_key(result: Any, key: str) -> Any:
-    """Make the idempotency key available to an asynchronous tool, wherever the tool is awaited."""
-
-    async def await_with_key() -> Any:
-        with idempotency_key_set(key):
-            return await result
-
-    return await_with_key() if inspect.isawaitable(result) else result
 
 
 def describe_drift(original: ToolInvocation, rerun: ToolInvocation) -> str | None:

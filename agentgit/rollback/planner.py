@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from sqlalchemy import Connection
 
@@ -247,14 +248,14 @@ class Planner:
         session_id = target.external_session_id
         branch = self.store.sessions.branch(connection, target.internal_session_id)
         path = self.store.track_parts(connection, branch, target.position)
-        later = self.store.world.calls_in_effect(connection, session_id, () if replay == EXECUTE else path)
+        later = self._load_effects(connection, session_id, () if replay == EXECUTE else path)
         accepted_ids = self.accepted_ids(connection, source_id)
         present_ids = self._file_calls(connection, source_id, later) | accepted_ids if kept_files else set()
         return make_plan(
             checkpoint_id=target.id,
             target=label,
             position=target.position,
-            later=later,
+            later=[*self._load_paused_calls(connection, target, branch), *later],
             gone=self._load_gone_calls(connection, session_id, path),
             accepted_ids=accepted_ids,
             undo_obstacle=lambda call: (refusals or {}).get(call.id) or self.registry.undo_obstacle(session_id, call),
@@ -266,6 +267,7 @@ class Planner:
                 (refusals or {}).get(call.id) or self.path_calls.rerun_obstacle(connection, session_id, call)
             ),
             remark=lambda call: self._remark(session_id, call),
+            undoes_unknown=lambda call: self.registry.undoes_unknown(session_id, call),
             kind=kind,
         )
 
@@ -279,7 +281,7 @@ class Planner:
             checkpoint_id=branch.head_id or 0,
             target=f"branch {branch.name}",
             position=branch.inherited + self.store.journal.tally(connection, branch.id).calls,
-            later=self.store.world.calls_in_effect(connection, session_id, path),
+            later=self._load_effects(connection, session_id, path),
             gone=self._load_gone_calls(connection, session_id, path),
             accepted_ids=self.accepted_ids(connection, branch.id),
             undo_obstacle=lambda call: (refusals or {}).get(call.id) or self.registry.undo_obstacle(session_id, call),
@@ -289,6 +291,7 @@ class Planner:
                 (refusals or {}).get(call.id) or self.path_calls.rerun_obstacle(connection, session_id, call)
             ),
             remark=lambda call: self._remark(session_id, call),
+            undoes_unknown=lambda call: self.registry.undoes_unknown(session_id, call),
             kind=SWITCH,
         )
 
@@ -372,6 +375,17 @@ class Planner:
                 file_calls = [call for call in file_calls if call.id > row.id or call.position < position]
         path = self.store.track_parts(connection, self.store.sessions.branch(connection, branch_id))
         return self.store.world.ids_on_path(connection, path, [call.first_id for call in file_calls])
+
+    def _load_effects(self, connection: Connection, session_id: int, path: Sequence[TrackPart]) -> list[ToolInvocation]:
+        """Read the calls that may have an effect in the world and are not on a path, newest first."""
+        return [self.registry.current(call) for call in self.store.world.calls_in_effect(connection, session_id, path)]
+
+    def _load_paused_calls(self, connection: Connection, target: StoredRow, branch: StoredRow) -> list[ToolInvocation]:
+        """Read the calls that asked a person and were not answered, except those that wait at a checkpoint too."""
+        branches = [segment.branch for segment in self.store.sessions.lineage(connection, branch)]
+        limits = {parent.id: child.branch_point_id for parent, child in pairwise(branches)} | {branch.id: target.id}
+        calls = self.store.world.paused_calls(connection, target.external_session_id)
+        return [call for call in calls if call.id > limits.get(call.internal_session_id, 0)]
 
     def _load_gone_calls(
         self, connection: Connection, session_id: int, path: Sequence[TrackPart]

@@ -91,7 +91,8 @@ class Reports:
             )
         obstacle = self.registry.undo_obstacle(row.external_session_id, call)
         if call.status == invocation.REVERSE_FAILED:
-            return "failed", "; ".join(filter(None, [f"its undo raised {call.error_message}", obstacle]))
+            error = f"its undo raised {call.error_message}" if call.undo_may_have_acted else call.error_message
+            return "failed", "; ".join(filter(None, [error, obstacle]))
         return "remaining", obstacle or untried_reason
 
     def _redo_outcome(

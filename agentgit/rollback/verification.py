@@ -21,7 +21,8 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import WAITING_LOOP
 from agentgit.effects import RollbackPlan, ToolInvocation, invocation
-from agentgit.effects.invocation import join_errors
+from agentgit.effects.function_names import name_of, printable_name
+from agentgit.effects.invocation import VERIFIED, idempotency_key_set, join_errors, short_repr
 from agentgit.effects.memory import is_memory_write
 from agentgit.effects.registry import Registry
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
@@ -75,37 +76,56 @@ def await_result(awaiter: Awaiter, result: Any) -> Any:
     return awaiter(result) if inspect.isawaitable(result) else result
 
 
-def await_completed_result(awaiter: Awaiter, result: Any) -> Any:
-    """Return the result of a user's function as `await_result` does, and check that the function has run."""
-    value = await_result(awaiter, result)
-    if inspect.isgenerator(value) or inspect.isasyncgen(value) or isinstance(value, (map, filter)):
-        raise InvalidInput(f"it returned a {type(value).__name__} that has not run; consume it inside the function.")
-    return value
-
-
 IN_OPERATION: ContextVar[bool] = ContextVar("agentgit_in_operation", default=False)
 """True in a function that an operation calls on its own; a rerun that runs meanwhile does not refuse its tools."""
 
 
 @contextmanager
-def _in_operation() -> Iterator[None]:
+def _in_operation(key: str | None) -> Iterator[None]:
     token = IN_OPERATION.set(True)
     try:
-        yield
+        with idempotency_key_set(key):
+            yield
     finally:
         IN_OPERATION.reset(token)
 
 
-def call_in_operation(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a user's function for an operation; an awaitable that it returns is one of the operation, too."""
+def call_in_operation(function: Callable[..., Any], *arguments: Any, key: str | None = None) -> Any:
+    """Call a user's function for an operation, about the call with this idempotency key.
+
+    An awaitable that it returns is one of the operation, too.
+    """
 
     async def finish(awaitable: Awaitable[Any]) -> Any:
-        with _in_operation():
+        with _in_operation(key):
             return await awaitable
 
-    with _in_operation():
+    with _in_operation(key):
         result = function(*arguments)
     return finish(result) if inspect.isawaitable(result) else result
+
+
+def await_answer(awaiter: Awaiter, function: Callable[..., Any], call: ToolInvocation, *args: Any) -> Any:
+    """Return the answer of an `undo`, `verify` or `precheck` about a call: True, False, None, or a result.
+
+    Anything else is refused: an empty list or a zero does not say whether something happened.
+    """
+    answer = await_result(awaiter, call_in_operation(function, *args, key=call.idempotency_key))
+    if answer is None or answer is True or answer is False:
+        return answer
+    name = printable_name(name_of(function).path)
+    if inspect.isgenerator(answer) or inspect.isasyncgen(answer) or isinstance(answer, (map, filter)):
+        raise InvalidInput(f"{name} returned a {type(answer).__name__} that has not run; consume it in the function.")
+    if not _is_result(answer):
+        raise InvalidInput(f"{name} returned {short_repr(answer)}; it must return True, False, None, or a result.")
+    return answer
+
+
+def _is_result(answer: Any) -> bool:
+    try:
+        return bool(answer) and type(answer).__name__ not in ("bool", "bool_")  # numpy has a True of its own
+    except Exception:  # noqa: BLE001  # an array of numpy raises when it is asked
+        return False
 
 
 LOG = logging.getLogger("agentgit")
@@ -176,11 +196,7 @@ class Verification:
         except NotFound as error:
             return str(error)
         try:
-            answer = (
-                await_completed_result(self.awaiter, call_in_operation(precheck, call))
-                if precheck is not None
-                else None
-            )
+            answer = await_answer(self.awaiter, precheck, call, call) if precheck is not None else None
         except Exception as error:  # noqa: BLE001  # any error of a user's function blocks the reversal and is reported
             _warn("precheck", call, "it is not reversed")
             return f"its precheck raised {describe_error(error)}"
@@ -217,11 +233,10 @@ class Verification:
                 (invocation.DONE, None) if is_in_world else (invocation.FAILED, "verified: it did not happen")
             )
         else:
-            status, error = (
-                (invocation.REVERSE_FAILED, "verified: it is still there")
-                if is_in_world
-                else (invocation.REVERSED, None)
-            )
+            status, error = (invocation.REVERSE_FAILED, VERIFIED) if is_in_world else (invocation.REVERSED, None)
+        if status == call.status:
+            self.store.database.write(lambda c: self.store.journal.set_error_message(c, call, error))
+            return
         result = verdict.result if isinstance(verdict, VerifiedCall) and call.status == invocation.UNKNOWN else None
         try:
             self.store.database.write(
@@ -243,6 +258,8 @@ class Verification:
 
     def run_verify(self, session_id: int, call: ToolInvocation) -> VerifiedCall | Verdict | VerifyRaised:
         """Run the `verify` function of a call, and return whether the effect is in the world."""
+        if call.id in self.registry.running_calls:
+            return Verdict.UNDETERMINED
         try:
             verify = self.registry.verify(session_id, call)
         except NotFound as error:
@@ -251,7 +268,7 @@ class Verification:
         if verify is None:
             return Verdict.NO_VERIFY
         try:
-            answer = await_completed_result(self.awaiter, call_in_operation(verify, call))
+            answer = await_answer(self.awaiter, verify, call, call)
         except Exception as error:  # noqa: BLE001  # the outcome stays unknown, and a person decides
             _warn("verify", call, "its outcome stays unknown")
             return VerifyRaised(describe_error(error))

@@ -334,7 +334,7 @@ def test_a_run_finds_what_another_process_did_to_its_thread(repo, app, world):
         answer = app.invoke(said("hello"), THREAD)
         assert [text for text in contents(answer) if text.startswith("add")] == ["add chair"]
         assert app.get_state(THREAD).values == answer
-        other.session("t").delete()
+        other.session("t").delete(force=True)
     answer = app.invoke(said("add sofa"), THREAD)
     assert [text for text in contents(answer) if text.startswith("add")] == ["add sofa"]
     point = app.get_state(THREAD).config

@@ -150,7 +150,7 @@ def test_a_session_that_the_user_cannot_see_may_only_read_or_has_erased_is_a_row
     repo.session("read").sharing.share("bob", "viewer")
     gone = repo.session("gone")
     listed = [*repo.sessions(name="gone")]
-    gone.delete()
+    gone.delete(force=True)
     rows = bob.rerun(["mine", repo.session("read").id], graph_of(world)).rows
     assert [row.status for row in rows] == ["refused", "refused"]
     assert "no session" in rows[0].error
@@ -177,7 +177,7 @@ def test_branches_are_named_with_an_at_sign_or_found_by_a_search(repo, world):
     assert told == [("retry", 2), ("main", 1), ("main", 1)]
     assert results.names == ["s@retry", "s@main", "a@b"]
     assert all(f"  {name} " in str(results) for name in results.names)
-    repo.session("gone").delete()
+    repo.session("gone").delete(force=True)
     rows = repo.rerun(hits, graph_of(world), effects=world.effects()).rows
     found = sorted((row.session, row.source, row.status) for row in rows if row.source)
     assert found == [("s", "main", "done"), ("s", "retry", "done")]

@@ -98,8 +98,8 @@ def test_a_switch_to_a_branch_that_becomes_partial_is_refused(repo, before):
 def test_the_last_two_admins_cannot_both_erase_themselves(repo, before):
     ann, bob = (repo.as_user(repo.users.add(name, is_admin=True)) for name in ("ann", "bob"))
     backend.change(repo, "user", repo.user.id, is_admin=False)
-    other = before(points.ERASE_LAST_ADMIN, Other(lambda: bob.users.delete("bob")))
-    ann.users.delete("ann")
+    other = before(points.ERASE_LAST_ADMIN, Other(lambda: bob.users.delete("bob", force=True)))
+    ann.users.delete("ann", force=True)
     assert type(other.ends()) is Conflict
     assert [user.name for user in bob.users.list() if user.is_admin] == ["bob"]
 
@@ -109,7 +109,7 @@ def test_an_erased_user_cannot_write_through_an_open_handle(repo):
     repo.as_user(bob).session("bobs", create=True)
     link = repo.as_user(bob).session("bobs").sharing.create_link()
     with agentgit.open(backend.url(repo), user="ada") as handle:
-        repo.users.delete(ada)
+        repo.users.delete(ada, force=True)
         for make in (
             lambda: handle.session("s", create=True),
             lambda: handle.keys.create("a key"),
@@ -125,7 +125,7 @@ def test_gc_continues_when_a_session_is_erased_during_it(repo, before):
         wrap(repo, name).run("add chair")
         wrap(repo, name).checkpoint("more")
         repo.session(name).retention.set(Retention(max_checkpoints=1))
-    other = before(points.THIN_OUT, Other(lambda: repo.session("one").delete(), patience=60))
+    other = before(points.THIN_OUT, Other(lambda: repo.session("one").delete(force=True), patience=60))
     done = repo.maintenance.gc()
     assert other.ends() is None
     assert [session.session_name for session in repo.sessions()] == ["two"]
@@ -166,7 +166,7 @@ def test_reading_a_session_during_its_erasure_returns_data_or_not_found(repo, be
     agent = wrap(repo)
     agent.run("add chair")
     agent.rollback("main#1").run("add table")
-    other = before(READS[step], Other(lambda: repo.session("s").delete(), patience=60))
+    other = before(READS[step], Other(lambda: repo.session("s").delete(force=True), patience=60))
     with suppress(NotFound):
         READERS[reader](repo)
     assert other.run is None or other.ends() is None  # some readers do not come to this point
@@ -184,7 +184,7 @@ def test_reading_a_session_during_its_erasure_returns_data_or_not_found(repo, be
 def test_a_verb_during_the_erasure_of_its_session_raises_not_found(repo, before, step, verb):
     for name in ("template", "s"):
         repo.session(name, create=True).checkpoint("first")
-    other = before(step, Other(lambda: repo.session("s").delete(), patience=60))
+    other = before(step, Other(lambda: repo.session("s").delete(force=True), patience=60))
     with pytest.raises(NotFound, match="deleted"):
         verb(repo)
     assert other.ends() is None
@@ -235,7 +235,7 @@ def test_an_upgrade_is_refused_after_a_concurrent_newer_upgrade(empty, before):
 def test_the_name_of_a_template_erased_during_its_use_is_not_stored(repo, before, step):
     repo.session("zebrafish", create=True)
     repo.session("zebrafish").checkpoint("first")
-    other = before(step, Other(lambda: repo.session("zebrafish").delete()))
+    other = before(step, Other(lambda: repo.session("zebrafish").delete(force=True)))
     with suppress(NotFound):
         repo.session("s", create=True, template="zebrafish@HEAD")
     assert other.ends() is None
@@ -257,7 +257,7 @@ def test_a_refused_erasure_keeps_the_snapshots_of_the_session(repo, workspace):
     with backend.at_work(repo) as alive:
         begins = faults.after(points.RELEASE_ALL_SNAPSHOTS, lambda: backend.take(repo, agent.branch, alive))
         with begins, pytest.raises(Conflict, match="Nothing was erased"):
-            repo.session("s").delete()
+            repo.session("s").delete(force=True)
     assert [one.pinned for one in workspace.list()] == [True]
 
 
@@ -278,7 +278,7 @@ def test_a_snapshot_reused_by_another_session_during_erasure_is_kept(repo, works
     wrap(repo, "one", workspace=workspace).run("hello")
     agent = wrap(repo, "two", workspace=workspace)
     other = before(points.RELEASE_SNAPSHOTS, Other(lambda: agent.run("hello"), patience=60))
-    repo.session("one").delete()
+    repo.session("one").delete(force=True)
     assert other.ends() is None
     assert [one.pinned for one in workspace.list()] == [True]
 

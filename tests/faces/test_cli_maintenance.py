@@ -54,7 +54,10 @@ def test_a_session_is_deleted_only_after_confirmation(at):
     code, out, err = at("delete", "demo", "--json")
     assert (code, out) == (2, "")
     assert json.loads(err)["message"] == "--json cannot ask for confirmation. Add --yes to confirm."
-    assert _json(at, "delete", "demo", "--yes")["rows"]["checkpoint"] == 11
+    code, out, err = at("delete", "demo", "--yes")
+    assert (code, out) == (6, "")
+    assert "nobody could undo" in err
+    assert _json(at, "delete", "demo", "--yes", "--force")["rows"]["checkpoint"] == 11
     assert _json(at, "sessions") == []
 
 

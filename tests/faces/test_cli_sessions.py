@@ -153,7 +153,7 @@ def test_a_lonely_word_that_is_a_session_is_recognised(two):
         out, err, code = run(command, "mine")
         assert (out, code) == ("", InvalidInput.exit_code)
         assert err == f"error: mine is a session. Name the {what} too: agentgit {command} mine {noun}\n"
-    assert run("delete", "theirs", "--yes").code == 0
+    assert run("delete", "theirs", "--yes", "--force").code == 0
     assert "mine is a session" in run("plan", "mine").err
     assert "mine@main is a session" in run("plan", "mine@main").err
     assert run("tag", "main#1", "mine").code == 0

@@ -144,7 +144,8 @@ def test_erasing_a_session_or_a_user_requires_the_exact_name(ada, repo):
     at = f"/sessions/{repo.session('support-42').id}"
     page = ada.get(at)
     assert "Nothing was deleted" in ada.post(page, f"{at}/delete", 422, name="support").text
-    assert "Deleted support-42" in ada.post(page, f"{at}/delete", name="support-42").text
+    assert "nobody could undo 4 effects" in ada.post(page, f"{at}/delete", 409, name="support-42").text
+    assert "Deleted support-42" in ada.post(page, f"{at}/delete", name="support-42", force="true").text
     assert repo.sessions() == []
     eve = repo.users.add("eve")
     repo.as_user(eve).session("hers", create=True)

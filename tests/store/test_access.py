@@ -145,7 +145,7 @@ VERBS = {
     "Log.to_frame": (VIEWER, lambda r, w: at(r, w).log().to_frame()),
     "Users.add": (ADMIN, lambda r, w: r.users.add("new")),
     "Users.list": (ADMIN, lambda r, w: r.users.list()),
-    "Users.delete": (ADMIN, lambda r, w: r.users.delete("spare")),
+    "Users.delete": (ADMIN, lambda r, w: r.users.delete("spare", force=True)),
     "Users.disable": (ADMIN, lambda r, w: r.users.disable("guest")),
     "Users.enable": (ADMIN, lambda r, w: r.users.enable("guest")),
     "Users.find": (ADMIN, lambda r, w: r.users.find("ada")),
@@ -154,7 +154,7 @@ VERBS = {
     "Keys.list": (ADMIN, lambda r, w: r.keys.list("ada")),
     "Keys.create": (ADMIN, lambda r, w: r.keys.create("a key", user="ada")),
     "Keys.revoke": (OWN, None),
-    "Session.delete": (OWNER, lambda r, w: at(r, w).delete()),  # last, because it deletes the session
+    "Session.delete": (OWNER, lambda r, w: at(r, w).delete(force=True)),  # last, because it deletes the session
 }
 """Each verb of a repository, its namespaces and a session, with its role and a call on ada's session."""
 

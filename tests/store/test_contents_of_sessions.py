@@ -50,7 +50,7 @@ def test_equal_values_of_two_sessions_are_separate_rows(repo):
         agent.update_state(None, {"messages": [{"role": "user", "content": "the same text", "id": "1"}]})
     shared = hashes(repo, "a") & hashes(repo, "b")
     assert shared
-    erased = repo.session("a").delete()
+    erased = repo.session("a").delete(force=True)
     assert erased.values == erased.rows["blob"] > 0
     assert shared <= hashes(repo, "b")
     assert set(owners(repo)) == {repo.session("b").id}
@@ -66,7 +66,7 @@ def test_an_erasure_reports_the_same_numbers_whatever_others_store(repo):
         if has_twin:
             chat(repo, "twin").update_state(None, message)
         chat(repo, "probe").update_state(None, message)
-        reports.append(repo.session("probe").delete())
+        reports.append(repo.session("probe").delete(force=True))
     alone, beside = reports
     assert (alone.values, alone.bytes, alone.rows["blob"]) == (beside.values, beside.bytes, beside.rows["blob"])
 
@@ -76,7 +76,7 @@ def test_a_template_takes_its_values_along(repo):
     history = old.history()
     new = chat(repo, "new", template="old")
     assert hashes(repo, "new") <= hashes(repo, "old")
-    repo.session("old").delete()
+    repo.session("old").delete(force=True)
     repo.maintenance.gc()
     assert new.history() == history
     assert new.run("add table") == "done"
@@ -111,7 +111,7 @@ def test_an_import_stores_the_values_for_the_new_session(repo, tmp_path, keyring
         for name in ("one", "two"):
             there.import_(tmp_path / "s.jsonl", session=name)
         assert hashes(there, "one") == hashes(there, "two")
-        there.session("one").delete()
+        there.session("one").delete(force=True)
         assert there.session("two").branch().conversation_history == agent.history()
         assert is_sound(there)
 
@@ -154,7 +154,7 @@ def test_a_copy_that_leaves_a_session_takes_its_values_along(repo):
     with SQLModelSaver.from_conn_string(backend.url(repo), sessions=True) as saver:
         saver.copy_thread(thread, "copy")
         before = values(saver, on("copy"))
-        repo.session("s").delete()
+        repo.session("s").delete(force=True)
         assert set(owners(repo)) == {family_of("copy")}
         assert values(SQLModelSaver(saver.database, sessions=True), on("copy")) == before
     assert is_sound(repo)
@@ -180,7 +180,7 @@ def test_a_session_is_deleted_while_another_one_is_written(server):
         store.graphs.copy_thread(connection, thread, "elsewhere")  # adds rows to all three tables
         impatient = backend.url(server).update_query_dict({"options": "-c statement_timeout=5000"})
         with agentgit.open(impatient) as other:
-            deleted.append(other.session("empty").delete())
+            deleted.append(other.session("empty").delete(force=True))
 
     store.database.write(write)
     assert [one.values for one in deleted] == [0]

@@ -46,7 +46,7 @@ def test_erasing_a_session_leaves_no_data_and_spares_others(two):
     head = two.session("other").get_checkpoint("HEAD").to_dict()
     assert MARK in backend.as_stored(two)
     before = two.events.newest(session=MARK, limit=1000)
-    done = two.session(MARK).delete()
+    done = two.session(MARK).delete(force=True)
     assert done.rows["checkpoint"] > 3
     assert done.values > 0
     assert done.events == len(before)
@@ -88,7 +88,7 @@ def test_erasing_a_session_clears_the_planner_statistics(repo, tmp_path):
         assert len(list(repo.session(name).search("note"))) > 0
     backend.database(repo).shrink(wipe=True)
     assert {"blob.data", "checkpoint.name", "search_text.words", "tag.name"} <= set(told())
-    assert repo.session(MARK).delete().left == []
+    assert repo.session(MARK).delete(force=True).left == []
     assert told() == []
     repo.close()
 
@@ -98,9 +98,9 @@ def test_a_running_session_is_not_erased(two):
     with backend.at_work(two) as alive:
         backend.take(two, branch, alive)
         with pytest.raises(Conflict, match="Nothing was erased"):
-            two.session("other").delete()
+            two.session("other").delete(force=True)
     assert two.session("other").branch().checkpoint_count == branch.checkpoint_count
-    assert two.session("other").delete().sessions == 1
+    assert two.session("other").delete(force=True).sessions == 1
 
 
 @pytest.mark.long
@@ -122,10 +122,10 @@ def test_erasing_a_user_removes_everything_of_the_user(two, tmp_path):
     bob.session("bobs").sharing.share(ann.user, "editor")
     key = two.keys.create("a key", user=ann.user)
     by_key, by_name = two.authenticate(key.secret), agentgit.open(backend.url(two), user=MARK)
-    done = two.users.delete(ann.user)
+    done = two.users.delete(ann.user, force=True)
     assert (done.sessions, done.rows["user"], done.rows["session_member"], done.rows["api_key"]) == (2, 1, 3, 1)
     assert (done.snapshots > 0, done.left) == (True, [])
-    two.session(MARK).delete()
+    two.session(MARK).delete(force=True)
     assert MARK not in backend.as_stored(two)
     assert not files_hold(two, MARK)
     assert by_name.sessions() == []
@@ -147,14 +147,14 @@ def test_only_admins_and_the_user_may_erase_a_user(two):
     narrow = two.authenticate(two.keys.create("a key", "write", user="bob").secret)
     for who, refused in ((bob, "ann"), (narrow, "bob")):
         with pytest.raises(NotAllowed):
-            who.users.delete(refused)
+            who.users.delete(refused, force=True)
     with pytest.raises(InvalidInput, match="local owner"):
-        two.users.delete("local")
+        two.users.delete("local", force=True)
     bob.session("bobs", create=True)
-    assert bob.users.delete("bob").sessions == 1
+    assert bob.users.delete("bob", force=True).sessions == 1
     with pytest.raises(NotFound):
-        two.users.delete("bob")
+        two.users.delete("bob", force=True)
     backend.write(two, lambda c: two.context.store.users.change(c, two.user.id, {"disabled_at": datetime.now(UTC)}))
     with pytest.raises(Conflict, match="last admin"):
-        ann.users.delete("ann")
+        ann.users.delete("ann", force=True)
     assert [user.name for user in ann.users.list()] == ["ann", "local"]

@@ -129,7 +129,7 @@ def test_open_handles_of_an_erased_session_raise_not_found(repo):
     agent.run("add chair")
     point, session = agent.checkpoint("one"), repo.session("s")
     late, call = repo.session("s").checkpoints()[0], agent.tool_track()[0]
-    repo.session("s").delete()
+    repo.session("s").delete(force=True)
     asked = [
         lambda: agent.run("hm"),
         lambda: other.run("hm"),
@@ -149,7 +149,7 @@ def test_open_handles_of_an_erased_session_raise_not_found(repo):
         lambda: list(repo.events.list(session=session)),
         lambda: session.retention.clear(),
         lambda: session.sharing.share(repo.user),
-        lambda: session.delete(),
+        lambda: session.delete(force=True),
         lambda: agent.merge("main"),
     ]
     for ask in asked:
@@ -166,7 +166,7 @@ def test_a_refusal_in_an_erased_session_is_not_written_to_the_trail(repo, people
 
     def late(database, refused):
         monkeypatch.undo()
-        ada.session("s").delete()
+        ada.session("s").delete(force=True)
         tell(database, refused)
 
     monkeypatch.setattr(Database, "_record_refusal", late)

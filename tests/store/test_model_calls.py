@@ -159,7 +159,7 @@ def test_model_calls_survive_a_collection_and_an_export(repo, tmp_path):
         assert target.maintenance.fsck(level=3).findings == ()
     copied = repo.session("copy", create=True, template=agent.head)
     check(copied)
-    repo.session("s").delete()
+    repo.session("s").delete(force=True)
     check(copied)
 
 
@@ -185,7 +185,7 @@ def test_an_erased_session_leaves_no_prompt(repo):
     talked(repo)
     talked(repo, name="kept", model=answering())
     assert "open_door" in backend.as_stored(repo)
-    repo.session("s").delete()
+    repo.session("s").delete(force=True)
     repo.maintenance.gc()
     assert "open_door" not in backend.as_stored(repo)
 

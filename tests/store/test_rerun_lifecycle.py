@@ -21,7 +21,7 @@ def results(repo, world):
 
 def test_an_erased_session_leaves_no_trace_of_its_reruns(repo, results):
     session_id = repo.session("a").id
-    repo.session("a").delete()
+    repo.session("a").delete(force=True)
     store = repo._context.store
     with store.database.reading() as connection:
         for table in BRANCH.metadata.sorted_tables:
@@ -29,7 +29,7 @@ def test_an_erased_session_leaves_no_trace_of_its_reruns(repo, results):
                 query = select(func.count()).select_from(table).where(table.c.external_session_id == session_id)
                 assert connection.execute(query).scalar_one() == 0, table.name
     assert [row.session for row in repo.reruns("nightly").rows] == ["b"]
-    repo.session("b").delete()
+    repo.session("b").delete(force=True)
     with pytest.raises(NotFound, match="no reruns named 'nightly'"):
         repo.reruns("nightly")
     assert not repo.maintenance.fsck().findings

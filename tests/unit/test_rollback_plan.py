@@ -38,14 +38,14 @@ ACTIONS = {
     "reverse": ["reversible done", "compensable done", "reversible reverse_failed"],
     "keep": [
         "reversible failed", "irreversible failed", "idempotent done", "undeclared done", "undeclared unknown",
-        "undeclared failed",
+        "undeclared failed", "reversible paused",
     ],
     "block": [
         "reversible unknown", "reversible intended", "reversible reverse_unknown", "reversible reversing",
         "irreversible done", "irreversible unknown",
     ],
     None: [
-        "read_only done", "reversible reversed", "reversible paused", "state intended", "state done", "state failed",
+        "read_only done", "read_only paused", "reversible reversed", "state intended", "state done", "state failed",
         "state unknown",
     ],
 }  # fmt: skip

@@ -133,7 +133,7 @@ class HostSaver(ThreadReader):
             return
         while self._is_running(session_id) and time.monotonic() < deadline:
             yield
-        Session(self._context, session_id).delete()
+        Session(self._context, session_id).delete(force=True)  # a host deletes without asking
 
     def _is_running(self, session_id: int) -> bool:
         branches = self._context.read(lambda c: self._context.store.sessions.branches(c, session_id))

@@ -32,7 +32,7 @@ from agentgit.agents.turn.fence_errors import (
 from agentgit.agents.turn.recorded_results import UnreadableResult, has_command, rebuild_result
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, READ_ONLY, STATE
+from agentgit.effects.effects import FENCED, IRREVERSIBLE, READ_ONLY, STATE
 from agentgit.effects.invocation import (
     DONE,
     FAILED,
@@ -56,9 +56,6 @@ from agentgit.store.records.recorded_calls import RESULT_STATUSES
 ANSWER, REFUSE, OFF = "replay", "raise", "off"
 FENCE_MODES = (ANSWER, REFUSE, OFF)
 """The values of `wrap(fence=...)`: what to do with a call whose effect already exists."""
-
-FENCED_EFFECTS = frozenset({COMPENSABLE, IRREVERSIBLE})
-"""The effects that the fence prevents a second time on a branch that a rollback created."""
 
 POSSIBLY_IN_EFFECT = STANDING - {FAILED}
 """The statuses in which a call took effect, or may have."""
@@ -167,7 +164,9 @@ class CallInterceptor:
         if slot.name == request.call_id:
             require_same_args(request.intent, attempt.args)
         if attempt.status in UNRESOLVABLE or not request.is_harmless:
-            raise open_outcome_error(attempt, "This turn continues with it, so it was not made again.")
+            raise open_outcome_error(
+                self._registry.current(attempt), "This turn continues with it, so it was not made again."
+            )
         return request
 
     def _require_different_call(
@@ -182,9 +181,10 @@ class CallInterceptor:
                 )
                 if is_undecided and not self._verify(call):
                     raise open_outcome_error(
-                        call, "This would be the same call with other arguments, so it was not made."
+                        self._registry.current(call),
+                        "This would be the same call with other arguments, so it was not made.",
                     )
-        elif request.intent.effect in FENCED_EFFECTS and self.fence_mode != OFF:
+        elif request.intent.effect in FENCED and self.fence_mode != OFF:
             matched_keys = {key for slot in slots.all for key in slot.keys}
             for call in earlier_calls:
                 if (
@@ -264,7 +264,7 @@ class CallInterceptor:
 
     def _admit(self, request: RequestedCall) -> AdmittedCall:
         intent = request.intent
-        if request.is_once or (intent.effect in FENCED_EFFECTS and self.fence_mode != OFF and self._is_after_rollback):
+        if request.is_once or (intent.effect in FENCED and self.fence_mode != OFF and self._is_after_rollback):
             return self._admit_fenced(request)
         if intent.effect == READ_ONLY:
             return AdmittedCall(intent, None)  # a read-only call may be recorded after it has ended
@@ -287,7 +287,9 @@ class CallInterceptor:
         result = self.turn.unit_of_work.write(lambda c: self._check_fence(c, request))
         if isinstance(result, ToolInvocation):
             if not self._verify(result):
-                raise open_outcome_error(result, "This would be the same call again, so it was not made.")
+                raise open_outcome_error(
+                    self._registry.current(result), "This would be the same call again, so it was not made."
+                )
             return self._admit_fenced(request)
         return result
 

@@ -481,6 +481,14 @@ class Recorder(BaseCallbackHandler):
             return False
         return function_run.may_have_acted and (function_run.needs_outcome or self.interceptor.has_verify(call))
 
+    def record_unreported(self, run_id: UUID, error: BaseException) -> None:
+        """Record a call that ended with an error of which LangChain tells nobody, as when a result has no text."""
+        call = self._running.get(run_id)
+        if call is not None and isinstance(error, Exception):
+            self.on_tool_error(error, run_id=run_id)
+        elif call is not None and call.id is not None:  # its thread ends with the process, or dies
+            self.turn.context.registry.running_calls.pop(call.id, None)
+
     def record_cancellation(self, run_id: UUID, error: BaseException) -> None:
         """Handle a cancelled call, which LangChain does not report; the end of the turn writes it to the journal."""
         self._spans.pop(run_id, NO_SPAN).end(error)

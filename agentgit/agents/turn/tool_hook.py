@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackManager
-from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langchain_core.tools import BaseTool
 from langchain_core.utils.uuid import uuid7
 
@@ -59,7 +59,11 @@ def _wrap_run(original: Callable[..., Any]) -> Callable[..., Any]:
         if call is None:
             return original(self, tool_input, *args, **options)
         call.recorder.wait_for_saves(call.run_id)
-        return original(_intercepted_copy(self, call.recorder, call.run_id), tool_input, **call.options)
+        try:
+            return original(_intercepted_copy(self, call.recorder, call.run_id), tool_input, **call.options)
+        except BaseException as error:
+            call.recorder.record_unreported(call.run_id, error)
+            raise
 
     return run
 
@@ -70,8 +74,15 @@ def _wrap_arun(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
         call = _register_call(self, args, options)
         if call is None:
             return await original(self, tool_input, *args, **options)
+        if (type(self).run, type(self)._arun) == (BaseTool.run, BaseTool._arun):
+            # In a thread of ours, so that the end of the tool is recorded if the call is cancelled.
+            return await run_in_executor(None, self.run, tool_input, **call.options)
         await call.recorder.await_saves(call.run_id)
-        return await original(_intercepted_copy(self, call.recorder, call.run_id), tool_input, **call.options)
+        try:
+            return await original(_intercepted_copy(self, call.recorder, call.run_id), tool_input, **call.options)
+        except Exception as error:  # a cancelled call is recorded by the end of its turn
+            call.recorder.record_unreported(call.run_id, error)
+            raise
 
     return arun
 

@@ -70,7 +70,7 @@ LOGGED_STATUSES = frozenset({"done", "failed", "unknown", "reversed", "reverse_u
 """The statuses after which the world may have changed. A change to one of them is written to the world log."""
 
 LAST_LOGGED_STATUSES = {status: (status,) for status in LOGGED_STATUSES} | dict.fromkeys(
-    (REVERSING, REVERSE_FAILED), (DONE, REVERSE_UNKNOWN)
+    (REVERSING, REVERSE_FAILED), (DONE, UNKNOWN, REVERSE_UNKNOWN)
 )
 """For each status, the possible last events of the call in the world log. With other statuses it has no event."""
 

@@ -12,10 +12,11 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, or_, select
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import NEUTRAL, REVERSIBLE, UNSHARED
+from agentgit.effects.effects import NEUTRAL, REVERSIBLE, UNSHARED, WORKSPACE
 from agentgit.effects.invocation import (
     CALL,
     FAILED,
+    PAUSED,
     REDO,
     REPLAY,
     REVERSE_UNKNOWN,
@@ -109,6 +110,23 @@ class WorldLog:
             rows, key=lambda row: (row.seq if row.seq is not None else infinity, row.id), reverse=True
         )
         return self.journal.invocations_from_rows(connection, newest_first)
+
+    def paused_calls(self, connection: Connection, session_id: int) -> list[ToolInvocation]:
+        """Read the calls that asked a person and have not run again, newest first. They may have acted before."""
+        query = (
+            select(TOOL_INVOCATION, BRANCH.c.inherited)
+            .select_from(WITH_BRANCH)
+            .where(
+                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
+                TOOL_INVOCATION.c.external_session_id == session_id,
+                TOOL_INVOCATION.c.status == PAUSED,
+                TOOL_INVOCATION.c.made_on.is_(None),
+                *(TOOL_INVOCATION.c.effect != kind for kind in (*NEUTRAL, WORKSPACE)),
+                ~_RAN_AGAIN,
+            )
+        )
+        rows = connection.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
+        return self.journal.invocations_from_rows(connection, rows)
 
     def reversed_calls(self, connection: Connection, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read the invocations on a path that were reversed or simulated and have no redo in effect, oldest first."""
@@ -268,6 +286,12 @@ IS_SUPERSEDED = exists().where(
     _rerun.c.replay_of == TOOL_INVOCATION.c.id,
     _rerun.c.kind == REDO,
     _rerun.c.status != FAILED,
+)
+_RAN_AGAIN = exists().where(
+    _rerun.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
+    _rerun.c.internal_session_id == TOOL_INVOCATION.c.internal_session_id,
+    _rerun.c.idempotency_key == TOOL_INVOCATION.c.idempotency_key,
+    _rerun.c.arrival > TOOL_INVOCATION.c.arrival,
 )
 # A call that was imported from another world, and that a branch made again here. The new call represents both.
 IS_REMADE = and_(

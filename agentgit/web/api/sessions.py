@@ -161,9 +161,9 @@ def get_session(caller: Caller, session_id: Id) -> JsonResponse:
 
 
 @router.delete("/sessions/{session_id}", response_model=responses.ErasedAnswer, responses=failures(409))
-def delete_session(caller: Caller, session_id: Id) -> JsonResponse:
-    """Permanently delete a session with everything stored for it. Returns what was deleted."""
-    return JsonResponse(caller.session(session_id).delete().to_dict())
+def delete_session(caller: Caller, session_id: Id, force: bool = False) -> JsonResponse:
+    """Permanently delete a session, with `force` also if effects stand in the world. Returns what was deleted."""
+    return JsonResponse(caller.session(session_id).delete(force=force).to_dict())
 
 
 @router.get("/sessions/{session_id}/branches", response_model=responses.BranchesAnswer, responses=failures())

@@ -107,9 +107,9 @@ def create_sign_in_link(caller: Caller, user_id: Id) -> JsonResponse:
 
 
 @router.delete("/users/{user_id}", response_model=ErasedAnswer, responses=failures(409))
-def delete_user(caller: Caller, user_id: Id) -> JsonResponse:
+def delete_user(caller: Caller, user_id: Id, force: bool = False) -> JsonResponse:
     """Permanently delete a user with all their sessions. Returns what was deleted. Admins only, except for yourself."""
-    return JsonResponse(caller.users.delete(user_id).to_dict())
+    return JsonResponse(caller.users.delete(user_id, force=force).to_dict())
 
 
 @router.get("/keys", response_model=KeyList, responses=failures())

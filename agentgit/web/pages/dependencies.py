@@ -58,6 +58,7 @@ Visit = Annotated[Visitor, Depends(visitor_of)]
 Text = Annotated[str, Form(max_length=300)]
 """A field of a form."""
 
+Checkbox = Annotated[bool, Form()]
 Name = Annotated[Text, AfterValidator(str.strip)]
 """A field of a form in which a user types a name or a token; outer spaces are removed."""
 

@@ -18,13 +18,20 @@ from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.session import SIMULATED
 from agentgit.values import to_json
 from agentgit.web.api.dependencies import BranchName, Id
-from agentgit.web.pages.dependencies import MAX_URL_LENGTH, Name, Text, Visit, local_path_or_home, parse_checkpoint_ref
+from agentgit.web.pages.dependencies import (
+    MAX_URL_LENGTH,
+    Checkbox,
+    Name,
+    Text,
+    Visit,
+    local_path_or_home,
+    parse_checkpoint_ref,
+)
 from agentgit.web.pages.rendering import query
 from agentgit.web.security import require_same_site
 
 router = APIRouter()
 
-Checkbox = Annotated[bool, Form()]
 Tools = Literal["reverse", "reversible", "keep", "require_clean"]
 
 

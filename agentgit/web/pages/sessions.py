@@ -14,7 +14,7 @@ from agentgit.sessions.events import KINDS
 from agentgit.sessions.rerun import FUNCTION, LIVE, RECORD, TOLD, VALUE
 from agentgit.web.api.dependencies import MAX_ID, After, BranchName, Id, Offset
 from agentgit.web.api.sessions import download, files_of, previous_checkpoint, read_session_page
-from agentgit.web.pages.dependencies import Name, Text, Visit, parse_checkpoint_ref
+from agentgit.web.pages.dependencies import Checkbox, Name, Text, Visit, parse_checkpoint_ref
 from agentgit.web.pages.rendering import MAX_TEXT_LENGTH
 from agentgit.web.pages.tree import State, tree_context
 from agentgit.web.security import require_same_site
@@ -90,12 +90,12 @@ def create_session(visit: Visit, name: Name, template: Text = "") -> Response:
 
 
 @router.post("/sessions/{session_id}/delete", dependencies=[Depends(require_same_site)])
-def delete(visit: Visit, session_id: Id, name: Name = "") -> Response:
+def delete(visit: Visit, session_id: Id, name: Name = "", force: Checkbox = False) -> Response:
     """Permanently delete a session if its name was typed, and show what was deleted."""
     handle = visit.repo.session(session_id)
     if name != handle.name.strip():
         raise InvalidInput(f"Nothing was deleted. Type the name of the session, {handle.name}, to delete it.")
-    return visit.page("erased", name=handle.name, erased=handle.delete())
+    return visit.page("erased", name=handle.name, erased=handle.delete(force=force))
 
 
 MAX_EVENTS = 200

@@ -14,7 +14,7 @@ from agentgit.auth.principal import OWNER, allows
 from agentgit.errors import InvalidInput, NotAllowed
 from agentgit.web.api.dependencies import MAX_ID, Id
 from agentgit.web.api.users import to_timedelta
-from agentgit.web.pages.dependencies import MAX_URL_LENGTH, Name, Visit, Visitor, local_path_or_home
+from agentgit.web.pages.dependencies import MAX_URL_LENGTH, Checkbox, Name, Visit, Visitor, local_path_or_home
 from agentgit.web.pages.rendering import render_page
 from agentgit.web.security import (
     address_of,
@@ -119,12 +119,12 @@ def change_user(
 
 
 @router.post("/users/delete", dependencies=[Depends(require_same_site)])
-def delete_user(visit: Visit, user: RecordId, name: Name = "") -> Response:
+def delete_user(visit: Visit, user: RecordId, name: Name = "", force: Checkbox = False) -> Response:
     """Permanently delete a user with all their sessions if the name was typed, and show what was deleted."""
     target = visit.repo.users.find(user)
     if name != target.name:
         raise InvalidInput(f"Nothing was deleted. Type the name of the user, {target.name}, to delete them.")
-    return visit.page("erased", name=target.name, erased=visit.repo.users.delete(user))
+    return visit.page("erased", name=target.name, erased=visit.repo.users.delete(user, force=force))
 
 
 @router.get("/keys")
