@@ -140,6 +140,8 @@ KINDS = {
     "reversed": lambda agent, repo: rolled_back(agent),
     "redo": lambda agent, repo: rolled_back(agent).switch("main", sync="world"),
     "replay": lambda agent, repo: [agent.run("order sofa"), agent.rollback("main#3", name="again")],
+    "explored": lambda agent, repo: agent.explore(["order sofa"], choices=1),
+    "explored, waiting": lambda agent, repo: agent.explore(["ask sofa"], choices=1, name="e"),
     "simulated": lambda agent, repo: [agent.run("order sofa"), agent.rerun(name="better")],
     "simulated pay": lambda agent, repo: [agent.run("pay sofa"), agent.rerun(name="better")],
 }
@@ -154,7 +156,7 @@ def file_of(kind):
         agent, make = SHOP.agent(repo), KINDS[kind]
         agent.run("hello")
         agent.run(make) if isinstance(make, str) else make(agent, repo)
-        assert SHOP.acts or kind in ("failed", "paused")
+        assert SHOP.acts or kind in ("failed", "paused", "explored, waiting")
         return written(repo, "file")
 
 
@@ -238,15 +240,14 @@ VERBS = {
     "undo, redo": every_branch(lambda agent, to: agent.undo(force=True).redo(force=True)),
     **{
         f"switch {sync} {force}": every_branch(lambda agent, to, s=sync, f=force: agent.switch(to, sync=s, force=f))
-        for sync in ("world", "note", "ignore")
-        for force in (False, True)
+        for sync, force in (("world", False), ("world", True), ("note", True), ("ignore", True))
     },
     "promote": every_branch(lambda agent, to: agent.promote(to, force=True)),
     "merge": every_branch(lambda agent, to: (agent.merge(to, resolve="theirs"), agent.invoke(Command(goto="tools")))),
     "cherry-pick": every_branch(lambda agent, to: (agent.cherry_pick(to), agent.invoke(Command(goto="tools")))),
     "rerun": every_branch(lambda agent, to: agent.rerun()),
     "rerun, promote": every_branch(lambda agent, to: agent.rerun(on_miss=lambda call: "yes")),
-    "explore": every_branch(lambda agent, to: agent.explore(["hello"], choices=1)),
+    "explore": every_branch(lambda agent, to: agent.explore(["ask sofa"], choices=1, name="e")),
     "edit": every_branch(lambda agent, to: agent.edit(agent.history()[0]["id"], "hi")),
     "answer": goes_on(Command(resume="yes")),
     "retry": goes_on(None),
