@@ -177,7 +177,7 @@ def test_calls_of_an_unfinished_step_survive_an_export(repo, tmp_path):
         assert RecordedModel(target.session("s")).remaining == 1
         assert target.maintenance.fsck(level=3).findings == ()
         imported = target.wrap(graph, session="s")
-        imported.invoke(Command(resume="yes"))
+        imported.invoke({"messages": [("user", "hi again")]})
         assert RecordedModel(imported).remaining == 2
 
 

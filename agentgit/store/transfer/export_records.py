@@ -53,7 +53,7 @@ def state_record(row: Mapping[str, Any], branch_id: int, **other: Any) -> Record
         "run": row["run_id"],
         "messages": row["message_count"],
         "meta": stored_json(row["meta"]),
-        "header": {name: value for name, value in stored_json(row["header"]).items() if name != IMPORTED},
+        "header": {name: value for name, value in as_object(row["header"]).items() if name != IMPORTED},
         "channels": channels,
         "state_hash": row["state_hash"].hex(),
         **other,
