@@ -121,7 +121,7 @@ async def test_a_wrapped_agent_streams_inside_another_graph(repo, world):
 
 
 def test_tools_the_graph_does_not_expose_can_be_declared(repo, world):
-    """A tool that only a node calls is declared by its decorator, or with check_effects=False."""
+    """A tool that only a node calls is declared by its decorator, or by its name; one that is not found is refused."""
     undone = []
 
     @tool
@@ -138,8 +138,8 @@ def test_tools_the_graph_does_not_expose_can_be_declared(repo, world):
     graph = StateGraph(MessagesState).add_node("work", work).add_edge(START, "work")
     graph.add_node("chat", tool_node_graph(scripted("hi", "ho"), [world.tool("look")])).add_edge("work", "chat")
     with pytest.raises(InvalidInput, match="check_effects"):
-        repo.wrap(graph.compile(), "s", effects={"note": "read_only"})
-    agent = repo.wrap(graph.compile(), "s", effects={"note": "read_only"}, check_effects=False)
+        repo.wrap(graph.compile(), "s", effects={"notes": "read_only"})
+    agent = repo.wrap(graph.compile(), "s", effects={"note": "read_only"})
     agent.run("go")
     assert [(c.tool_name, c.effect) for c in agent.tool_track()] == [
         ("hidden_order", "reversible"), ("note", "read_only"),
