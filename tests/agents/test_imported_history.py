@@ -8,9 +8,11 @@ import asyncio
 from contextlib import suppress
 from functools import cache
 from io import BytesIO
+from uuid import UUID
 
 import backend
 import pytest
+from chats import send_message
 from exports import forged, of, written
 from fastapi.testclient import TestClient
 from langchain_core.messages import AIMessage
@@ -24,9 +26,7 @@ from scripted import call, calls, node_graph, say, tool_node_graph
 
 import agentgit
 from agentgit import AgentGitError, Conflict, NotDone, RollbackBlocked, compensable, reversible
-from agentgit.agents import chat_turn
 from agentgit.demo import ScriptedModel
-from agentgit.store.threads.graph_rows import NULL_TASK
 from agentgit.web import app
 
 
@@ -324,7 +324,7 @@ async def test_a_served_graph_does_not_run_it(repo, value):
 
 async def test_in_a_chat_a_message_to_an_imported_question_is_no_answer(repo):
     agent = brought(repo, "paused")
-    pieces = [one async for one in chat_turn.send_message(agent, "yes")]
+    pieces = [one async for one in send_message(agent, "yes")]
     assert [one.text for one in pieces] == ["fine"]
     assert SHOP.acts == []
 
@@ -431,7 +431,7 @@ def test_a_file_cannot_bring_the_answer_to_a_later_question(repo):
         agent.invoke("go")
         saver = backend.saver(origin)
         head = saver.get_tuple({"configurable": {"thread_id": agent.branch.langgraph_session_id}})
-        saver.put_writes(head.config, [("__resume__", "yes")], NULL_TASK)
+        saver.put_writes(head.config, [("__resume__", "yes")], str(UUID(int=0)))
         data = written(origin, "file")
     repo.import_(BytesIO(data))
     agent = repo.wrap(graph, "file")
