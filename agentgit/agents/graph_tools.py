@@ -14,7 +14,7 @@ from langgraph.pregel import Pregel
 
 from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_checkpoint_tool
 from agentgit.agents.reachable_tools import ReachableTool, reachable_tools
-from agentgit.agents.tools import ArgumentNormalizer, argument_normalizer, require_fit, tool_caller
+from agentgit.agents.tools import require_fit, tool_caller
 from agentgit.effects.declarations import (
     ALL,
     Args,
@@ -53,14 +53,6 @@ class ToolDeclaration(Declaration):
         if self.profile is None:
             return self.effect
         return stricter(self.profile.effect(args, holds) or self.default, hints_in(self.tool.metadata))
-
-    def normalize(self, args: Args) -> Args:
-        """Return the arguments of a call in the normalized form in which calls are compared."""
-        return self._normalizer(args)
-
-    @functools.cached_property
-    def _normalizer(self) -> ArgumentNormalizer:
-        return argument_normalizer(self.tool)
 
     @functools.cached_property
     def runner(self) -> ToolRunner | str | None:

@@ -9,6 +9,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
+from agentgit.agents.turn.calls import turn_context
 from agentgit.agents.turn.fence_errors import as_bubble_up
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.errors import InvalidInput
@@ -57,6 +58,7 @@ def detached() -> Iterator[None]:
     """Hide the surrounding graph run, if any, from a graph that is called in this block."""
     token = var_child_runnable_config.set(None)
     try:
-        yield
+        with turn_context(None):
+            yield
     finally:
         var_child_runnable_config.reset(token)

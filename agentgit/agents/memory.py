@@ -12,7 +12,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, TypeVar
-from uuid import UUID, uuid4
+from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from langchain_core.runnables.config import var_child_runnable_config
@@ -21,7 +21,8 @@ from langgraph.store.base import NOT_PROVIDED, BaseStore, GetOp, Op, PutOp, Resu
 from langgraph.store.memory import InMemoryStore
 
 from agentgit.agents.rerun_guard import require_outside_reruns
-from agentgit.agents.turn.recorder import Recorder
+from agentgit.agents.turn.arguments import given_arguments
+from agentgit.agents.turn.calls import Call, Calls
 from agentgit.effects.effects import MEMORY, Effect
 from agentgit.effects.memory import DELETE, MEMORY_TOOLS, PUT, ItemName, MemoryEffect, lock_name
 from agentgit.errors import Unavailable
@@ -39,12 +40,12 @@ class RecordedStore(BaseStore):
     def __init__(
         self,
         store: BaseStore,
-        current_recorder: Callable[[], Recorder | None],
+        current_calls: Callable[[], Calls | None],
         locks: NamedLocks,
         declared: Mapping[str, Effect | None],
     ) -> None:
         self.agentgit_store = store
-        self._current_recorder = current_recorder
+        self._current_calls = current_calls
         self._locks = locks
         effect = MemoryEffect(store=name_of(store))
         self._effects = {tool_name: declared.get(tool_name) or effect for tool_name in MEMORY_TOOLS}
@@ -146,53 +147,53 @@ class RecordedStore(BaseStore):
         except Exception:  # noqa: BLE001  # some objects cannot be copied
             return value
 
-    def _recorder_of(self, writes: Mapping[ItemName, PutOp]) -> Recorder | None:
-        """Return the recorder of the turn in which writes are made; None outside a turn, or if there are none."""
-        recorder = self._current_recorder() if writes else None
-        if writes and recorder is None:
+    def _calls_of(self, writes: Mapping[ItemName, PutOp]) -> Calls | None:
+        """Return the calls of the turn in which writes are made; None outside a turn, or if there are none."""
+        calls = self._current_calls() if writes else None
+        if writes and calls is None:
             require_outside_reruns(_tool_name(next(iter(writes.values()))))
-        return recorder
+        return calls
 
     @contextmanager
     def _recording(self, ops: Sequence[Op]) -> Iterator[None]:
         """Record the writes among operations that the block executes."""
         writes = _last_writes(ops)
-        recorder = self._recorder_of(writes)
-        if recorder is None:
+        calls = self._calls_of(writes)
+        if calls is None:
             yield
             return
         items, effects = self._undoable_items(writes), self._effects
         # A write that raised is looked up under the lock, so this is done when the lock is free.
         with ExitStack() as failing, self._locks.hold(self._lock_names(items)) if items else nullcontext():
             befores = self.agentgit_store.batch([_read_op(item) for item in items]) if items else []
-            calls = _begin(recorder, writes, effects, dict(zip(items, befores, strict=True)))
-            with _running(recorder, calls):
-                failing.push(_failing(recorder, calls))
+            begun = _begin(calls, writes, effects, dict(zip(items, befores, strict=True)))
+            with _running(begun):
+                failing.push(_failing(begun))
                 yield
             failing.pop_all()
             stored = self.agentgit_store.batch(map(_read_op, inexact)) if (inexact := _inexact(writes)) else []
-            _end(recorder, calls, dict(zip(inexact, stored, strict=True)))
+            _end(begun, dict(zip(inexact, stored, strict=True)))
 
     async def _arecord(self, ops: Sequence[Op], execute: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Execute operations, and record the writes among them, without blocking the event loop."""
         writes = _last_writes(ops)
-        recorder = self._recorder_of(writes)
-        if recorder is None:
+        calls = self._calls_of(writes)
+        if calls is None:
             return await execute()
         items = self._undoable_items(writes)
         async with AsyncExitStack() as failing, self._holding(items) as executions:
             befores = await self.agentgit_store.abatch([_read_op(item) for item in items]) if items else []
             befores_by_item = dict(zip(items, befores, strict=True))
-            begin = functools.partial(_begin, recorder, writes, self._effects, befores_by_item)
-            calls = await _in_thread(begin, lambda begun: _abort(recorder, begun))
-            with _running(recorder, calls):
-                failing.push_async_exit(_afailing(recorder, calls))
+            begin = functools.partial(_begin, calls, writes, self._effects, befores_by_item)
+            begun = await _in_thread(begin, _abort)
+            with _running(begun):
+                failing.push_async_exit(_afailing(begun))
                 executions.append(asyncio.ensure_future(execute()))
                 result: T = await asyncio.shield(executions[0])  # most stores go on in any case
             failing.pop_all()
             inexact = _inexact(writes)
             stored = await self.agentgit_store.abatch(map(_read_op, inexact)) if inexact else []
-            end = functools.partial(_end, recorder, calls, dict(zip(inexact, stored, strict=True)))
+            end = functools.partial(_end, begun, dict(zip(inexact, stored, strict=True)))
             await _in_thread(end, lambda _: None)
         return result
 
@@ -304,8 +305,8 @@ def store_of_run(configurable: Mapping[str, Any], graph_store: Any) -> Any:
 
 # -- the recorded calls
 
-Calls = Mapping[ItemName, UUID]
-"""The run of the call that records the write to each item."""
+Writes = Mapping[ItemName, Call]
+"""The call that records the write to each item."""
 
 
 def _put_op(
@@ -329,23 +330,22 @@ def _tool_name(op: PutOp) -> str:
 
 
 def _begin(
-    recorder: Recorder,
+    calls: Calls,
     writes: Mapping[ItemName, PutOp],
     effects: Mapping[str, Effect],
     befores: Mapping[ItemName, Any],
-) -> Calls:
-    """Record the intents of writes, and return their runs by item."""
+) -> Writes:
+    """Open the calls of writes, and return them by item."""
     config: Mapping[str, Any] = var_child_runnable_config.get() or {}
     parent_run_id = getattr(config.get("callbacks"), "parent_run_id", None)
-    begun: dict[ItemName, UUID] = {}
+    begun: dict[ItemName, Call] = {}
     try:
         for item, op in writes.items():
-            run_id, effect = uuid7(), effects[_tool_name(op)]
-            recorder.register_write(run_id, effect, parent_run_id, config.get("configurable", {}))
-            recorder.on_tool_start({"name": _tool_name(op)}, "", run_id=run_id, inputs=_args(item, op, effect, befores))
-            begun[item] = run_id
+            effect = effects[_tool_name(op)]
+            site = calls.site_of_write(_tool_name(op), effect, uuid7(), parent_run_id, config.get("configurable", {}))
+            begun[item] = site.open(given_arguments(_args(item, op, effect, befores)))
     except Exception as error:
-        _fail(recorder, begun, error)
+        _fail(begun, error)
         raise
     return begun
 
@@ -376,31 +376,31 @@ def _is_json(value: Any) -> bool:
 
 
 @contextmanager
-def _running(recorder: Recorder, calls: Calls) -> Iterator[None]:
+def _running(writes: Writes) -> Iterator[None]:
     with ExitStack() as stack:
-        for run_id in calls.values():
-            stack.enter_context(recorder.recording_function(run_id))
+        for call in writes.values():
+            stack.enter_context(call.observed())
         yield
 
 
-def _failing(recorder: Recorder, calls: Calls) -> Callable[..., None]:
+def _failing(writes: Writes) -> Callable[..., None]:
     """Return what records the error with which a block ended, for an `ExitStack`."""
 
     def exit_block(_: Any, error: BaseException | None, __: Any) -> None:
         if error is not None:
-            _fail(recorder, calls, error)
+            _fail(writes, error)
 
     return exit_block
 
 
-def _afailing(recorder: Recorder, calls: Calls) -> Callable[..., Coroutine[Any, Any, None]]:
+def _afailing(writes: Writes) -> Callable[..., Coroutine[Any, Any, None]]:
     """Return what records the error with which a block ended, for an `AsyncExitStack`."""
 
     async def exit_block(_: Any, error: BaseException | None, __: Any) -> None:
         if isinstance(error, Exception):
-            await asyncio.to_thread(_fail, recorder, calls, error)
+            await asyncio.to_thread(_fail, writes, error)
         elif error is not None:
-            _abort(recorder, calls)
+            _abort(writes)
 
     return exit_block
 
@@ -410,22 +410,21 @@ def _inexact(writes: Mapping[ItemName, PutOp]) -> list[ItemName]:
     return [item for item, op in writes.items() if not _is_json(op.value)]
 
 
-def _end(recorder: Recorder, calls: Calls, stored: Mapping[ItemName, Any]) -> None:
+def _end(writes: Writes, stored: Mapping[ItemName, Any]) -> None:
     """Record that writes are done, each with the value that the store holds, if that may be in another form."""
-    for item, run_id in calls.items():
+    for item, call in writes.items():
         found = stored.get(item)
-        recorder.on_tool_end(found.value if found is not None else None, run_id=run_id)
+        call.end(found.value if found is not None else None)
 
 
-def _fail(recorder: Recorder, calls: Calls, error: BaseException) -> None:
-    for run_id in calls.values():
-        recorder.on_tool_error(error, run_id=run_id)
+def _fail(writes: Writes, error: BaseException) -> None:
+    for call in writes.values():
+        call.end_raised(error)
 
 
-def _abort(recorder: Recorder, calls: Calls) -> None:
+def _abort(writes: Writes) -> None:
     """Handle writes that were cancelled at an unknown point; the end of the turn records them as unknown."""
-    for run_id in calls.values():
-        recorder.record_cancellation(run_id, asyncio.CancelledError())
+    _fail(writes, asyncio.CancelledError())
 
 
 async def _in_thread(function: Callable[[], Any], abandon: Callable[[Any], None]) -> Any:

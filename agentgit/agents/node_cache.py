@@ -49,7 +49,7 @@ class HarmlessCache(BaseCache[Any]):
             self._turn, self._acted_before = turn, {}
         if turn is not None:
             for key in keys:  # the first count stays, because LangGraph requests the entry again during the work
-                self._acted_before.setdefault(key, turn.recorder.acted_count)
+                self._acted_before.setdefault(key, turn.calls.acted_count)
         return {key: found[_own(key)] for key in keys if _own(key) in found}
 
     # LangGraph reads these two attributes when a task has ended, and calls them later from another thread, when tasks
@@ -73,7 +73,7 @@ class HarmlessCache(BaseCache[Any]):
 
     def _count_acted(self) -> int:
         turn = self.current_turn()
-        return turn.recorder.acted_count if turn is not None else 0
+        return turn.calls.acted_count if turn is not None else 0
 
     def _harmless(self, pairs: Pairs, acted_count: int) -> dict[FullKey, tuple[Any, int | None]]:
         turn = self.current_turn()

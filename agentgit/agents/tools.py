@@ -1,19 +1,16 @@
-"""The tools of a graph: their declared effects, the normal form of their arguments, and repeated calls."""
+"""Tools: what can be declared about them, and repeated calls."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException
 from langgraph.errors import ParentCommand
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from agentgit.agents.isolation import detached
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record
@@ -53,82 +50,6 @@ class NotDone(NothingDone, ToolException):
         Traceback (most recent call last):
         agentgit.agents.tools.NotDone: the card was declined
     """
-
-
-Args = Mapping[str, Any]
-ArgumentNormalizer = Callable[[Args], Args]
-
-PLAIN = (bool, int, float, str)
-EMPTY = (list, dict, set)
-"""The default factories that always return the same value; another factory may generate an id."""
-
-
-def argument_normalizer(tool: BaseTool) -> ArgumentNormalizer:
-    """Return a function that normalizes the arguments of a tool: it drops default values and converts numbers.
-
-    Arguments that do not fit the tool's schema stay as they are.
-
-    Example:
-        >>> from langchain_core.tools import tool
-        >>> @tool
-        ... def pay(to: str, euros: int, memo: str = "") -> str:
-        ...     '''Pay somebody.'''
-        >>> argument_normalizer(pay)({"to": "Ann", "euros": "5", "memo": ""})
-        {'to': 'Ann', 'euros': 5}
-    """
-    schema: Any = tool.tool_call_schema
-    if isinstance(schema, dict):
-        defaults = {name: one["default"] for name, one in schema.get("properties", {}).items() if "default" in one}
-        return lambda args: {name: v for name, v in args.items() if name not in defaults or defaults[name] != v}
-    if not issubclass(schema, BaseModel):
-        return lambda args: args
-
-    def normalize(args: Args) -> Args:
-        try:
-            normalized: Args = _without_defaults(schema.model_validate(dict(args)), args)
-        except Exception:  # noqa: BLE001  # an error of a user's validator: the tool itself will raise it
-            return args
-        return normalized
-
-    return normalize
-
-
-def _without_defaults(parsed: Any, original: Any) -> Any:
-    """Remove the arguments that equal defaults of the schema, at any depth, and convert plain values."""
-    if isinstance(parsed, BaseModel) and isinstance(original, Mapping):
-        values = {key: getattr(parsed, name) for name, field in _fields(parsed) for key in _field_names(name, field)}
-        default_keys = {
-            key
-            for name, field in _fields(parsed)
-            if _is_default(field, parsed, name)
-            for key in _field_names(name, field)
-        }
-        return {
-            key: _without_defaults(values.get(key, value), value)
-            for key, value in original.items()
-            if key not in default_keys
-        }
-    if isinstance(parsed, list) and isinstance(original, list) and len(parsed) == len(original):
-        return [_without_defaults(*pair) for pair in zip(parsed, original, strict=True)]
-    if isinstance(parsed, Decimal):
-        return str(parsed.normalize())
-    return parsed if type(parsed) in PLAIN else original
-
-
-def _fields(parsed: BaseModel) -> list[tuple[str, FieldInfo]]:
-    return list(type(parsed).model_fields.items())
-
-
-def _field_names(name: str, field: FieldInfo) -> set[str]:
-    return {name, field.alias or name}
-
-
-def _is_default(field: FieldInfo, parsed: BaseModel, name: str) -> bool:
-    if field.is_required():
-        return False
-    default_value: Any = field.default_factory() if field.default_factory in EMPTY else field.default
-    value = getattr(parsed, name)
-    return isinstance(value, bool) is isinstance(default_value, bool) and bool(value == default_value)  # True == 1
 
 
 def require_fit(name: str, effect: Effect, tools: Sequence[BaseTool]) -> None:

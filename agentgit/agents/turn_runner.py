@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
 from functools import partial
 from time import monotonic
@@ -22,8 +22,8 @@ from agentgit.agents.isolation import detached, detached_config, recorders_in, r
 from agentgit.agents.memory import RecordedStore, is_wrappable, plain_store
 from agentgit.agents.node_cache import HarmlessCache, cache_of
 from agentgit.agents.turn.abandoned_turn import warn_caller
+from agentgit.agents.turn.calls import Calls, turn_context
 from agentgit.agents.turn.checkpoint_tracker import SaveBarrier
-from agentgit.agents.turn.recorder import Recorder
 from agentgit.agents.turn.turn import ThreadedTurn, Turn
 from agentgit.async_api import LOOP
 from agentgit.errors import AgentGitError, BranchMoved, InvalidInput
@@ -120,18 +120,18 @@ class TurnRunner(DescribedGraph):
             return store
         declared = self._branch.settings.effects.tools
         locks = self._branch.store.database.named_locks
-        return RecordedStore(plain_store(store), self._current_recorder, locks, declared)
+        return RecordedStore(plain_store(store), self._current_calls, locks, declared)
 
-    def _current_recorder(self) -> Recorder | None:
-        """Return the recorder of the turn that the caller's task belongs to, or else of the one that runs.
+    def _current_calls(self) -> Calls | None:
+        """Return the calls of the turn that the caller's task belongs to, or else of the one that runs.
 
-        The thread of a cancelled turn goes on. The recorder of that turn refuses its writes, as it refuses its calls.
+        The thread of a cancelled turn goes on. That turn refuses its writes, as it refuses its calls.
         """
         recorders = recorders_in(var_child_runnable_config.get())
-        own = next((one for one in recorders if one.turn.context is self._branch), None)
+        own = next((one.calls for one in recorders if one.turn.context is self._branch), None)
         if own is not None and not own.turn.is_completed:
             return own
-        return self._turn.recorder if self._turn is not None else None
+        return self._turn.calls if self._turn is not None else None
 
     def _current_turn(self) -> Turn | None:
         return self._turn
@@ -353,13 +353,13 @@ class TurnRunner(DescribedGraph):
             return options
         return {**{name: value for name, value in options.items() if name != "checkpoint_during"}, "durability": "sync"}
 
-    def _current_span(self) -> AbstractContextManager[None]:
-        """Make the turn's span current, so that the graph's own spans are its children."""
-        return self._turn.span.current() if self._turn is not None else nullcontext()
-
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Run a part of the graph in the turn, and outside of a graph that calls this agent."""
         turn = self._turn
-        with detached(), self._current_span(), turn.unit_of_work.current() if turn is not None else nullcontext():
+        if turn is None:
+            with detached():
+                yield
+            return
+        with detached(), turn.span.current(), turn.unit_of_work.current(), turn_context(turn.calls):
             yield

@@ -134,10 +134,6 @@ class Declaration:
         """Return the effect of one call."""
         return self.effect
 
-    def normalize(self, args: Args) -> Args:
-        """Return the arguments of a call in the normalized form in which calls are compared."""
-        return args
-
     @property
     def runner(self) -> ToolRunner | str | None:
         """The function that calls the tool again, or the reason why it cannot be called; None if no tool is known."""

@@ -189,6 +189,7 @@ class ToolInvocation(Displayable):
             here.
         tool_path: The qualified name of the tool's function or class. It is never imported. None if it is not known.
         enclosing: The name of the innermost tool or subgraph node in which the call was made; None in the graph itself.
+        parent_id: The id of the call whose tool made this one; None if no tool did.
         runs: The number of times that the tool started. It starts again each time that it has waited for a person's
             answer, and the code before the question runs again.
     """
@@ -215,6 +216,7 @@ class ToolInvocation(Displayable):
     made_on: int | None = None
     tool_path: str | None = None
     enclosing: str | None = None
+    parent_id: int | None = None
     runs: int = 1
 
     @property

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE, Effect
+from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE
 
 SERIALIZED_KEY = "agentgit_packed"
 """The key in the record of a `Command` or a message that holds the serialized object, if it can be rebuilt."""
@@ -42,46 +41,6 @@ class NothingDone(Exception):  # not an AgentGitError: it only marks the errors 
 
     raised_by: Any = None
     """The call that raised it first. It proves nothing about an outer call that it only passes through."""
-
-
-@dataclass(eq=False)
-class FunctionRun:
-    """The observed facts about one run of a tool's own function."""
-
-    effect: Effect | None
-    is_seen: bool = True
-    has_begun: bool = False
-    error: BaseException | None = None
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record that the function starts, and the exception that it raises."""
-        self.has_begun = True
-        try:
-            yield
-        except BaseException as error:
-            self.record_error(error, has_begun=True)
-            raise
-
-    def record_error(self, error: BaseException, *, has_begun: bool) -> None:
-        """Record an error of the call; `has_begun` is False if the function was not entered."""
-        self.error, self.has_begun = error, has_begun
-        if isinstance(error, NothingDone) and error.raised_by is None:
-            error.raised_by = self
-
-    @property
-    def may_have_acted(self) -> bool:
-        """True if the function was entered and its error does not prove that it did nothing."""
-        if not self.has_begun:
-            return False
-        if isinstance(self.error, NothingDone) and self.error.raised_by is self:
-            return False
-        return self.effect is None or not isinstance(self.error, self.effect.failed_on)
-
-    @property
-    def needs_outcome(self) -> bool:
-        """True if it must be known whether the call acted: its effect lasts, or it may happen only once."""
-        return self.effect is not None and (self.effect.kind in LASTING or self.effect.once)
 
 
 CONTENT_BLOCK_TYPES = frozenset(

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from time import monotonic
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from sqlalchemy import Connection
 
@@ -43,6 +43,7 @@ from agentgit.store.threads.graph_rows import (
     NewRows,
     NewWrites,
 )
+from agentgit.values import to_json
 
 LOG = logging.getLogger("agentgit")
 
@@ -64,15 +65,15 @@ MAX_CALLS = 64
 class RecordedCall(NamedTuple):
     """A call that has ended."""
 
-    id: int | None
     intent: Intent
     outcome: CallOutcome
-    is_replay: bool
+    is_replay: bool = False
 
 
 class _Waiting(NamedTuple):
     rows: list[NewRows]
     calls: list[RecordedCall]
+    answers: dict[int, tuple[Intent, Any]]
 
 
 class UnitOfWork:
@@ -83,6 +84,8 @@ class UnitOfWork:
         self._branch = branch
         self._rows: list[NewRows] = []
         self._calls: list[RecordedCall] = []
+        self._answers: dict[int, tuple[Intent, Any]] = {}
+        """The calls that run, with what each has used so far of the answers and numbers of its task."""
         self._newest: Mapping[Namespace, GraphCheckpoint | None] = {(branch.thread_id, ""): newest.checkpoint}
         self._interrupts: dict[str, bool] = {}
         """Whether a task of a graph checkpoint has an interrupt, for each one that something was written on top of."""
@@ -90,6 +93,10 @@ class UnitOfWork:
             self._interrupts[newest.checkpoint.key.checkpoint_id] = newest.is_interrupted
         store.graphs.owners.add(branch.thread_id, branch.external_session_id)
         self._create_locks()
+        self._intended: set[int] = set()
+        """The calls whose intents are written."""
+        self._new_intended: set[int] = set()
+        """The calls whose intents a transaction under way writes."""
         self._next_arrival: int | None = None
         """The arrival number of the next call, in a transaction under way that has read it."""
         self.world_seq: int | None = world_seq
@@ -119,12 +126,12 @@ class UnitOfWork:
     def after_fork(self) -> None:
         """Forget what waits, because the parent writes it."""
         self._create_locks()
-        self._rows, self._calls = [], []
+        self._rows, self._calls, self._answers = [], [], {}
 
     @property
     def is_waiting(self) -> bool:
         """True if something waits or is being written."""
-        return bool(self._rows or self._calls or self._write_lock.locked())
+        return bool(self._rows or self._calls or self._answers or self._write_lock.locked())
 
     def add(self, rows: NewRows) -> bool:
         """Add a graph checkpoint or writes. Return False if the turn has ended, so that the caller must store them."""
@@ -181,6 +188,12 @@ class UnitOfWork:
         else:
             _flusher.schedule(self)
 
+    def add_answers(self, intent: Intent, answers: Any) -> None:
+        """Add what a running call has used so far, which is written no later than what is made with it."""
+        with self._lock:
+            self._answers[intent.id] = intent, answers
+        _flusher.schedule(self)
+
     def flush(self) -> None:
         """Write what waits."""
         if self.is_waiting:
@@ -208,12 +221,13 @@ class UnitOfWork:
             if self._is_taken_over:
                 self._write_outcomes_alone(waiting)
                 raise TakenOver
-            if work is None and not waiting.rows and not waiting.calls:
+            if work is None and not (waiting.rows or waiting.calls or waiting.answers):
                 return None  # another thread has just written it
             newest_before, world_seq_before = self._newest, self.world_seq
 
             def write_all(connection: Connection) -> T | None:
                 self.world_seq, self._next_arrival = world_seq_before, None
+                self._new_intended = set()
                 # Each locks the session against the collection of its values, before anything is read.
                 if closing:  # the end of a turn checks the hold itself, when it releases the branch
                     self.read_session_meta = self._store.sessions.queue_touch(connection, session_id)
@@ -224,7 +238,7 @@ class UnitOfWork:
                 return work(connection) if work is not None else None
 
             # A later commit of the turn takes steps to the disk, but the outcome of a call that acted must not wait.
-            can_wait = not durable and all(call.id is None for call in waiting.calls)
+            can_wait = not durable and not any(map(self._is_intended, waiting.calls))
             try:
                 result = self._store.database.write(write_all, durable=durable, async_commit=can_wait)
             except TakenOver:
@@ -234,6 +248,7 @@ class UnitOfWork:
             except BaseException:
                 self._newest, self.world_seq = newest_before, None
                 raise
+            self._intended |= self._new_intended
             for entry in waiting.rows:
                 if isinstance(entry, NewCheckpoint):
                     self._store.graphs.seen.add(entry.key)
@@ -242,7 +257,8 @@ class UnitOfWork:
     def _write_outcomes_alone(self, waiting: _Waiting) -> None:
         """Write the outcomes of the calls that acted in a turn that was taken over, and drop everything else."""
         waiting.rows.clear()
-        waiting.calls[:] = [call for call in waiting.calls if call.id is not None]
+        waiting.answers.clear()
+        waiting.calls[:] = filter(self._is_intended, waiting.calls)
         if waiting.calls:
             self._store.database.write(
                 lambda connection: self._write_outcomes(connection, self._leave_out_stored(connection, waiting.calls)),
@@ -256,8 +272,8 @@ class UnitOfWork:
         with self._write_lock:
             self._writer = threading.get_ident()
             with self._lock:
-                waiting = _Waiting(self._rows, self._calls)
-                self._rows, self._calls = [], []
+                waiting = _Waiting(self._rows, self._calls, self._answers)
+                self._rows, self._calls, self._answers = [], [], {}
                 self._is_closed |= closing  # now, so that the saver stores what comes later itself
                 self._has_ended |= closing
             try:
@@ -266,6 +282,7 @@ class UnitOfWork:
                 self._failures += 1
                 with self._lock:
                     self._rows[:0], self._calls[:0] = waiting.rows, waiting.calls
+                    self._answers = waiting.answers | self._answers
                     self._is_closed &= not closing
                 if (self._rows or self._calls) and not self._gives_up():
                     _flusher.schedule(self, RETRY_SECONDS)
@@ -288,8 +305,12 @@ class UnitOfWork:
     ) -> Mapping[Namespace, GraphCheckpoint | None]:
         """Write what waited, and return the newest graph checkpoints."""
         newest = self._store.graphs.write(connection, waiting.rows, newest, is_protected=True)
+        if waiting.answers:
+            self.intend(connection, [intent for intent, _ in waiting.answers.values()])
+            for id, (_, answers) in waiting.answers.items():
+                self._store.journal.change(connection, id, answers=to_json(answers))
         calls = self._leave_out_stored(connection, waiting.calls)
-        new_calls = [(call.intent, call.outcome) for call in calls if call.id is None]
+        new_calls = [(call.intent, call.outcome) for call in calls if not self._is_intended(call)]
         if new_calls:
             self._store.journal.add(connection, new_calls, self._next_arrival)
             self._next_arrival = None
@@ -301,24 +322,27 @@ class UnitOfWork:
         if not self._failures or not calls:  # otherwise the answer to a commit may have been lost
             return calls
         rows = self._store.journal.calls_of_turn(connection, self._branch.id, calls[0].intent.owner)
-        new = {(None, row.idempotency_key, row.started_at) for row in rows}
-        ended = {(row.id, row.idempotency_key, row.status) for row in rows}
+        statuses = {row.id: row.status for row in rows}
         return [
             call
             for call in calls
-            if (call.id, call.intent.idempotency_key, call.intent.started_at) not in new
-            and (call.id, call.intent.idempotency_key, call.outcome.status) not in ended
+            if call.intent.id not in statuses
+            or (self._is_intended(call) and statuses[call.intent.id] != call.outcome.status)
         ]
+
+    def _is_intended(self, call: RecordedCall) -> bool:
+        return call.is_replay or call.intent.id in self._intended | self._new_intended
 
     def _write_outcomes(self, connection: Connection, calls: Sequence[RecordedCall]) -> None:
         """Write the outcomes of the calls whose intents are written. This needs no hold on the branch."""
         for call in calls:
-            if call.id is None:
+            if not self._is_intended(call):
                 continue
             if call.is_replay:
-                self._store.recorded_calls.fail_replay(connection, call.id, call.outcome.error or call.outcome.status)
+                error = call.outcome.error or call.outcome.status
+                self._store.recorded_calls.fail_replay(connection, call.intent.id, error)
             else:
-                seq = self._store.journal.end(connection, call.id, call.outcome)
+                seq = self._store.journal.end(connection, call.intent.id, call.outcome)
                 if seq is not None and self.world_seq is not None:
                     self.world_seq = seq if seq == self.world_seq + 1 else None
 
@@ -333,10 +357,17 @@ class UnitOfWork:
         self._store.sessions.lock(connection, self._branch.external_session_id)
         self._read_held(connection)
 
-    def intend(self, connection: Connection, intent: Intent) -> int:
-        """Record that a call is about to run, and return its id."""
-        arrival, self._next_arrival = self._next_arrival, None
-        return self._store.journal.intend(connection, intent, arrival)
+    def intend(self, connection: Connection, intents: Sequence[Intent]) -> None:
+        """Record that calls are about to run or, for tools that are making another call, that they run."""
+        known = self._intended | self._new_intended
+        if self._failures:  # the answer to a commit may have been lost
+            rows = self._store.journal.calls_of_turn(connection, self._branch.id, next(iter(intents)).owner)
+            known |= {row.id for row in rows}
+        for intent in intents:
+            if intent.id not in known:
+                arrival, self._next_arrival = self._next_arrival, None
+                self._store.journal.intend(connection, intent, arrival)
+        self._new_intended |= {one.id for one in intents}
 
     @contextmanager
     def current(self) -> Iterator[None]:

@@ -184,10 +184,11 @@ _table(
     _word("owner", 128, null=True), _id("replay_of", null=True), _word("kind", 16, default="call"),
     _word("identity", 64, null=True), _words("verify", null=True), _words("precheck", null=True),
     _words("tool_path", null=True), _words("enclosing", null=True),
-    _bytes("answers", null=True), _id("made_on", null=True), _word("task", 32, null=True),
+    _bytes("answers", null=True), _id("made_on", null=True), _word("task", 32, null=True), _id("parent_id", null=True),
     _of("internal_session_id", "internal_session", "fk_tool_invocation_tenant_id_internal_session_id"),
     _unique("internal_session_id", "arrival"), _index("external_session_id", "status"),
     *(_index("external_session_id", name, only=name) for name in ("identity", "replay_of", "task")),
+    _index("parent_id", only="parent_id"),
     sa.Index(
         "ix_tool_invocation_memory", "tenant_id", "identity",
         sqlite_where=sa.text("effect = 'memory'"), postgresql_where=sa.text("effect = 'memory'"),

@@ -371,7 +371,7 @@ def test_unwrapped_graphs_are_not_affected(repo, bank):
     assert len(heard[0]) == 4
 
 
-def test_a_tool_that_overrides_run_is_refused_instead_of_repeated(repo, bank):
+def test_a_tool_that_overrides_run_is_refused(repo, bank):
     class Own(StructuredTool):
         """A tool that overrides `run`."""
 
@@ -387,12 +387,9 @@ def test_a_tool_that_overrides_run_is_refused_instead_of_repeated(repo, bank):
     pay = Own.from_function(lambda to: bank.ledger.append((to, 5)) or len(bank.ledger), name="pay", description="Pay.")
 
     agent = wrapped(repo, bank.node(lambda pay: pay.invoke({"to": "Ann"}), pay), {"pay": "irreversible"})
-    bank.faults = [BROKEN_OFF]
-    with pytest.raises(ValueError, match="broken off"):
+    with pytest.raises(InvalidInput, match="_run"):
         agent.invoke(say())
-    with pytest.raises(Fenced, match="_run"):
-        agent.invoke(None)
-    assert bank.ledger == [("Ann", 5)]
+    assert bank.ledger == []
 
 
 @pytest.mark.parametrize("where", ["node", "tool"])

@@ -19,8 +19,9 @@ from langgraph.types import Interrupt
 
 from agentgit.agents.branch_context import TurnSettings
 from agentgit.agents.rerun.recording import Recording
-from agentgit.agents.turn.calls import InflightResult, RequestedCall, TaskPlace
+from agentgit.agents.turn.calls import Call, InflightResult
 from agentgit.agents.turn.recorded_results import UnreadableResult, rebuild_result
+from agentgit.agents.turn.scopes import TaskPlace
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import NEUTRAL, READ_ONLY
 from agentgit.effects.invocation import FAILED, SIMULATED, UNKNOWN, identity
@@ -123,10 +124,7 @@ class Answers:
     def _key(self, call: ToolInvocation) -> str:
         declared = self._settings.effects.declaration_of_call(call)
         effect = declared.effect if declared is not None else None
-        if declared is None or effect is None:
-            return identity(call.tool_name, call.args, None)
-        args = declared.normalize(call.args) if effect.has_identity else call.args
-        return identity(call.tool_name, args, effect.identity_args)
+        return identity(call.tool_name, call.args, effect.identity_args if effect is not None else None)
 
     @property
     def matched_count(self) -> int:
@@ -163,7 +161,7 @@ class Answers:
 
     # -- one call
 
-    def answer(self, request: RequestedCall) -> InflightResult | None:
+    def answer(self, request: Call) -> InflightResult | None:
         """Return the answer to a call; None if its tool runs."""
         name, call = request.intent.tool_name, _as_invocation(request)
         if name in self._settings.unrecorded_tools:
@@ -186,7 +184,7 @@ class Answers:
             return self._recorded_answer(recorded, request)
         return self._open_answer(call, request) or self._missed(call)
 
-    def _open_answer(self, call: ToolInvocation, request: RequestedCall) -> InflightResult | None:
+    def _open_answer(self, call: ToolInvocation, request: Call) -> InflightResult | None:
         """Return the question that the call asks; None if the record has no such call that nobody answered."""
         with self._lock:
             waiting = self._waiting.get(request.repeat_hash)
@@ -214,7 +212,7 @@ class Answers:
             raise error
         return None
 
-    def _own_answer(self, request: RequestedCall) -> InflightResult:
+    def _own_answer(self, request: Call) -> InflightResult:
         """Return what one of agentgit's own tools answered, which is not part of the track; it does not act again."""
         with self._lock:
             messages = self._own_messages.get(request.repeat_hash)
@@ -223,7 +221,7 @@ class Answers:
             return InflightResult.of(TOLD_TEXT.format(name=request.intent.tool_name))
         return InflightResult.of(_readdressed(message, request.intent.tool_call_id))
 
-    def _take(self, request: RequestedCall) -> ToolInvocation | None:
+    def _take(self, request: Call) -> ToolInvocation | None:
         """Take the earliest unused recorded call with the same tool and identity arguments."""
         with self._lock:
             if len(self.calls) >= self._max_calls:
@@ -231,16 +229,24 @@ class Answers:
                     f"The rerun made {self._max_calls} calls, which is its limit; the recording has "
                     f"{len(self._recording.calls)}. Set max_calls to allow more."
                 )
-            unused = self._unused[request.repeat_hash]
-            while unused and unused[0].id in self._covered:
-                unused.popleft()
+            unused = self._uncovered(self._unused[request.repeat_hash])
+            if not unused:  # its tool may have got arguments with defaults since
+                of_tool = (one for one in self._unused.values() if one and one[0].tool_name == request.intent.tool_name)
+                equal = (one for one in of_tool if request.arguments.equal(one[0].args, request.effect))
+                unused = next(filter(self._uncovered, equal), unused)
             if not unused:
                 return None
             found = self._concurrent_call(unused, request)
             unused.remove(found)
             return found
 
-    def _concurrent_call(self, unused: Iterable[ToolInvocation], request: RequestedCall) -> ToolInvocation:
+    def _uncovered(self, calls: deque[ToolInvocation]) -> deque[ToolInvocation]:
+        """Drop the first calls that an answered tool made itself."""
+        while calls and calls[0].id in self._covered:
+            calls.popleft()
+        return calls
+
+    def _concurrent_call(self, unused: Iterable[ToolInvocation], request: Call) -> ToolInvocation:
         """Return the first of some equal calls, or the one of its step that was made in the place of the request."""
         step_of, ordered = self._recording.step, iter(unused)
         first = next(ordered)
@@ -302,7 +308,7 @@ class Answers:
 
     # -- values
 
-    def _recorded_answer(self, recorded: ToolInvocation, request: RequestedCall) -> InflightResult:
+    def _recorded_answer(self, recorded: ToolInvocation, request: Call) -> InflightResult:
         """Return what a recorded call returned or raised, in the form in which its graph saw it."""
         call_id = request.intent.tool_call_id
         message = self._messages.get(recorded.tool_call_id or "") if call_id is not None else None
@@ -328,7 +334,7 @@ def _is_word(policy: Any) -> bool:
     return isinstance(policy, str) and policy in (RECORD, LIVE)
 
 
-def _as_invocation(request: RequestedCall) -> ToolInvocation:
+def _as_invocation(request: Call) -> ToolInvocation:
     intent = request.intent
     return ToolInvocation(
         id=0,

@@ -10,8 +10,7 @@ from langgraph.cache.memory import InMemoryCache
 from agentgit.agents.rerun.answers import Answers
 from agentgit.agents.rerun.recording import RecordedIds
 from agentgit.agents.turn.call_interceptor import CallInterceptor
-from agentgit.agents.turn.calls import AdmittedCall, RequestedCall
-from agentgit.agents.turn.fence_errors import UNREACHABLE
+from agentgit.agents.turn.calls import Call
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import SIMULATED
@@ -46,11 +45,11 @@ class RerunInterceptor(CallInterceptor):
         super().__init__(turn)
         self._answers = answers
 
-    def authorize(self, request: RequestedCall) -> AdmittedCall:
+    def authorize(self, call: Call) -> None:
         """Answer a call, or admit it if it changes nothing outside the rerun."""
         self._answers.require_running()
         try:
-            return super().authorize(request)
+            super().authorize(call)
         except RerunDiverged as error:
             self._answers.stop(error)
             raise
@@ -64,18 +63,16 @@ class RerunInterceptor(CallInterceptor):
         if isinstance(error, PromptChanged):
             self._answers.stop(error)
 
-    def _admit(self, request: RequestedCall) -> AdmittedCall:
-        if request.intent.tool_name in MEMORY_TOOLS:  # the store of a rerun keeps its writes to itself
-            return AdmittedCall(request.intent, None, is_simulated=True)
-        if not request.is_reachable:
-            raise RerunDiverged(
-                f"A rerun cannot answer a call of {request.intent.tool_name}, so nothing of it was run. {UNREACHABLE}."
-            )
-        answer = self._answers.answer(request)
-        if answer is None:
-            return super()._admit(request)
-        return AdmittedCall(request.intent, None, answer, is_simulated=True)
+    def _admit(self, call: Call) -> None:
+        if call.intent.tool_name in MEMORY_TOOLS:  # the store of a rerun keeps its writes to itself
+            call.is_simulated = True
+            return
+        call.answer = self._answers.answer(call)
+        if call.answer is None:
+            super()._admit(call)
+        else:
+            call.is_simulated = True
 
-    def _load_earlier_calls(self, request: RequestedCall) -> list[ToolInvocation]:
+    def _load_earlier_calls(self, call: Call) -> list[ToolInvocation]:
         # A recorded error is the end of an attempt: the next one has its own record.
-        return [call for call in super()._load_earlier_calls(request) if call.error_message is None]
+        return [one for one in super()._load_earlier_calls(call) if one.error_message is None]

@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from hashlib import sha256
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -154,16 +153,17 @@ class Recording:
         self._paused = {row.idempotency_key: row.id for row in rows if row.status == PAUSED}
 
     def inner_calls(self) -> dict[int, list[int]]:
-        """Return for each call that made calls itself the ids of these."""
-        by_place: dict[Place, list[ToolInvocation]] = defaultdict(list)
+        """Return for each call whose tool made calls the ids of these, at any depth."""
+        parents = {call.id: call.parent_id for call in self.calls}
+        inner: dict[int, list[int]] = defaultdict(list)
         for call in self.calls:
-            by_place[self.places[call.id]._replace(task=None)].append(call)
-        return {
-            outer.id: inner
-            for calls in by_place.values()
-            for outer in calls
-            if (inner := [call.id for call in calls if call is not outer and _is_inside(call, outer)])
-        }
+            outer_ids: set[int] = set()  # a file may contain a circle
+            outer_id = call.parent_id
+            while outer_id is not None and outer_id not in outer_ids:
+                outer_ids.add(outer_id)
+                inner[outer_id].append(call.id)
+                outer_id = parents.get(outer_id)
+        return inner
 
     @functools.cached_property
     def task_ids(self) -> Mapping[str, Sequence[str]]:
@@ -229,13 +229,6 @@ def has_outcome(call: ToolInvocation) -> bool:
     if call.status in (INTENDED, PAUSED) or call.tool_name in MEMORY_TOOLS:
         return False
     return call.ended_at is not None and not (call.kind == REPLAY and call.status == FAILED)
-
-
-def _is_inside(inner: ToolInvocation, outer: ToolInvocation) -> bool:
-    times = (outer.started_at, inner.started_at, inner.ended_at, outer.ended_at)
-    known = [time for time in times if isinstance(time, datetime)]
-    is_other_attempt = inner.tool_call_id is not None and inner.tool_call_id == outer.tool_call_id
-    return len(known) == len(times) and known == sorted(known) and not is_other_attempt
 
 
 class RecordedIds:

@@ -12,21 +12,20 @@ import functools
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection
 
-from agentgit.agents.turn.calls import AdmittedCall, Attempt, InflightResult, RequestedCall, Slot, Slots, scope_name
+from agentgit.agents.turn.calls import Call, InflightResult
 from agentgit.agents.turn.fence_errors import (
     in_effect_error,
     open_outcome_error,
+    other_args_error,
     other_tool_error,
-    require_same_args,
     unmatched_error,
-    unreachable_error,
     unreadable_error,
 )
 from agentgit.agents.turn.recorded_results import UnreadableResult, has_command, rebuild_result
@@ -52,6 +51,7 @@ from agentgit.rollback import wait
 from agentgit.rollback.verification import Verification
 from agentgit.store.records.journal import CallOutcome, Intent, TrackPart
 from agentgit.store.records.recorded_calls import RESULT_STATUSES
+from agentgit.store.sql.ids import new_id
 
 ANSWER, REFUSE, OFF = "replay", "raise", "off"
 FENCE_MODES = (ANSWER, REFUSE, OFF)
@@ -62,6 +62,55 @@ POSSIBLY_IN_EFFECT = STANDING - {FAILED}
 
 UNRESOLVABLE = frozenset({INTENDED, REVERSING, REVERSE_UNKNOWN})
 """The statuses in which a call can be neither answered from the record nor made again."""
+
+
+@dataclass
+class Slot:
+    """One call of one run of a task."""
+
+    name: str
+    identity: str
+    keys: set[str] = field(default_factory=set)
+    attempt: Call | None = None
+
+    @property
+    def is_retryable(self) -> bool:
+        """True if the next equal call is another attempt at this one."""
+        return self.attempt is not None and self.attempt.has_failed
+
+
+class Slots:
+    """The calls of one run of a task, in order.
+
+    LangGraph's call ids are not enough: calls from a node's own code have none or get new ones every time, and
+    middleware may make a call several times under one id. Equal calls are therefore counted. An equal call after an
+    error is the same call.
+    """
+
+    def __init__(self) -> None:
+        self.all: list[Slot] = []
+
+    def assign(self, call_id: str | None, identity: str) -> Slot:
+        """Assign a call to a slot and return the slot."""
+        equal_slots = [slot for slot in self.all if slot.identity == identity]
+        slot = next((slot for slot in equal_slots if slot.is_retryable), None)
+        if slot is None:
+            slot = Slot(self._name(call_id, identity, len(equal_slots)), identity)
+            self.all.append(slot)
+        return slot
+
+    def _name(self, call_id: str | None, identity: str, number: int) -> str:
+        if call_id is None:
+            return f"#{identity}#{number}"
+        if not self.all:
+            return call_id  # the requested call; middleware makes the others
+        if self.all[0].identity == identity:
+            return f"{call_id}#{number}"
+        return f"{call_id}#{identity}#{number}"
+
+
+SIBLING_SECONDS = 0.5
+"""The time for which a call waits for those that its task makes beside it, before it is refused as unmatched."""
 
 
 class CallInterceptor:
@@ -77,37 +126,39 @@ class CallInterceptor:
         self.turn = turn
         self.store = turn.context.store
         self.fence_mode = turn.context.settings.fence_mode
-        self._attempts: dict[tuple[str, str, int], Attempt] = {}
+        self._attempts: dict[tuple[str, str, int], Call] = {}
         self._slots: dict[tuple[UUID | None, str, str | None, str], Slots] = defaultdict(Slots)
         self._runs: dict[str, set[UUID | None]] = defaultdict(set)
         self._lock = threading.Lock()
+        self._matched = threading.Condition(self._lock)
+        """Notified when a call is found to be one that was made before."""
 
-    def authorize(self, request: RequestedCall) -> AdmittedCall:
+    def authorize(self, call: Call) -> None:
         """Admit a call, or answer it from the record."""
         with self._lock:
-            slots = self._slots[request.caller_run_id, request.requester, request.call_id, request.intent.tool_name]
-            slot = slots.assign(request.call_id, request.repeat_hash)
-            request = self._with_key(request, slot)
-            earlier = self._attempts.get(request.retry_key)
-            blocks_new_attempt = earlier is not None and not earlier.can_repeat(is_harmless=request.is_harmless)
-            scope = scope_name("call", request.requester, slot.name, request.intent.tool_name)
+            slots = self._slots[call.caller_run_id, call.requester, call.call_id, call.intent.tool_name]
+            slot = slots.assign(call.call_id, call.repeat_hash)
+            call.name = slot.name
+            call.set_key(call_key(call.intent.branch_id, call.requester, slot.name, call.intent.tool_name))
+            slot.keys.add(call.intent.idempotency_key)
+            earlier = self._attempts.get(call.retry_key)
             if (
                 earlier is not None
-                and blocks_new_attempt
-                and not (request.intent.effect == STATE and earlier.has_only_written)
-                and self._is_answerable(request, slot, earlier.intent.args)
+                and not earlier.can_repeat(is_harmless=call.is_harmless)
+                and not (call.intent.effect == STATE and earlier.has_only_written)
+                and self._is_answerable(call, slot, earlier.intent.args)
             ):
                 slot.attempt = earlier
-                return AdmittedCall(request.intent, None, earlier.answer, None, earlier.used_numbers, slot.name, scope)
-            attempt = self._attempts[request.retry_key] = slot.attempt = Attempt(request.intent)
-            is_retry = earlier is not None and not request.is_harmless
-            is_possible_repeat = self._is_possible_repeat(request, slots, slot) or is_retry
+                call.answer, call.used_numbers = earlier.result, earlier.used_numbers
+                return
+            self._attempts[call.retry_key] = slot.attempt = call
+            is_retry = earlier is not None and not call.is_harmless
+            is_possible_repeat = self._is_possible_repeat(call, slots, slot) or is_retry
         try:
-            resolved = self._resolve_repeated(request, slots, slot) if is_possible_repeat else request
-            call = resolved if isinstance(resolved, AdmittedCall) else self._admit(resolved)
-            return replace(call, attempt=attempt, name=slot.name, scope=scope)
+            if not is_possible_repeat or not self._answer_repeated(call, slots, slot):
+                self._admit(call)
         except BaseException as error:
-            attempt.fail(error)
+            call.fail(error)
             raise
 
     def authorize_model(self) -> None:
@@ -116,134 +167,119 @@ class CallInterceptor:
     def on_model_error(self, error: BaseException) -> None:
         """Handle the error of a model."""
 
-    def _with_key(self, request: RequestedCall, slot: Slot) -> RequestedCall:
-        """Return a call with the idempotency key of its slot."""
-        key = call_key(request.intent.branch_id, request.requester, slot.name, request.intent.tool_name)
-        slot.keys.add(key)
-        return replace(request, intent=replace(request.intent, idempotency_key=key))
-
-    def _is_possible_repeat(self, request: RequestedCall, slots: Slots, slot: Slot) -> bool:
+    def _is_possible_repeat(self, call: Call, slots: Slots, slot: Slot) -> bool:
         """Return whether a call, or an equivalent one, may have been made before."""
-        if not request.is_named:
-            runs = self._runs[request.requester]
-            runs.add(request.caller_run_id)
-            return not request.is_harmless and (len(runs) > 1 or not self.turn.turn_input.is_new)
+        if not call.is_named:
+            runs = self._runs[call.requester]
+            runs.add(call.caller_run_id)
+            return not call.is_harmless and (len(runs) > 1 or not self.turn.turn_input.is_new)
         # Middleware may make a call with other arguments after it has raised.
         has_failed_slot = any(other.is_retryable for other in slots.all if other is not slot)
-        return not self.turn.turn_input.is_new or (has_failed_slot and not request.is_harmless)
+        return not self.turn.turn_input.is_new or (has_failed_slot and not call.is_harmless)
 
     # -- calls that may have been made before
 
-    def _is_answerable(self, request: RequestedCall, slot: Slot, args: Any) -> bool:
+    def _is_answerable(self, call: Call, slot: Slot, args: Any) -> bool:
         """Return whether to answer a call that is done from the record; False to run it again."""
-        if slot.name == request.call_id:
-            require_same_args(request.intent, args)
-        if request.is_harmless and not request.is_named:
-            return False
-        if request.is_reachable or request.is_harmless:
-            return request.is_reachable
-        raise unreachable_error(request.intent)
+        if slot.name == call.call_id and not call.arguments.equal(args):
+            raise other_args_error(call.intent, args)
+        return call.is_named or not call.is_harmless
 
-    def _resolve_repeated(self, request: RequestedCall, slots: Slots, slot: Slot) -> RequestedCall | AdmittedCall:
-        """Answer a call that was made before, or return it with the idempotency key for a new attempt."""
-        earlier_calls = self._load_earlier_calls(request)
-        attempt, key = self._find_attempt(request, slot, earlier_calls)
-        request = replace(request, intent=replace(request.intent, idempotency_key=key))
-        slot.keys.update({key} if attempt is None else {key, attempt.idempotency_key})
+    def _answer_repeated(self, call: Call, slots: Slots, slot: Slot) -> bool:
+        """Answer a call that was made before, or set the idempotency key of the next attempt at it."""
+        earlier_calls = self._load_earlier_calls(call)
+        attempt = self._find_attempt(call, slot, earlier_calls)
+        with self._matched:
+            slot.keys.update({call.intent.idempotency_key, *([] if attempt is None else [attempt.idempotency_key])})
+            self._matched.notify_all()
         if attempt is not None and attempt.status == UNKNOWN and self._verify(attempt):
-            attempt, key = self._find_attempt(request, slot, self._load_earlier_calls(request))
+            attempt = self._find_attempt(call, slot, self._load_earlier_calls(call))
         if (
             attempt is None
             or attempt.may_be_repeated
             or attempt.status not in self.result_statuses | UNRESOLVABLE | {UNKNOWN}
         ):
-            self._require_different_call(request, slots, earlier_calls)
-            return request
+            self._require_different_call(call, slots, earlier_calls)
+            return False
         if attempt.status in self.result_statuses:
-            return self._answer_from_record(request, slot, attempt) or request
-        if slot.name == request.call_id:
-            require_same_args(request.intent, attempt.args)
-        if attempt.status in UNRESOLVABLE or not request.is_harmless:
+            return self._answer_from_record(call, slot, attempt)
+        if slot.name == call.call_id and not call.arguments.equal(attempt.args):
+            raise other_args_error(call.intent, attempt.args)
+        if attempt.status in UNRESOLVABLE or not call.is_harmless:
             raise open_outcome_error(
                 self._registry.current(attempt), "This turn continues with it, so it was not made again."
             )
-        return request
+        return False
 
-    def _require_different_call(
-        self, request: RequestedCall, slots: Slots, earlier_calls: Sequence[ToolInvocation]
-    ) -> None:
+    def _require_different_call(self, call: Call, slots: Slots, earlier_calls: Sequence[ToolInvocation]) -> None:
         """Check that a call with different arguments than before is really a different call."""
-        if request.is_named:
+        if call.is_named:
             failed_keys = {key for slot in slots.all if slot.is_retryable for key in slot.keys}
-            for call in earlier_calls:
+            for earlier in earlier_calls:
                 is_undecided = (
-                    call.idempotency_key in failed_keys and call.status == UNKNOWN and not call.may_be_repeated
+                    earlier.idempotency_key in failed_keys and earlier.status == UNKNOWN and not earlier.may_be_repeated
                 )
-                if is_undecided and not self._verify(call):
+                if is_undecided and not self._verify(earlier):
                     raise open_outcome_error(
-                        self._registry.current(call),
+                        self._registry.current(earlier),
                         "This would be the same call with other arguments, so it was not made.",
                     )
-        elif request.intent.effect in FENCED and self.fence_mode != OFF:
-            matched_keys = {key for slot in slots.all for key in slot.keys}
-            for call in earlier_calls:
-                if (
-                    call.idempotency_key not in matched_keys
-                    and call.effect == IRREVERSIBLE
-                    and call.status in POSSIBLY_IN_EFFECT
-                ):
-                    raise unmatched_error(call, request.intent)
+        elif call.intent.effect in FENCED and self.fence_mode != OFF:
+            acted = [one for one in earlier_calls if one.effect == IRREVERSIBLE and one.status in POSSIBLY_IN_EFFECT]
 
-    def _answer_from_record(self, request: RequestedCall, slot: Slot, attempt: ToolInvocation) -> AdmittedCall | None:
-        if not self._is_answerable(request, slot, attempt.args):
-            return None
+            def unmatched() -> ToolInvocation | None:
+                keys = {key for slot in slots.all for key in slot.keys}
+                return next((one for one in acted if one.idempotency_key not in keys), None)
+
+            with self._matched:  # a call that the task makes at the same time may be the one that was made before
+                self._matched.wait_for(lambda: unmatched() is None, timeout=SIBLING_SECONDS)
+                if (left := unmatched()) is not None:
+                    raise unmatched_error(left, call.intent)
+
+    def _answer_from_record(self, call: Call, slot: Slot, attempt: ToolInvocation) -> bool:
+        if not self._is_answerable(call, slot, attempt.args):
+            return False
         try:
-            value = rebuild_result(attempt.result, request.intent.tool_call_id)
+            value = rebuild_result(attempt.result, call.intent.tool_call_id)
         except UnreadableResult as error:
-            if request.is_harmless:
-                return None
+            if call.is_harmless:
+                return False
             raise unreadable_error(attempt, error) from error
-        if request.intent.effect == STATE and not has_command(value):
-            return None  # what it wrote to the state itself was lost with its task
-        return AdmittedCall(
-            request.intent, None, InflightResult.of(value), used_numbers=self._load_used_numbers(request, attempt)
-        )
+        if call.intent.effect == STATE and not has_command(value):
+            return False  # what it wrote to the state itself was lost with its task
+        call.answer, call.used_numbers = InflightResult.of(value), self._load_used_numbers(call, attempt)
+        return True
 
-    def _load_used_numbers(self, request: RequestedCall, attempt: ToolInvocation) -> dict[str, Any] | None:
+    def _load_used_numbers(self, call: Call, attempt: ToolInvocation) -> dict[str, Any] | None:
         """Read the task's counter numbers that a call consumed; None for calls of a ToolNode, which has its own."""
-        if request.is_in_batch:
+        if call.is_in_batch:
             return None
         with self.store.database.reading() as connection:
             numbers = self.store.recorded_calls.answers(connection, attempt.id)
-        return numbers if numbers and not numbers["task"] else None
+        return numbers if numbers and numbers["direct"] else None
 
-    def _load_earlier_calls(self, request: RequestedCall) -> list[ToolInvocation]:
+    def _load_earlier_calls(self, call: Call) -> list[ToolInvocation]:
         """Read the earlier calls made in the same place, newest first."""
         with self.store.database.reading() as connection:
             path = self.store.track_parts(connection, self.turn.branch)
             return self.store.recorded_calls.attempts(
-                connection,
-                path,
-                request.intent.tool_name,
-                request.call_id,
-                None if request.is_named else request.requester,
+                connection, path, call.intent.tool_name, call.call_id, None if call.is_named else call.requester
             )
 
-    def _find_attempt(
-        self, request: RequestedCall, slot: Slot, earlier_calls: Sequence[ToolInvocation]
-    ) -> tuple[ToolInvocation | None, str]:
-        """Find the decisive earlier attempt at a call, and the idempotency key for the call now."""
-        intent = request.intent
+    def _find_attempt(self, call: Call, slot: Slot, earlier_calls: Sequence[ToolInvocation]) -> ToolInvocation | None:
+        """Find the decisive earlier attempt at a call, and set the idempotency key of the call now."""
+        intent = call.intent
         with self.store.database.reading() as connection:
             path = self.store.track_parts(connection, self.turn.branch)
             for branch_id, origin_id in _branch_origins(path, earlier_calls):
-                first_key = call_key(origin_id, request.requester, slot.name, intent.tool_name)
+                first_key = call_key(origin_id, call.requester, slot.name, intent.tool_name)
                 attempt, key = self._choose_attempt(connection, earlier_calls, first_key)
                 if attempt is not None or key != first_key:
                     # A call that did not happen on an ancestor branch may happen once on each descendant.
-                    keeps_key = branch_id == intent.branch_id or attempt is None or attempt.status == UNKNOWN
-                    return attempt, key if keeps_key else intent.idempotency_key
-        return None, intent.idempotency_key
+                    if branch_id == intent.branch_id or attempt is None or attempt.status == UNKNOWN:
+                        call.set_key(key)
+                    return attempt
+        return None
 
     def _choose_attempt(
         self, connection: Connection, attempts: Sequence[ToolInvocation], key: str
@@ -262,17 +298,17 @@ class CallInterceptor:
 
     # -- the fence
 
-    def _admit(self, request: RequestedCall) -> AdmittedCall:
-        intent = request.intent
-        if request.is_once or (intent.effect in FENCED and self.fence_mode != OFF and self._is_after_rollback):
-            return self._admit_fenced(request)
-        if intent.effect == READ_ONLY:
-            return AdmittedCall(intent, None)  # a read-only call may be recorded after it has ended
-        return self.turn.unit_of_work.write(lambda c: self._record_intent(c, intent))
+    def _admit(self, call: Call) -> None:
+        effect = call.intent.effect
+        if call.is_once or (effect in FENCED and self.fence_mode != OFF and self._is_after_rollback):
+            self._admit_fenced(call)
+        elif effect != READ_ONLY:  # a read-only call may be recorded after it has ended
+            self.turn.unit_of_work.write(lambda connection: self._record_intent(connection, call))
 
-    def _record_intent(self, connection: Connection, intent: Intent) -> AdmittedCall:
-        self.turn.authorize_call(connection, intent.effect)
-        return AdmittedCall(intent, self.turn.unit_of_work.intend(connection, intent))
+    def _record_intent(self, connection: Connection, call: Call) -> None:
+        """Record the intents of a call and of those whose tools contain it."""
+        self.turn.authorize_call(connection, call.intent.effect)
+        self.turn.unit_of_work.intend(connection, [*_recorded_outer_calls(call), call.intent])
 
     @functools.cached_property
     def _is_after_rollback(self) -> bool:
@@ -282,29 +318,34 @@ class CallInterceptor:
             operations = self.store.operations.of_branches(connection, branches)
         return any(row.kind == "rollback" for row in operations)
 
-    def _admit_fenced(self, request: RequestedCall) -> AdmittedCall:
+    def _admit_fenced(self, call: Call) -> None:
         """Admit or answer a call whose effect may exist. Check and record are atomic, so only one call can begin."""
-        result = self.turn.unit_of_work.write(lambda c: self._check_fence(c, request))
-        if isinstance(result, ToolInvocation):
-            if not self._verify(result):
+        intent = call.intent
+        blocking = self.turn.unit_of_work.write(lambda connection: self._check_fence(connection, call, intent))
+        if blocking is not None:
+            if not self._verify(blocking):
                 raise open_outcome_error(
-                    self._registry.current(result), "This would be the same call again, so it was not made."
+                    self._registry.current(blocking), "This would be the same call again, so it was not made."
                 )
-            return self._admit_fenced(request)
-        return result
+            self._admit_fenced(call)
 
-    def _check_fence(self, connection: Connection, request: RequestedCall) -> AdmittedCall | ToolInvocation:
+    def _check_fence(self, connection: Connection, call: Call, intent: Intent) -> ToolInvocation | None:
         """Answer or admit a call, or return the invocation that blocks it."""
+        call.intent, call.answer = intent, None  # an attempt of the transaction may have answered it
         self.turn.unit_of_work.lock_session(connection)
-        identical_calls = self._load_identical_calls(connection, request.intent)
-        identical_calls = [call for call in identical_calls if self._is_of_same_tool(call, request.intent)]
-        if not request.is_once:
+        identical_calls = self._load_identical_calls(connection, call.intent)
+        identical_calls = [one for one in identical_calls if self._is_of_same_tool(one, call.intent)]
+        if not call.is_once:
             path_ids = self._ids_on_path(connection, identical_calls)
-            identical_calls = [call for call in identical_calls if call.first_id not in path_ids]
-        finished_call = next((call for call in identical_calls if call.status in RESULT_STATUSES), None)
+            identical_calls = [one for one in identical_calls if one.first_id not in path_ids]
+        finished_call = next((one for one in identical_calls if one.status in RESULT_STATUSES), None)
         if finished_call is not None:
-            return self._answer_as_replay(connection, request, finished_call)
-        return identical_calls[0] if identical_calls else self._record_intent(connection, request.intent)
+            self._answer_as_replay(connection, call, finished_call)
+        elif identical_calls:
+            return identical_calls[0]
+        else:
+            self._record_intent(connection, call)
+        return None
 
     def _load_identical_calls(self, connection: Connection, intent: Intent) -> list[ToolInvocation]:
         """Read the calls with the same identity whose effects are, or may be, in place."""
@@ -329,58 +370,61 @@ class CallInterceptor:
         path = self.store.track_parts(connection, self.turn.branch)
         return self.store.world.ids_on_path(connection, path, (call.first_id for call in calls))
 
-    def _answer_as_replay(self, connection: Connection, request: RequestedCall, call: ToolInvocation) -> AdmittedCall:
-        """Answer a call with the result of an earlier one, and record that as a replay, nested calls included."""
-        if self.fence_mode == REFUSE or not request.is_reachable:
-            raise in_effect_error(call, is_reachable=request.is_reachable)
+    def _answer_as_replay(self, connection: Connection, call: Call, earlier: ToolInvocation) -> None:
+        """Answer a call with the result of an earlier one, and record that as a replay, inner calls included."""
+        if self.fence_mode == REFUSE:
+            raise in_effect_error(earlier)
         try:
-            value = rebuild_result(call.result, request.intent.tool_call_id)
+            value = rebuild_result(earlier.result, call.intent.tool_call_id)
         except UnreadableResult as error:
-            raise unreadable_error(call, error) from error
+            raise unreadable_error(earlier, error) from error
         self.turn.authorize_call(connection, READ_ONLY)
-        inner_calls = self.store.recorded_calls.inner_calls(connection, call)
+        inner_calls = self.store.recorded_calls.inner_calls(connection, earlier)
         path_ids = self._ids_on_path(connection, inner_calls)
-        replay_id = self._record_replay(connection, request.intent, call)
+        replay = _replay_of(earlier, call.intent)
+        replay_ids = {earlier.id: replay.id}
+        replays = [replay]
         for inner_call in inner_calls:
             if inner_call.id not in path_ids:
                 inner_intent = replace(
-                    request.intent,
+                    call.intent,
+                    id=new_id(),
+                    parent_id=replay_ids.get(inner_call.parent_id or 0, replay.id),
                     tool_name=inner_call.tool_name,
                     tool_call_id=None,
                     args=inner_call.args,
                     identity=inner_call.identity,
-                    idempotency_key=repeat_key(request.intent.idempotency_key, str(inner_call.id)),
+                    idempotency_key=repeat_key(call.intent.idempotency_key, str(inner_call.id)),
                 )
-                self._record_replay(connection, inner_intent, inner_call)
-        return AdmittedCall(request.intent, replay_id, InflightResult.of(value))
-
-    def _record_replay(self, connection: Connection, intent: Intent, call: ToolInvocation) -> int:
-        """Record that a call was answered from the record."""
-        replay_intent = replace(intent, kind=REPLAY, replay_of=call.first_id, effect=call.effect, undo=None)
-        outcome = CallOutcome(status=DONE, result=call.result, ended_at=datetime.now(UTC))
-        return self.store.journal.add(connection, [(replay_intent, outcome)])
+                replay_ids[inner_call.id] = inner_intent.id
+                replays.append(_replay_of(inner_call, inner_intent))
+        results = [earlier, *(one for one in inner_calls if one.id in replay_ids)]
+        now = datetime.now(UTC)
+        outcomes = [CallOutcome(status=DONE, result=one.result, ended_at=now) for one in results]
+        if outer_calls := _recorded_outer_calls(call):
+            self.turn.unit_of_work.intend(connection, outer_calls)
+        self.store.journal.add(connection, list(zip(replays, outcomes, strict=True)))
+        call.intent, call.answer = replay, InflightResult.of(value)
 
     # -- verification
 
-    def has_verify(self, call: AdmittedCall) -> bool:
+    def has_verify(self, call: Call) -> bool:
         """Return whether the tool of a call declares a `verify` function."""
-        if call.id is None or call.answer is not None:
+        if call.intent.effect == READ_ONLY or call.is_simulated or call.answer is not None:
             return False
         try:
-            return (
-                self._registry.verify(self.turn.branch.external_session_id, self._load_invocation(call.id)) is not None
-            )
+            invocation = self._load_invocation(call.intent.id)
+            return self._registry.verify(self.turn.branch.external_session_id, invocation) is not None
         except NotFound:
             return True  # one is recorded but not available here, so the call stays unknown
 
-    def verify_call(self, call: AdmittedCall) -> None:
+    def verify_call(self, call: Call) -> None:
         """Verify a call that raised. If it happened, its result answers the call when the graph makes it again."""
-        invocation = self._load_invocation(call.id or 0)
-        is_verified = self._verify(invocation)
-        if call.attempt is not None and is_verified:
+        invocation = self._load_invocation(call.intent.id)
+        if self._verify(invocation):
             current = self._load_invocation(invocation.id)
             if current.status == DONE:
-                call.attempt.end(rebuild_result(current.result, call.intent.tool_call_id))
+                call.settle(rebuild_result(current.result, call.intent.tool_call_id))
 
     def _load_invocation(self, invocation_id: int) -> ToolInvocation:
         with self.store.database.reading() as connection:
@@ -414,3 +458,12 @@ def _branch_origins(path: Sequence[TrackPart], attempts: Sequence[ToolInvocation
         for branch_id, origins in origins_by_branch.items()
         for origin_id in (branch_id, *sorted(origins, reverse=True))
     ]
+
+
+def _replay_of(call: ToolInvocation, intent: Intent) -> Intent:
+    """Return the intent that records that a call was answered from the record."""
+    return replace(intent, kind=REPLAY, replay_of=call.first_id, effect=call.effect, undo=None)
+
+
+def _recorded_outer_calls(call: Call) -> list[Intent]:
+    return [one.intent for one in call.outer_calls if one.is_recorded and one.answer is None]

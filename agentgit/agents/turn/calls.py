@@ -1,255 +1,81 @@
-"""The tool calls of one turn: their requests, their pending results, and the tasks and tools that make them.
+"""The calls of tools in one turn: each is one object, from the hook that opens it to its end.
 
-Each task has a name that stays the same when LangGraph runs the task again. LangGraph derives the id of a task of the
-graph itself from the preceding graph checkpoint, so that id does not change. What such a task calls (a graph, a
-`@task`) is named by its position in the task: LangGraph gives it a different id when the task is retried or when the
-inner graph is not saved.
+A call is known by what runs and where: the tool object, the call whose tool made it, the task, and the arguments that
+the tool got. The status `intended` is on disk before a tool that acts on the world runs, and the outcome as soon as it
+ends; `agentgit.store.unit_of_work` describes when read-only calls are written.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import hashlib
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Protocol
 from uuid import UUID
 
-from langgraph.errors import ParentCommand
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import BaseTool, ToolException
+from langgraph.errors import GraphBubbleUp, ParentCommand
 
-from agentgit.agents.turn.fence_errors import aborted_call_error, as_bubble_up
-from agentgit.agents.turn.recorded_results import has_command
-from agentgit.effects.declarations import Declaration
-from agentgit.effects.effects import IDEMPOTENT, MEMORY, NEUTRAL, UNDECLARED, WORKSPACE
-from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS, PUSH, recast_checkpoint_ns
-from agentgit.store.records.journal import Intent
+from agentgit.agents.turn.arguments import Arguments
+from agentgit.agents.turn.fence_errors import aborted_call_error, as_bubble_up, late_call_error
+from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
+from agentgit.agents.turn.recorded_results import as_recorded, handover_record, has_command, value_of
+from agentgit.agents.turn.requests import Batch, Requests
+from agentgit.agents.turn.running_turn import RunningTurn
+from agentgit.agents.turn.scopes import Frame, Scopes, TaskPlace, enclosing_name, scope_name
+from agentgit.effects.declarations import Declaration, record_fields
+from agentgit.effects.effects import (
+    IDEMPOTENT,
+    MEMORY,
+    NEUTRAL,
+    READ_ONLY,
+    UNDECLARED,
+    UNSHARED,
+    WORKSPACE,
+    Effect,
+)
+from agentgit.effects.invocation import DONE, FAILED, PAUSED, REPLAY, SIMULATED, UNKNOWN, idempotency_key_set
+from agentgit.effects.memory import MEMORY_TOOLS
+from agentgit.effects.results import LASTING, NothingDone
+from agentgit.errors import AgentGitError
+from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
+from agentgit.store.records.journal import CallOutcome, Intent
+from agentgit.store.unit_of_work import RecordedCall
+from agentgit.tracing import NO_SPAN, TracedSpan, tool_span
+from agentgit.values import describe_error
 
 HARMLESS = frozenset({*NEUTRAL, WORKSPACE, IDEMPOTENT, MEMORY, UNDECLARED})
 """The effects of calls that may run again when the record has no answer: no harm, can be taken back, or undeclared."""
 
-
-@dataclass(frozen=True)
-class ExpectedCall:
-    """A call that a copy of its tool is about to make; the record can answer it instead."""
-
-    parent_run_id: UUID | None
-    configurable: Mapping[str, Any]
-    declaration: Declaration
-    has_effect: bool
-    is_in_batch: bool
-
-    @property
-    def task(self) -> str:
-        """The name that LangGraph gives to the task that makes the call."""
-        return str(self.configurable.get(CONFIG_KEY_CHECKPOINT_NS) or "")
+_current: ContextVar[tuple[Calls, Call | None] | None] = ContextVar("agentgit_call", default=None)
+"""The turn that this context belongs to, and the call whose tool runs in it."""
 
 
-@dataclass(frozen=True)
-class TaskPlace:
-    """The place of a task in its graph, which is the same in a rerun; the ids of tasks are not."""
-
-    node: str
-    path: tuple[Any, ...]
-    positions: tuple[tuple[Any, ...], ...] = ()
-
-    def scope(self, task_id: str) -> str:
-        """Return the scope of the task if the task of the graph itself has this id."""
-        return functools.reduce(
-            lambda scope, position: scope_name(scope, *position), self.positions, scope_name(f"{self.node}:{task_id}")
-        )
+def current_calls() -> Calls | None:
+    """Return the calls of the turn that this context belongs to; None outside a turn."""
+    current = _current.get()
+    return current[0] if current is not None else None
 
 
-@dataclass(frozen=True)
-class RequestedCall:
-    """A call that is about to begin."""
-
-    intent: Intent
-    task: str
-    requester: str
-    caller_run_id: UUID | None
-    repeat_hash: str
-    is_named: bool
-    is_in_batch: bool
-    is_once: bool
-    is_reachable: bool
-    place: TaskPlace | None = None
-
-    @property
-    def call_id(self) -> str | None:
-        """The id of the call, if it is the same every time."""
-        return self.intent.tool_call_id if self.is_named else None
-
-    @property
-    def retry_key(self) -> tuple[str, str, int]:
-        """The key that stays the same if LangGraph runs the call again in this turn."""
-        return self.intent.idempotency_key, self.task, self.intent.batch if self.is_named else 0
-
-    @property
-    def is_harmless(self) -> bool:
-        """True if the call may run again when the record has no answer."""
-        return self.intent.effect in HARMLESS and not self.is_once
+def current_call() -> Call | None:
+    """Return the call whose tool runs in this context; None outside of a tool."""
+    current = _current.get()
+    return current[1] if current is not None else None
 
 
-@dataclass(frozen=True)
-class AdmittedCall:
-    """A call that the interceptor has authorized or answered."""
-
-    intent: Intent
-    id: int | None
-    answer: InflightResult | None = None
-    attempt: Attempt | None = None
-    used_numbers: dict[str, Any] | None = None
-    name: str = ""
-    scope: str = ""
-    is_simulated: bool = False
-
-    @property
-    def runs_tool(self) -> bool:
-        """True if the tool of the call runs."""
-        return self.answer is None and not self.is_simulated
-
-
-@dataclass
-class Frame:
-    """One run of a task or a tool, in which the calls are numbered from its start."""
-
-    scope: str
-    run_id: UUID
-    task: str
-    first_graph: int = 0
-    first_call: int = 0
-    graph_numbers: Callable[[], list[int]] | None = None
-    place: TaskPlace | None = None
-    foreign_graphs: list[UUID] = field(default_factory=list)
-    """The graphs that were called in this run and are not subgraphs of its task."""
-
-
-def enclosing_name(caller: str | None, caller_task: str, task: str) -> str | None:
-    """Return the name of the innermost tool or subgraph node that contains a call.
-
-    Example:
-        >>> enclosing_name(None, "", "desk:1|tools:2"), enclosing_name("ask", "tools:1", "tools:1|tools:2")
-        ('desk', 'ask')
-    """
-    inside = task.removeprefix(caller_task) if caller is not None else task
-    *nodes, _ = recast_checkpoint_ns(inside.strip("|")).split("|")
-    return nodes[-1] if nodes else caller
-
-
-def scope_name(*parts: object) -> str:
-    """Hash several parts into one name."""
-    return hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogatepass")).hexdigest()[:32]
-
-
-class Scopes:
-    """The runs of tasks and tools of one turn."""
-
-    def __init__(self, saved_graphs: Callable[[str], Iterable[int]]) -> None:
-        self._saved_graphs = saved_graphs
-        self._frames: dict[UUID, Frame] = {}
-        self._parents: dict[UUID, UUID | None] = {}
-        self._used_numbers: dict[str, tuple[int, int]] = {}  # task -> number of graphs and of calls in its runs
-        self._tasks: set[str] = set()
-        self._lock = threading.Lock()
-
-    def begin(self, run_id: UUID, parent_run_id: UUID | None, metadata: Mapping[str, Any] | None) -> None:
-        """Record the start of a run; if it is the run of a task, name the task."""
-        self._parents[run_id] = parent_run_id
-        task = str((metadata or {}).get("langgraph_checkpoint_ns") or "")
-        if not task:
-            return
-        enclosing = self.frame(parent_run_id)
-        if enclosing is not None and enclosing.task == task:
-            return
-        with self._lock:
-            self._frames[run_id] = self._new_frame(run_id, parent_run_id, task, metadata or {}, enclosing)
-
-    def begin_tool(
-        self, run_id: UUID, parent_run_id: UUID | None, scope: str, graph_numbers: Callable[[], list[int]]
-    ) -> None:
-        """Record the start of a tool's run."""
-        self._parents[run_id] = parent_run_id
-        enclosing = self.frame(parent_run_id)
-        self._frames[run_id] = Frame(scope, run_id, enclosing.task if enclosing else "", graph_numbers=graph_numbers)
-
-    def end_tool(self, run_id: UUID) -> None:
-        """Forget the run of a tool that has ended; its parent stays known for what still runs inside it."""
-        self._frames.pop(run_id, None)
-
-    def frame(self, run_id: UUID | None) -> Frame | None:
-        """Return the innermost task or tool that contains a run."""
-        while run_id is not None:
-            if run_id in self._frames:
-                return self._frames[run_id]
-            run_id = self._parents.get(run_id)
-        return None
-
-    def parent_of(self, run_id: UUID) -> UUID | None:
-        """Return the parent of a run."""
-        return self._parents.get(run_id)
-
-    def _new_frame(
-        self, run_id: UUID, parent_run_id: UUID | None, task: str, metadata: Mapping[str, Any], enclosing: Frame | None
-    ) -> Frame:
-        place: TaskPlace | None
-        if enclosing is None:
-            name = scope_name(task)
-            place = TaskPlace(task.partition(":")[0], tuple(metadata.get("langgraph_path") or ()))
-        else:
-            position = tuple(self._position(task, parent_run_id, metadata, enclosing))
-            name, place = scope_name(enclosing.scope, *position), enclosing.place
-            place = place and replace(place, positions=(*place.positions, position))
-        if task in self._tasks:  # LangGraph continues counting where the previous run stopped
-            graph_count, call_count = self._used_numbers.get(task, (0, 0))
-            graph_count = max([graph_count, *(number + 1 for number in self._saved_graphs(task))])
-            return Frame(name, run_id, task, graph_count, call_count, place=place)
-        self._tasks.add(task)
-        return Frame(name, run_id, task, place=place)
-
-    def _position(
-        self, task: str, parent_run_id: UUID | None, metadata: Mapping[str, Any], enclosing: Frame
-    ) -> list[object]:
-        """Return the position of a task inside the enclosing run."""
-        step, path = metadata.get("langgraph_step"), tuple(metadata.get("langgraph_path") or ())
-        graph, _, node = task.rpartition("|")
-        name = node.partition(":")[0]
-        graph_count, call_count = self._used_numbers.get(enclosing.task, (0, 0))
-        if path[:1] == (PUSH,) and path[-1:] == (True,):  # a `@task`, numbered by its caller
-            number = int(path[2])
-            self._used_numbers[enclosing.task] = graph_count, max(call_count, number + 1)
-            return ["call", name, number - enclosing.first_call]
-        graph_number = _subgraph_number(graph, enclosing.task)
-        if graph_number is None:
-            return ["other", self._foreign_graph_index(parent_run_id, enclosing), name, step, path]
-        self._used_numbers[enclosing.task] = max(graph_count, graph_number + 1), call_count
-        if enclosing.graph_numbers is None:
-            return ["graph", graph_number - enclosing.first_graph, name, step, path]
-        tool_graphs = enclosing.graph_numbers()
-        return [
-            "graph",
-            tool_graphs.index(graph_number) if graph_number in tool_graphs else f"number {graph_number}",
-            name,
-            step,
-            path,
-        ]
-
-    def _foreign_graph_index(self, graph_run_id: UUID | None, enclosing: Frame) -> int:
-        if graph_run_id is not None and graph_run_id not in enclosing.foreign_graphs:
-            enclosing.foreign_graphs.append(graph_run_id)
-        return enclosing.foreign_graphs.index(graph_run_id) if graph_run_id is not None else -1
-
-
-def _subgraph_number(graph: str, task: str) -> int | None:
-    """Return the number of a subgraph in its task; None if the graph is not a subgraph of the task."""
-    for name in (task, recast_checkpoint_ns(task)):  # a subgraph with its own thread has no ids in its name
-        if graph == name:
-            return 0
-        if graph.startswith(f"{name}|") and graph[len(name) + 1 :].isdigit():
-            return int(graph[len(name) + 1 :])
-    return None
+@contextmanager
+def turn_context(calls: Calls | None) -> Iterator[None]:
+    """Let the contexts that begin in the block belong to a turn, or with None to none."""
+    token = _current.set((calls, None) if calls is not None else None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 @dataclass(frozen=True)
@@ -275,93 +101,523 @@ class InflightResult:
         return await asyncio.wrap_future(self.future)
 
 
-class Attempt:
-    """A call of this turn that is running or has ended."""
+@dataclass(frozen=True)
+class CallSite:
+    """The place of a call before its arguments are known: its turn, its tool, and where in the turn it is made."""
 
-    def __init__(self, intent: Intent) -> None:
-        self.intent = intent
-        self._future: Future[Any] = Future()
-        self._future.set_running_or_notify_cancel()  # a cancelled waiter must not cancel it
-        self._is_aborted = False
-        self.used_numbers: dict[str, Any] | None = None
-        """The numbers of its task that the call has used; see `Interrupts.use_numbers`."""
+    calls: Calls
+    declaration: Declaration
+    parent: Call | None
+    run_id: UUID
+    parent_run_id: UUID | None
+    configurable: Mapping[str, Any]
+    tool_call_id: str | None = None
+    is_in_batch: bool = False
 
     @property
-    def answer(self) -> InflightResult:
+    def tool_name(self) -> str:
+        """The name of the tool."""
+        return self.declaration.tool_name
+
+    @property
+    def task(self) -> str:
+        """The name that LangGraph gives to the task that makes the call."""
+        return str(self.configurable.get(CONFIG_KEY_CHECKPOINT_NS) or "")
+
+    def open(self, arguments: Arguments) -> Call:
+        """Open the call: record its intent if its tool will run, or take the answer from the record."""
+        try:
+            return self.calls.open(self, arguments)
+        except AgentGitError as error:
+            raise as_bubble_up(error) from error.__cause__
+
+    def wait_for_saves(self) -> None:
+        """Wait until the graph checkpoints before the call are saved, if the call acts on the world."""
+        if self._must_wait:
+            tracker = self.calls.turn.checkpoint_tracker
+            with _ending_the_turn():
+                tracker.wait(tracker.required_keys(self.configurable))
+
+    async def await_saves(self) -> None:
+        """Wait like `wait_for_saves`, without blocking the event loop."""
+        if self._must_wait:
+            tracker = self.calls.turn.checkpoint_tracker
+            with _ending_the_turn():
+                await tracker.await_saved(tracker.required_keys(self.configurable))
+
+    @property
+    def _must_wait(self) -> bool:
+        effect = self.declaration.effect if self.declaration.is_recorded else None
+        return effect is not None and effect.kind not in UNSHARED
+
+
+@contextmanager
+def _ending_the_turn() -> Iterator[None]:
+    try:
+        yield
+    except AgentGitError as error:
+        raise as_bubble_up(error) from error.__cause__
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a tool."""
+
+    site: CallSite
+    effect: Effect | None
+    arguments: Arguments
+    intent: Intent
+    requester: str
+    """What requested the call: an AI message, or else the task that makes it."""
+    caller_run_id: UUID | None
+    """The run of the task or the tool that makes the call."""
+    repeat_hash: str
+    is_named: bool
+    place: TaskPlace | None = None
+    is_recorded: bool = True
+    name: str = ""
+    """The name of the call in what requested it."""
+    answer: InflightResult | None = None
+    """The result that the call gets instead of running its tool."""
+    is_simulated: bool = False
+    used_numbers: dict[str, Any] | None = None
+    """The numbers of its task that the call has used; see `Interrupts.use_numbers`."""
+    has_begun: bool = False
+    """True once the tool's function was entered."""
+    error: BaseException | None = None
+    """What the tool's function raised."""
+    value: Any = None
+    """What the tool's function returned."""
+    has_returned: bool = False
+    has_ended: bool = False
+    span: TracedSpan = NO_SPAN
+    _result: Future[Any] = field(default_factory=Future)
+    _is_aborted: bool = False
+
+    def __post_init__(self) -> None:
+        self._result.set_running_or_notify_cancel()  # a cancelled waiter must not cancel it
+
+    # -- what the interceptor asks
+
+    @property
+    def task(self) -> str:
+        """The name that LangGraph gives to the task that makes the call."""
+        return self.site.task
+
+    @property
+    def is_in_batch(self) -> bool:
+        """True if a ToolNode makes the call as one of a batch."""
+        return self.site.is_in_batch
+
+    @property
+    def is_of_node(self) -> bool:
+        """True if the code of a node makes the call, and not a tool that runs in the same task."""
+        return self.site.parent is None or self.site.parent.task != self.task
+
+    @property
+    def call_id(self) -> str | None:
+        """The id of the call, if it is the same every time."""
+        return self.intent.tool_call_id if self.is_named else None
+
+    @property
+    def retry_key(self) -> tuple[str, str, int]:
+        """The key that stays the same if LangGraph runs the call again in this turn."""
+        return self.intent.idempotency_key, self.task, self.intent.batch if self.is_named else 0
+
+    @property
+    def is_once(self) -> bool:
+        """True if the call may take effect only once in its session."""
+        return self.effect is not None and self.effect.once
+
+    @property
+    def is_harmless(self) -> bool:
+        """True if the call may run again when the record has no answer."""
+        return self.intent.effect in HARMLESS and not self.is_once
+
+    @property
+    def scope(self) -> str:
+        """The name of the run of the call's tool, in which other calls are made."""
+        return scope_name("call", self.requester, self.name, self.intent.tool_name)
+
+    @property
+    def outer_calls(self) -> list[Call]:
+        """The calls whose tools contain this call, the outermost first."""
+        parent = self.site.parent
+        return [*parent.outer_calls, parent] if parent is not None else []
+
+    def set_key(self, key: str) -> None:
+        """Set the idempotency key."""
+        self.intent = replace(self.intent, idempotency_key=key)
+
+    # -- as an attempt that an equal call of the same turn repeats
+
+    @property
+    def result(self) -> InflightResult:
         """The result that a second run of the call receives."""
-        return InflightResult(self._future)
+        return InflightResult(self._result)
 
     @property
     def has_failed(self) -> bool:
         """True if the call raised or was aborted: the next equal call is another attempt at it."""
-        error = self._future.exception() if self._future.done() else None
+        error = self._result.exception() if self._result.done() else None
         return error is not None and not isinstance(error, ParentCommand)  # a tool hands over by this one
 
     @property
     def has_only_written(self) -> bool:
         """True if the call ended without a command: what it wrote to the graph's state itself is lost with its task."""
-        has_ended = self._future.done() and not self.has_failed
-        return has_ended and self._future.exception() is None and not has_command(self._future.result())
+        has_ended = self._result.done() and not self.has_failed
+        return has_ended and self._result.exception() is None and not has_command(self._result.result())
 
     def can_repeat(self, *, is_harmless: bool) -> bool:
         """Return whether the call may be made again: it failed, or it was aborted and repeating it does no harm."""
         return self.has_failed and (is_harmless or not self._is_aborted)
 
-    def end(self, value: Any) -> None:
-        """Record what the tool returned."""
-        if not self._future.done():
-            self._future.set_result(value)
+    def settle(self, value: Any) -> None:
+        """Set the result that equal calls get."""
+        if not self._result.done():
+            self._result.set_result(value)
 
-    def fail(self, error: BaseException, invocation_id: int | None = None) -> None:
-        """Record what was raised; anything but an `Exception` (Ctrl-C) aborted the call at an unknown point."""
-        if self._future.done():
+    def fail(self, error: BaseException) -> None:
+        """Set what equal calls raise; anything but an `Exception` (Ctrl-C) aborted the call at an unknown point."""
+        if self._result.done():
             return
         self._is_aborted = not isinstance(error, Exception)
-        self._future.set_exception(
-            as_bubble_up(aborted_call_error(self.intent, invocation_id)) if self._is_aborted else error
-        )
+        self._result.set_exception(as_bubble_up(aborted_call_error(self.intent)) if self._is_aborted else error)
 
+    # -- the run of the tool
 
-@dataclass
-class Slot:
-    """One call of one run of a task."""
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the tool's function in the block, with the call's key, answers and span."""
+        calls = self.site.calls
+        token = _current.set((calls, self))
+        try:
+            with (
+                idempotency_key_set(self.intent.idempotency_key if self.is_recorded else None),
+                calls.interrupts.call_view(self),
+                self.span.current(),
+                self.observed(),
+            ):
+                yield
+        finally:
+            _current.reset(token)
 
-    name: str
-    identity: str
-    keys: set[str] = field(default_factory=set)
-    attempt: Attempt | None = None
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Record that the block acts for the call, and the exception that it raises."""
+        self.has_begun = True
+        try:
+            yield
+        except BaseException as error:
+            self.error = error
+            if isinstance(error, NothingDone) and error.raised_by is None:
+                error.raised_by = self
+            raise
+
+    def returned(self, value: Any) -> None:
+        """Keep what the tool returned, before LangChain turns it into the text of a message."""
+        self.value, self.has_returned = value, True
+
+    def take_answer(self) -> InflightResult | None:
+        """Return the result that the call gets instead of running its tool, and use up the numbers that it had used."""
+        if self.answer is not None:
+            self.site.calls.interrupts.use_numbers(self.used_numbers)
+        return self.answer
+
+    def note_thread(self) -> None:
+        """Note that the call runs in a thread, which goes on if the turn is cancelled, until it has ended."""
+        calls = self.site.calls
+        if self.is_recorded and self.intent.effect not in NEUTRAL:
+            calls.turn.context.registry.running_calls[self.intent.id] = calls.turn.branch.id
 
     @property
-    def is_retryable(self) -> bool:
-        """True if the next equal call is another attempt at this one."""
-        return self.attempt is not None and self.attempt.has_failed
+    def may_have_acted(self) -> bool:
+        """True if the tool was entered and its error does not prove that it did nothing."""
+        if not self.has_begun or (isinstance(self.error, NothingDone) and self.error.raised_by is self):
+            return False
+        return self.effect is None or not isinstance(self.error, self.effect.failed_on)
+
+    @property
+    def needs_outcome(self) -> bool:
+        """True if it must be known whether the call acted: its effect lasts, or it may happen only once."""
+        return self.effect is not None and (self.effect.kind in LASTING or self.effect.once)
+
+    # -- the end
+
+    def end(self, output: Any) -> None:
+        """Record that the call has ended with an output, which may be the message that LangChain made of an error."""
+        if isinstance(self.error, Exception) or (isinstance(output, ToolMessage) and output.status == "error"):
+            text = str(output.content if isinstance(output, ToolMessage) else output)
+            self._end_failed(self.error if isinstance(self.error, Exception) else ToolException(text), text)
+            return
+        value = self.value if self.has_returned else value_of(output)
+        try:
+            self._end(CallOutcome(status=DONE, result=as_recorded(value), ended_at=datetime.now(UTC)))
+        finally:  # another run of the call may be waiting for it
+            self.settle(self.answer.wait() if self.answer else value)
+
+    def end_raised(self, error: BaseException) -> None:
+        """Record that the call raised."""
+        try:
+            if isinstance(error, ParentCommand):  # it is done, and hands over to the graph that called this one
+                self._end(CallOutcome(status=DONE, result=handover_record(error), ended_at=datetime.now(UTC)))
+            elif isinstance(error, Exception) and (
+                isinstance(error, AgentGitError) or not isinstance(error, GraphBubbleUp)
+            ):
+                self._end_failed(error, describe_error(error))
+            elif isinstance(error, GraphBubbleUp):
+                self._end(CallOutcome(status=PAUSED), error)
+            elif isinstance(error, asyncio.CancelledError):  # the end of the turn writes it to the journal
+                self.span.end(error)
+            else:  # such as Ctrl-C: aborted at an unknown point
+                self._end(CallOutcome(status=UNKNOWN, error=type(error).__name__), error)
+        finally:
+            self.fail(error)
+
+    def _end_failed(self, error: Exception, text: str) -> None:
+        """Record that the call raised; if it may have acted, the tool's `verify` function is asked."""
+        self.span.fail(type(error).__name__)
+        interceptor = self.site.calls.interceptor
+        try:
+            is_open = self.is_recorded and self.may_have_acted and (self.needs_outcome or interceptor.has_verify(self))
+            status = UNKNOWN if is_open else FAILED
+            self._end(CallOutcome(status=status, error=text, ended_at=datetime.now(UTC)))
+            if is_open:
+                interceptor.verify_call(self)
+        finally:
+            self.fail(error)
+
+    def _end(self, outcome: CallOutcome, error: BaseException | None = None) -> None:
+        if not self.has_ended:
+            self.has_ended = True
+            self.site.calls.end(self, outcome, error)
 
 
-class Slots:
-    """The calls of one run of a task, in order.
+class Interceptor(Protocol):
+    """What decides about each call before its tool runs; see `agentgit.agents.turn.call_interceptor`."""
 
-    LangGraph's call ids are not enough: calls from a node's own code have none or get new ones every time, and
-    middleware may make a call several times under one id. Equal calls are therefore counted. An equal call after an
-    error is the same call.
-    """
+    @property
+    def is_simulated(self) -> bool:
+        """True if the turn is part of a rerun: no call reaches its tool unless the interceptor admits it."""
 
-    def __init__(self) -> None:
-        self.all: list[Slot] = []
+    def authorize(self, call: Call) -> None:
+        """Admit a call, or answer it from the record."""
 
-    def assign(self, call_id: str | None, identity: str) -> Slot:
-        """Assign a call to a slot and return the slot."""
-        equal_slots = [slot for slot in self.all if slot.identity == identity]
-        slot = next((slot for slot in equal_slots if slot.is_retryable), None)
-        if slot is None:
-            slot = Slot(self._name(call_id, identity, len(equal_slots)), identity)
-            self.all.append(slot)
-        return slot
+    def has_verify(self, call: Call) -> bool:
+        """Return whether the tool of a call declares a `verify` function."""
 
-    def _name(self, call_id: str | None, identity: str, number: int) -> str:
-        if call_id is None:
-            return f"#{identity}#{number}"
-        if not self.all:
-            return call_id  # the requested call; middleware makes the others
-        if self.all[0].identity == identity:
-            return f"{call_id}#{number}"
-        return f"{call_id}#{identity}#{number}"
+    def verify_call(self, call: Call) -> None:
+        """Verify a call that raised."""
+
+
+class Calls:
+    """The calls of one turn."""
+
+    def __init__(
+        self, turn: RunningTurn, owner: str, interceptor: Interceptor, next_batch: int, unfinished: Batch | None
+    ) -> None:
+        self.turn = turn
+        self.owner = owner
+        self.interceptor = interceptor
+        settings, self.branch = turn.context.settings, turn.branch
+        self.effects, self.workspace = settings.effects, settings.workspace
+        self.scopes = Scopes(turn.checkpoint_tracker.graph_numbers)
+        self.requests = Requests(next_batch, unfinished, self.scopes.parent_of)
+        self.interrupts = Interrupts(turn.context.store, turn.branch, turn.context.saver.codec, turn.unit_of_work)
+        self._tools_by_run: dict[UUID, Call | None] = {}
+        """The calls that are being made, by the run that LangChain makes of them; None before a call is opened."""
+        self.has_calls = False
+        """True if the turn has made a recorded call."""
+        self.acted_count = 0
+        """The number of calls of this turn that act, answered from the record or not."""
+
+    # -- opening
+
+    def site_of_tool(
+        self,
+        tool: BaseTool,
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        configurable: Mapping[str, Any],
+        tool_call_id: str | None,
+    ) -> CallSite:
+        """Return the place of a call of a tool that is about to run."""
+        parent = self._parent_of_new(parent_run_id)
+        task = str(configurable.get(CONFIG_KEY_CHECKPOINT_NS) or "")
+        outer_name, outer_task = (parent.intent.tool_name, parent.task) if parent is not None else (None, "")
+        try:
+            declaration = self.effects.declaration_of(tool, enclosing_name(outer_name, outer_task, task))
+        except AgentGitError as error:
+            raise as_bubble_up(error) from error.__cause__
+        self._tools_by_run[run_id] = None
+        return CallSite(self, declaration, parent, run_id, parent_run_id, configurable, tool_call_id, is_in_batch(task))
+
+    def site_of_write(
+        self, tool_name: str, effect: Effect, run_id: UUID, parent_run_id: UUID | None, configurable: Mapping[str, Any]
+    ) -> CallSite:
+        """Return the place of a write to memory that is about to be made."""
+        parent = self._parent_of_new(parent_run_id)
+        return CallSite(self, Declaration(tool_name, effect), parent, run_id, parent_run_id, configurable)
+
+    def _parent_of_new(self, parent_run_id: UUID | None) -> Call | None:
+        current = _current.get()
+        if current is not None and current[0] is self and current[1] is not None:
+            return current[1]
+        return self.enclosing_call(parent_run_id)
+
+    def enclosing_call(self, run_id: UUID | None) -> Call | None:
+        """Return the call whose tool contains a run; None if there is none."""
+        while run_id is not None:
+            if (call := self._tools_by_run.get(run_id)) is not None:
+                return call
+            run_id = self.scopes.parent_of(run_id)
+        return None
+
+    def is_expected(self, run_id: UUID) -> bool:
+        """Return whether the hook has seen the call of a tool."""
+        return run_id in self._tools_by_run
+
+    def forget(self, run_id: UUID) -> None:
+        """Forget a run whose call was not opened."""
+        self._tools_by_run.pop(run_id, None)
+
+    def open(self, site: CallSite, arguments: Arguments) -> Call:
+        """Open a call; see `CallSite.open`."""
+        if self.turn.has_ended:
+            raise late_call_error(site.tool_name, arguments.values)
+        self.scopes.begin(site.run_id, site.parent_run_id, "", {})
+        parent_run_id = site.parent.site.run_id if site.parent is not None else None
+        frame = self.scopes.frame(site.parent_run_id) or self.scopes.frame(parent_run_id)
+        call = self._new_call(site, arguments, frame)
+        if call.is_recorded:
+            self.has_calls = True
+            call.span = tool_span(
+                site.tool_name,
+                self.turn.span,
+                gen__ai_tool_call_id=site.tool_call_id,
+                agentgit_effect=call.intent.effect,
+            )
+            try:
+                self.interceptor.authorize(call)
+            except AgentGitError as error:
+                call.span.end(error)
+                raise
+            self.acted_count += call.intent.effect not in NEUTRAL
+        self._tools_by_run[site.run_id] = call
+        self.scopes.begin_tool(site.run_id, frame, call.scope, lambda: self.interrupts.graph_numbers(call))
+        runs_tool = call.is_recorded and call.answer is None and not call.is_simulated
+        if runs_tool and site.declaration.tool is not None:
+            self.turn.context.registry.remember(call.intent.id, site.declaration)
+        if runs_tool and call.intent.effect not in NEUTRAL and site.tool_name not in MEMORY_TOOLS:
+            try:  # if what the call is about to change cannot be backed up, its tool does not run
+                self.turn.files.back_up(site.tool_name, site.declaration.tool, arguments.values)
+            except AgentGitError as error:
+                call._end_failed(error, f"its tool was not run: {error}")
+                raise
+        return call
+
+    def _new_call(self, site: CallSite, arguments: Arguments, frame: Frame | None) -> Call:
+        name, parent, args = site.tool_name, site.parent, arguments.values
+        if parent is not None:  # it belongs where the call of the tool that makes it is
+            batch, index = parent.intent.batch, parent.intent.batch_index
+        else:
+            batch, index = self.requests.position(site.tool_call_id, site.run_id)
+        declaration = site.declaration
+        effect = declaration.effect_of(args, self._holds)
+        is_file_effect = effect is not None and effect.kind == WORKSPACE and not declaration.is_profiled
+        if is_file_effect and self.workspace is not None and not self.workspace.covers(args):
+            effect = None
+        scope = frame.scope if frame is not None else scope_name(site.task)
+        request_name = self.requests.name(site.tool_call_id, site.parent_run_id, site.task)
+        is_named = site.tool_call_id is not None and (request_name is not None or site.is_in_batch)
+        outer = parent if parent is not None and parent.is_recorded else None
+        intent = Intent(
+            session_id=self.branch.external_session_id,
+            branch_id=self.branch.id,
+            batch=batch,
+            batch_index=index,
+            tool_name=name,
+            tool_call_id=site.tool_call_id,
+            args=args,
+            idempotency_key="",
+            owner=self.owner,
+            started_at=datetime.now(UTC),
+            task=None if is_named else scope,
+            parent_id=outer.intent.id if outer is not None else None,
+            tool_path=declaration.tool_path,
+            enclosing=declaration.enclosing,
+            **record_fields(effect, name, arguments.identifying, is_named=arguments.is_named),
+        )
+        return Call(
+            site,
+            effect,
+            arguments,
+            intent,
+            requester=(request_name or site.task) if is_named else scope,
+            caller_run_id=frame.run_id if frame is not None else None,
+            repeat_hash=arguments.repeat_hash(name, effect),
+            is_named=is_named,
+            place=frame.place if frame is not None else None,
+            is_recorded=declaration.is_recorded or self.interceptor.is_simulated,
+        )
+
+    def _holds(self, path: str) -> bool:
+        return self.workspace is not None and self.workspace.holds(path)
+
+    # -- the end
+
+    @property
+    def is_call_running(self) -> bool:
+        """True if a call has no outcome yet."""
+        return any(call is not None and call.is_recorded for call in [*self._tools_by_run.values()])
+
+    def end(self, call: Call, outcome: CallOutcome, error: BaseException | None = None) -> None:
+        """Record the outcome of a call, and forget the call."""
+        answers = self.interrupts.end(call, error)
+        if answers is not None:
+            outcome = replace(outcome, answers=answers)
+            call.used_numbers = answers if answers["direct"] else None
+        self.scopes.end_tool(call.site.run_id)
+        self._tools_by_run.pop(call.site.run_id, None)
+        call.span.set(agentgit_call_status=outcome.status, agentgit_call_answered=call.answer is not None)
+        call.span.end()
+        if call.is_recorded:
+            self._record(call, outcome)
+            self.turn.context.registry.running_calls.pop(call.intent.id, None)
+        if call.intent.tool_name in MEMORY_TOOLS:  # it changes no file
+            return
+        batch = call.intent.batch
+        if all(other is None or other.intent.batch != batch for other in [*self._tools_by_run.values()]):
+            self.turn.on_batch_ended(batch)
+
+    def _record(self, call: Call, outcome: CallOutcome) -> None:
+        if call.is_simulated:
+            if not call.site.declaration.is_recorded:
+                return
+            if outcome.status != PAUSED:  # else it asked as it was recorded, and was not answered
+                not_made = call.answer.error if call.answer is not None else None
+                outcome = replace(outcome, status=SIMULATED, error=outcome.error or not_made)
+            self._write(call, outcome)
+        elif call.answer is None:
+            self._write(call, outcome)
+        elif outcome.status != DONE and call.intent.kind == REPLAY:  # the answer was written when it was given
+            self._write(call, outcome, is_replay=True)
+
+    def _write(self, call: Call, outcome: CallOutcome, *, is_replay: bool = False) -> None:
+        """Write an outcome now, unless the call was read-only."""
+        unit_of_work = self.turn.unit_of_work
+        unit_of_work.add_call(RecordedCall(call.intent, outcome, is_replay=is_replay))
+        is_read = is_replay or call.is_simulated or call.intent.effect == READ_ONLY
+        is_deferrable = is_read and outcome.status in (DONE, FAILED, SIMULATED) and outcome.answers is None
+        # A checkpoint that is requested after this check does not matter: the request flushes the unit of work itself.
+        if is_deferrable and not self.turn.counts_calls:
+            return
+        with suppress(AgentGitError):  # the tool has run, so its caller must not get an error; whoever writes next does
+            unit_of_work.flush()
+
+    def end_spans(self) -> None:
+        """End the spans of calls whose end was never reported."""
+        for call in [*self._tools_by_run.values()]:
+            if call is not None:
+                call.span.fail(UNKNOWN)
+                call.span.end()

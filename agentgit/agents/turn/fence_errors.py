@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
 from agentgit.agents.turn.recorded_results import UnreadableResult
 from agentgit.effects import ToolInvocation
-from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN, how_to_resolve
-from agentgit.errors import AgentGitError, Fenced
+from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN, call_text, how_to_resolve
+from agentgit.errors import AgentGitError, Conflict, Fenced, InvalidInput
 from agentgit.store.records.journal import Intent
-
-UNREACHABLE = (
-    "Its tool class overrides run() or arun(), so the call cannot be answered from the record: put the work into "
-    "_run() and _arun()"
-)
 
 CONTINUE = "Then continue this turn with agent.invoke(None)."
 
 
-def require_same_args(intent: Intent, args: Any) -> None:
-    """Check that a call has the same arguments as before."""
-    if args != intent.args:
-        raise Fenced(
-            f"The call {intent.tool_call_id} of {intent.tool_name} was made before, with other arguments: {args}. "
-            "It was not made again. To make a different call, give it its own id."
-        )
-
-
-def unreachable_error(intent: Intent) -> Fenced:
-    """Return the error for a call that is already done and whose tool cannot be answered from the record."""
+def other_args_error(intent: Intent, args: Any) -> Fenced:
+    """Return the error for a call that was made before with other arguments."""
     return Fenced(
-        f"The call of {intent.tool_name} with {intent.args} is already done and was not made again. {UNREACHABLE}, or "
-        "roll back to before it."
+        f"The call {intent.tool_call_id} of {intent.tool_name} was made before, with other arguments: {args}. "
+        "It was not made again. To make a different call, give it its own id."
+    )
+
+
+def unreachable_error(name: str) -> InvalidInput:
+    """Return the error for a tool whose class calls its function past LangChain's `run` and `arun`."""
+    return InvalidInput(
+        f"The tool {name} was not run: its class overrides run() or arun(), so its calls can be neither recorded nor "
+        "answered from the record. Put the work into _run() and _arun()."
+    )
+
+
+def late_call_error(name: str, args: Mapping[str, Any]) -> Conflict:
+    """Return the error for a call that is made after its turn has ended."""
+    return Conflict(
+        f"{call_text(name, args)} was not made: it was called after its turn had ended, so the turn could not record "
+        "it. Let the node wait for what it starts, or make the call in a new turn."
     )
 
 
@@ -50,12 +53,11 @@ def unmatched_error(call: ToolInvocation, intent: Intent) -> Fenced:
     )
 
 
-def in_effect_error(call: ToolInvocation, *, is_reachable: bool) -> Fenced:
+def in_effect_error(call: ToolInvocation) -> Fenced:
     """Return the error for a call whose effect is already in place."""
-    reason = "" if is_reachable else f" {UNREACHABLE}."
     return Fenced(
-        f"{call} is already done (invocation {call.id}), so the same call was not made again.{reason} To make a "
-        "different call, change its identity arguments; to make the same one again, reverse it first.",
+        f"{call} is already done (invocation {call.id}), so the same call was not made again. To make a different "
+        "call, change its identity arguments; to make the same one again, reverse it first.",
         invocation=call.id,
     )
 
@@ -79,13 +81,13 @@ def unreadable_error(call: ToolInvocation, error: UnreadableResult) -> Fenced:
     )
 
 
-def aborted_call_error(intent: Intent, invocation_id: int | None) -> Fenced:
+def aborted_call_error(intent: Intent) -> Fenced:
     """Return the error for a call that was aborted earlier in this turn."""
     return Fenced(
-        f"The call {intent.tool_call_id} of {intent.tool_name} (invocation {invocation_id}) was interrupted, and it "
+        f"The call {intent.tool_call_id} of {intent.tool_name} (invocation {intent.id}) was interrupted, and it "
         "is unknown whether it happened. It was not made again; "
-        f"{how_to_resolve(invocation_id)}. {CONTINUE}",
-        invocation=invocation_id,
+        f"{how_to_resolve(intent.id)}. {CONTINUE}",
+        invocation=intent.id,
     )
 
 

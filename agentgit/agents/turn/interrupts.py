@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from langchain_core.runnables.config import RunnableConfig, var_child_runnable_config
@@ -35,9 +35,11 @@ from agentgit.langgraph_internals import (
 )
 from agentgit.saver.codec import Codec
 from agentgit.store.objects.blobs import Leaf
+from agentgit.store.records.journal import Intent
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import INTERRUPT, RESUME, GraphKey
+from agentgit.store.unit_of_work import UnitOfWork
 
 
 @dataclass
@@ -49,6 +51,22 @@ class TaskShare:
     graphs: list[int] = field(default_factory=list)
     question: str | None = None
     calls: list[int] = field(default_factory=list)
+
+
+class NumberedCall(Protocol):
+    """A call, as far as the numbers of its task depend on it."""
+
+    intent: Intent
+    name: str
+    caller_run_id: UUID | None
+
+    @property
+    def is_in_batch(self) -> bool:
+        """True if a ToolNode makes the call as one of a batch."""
+
+    @property
+    def is_of_node(self) -> bool:
+        """True if the code of a node makes the call, and not a tool that runs in the same task."""
 
 
 _batch_task: ContextVar[str | None] = ContextVar("agentgit_batch", default=None)
@@ -77,6 +95,7 @@ class TaskAnswers:
         self._shares = dict(shares)
         self._new_number: int | None = answer_count
         self._is_recorded = bool(shares) or answer_count == 0
+        self._first_run: UUID | None = None
         matches = [
             (share.place, call_id)
             for call_id, share in shares.items()
@@ -84,6 +103,11 @@ class TaskAnswers:
         ]
         self._asking_call_id = min(matches)[1] if matches else None
         self._lock = threading.Lock()
+
+    def is_first_run(self, run_id: UUID | None) -> bool:
+        """Return whether a run of the task is its first in this turn. LangGraph numbers the graphs of a retry anew."""
+        self._first_run = self._first_run or run_id
+        return run_id == self._first_run
 
     def share(self, call_id: str, batch_index: int) -> TaskShare:
         """Return the share of a call."""
@@ -115,12 +139,18 @@ class TaskAnswers:
         self._asking_call_id, self._new_number = call_id, None
         return number
 
-    def graph_number(self, share: TaskShare, graph_index: int) -> int:
-        """Return the number of a graph that a call runs: the one from an earlier attempt, or else the next free one."""
+    def graph_number(self, share: TaskShare, graph_index: int, count: Callable[[], int] | None = None) -> int:
+        """Return the number of a graph that a call runs: the one from an earlier attempt, or else the next free one.
+
+        `count` is LangGraph's counter, which also numbers the graphs that a node's own code runs.
+        """
         with self._lock:
+            number = count() if count is not None else 0
             if graph_index == len(share.graphs):
                 used_numbers = {number for other_share in self._shares.values() for number in other_share.graphs}
-                share.graphs.append(next(number for number in itertools.count() if number not in used_numbers))
+                while number in used_numbers:
+                    number = count() if count is not None else number + 1
+                share.graphs.append(number)
             return share.graphs[graph_index]
 
     def unnumbered_answer(self, call_id: str, scratchpad: PregelScratchpad, consume: bool) -> Any:
@@ -149,28 +179,26 @@ def with_own_view(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class Interrupts:
-    """The questions that the tool calls of one turn ask."""
+    """The questions that the tool calls of one turn ask, and the graphs that their tools run."""
 
-    def __init__(self, store: Store, branch: StoredRow, codec: Codec) -> None:
+    def __init__(self, store: Store, branch: StoredRow, codec: Codec, unit_of_work: UnitOfWork) -> None:
         self.store = store
         self.branch = branch
         self._codec = codec
+        self._unit_of_work = unit_of_work
         self._task_answers: dict[str, TaskAnswers] = {}
-        self._batch_shares: dict[UUID, tuple[str, str, TaskShare]] = {}
-        self._node_shares: dict[UUID, tuple[TaskShare, PregelScratchpad]] = {}
+        self._shares: dict[NumberedCall, _UsedShare] = {}
         self._lock = threading.Lock()
 
     @contextmanager
-    def call_view(self, run_id: UUID, call_id: str, batch_index: int | None) -> Iterator[None]:
-        """Set a call's own view of the answers until the block ends."""
+    def call_view(self, call: NumberedCall) -> Iterator[None]:
+        """Set a call's own view of the answers and numbers of its task until the block ends."""
         config = var_child_runnable_config.get()
+        scratchpad = (config or {}).get("configurable", {}).get(CONFIG_KEY_SCRATCHPAD)
         view = None
-        if config is not None:
-            view = (
-                self._node_call_view(config, run_id)
-                if batch_index is None
-                else self._batch_call_view(config, run_id, call_id, batch_index)
-            )
+        if config is not None and isinstance(scratchpad, PregelScratchpad):
+            create = self._batch_call_view if call.is_in_batch else self._direct_call_view
+            view = create(config, scratchpad, call)
         token = var_child_runnable_config.set(view or config)
         # Calls made inside the tool come from its own code, not from a ToolNode.
         batch_token = _batch_task.set(None)
@@ -180,14 +208,13 @@ class Interrupts:
             _batch_task.reset(batch_token)
             var_child_runnable_config.reset(token)
 
-    def _node_call_view(self, config: RunnableConfig, run_id: UUID) -> RunnableConfig | None:
+    def _direct_call_view(
+        self, config: RunnableConfig, scratchpad: PregelScratchpad, call: NumberedCall
+    ) -> RunnableConfig:
         """Return a config that gives a call of a node's own code LangGraph's numbers and records which ones it uses."""
         configurable = config.get("configurable", {})
-        scratchpad = configurable.get(CONFIG_KEY_SCRATCHPAD)
-        if not isinstance(scratchpad, PregelScratchpad):
-            return None
-        share = TaskShare(0)
-        self._node_shares[run_id] = share, scratchpad
+        used = self._shares[call] = _UsedShare(TaskShare(0), task_of(configurable), scratchpad)
+        graph_indexes = itertools.count()
 
         def recording_counter(counter: Callable[[], int], numbers: list[int]) -> Callable[[], int]:
             def next_number() -> int:
@@ -196,11 +223,21 @@ class Interrupts:
 
             return next_number
 
+        def next_graph_number() -> int:
+            answers, share = self._find_share(configurable, call)
+            if not call.is_of_node or not answers.is_first_run(call.caller_run_id):
+                used.share.graphs.append(number := scratchpad.subgraph_counter())
+                return number
+            number = answers.graph_number(share, next(graph_indexes), scratchpad.subgraph_counter)
+            used.share.graphs = share.graphs
+            self._unit_of_work.add_answers(call.intent, used.record(call.name))
+            return number
+
         view = replace(
             scratchpad,
-            interrupt_counter=recording_counter(scratchpad.interrupt_counter, share.taken),
-            subgraph_counter=recording_counter(scratchpad.subgraph_counter, share.graphs),
-            call_counter=recording_counter(scratchpad.call_counter, share.calls),
+            interrupt_counter=recording_counter(scratchpad.interrupt_counter, used.share.taken),
+            subgraph_counter=next_graph_number,
+            call_counter=recording_counter(scratchpad.call_counter, used.share.calls),
         )
         return {**config, "configurable": {**configurable, CONFIG_KEY_SCRATCHPAD: view}}
 
@@ -220,40 +257,38 @@ class Interrupts:
             for _ in numbers:
                 counter()
 
-    def graph_numbers(self, run_id: UUID) -> list[int]:
+    def graph_numbers(self, call: NumberedCall) -> list[int]:
         """List the numbers of the graphs that a call has run."""
-        if (node_entry := self._node_shares.get(run_id)) is not None:
-            return node_entry[0].graphs
-        batch_entry = self._batch_shares.get(run_id)
-        return batch_entry[2].graphs if batch_entry is not None else []
+        used = self._shares.get(call)
+        return used.share.graphs if used is not None else []
 
     def _batch_call_view(
-        self, config: RunnableConfig, run_id: UUID, call_id: str, batch_index: int
+        self, config: RunnableConfig, scratchpad: PregelScratchpad, call: NumberedCall
     ) -> RunnableConfig | None:
         configurable = config.get("configurable", {})
-        scratchpad, send = configurable.get(CONFIG_KEY_SCRATCHPAD), configurable.get(CONFIG_KEY_SEND)
-        if not isinstance(scratchpad, PregelScratchpad) or send is None:
+        send = configurable.get(CONFIG_KEY_SEND)
+        if send is None:
             return None
         question_indexes, graph_indexes = itertools.count(), itertools.count()
 
         def next_answer_number() -> int:
-            task_answers, share = self._find_share(configurable, run_id, call_id, batch_index)
-            answer_index = task_answers.answer_number(call_id, share, next(question_indexes), scratchpad)
+            task_answers, share = self._find_share(configurable, call)
+            answer_index = task_answers.answer_number(call.name, share, next(question_indexes), scratchpad)
             if scratchpad.resume:
                 send([(RESUME, scratchpad.resume)])  # keeps the answers of calls that do not ask again
             return answer_index
 
         def unnumbered_answer(consume: bool) -> Any:
-            return self._find_share(configurable, run_id, call_id, batch_index)[0].unnumbered_answer(
-                call_id, scratchpad, consume
-            )
+            return self._find_share(configurable, call)[0].unnumbered_answer(call.name, scratchpad, consume)
 
         def send_all_answers(writes: Sequence[tuple[str, Any]]) -> None:
             send([(channel, scratchpad.resume if channel == RESUME else value) for channel, value in writes])
 
         def next_graph_number() -> int:
-            task_answers, share = self._find_share(configurable, run_id, call_id, batch_index)
-            return task_answers.graph_number(share, next(graph_indexes))
+            task_answers, share = self._find_share(configurable, call)
+            number = task_answers.graph_number(share, next(graph_indexes))
+            self._unit_of_work.add_answers(call.intent, self._shares[call].record(call.name))
+            return number
 
         view = replace(
             scratchpad,
@@ -266,16 +301,14 @@ class Interrupts:
             "configurable": {**configurable, CONFIG_KEY_SCRATCHPAD: view, CONFIG_KEY_SEND: send_all_answers},
         }
 
-    def _find_share(
-        self, configurable: Mapping[str, Any], run_id: UUID, call_id: str, batch_index: int
-    ) -> tuple[TaskAnswers, TaskShare]:
-        task_name = configurable[CONFIG_KEY_CHECKPOINT_NS]
+    def _find_share(self, configurable: Mapping[str, Any], call: NumberedCall) -> tuple[TaskAnswers, TaskShare]:
+        task_name = task_of(configurable)
         with self._lock:
             if task_name not in self._task_answers:
                 self._task_answers[task_name] = self._load_answers(configurable)
         task_answers = self._task_answers[task_name]
-        share = task_answers.share(call_id, batch_index)
-        self._batch_shares[run_id] = task_name, call_id, share
+        share = task_answers.share(call.name, call.intent.batch_index)
+        self._shares.setdefault(call, _UsedShare(share, task_name))
         return task_answers, share
 
     def _load_answers(self, configurable: Mapping[str, Any]) -> TaskAnswers:
@@ -303,28 +336,43 @@ class Interrupts:
         shares = {record["call"]: _read_share(record, answer_count, shown_question) for record in records}
         return TaskAnswers(shares, answer_count, shown_question)
 
-    def end(self, run_id: UUID, error: BaseException | None = None) -> dict[str, Any] | None:
+    def end(self, call: NumberedCall, error: BaseException | None = None) -> dict[str, Any] | None:
         """Return the record of the answers and numbers that a call has used; None if there are none."""
-        node_entry = self._node_shares.pop(run_id, None)
-        if node_entry is not None:
-            share, scratchpad = node_entry
-            # The next attempt uses the number of an unanswered question.
-            share.taken = [number for number in share.taken if number < len(scratchpad.resume)]
-            is_worth_recording = share.taken or share.graphs or share.calls or isinstance(error, GraphInterrupt)
-            return _share_record("", "", share) if is_worth_recording else None
-        batch_entry = self._batch_shares.pop(run_id, None)
-        if batch_entry is None:
+        used = self._shares.pop(call, None)
+        if used is None:
             return None
-        task_name, call_id, share = batch_entry
-        if isinstance(error, GraphInterrupt):
+        share = used.share
+        if used.scratchpad is not None:
+            # The next attempt uses the number of an unanswered question.
+            share.taken = [number for number in share.taken if number < len(used.scratchpad.resume)]
+            if not (share.taken or share.graphs or share.calls or isinstance(error, GraphInterrupt)):
+                return None
+        elif isinstance(error, GraphInterrupt):
             body = self._codec.encode(error.args[0]).body  # encoded like in the saver, so that the hashes match
             share.question = body.hash.hex() if isinstance(body, Leaf) else None
-        return _share_record(task_name, call_id, share)
+        return used.record(call.name)
 
 
-def _share_record(task_name: str, call_id: str, share: TaskShare) -> dict[str, Any]:
-    record = {"task": task_name, "call": call_id, **asdict(share)}
-    return record if share.calls else {name: value for name, value in record.items() if name != "calls"}
+def task_of(configurable: Mapping[str, Any]) -> str:
+    """Return the name of the task that a config belongs to."""
+    return str(configurable[CONFIG_KEY_CHECKPOINT_NS])
+
+
+@dataclass
+class _UsedShare:
+    """What a call uses of the answers and numbers of its task.
+
+    A call of a node's own code has the numbers that LangGraph gives, from the scratchpad of its task.
+    """
+
+    share: TaskShare
+    task: str
+    scratchpad: PregelScratchpad | None = None
+
+    def record(self, call_name: str) -> dict[str, Any]:
+        """Return the form in which the journal stores it."""
+        used = {name: value for name, value in asdict(self.share).items() if name != "calls" or value}
+        return {"task": self.task, "call": call_name, "direct": self.scratchpad is not None, **used}
 
 
 def _read_share(record: Mapping[str, Any], answer_count: int, shown_question: str | None) -> TaskShare:

@@ -30,6 +30,7 @@ class RunningTurn(RecordedTurn, Protocol):
     unit_of_work: UnitOfWork
     after_turn: Callable[[], Any] | None
     is_completed: bool
+    has_ended: bool
 
     @property
     def counts_calls(self) -> bool:

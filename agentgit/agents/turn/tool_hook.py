@@ -1,9 +1,9 @@
-"""A hook on every LangChain tool call, which connects the call to the recorder of its turn.
+"""A hook on every LangChain tool call, which opens the call in its turn.
 
 `BaseTool.run` and `arun` are wrapped once per process. Outside a turn they behave as before, unless a rerun runs. In a
-turn, the call is made with a copy of the tool. Before the copy runs, the recorder's `on_tool_start` has asked the
-interceptor. The copy returns the recorded answer, or runs the tool and passes its return value to the recorder, before
-LangChain turns the value into the text of a message. The tool itself is not changed.
+turn, the call is made with a copy of the tool, whose function is entered when the arguments are valid. There the call
+is opened with the arguments that the tool gets. The copy returns the recorded answer, or runs the tool and keeps its
+return value, before LangChain turns the value into the text of a message. The tool itself is not changed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
@@ -22,6 +22,8 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.uuid import uuid7
 
 from agentgit.agents.rerun_guard import require_outside_reruns
+from agentgit.agents.turn.arguments import given_arguments, received_arguments
+from agentgit.agents.turn.calls import Call, CallSite, current_calls
 from agentgit.agents.turn.interrupts import with_own_view
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
@@ -33,21 +35,13 @@ _wrap_lock = threading.Lock()
 _WRAPPED = "__agentgit_wrapped__"
 
 
-class _TurnCall(NamedTuple):
-    """A tool call made in a turn."""
-
-    recorder: Recorder
-    run_id: UUID
-    options: dict[str, Any]
-
-
 def intercept() -> None:
-    """Wrap the two methods that call a tool for the rest of the process, unless they are already wrapped."""
+    """Wrap the two methods that call a tool, unless they are already wrapped."""
     with _wrap_lock:
-        for name, wrap in (("run", _wrap_run), ("arun", _wrap_arun)):
-            original = getattr(BaseTool, name)
-            if not hasattr(original, _WRAPPED):
-                wrapped = wrap(original)
+        if not hasattr(BaseTool.run, _WRAPPED):
+            hooks: dict[str, Callable[[Any], Any]] = {"run": _wrap_run, "arun": _wrap_arun}
+            for name, wrap in hooks.items():
+                wrapped = wrap(getattr(BaseTool, name))
                 setattr(wrapped, _WRAPPED, True)
                 setattr(BaseTool, name, wrapped)
 
@@ -55,59 +49,77 @@ def intercept() -> None:
 def _wrap_run(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
-        call = _register_call(self, args, options)
-        if call is None:
+        hooked = _hook(self, tool_input, args, options)
+        if hooked is None:
             return original(self, tool_input, *args, **options)
-        call.recorder.wait_for_saves(call.run_id)
-        try:
-            return original(_intercepted_copy(self, call.recorder, call.run_id), tool_input, **call.options)
-        except BaseException as error:
-            call.recorder.record_unreported(call.run_id, error)
-            raise
+        return _run_hooked(original, hooked, tool_input)
 
     return run
+
+
+def _run_hooked(original: Callable[..., Any], hooked: _Hooked, tool_input: Any) -> Any:
+    try:
+        output = original(hooked.run.copy(), tool_input, **hooked.options)
+    except BaseException as error:
+        hooked.run.end_raised(error)
+        raise
+    hooked.run.end(output)
+    return output
 
 
 def _wrap_arun(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(original)
     async def arun(self: BaseTool, tool_input: Any, *args: Any, **options: Any) -> Any:
-        call = _register_call(self, args, options)
-        if call is None:
+        hooked = _hook(self, tool_input, args, options)
+        if hooked is None:
             return await original(self, tool_input, *args, **options)
         if (type(self).run, type(self)._arun) == (BaseTool.run, BaseTool._arun):
             # In a thread of ours, so that the end of the tool is recorded if the call is cancelled.
-            return await run_in_executor(None, self.run, tool_input, **call.options)
-        await call.recorder.await_saves(call.run_id)
+            return await run_in_executor(None, _run_hooked, inspect.unwrap(BaseTool.run), hooked, tool_input)
         try:
-            return await original(_intercepted_copy(self, call.recorder, call.run_id), tool_input, **call.options)
-        except Exception as error:  # a cancelled call is recorded by the end of its turn
-            call.recorder.record_unreported(call.run_id, error)
+            output = await original(hooked.run.copy(), tool_input, **hooked.options)
+        except asyncio.CancelledError as error:
+            hooked.run.end_raised(error)
             raise
+        except BaseException as error:
+            await asyncio.to_thread(hooked.run.end_raised, error)
+            raise
+        await asyncio.to_thread(hooked.run.end, output)
+        return output
 
     return arun
 
 
-def _register_call(tool: BaseTool, args: tuple[Any, ...], options: dict[str, Any]) -> _TurnCall | None:
-    """Register a call with the recorder of the turn that it is made in; return None outside a turn."""
+class _Hooked(NamedTuple):
+    """A call of a tool in a turn, and the options for LangChain."""
+
+    run: _ToolRun
+    options: dict[str, Any]
+
+
+def _hook(tool: BaseTool, tool_input: Any, args: tuple[Any, ...], options: dict[str, Any]) -> _Hooked | None:
+    """Find the turn that a call is made in; return None outside a turn."""
     callbacks = options.get("callbacks") if len(args) < len(_POSITIONAL) else args[-1]
     outer_config: Mapping[str, Any] = var_child_runnable_config.get() or {}
-    recorder, manager = _find_recorder(callbacks), callbacks
+    manager, recorder = callbacks, _find_recorder(callbacks)
     if recorder is None:
         manager = outer_config.get("callbacks")
         recorder = _find_recorder(manager)
-        if recorder is None:
-            require_outside_reruns(tool.name)
-            return None
+    calls = recorder.calls if recorder is not None else current_calls()
+    if calls is None:
+        require_outside_reruns(tool.name)
+        return None
+    if recorder is not None and manager is not callbacks:
         callbacks = _add_recorder(callbacks, recorder)
-    options = {**dict(zip(_POSITIONAL, args, strict=False)), **options, "callbacks": callbacks}
-    options["run_id"] = run_id = options.get("run_id") or uuid7()
+    run_id = options.get("run_id") or uuid7()
+    options = {**dict(zip(_POSITIONAL, args, strict=False)), **options, "callbacks": callbacks, "run_id": run_id}
     configurable = (options.get("config") or {}).get("configurable", {})
     configurable = configurable if CONFIG_KEY_CHECKPOINT_NS in configurable else outer_config.get("configurable", {})
     parent_run_id = getattr(manager, "parent_run_id", None) or getattr(
         outer_config.get("callbacks"), "parent_run_id", None
     )
-    recorder.register_call(run_id, tool, parent_run_id, configurable)
-    return _TurnCall(recorder, run_id, options)
+    site = calls.site_of_tool(tool, run_id, parent_run_id, configurable, options.get("tool_call_id"))
+    return _Hooked(_ToolRun(site, tool, tool_input), options)
 
 
 def _find_recorder(callbacks: Any) -> Recorder | None:
@@ -122,6 +134,74 @@ def _add_recorder(callbacks: Any, recorder: Recorder) -> Any:
         manager.add_handler(recorder, inherit=True)
         return manager
     return [*(callbacks or ()), recorder]
+
+
+class _ToolRun:
+    """One run of a tool, whose call is opened when the tool's function is entered."""
+
+    def __init__(self, site: CallSite, tool: BaseTool, tool_input: Any) -> None:
+        self._site, self._tool = site, tool
+        self._arguments = given_arguments(tool_input)
+        self._call: Call | None = None
+        self._is_refused = False
+
+    def copy(self) -> BaseTool:
+        """Copy the tool; the copy returns an answer from the record, or else runs the tool and keeps its result."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self._run(*args, **kwargs)
+
+        async def arun(*args: Any, **kwargs: Any) -> Any:
+            return await self._arun(*args, **kwargs)
+
+        def receive(tool_input: Any, tool_call_id: str | None) -> tuple[Any, dict[str, Any]]:
+            args, kwargs = type(clone)._to_args_and_kwargs(clone, tool_input, tool_call_id)
+            self._arguments = received_arguments(clone, tool_input, args, kwargs)
+            return args, kwargs
+
+        clone = clone_of(self._tool, run, arun)
+        object.__setattr__(clone, "_to_args_and_kwargs", receive)
+        return clone
+
+    def _open(self) -> Call:
+        self._is_refused = True  # unless it returns
+        self._call = self._site.open(self._arguments)
+        self._is_refused = False
+        return self._call
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        self._is_refused = True
+        self._site.wait_for_saves()
+        call = self._open()
+        if (answer := call.take_answer()) is not None:
+            return _as_returned(self._tool, answer.wait())
+        call.note_thread()
+        with call.running():
+            value = self._tool._run(*args, **with_own_view(kwargs))
+        call.returned(value)
+        return value
+
+    async def _arun(self, *args: Any, **kwargs: Any) -> Any:
+        self._is_refused = True
+        await self._site.await_saves()
+        call = await asyncio.to_thread(self._open)
+        if (answer := call.take_answer()) is not None:
+            return _as_returned(self._tool, await answer.await_result())
+        with call.running():
+            value = await self._tool._arun(*args, **with_own_view(kwargs))
+        call.returned(value)
+        return value
+
+    def end(self, output: Any) -> None:
+        """Record the end of the run."""
+        (self._call or self._open()).end(output)  # else its arguments were not valid, and the message says so
+
+    def end_raised(self, error: BaseException) -> None:
+        """Record that the run raised."""
+        if self._is_refused:
+            self._site.calls.forget(self._site.run_id)
+        else:
+            (self._call or self._open()).end_raised(error)
 
 
 def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaitable[Any]]) -> BaseTool:
@@ -144,33 +224,6 @@ def reporting_copy(tool: BaseTool, report: Callable[[Any], None]) -> BaseTool:
     async def arun(*args: Any, **kwargs: Any) -> Any:
         value = await tool._arun(*args, **kwargs)
         report(value)
-        return value
-
-    return clone_of(tool, run, arun)
-
-
-def _intercepted_copy(tool: BaseTool, recorder: Recorder, run_id: UUID) -> BaseTool:
-    """Copy a tool for one call; the copy returns an answer from the recorder, or else runs and reports its result."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if (answer := recorder.answer(run_id)) is not None:
-            return _as_returned(tool, answer.wait())
-        recorder.record_thread(run_id)
-        with recorder.call_context(run_id):
-            value = tool._run(*args, **with_own_view(kwargs))
-        recorder.record_result(run_id, value)
-        return value
-
-    async def arun(*args: Any, **kwargs: Any) -> Any:
-        if (answer := recorder.answer(run_id)) is not None:
-            return _as_returned(tool, await answer.await_result())
-        try:
-            with recorder.call_context(run_id):
-                value = await tool._arun(*args, **with_own_view(kwargs))
-        except asyncio.CancelledError as error:
-            recorder.record_cancellation(run_id, error)
-            raise
-        recorder.record_result(run_id, value)
         return value
 
     return clone_of(tool, run, arun)

@@ -20,9 +20,11 @@ from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.inputs import TurnInput
 from agentgit.agents.turn.abandoned_turn import warn_of_abandoned_turn
+from agentgit.agents.turn.calls import Calls
 from agentgit.agents.turn.checkpoint_tracker import CheckpointTracker
 from agentgit.agents.turn.files import TurnFiles
-from agentgit.agents.turn.recorder import Recorder, message_name
+from agentgit.agents.turn.recorder import Recorder
+from agentgit.agents.turn.requests import Batch, message_name
 from agentgit.effects.effects import UNSHARED
 from agentgit.effects.plan import KEEP
 from agentgit.errors import AgentGitError, Conflict, Corrupt, InvalidInput, Unavailable, WorldDiverged
@@ -51,7 +53,7 @@ class _TurnStart(NamedTuple):
     branch: StoredRow
     turn_input: TurnInput
     batch: int
-    unfinished_batch: tuple[str, int, list[str]] | None
+    unfinished_batch: Batch | None
     state: TurnState
     last_number: int
     searched: int
@@ -108,6 +110,9 @@ class Turn:
     """The checkpoint at the end of the turn; None if it made none."""
     unit_of_work: UnitOfWork = field(init=False)
     recorder: Recorder = field(init=False)
+    calls: Calls = field(init=False)
+    has_ended: bool = False
+    """True once the turn ends or is abandoned, so that no call can begin."""
     files: TurnFiles = field(init=False)
     checkpoint_tracker: CheckpointTracker = field(default_factory=CheckpointTracker)
 
@@ -133,6 +138,7 @@ class Turn:
             self.unit_of_work = UnitOfWork(self.context.store, start.branch, newest, start.state.world_seq)
             self._known_head = newest.checkpoint if not newest.has_writes else None
             self.recorder = Recorder(self, owner, start.batch, start.unfinished_batch)
+            self.calls = self.recorder.calls
         except BaseException:
             self._resources.close()
             raise
@@ -258,9 +264,7 @@ class Turn:
             last_seq = store.world.last_seq(connection, self.branch.external_session_id)
             self._require_world_unchanged(connection, store.sessions.branch(connection, self.branch_id), last_seq)
 
-    def _unfinished_batch(
-        self, connection: Connection, branch: StoredRow, head_state: HeadState
-    ) -> tuple[str, int, list[str]] | None:
+    def _unfinished_batch(self, connection: Connection, branch: StoredRow, head_state: HeadState) -> Batch | None:
         """Return the batch that this turn continues, in which calls that run again stay; None if there is none."""
         if self.turn_input.is_new or not head_state.unfinished_messages:
             return None
@@ -270,14 +274,15 @@ class Turn:
         return (
             None
             if batch is None
-            else (message_name(head_state.unfinished_messages[0]["id"], tool_calls), batch, call_ids)
+            else Batch(message_name(head_state.unfinished_messages[0]["id"], tool_calls), batch, call_ids)
         )
 
     def end(self, *, completed: bool) -> str | None:
         """Release the branch and return the newest graph checkpoint."""
         self.is_completed = completed
         with self._resources:
-            self.recorder.end_spans()
+            self.has_ended = True
+            self.calls.end_spans()
             self.files.end()
             self._add_unsaved_model_calls()
             try:
@@ -325,9 +330,9 @@ class Turn:
 
     def _end(self, connection: Connection, completed: bool) -> _TurnEnd:
         store, sessions = self.context.store, self.context.store.sessions
-        if not completed or self.recorder.is_call_running:
-            store.journal.abandon(connection, self.branch_id, self.recorder.owner)
-        tally = store.journal.tally(connection, self.branch_id) if self.recorder.has_calls else self._state.tally
+        if not completed or self.calls.is_call_running:
+            store.journal.abandon(connection, self.branch_id, self.calls.owner)
+        tally = store.journal.tally(connection, self.branch_id) if self.calls.has_calls else self._state.tally
         head_state = store.head_state_of(connection, self.branch, tally, self.unit_of_work.newest)
         self.files.record_snapshot(connection, self.branch)
         world_seq = self.unit_of_work.world_seq
@@ -471,7 +476,8 @@ class Turn:
         store = self.context.store
         graph_checkpoint = store.graphs.find(connection, graph_key)
         ai_message = store.answered_message(connection, graph_checkpoint) if graph_checkpoint is not None else None
-        batch = self.recorder.batch_of(message_name(ai_message["id"], ai_message["tool_calls"])) if ai_message else None
+        requested = message_name(ai_message["id"], ai_message["tool_calls"]) if ai_message else ""
+        batch = self.calls.requests.batch_of(requested)
         if graph_checkpoint is None or batch is None:
             return
         calls_before, calls_after = (

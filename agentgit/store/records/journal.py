@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -112,6 +112,8 @@ class Intent:
     replay_of: int | None = None
     task: str | None = None
     made_on: int | None = None
+    parent_id: int | None = None
+    id: int = field(default_factory=new_id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,20 +149,20 @@ class Journal:
 
     def intend(self, connection: Connection, intent: Intent, arrival: int | None = None) -> int:
         """Record that a call is about to run, and return its id."""
-        return self.add(connection, [(intent, None)], arrival)
+        self.add(connection, [(intent, None)], arrival)
+        return intent.id
 
     def add(
         self,
         connection: Connection,
         calls: Sequence[tuple[Intent, CallOutcome | None]],
         first_arrival: int | None = None,
-    ) -> int:
-        """Record calls of one branch in order, and return the id of the last one."""
+    ) -> None:
+        """Record calls of one branch in order."""
         if first_arrival is None:
             first_arrival = self.next_arrival(connection, calls[0][0].branch_id)
         rows = [self._call_row(intent, outcome, first_arrival + index) for index, (intent, outcome) in enumerate(calls)]
         _ADD.run(connection, *rows)
-        return int(rows[-1]["id"])
 
     def add_imported(
         self, connection: Connection, calls: Sequence[tuple[Intent, CallOutcome]], first_arrival: int, last_seq: int
@@ -189,7 +191,7 @@ class Journal:
     def _call_row(self, intent: Intent, outcome: CallOutcome | None, arrival: int) -> dict[str, Any]:
         return {
             "tenant_id": self.tenant_id,
-            "id": new_id(),
+            "id": intent.id,
             "external_session_id": intent.session_id,
             "internal_session_id": intent.branch_id,
             "arrival": arrival,
@@ -213,6 +215,7 @@ class Journal:
             "replay_of": intent.replay_of,
             "made_on": intent.made_on,
             "task": intent.task,
+            "parent_id": intent.parent_id,
             **(_outcome_columns(outcome) if outcome else NO_OUTCOME),
         }
 
@@ -225,7 +228,10 @@ class Journal:
         self, connection: Connection, invocation_id: int, outcome: CallOutcome, *, is_past: bool = False
     ) -> int | None:
         """Record how a call ended, and return the number of the entry that it added to the world log, if it did."""
-        row = self._change_status(connection, invocation_id, outcome.status, **_outcome_columns(outcome))
+        values = _outcome_columns(outcome)
+        if outcome.answers is None:
+            del values["answers"]  # what the call had used when it was last heard of stays
+        row = self._change_status(connection, invocation_id, outcome.status, **values)
         if row.effect not in NEUTRAL:
             if not is_past:
                 self._record_audit_event(connection, row, outcome.status, None)
@@ -708,5 +714,6 @@ def _invocation_from_row(row: Row[Any], branch_id: int, position: int, runs: int
         kind=row.kind,
         identity=row.identity,
         made_on=row.made_on,
+        parent_id=row.parent_id,
         runs=runs,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,7 +32,6 @@ from agentgit.store.records.sessions import SessionStore, StoredRow
 from agentgit.store.records.world_log import IS_REMADE, IS_SUPERSEDED, WorldLog
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
 from agentgit.store.sql.writes import insert_rows
@@ -180,11 +179,10 @@ class RecordedCalls:
         *,
         include_reads: bool = False,
     ) -> list[ToolInvocation]:
-        """Read the calls that a call made itself and that have one of these statuses, oldest first."""
+        """Read the calls that a call's tool made, at any depth, and that have one of these statuses, oldest first."""
         rows = self._load_inner_rows(
             connection,
             call,
-            lambda outer_row: TOOL_INVOCATION.c.arrival > outer_row.arrival,
             TOOL_INVOCATION.c.status.in_(sorted(statuses)),
             *(() if include_reads else (TOOL_INVOCATION.c.effect != kind for kind in NEUTRAL)),
             TOOL_INVOCATION.c.tool_name.not_in(sorted(MEMORY_TOOLS)),
@@ -192,39 +190,15 @@ class RecordedCalls:
         return self.journal.invocations_from_rows(connection, rows)
 
     def has_written_memory(self, connection: Connection, call: ToolInvocation) -> bool:
-        """Return whether a call wrote to memory itself. The row of a call that only reads may be the later one."""
-        is_write = TOOL_INVOCATION.c.tool_name.in_(sorted(MEMORY_TOOLS))
-        rows = self._load_inner_rows(
-            connection, call, lambda outer_row: TOOL_INVOCATION.c.started_at >= outer_row.started_at, is_write
-        )
-        return bool(rows)
+        """Return whether the tool of a call wrote to memory."""
+        return bool(self._load_inner_rows(connection, call, TOOL_INVOCATION.c.tool_name.in_(sorted(MEMORY_TOOLS))))
 
-    def _load_inner_rows(
-        self, connection: Connection, call: ToolInvocation, begins_in: Callable[[Any], Any], *conditions: Any
-    ) -> Sequence[Row[Any]]:
-        if call.ended_at is None or call.kind != CALL or call.tool_name in MEMORY_TOOLS:
-            return []
-        query = select(
-            TOOL_INVOCATION.c.batch,
-            TOOL_INVOCATION.c.batch_index,
-            TOOL_INVOCATION.c.arrival,
-            TOOL_INVOCATION.c.started_at,
-        )
-        outer_row = connection.execute(
-            query.where(TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.id == call.id)
-        ).first()
-        if outer_row is None:
-            raise missing_row("tool invocation", call.id)
-        return self._load_rows(
-            connection,
-            TOOL_INVOCATION.c.internal_session_id == call.internal_session_id,
-            TOOL_INVOCATION.c.batch == outer_row.batch,
-            TOOL_INVOCATION.c.batch_index == outer_row.batch_index,
-            begins_in(outer_row),
-            TOOL_INVOCATION.c.started_at <= call.ended_at,
-            TOOL_INVOCATION.c.kind == CALL,
-            *conditions,
-        )
+    def _load_inner_rows(self, connection: Connection, call: ToolInvocation, *conditions: Any) -> Sequence[Row[Any]]:
+        c = TOOL_INVOCATION.c
+        children = select(c.id).where(c.tenant_id == self.tenant_id)
+        inner = children.where(c.parent_id == call.id).cte("inner_calls", recursive=True)
+        inner = inner.union(children.where(c.parent_id == inner.c.id))  # ends in a circle, too
+        return self._load_rows(connection, c.id.in_(select(inner.c.id)), c.kind == CALL, *conditions)
 
     def later_writers(self, connection: Connection, session_id: int, identity: str, invocation_id: int) -> list[int]:
         """Return the ids of other sessions whose newest writes to an item of memory stand and are newer than a call."""
@@ -297,14 +271,19 @@ def replace_track(
     for row in _load_rows(connection, journal, TOOL_INVOCATION.c.internal_session_id == branch_id):
         journal.change(connection, row.id, arrival=row.arrival + offset)
     batches: dict[tuple[int, int], int] = {}
+    new_ids = {one.row_id: one.run_id or new_id() for one in track}
     for arrival, placed_call in enumerate(track):
         row = rows_by_id[placed_call.row_id]
         batch = batches.setdefault((row.internal_session_id, row.batch), len(batches))
-        track_columns = {"arrival": arrival, "batch": batch, "batch_index": row.batch_index}
+        track_columns = {
+            "arrival": arrival,
+            "batch": batch,
+            "batch_index": row.batch_index,
+            "parent_id": new_ids.get(row.parent_id),
+        }
         if placed_call.run_id is None:
-            insert_rows(
-                connection, TOOL_INVOCATION, _replay_row(row, branch_id, placed_call.original_id) | track_columns
-            )
+            replay = _replay_row(row, branch_id, placed_call.original_id)
+            insert_rows(connection, TOOL_INVOCATION, replay | track_columns | {"id": new_ids[row.id]})
         else:
             journal.change(connection, placed_call.run_id, **track_columns, kind=CALL, tool_call_id=row.tool_call_id)
     sessions.clear_inherited(connection, branch_id)
@@ -315,11 +294,14 @@ def copy_track(connection: Connection, journal: Journal, branch: StoredRow, call
     ids = [call.id for call in calls]
     call_rows = [row for part in slices(ids) for row in _load_rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))]
     rows_by_id = {row.id: row for row in call_rows}
+    new_ids = {id: new_id() for id in ids}
     batches: dict[tuple[int, int], int] = {}
     for arrival, call_id in enumerate(ids):
         row = rows_by_id[call_id]
         batch = batches.setdefault((row.internal_session_id, row.batch), len(batches))
         new_values = {
+            "id": new_ids[call_id],
+            "parent_id": new_ids.get(row.parent_id),
             "external_session_id": branch.external_session_id,
             "arrival": arrival,
             "batch": batch,
@@ -344,7 +326,6 @@ def _replay_row(row: Row[Any], branch_id: int, original_id: int) -> dict[str, An
     return {
         **row._asdict(),
         **empty_columns,
-        "id": new_id(),
         "internal_session_id": branch_id,
         "status": status,
         "kind": REPLAY,

@@ -290,6 +290,7 @@ class ToolInvocationRow(TableRow, table=True):
     from; None if the call was made here. `tool_path` is the qualified name of the tool's function, and `enclosing` the
     name of the innermost tool or subgraph node that contains the call. `task` is the name of the task that made a call
     which no AI message asked for. The task has the same name when it runs again, also on a fork.
+    `parent_id` is the call whose tool made this one.
     """
 
     __tablename__ = "tool_invocation"
@@ -299,6 +300,7 @@ class ToolInvocationRow(TableRow, table=True):
         # Few rows have these columns set, so the other rows are left out of the indexes.
         Index(None, "tenant_id", "external_session_id", "identity", **partial_index("identity IS NOT NULL")),
         Index("ix_tool_invocation_memory", "tenant_id", "identity", **partial_index("effect = 'memory'")),
+        Index(None, "tenant_id", "parent_id", **partial_index("parent_id IS NOT NULL")),
         Index(None, "tenant_id", "external_session_id", "replay_of", **partial_index("replay_of IS NOT NULL")),
         Index(None, "tenant_id", "external_session_id", "task", **partial_index("task IS NOT NULL")),
         tenant_foreign_key("internal_session_id", "internal_session"),
@@ -333,6 +335,7 @@ class ToolInvocationRow(TableRow, table=True):
     answers: bytes | None = column.encrypted("tool_invocation.answers", nullable=True)
     made_on: int | None = column.nullable_bigint()
     task: str | None = column.string(32, nullable=True)
+    parent_id: int | None = column.nullable_bigint()
 
 
 class WorldLogRow(TableRow, table=True):

@@ -345,13 +345,13 @@ class _PathExport(_Export):
         return [row for row in other_calls if row.replay_of is None or row.replay_of in exported_ids]
 
     def _write_track(self, branch: StoredRow, points: Sequence[StoredRow], track: _PathCalls) -> None:
-        for row, arrival, batch in track.calls:
-            self.write(records.call_record(row, branch=branch.id, arrival=arrival, batch=batch))
-        for row, arrival, batch in track.other_calls:
-            self.write(records.call_record(row, branch=SYNTHETIC_ID, arrival=arrival, batch=batch))
+        exported_ids = {row.id for row, *_ in (*track.calls, *track.other_calls)}
+        placed = [(branch.id, *call) for call in track.calls] + [(SYNTHETIC_ID, *call) for call in track.other_calls]
+        for branch_id, row, arrival, batch in placed:
+            parent = row.parent_id if row.parent_id in exported_ids else None
+            self.write(records.call_record(row, branch=branch_id, arrival=arrival, batch=batch, parent=parent))
         if track.other_calls:
             self._write_rollback(branch, points[0], [row for row, *_ in track.other_calls])
-        exported_ids = {row.id for row, *_ in (*track.calls, *track.other_calls)}
         for seq, entry in enumerate((entry for entry in self._read_log() if entry.invocation_id in exported_ids), 1):
             self.write(records.log_record(entry, seq=seq, operation=None))
 

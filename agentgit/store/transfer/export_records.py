@@ -168,6 +168,7 @@ def call_record(row: Row[Any], **other: Any) -> Record:
         "kind": row.kind,
         "identity": row.identity,
         "replay_of": row.replay_of,
+        "parent": row.parent_id,
         "answers": _answers_record(row.answers),
         **other,
     }

@@ -92,7 +92,7 @@ class Checker:
         self._records: set[bytes] = set()
         self._branches: dict[int, _Branch] = {}
         self._write_keys: set[tuple[Any, ...]] = set()
-        self._replays: list[tuple[int, int]] = []
+        self._references: list[tuple[int, int]] = []
         self._redone: set[int] = set()
         self._statuses: dict[int, str] = {}
         self._last_actions: dict[int, str] = {}
@@ -331,8 +331,9 @@ class Checker:
         branch.arrivals.add(record["arrival"])
         self._statuses[record["id"]] = record["status"]
         branch.call_count += record["status"] != PAUSED and record["kind"] != REDO
-        if record["replay_of"] is not None:
-            self._replays.append((record["id"], record["replay_of"]))
+        self._references += [
+            (record["id"], record[name]) for name in ("replay_of", "parent") if record[name] is not None
+        ]
 
     def _add_operation(self, record: Record) -> None:
         self._register_id("operation", record["id"])
@@ -364,10 +365,10 @@ class Checker:
         if record["counts"] != counts:
             raise ValueError(f"counts {record['counts']}, but there are {counts}")
         self._require_ids("branch", self.session["current"])
-        for id, replay_of in self._replays:
-            self._require_ids("call", replay_of)
-            if id == replay_of:
-                raise ValueError(f"comes after a call {id} that replays itself")
+        for id, other_id in self._references:
+            self._require_ids("call", other_id)
+            if id == other_id:
+                raise ValueError(f"comes after a call {id} that replays or contains itself")
         for id, action in self._last_actions.items():
             status = self._statuses[id]
             if action not in LAST_LOGGED_STATUSES.get(status, ()):

@@ -326,6 +326,7 @@ class ImportedRows:
             "replay_of": self._new_id("call", record["replay_of"]),
             "answers": to_json(record["answers"]) if record["answers"] is not None else None,
             "made_on": record["made_on"],
+            "parent_id": self._new_id("call", record["parent"]),
         }
 
     def operation(self, record: Record) -> dict[str, Any]:

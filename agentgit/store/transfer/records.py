@@ -76,7 +76,13 @@ def _check_report(value: Any) -> dict[str, Any]:
 
 
 _answers = exact_object(
-    task=text, call=text, place=number(), taken=list_of(number()), graphs=list_of(number()), question=nullable(text)
+    task=text,
+    call=text,
+    direct=flag,
+    place=number(),
+    taken=list_of(number()),
+    graphs=list_of(number()),
+    question=nullable(text),
 )
 
 _write = exact_object(task=word(64), idx=number(-1000), path=text, channel=text, value=list_of(digest))
@@ -208,6 +214,7 @@ _FIELDS_BY_KIND: dict[str, dict[str, Check]] = {
         "kind": one_of(invocation.CALL, invocation.REPLAY, invocation.REDO),
         "identity": nullable(word(64)),
         "replay_of": nullable(ident),
+        "parent": nullable(ident),
         "answers": nullable(_answers),
     },
     "operation": {

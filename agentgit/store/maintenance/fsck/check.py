@@ -50,12 +50,13 @@ def check_world(check: RowCheck) -> None:
 
 def _check_calls(check: RowCheck) -> None:
     """Check the tool invocations: their branch, the call that they replay, and their enumerated values."""
-    columns = ("id", "external_session_id", "internal_session_id", "status", "effect", "kind", "replay_of")
+    columns = ("id", "external_session_id", "internal_session_id", "status", "effect", "kind", "replay_of", "parent_id")
     content = ("args", "result", "answers") if check.with_hashes else ()
     for row in check.read(*(TOOL_INVOCATION.c[name] for name in (*columns, *content))):
         name = f"tool_invocation {row.id}"
         check.require_same_session(name, "branch", row.internal_session_id, row.external_session_id)
         check.require_existing(name, "earlier call", row.replay_of, check.call_ids)
+        check.require_existing(name, "enclosing call", row.parent_id, check.call_ids)
         check.require_known(name, "status", row.status, CALL_STATUSES)
         check.require_known(name, "effect", row.effect, RECORDED_KINDS)
         check.require_known(name, "kind", row.kind, CALL_KINDS)

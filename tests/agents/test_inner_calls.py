@@ -1,0 +1,273 @@
+"""Calls that tools make themselves: each knows the call that it belongs to, also if many run at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+from langchain_core.tools import BaseTool, tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from scripted import agent_graph, call, calls, say, scripted, tool_node_graph
+
+import agentgit
+from agentgit import compensable, reversible
+
+
+class Orders:
+    """A ledger outside: what was ordered and not cancelled, and how often each was ordered."""
+
+    def __init__(self) -> None:
+        self.standing: list[str] = []
+        self.made: list[str] = []
+        self.lock = threading.Lock()
+
+    def tool(self, name: str = "pay", seconds: float = 0.0) -> BaseTool:
+        """Create a tool that orders something, which can be refunded."""
+
+        @tool(name)
+        def pay(to: str) -> str:
+            """Pay somebody."""
+            time.sleep(seconds)
+            with self.lock:
+                self.standing.append(to)
+                self.made.append(to)
+            return f"paid {to}"
+
+        return pay
+
+    def refund(self, args: dict[str, Any], result: Any) -> None:
+        """Undo a payment."""
+        with self.lock:
+            self.standing.remove(args["to"])
+
+
+@pytest.fixture
+def orders():
+    """Create an empty ledger."""
+    return Orders()
+
+
+def batch_tool(pay: BaseTool, *names: str) -> BaseTool:
+    @tool
+    def pay_all(what: str) -> str:
+        """Pay several people at the same time."""
+        return ", ".join(pay.batch([{"to": name} for name in names]))
+
+    return pay_all
+
+
+def asked(times: int, name: str = "pay_all", **args: Any) -> list[Any]:
+    """Return the replies of a model that calls a tool in each turn."""
+    given = args or {"what": "all"}
+    return [reply for number in range(times) for reply in (call(name, f"c{number}", **given), "done")]
+
+
+def test_parallel_calls_inside_a_tool_are_calls_of_that_tool_only(repo, orders):
+    """The fence answers each payment that a forced rollback kept, and none is made twice."""
+    pay = orders.tool(seconds=0.05)
+    agent = repo.wrap(
+        tool_node_graph(scripted(*asked(2)), [batch_tool(pay, "Ann", "Bob", "Cid")]),
+        "s",
+        effects={"pay": "irreversible", "pay_all": "read_only"},
+        check_effects=False,
+    )
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    outer, *inner = agent.tool_track()
+    assert outer.tool_name == "pay_all"
+    assert {one.parent_id for one in inner} == {outer.id}
+    retry = agent.rollback(start, force=True)
+    retry.invoke(say())
+    assert sorted(orders.made) == ["Ann", "Bob", "Cid"]
+    first, *replayed = retry.tool_track()
+    assert {one.parent_id for one in replayed} == {first.id}
+    assert {one.kind for one in replayed} == {"replay"}
+
+
+def test_switching_makes_parallel_calls_inside_a_tool_again(repo, orders):
+    """A call that runs beside another one is not taken for its inner call, so each can be made again."""
+    pay = orders.tool(seconds=0.05)
+    agent = repo.wrap(
+        tool_node_graph(scripted(*asked(1)), [batch_tool(pay, "Ann", "Bob"), pay]),
+        "s",
+        effects={"pay": compensable(orders.refund), "pay_all": "read_only"},
+    )
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    agent.rollback(start)
+    assert orders.standing == []
+    agent.session.switch("main", sync="world")
+    assert sorted(orders.standing) == ["Ann", "Bob"]
+
+
+def test_a_tool_that_calls_another_one_is_not_made_again_outside_a_turn(repo, orders):
+    """A second run of the track would act unrecorded, so it is blocked, however often it is asked for."""
+    pay = orders.tool("book", seconds=0.05)
+    agent = repo.wrap(
+        tool_node_graph(scripted(*asked(1)), [batch_tool(pay, "Ann")]),
+        "s",
+        effects={"book": reversible(orders.refund), "pay_all": "read_only"},
+        check_effects=False,
+    )
+    agent.invoke(say())
+    for _ in range(2):
+        with pytest.raises(agentgit.RollbackBlocked, match="it called book"):
+            agent.rollback(agent.head, replay="execute")
+    assert orders.made == ["Ann"]
+    assert sum(one.tool_name == "book" for one in agent.tool_track()) == 1
+
+
+def test_the_parents_of_calls_are_kept_on_new_branches_and_in_exports(repo, orders, tmp_path):
+    pay = orders.tool()
+    graph = tool_node_graph(scripted(*asked(3)), [batch_tool(pay, "Ann", "Bob")])
+    agent = repo.wrap(graph, "s", effects={"pay": reversible(orders.refund)}, check_effects=False)
+    agent.invoke(say())
+    end = agent.head
+    agent.invoke(say())
+    fork = agent.rollback(end)
+    agent.session.export(tmp_path / "s.jsonl")
+    imported = repo.session(repo.import_(tmp_path / "s.jsonl", session="u").session)
+    for branch in (fork, imported):
+        outer, *inner = branch.tool_track()[:3]
+        assert outer.parent_id is None
+        assert [one.parent_id for one in inner] == [outer.id, outer.id]
+    assert repo.maintenance.fsck(3).is_sound
+
+
+@pytest.mark.parametrize("depth", [1, 20])
+def test_calls_know_their_parents_at_any_depth(repo, orders, depth):
+    """Twenty tools inside each other: a rollback reverses the one that acted, and the fence knows it."""
+    inner: BaseTool = orders.tool()
+
+    def around(wrapped_tool: BaseTool, number: int) -> BaseTool:
+        @tool(f"level{number}")
+        def level(what: str) -> str:
+            """Pass it on."""
+            given = {"to": what} if wrapped_tool.name == "pay" else {"what": what}
+            return str(wrapped_tool.invoke(given))
+
+        return level
+
+    for number in range(depth):
+        inner = around(inner, number)
+    agent = repo.wrap(
+        tool_node_graph(scripted(*asked(1, inner.name, what="Ann")), [inner]),
+        "s",
+        effects={"pay": reversible(orders.refund)},
+        check_effects=False,
+    )
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    track = agent.tool_track()
+    assert [one.parent_id for one in track[1:]] == [one.id for one in track[:-1]]
+    assert len(track) == depth + 1
+    agent.rollback(start)
+    assert orders.standing == []
+
+
+def test_a_hundred_parallel_calls_inside_a_tool_are_recorded_and_reversed(repo, orders):
+    names = [f"n{number}" for number in range(100)]
+    pay = orders.tool()
+    agent = repo.wrap(
+        tool_node_graph(scripted(*asked(1)), [batch_tool(pay, *names)]),
+        "s",
+        effects={"pay": reversible(orders.refund)},
+        check_effects=False,
+    )
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    assert sorted(orders.standing) == sorted(names)
+    agent.rollback(start)
+    assert orders.standing == []
+    assert len(orders.made) == 100
+
+
+# -- subagents that run at the same time
+
+
+@pytest.mark.parametrize("way", ["tool_node", "node"])
+def test_subagents_that_change_places_keep_their_own_graphs(repo, orders, way):
+    """Two subagents in one task; the turn is cancelled when both have paid, and continued in the other order."""
+    pay, waits, stuck = orders.tool(), {"ann": 0.1, "bob": 0.0}, [30.0]
+
+    def subagent(name: str) -> BaseTool:
+        @tool(name)
+        async def delegate(what: str) -> str:
+            """Let somebody do it."""
+            await asyncio.sleep(waits[name])
+            inner = agent_graph(scripted(call("pay", f"pay-{name}", to=name), f"{name} is paid"), [pay])
+            result = await inner.ainvoke({"messages": [("user", what)]})
+            await asyncio.sleep(stuck[0])
+            return str(result["messages"][-1].content)
+
+        return delegate
+
+    async def act(state: MessagesState) -> dict[str, Any]:
+        got = await asyncio.gather(*(subagent(name).ainvoke({"what": "pay"}) for name in waits))
+        return {"messages": [("ai", str(got))]}
+
+    request = calls(call("ann", "c1", what="pay"), call("bob", "c2", what="pay")).model_copy(update={"id": "m"})
+
+    def graph() -> Any:
+        built = StateGraph(MessagesState)
+        if way == "node":
+            return built.add_node("act", act).add_edge(START, "act").compile()
+        built.add_node("ask", lambda state: {"messages": [request]})
+        built.add_node("tools", ToolNode([subagent("ann"), subagent("bob")]))
+        return built.add_edge(START, "ask").add_edge("ask", "tools").compile()
+
+    async def story() -> Any:
+        effects = {"pay": compensable(orders.refund)}
+        agent = repo.wrap(graph(), "s", effects=effects, check_effects=False)
+        running = asyncio.ensure_future(agent.ainvoke(say()))
+        while len(orders.made) < 2:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        waits.update(ann=0.0, bob=0.1)
+        stuck[0] = 0.0
+        agent = repo.wrap(graph(), "s", effects=effects, check_effects=False)
+        return await agent.ainvoke(None)
+
+    answer = str(asyncio.run(story())["messages"])
+    assert answer.index("ann is paid") < answer.index("bob is paid")
+    assert sorted(orders.made) == ["ann", "bob"]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_new_call_beside_a_repeated_one_is_made_whichever_comes_first(repo, orders, is_async):
+    """A task that runs again pays Bob before, and beside, Ann, whom it has paid already."""
+    pay, names, broken = orders.tool(), ["Ann"], [True]
+
+    def fail() -> None:
+        if broken:
+            broken.clear()
+            raise ValueError("broken off")
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        paid = pay.batch([{"to": name} for name in names])
+        fail()
+        return {"messages": [("ai", str(paid))]}
+
+    async def aact(state: MessagesState) -> dict[str, Any]:
+        paid = await asyncio.gather(*(pay.ainvoke({"to": name}) for name in names))
+        fail()
+        return {"messages": [("ai", str(paid))]}
+
+    graph = StateGraph(MessagesState).add_node("act", aact if is_async else act).add_edge(START, "act").compile()
+    agent = repo.wrap(graph, "s", effects={"pay": "irreversible"}, check_effects=False)
+
+    def run(given: Any) -> Any:
+        return asyncio.run(agent.ainvoke(given)) if is_async else agent.invoke(given)
+
+    with pytest.raises(ValueError, match="broken off"):
+        run(say())
+    names[:] = ["Bob", "Ann"]
+    run(None)
+    assert sorted(orders.made) == ["Ann", "Bob"]

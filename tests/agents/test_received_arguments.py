@@ -1,0 +1,196 @@
+"""The arguments that a tool got: what is recorded, what an undo gets, and what makes two calls equal.
+
+None of it depends on whether the graph shows the tool.
+"""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Annotated, Any
+from uuid import uuid4
+
+import pytest
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, StructuredTool, tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import InjectedState, ToolNode
+from pydantic import BaseModel, Field
+from scripted import call, calls, node_graph, say
+
+from agentgit import compensable, effect, reversible
+
+
+class Item(BaseModel):
+    """A nested argument."""
+
+    sku: str
+    count: int = 1
+    reference: str = Field(default_factory=lambda: uuid4().hex)
+
+
+class Order(BaseModel):
+    """The arguments of a tool with every kind of field."""
+
+    item: Item
+    price: Decimal = Decimal("9.90")
+    on: date = date(2026, 1, 2)
+    notes: list[str] = []
+    trace: str = Field(default_factory=lambda: uuid4().hex)
+    quick: bool = Field(default=False, alias="isQuick")
+
+
+made: list[dict[str, Any]] = []
+
+
+@pytest.fixture(autouse=True)
+def _empty():
+    made.clear()
+
+
+def order_tool() -> BaseTool:
+    def order(item: Item, price: Decimal, on: date, notes: list[str], trace: str, quick: bool) -> int:
+        made.append({"sku": item.sku, "count": item.count, "price": price, "on": on, "trace": trace, "quick": quick})
+        return len(made)
+
+    return StructuredTool.from_function(order, name="order", description="Order.", args_schema=Order)
+
+
+def graph_of(tools: list[BaseTool], *given: dict[str, Any], hidden: bool, name: str = "order") -> Any:
+    """Build a graph that calls a tool once in each turn, in a ToolNode or where the graph does not show it."""
+    left, holder = list(given), {name: tools[0]}
+    if not hidden:
+        graph = StateGraph(MessagesState).add_node("tools", ToolNode(tools)).add_edge("ask", "tools")
+        graph.add_node("ask", lambda state: {"messages": [calls(call(name, f"c{len(left)}", **left.pop(0)))]})
+        return graph.add_edge(START, "ask").compile()
+    return node_graph(lambda state: {"messages": [("ai", str(holder[name].invoke(left.pop(0))))]})
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "the same": {"item": {"sku": "a1"}, "price": "5"},
+    "a default written out": {"item": {"sku": "a1", "count": 1}, "price": "5", "on": "2026-01-02"},
+    "numbers as text": {"item": {"sku": "a1", "count": "1"}, "price": 5.0},
+    "an unknown argument": {"item": {"sku": "a1"}, "price": "5", "why": "because"},
+    "an unknown nested key": {"item": {"sku": "a1", "colour": "red"}, "price": "5.00"},
+    "a date as a time": {"item": {"sku": "a1"}, "price": "5", "on": "2026-01-02T00:00:00"},
+    "an alias": {"item": {"sku": "a1"}, "price": "5", "isQuick": "no"},
+    "an empty list": {"item": {"sku": "a1"}, "price": "5", "notes": []},
+}
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
+@pytest.mark.parametrize("fence", ["fence", "once"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_same_call_spelled_otherwise_is_not_made_again(repo, hidden, fence, variant):
+    how = compensable(lambda args, result: None, once=True) if fence == "once" else effect("irreversible")
+    graph = graph_of([order_tool()], VARIANTS["the same"], VARIANTS[variant], hidden=hidden)
+    agent = repo.wrap(graph, "s", effects={"order": how}, check_effects=False)
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    if fence == "fence":
+        agent = agent.rollback(start, force=True)
+    agent.invoke(say())
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
+def test_another_call_is_made(repo, hidden):
+    other = {"item": {"sku": "a1"}, "price": "5", "isQuick": True}
+    graph = graph_of([order_tool()], VARIANTS["the same"], other, hidden=hidden)
+    agent = repo.wrap(graph, "s", effects={"order": effect("irreversible")}, check_effects=False)
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    agent.rollback(start, force=True).invoke(say())
+    assert [one["quick"] for one in made] == [False, True]
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
+def test_an_undo_gets_what_the_tool_got(repo, hidden):
+    """Validated, with defaults and generated values, as JSON types, under the names of the tool's parameters."""
+    got: list[dict[str, Any]] = []
+    graph = graph_of([order_tool()], {"item": {"sku": "a1", "count": "2", "x": 1}, "price": "5.50"}, hidden=hidden)
+    effects = {"order": reversible(lambda args, result: got.append(args))}
+    agent = repo.wrap(graph, "s", effects=effects, check_effects=False)
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    assert agent.tool_track()[0].args["trace"] == made[0]["trace"]
+    agent.rollback(start)
+    [args] = got
+    assert args["item"].pop("reference")
+    assert args == {
+        "item": {"sku": "a1", "count": 2},
+        "price": "5.5",
+        "on": "2026-01-02",
+        "notes": [],
+        "trace": made[0]["trace"],
+        "quick": False,
+    }
+
+
+class Plain(BaseTool):
+    """A tool without a schema of its own, whose parameters have defaults."""
+
+    name: str = "plain"
+    description: str = "Do it."
+
+    def _run(self, to: str, times: int = 2, config: RunnableConfig | None = None) -> str:
+        return to * times
+
+
+@tool
+def injected(
+    to: str,
+    state: Annotated[dict[str, Any], InjectedState],
+    call_id: Annotated[str, InjectedToolCallId],
+    config: RunnableConfig,
+    secret: Annotated[str, InjectedToolArg] = "",
+) -> str:
+    """Get more than the model writes."""
+    return to + str(len(state["messages"]))
+
+
+@tool
+def at(moment: datetime, tags: set[str]) -> str:
+    """Do it at some time."""
+    return moment.isoformat()
+
+
+@pytest.mark.parametrize(
+    ("used", "given", "recorded"),
+    [
+        (Plain(), {"to": "a"}, {"to": "a", "times": 2}),
+        (injected, {"to": "a"}, {"to": "a"}),
+        (at, {"moment": "2026-01-02T03:04:05Z", "tags": ["b"]}, {"moment": "2026-01-02T03:04:05Z", "tags": ["b"]}),
+    ],
+    ids=["no schema", "injected", "types"],
+)
+def test_the_record_has_what_the_tool_got_and_nothing_injected(repo, used, given, recorded):
+    agent = repo.wrap(graph_of([used], given, hidden=False, name=used.name), "s")
+    agent.invoke(say())
+    assert agent.tool_track()[0].args == recorded
+
+
+def test_a_call_whose_arguments_are_not_valid_is_recorded_as_failed_with_what_was_given(repo):
+    agent = repo.wrap(graph_of([order_tool()], {"item": "none"}, hidden=False), "s", effects={"order": "irreversible"})
+    agent.invoke(say())
+    [failed] = agent.tool_track()
+    assert (failed.status, failed.args) == ("failed", {"item": "none"})
+    assert made == []
+
+
+def test_a_rerun_matches_calls_of_a_tool_that_has_got_an_argument_since(repo):
+    @tool
+    def search(query: str) -> str:
+        """Search."""
+        return f"found {query}"
+
+    agent = repo.wrap(graph_of([search], {"query": "chair"}, hidden=False, name="search"), "s")
+    agent.invoke(say())
+
+    @tool("search")
+    def newer(query: str, limit: int = 5) -> str:
+        """Search."""
+        raise AssertionError
+
+    rerun = agent.rerun(graph_of([newer], {"query": "chair"}, hidden=False, name="search"))
+    assert [one.is_matched for one in rerun.report.calls] == [True]
