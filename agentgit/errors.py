@@ -302,6 +302,10 @@ class BranchMoved(UserWarning):
     """The session now continues on a different branch than an agent runs on. The agent stays on its branch."""
 
 
+class UnownedCall(UserWarning):
+    """A tool of a graph was called in a thread that no turn owns. It ran, and was not recorded."""
+
+
 class TurnAbandoned(UserWarning):
     """A new message leaves a turn whose process died before its calls were answered. The calls may run again."""
 

@@ -110,6 +110,7 @@ class TurnSettings:
     unrecorded_tools: frozenset[str]
     checkpoint_interval: Interval
     fence_mode: str
+    unowned_calls: str = "report"
     workspace: WorkspaceAdapter | None = None
     simulation: Simulation | None = None
 

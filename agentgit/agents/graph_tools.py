@@ -254,14 +254,10 @@ class GraphTools:
             )
         return declared
 
-    def declaration_named(self, name: str) -> Declaration:
-        """Return what is declared about a tool of which a call tells only the name."""
-        named = [one for one in self.declarations if one.tool_name == name]
-        if len({_effect_key(one.effect) for one in named}) > 1:
-            raise InvalidInput(
-                f"The graph has several tools called {name}, and the call does not say which. {TELL_APART}"
-            )
-        return named[0] if named else Declaration(name, self.defaults.get(name) or self.defaults.get(ALL))
+    def find(self, tool: BaseTool) -> Declaration | None:
+        """Return what is declared about a tool; None if the graph does not have it."""
+        wanted = tool.name, tool_identity(tool)
+        return next((one for one in self._known.values() if (one.tool_name, one.tool_identity) == wanted), None)
 
     def declaration_of_call(self, call: ToolInvocation) -> Declaration | None:
         """Return what is declared about the tool of a recorded call; None if it is not known which one that was."""

@@ -19,6 +19,7 @@ from agentgit.agents.memory import as_memory, is_wrappable
 from agentgit.agents.reachable_tools import reachable_hints
 from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
+from agentgit.agents.turn.unowned_calls import REFUSE, REPORT
 from agentgit.effects import Effect
 from agentgit.effects.declarations import as_effects
 from agentgit.effects.memory import MEMORY_TOOLS, Memory, require_declarable
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from agentgit.workspace.api import Workspace
 
 FenceMode = Literal["replay", "raise", "off"]
+UnownedCalls = Literal["report", "refuse"]
 
 
 def wrap(
@@ -85,6 +87,7 @@ class PreparedGraph:
         fence: FenceMode = "replay",
         workspace: str | Path | Workspace | None = None,
         store: BaseStore | None = None,
+        unowned_calls: UnownedCalls = "report",
     ) -> None:
         if isinstance(graph, StateGraph):
             raise InvalidInput("This graph is not compiled. Wrap graph.compile().")
@@ -95,6 +98,8 @@ class PreparedGraph:
             raise InvalidInput(
                 f"fence must be {', '.join(map(repr, FENCE_MODES[:-1]))} or {FENCE_MODES[-1]!r}, not {fence!r}."
             )
+        if unowned_calls not in (REPORT, REFUSE):
+            raise InvalidInput(f"unowned_calls must be {REPORT!r} or {REFUSE!r}, not {unowned_calls!r}.")
         graph = graph if store is None else graph.copy({"store": _require_store(store)})
         _warn_of_unknown_store(graph.store)
         memory_effects = {name: context.effects[name] for name in MEMORY_TOOLS & context.effects.keys()}
@@ -121,6 +126,7 @@ class PreparedGraph:
             unrecorded_tools=tools.own_names,
             checkpoint_interval=interval,
             fence_mode=fence,
+            unowned_calls=unowned_calls,
             workspace=adapter,
         )
         intercept()

@@ -88,8 +88,12 @@ def idempotency_key_set(key: str | None) -> Iterator[None]:
         _current_key.reset(token)
 
 
-CALL, REPLAY, REDO = "call", "replay", "redo"
-"""The kinds of invocation: the tool was called, the call was answered from the record, or the tool ran again."""
+CALL, REPLAY, REDO, UNOWNED = "call", "replay", "redo", "unowned"
+"""The kinds of invocation: the tool was called, the call was answered from the record, the tool ran again, or it was
+called in threads that no turn owns."""
+
+TIMES = "times"
+"""The argument of an unowned invocation: how often the tool was called."""
 
 INTENDED = "intended"
 PAUSED = "paused"
@@ -183,7 +187,8 @@ class ToolInvocation(Displayable):
         verify: The qualified name of the function that checks whether the call happened, if any.
         precheck: The qualified name of the function that checks whether the call can be undone, if any.
         kind: `call`; `replay` if the call was answered from the record; `redo` if the tool ran again in place of an
-            earlier invocation, at whose place the track shows it.
+            earlier invocation, at whose place the track shows it; `unowned` if it was called in threads that no turn
+            owns, as often as the argument `times` says.
         identity: The hash by which identical calls are recognized, for tools that need it.
         made_on: For an imported call, the id that its branch had in the original session; None if the call was made
             here.

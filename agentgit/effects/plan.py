@@ -485,6 +485,9 @@ def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
 def _decide(call: ToolInvocation, undo_obstacle: ReasonFunction, undoes_unknown: Predicate) -> tuple[str, str]:
     if call.is_imported:
         return KEEP, IMPORTED_REASON
+    if call.kind == invocation.UNOWNED:
+        calls = count(call.args.get(invocation.TIMES, 1), "time")
+        return KEEP, f"it was called {calls} in threads that no turn owns: not recorded, check by hand"
     if call.effect == effects.UNDECLARED:
         return KEEP, UNDECLARED_REASON
     if call.status == invocation.FAILED:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from agentgit.agents.graph.threads import Confirm
     from agentgit.agents.rerun.answers import OnMiss
     from agentgit.agents.rerun.session import GraphFactory, Judge, SessionOrBranch
-    from agentgit.agents.wrap import FenceMode
+    from agentgit.agents.wrap import FenceMode, UnownedCalls
     from agentgit.workspace.api import Workspace
 
 
@@ -132,6 +132,7 @@ class Repository:
         template: CheckpointRef | None = None,
         replay: str = "record",
         force: bool = False,
+        unowned_calls: UnownedCalls = "report",
     ) -> RollbackAgent:
         """Wrap a compiled LangGraph graph as an agent on a session, which is created if it does not exist.
 
@@ -164,6 +165,9 @@ class Repository:
                 session is created; `agent.report` has the results that differ. The session of the template does not
                 change.
             force: With `replay="execute"`, True to answer from the record the calls that must not or cannot run again.
+            unowned_calls: What to do about a call of a tool in a thread that no turn owns, such as one that a node has
+                started without its context: `report` (it runs, and plans and reports name it) or `refuse` (raise
+                `Fenced` if the tool is declared compensable or irreversible).
 
         Raises:
             InvalidInput: The graph is not compiled; an effect is declared for a tool that the graph does not have, or
@@ -187,6 +191,7 @@ class Repository:
             fence=fence,
             workspace=workspace,
             store=store,
+            unowned_calls=unowned_calls,
         )
         agent: RollbackAgent = wrap_module.wrap(
             wrapped, session, branch=branch, thread_id=thread_id, template=template, replay=replay, force=force
@@ -204,6 +209,7 @@ class Repository:
         fence: FenceMode = "replay",
         workspace: str | Path | Workspace | None = None,
         store: Any = None,
+        unowned_calls: UnownedCalls = "report",
     ) -> RollbackGraph:
         """Return a graph for hosts and clients of LangGraph, whose threads are sessions of this repository.
 
@@ -223,6 +229,7 @@ class Repository:
             fence: What to do about a call that repeats one which a rollback kept, as for `wrap`.
             workspace: The directory whose files belong to the sessions, as for `wrap`. The threads share it.
             store: The long-term memory of the graph, as for `wrap`. A host that gives a store of its own replaces it.
+            unowned_calls: What to do about a call in a thread that no turn owns, as for `wrap`.
 
         Raises:
             InvalidInput, NotFound: As for `wrap`.
@@ -252,6 +259,7 @@ class Repository:
             fence=fence,
             workspace=workspace,
             store=store,
+            unowned_calls=unowned_calls,
         )
         served: RollbackGraph = graph_module.make_graph(threads_module.Threads(self._context, wrapped, confirm))
         return served

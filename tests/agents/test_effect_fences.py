@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import json
 import os
 import threading
@@ -171,8 +172,8 @@ def test_a_running_payment_is_not_made_concurrently(repo, bank):
     tools = bank.tools()
     paying = tools[0].func
 
+    @functools.wraps(paying)  # the same tool, in another process of the shop
     def slow(to: str, amount: int, reference: str) -> dict:
-        """Pay after a delay."""
         started.set()
         assert go.wait(60)
         return paying(to, amount, reference)

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, select
 
 from agentgit.agents.branch_context import BranchContext
 from agentgit.effects import ToolInvocation
-from agentgit.effects.invocation import FAILED, INTENDED, PAUSED, REPLAY
+from agentgit.effects.invocation import FAILED, INTENDED, PAUSED, REPLAY, UNOWNED
 from agentgit.effects.memory import MEMORY_TOOLS, is_memory_write
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import TASKS
@@ -226,7 +226,7 @@ def read_values_of(branch: BranchContext, connection: Connection, state: GraphCh
 
 def has_outcome(call: ToolInvocation) -> bool:
     """Return whether the record can answer a call with this one."""
-    if call.status in (INTENDED, PAUSED) or call.tool_name in MEMORY_TOOLS:
+    if call.status in (INTENDED, PAUSED) or call.kind == UNOWNED or call.tool_name in MEMORY_TOOLS:
         return False
     return call.ended_at is not None and not (call.kind == REPLAY and call.status == FAILED)
 

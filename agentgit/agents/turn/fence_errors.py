@@ -40,6 +40,15 @@ def late_call_error(name: str, args: Mapping[str, Any]) -> Conflict:
     )
 
 
+def unowned_call_error(name: str) -> Fenced:
+    """Return the error for a call in a thread that no turn owns, of a tool whose calls must be recorded."""
+    return Fenced(
+        f"{name} was called in a thread that no turn owns, so it was not run. Start the thread with "
+        "contextvars.copy_context().run, or use asyncio.to_thread, so that its calls belong to the turn; or wrap the "
+        "graph with unowned_calls='report'."
+    )
+
+
 def unmatched_error(call: ToolInvocation, intent: Intent) -> Fenced:
     """Return the error for a call of a task that runs again without repeating an earlier call."""
     settle_hint = f" Whether that happened is unknown; {how_to_resolve(call.id)}." if call.status == UNKNOWN else ""

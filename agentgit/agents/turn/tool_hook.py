@@ -26,6 +26,7 @@ from agentgit.agents.turn.arguments import given_arguments, received_arguments
 from agentgit.agents.turn.calls import Call, CallSite, current_calls
 from agentgit.agents.turn.interrupts import with_own_view
 from agentgit.agents.turn.recorder import Recorder
+from agentgit.agents.turn.unowned_calls import note_unowned_call
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 
 _POSITIONAL = ("verbose", "start_color", "color", "callbacks")
@@ -108,6 +109,7 @@ def _hook(tool: BaseTool, tool_input: Any, args: tuple[Any, ...], options: dict[
     calls = recorder.calls if recorder is not None else current_calls()
     if calls is None:
         require_outside_reruns(tool.name)
+        note_unowned_call(tool)
         return None
     if recorder is not None and manager is not callbacks:
         callbacks = _add_recorder(callbacks, recorder)

@@ -25,6 +25,7 @@ from agentgit.agents.turn.checkpoint_tracker import CheckpointTracker
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.agents.turn.requests import Batch, message_name
+from agentgit.agents.turn.unowned_calls import watching
 from agentgit.effects.effects import UNSHARED
 from agentgit.effects.plan import KEEP
 from agentgit.errors import AgentGitError, Conflict, Corrupt, InvalidInput, Unavailable, WorldDiverged
@@ -139,6 +140,7 @@ class Turn:
             self._known_head = newest.checkpoint if not newest.has_writes else None
             self.recorder = Recorder(self, owner, start.batch, start.unfinished_batch)
             self.calls = self.recorder.calls
+            self._resources.enter_context(watching(self.calls))
         except BaseException:
             self._resources.close()
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.effects import IRREVERSIBLE, UNDECLARED
-from agentgit.effects.invocation import DECISIONS, REDO, REPLAY, short_repr
+from agentgit.effects.invocation import DECISIONS, REDO, REPLAY, UNOWNED, short_repr
 from agentgit.render import html
 from agentgit.render.text import Line, Span, clean, cut, plain, table, visible
 from agentgit.sessions.messages import text_of
@@ -117,7 +117,7 @@ def _outcome(call: Mapping[str, Any]) -> str:
     return outcome + runs_text + _REMARKS.get(str(call.get("kind")), "")
 
 
-_REMARKS = {REPLAY: ", from the record", REDO: ", ran again"}
+_REMARKS = {REPLAY: ", from the record", REDO: ", ran again", UNOWNED: ", in threads that no turn owns"}
 """The remark on a call of each kind."""
 
 

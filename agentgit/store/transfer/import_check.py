@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgit.effects.effects import MEMORY, NEUTRAL
-from agentgit.effects.invocation import CALL, FAILED, PAUSED, REDO, SIMULATED
+from agentgit.effects.invocation import FAILED, PAUSED, REDO, REPLAY, SIMULATED
 from agentgit.effects.memory import names_item
 from agentgit.sessions.session import RERUN, idle_status
 from agentgit.store.objects.blobs import RECORD, Leaf, unpack
@@ -317,7 +317,7 @@ class Checker:
         self._register_id("call", record["id"])
         if record["arrival"] in branch.arrivals:
             raise ValueError(f"is a duplicate of call {record['arrival']} of its branch")
-        if len(record["result"]) > 1 or (record["kind"] != CALL and record["replay_of"] is None):
+        if len(record["result"]) > 1 or (record["kind"] in (REPLAY, REDO) and record["replay_of"] is None):
             raise ValueError("has two results, or does not say which call it replays")
         if record["effect"] == MEMORY and not names_item(from_json(record["args"])):
             raise ValueError("is a write to memory without the item or the value before it")

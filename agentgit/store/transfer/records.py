@@ -211,7 +211,7 @@ _FIELDS_BY_KIND: dict[str, dict[str, Check]] = {
         "started_at": time,
         "ended_at": nullable(time),
         "key": word(64),
-        "kind": one_of(invocation.CALL, invocation.REPLAY, invocation.REDO),
+        "kind": one_of(invocation.CALL, invocation.REPLAY, invocation.REDO, invocation.UNOWNED),
         "identity": nullable(word(64)),
         "replay_of": nullable(ident),
         "parent": nullable(ident),

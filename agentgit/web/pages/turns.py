@@ -24,6 +24,7 @@ from agentgit.effects.invocation import (
     REVERSING,
     SIMULATED,
     UNKNOWN,
+    UNOWNED,
 )
 from agentgit.sessions.messages import text_of
 from agentgit.values import portable
@@ -154,7 +155,7 @@ class Card:
         return self.call.error_message if self.call is not None else None
 
 
-_NOTES = {REPLAY: "from the record", REDO: "ran again"}
+_NOTES = {REPLAY: "from the record", REDO: "ran again", UNOWNED: "in threads that no turn owns"}
 """The note on a call of each kind."""
 
 

@@ -34,7 +34,7 @@ from agentgit.store.store import Store
 from agentgit.values import as_object, from_json
 
 CALL_STATUSES = frozenset({*TRANSITIONS, FAILED, PAUSED, REVERSED, SIMULATED})
-CALL_KINDS = (invocation.CALL, invocation.REPLAY, invocation.REDO)
+CALL_KINDS = (invocation.CALL, invocation.REPLAY, invocation.REDO, invocation.UNOWNED)
 OPERATION_KINDS = (ROLLBACK, SWITCH, "fork", RERUN)
 OPERATION_STATUSES = (RUNNING, DONE, PARTIAL)
 

@@ -1,0 +1,116 @@
+"""Calls of tools in threads that no turn owns.
+
+A thread has a context of its own, so a call in a thread that a node has started does not lead to the turn of the node.
+Nor can it be attached to one: the thread may be a stranger's. The call runs as plain code. Each turn whose graph has
+the tool, and that ran when the call or its thread began, records how often that happened; a plan and a report name it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from weakref import WeakSet
+
+from langchain_core.tools import BaseTool
+from sqlalchemy import Connection
+
+from agentgit.agents.turn.abandoned_turn import warn_caller
+from agentgit.agents.turn.calls import Calls
+from agentgit.agents.turn.fence_errors import unowned_call_error
+from agentgit.effects.effects import FENCED, UNDECLARED
+from agentgit.effects.invocation import DONE, TIMES, UNOWNED
+from agentgit.errors import UnownedCall
+from agentgit.store.records.journal import CallOutcome, Intent
+from agentgit.values import to_json
+
+REPORT, REFUSE = "report", "refuse"
+"""The values of `wrap(unowned_calls=...)`."""
+
+
+@dataclass(eq=False)
+class _Watch:
+    """A turn that runs, or whose threads have outlived it."""
+
+    calls: Calls
+    earlier_threads: WeakSet[threading.Thread]
+    threads: WeakSet[threading.Thread] | None = None
+    """The threads that began during the turn; None while it runs."""
+    rows: dict[str, Intent] = field(default_factory=dict)
+    """The record of the calls of each tool."""
+
+    def may_own(self, thread: threading.Thread) -> bool:
+        """Return whether the turn runs now, or ran when a thread began."""
+        return self.threads is None or thread in self.threads
+
+
+_watches: list[_Watch] = []
+_lock = threading.Lock()
+
+
+@contextmanager
+def watching(calls: Calls) -> Iterator[None]:
+    """Count the calls in threads that no turn owns for a turn that runs in the block, and for its threads later."""
+    watch = _Watch(calls, WeakSet(threading.enumerate()))
+    with _lock:
+        _watches.append(watch)
+    try:
+        yield
+    finally:
+        with _lock:
+            watch.threads = WeakSet(one for one in threading.enumerate() if one not in watch.earlier_threads)
+            _watches[:] = [one for one in _watches if one.threads is None or any(t.is_alive() for t in one.threads)]
+
+
+def note_unowned_call(tool: BaseTool) -> None:
+    """Record a call that leads to no turn for each turn that it may come from, or refuse it."""
+    if not _watches:
+        return
+    thread = threading.current_thread()
+    with _lock:
+        found = [(one, one.calls.effects.find(tool)) for one in _watches if one.may_own(thread)]
+        declared = [(watch, declaration) for watch, declaration in found if declaration is not None]
+        for watch, declaration in declared:
+            kind = declaration.effect.kind if declaration.effect is not None else UNDECLARED
+            if watch.calls.turn.context.settings.unowned_calls == REFUSE and kind in FENCED:
+                raise unowned_call_error(tool.name)
+        for watch, _ in declared:
+            watch.calls.turn.context.store.database.write(partial(_record, watch, tool.name), durable=True)
+    if declared:
+        warn_caller(
+            f"{tool.name} was called in a thread that no turn owns: it ran, and was not recorded. Start the thread "
+            "with contextvars.copy_context().run, or use asyncio.to_thread, so that its calls belong to the turn.",
+            UnownedCall,
+        )
+
+
+def _record(watch: _Watch, tool_name: str, connection: Connection) -> None:
+    calls, store = watch.calls, watch.calls.turn.context.store
+    store.sessions.lock(connection, calls.branch.external_session_id)
+    known, now = watch.rows.get(tool_name), datetime.now(UTC)
+    if known is not None and watch.threads is None:
+        known = replace(known, args={TIMES: known.args[TIMES] + 1})
+        store.journal.change(connection, known.id, args=to_json(known.args))
+        watch.rows[tool_name] = known
+        return
+    intent = Intent(
+        session_id=calls.branch.external_session_id,
+        branch_id=calls.branch.id,
+        batch=store.journal.tally(connection, calls.branch.id).next_batch,
+        batch_index=0,
+        tool_name=tool_name,
+        tool_call_id=None,
+        effect=UNDECLARED,
+        undo=None,
+        args={TIMES: 1},
+        idempotency_key="",
+        owner=calls.owner,
+        started_at=now,
+        kind=UNOWNED,
+    )
+    store.journal.intend(connection, intent)
+    store.journal.end(connection, intent.id, CallOutcome(status=DONE, ended_at=now))
+    watch.rows[tool_name] = intent

@@ -1,0 +1,209 @@
+"""Calls of tools in threads that a node starts: with the context they belong to the turn, without it to no turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from langchain_core.runnables.config import ContextThreadPoolExecutor
+from langchain_core.tools import BaseTool, tool
+from langgraph.graph import START, MessagesState, StateGraph
+from scripted import say
+
+import agentgit
+from agentgit import Fenced, compensable
+from agentgit.errors import UnownedCall
+
+SENTENCE = "it was called 2 times in threads that no turn owns: not recorded, check by hand"
+
+
+class Shop:
+    """A ledger outside, and the tool that writes to it."""
+
+    def __init__(self) -> None:
+        self.orders: list[str] = []
+        self.gate = threading.Event()
+        self.late: list[threading.Thread] = []
+        shop = self
+
+        @tool
+        def create_order(item: str) -> str:
+            """Order something."""
+            shop.orders.append(item)
+            return f"ordered {item}"
+
+        self.tool: BaseTool = create_order
+
+    def order(self) -> None:
+        """Order two things."""
+        for item in ("chair", "table"):
+            self.tool.invoke({"item": item})
+
+    def graph(self, start: Any) -> Any:
+        """Build a graph whose node starts a thread; the graph finds the tool in the node's closure."""
+        order, held = self.order, self.tool
+
+        def act(state: MessagesState) -> dict[str, Any]:
+            start(order)
+            return {"messages": [("ai", f"done with {held.name}")]}
+
+        return StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
+
+    def cancel(self, args: dict[str, Any], result: Any) -> None:
+        """Undo an order."""
+        self.orders.remove(args["item"])
+
+
+@pytest.fixture
+def shop():
+    """Open a shop without orders."""
+    return Shop()
+
+
+def in_thread(order: Any) -> None:
+    thread = threading.Thread(target=order)
+    thread.start()
+    thread.join()
+
+
+def in_pool(order: Any) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(order).result()
+
+
+def in_fresh_context(order: Any) -> None:
+    contextvars.Context().run(order)
+
+
+def with_context(order: Any) -> None:
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(order,))
+    thread.start()
+    thread.join()
+
+
+def in_context_pool(order: Any) -> None:
+    with ContextThreadPoolExecutor(1) as pool:
+        pool.submit(order).result()
+
+
+def by_to_thread(order: Any) -> None:
+    asyncio.run(asyncio.to_thread(order))
+
+
+OWNED = (with_context, in_context_pool, by_to_thread)
+UNOWNED = (in_thread, in_pool, in_fresh_context)
+
+
+def said(plan_or_report: Any) -> str:
+    """Return a text without its line breaks."""
+    return " ".join(str(plan_or_report).split())
+
+
+def wrapped(repo: Any, shop: Shop, start: Any, **options: Any) -> Any:
+    effects = {"create_order": compensable(shop.cancel)}
+    return repo.wrap(shop.graph(start), "s", effects=effects, check_effects=False, **options)
+
+
+@pytest.mark.parametrize("start", OWNED, ids=lambda one: one.__name__)
+def test_calls_in_a_thread_that_got_the_context_belong_to_the_turn(repo, shop, start):
+    agent = wrapped(repo, shop, start)
+    before = agent.checkpoint("before")
+    agent.invoke(say())
+    assert [one.args["item"] for one in agent.tool_track()] == ["chair", "table"]
+    agent.rollback(before)
+    assert shop.orders == []
+
+
+@pytest.mark.parametrize("start", UNOWNED, ids=lambda one: one.__name__)
+def test_plans_and_reports_name_calls_in_threads_that_no_turn_owns(repo, database, shop, start):
+    """They run as plain code, a warning names the tool, and another process knows of them."""
+    agent = wrapped(repo, shop, start)
+    before = agent.checkpoint("before")
+    with pytest.warns(UnownedCall, match="create_order was called in a thread"):
+        agent.invoke(say())
+    assert shop.orders == ["chair", "table"]
+    assert SENTENCE in said(agent.plan_rollback(before))
+    with agentgit.open(database.url) as other:
+        assert SENTENCE in said(other.session("s").plan_rollback("before"))
+    assert SENTENCE in said(agent.rollback(before).report)
+    assert shop.orders == ["chair", "table"]
+    assert repo.maintenance.fsck(3).is_sound
+
+
+def test_a_thread_that_outlives_its_turn_is_still_counted_for_it(repo, shop):
+    def later(order: Any) -> None:
+        def wait() -> None:
+            shop.gate.wait(10)
+            order()
+
+        shop.late.append(threading.Thread(target=wait))
+        shop.late[0].start()
+
+    agent = wrapped(repo, shop, later)
+    before = agent.checkpoint("before")
+    agent.invoke(say())
+    assert "threads that no turn owns" not in said(agent.plan_rollback(before))
+    shop.gate.set()
+    with pytest.warns(UnownedCall):
+        shop.late[0].join()
+    assert said(agent.plan_rollback(before)).count("in threads that no turn owns") == 2
+
+
+def test_other_tools_and_turns_that_do_not_run_are_not_mentioned(repo, shop, recwarn):
+    agent = wrapped(repo, shop, lambda order: in_thread(lambda: Shop().tool.invoke({"item": "sofa"})))
+    before = agent.checkpoint("before")
+    agent.invoke(say())
+    shop.order()
+    assert "no turn owns" not in said(agent.plan_rollback(before))
+    assert not [one for one in recwarn if one.category is UnownedCall]
+
+
+@pytest.mark.parametrize("face", ["wrap", "graph"])
+def test_they_can_be_refused(repo, shop, face):
+    errors: list[BaseException] = []
+
+    def caught(order: Any) -> None:
+        def run() -> None:
+            try:
+                order()
+            except Fenced as error:
+                errors.append(error)
+
+        in_thread(run)
+
+    graph, effects = shop.graph(caught), {"create_order": compensable(shop.cancel)}
+    if face == "wrap":
+        repo.wrap(graph, "s", effects=effects, check_effects=False, unowned_calls="refuse").invoke(say())
+    else:
+        app = repo.graph(graph, effects=effects, check_effects=False, unowned_calls="refuse")
+        app.invoke(say(), {"configurable": {"thread_id": "t"}})
+    assert "copy_context" in str(errors[0])
+    assert shop.orders == []
+    with pytest.raises(agentgit.InvalidInput, match="unowned_calls"):
+        repo.wrap(graph, "t", unowned_calls="maybe")
+
+
+def test_a_call_that_arrives_after_its_turn_has_ended_says_so(repo, shop):
+    errors: list[BaseException] = []
+
+    def later(order: Any) -> None:
+        def wait() -> None:
+            shop.gate.wait(10)
+            try:
+                order()
+            except agentgit.Conflict as error:
+                errors.append(error)
+
+        shop.late.append(threading.Thread(target=contextvars.copy_context().run, args=(wait,)))
+        shop.late[0].start()
+
+    agent = wrapped(repo, shop, later)
+    agent.invoke(say())
+    shop.gate.set()
+    shop.late[0].join()
+    assert "after its turn had ended" in str(errors[0])
+    assert shop.orders == []
