@@ -69,7 +69,8 @@ class RerunTrack:
         placed_calls, call_runs = [], []
         for row_id, call in calls.items():
             run = runs.pop(call.id, None)  # only for the first of the rows that the record of one call answered
-            placed_calls.append(PlacedCall(row_id, call.id, run.id if run is not None else None))
+            stands = any(one.status in IN_THE_WORLD for one in self.store.world.redo_calls(connection, call.id))
+            placed_calls.append(PlacedCall(row_id, call.id, run.id if run is not None else None, stands))
             call_runs.append((row_id, call, run))
         recorded_calls.replace_track(connection, self.store.journal, self.store.sessions, branch.id, placed_calls)
         rewriter = ResultRewriter(self._result_changes(connection, call_runs))

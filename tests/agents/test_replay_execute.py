@@ -481,3 +481,27 @@ def test_a_tool_declared_irreversible_later_blocks_a_replay(repo, shop, agent):
     with pytest.raises(RollbackBlocked, match="irreversible"):
         stricter.rollback("here", replay="execute")
     assert shop.standing == {"a": 1, "b": 1, "c": 1}
+
+
+def test_a_call_that_stands_by_a_later_run_is_done_on_the_new_track(repo):
+    """It was reversed and made again by a switch; `once` keeps it from running a third time."""
+    made = []
+
+    @tool
+    def sign(name: str) -> str:
+        """Sign."""
+        made.append(name)
+        return name
+
+    graph = tool_node_graph(scripted(call("sign", name="Ann"), "ok"), [sign])
+    undoing = {"sign": reversible(lambda args, result: made.remove(args["name"]))}
+    agent = repo.wrap(graph, "s", effects=undoing)
+    start = agent.checkpoint("start")
+    agent.invoke({"messages": [("user", "sign")]})
+    agent.rollback(start)
+    agent.session.switch("main", sync="world")
+    once = {"sign": reversible(lambda args, result: made.remove(args["name"]), once=True)}
+    agent = repo.wrap(graph, "s", effects=once)
+    again = agent.rollback(agent.head, replay="execute", force=True)
+    assert made == ["Ann"]
+    assert [one.status for one in again.tool_track()] == ["done"]

@@ -249,12 +249,14 @@ class PlacedCall(NamedTuple):
     """One position on a new track.
 
     `row_id` is the call at this position on the parent's track. `original_id` is that call, or the call whose result
-    answered it. `run_id` is the new run that takes the position; None if the record answers.
+    answered it. `run_id` is the new run that takes the position; None if the record answers. `stands` is True if the
+    call stands in the world, also by an earlier run that took its place after it had been reversed.
     """
 
     row_id: int
     original_id: int
     run_id: int | None
+    stands: bool = False
 
 
 def replace_track(
@@ -283,7 +285,8 @@ def replace_track(
         }
         if placed_call.run_id is None:
             replay = _replay_row(row, branch_id, placed_call.original_id)
-            insert_rows(connection, TOOL_INVOCATION, replay | track_columns | {"id": new_ids[row.id]})
+            status = {"status": DONE} if placed_call.stands else {}
+            insert_rows(connection, TOOL_INVOCATION, replay | track_columns | status | {"id": new_ids[row.id]})
         else:
             journal.change(connection, placed_call.run_id, **track_columns, kind=CALL, tool_call_id=row.tool_call_id)
     sessions.clear_inherited(connection, branch_id)
