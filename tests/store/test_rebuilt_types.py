@@ -490,7 +490,11 @@ def test_a_local_type_and_a_runnable_stay_data(saver):
     assert read(knowing, bytes_of(MODEL, *names(PromptTemplate), template)) == template
 
 
-@pytest.mark.parametrize("value", [Attrs("x", "k"), Loud, Cart, [object()], {"f": function}], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [Attrs("x", "k"), Loud, Cart, [object()], {"f": function}],
+    ids=["attrs", "enum", "class", "object", "function"],
+)
 def test_a_value_that_is_no_data_is_refused(saver, value):
     with pytest.raises(InvalidInput, match="cannot be stored"):
         put(saver, "t", {"value": [value]})
@@ -653,7 +657,9 @@ def test_a_recorded_result_that_names_anything_else_is_not_rebuilt(packed):
 
 
 @pytest.mark.parametrize(
-    "text", ["KeyError: " + "-" * 100_000 + "1", "KeyError: " + "1+" * 20_000 + "1", "SystemExit: 1", "exit: 1"]
+    "text",
+    ["KeyError: " + "-" * 100_000 + "1", "KeyError: " + "1+" * 20_000 + "1", "SystemExit: 1", "exit: 1"],
+    ids=["signs", "sums", "exit", "function"],
 )
 def test_a_recorded_error_is_an_error_whatever_its_text_is(text):
     assert type(recorded_error(text)) is RecordedError
