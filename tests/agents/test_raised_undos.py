@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import faults
 import numpy
+import points
 import pytest
 from langchain_core.tools import BaseTool, tool
 from langgraph.types import interrupt
-from scripted import call, obedient, say, scripted, tool_node_graph
+from scripted import call, obedient, obeying, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import (
@@ -373,6 +375,24 @@ def test_a_call_that_still_runs_is_neither_settled_nor_verified_nor_undone(repo,
     assert wait_for(agent, lambda one: one.status != "unknown").status == "done"
     agent.rollback("before")
     assert slow.ledger == []
+
+
+def test_a_call_whose_record_was_broken_off_does_not_run_any_more(repo, world):
+    """When nothing can be written after a tool has acted, a person can settle the call in the same process."""
+    agent = obeying(repo, world)
+
+    def broken_off() -> None:
+        if world.charges:
+            raise KeyboardInterrupt
+
+    with faults.setting(points.FLUSH_IN_BACKGROUND, lambda unit: None):
+        with faults.before(points.EVERY_WRITE, broken_off), pytest.raises(KeyboardInterrupt):
+            agent.run("charge 5")
+        agent.session.recover()
+        (charged,) = agent.tool_track()
+        assert charged.status == "unknown"
+        repo.resolve(charged, "happened")
+        assert agent.tool_track()[0].status == "done"
 
 
 @pytest.mark.parametrize("looks", [False, True])

@@ -582,8 +582,10 @@ class Calls:
         call.span.set(agentgit_call_status=outcome.status, agentgit_call_answered=call.answer is not None)
         call.span.end()
         if call.is_recorded:
-            self._record(call, outcome)
-            self.turn.context.registry.running_calls.pop(call.intent.id, None)
+            try:
+                self._record(call, outcome)
+            finally:  # Ctrl-C can break off the write
+                self.turn.context.registry.running_calls.pop(call.intent.id, None)
         if call.intent.tool_name in MEMORY_TOOLS:  # it changes no file
             return
         batch = call.intent.batch
