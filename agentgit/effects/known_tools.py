@@ -7,10 +7,10 @@ so does a function that wraps the known one.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentgit.effects.effects import READ_ONLY, STATE, WORKSPACE, Effect
 
@@ -41,79 +41,54 @@ Holds = Callable[[str], bool]
 """A function that returns whether the workspace of the session has a path."""
 
 
-@dataclass(frozen=True)
-class KnownTool:
+class KnownTool(NamedTuple):
     """A tool of a package."""
 
-    package: str
     name: str
     module: str
-    functions: tuple[str, ...]
+    functions: Sequence[str]
     effect: str
+
+    @property
+    def package(self) -> str:
+        """The package that brings the tool along."""
+        return self.module.partition(".")[0].replace("_", "-")
+
+
+def _local(function: str, *names: str) -> list[str]:
+    """Return the qualified names of functions that a function defines."""
+    return [f"{function}.<locals>.{name}" for name in names]
 
 
 def _file_tool(name: str, effect: str) -> KnownTool:
-    prefix = f"FilesystemMiddleware._create_{name}_tool.<locals>"
-    functions = (f"{prefix}.sync_{name}", f"{prefix}.async_{name}")
-    return KnownTool("deepagents", name, "deepagents.middleware.filesystem", functions, effect)
+    functions = _local(f"FilesystemMiddleware._create_{name}_tool", f"sync_{name}", f"async_{name}")
+    return KnownTool(name, "deepagents.middleware.filesystem", functions, effect)
 
 
-def _handoff_tool(package: str, module: str) -> KnownTool:
-    return KnownTool(package, "transfer_to_*", module, ("create_handoff_tool.<locals>.handoff_to_agent",), STATE)
+def _search_tool(name: str) -> KnownTool:
+    functions = _local("FilesystemFileSearchMiddleware.__init__", name)
+    return KnownTool(name, "langchain.agents.middleware.file_search", functions, READ_ONLY)
 
 
-_SEARCH = "langchain.agents.middleware.file_search"
-_SUBAGENTS, _REMOTE_SUBAGENTS = "deepagents.middleware.subagents", "deepagents.middleware.async_subagents"
-_COMPACT = "SummarizationToolMiddleware._create_compact_tool.<locals>"
+_TODOS = ("_write_todos", "_awrite_todos", "write_todos")
+_TASKS = _local("_build_task_tool", "task", "atask")
+_COMPACTIONS = _local("SummarizationToolMiddleware._create_compact_tool", "sync_compact", "async_compact")
+_HANDOFFS = _local("create_handoff_tool", "handoff_to_agent")
+_FORWARDS = _local("create_forward_message_tool", "forward_message")
+_RETRIEVALS = _local("get_default_retrieval_tool", "retrieve_tools", "aretrieve_tools")
 
 KNOWN_TOOLS = (
-    KnownTool(
-        "langchain",
-        "write_todos",
-        "langchain.agents.middleware.todo",
-        ("_write_todos", "_awrite_todos", "write_todos"),
-        STATE,
-    ),
-    *(
-        KnownTool("langchain", name, _SEARCH, (f"FilesystemFileSearchMiddleware.__init__.<locals>.{name}",), READ_ONLY)
-        for name in ("glob_search", "grep_search")
-    ),
+    KnownTool("write_todos", "langchain.agents.middleware.todo", _TODOS, STATE),
+    *map(_search_tool, ("glob_search", "grep_search")),
     *(_file_tool(name, READ_ONLY) for name in ("ls", "read_file", "glob", "grep")),
     *(_file_tool(name, BY_BACKEND) for name in ("write_file", "edit_file", "delete")),
     _file_tool("execute", BY_SHELL),
-    KnownTool(
-        "deepagents",
-        "task",
-        _SUBAGENTS,
-        ("_build_task_tool.<locals>.task", "_build_task_tool.<locals>.atask"),
-        BY_SUBAGENT,
-    ),
-    KnownTool(
-        "deepagents",
-        "compact_conversation",
-        "deepagents.middleware.summarization",
-        (f"{_COMPACT}.sync_compact", f"{_COMPACT}.async_compact"),
-        BY_BACKEND,
-    ),
-    _handoff_tool("langgraph-supervisor", "langgraph_supervisor.handoff"),
-    KnownTool(
-        "langgraph-supervisor",
-        "forward_message",
-        "langgraph_supervisor.handoff",
-        ("create_forward_message_tool.<locals>.forward_message",),
-        STATE,
-    ),
-    _handoff_tool("langgraph-swarm", "langgraph_swarm.handoff"),
-    KnownTool(
-        "langgraph-bigtool",
-        "retrieve_tools",
-        "langgraph_bigtool.tools",
-        (
-            "get_default_retrieval_tool.<locals>.retrieve_tools",
-            "get_default_retrieval_tool.<locals>.aretrieve_tools",
-        ),
-        READ_ONLY,
-    ),
+    KnownTool("task", "deepagents.middleware.subagents", _TASKS, BY_SUBAGENT),
+    KnownTool("compact_conversation", "deepagents.middleware.summarization", _COMPACTIONS, BY_BACKEND),
+    KnownTool("transfer_to_*", "langgraph_supervisor.handoff", _HANDOFFS, STATE),
+    KnownTool("forward_message", "langgraph_supervisor.handoff", _FORWARDS, STATE),
+    KnownTool("transfer_to_*", "langgraph_swarm.handoff", _HANDOFFS, STATE),
+    KnownTool("retrieve_tools", "langgraph_bigtool.tools", _RETRIEVALS, READ_ONLY),
 )
 """The tools whose effects are known. All others are undeclared: a shell, or a tool that starts work elsewhere."""
 
