@@ -14,11 +14,12 @@ from sqlalchemy import Connection
 
 from agentgit.agents.instrumentation import may_rewrite_input
 from agentgit.auth.principal import EDITOR, VIEWER
-from agentgit.effects.files import SnapshotRef, WorkspaceAdapter
+from agentgit.effects.files import SnapshotRef
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput
 from agentgit.handles.context import Context
 from agentgit.rollback import Planner
+from agentgit.rollback.workspace_adapter import WorkspaceAdapter
 from agentgit.saver.branch_saver import BranchSaver, SessionSaver
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import OPEN, SIMULATED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from agentgit.values import count, escape_path
 
@@ -112,52 +112,3 @@ class SnapshotRef:
         """Return the same files without the import mark, once they are in the workspace."""
         settings = {name: value for name, value in self.settings.items() if name != IMPORTED}
         return SnapshotRef(snapshot=self.snapshot, settings=settings)
-
-
-class WorkspaceAdapter(Protocol):
-    """The workspace interface that rollbacks use to take and restore snapshots of a session's files."""
-
-    @property
-    def workspace(self) -> Any:
-        """The `Workspace`."""
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings that reopen the workspace in another process, JSON-like."""
-
-    @property
-    def is_automatic(self) -> bool:
-        """True if snapshots are taken automatically."""
-
-    def take_snapshot(self, reason: str) -> SnapshotRef:
-        """Take a snapshot; return the last one if nothing has changed since."""
-
-    def holds(self, path: str) -> bool:
-        """Return whether a path is among the files that snapshots have, links included."""
-
-    def covers(self, args: Mapping[str, Any]) -> bool:
-        """Return whether every file that the arguments of a call name is in the workspace."""
-
-    def outside(self, tool_name: str, args: Mapping[str, Any]) -> list[str]:
-        """Return the paths that a tool call may have changed, and that are not in the workspace."""
-
-    def back_up(self, tool_name: str, tool: Any, args: Mapping[str, Any]) -> None:
-        """Save the files that a tool call is about to change."""
-
-    def plan(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
-        """Return what `restore` would do. Files that differ from `expected` were changed by someone else."""
-
-    def require_restorable(self, snapshot: SnapshotRef) -> None:
-        """Check that `restore` can restore these files."""
-
-    def restore(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
-        """Restore the files, after taking a safety snapshot. Restoring twice is harmless."""
-
-    def diff(self, a: SnapshotRef, b: SnapshotRef) -> Mapping[str, Any]:
-        """Compare two snapshots; return the file fields of a checkpoint `Diff`, by name."""
-
-    def release(self, snapshot: SnapshotRef) -> None:
-        """Release a snapshot that nothing needs any more."""
-
-    def collect(self) -> None:
-        """Free the space of data that no snapshot uses any more."""

@@ -5,7 +5,7 @@ Memory is shared by sessions. A write is undone only while the value is the one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -62,7 +62,6 @@ class MemoryWrite:
     item: ItemName
     value: Any
     before: Any
-    options: Mapping[str, Any]
     is_value_exact: bool = True
     is_before_exact: bool = True
 
@@ -74,7 +73,6 @@ class MemoryWrite:
             (tuple(args["namespace"]), args["key"]),
             args.get("value") if call.result is None else call.result,
             args["before"],
-            {name: args[name] for name in ("index", "ttl") if name in args},
             args.get("value_exact", True),
             args.get("before_exact", True),
         )
@@ -139,36 +137,24 @@ def lock_name(store: str, item: ItemName) -> str:
     return "\0".join(map(str, ("memory", store, *namespace, key)))
 
 
-def verifier(memory: Memory) -> Callable[[ToolInvocation], bool]:
-    """Return a function that tells whether the value that a call wrote may be in memory."""
-
-    def verify(call: ToolInvocation) -> bool:
-        write = MemoryWrite.of(call)
-        current = memory.read(write.item)
-        if is_same(current, write.value):
-            return True
-        # Another value was written since: the call may have happened before that, and an undo is over.
-        return not is_same(current, write.before) and call.status == UNKNOWN
-
-    return verify
+def may_be_written(memory: Memory, call: ToolInvocation) -> bool:
+    """Return whether the value that a call wrote may be in memory."""
+    write = MemoryWrite.of(call)
+    current = memory.read(write.item)
+    if is_same(current, write.value):
+        return True
+    # Another value was written since: the call may have happened before that, and an undo is over.
+    return not is_same(current, write.before) and call.status == UNKNOWN
 
 
-def undoer(memory: Memory) -> Callable[[Mapping[str, Any], Any, ToolInvocation], None]:
-    """Return the undo function of writes; the caller holds the lock and has compared the value."""
-
-    def undo(args: Mapping[str, Any], result: Any, invocation: ToolInvocation) -> None:
-        write = MemoryWrite.of(invocation)
-        if not is_same(memory.read(write.item), write.before):
-            memory.write(write.item, write.before, {})
-
-    return undo
+def undo_write(memory: Memory, args: Mapping[str, Any], result: Any, invocation: ToolInvocation) -> None:
+    """Undo a write; the caller holds the lock and has compared the value."""
+    write = MemoryWrite.of(invocation)
+    if not is_same(memory.read(write.item), write.before):
+        memory.write(write.item, write.before, {})
 
 
-def redoer(memory: Memory) -> Callable[[dict[str, Any], str], None]:
-    """Return the function that makes a write again; the caller holds the lock and has compared the value."""
-
-    def redo(args: dict[str, Any], thread_id: str) -> None:
-        item = (tuple(args["namespace"]), args["key"])
-        memory.write(item, args.get("value"), {name: args[name] for name in ("index", "ttl") if name in args})
-
-    return redo
+def redo_write(memory: Memory, args: dict[str, Any], thread_id: str) -> None:
+    """Make a write again; the caller holds the lock and has compared the value."""
+    item = (tuple(args["namespace"]), args["key"])
+    memory.write(item, args.get("value"), {name: args[name] for name in ("index", "ttl") if name in args})

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import FunctionType
 from typing import ClassVar, Protocol
 from weakref import WeakSet
@@ -30,7 +31,6 @@ from agentgit.effects.effects import (
     Effect,
     Undo,
 )
-from agentgit.effects.files import WorkspaceAdapter
 from agentgit.effects.function_names import FunctionName, possible_change, printable_name
 from agentgit.effects.invocation import (
     IMPORTED_REASON,
@@ -41,14 +41,12 @@ from agentgit.effects.invocation import (
     ToolInvocation,
     how_to_resolve,
 )
-from agentgit.effects.memory import Memory, is_memory_write, redoer, undoer, verifier
+from agentgit.effects.memory import Memory, is_memory_write, may_be_written, redo_write, undo_write
 from agentgit.effects.served_sessions import NO_DECLARATIONS, HostRuns, ServedSession, ServedSessions, add_recent
 from agentgit.errors import NotFound
 
 ALL_SESSIONS = 0
 """The session id that means all sessions."""
-
-ROLE_NAMES = {"undo": "undo function", "verify": "verify", "precheck": "precheck"}
 
 GRAPH_NAME = "graph"
 """The key in the metadata of a session for the name of the served graph that created it."""
@@ -161,23 +159,16 @@ class Registry:
             return
         with self._lock:
             graphs = [one for one in self._graphs if (one.user_id, one.name) == (user_id, name)]
-        namesakes = defaultdict[Hashable, set[Hashable]](set)
-        for graph in graphs:
-            for key, effects in _effects_by_tool(graph).items():
-                namesakes[key].add(effects)
+        effects = [_effects_by_tool(graph) for graph in graphs]
         memories = [graph.memory for graph in graphs if graph.memory is not None]
         memory = memories[0] if memories and all(one is memories[0] for one in memories) else None
-        for graph in graphs:
-            if all(len(namesakes[key]) == 1 for key in _effects_by_tool(graph)):
+        for graph, own in zip(graphs, effects, strict=True):
+            if all(other.get(key, own[key]) == own[key] for other in effects for key in own):
                 graph.declare_tools(session_id, memory)
 
     def session(self, session_id: int) -> ServedSession:
         """Return what this process holds for a session. It is kept only for as long as the caller refers to it."""
         return self.sessions.session(session_id)
-
-    def workspace(self, session_id: int) -> WorkspaceAdapter | None:
-        """Return the workspace that holds a session's files; None if none is attached here."""
-        return self.session(session_id).workspace
 
     def memory(self, session_id: int) -> Memory:
         """Return the store that is a session's long-term memory."""
@@ -195,7 +186,7 @@ class Registry:
         if call.is_imported:
             raise NotFound(IMPORTED_REASON)
         if is_memory_write(call):
-            return undoer(self.memory(session_id))
+            return partial(undo_write, self.memory(session_id))
         undo = self._find_function("undo", session_id, call)
         if undo is None:
             raise NotFound(f"no undo function for {printable_name(call.tool_name)} is declared here; {DECLARE_HINT}")
@@ -204,7 +195,7 @@ class Registry:
     def verify(self, session_id: int, call: ToolInvocation) -> CheckFunction | None:
         """Return the function that checks whether a recorded call happened; None if it has none."""
         if is_memory_write(call) and not call.is_imported:
-            return verifier(self.memory(session_id))
+            return partial(may_be_written, self.memory(session_id))
         return self._find_function("verify", session_id, call)
 
     def precheck(self, session_id: int, call: ToolInvocation) -> CheckFunction | None:
@@ -213,8 +204,7 @@ class Registry:
 
     def failed_on(self, session_id: int, call: ToolInvocation) -> tuple[type[Exception], ...]:
         """Return the exceptions with which the tool of a recorded call reports that it did nothing."""
-        ran = self._declaration_of(call)
-        effects = [ran.effect] if ran is not None and ran.effect is not None else self._find_effects(session_id, call)
+        effects = _first_effects(self._fitting(session_id, call))
         return effects[0].failed_on if len({one.failed_on for one in effects}) == 1 else ()
 
     def undoes_unknown(self, session_id: int, call: ToolInvocation) -> bool:
@@ -227,7 +217,7 @@ class Registry:
     def runner(self, session_id: int, call: ToolInvocation) -> ToolRunner:
         """Return the function that runs a recorded call again."""
         if is_memory_write(call):
-            return redoer(self.memory(session_id))
+            return partial(redo_write, self.memory(session_id))
         runner: ToolRunner | str | None = None
         for group in self._fitting(session_id, call):
             runners = {one.tool_identity: one.runner for one in group if one.runner is not None}
@@ -265,8 +255,8 @@ class Registry:
         """Return why the declarations forbid a second run of a recorded call; None if they allow it."""
         if is_memory_write(call):
             return None  # `*` stands for the user's tools
-        ran, declared = self._declaration_of(call), self._find_effects(session_id, call)
-        declared += [ran.effect] if ran is not None and ran.effect is not None else []
+        groups = self._declared_for(session_id, call), self._fitting(session_id, call)
+        declared = [effect for found in groups for effect in _first_effects(found)]
         if call.effect == UNDECLARED:
             return "its effect was not declared when it was called, so that of a second run is unknown"
         if call.effect == IRREVERSIBLE or any(one.kind == IRREVERSIBLE for one in declared):
@@ -316,17 +306,17 @@ class Registry:
 
     def _find_recorded(self, role: str, session_id: int, call: ToolInvocation) -> DeclaredFunction:
         """Return the declared function whose name a call recorded."""
-        recorded = FunctionName.read(getattr(call, role))
+        recorded, role_name = FunctionName.read(getattr(call, role)), "undo function" if role == "undo" else role
         if declared := self._find_declared(role, session_id, call, recorded):
             return declared
         others = [one.functions[role][0] for one in self._all_fitting(session_id, call) if role in one.functions]
         if not others:
             raise NotFound(
                 self._other_tool(session_id, call)
-                or f"its {ROLE_NAMES[role]} {printable_name(recorded)} is not declared here; {DECLARE_HINT}"
+                or f"its {role_name} {printable_name(recorded)} is not declared here; {DECLARE_HINT}"
             )
         raise NotFound(
-            f"its {ROLE_NAMES[role]} was {printable_name(recorded)} at the call, and {printable_name(others[0].name)} "
+            f"its {role_name} was {printable_name(recorded)} at the call, and {printable_name(others[0].name)} "
             "is declared here instead; declare the recorded one again"
         )
 
@@ -350,20 +340,12 @@ class Registry:
                 raise NotFound(_undistinguishable(call))
         return own
 
-    def _find_effects(self, session_id: int, call: ToolInvocation) -> list[Effect]:
-        """Return the newest declared effects of the tool of a call: several, if it is not known which tool it was."""
-        for group in self._declared_for(session_id, call):
-            if effects := [one.effect for one in group if one.effect is not None]:
-                return effects
-        return []
-
     def _current_effects(self, session_id: int, call: ToolInvocation) -> list[Effect]:
         """Return the newest declared effects of the tool of a call; of the object that ran, if it is known."""
         groups, ran = [list(group) for group in self._declared_for(session_id, call)], self._declaration_of(call)
         if ran is not None:
             groups = [*([one for one in group if one.tool is ran.tool] for group in groups), [ran]]
-        effects = ([one.effect for one in group if one.effect is not None] for group in groups)
-        return next(filter(None, effects), [])
+        return _first_effects(groups)
 
     def _other_tool(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return why a call is of none of the tools of its name that are declared here; None if there are none."""
@@ -423,6 +405,12 @@ def _effects_by_tool(graph: ServedGraph) -> dict[Hashable, Hashable]:
         if one.effect is not None:
             effects[one.tool_name, one.tool_path, one.enclosing].add(effect_identity(one.effect))
     return {key: frozenset(same) for key, same in effects.items()}
+
+
+def _first_effects(groups: Iterable[Sequence[Declaration]]) -> list[Effect]:
+    """Return the effects of the first group that has any: several, if it is not known which tool it was."""
+    effects = ([one.effect for one in group if one.effect is not None] for group in groups)
+    return next(filter(None, effects), [])
 
 
 def _undistinguishable(call: ToolInvocation) -> str:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 from agentgit.effects.declarations import Declaration
-from agentgit.effects.files import WorkspaceAdapter
 from agentgit.effects.memory import Memory
 
 K = TypeVar("K")
@@ -72,8 +71,8 @@ class ServedSession:
 
     def __init__(self, declarations: Declarations) -> None:
         self.declarations = declarations
-        self.workspace: WorkspaceAdapter | None = None
-        """The workspace that holds the session's files; None if none is attached here."""
+        self.workspace: Any = None
+        """The `rollback.WorkspaceAdapter` of the session's files; None if none is attached here."""
         self.moved_to: int | None = None
         """The branch to which a rollback or switch in this process has moved the session; None if none has."""
         self.agent_factories: WeakKeyDictionary[Any, Callable[[Any, int], Any]] = WeakKeyDictionary()
@@ -160,22 +159,14 @@ class HostRun(NamedTuple):
     start_id: int | None = None
 
 
-class HostRuns:
-    """The runs of hosts that have not ended in this process: those that run, and those that were cancelled."""
+class HostRuns(OrderedDict[str, HostRun]):
+    """The runs of hosts that have not ended in this process, by their ids: those that run, and those cancelled."""
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[str, HostRun] = OrderedDict()
+        super().__init__()
         self.held: set[str] = set()
         """The threads in which a cancelled run is being rolled back, so that no other run may begin."""
 
     def begin(self, run_id: str, run: HostRun) -> None:
         """Remember a run."""
-        add_recent(self._runs, run_id, run, RECENT_RUNS)
-
-    def end(self, run_id: str) -> None:
-        """Forget a run that ended by itself, or was rolled back."""
-        self._runs.pop(run_id, None)
-
-    def find(self, run_id: str) -> HostRun | None:
-        """Return a run that has not ended; None if there is none."""
-        return self._runs.get(run_id)
+        add_recent(self, run_id, run, RECENT_RUNS)

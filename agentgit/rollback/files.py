@@ -10,11 +10,11 @@ from sqlalchemy import Connection, Select
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import RollbackPlan
-from agentgit.effects.files import OUTSIDE, OVERWRITTEN, FileChange, FileChanges, SnapshotRef, WorkspaceAdapter
+from agentgit.effects.files import OUTSIDE, OVERWRITTEN, FileChange, FileChanges, SnapshotRef
 from agentgit.effects.plan import KEEP, SWITCH
 from agentgit.effects.registry import Registry
 from agentgit.errors import AgentGitError, NotFound, Unavailable, WorkspaceChanged
-from agentgit.rollback.workspace_adapter import reopen
+from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
@@ -47,7 +47,7 @@ class RollbackFiles:
 
     def workspace(self, session_id: int) -> Workspace:
         """Return the workspace of a session, opened again if it is not attached in this process."""
-        adapter = self.registry.workspace(session_id)
+        adapter: WorkspaceAdapter | None = self.registry.session(session_id).workspace
         if adapter is None:
             with self.store.database.reading() as connection:
                 row = self.store.snapshots.newest_of_session(connection, session_id)
@@ -224,7 +224,7 @@ class RollbackFiles:
 
     def _adapter(self, session_id: int, snapshot: SnapshotRef) -> WorkspaceAdapter:
         """Return the attached workspace of a session; if none is attached here, the workspace of the files."""
-        return self.registry.workspace(session_id) or reopen(snapshot.settings)
+        return self.registry.session(session_id).workspace or reopen(snapshot.settings)
 
 
 def failed_restore(snapshot: SnapshotRef, error: Exception) -> FileChanges:

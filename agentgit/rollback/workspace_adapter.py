@@ -32,8 +32,8 @@ HOLDER = "holder"
 """The key in the settings of a keeper for the holder of its snapshots."""
 
 
-class LocalWorkspaceAdapter:
-    """Snapshots and restores the files of a session in a workspace; see `agentgit.effects.files.WorkspaceAdapter`."""
+class WorkspaceAdapter:
+    """Takes and restores snapshots of the files of a session in a workspace."""
 
     def __init__(self, workspace: Workspace, holder: str) -> None:
         self.workspace = workspace
@@ -50,7 +50,7 @@ class LocalWorkspaceAdapter:
         return self.workspace.auto_checkpoint
 
     def take_snapshot(self, reason: str) -> SnapshotRef:
-        """Take a snapshot, or use the one that matches the files; it is pinned while a checkpoint may need it."""
+        """Take a snapshot, or return the one that matches the files; it is pinned while a checkpoint may need it."""
         snapshot = self.workspace.ensure_snapshot(reason, kind=AUTO, holder=self.holder)
         return SnapshotRef(snapshot=snapshot.id, settings=self.settings)
 
@@ -95,7 +95,7 @@ class LocalWorkspaceAdapter:
         return [candidate for candidate in candidates if self.workspace.holds(candidate)]
 
     def plan(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
-        """Return what `restore` would do."""
+        """Return what `restore` would do. Files that differ from `expected` were changed by someone else."""
         self._fetch_snapshot(snapshot)
         since, is_imported = None, expected is not None and expected.is_imported
         if expected is not None and not is_imported and (self._is_own_snapshot(expected) or self._was_moved(expected)):
@@ -215,18 +215,18 @@ def _overwritten_reason(safety_snapshot: str | None, path: str) -> str:
 
 def attach_workspace(
     workspace: str | os.PathLike[str] | Workspace, *, holder: str, excluded_paths: Sequence[str] = ()
-) -> LocalWorkspaceAdapter:
+) -> WorkspaceAdapter:
     """Return the keeper of a workspace or of a directory, which is created if it does not exist."""
     if not isinstance(workspace, Workspace):
         os.makedirs(workspace, exist_ok=True)
         workspace = Workspace(workspace)
     workspace.leave_out(excluded_paths)
-    return LocalWorkspaceAdapter(workspace, holder)
+    return WorkspaceAdapter(workspace, holder)
 
 
-def reopen(settings: Mapping[str, Any]) -> LocalWorkspaceAdapter:
+def reopen(settings: Mapping[str, Any]) -> WorkspaceAdapter:
     """Return the keeper of a workspace that another process attached."""
-    return LocalWorkspaceAdapter(_open_workspace(settings), str(settings.get(HOLDER)))
+    return WorkspaceAdapter(_open_workspace(settings), str(settings.get(HOLDER)))
 
 
 def _open_workspace(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspace:

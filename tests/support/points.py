@@ -111,9 +111,9 @@ GRANT_RIGHTS = Point("store.schema.roles", "_grant")
 
 # -- files
 
-KEEP_FILES = Point("rollback.workspace_adapter", "LocalWorkspaceAdapter.back_up")
-BRING_FILES = Point("rollback.workspace_adapter", "LocalWorkspaceAdapter.restore")
-RELEASE_SNAPSHOTS = Point("rollback.workspace_adapter", "LocalWorkspaceAdapter.release")
+KEEP_FILES = Point("rollback.workspace_adapter", "WorkspaceAdapter.back_up")
+BRING_FILES = Point("rollback.workspace_adapter", "WorkspaceAdapter.restore")
+RELEASE_SNAPSHOTS = Point("rollback.workspace_adapter", "WorkspaceAdapter.release")
 RELEASE_ALL_SNAPSHOTS = Point("rollback.files", "RollbackFiles.release_all")
 WRITE_TREE = Point("workspace.engines.git", "GitTrees.write")
 HASH_FILE = Point("workspace.scan.scan", "digest_of")

@@ -210,22 +210,22 @@ class HostSaver(ThreadReader):
     def _roll_back_all(self, run_ids: Sequence[str]) -> Generator[None, None, None]:
         runs = self._context.registry.host_runs
         for run_id in map(str, run_ids):
-            run = runs.find(run_id)
+            run = runs.get(run_id)
             if run is None or run.thread_id in runs.held:
                 continue
             runs.held.add(run.thread_id)
             try:
                 yield from self._await_end(run_id, run)
-                if runs.find(run_id) is run:
+                if runs.get(run_id) is run:
                     self._roll_back(run)
-                    runs.end(run_id)
+                    runs.pop(run_id, None)
             finally:
                 runs.held.discard(run.thread_id)
 
     def _await_end(self, run_id: str, run: HostRun) -> Generator[None, None, None]:
         """Wait for the turn of a run, then for its calls in threads."""
         registry, deadline = self._context.registry, time.monotonic() + LONGEST_WAIT
-        while registry.host_runs.find(run_id) is run and self._is_running(run.session_id):
+        while registry.host_runs.get(run_id) is run and self._is_running(run.session_id):
             if time.monotonic() > deadline:
                 raise Conflict(f"Run {run_id} has not ended. Cancel it first; then its rollback is possible.")
             yield

@@ -86,9 +86,9 @@ class ThreadRunner(BranchRunner):
         try:
             yield
         except Exception:
-            runs.end(run_id)
+            runs.pop(run_id, None)
             raise
-        runs.end(run_id)
+        runs.pop(run_id, None)
 
     def _instrument(self) -> None:
         super()._instrument()

@@ -11,10 +11,11 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan
-from agentgit.effects.files import FileChanges, SnapshotRef, WorkspaceAdapter
+from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.errors import AgentGitError
 from agentgit.rollback import Planner
 from agentgit.rollback.files import failed_restore
+from agentgit.rollback.workspace_adapter import WorkspaceAdapter
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
