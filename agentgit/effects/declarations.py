@@ -43,14 +43,7 @@ class Hints:
 
 
 def hints_in(metadata: Any) -> Hints:
-    """Return the MCP annotations in a tool's metadata. If two places differ, the stricter value counts.
-
-    Example:
-        >>> hints_in({"readOnlyHint": False, "destructiveHint": True})
-        Hints(read_only=False, destructive=True)
-        >>> hints_in({"mcp": {"tool": {"annotations": {"read_only_hint": True}}}})
-        Hints(read_only=True, destructive=None)
-    """
+    """Return the MCP annotations in a tool's metadata. If two places differ, the stricter value counts."""
     if isinstance(metadata, Mapping) and METADATA_KEYS.isdisjoint(metadata):
         return Hints()  # fast path: most tools have no annotations
     annotations = [annotation for path in ANNOTATION_PATHS if (annotation := _value_at(metadata, path)) is not None]
@@ -74,14 +67,7 @@ def _hint_values(annotations: Any, *names: str) -> Iterator[bool]:
 
 
 def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
-    """Return the effect to record for a tool: the declared one, made stricter if its server's hints require it.
-
-    Example:
-        >>> stricter(Effect("read_only"), Hints(read_only=False)) is None
-        True
-        >>> stricter(None, Hints(destructive=True)).kind
-        'irreversible'
-    """
+    """Return the effect to record for a tool: the declared one, made stricter if its server's hints require it."""
     kind = effect.kind if effect is not None else UNDECLARED
     if kind in NEUTRAL and hints.read_only is True:
         return effect  # both agree, and MCP ignores the destructive hint of a read-only tool

@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from agentgit.effects.function_names import name_of
 from agentgit.errors import InvalidInput, NotFound
@@ -34,11 +34,17 @@ NEUTRAL = (READ_ONLY, STATE)
 UNSHARED = (*NEUTRAL, WORKSPACE, MEMORY, UNDECLARED)
 """The kinds that never stop another branch. Files are compared by their snapshots; sessions share memory."""
 
+REPEATABLE = (*NEUTRAL, WORKSPACE, IDEMPOTENT, MEMORY)
+"""The kinds whose calls may always run again, even if the outcome of the first run is unknown."""
+
 UNDOABLE = (REVERSIBLE, COMPENSABLE)
 """The kinds that require an undo function."""
 
 FENCED = (COMPENSABLE, IRREVERSIBLE)
 """The kinds that leave a trace, so that an equal call is not made a second time."""
+
+LASTING = (*UNDOABLE, IRREVERSIBLE)
+"""The kinds that last in the world after a call, so that it matters whether the call acted."""
 
 ROLES = ("undo", "verify", "precheck")
 """The roles of the functions that an effect can have."""
@@ -167,22 +173,28 @@ class Effect:
         return path_of(self.precheck)
 
 
-def effect(
-    kind: str,
-    *,
-    identity_args: Sequence[str] | None = None,
-    verify: CheckFunction | str | None = None,
-    once: bool = False,
-    failed_on: tuple[type[Exception], ...] = (),
-) -> Effect:
+class EffectOptions(TypedDict, total=False):
+    """The options of every effect, as `Effect` describes them."""
+
+    identity_args: Sequence[str] | None
+    verify: CheckFunction | str | None
+    once: bool
+    failed_on: tuple[type[Exception], ...]
+
+
+class UndoOptions(EffectOptions, total=False):
+    """The options of an effect with an undo function, as `Effect` describes them."""
+
+    precheck: CheckFunction | str | None
+    undo_if_unknown: bool
+
+
+def effect(kind: str, **options: Unpack[EffectOptions]) -> Effect:
     """Declare that a tool is `read_only`, `state`, `workspace`, `idempotent` or `irreversible`.
 
     Args:
         kind: The kind of the effect.
-        identity_args: The names of the arguments that identify a call; see `Effect`.
-        verify: The function that checks whether an interrupted call happened; see `Effect`.
-        once: True if the call may take effect at most once per session, across all branches.
-        failed_on: The exceptions with which the tool reports that it did nothing.
+        **options: `identity_args`, `verify`, `once` and `failed_on`; see `Effect`.
 
     Raises:
         InvalidInput: As for `Effect`.
@@ -195,29 +207,15 @@ def effect(
         >>> effect("irreversible", identity_args=["to", "subject"], once=True).identity_args
         ('to', 'subject')
     """
-    return Effect(kind, identity_args=identity_args, verify=verify, once=once, failed_on=failed_on)
+    return Effect(kind, **options)
 
 
-def reversible(
-    undo: Undo | str,
-    *,
-    identity_args: Sequence[str] | None = None,
-    verify: CheckFunction | str | None = None,
-    precheck: CheckFunction | str | None = None,
-    once: bool = False,
-    failed_on: tuple[type[Exception], ...] = (),
-    undo_if_unknown: bool = False,
-) -> Effect:
+def reversible(undo: Undo | str, **options: Unpack[UndoOptions]) -> Effect:
     """Declare that `undo(args, result)` restores the world to its state before the call.
 
     Args:
         undo: The undo function; see `Effect`.
-        identity_args: The names of the arguments that identify a call; see `Effect`.
-        verify: The function that checks whether an interrupted call happened; see `Effect`.
-        precheck: The function that checks whether the call can be undone; see `Effect`.
-        once: True if the call may take effect at most once per session, across all branches.
-        failed_on: The exceptions with which the tool, or its undo, reports that it did nothing.
-        undo_if_unknown: True if the undo is safe to run when it is unknown what happened; see `Effect`.
+        **options: `identity_args`, `verify`, `precheck`, `once`, `failed_on` and `undo_if_unknown`; see `Effect`.
 
     Raises:
         InvalidInput: As for `Effect`.
@@ -226,34 +224,20 @@ def reversible(
         >>> reversible("shop:cancel_order", verify="shop:was_ordered").undo_path
         'shop:cancel_order'
     """
-    return Effect(REVERSIBLE, undo, identity_args, verify, precheck, once, failed_on, undo_if_unknown)
+    return Effect(REVERSIBLE, undo, **options)
 
 
-def compensable(
-    undo: Undo | str,
-    *,
-    identity_args: Sequence[str] | None = None,
-    verify: CheckFunction | str | None = None,
-    precheck: CheckFunction | str | None = None,
-    once: bool = False,
-    failed_on: tuple[type[Exception], ...] = (),
-    undo_if_unknown: bool = False,
-) -> Effect:
+def compensable(undo: Undo | str, **options: Unpack[UndoOptions]) -> Effect:
     """Declare that `undo(args, result)` compensates for the call (a refund, a correction), but a trace remains.
 
     Args:
         undo: The undo function; see `Effect`.
-        identity_args: The names of the arguments that identify a call; see `Effect`.
-        verify: The function that checks whether an interrupted call happened; see `Effect`.
-        precheck: The function that checks whether the call can be undone; see `Effect`.
-        once: True if the call may take effect at most once per session, across all branches.
-        failed_on: The exceptions with which the tool, or its undo, reports that it did nothing.
-        undo_if_unknown: True if the undo is safe to run when it is unknown what happened; see `Effect`.
+        **options: The same as for `reversible`.
 
     Raises:
         InvalidInput: As for `Effect`.
     """
-    return Effect(COMPENSABLE, undo, identity_args, verify, precheck, once, failed_on, undo_if_unknown)
+    return Effect(COMPENSABLE, undo, **options)
 
 
 def declared_on(tool: Any) -> Effect | None:

@@ -34,12 +34,7 @@ class FunctionName(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Parse the string form of a name.
-
-        Example:
-            >>> FunctionName.read("__main__:undo@9f86d081884c in shop.py")
-            FunctionName(path='__main__:undo', source='9f86d081884c', file='shop.py')
-        """
+        """Parse the string form of a name."""
         path, _, origin = str(text).partition("@")
         source, _, file = origin.partition(" in ")
         return cls(path, source or None, file or None)
@@ -59,10 +54,6 @@ def name_of(function: Callable[..., Any] | str) -> FunctionName:
 
     A method is named by its class, a partial by its function, a callable object by its type. The name of a function
     of `__main__` includes a hash of its source, because every script and every notebook is called `__main__`.
-
-    Example:
-        >>> str(name_of(textwrap.dedent)), str(name_of(functools.partial(textwrap.dedent))), str(name_of([].append))
-        ('textwrap:dedent', 'textwrap:dedent', 'builtins:list.append')
     """
     if isinstance(function, str):
         return FunctionName.read(function)
@@ -104,11 +95,6 @@ def is_different(recorded: FunctionName, declared: FunctionName) -> bool:
     Two functions of `__main__` with the same path differ if they come from two scripts and their sources differ. A
     function whose source has changed within its script or notebook counts as the same function; `possible_change`
     mentions the change.
-
-    Example:
-        >>> noted, mended = FunctionName("__main__:undo", "1", "a.py"), FunctionName("__main__:undo", "2", "a.py")
-        >>> is_different(noted, mended), is_different(noted, FunctionName("__main__:undo", "2", "b.py"))
-        (False, True)
     """
     if recorded.path != declared.path:
         return True
@@ -121,10 +107,6 @@ def possible_change(recorded: FunctionName, declared: FunctionName) -> str | Non
     """Return why a function of `__main__` may not be the recorded one, although `is_different` accepts it.
 
     Returns None if there is no doubt.
-
-    Example:
-        >>> possible_change(FunctionName("__main__:undo", "1", "a.py"), FunctionName("__main__:undo", "2", "a.py"))
-        'the source of __main__:undo has changed since the call'
     """
     if not recorded.is_of_main or (recorded.source is not None and recorded.source == declared.source):
         return None
@@ -134,13 +116,9 @@ def possible_change(recorded: FunctionName, declared: FunctionName) -> str | Non
 
 
 def printable_name(name: FunctionName | str) -> str:
-    r"""Return a name in a form that is safe to print.
+    """Return a name in a form that is safe to print.
 
     A row may contain a long text or terminal control characters, so the name is truncated, and quoted if needed.
-
-    Example:
-        >>> printable_name("shop:cancel"), printable_name("shop:" + chr(0))
-        ('shop:cancel', "'shop:\\x00'")
     """
     text = str(name)
     text = text if len(text) <= MAX_SHOWN_LENGTH else f"{text[:MAX_SHOWN_LENGTH]}…"

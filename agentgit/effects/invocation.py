@@ -17,13 +17,7 @@ from agentgit.values import COUNT, OBJECT, TIME, Displayable, TableList, to_json
 
 
 def identity(tool_name: str, args: Mapping[str, Any], identity_args: Sequence[str] | None) -> str:
-    """Return a hash that is the same for identical calls.
-
-    Example:
-        >>> one = identity("pay", {"to": "Ann", "euros": 5, "reference": "a1"}, ["to", "euros"])
-        >>> one == identity("pay", {"euros": 5, "reference": "b2", "to": "Ann"}, ["to", "euros"])
-        True
-    """
+    """Return a hash that is the same for identical calls."""
     values = {name: value for name, value in args.items() if identity_args is None or name in identity_args}
     return hashlib.sha256(to_json([tool_name, _canonical(values)])).hexdigest()
 
@@ -134,11 +128,9 @@ IMPORTED_REASON = "it was imported: it happened in another world"
 NEVER_RUNS_REASON = "it was imported, and what a file brings never runs"
 """The reason why a simulated call, or one on the path of `replay="execute"`, is blocked."""
 
-NOTHING_UNDONE, VERIFIED, RESOLVED = (
-    "nothing was undone: ",
-    "verified: it is still there",
-    "resolved: it did not happen",
-)
+NOTHING_UNDONE = "nothing was undone: "
+VERIFIED = "verified: it is still there"
+RESOLVED = "resolved: it did not happen"
 """How the error of a call whose reversal certainly did not happen begins."""
 
 _VERIFY_RAISED = "its verify raised "
@@ -263,10 +255,8 @@ class ToolInvocation(Displayable):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as a JSON-like dict, with times in ISO 8601 format."""
-        data = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in _TIME_FIELDS:
-            data[name] = data[name].isoformat() if data[name] else None
-        return data
+        times = {name: getattr(self, name) for name in _TIME_FIELDS}
+        return vars(self) | {name: time.isoformat() if time else None for name, time in times.items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -292,22 +282,12 @@ class ToolInvocation(Displayable):
 
 
 def call_text(tool_name: str, args: Mapping[str, Any]) -> str:
-    """Return a call as a line of Python, with abbreviated arguments.
-
-    Example:
-        >>> call_text("pay", {"to": "Ann"})
-        "pay(to='Ann')"
-    """
+    """Return a call as a line of Python, with abbreviated arguments."""
     return f"{tool_name}({', '.join(f'{key}={short_repr(value)}' for key, value in args.items())})"
 
 
 def join_errors(error: str | None, verify_error: str | None) -> str | None:
-    """Combine the error of a call and the error of its `verify` into one message.
-
-    Example:
-        >>> join_errors("TimeoutError: late", "KeyError: 'id'")
-        "TimeoutError: late; its verify raised KeyError: 'id'"
-    """
+    """Combine the error of a call and the error of its `verify` into one message."""
     return "; ".join(filter(None, [error, _VERIFY_RAISED + verify_error if verify_error else None])) or None
 
 
@@ -348,12 +328,7 @@ _MARK_OF_STATUS = {
 
 
 def mark(effect: str, status: str) -> str | None:
-    """Return the mark that a call gets in a tree; None if it gets none.
-
-    Example:
-        >>> mark("reversible", "done"), mark("irreversible", "done"), mark("read_only", "done")
-        ('done', 'irreversible', None)
-    """
+    """Return the mark that a call gets in a tree; None if it gets none."""
     if effect in NEUTRAL or effect == WORKSPACE:
         return None
     status_mark = _MARK_OF_STATUS.get(status)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from agentgit.effects import effects, invocation
@@ -219,13 +219,7 @@ class RollbackPlan(PrintableDrawing):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-like data, which `from_dict` reads."""
-        return {
-            "checkpoint_id": self.checkpoint_id,
-            "target": self.target,
-            "position": self.position,
-            "kind": self.kind,
-            "session_name": self.session_name,
-            "branch": self.branch,
+        return vars(self) | {
             "is_admissible": self.is_admissible,
             "steps": [{**vars(step), "invocation": step.invocation.to_dict()} for step in self.steps],
             "replayed": [call.to_dict() for call in self.replayed],
@@ -245,16 +239,11 @@ class RollbackPlan(PrintableDrawing):
             True
         """
         try:
-            return cls(
-                **{name: data[name] for name in ("checkpoint_id", "target", "position", "kind")},
-                session_name=data.get("session_name", ""),
-                branch=data.get("branch", ""),
-                steps=[
-                    PlanStep(**{**s, "invocation": ToolInvocation.from_dict(s["invocation"])}) for s in data["steps"]
-                ],
-                replayed=[ToolInvocation.from_dict(call) for call in data["replayed"]],
-                files=FileChanges.from_dict(data["files"]) if data.get("files") else None,
-            )
+            steps = [PlanStep(**{**s, "invocation": ToolInvocation.from_dict(s["invocation"])}) for s in data["steps"]]
+            replayed = [ToolInvocation.from_dict(call) for call in data["replayed"]]
+            files = FileChanges.from_dict(data["files"]) if data["files"] else None
+            nested = {"steps": steps, "replayed": replayed, "files": files}
+            return cls(**{one.name: data[one.name] for one in fields(cls)} | nested)
         except (KeyError, TypeError) as error:
             raise InvalidInput(f"Not a plan: {error}. Pass what to_dict() returned.") from error
 
@@ -383,12 +372,6 @@ def _plan_path(
     return reversals, reruns
 
 
-def _plan_rerun(call: ToolInvocation, redo_obstacle: ReasonFunction, reason: str) -> PlanStep:
-    obstacle = _uncertainty(call) or redo_obstacle(call)
-    action = REDO if obstacle is None else GONE if isinstance(obstacle, Stays) else BLOCK
-    return PlanStep(action=action, invocation=call, why=obstacle or reason, otherwise=GONE)
-
-
 def _plan_redos(
     calls: Iterable[ToolInvocation], redo_obstacle: ReasonFunction, steps: Iterable[PlanStep]
 ) -> list[PlanStep]:
@@ -420,9 +403,10 @@ def _plan_redo(call: ToolInvocation, redo_obstacle: ReasonFunction) -> PlanStep:
     if call.is_imported:
         action, reason = (BLOCK, NEVER_RUNS_REASON) if was_simulated else (GONE, IMPORTED_REASON)
         return PlanStep(action=action, invocation=call, why=reason)
-    return _plan_rerun(
-        call, redo_obstacle, "it was simulated, and runs now" if was_simulated else "it was reversed, and runs again"
-    )
+    obstacle = _uncertainty(call) or redo_obstacle(call)
+    action = REDO if obstacle is None else GONE if isinstance(obstacle, Stays) else BLOCK
+    reason = "it was simulated, and runs now" if was_simulated else "it was reversed, and runs again"
+    return PlanStep(action=action, invocation=call, why=obstacle or reason, otherwise=GONE)
 
 
 def _uncertainty(call: ToolInvocation) -> str | None:

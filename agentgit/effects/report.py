@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from agentgit.effects.files import FileChanges
@@ -77,12 +77,10 @@ class RollbackReport(PrintableDrawing):
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-like data, which `from_dict` reads."""
         groups = {
-            group: [{"invocation": item.invocation.to_dict(), "reason": item.reason} for item in items]
+            group: [{**vars(item), "invocation": item.invocation.to_dict()} for item in items]
             for group, items in self.groups().items()
         }
-        files = {"files": self.files.to_dict() if self.files else None}
-        plain_fields = {name: getattr(self, name) for name in (*_PLAIN_FIELDS, "session_name")}
-        return plain_fields | groups | files
+        return vars(self) | groups | {"files": self.files.to_dict() if self.files else None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -98,9 +96,8 @@ class RollbackReport(PrintableDrawing):
         """
         try:
             groups: dict[str, Any] = {group: [_item_from_dict(item) for item in data[group]] for group in GROUPS}
-            files = FileChanges.from_dict(data["files"]) if data.get("files") else None
-            plain_fields = {name: data[name] for name in _PLAIN_FIELDS}
-            return cls(**plain_fields, session_name=data.get("session_name", ""), **groups, files=files)
+            files = FileChanges.from_dict(data["files"]) if data["files"] else None
+            return cls(**{one.name: data[one.name] for one in fields(cls)} | groups | {"files": files})
         except (KeyError, TypeError) as error:
             raise InvalidInput(f"Not a report: {error}. Pass what to_dict() returned.") from error
 
@@ -129,8 +126,6 @@ class RollbackReport(PrintableDrawing):
         text = f"{', '.join(counts) or empty_text}." + (f" {self.files.summary}" if self.files else "")
         return text if self.status == DONE else f"{text} To finish, resume operation {self.operation_id}."
 
-
-_PLAIN_FIELDS = ("operation_id", "status", "checkpoint_id", "branch", "kind")
 
 _WORDING = {group: group for group in GROUPS if group != "replayed"} | {
     "remaining": "not tried",

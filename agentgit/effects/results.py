@@ -7,19 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE
-
 SERIALIZED_KEY = "agentgit_packed"
 """The key in the record of a `Command` or a message that holds the serialized object, if it can be rebuilt."""
 
 
 def comparable(result: Any) -> Any:
-    """Return a recorded result without call ids and serialized objects, so that two results can be compared.
-
-    Example:
-        >>> comparable({"type": "tool", "content": "done", "tool_call_id": "call-7", SERIALIZED_KEY: "x7kF"})
-        {'type': 'tool', 'content': 'done'}
-    """
+    """Return a recorded result without call ids and serialized objects, so that two results can be compared."""
     return _without_ids(result) if isinstance(result, dict) and SERIALIZED_KEY in result else result
 
 
@@ -32,10 +25,6 @@ def _without_ids(value: Any) -> Any:
     return {name: _without_ids(item) for name, item in value.items() if name not in dropped_keys}
 
 
-LASTING = frozenset({REVERSIBLE, COMPENSABLE, IRREVERSIBLE})
-"""The effects that last in the world after a call, so that it matters whether the call acted."""
-
-
 class NothingDone(Exception):  # not an AgentGitError: it only marks the errors of tools
     """The part of `agentgit.NotDone` that does not need LangChain."""
 
@@ -44,16 +33,7 @@ class NothingDone(Exception):  # not an AgentGitError: it only marks the errors 
 
 
 CONTENT_BLOCK_TYPES = frozenset(
-    {
-        "text",
-        "image_url",
-        "image",
-        "json",
-        "search_result",
-        "custom_tool_call_output",
-        "document",
-        "file",
-    }
+    ("text", "image_url", "image", "json", "search_result", "custom_tool_call_output", "document", "file")
 )
 """The types of content blocks that LangChain accepts in a tool message."""
 
@@ -68,12 +48,7 @@ class ResultChange:
 
 
 def content_of(value: Any) -> Any:
-    """Return the message content that `ToolNode` makes of a tool's return value.
-
-    Example:
-        >>> content_of("done"), content_of({"order": 7}), content_of([{"type": "text", "text": "hi"}])
-        ('done', '{"order": 7}', [{'type': 'text', 'text': 'hi'}])
-    """
+    """Return the message content that `ToolNode` makes of a tool's return value."""
     is_blocks = isinstance(value, list) and all(
         isinstance(b, dict) and b.get("type") in CONTENT_BLOCK_TYPES for b in value
     )

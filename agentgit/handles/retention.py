@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 from agentgit.async_api import async_twin
 from agentgit.auth.principal import OWNER, VIEWER, WRITE
 from agentgit.checkpoints.retention import Retention, RetentionResult, RetentionVerdict
+from agentgit.effects.effects import LASTING
 from agentgit.effects.invocation import FAILED
-from agentgit.effects.results import LASTING
 from agentgit.errors import Conflict, InvalidInput, Unavailable
 from agentgit.handles.context import BranchRef, Context, SessionAccess
 from agentgit.sessions.reports import Erased

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.declarations import ToolRunner
-from agentgit.effects.effects import COMPENSABLE, Undo, takes_invocation
+from agentgit.effects.effects import COMPENSABLE, LASTING, REPEATABLE, Undo, takes_invocation
 from agentgit.effects.function_names import name_of, printable_name
 from agentgit.effects.invocation import (
     FAILED,
@@ -26,9 +26,9 @@ from agentgit.effects.invocation import (
 from agentgit.effects.memory import is_memory_write
 from agentgit.effects.plan import EXECUTE, GONE, KEEP, REDO, REVERSE, Stays
 from agentgit.effects.registry import Registry
-from agentgit.effects.results import LASTING, NothingDone, ResultChange, ResultRewriter, comparable
+from agentgit.effects.results import NothingDone, ResultChange, ResultRewriter, comparable
 from agentgit.errors import Conflict
-from agentgit.rollback.planner import REPEATABLE, PathCalls
+from agentgit.rollback.planner import PathCalls
 from agentgit.rollback.verification import (
     Awaiter,
     Verdict,

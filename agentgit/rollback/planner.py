@@ -10,7 +10,7 @@ from itertools import pairwise
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, ToolInvocation
-from agentgit.effects.effects import IDEMPOTENT, MEMORY, NEUTRAL, STATE, UNDECLARED, WORKSPACE
+from agentgit.effects.effects import NEUTRAL, REPEATABLE, STATE, UNDECLARED, WORKSPACE
 from agentgit.effects.files import SnapshotRef
 from agentgit.effects.invocation import (
     DONE,
@@ -58,9 +58,6 @@ HAPPENED = STANDING - {FAILED} | {REVERSED}
 
 UNSURE = frozenset({INTENDED, UNKNOWN, REVERSING, REVERSE_UNKNOWN})
 """The statuses of calls for which it is unknown whether they happened or were reversed."""
-
-REPEATABLE = frozenset({*NEUTRAL, WORKSPACE, IDEMPOTENT, MEMORY})
-"""The effects whose calls may always run again, even if the outcome of the first run is unknown."""
 
 
 class PathCalls:

@@ -1,5 +1,7 @@
 """Declared effects of tools and their precedence, without a database."""
 
+import functools
+import textwrap
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.tools import StructuredTool, tool
+from langgraph.prebuilt.tool_node import msg_content_output
 from notebook_shells import Notebook
 
 from agentgit import ToolInvocation, compensable, reversible
@@ -19,9 +22,10 @@ from agentgit.effects.effects import (
     import_function,
     takes_invocation,
 )
-from agentgit.effects.function_names import name_of
-from agentgit.effects.invocation import identity
+from agentgit.effects.function_names import FunctionName, is_different, name_of, possible_change, printable_name
+from agentgit.effects.invocation import identity, join_errors
 from agentgit.effects.registry import Registry
+from agentgit.effects.results import SERIALIZED_KEY, comparable, content_of
 from agentgit.errors import InvalidInput, NotFound
 
 
@@ -68,6 +72,32 @@ def test_source_is_hashed_only_for_functions_of_main(monkeypatch):
     exec("def bare(args, result): ...", vars(notebook.main))  # noqa: S102  # as in a shell that keeps no source
     assert str(name_of(notebook.main.bare)) == "__main__:bare"
     assert name_of(undo).source is None
+
+
+def test_a_function_is_named_by_what_it_calls():
+    """A method by its class, a partial by its function, a callable object by its type."""
+    functions = (textwrap.dedent, functools.partial(textwrap.dedent), [].append, functools.partial(Effect, "state"))
+    names = ["textwrap:dedent", "textwrap:dedent", "builtins:list.append", "agentgit.effects.effects:Effect"]
+    assert [str(name_of(function)) for function in functions] == names
+
+
+def test_a_function_of_another_script_is_another_one():
+    """One whose source has changed in its script is the same; a plan mentions the change."""
+    recorded = FunctionName.read("__main__:undo@9f86d081884c in shop.py")
+    assert recorded == FunctionName("__main__:undo", "9f86d081884c", "shop.py")
+    assert FunctionName.read(str(recorded)) == recorded
+    mended, foreign = recorded._replace(source="2"), recorded._replace(source="2", file="bank.py")
+    assert (is_different(recorded, mended), is_different(recorded, foreign)) == (False, True)
+    assert possible_change(recorded, recorded) is None
+    assert possible_change(recorded, mended) == "the source of __main__:undo has changed since the call"
+    assert "cannot tell" in str(possible_change(FunctionName("__main__:undo"), mended))
+
+
+def test_a_recorded_name_is_safe_to_print():
+    """A row may have any text."""
+    assert printable_name("shop:cancel") == "shop:cancel"
+    assert printable_name("shop:" + chr(0)) == "'shop:\\x00'"
+    assert len(printable_name("x" * 10_000)) < 300
 
 
 def test_an_undo_function_may_take_the_invocation():
@@ -156,6 +186,28 @@ def test_equivalent_arguments_have_the_same_identity():
     assert one != identity("pay", {"to": {"name": "Ann", "at": 1}, "euros": 5.5}, ("to", "euros"))
     assert one != identity("send", {"to": {"name": "Ann", "at": 1}, "euros": 5}, ("to", "euros"))
     assert identity("pay", {"to": "Ann"}, ()) == identity("pay", {"to": "Bob"}, ())
+
+
+# -- results and errors
+
+
+def test_results_are_compared_without_call_ids():
+    message = {"type": "tool", "content": "done", "tool_call_id": "call-7", SERIALIZED_KEY: "x7kF"}
+    assert comparable(message) == {"type": "tool", "content": "done"}
+    assert comparable({"tool_call_id": "call-7"}) == {"tool_call_id": "call-7"}  # a tool's own value
+
+
+def test_a_value_becomes_the_content_of_a_message_as_in_langgraph():
+    blocks = [{"type": "text", "text": "hi"}]
+    for value in ("done", {"order": 7}, blocks, [{"type": "other"}]):
+        assert content_of(value) == msg_content_output(value)
+
+
+def test_an_error_and_that_of_its_verify_are_kept_apart():
+    call = invoked(error_message=join_errors("TimeoutError: late", "KeyError: 'id'"))
+    assert (call.own_error, call.verify_raised) == ("TimeoutError: late", "its verify raised KeyError: 'id'")
+    assert (join_errors("TimeoutError: late", None), join_errors(None, None)) == ("TimeoutError: late", None)
+    assert str(invoked(args={"to": "Ann"})) == "pay(to='Ann')"
 
 
 # -- MCP

@@ -29,28 +29,16 @@ from agentgit.agents.turn.requests import Batch, Requests
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.agents.turn.scopes import Frame, Scopes, TaskPlace, enclosing_name, scope_name
 from agentgit.effects.declarations import Declaration, record_fields
-from agentgit.effects.effects import (
-    IDEMPOTENT,
-    MEMORY,
-    NEUTRAL,
-    READ_ONLY,
-    UNDECLARED,
-    UNSHARED,
-    WORKSPACE,
-    Effect,
-)
+from agentgit.effects.effects import LASTING, NEUTRAL, READ_ONLY, UNSHARED, WORKSPACE, Effect
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, REPLAY, SIMULATED, UNKNOWN, idempotency_key_set
 from agentgit.effects.memory import MEMORY_TOOLS
-from agentgit.effects.results import LASTING, NothingDone
+from agentgit.effects.results import NothingDone
 from agentgit.errors import AgentGitError
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.unit_of_work import RecordedCall
 from agentgit.tracing import NO_SPAN, TracedSpan, tool_span
 from agentgit.values import describe_error
-
-HARMLESS = frozenset({*NEUTRAL, WORKSPACE, IDEMPOTENT, MEMORY, UNDECLARED})
-"""The effects of calls that may run again when the record has no answer: no harm, can be taken back, or undeclared."""
 
 _current: ContextVar[tuple[Calls, Call | None] | None] = ContextVar("agentgit_call", default=None)
 """The turn that this context belongs to, and the call whose tool runs in it."""
@@ -232,7 +220,7 @@ class Call:
     @property
     def is_harmless(self) -> bool:
         """True if the call may run again when the record has no answer."""
-        return self.intent.effect in HARMLESS and not self.is_once
+        return self.intent.effect not in LASTING and not self.is_once
 
     @property
     def scope(self) -> str:
