@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.agents.turn.unowned_calls import REFUSE, REPORT
 from agentgit.effects import Effect
-from agentgit.effects.declarations import as_effects
+from agentgit.effects.declarations import Declaration, as_effects
 from agentgit.effects.memory import MEMORY_TOOLS, Memory, require_declarable
 from agentgit.effects.plan import EXECUTE, RECORD
 from agentgit.effects.served_sessions import Declarations
@@ -115,9 +115,10 @@ class PreparedGraph:
         tools = GraphTools(graph, user_effects, context.effects, holds, check=check_effects)
         add_types(*reachable_hints(graph))
         self.context, self.graph = context, graph
-        self.memory = as_memory(graph.store)
+        self.user_id, self.name = context.user.id, str(graph.name)
+        self.memory: Memory | None = as_memory(graph.store)
         """The store of the graph; None if it has none."""
-        self.declarations = tools.declarations
+        self.declarations: Sequence[Declaration] = tools.declarations
         self._declared: Declarations | None = None
         """What a session had after these tools were last declared for it; most sessions share it."""
         self.settings = TurnSettings(
@@ -130,16 +131,6 @@ class PreparedGraph:
             workspace=adapter,
         )
         intercept()
-
-    @property
-    def user_id(self) -> int:
-        """The id of the user whose sessions it serves."""
-        return self.context.user.id
-
-    @property
-    def name(self) -> str:
-        """The name of the graph."""
-        return str(self.graph.name)
 
     def declare(self, session_id: int) -> None:
         """Declare the tools of the graph, with their undo functions, and its store for a session."""

@@ -62,8 +62,6 @@ class Stays(str):
 ReasonFunction = Callable[[ToolInvocation], str | None]
 """A function that returns why an action on an invocation is impossible; None if it is possible."""
 
-Predicate = Callable[[ToolInvocation], bool]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PlanStep:
@@ -289,6 +287,20 @@ def _force_step(step: PlanStep) -> PlanStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What this process knows about calls."""
+
+    undo_obstacle: ReasonFunction
+    redo_obstacle: ReasonFunction = lambda call: None
+    kept_files: ReasonFunction = lambda call: None
+    """Returns why the files that a call changed stay as they are; None if they are restored."""
+    remark: ReasonFunction = lambda call: None
+    """Returns what a plan should mention about the functions of a call; None for nothing."""
+    undoes_unknown: Callable[[ToolInvocation], bool] = lambda call: False
+    """Returns whether the undo may run although it is unknown whether the call, or its undo, happened."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PastCall:
     """A call on the path to a checkpoint, as input for `replay="execute"`."""
 
@@ -304,16 +316,12 @@ def make_plan(
     target: str,
     position: int,
     later: Iterable[ToolInvocation],
-    undo_obstacle: ReasonFunction,
+    knowledge: Knowledge,
     gone: Iterable[ToolInvocation] = (),
     accepted_ids: Collection[int] = (),
     tools: str = "reverse",
     replay: str = RECORD,
     track: Sequence[PastCall] = (),
-    redo_obstacle: ReasonFunction = lambda call: None,
-    remark: ReasonFunction = lambda call: None,
-    kept_files: ReasonFunction = lambda call: None,
-    undoes_unknown: Predicate = lambda call: False,
     kind: str = ROLLBACK,
 ) -> RollbackPlan:
     """Plan an action for every effect that is in the world and is not on the path to the checkpoint.
@@ -322,20 +330,20 @@ def make_plan(
     """
 
     def plan_call(call: ToolInvocation) -> PlanStep | None:
-        return _plan_call(call, undo_obstacle, kept_files, undoes_unknown, tools)
+        return _plan_call(call, knowledge, tools)
 
     reversals, reruns = _plan_path(track, plan_call)
     steps = [
         PlanStep(action=KEEP, invocation=call, why="an earlier rollback kept it")
         if call.first_id in accepted_ids and not call.is_imported and call.id not in reversals
-        else _add_remark(step, remark)
+        else _add_remark(step, knowledge.remark)
         for call in later
         if (step := reversals[call.id] if call.id in reversals else plan_call(call)) is not None
     ]
     if replay == EXECUTE:
         steps += reruns
     elif replay == REDO:
-        steps += _plan_redos(gone, redo_obstacle, steps)
+        steps += _plan_redos(gone, knowledge.redo_obstacle, steps)
     else:
         steps += [PlanStep(action=GONE, invocation=call, why=_uncertainty(call) or NOT_RERUN_REASON) for call in gone]
     return RollbackPlan(checkpoint_id=checkpoint_id, target=target, position=position, kind=kind, steps=steps)
@@ -418,13 +426,7 @@ def _uncertainty(call: ToolInvocation) -> str | None:
     return None
 
 
-def _plan_call(
-    call: ToolInvocation,
-    undo_obstacle: ReasonFunction,
-    kept_files: ReasonFunction,
-    undoes_unknown: Predicate,
-    tools: str,
-) -> PlanStep | None:
+def _plan_call(call: ToolInvocation, knowledge: Knowledge, tools: str) -> PlanStep | None:
     if call.effect in effects.NEUTRAL:
         return None
     if call.status == invocation.PAUSED:
@@ -432,12 +434,12 @@ def _plan_call(
     if call.status not in invocation.STANDING:
         return None
     if call.effect == effects.WORKSPACE and call.status != invocation.INTENDED:
-        why_kept = kept_files(call)
+        why_kept = knowledge.kept_files(call)
         if why_kept is None:
             return None
         if call.status != invocation.FAILED and not call.is_imported:
             return PlanStep(action=KEEP, invocation=call, why=why_kept)
-    action, reason = _decide(call, undo_obstacle, undoes_unknown)
+    action, reason = _decide(call, knowledge)
     if call.runs > 1:
         reason += f"; its tool started {call.runs} times to ask a person, so what it does before asking ran each time"
     if tools == "keep" and action != KEEP:
@@ -466,7 +468,7 @@ def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
     return BLOCK, f"{reason}; {how_to_resolve(call.id)}"
 
 
-def _decide(call: ToolInvocation, undo_obstacle: ReasonFunction, undoes_unknown: Predicate) -> tuple[str, str]:
+def _decide(call: ToolInvocation, knowledge: Knowledge) -> tuple[str, str]:
     if call.is_imported:
         return KEEP, IMPORTED_REASON
     if call.kind == invocation.UNOWNED:
@@ -478,17 +480,17 @@ def _decide(call: ToolInvocation, undo_obstacle: ReasonFunction, undoes_unknown:
         return KEEP, f"it failed ({call.error_message}), so there is no result to reverse"
     if call.status == invocation.INTENDED:
         return BLOCK, "it is running now; wait until it ends"
-    if call.status == invocation.UNKNOWN and not undoes_unknown(call):
+    if call.status == invocation.UNKNOWN and not knowledge.undoes_unknown(call):
         return _decide_unknown(call)
     if call.status == invocation.REVERSING:
         return BLOCK, "a rollback is reversing it, or died doing so; see session.operations()"
-    if call.status == invocation.REVERSE_UNKNOWN and not undoes_unknown(call):
+    if call.status == invocation.REVERSE_UNKNOWN and not knowledge.undoes_unknown(call):
         return BLOCK, f"it is unknown whether an earlier rollback reversed it; {how_to_resolve(call.id)}"
     if call.effect == effects.IRREVERSIBLE:
         return BLOCK, "it cannot be undone"
     if call.effect == effects.IDEMPOTENT:
         return KEEP, "it has no undo function; calling it again is harmless"
-    if (obstacle := undo_obstacle(call)) is not None:
+    if (obstacle := knowledge.undo_obstacle(call)) is not None:
         return KEEP if isinstance(obstacle, Stays) else BLOCK, obstacle
     if is_memory_write(call):
         reason = MemoryWrite.of(call).undo_reason

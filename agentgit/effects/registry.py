@@ -60,21 +60,11 @@ REMEMBERED_CALLS = 1_000
 class ServedGraph(Protocol):
     """A graph that serves any session of a repository."""
 
-    @property
-    def declarations(self) -> Sequence[Declaration]:
-        """What is declared about its tools."""
-
-    @property
-    def user_id(self) -> int:
-        """The id of the user whose sessions it serves."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def memory(self) -> Memory | None:
-        """Its store; None if it has none."""
+    declarations: Sequence[Declaration]
+    user_id: int
+    """The id of the user whose sessions it serves."""
+    name: str
+    memory: Memory | None
 
     def declare_tools(self, session_id: int, memory: Memory | None) -> None:
         """Declare its tools, and a store, for a session."""

@@ -37,8 +37,10 @@ from agentgit.effects.plan import (
     REVERSE,
     ROLLBACK,
     SWITCH,
+    Knowledge,
     PastCall,
     PlanStep,
+    ReasonFunction,
     make_plan,
 )
 from agentgit.effects.registry import Registry
@@ -255,17 +257,13 @@ class Planner:
             later=[*self._load_paused_calls(connection, target, branch), *later],
             gone=self._load_gone_calls(connection, session_id, path),
             accepted_ids=accepted_ids,
-            undo_obstacle=lambda call: (refusals or {}).get(call.id) or self.registry.undo_obstacle(session_id, call),
-            kept_files=lambda call: kept_files if call.first_id in present_ids else None,
             tools=tools,
             replay=replay,
             track=self.path_calls.load_past_calls(connection, target, path, later) if replay == EXECUTE else (),
-            redo_obstacle=lambda call: (
-                (refusals or {}).get(call.id) or self.path_calls.rerun_obstacle(connection, session_id, call)
-            ),
-            remark=lambda call: self._remark(session_id, call),
-            undoes_unknown=lambda call: self.registry.undoes_unknown(session_id, call),
             kind=kind,
+            knowledge=self._knowledge(
+                connection, session_id, refusals, lambda call: kept_files if call.first_id in present_ids else None
+            ),
         )
 
     def plan_switch(self, connection: Connection, branch: StoredRow, refusals: Refusals | None = None) -> RollbackPlan:
@@ -281,15 +279,22 @@ class Planner:
             later=self._load_effects(connection, session_id, path),
             gone=self._load_gone_calls(connection, session_id, path),
             accepted_ids=self.accepted_ids(connection, branch.id),
-            undo_obstacle=lambda call: (refusals or {}).get(call.id) or self.registry.undo_obstacle(session_id, call),
-            kept_files=lambda call: kept_files,
             replay=REDO,
-            redo_obstacle=lambda call: (
-                (refusals or {}).get(call.id) or self.path_calls.rerun_obstacle(connection, session_id, call)
-            ),
-            remark=lambda call: self._remark(session_id, call),
-            undoes_unknown=lambda call: self.registry.undoes_unknown(session_id, call),
             kind=SWITCH,
+            knowledge=self._knowledge(connection, session_id, refusals, lambda call: kept_files),
+        )
+
+    def _knowledge(
+        self, connection: Connection, session_id: int, refusals: Refusals | None, kept_files: ReasonFunction
+    ) -> Knowledge:
+        """Return what this process knows about the calls of a session."""
+        refused, registry, rerun_obstacle = refusals or {}, self.registry, self.path_calls.rerun_obstacle
+        return Knowledge(
+            undo_obstacle=lambda call: refused.get(call.id) or registry.undo_obstacle(session_id, call),
+            redo_obstacle=lambda call: refused.get(call.id) or rerun_obstacle(connection, session_id, call),
+            kept_files=kept_files,
+            remark=lambda call: self._remark(session_id, call),
+            undoes_unknown=lambda call: registry.undoes_unknown(session_id, call),
         )
 
     def divergence(self, connection: Connection, branch: StoredRow) -> RollbackPlan | None:

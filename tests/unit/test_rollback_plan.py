@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from agentgit import ToolInvocation
-from agentgit.effects.plan import make_plan
+from agentgit.effects.plan import Knowledge, make_plan
 
 
 def call(id: int, effect: str, status: str = "done", **more) -> ToolInvocation:
@@ -15,22 +15,23 @@ def call(id: int, effect: str, status: str = "done", **more) -> ToolInvocation:
 
 def decide(*later: ToolInvocation, tools: str = "reverse", missing: str | None = None):
     return make_plan(
-        checkpoint_id=1, target="main#1", position=0, later=later, undo_obstacle=lambda _: missing, tools=tools
-    )
+        checkpoint_id=1, target="main#1", position=0, later=later, tools=tools,
+        knowledge=Knowledge(undo_obstacle=lambda _: missing),
+    )  # fmt: skip
 
 
 def test_a_workspace_call_is_a_step_only_if_its_files_stay():
     """A call that changes only files is kept with its files, for that reason, and not listed if they go."""
     calls = [call(1, "workspace", "done"), call(2, "workspace", "unknown"), call(3, "workspace", "failed")]
     assert decide(*calls).steps == []
-    options = {"checkpoint_id": 1, "target": "main#1", "position": 0, "undo_obstacle": lambda _: None}
-    plan = make_plan(later=calls, kept_files=lambda _: "they stay", **options)
+    they_stay = Knowledge(undo_obstacle=lambda _: None, kept_files=lambda _: "they stay")
+    plan = make_plan(checkpoint_id=1, target="main#1", position=0, later=calls, knowledge=they_stay)
     assert [(step.action, step.why) for step in plan.steps] == [
         ("keep", "they stay"),
         ("keep", "they stay"),
         ("keep", "it failed (None), so there is no result to reverse"),
     ]
-    (running,) = make_plan(later=[call(1, "workspace", "intended")], **options).steps
+    (running,) = decide(call(1, "workspace", "intended")).steps
     assert running.action == "block"
 
 
