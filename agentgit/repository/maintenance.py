@@ -279,7 +279,7 @@ class Resolution:
             recover_abandoned(self.context.store, connection, branch.external_session_id)
             call = self._load_visible_call(connection, invocation_id)
             if call.id in self.context.registry.running_calls:
-                raise Conflict(f"{call} still runs in a thread of this process. Wait until it ends: that is recorded.")
+                raise Conflict(f"{call} still runs in this process. Wait until it ends: that is recorded.")
             decisions = DECISIONS.get(call.status)
             if decisions is None:
                 raise InvalidInput(

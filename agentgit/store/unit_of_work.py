@@ -315,6 +315,7 @@ class UnitOfWork:
             self._store.journal.add(connection, new_calls, self._next_arrival)
             self._next_arrival = None
         self._write_outcomes(connection, calls)
+        self._new_intended |= {intent.id for intent, _ in new_calls}  # what it began may still make calls
         return newest
 
     def _leave_out_stored(self, connection: Connection, calls: Sequence[RecordedCall]) -> Sequence[RecordedCall]:

@@ -11,10 +11,12 @@ import pytest
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
-from scripted import agent_graph, call, calls, say, scripted, tool_node_graph
+from langgraph.types import RetryPolicy
+from scripted import agent_graph, call, calls, node_graph, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import compensable, reversible
+from agentgit.agents.turn.call_interceptor import CallInterceptor
 
 
 class Orders:
@@ -184,6 +186,78 @@ def test_a_hundred_parallel_calls_inside_a_tool_are_recorded_and_reversed(repo, 
     agent.rollback(start)
     assert orders.standing == []
     assert len(orders.made) == 100
+
+
+@pytest.mark.parametrize("seconds", [(0.3, 0.0), (0.0, 0.3)], ids=["ends before", "ends after"])
+def test_a_call_belongs_to_the_tool_that_began_it_also_when_that_has_ended(repo, orders, seconds):
+    """A node runs again, and the tool ends before or after the call that it has begun in the background."""
+    pay, left, begun = orders.tool(), [*seconds], []
+
+    @tool
+    async def begin(to: str) -> str:
+        """Begin to pay somebody."""
+        wait = left.pop(0)
+
+        async def later() -> None:
+            await asyncio.sleep(wait)
+            await pay.ainvoke({"to": to})
+
+        begun[:] = [asyncio.create_task(later())]
+        await asyncio.sleep(0.0 if wait else 0.2)
+        return "begun"
+
+    async def act(state: MessagesState) -> dict[str, Any]:
+        await begin.ainvoke({"to": "Ann"})
+        await begun[0]
+        if left:
+            raise ValueError("broken off")
+        return {"messages": []}
+
+    retry = RetryPolicy(max_attempts=2, retry_on=ValueError, initial_interval=0.01)
+    effects = {"pay": "irreversible", "begin": "read_only"}
+    agent = repo.wrap(node_graph(act, retry_policy=retry), "s", effects=effects, check_effects=False)
+    asyncio.run(agent.ainvoke(say()))
+    assert orders.made == ["Ann"]
+    first, inner, *_ = agent.tool_track()
+    assert inner.parent_id == first.id
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_call_that_is_cancelled_before_its_tool_runs_is_made_by_the_next_attempt(repo, orders, when, monkeypatch):
+    """The database is slow when the call begins, and its caller gives up before the tool runs."""
+    slow = [True]
+    authorize = CallInterceptor.authorize
+
+    def slowly(self: CallInterceptor, call: Any) -> None:
+        if when == "after":
+            authorize(self, call)
+        if slow:
+            slow.clear()
+            time.sleep(0.4)
+        if when == "before":
+            authorize(self, call)
+
+    monkeypatch.setattr(CallInterceptor, "authorize", slowly)
+
+    @tool
+    async def pay(to: str) -> str:
+        """Pay somebody."""
+        orders.made.append(to)
+        return "paid"
+
+    async def act(state: MessagesState) -> dict[str, Any]:
+        try:
+            await asyncio.wait_for(pay.ainvoke({"to": "Ann"}), 0.2 if slow else 5.0)
+        except TimeoutError:
+            await asyncio.sleep(0.5)
+            raise
+        return {"messages": []}
+
+    retry = RetryPolicy(max_attempts=2, retry_on=TimeoutError, initial_interval=0.01)
+    agent = repo.wrap(node_graph(act, retry_policy=retry), "s", effects={"pay": "irreversible"}, check_effects=False)
+    asyncio.run(agent.ainvoke(say()))
+    assert orders.made == ["Ann"]
+    assert [one.status for one in agent.tool_track()] == ["failed", "done"]
 
 
 # -- subagents that run at the same time

@@ -17,7 +17,7 @@ import points
 import pytest
 from langchain_core.tools import BaseTool, tool
 from langgraph.types import interrupt
-from scripted import call, obedient, obeying, say, scripted, tool_node_graph
+from scripted import call, node_graph, obedient, obeying, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import (
@@ -366,7 +366,7 @@ def test_a_call_that_still_runs_is_neither_settled_nor_verified_nor_undone(repo,
     assert "it is running now; wait until it ends" in text(agent.plan_rollback("before"))
     with pytest.raises(RollbackBlocked, match="running now"):
         agent.rollback("before")
-    with pytest.raises(Conflict, match="still runs in a thread of this process"):
+    with pytest.raises(Conflict, match="still runs in this process"):
         repo.resolve(agent.tool_track()[0], "did_not_happen")
     with pytest.raises(Fenced, match="running now"):
         agent.invoke(None)
@@ -393,6 +393,59 @@ def test_a_call_whose_record_was_broken_off_does_not_run_any_more(repo, world):
         assert charged.status == "unknown"
         repo.resolve(charged, "happened")
         assert agent.tool_track()[0].status == "done"
+
+
+@pytest.mark.parametrize("way", ["a task that outlives the turn", "a thread of arun"])
+def test_a_call_that_a_node_starts_in_the_background_still_runs(repo, way):
+    ledger: list[str] = []
+    running = []
+
+    async def later(to: str) -> str:
+        """Pay somebody, after a while."""
+        await asyncio.sleep(0.4)
+        ledger.append(to)
+        return "paid"
+
+    def slowly(to: str) -> str:
+        """Pay somebody, after a while."""
+        time.sleep(0.4)
+        ledger.append(to)
+        return "paid"
+
+    pay = tool("pay")(slowly if way == "a thread of arun" else later)
+
+    async def act(state: Any) -> dict[str, Any]:
+        running.append(asyncio.ensure_future(pay.arun({"to": "Ann"})))
+        await asyncio.sleep(0.1)
+        if way == "a thread of arun":
+            running[0].cancel()
+        return {"messages": []}
+
+    agent = repo.wrap(node_graph(act), "s", effects={"pay": "irreversible"}, check_effects=False)
+
+    async def story() -> None:
+        await agent.ainvoke(say())
+        with pytest.raises(Conflict, match="still runs in this process"):
+            repo.resolve(agent.tool_track()[0], "did_not_happen")
+        assert ledger == []
+        await asyncio.sleep(0.8)
+
+    asyncio.run(story())
+    assert ledger == ["Ann"]
+    assert agent.tool_track()[0].status == "done"
+
+
+def test_a_sync_tool_that_was_cancelled_inside_can_be_resolved(repo):
+    @tool
+    def pay(to: str) -> str:
+        """Pay somebody."""
+        raise asyncio.CancelledError
+
+    graph = node_graph(lambda state: {"messages": [("ai", pay.invoke({"to": "Ann"}))]})
+    agent = repo.wrap(graph, "s", effects={"pay": "irreversible"}, check_effects=False)
+    with pytest.raises(BaseException):  # noqa: B017, PT011  # LangGraph decides what becomes of it
+        agent.invoke(say())
+    assert repo.resolve(agent.tool_track()[0], "did_not_happen").status == "failed"
 
 
 @pytest.mark.parametrize("looks", [False, True])

@@ -170,6 +170,7 @@ class Call:
     is_simulated: bool = False
     used_numbers: dict[str, Any] | None = None
     """The numbers of its task that the call has used; see `Interrupts.use_numbers`."""
+    is_in_thread: bool = False
     has_begun: bool = False
     """True once the tool's function was entered."""
     error: BaseException | None = None
@@ -312,11 +313,11 @@ class Call:
             self.site.calls.interrupts.use_numbers(self.used_numbers)
         return self.answer
 
-    def note_thread(self) -> None:
-        """Note that the call runs in a thread, which goes on if the turn is cancelled, until it has ended."""
-        calls = self.site.calls
+    def note_running(self, *, in_thread: bool = False) -> None:
+        """Note that the call runs until it has ended; in a thread it goes on if the turn is cancelled."""
+        self.is_in_thread = in_thread
         if self.is_recorded and self.intent.effect not in NEUTRAL:
-            calls.turn.context.registry.running_calls[self.intent.id] = calls.turn.branch.id
+            self.site.calls.turn.context.registry.running_calls[self.intent.id] = self.site.calls.branch.id
 
     @property
     def may_have_acted(self) -> bool:
@@ -335,14 +336,18 @@ class Call:
     def end(self, output: Any) -> None:
         """Record that the call has ended with an output, which may be the message that LangChain made of an error."""
         if isinstance(self.error, Exception) or (isinstance(output, ToolMessage) and output.status == "error"):
-            text = str(output.content if isinstance(output, ToolMessage) else output)
-            self._end_failed(self.error if isinstance(self.error, Exception) else ToolException(text), text)
+            self.end_handled(output)
             return
         value = self.value if self.has_returned else value_of(output)
         try:
             self._end(CallOutcome(status=DONE, result=as_recorded(value), ended_at=datetime.now(UTC)))
         finally:  # another run of the call may be waiting for it
             self.settle(self.answer.wait() if self.answer else value)
+
+    def end_handled(self, output: Any) -> None:
+        """Record that the call has failed with an output that LangChain or the tool made of an error."""
+        text = str(output.content if isinstance(output, ToolMessage) else output)
+        self._end_failed(self.error if isinstance(self.error, Exception) else ToolException(text), text)
 
     def end_raised(self, error: BaseException) -> None:
         """Record that the call raised."""
@@ -355,8 +360,9 @@ class Call:
                 self._end_failed(error, describe_error(error))
             elif isinstance(error, GraphBubbleUp):
                 self._end(CallOutcome(status=PAUSED), error)
-            elif isinstance(error, asyncio.CancelledError):  # the end of the turn writes it to the journal
-                self.span.end(error)
+            elif isinstance(error, asyncio.CancelledError) and not self.is_in_thread:
+                self.span.end(error)  # the end of the turn writes it to the journal
+                self.site.calls.turn.context.registry.running_calls.pop(self.intent.id, None)
             else:  # such as Ctrl-C: aborted at an unknown point
                 self._end(CallOutcome(status=UNKNOWN, error=type(error).__name__), error)
         finally:
@@ -565,7 +571,6 @@ class Calls:
         if answers is not None:
             outcome = replace(outcome, answers=answers)
             call.used_numbers = answers if answers["direct"] else None
-        self.scopes.end_tool(call.site.run_id)
         self._tools_by_run.pop(call.site.run_id, None)
         call.span.set(agentgit_call_status=outcome.status, agentgit_call_answered=call.answer is not None)
         call.span.end()

@@ -338,7 +338,7 @@ class Interrupts:
 
     def end(self, call: NumberedCall, error: BaseException | None = None) -> dict[str, Any] | None:
         """Return the record of the answers and numbers that a call has used; None if there are none."""
-        used = self._shares.pop(call, None)
+        used = self._shares.get(call)
         if used is None:
             return None
         share = used.share

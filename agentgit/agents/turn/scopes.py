@@ -91,12 +91,8 @@ class Scopes:
     def begin_tool(
         self, run_id: UUID, enclosing: Frame | None, scope: str, graph_numbers: Callable[[], list[int]]
     ) -> None:
-        """Record the start of a tool's run."""
+        """Record the start of a tool's run; what it began may still make calls when it has ended."""
         self._frames[run_id] = Frame(scope, run_id, enclosing.task if enclosing else "", graph_numbers=graph_numbers)
-
-    def end_tool(self, run_id: UUID) -> None:
-        """Forget the run of a tool that has ended; its parent stays known for what still runs inside it."""
-        self._frames.pop(run_id, None)
 
     def frame(self, run_id: UUID | None) -> Frame | None:
         """Return the innermost task or tool that contains a run."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
-from langchain_core.tools import BaseTool
+from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langchain_core.utils.uuid import uuid7
 
 from agentgit.agents.rerun_guard import require_outside_reruns
@@ -27,6 +27,7 @@ from agentgit.agents.turn.calls import Call, CallSite, current_calls
 from agentgit.agents.turn.interrupts import with_own_view
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.agents.turn.unowned_calls import note_unowned_call
+from agentgit.effects.results import NothingDone
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 
 _POSITIONAL = ("verbose", "start_color", "color", "callbacks")
@@ -74,7 +75,7 @@ def _wrap_arun(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
         hooked = _hook(self, tool_input, args, options)
         if hooked is None:
             return await original(self, tool_input, *args, **options)
-        if (type(self).run, type(self)._arun) == (BaseTool.run, BaseTool._arun):
+        if _runs_in_thread(self):
             # In a thread of ours, so that the end of the tool is recorded if the call is cancelled.
             return await run_in_executor(None, _run_hooked, inspect.unwrap(BaseTool.run), hooked, tool_input)
         try:
@@ -89,6 +90,15 @@ def _wrap_arun(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
         return output
 
     return arun
+
+
+def _runs_in_thread(tool: BaseTool) -> bool:
+    """Return whether LangChain's own `arun` would run a tool without a coroutine in a thread."""
+    kind = type(tool)
+    is_sync = kind._arun is BaseTool._arun or (
+        kind._arun in (StructuredTool._arun, Tool._arun) and getattr(tool, "coroutine", None) is None
+    )
+    return kind.run is BaseTool.run and is_sync
 
 
 class _Hooked(NamedTuple):
@@ -146,6 +156,8 @@ class _ToolRun:
         self._arguments = given_arguments(tool_input)
         self._call: Call | None = None
         self._is_refused = False
+        self._is_cancelled = False
+        self._lock = threading.Lock()
 
     def copy(self) -> BaseTool:
         """Copy the tool; the copy returns an answer from the record, or else runs the tool and keeps its result."""
@@ -167,9 +179,12 @@ class _ToolRun:
 
     def _open(self) -> Call:
         self._is_refused = True  # unless it returns
-        self._call = self._site.open(self._arguments)
-        self._is_refused = False
-        return self._call
+        call = self._site.open(self._arguments)
+        with self._lock:
+            self._call, self._is_refused = call, False
+        if self._is_cancelled:
+            call.end_raised(NothingDone("cancelled before its tool ran"))
+        return call
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         self._is_refused = True
@@ -177,7 +192,7 @@ class _ToolRun:
         call = self._open()
         if (answer := call.take_answer()) is not None:
             return _as_returned(self._tool, answer.wait())
-        call.note_thread()
+        call.note_running(in_thread=True)
         with call.running():
             value = self._tool._run(*args, **with_own_view(kwargs))
         call.returned(value)
@@ -189,6 +204,7 @@ class _ToolRun:
         call = await asyncio.to_thread(self._open)
         if (answer := call.take_answer()) is not None:
             return _as_returned(self._tool, await answer.await_result())
+        call.note_running()
         with call.running():
             value = await self._tool._arun(*args, **with_own_view(kwargs))
         call.returned(value)
@@ -196,11 +212,17 @@ class _ToolRun:
 
     def end(self, output: Any) -> None:
         """Record the end of the run."""
-        (self._call or self._open()).end(output)  # else its arguments were not valid, and the message says so
+        if self._call is not None:
+            self._call.end(output)
+        else:  # its arguments were not valid, and the output says so
+            self._open().end_handled(output)
 
     def end_raised(self, error: BaseException) -> None:
         """Record that the run raised."""
-        if self._is_refused:
+        with self._lock:
+            is_refused = self._is_refused
+            self._is_cancelled = is_refused and isinstance(error, asyncio.CancelledError)
+        if is_refused:
             self._site.calls.forget(self._site.run_id)
         else:
             (self._call or self._open()).end_raised(error)
