@@ -217,7 +217,7 @@ def portable(value: Any) -> Any:
 
 def _portable(value: Any, ancestor_ids: tuple[int, ...]) -> Any:
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
-        return str(value) if isinstance(value, str) else value
+        return str.__str__(value) if isinstance(value, str) else value  # an enum's own text is another one
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(value)
     if id(value) in ancestor_ids or len(ancestor_ids) >= MAX_DEPTH or isinstance(value, (Iterator, IOBase)):
@@ -242,6 +242,8 @@ def _from_pydantic(value: Any, ancestor_ids: tuple[int, ...]) -> Any:
     try:
         if isinstance(value, BaseModel):
             return _portable(value.model_dump(), ancestor_ids)
+        if hasattr(value, "__fields_set__"):  # a model of pydantic 1
+            return _portable(value.dict(), ancestor_ids)
         if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, Enum)):
             return _safe_repr(value)
         return to_jsonable_python(value, bytes_mode="base64")

@@ -13,6 +13,7 @@ from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException
 from langgraph.errors import ParentCommand
 
 from agentgit.agents.isolation import detached
+from agentgit.agents.turn.arguments import received_arguments
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record
 from agentgit.agents.turn.tool_hook import reporting_copy
 from agentgit.effects.declarations import ToolRunner
@@ -128,7 +129,7 @@ def _call(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any:
     started: list[bool] = []
     try:
         with detached(), _forbid_questions(), _not_done_unless_started(started):
-            _raising_copy(tool, returned, started).invoke(_as_tool_call(tool, args), _thread_config(thread_id))
+            _raising_copy(tool, args, returned, started).invoke(_as_tool_call(tool, args), _thread_config(thread_id))
     except ParentCommand as error:
         return handover_record(error)
     return as_recorded(returned[-1])
@@ -139,7 +140,9 @@ async def _acall(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any
     started: list[bool] = []
     try:
         with detached(), _forbid_questions(), _not_done_unless_started(started):
-            await _raising_copy(tool, returned, started).ainvoke(_as_tool_call(tool, args), _thread_config(thread_id))
+            await _raising_copy(tool, args, returned, started).ainvoke(
+                _as_tool_call(tool, args), _thread_config(thread_id)
+            )
     except ParentCommand as error:
         return handover_record(error)
     return as_recorded(returned[-1])
@@ -174,9 +177,21 @@ def _thread_config(thread_id: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread_id}}
 
 
-def _raising_copy(tool: BaseTool, returned: list[Any], started: list[bool]) -> BaseTool:
-    """Return a copy of a tool that raises errors instead of converting them to messages for a model."""
+def _raising_copy(tool: BaseTool, recorded: Mapping[str, Any], returned: list[Any], started: list[bool]) -> BaseTool:
+    """Return a copy of a tool that raises errors instead of converting them to messages for a model.
+
+    It also raises if the tool would get other arguments than the recorded ones: they are validated a second time.
+    """
+
+    def receive(tool_input: Any, tool_call_id: str | None) -> tuple[Any, dict[str, Any]]:
+        args, kwargs = type(clone)._to_args_and_kwargs(clone, tool_input, tool_call_id)
+        got = received_arguments(clone, tool_input, args, kwargs)
+        if not got.equal(recorded):
+            raise InvalidInput(f"it would get {got.values}, and not the recorded {dict(recorded)}")
+        return args, kwargs
+
     clone = reporting_copy(tool, returned.append)
+    object.__setattr__(clone, "_to_args_and_kwargs", receive)
     for name in ("_run", "_arun"):
         object.__setattr__(clone, name, _record_start(getattr(clone, name), started))
     clone.handle_tool_error = clone.handle_validation_error = False
@@ -194,4 +209,7 @@ def _record_start(run: Callable[..., Any], started: list[bool]) -> Callable[...,
 
 def _as_tool_call(tool: BaseTool, args: Mapping[str, Any]) -> Any:
     """Return the call as a model writes it, with a new id, because a tool may use the id to ignore repeated calls."""
-    return {"name": tool.name, "args": dict(args), "id": f"again-{uuid4().hex}", "type": "tool_call"}
+    fields: Mapping[str, Any] = getattr(tool.args_schema, "model_fields", {})
+    aliases = {name: one.validation_alias for name, one in fields.items() if isinstance(one.validation_alias, str)}
+    given = {aliases.get(name, name): value for name, value in args.items()}
+    return {"name": tool.name, "args": given, "id": f"again-{uuid4().hex}", "type": "tool_call"}

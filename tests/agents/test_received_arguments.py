@@ -5,20 +5,24 @@ None of it depends on whether the graph shows the tool.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
+from enum import Enum
 from typing import Annotated, Any
 from uuid import uuid4
 
 import pytest
 from langchain_core.runnables import RunnableConfig
-from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, StructuredTool, tool
+from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, StructuredTool, Tool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, ToolNode
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
+from pydantic.v1 import BaseModel as OldModel
+from pydantic.v1 import Field as OldField
 from scripted import call, calls, node_graph, say
 
-from agentgit import compensable, effect, reversible
+from agentgit import AgentGitError, compensable, effect, reversible
 
 
 class Item(BaseModel):
@@ -127,6 +131,170 @@ def test_an_undo_gets_what_the_tool_got(repo, hidden):
     }
 
 
+@dataclass
+class Line:
+    """A nested argument that is no model of pydantic."""
+
+    sku: str
+    reference: str = field(default_factory=lambda: uuid4().hex)
+
+
+class Colour(str, Enum):  # noqa: UP042  # str() of it is 'Colour.RED'
+    """A choice."""
+
+    RED = "red"
+
+
+class OldLine(OldModel):
+    """A nested argument of pydantic 1."""
+
+    sku: str
+    count: int = 1
+
+
+class OldOrder(OldModel):
+    """Arguments of pydantic 1."""
+
+    line: OldLine
+    trace: str = OldField(default_factory=lambda: uuid4().hex)
+
+
+class Aliased(BaseModel):
+    """An argument with another name for the caller, and a factory."""
+
+    amount: int = Field(default_factory=lambda: 5, validation_alias="euros")
+
+
+def pay_tool(kind: str) -> BaseTool:
+    """Make a tool that pays, whose argument has a certain type."""
+
+    def pay(value: Any) -> str:
+        made.append({"value": value})
+        return "paid"
+
+    if kind == "one argument":
+        return Tool(name="pay", description="Pay.", func=pay)
+    schemas: dict[str, Any] = {"pydantic 1": OldOrder, "alias": Aliased}
+    if kind in schemas:
+        return StructuredTool(
+            name="pay", description="Pay.", func=lambda **given: pay(given), args_schema=schemas[kind]
+        )
+    types: dict[str, Any] = {
+        "set": set[int],
+        "dataclass": Line,
+        "numbered": dict[int, Item],
+        "text": str,
+        "decimal": Decimal,
+    }
+    pay.__annotations__["value"] = types[kind]
+    return StructuredTool.from_function(pay, description="Pay.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [
+        ("set", {"value": [0, 8]}, {"value": [8, 0]}),
+        ("dataclass", {"value": {"sku": "a1"}}, {"value": {"sku": "a1"}}),
+        ("numbered", {"value": {"1": {"sku": "a1"}}}, {"value": {1: {"sku": "a1"}}}),
+        ("pydantic 1", {"line": {"sku": "a1"}}, {"line": {"sku": "a1", "count": "1"}}),
+        ("one argument", {"__arg1": "Ann"}, {"to": "Ann"}),
+        ("one argument", "Ann", {"__arg1": "Ann"}),
+        ("text", "Ann", {"value": "Ann"}),
+    ],
+)
+def test_equal_arguments_of_any_type_are_one_call(repo, kind, first, second):
+    agent = repo.wrap(
+        graph_of([pay_tool(kind)], first, second, hidden=True, name="pay"),
+        "s",
+        effects={"pay": "irreversible"},
+        check_effects=False,
+    )
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    agent.rollback(start, force=True).invoke(say())
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [
+        ("alias", {"euros": 1}, {"euros": 2}),
+        ("decimal", {"value": f"{10**30}.01"}, {"value": f"{10**30}.02"}),
+    ],
+)
+def test_calls_with_other_arguments_of_any_type_are_made(repo, kind, first, second):
+    agent = repo.wrap(
+        graph_of([pay_tool(kind)], first, second, hidden=True, name="pay"),
+        "s",
+        effects={"pay": "irreversible"},
+        check_effects=False,
+    )
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    agent.rollback(start, force=True).invoke(say())
+    assert len(made) == 2
+
+
+def test_arguments_are_plain_values_in_the_record(repo):
+    @tool("pay")
+    def paint(colour: Colour, lines: dict[int, Line]) -> str:
+        """Paint it."""
+        return "painted"
+
+    given = {"colour": "red", "lines": {"1": {"sku": "a1", "reference": "x"}}}
+    agent = repo.wrap(graph_of([paint], given, hidden=True, name="pay"), "s", check_effects=False)
+    agent.invoke(say())
+    assert agent.tool_track()[0].args == {"colour": "red", "lines": {"1": {"sku": "a1", "reference": "x"}}}
+
+
+def test_a_tool_called_with_text_has_its_defaults_in_the_record(repo):
+    agent = repo.wrap(graph_of([Plain()], "a", hidden=True, name="plain"), "s", check_effects=False)
+    agent.invoke(say())
+    assert agent.tool_track()[0].args == {"to": "a", "times": 2}
+
+
+class Doubling(BaseModel):
+    """Arguments that become others when they are validated again."""
+
+    item: str
+    is_quick: bool = Field(default=False, alias="isQuick")
+    count: int = 1
+
+    @field_validator("count")
+    @classmethod
+    def double(cls, count: int) -> int:
+        """Count pairs."""
+        return 2 * count
+
+
+def redone(repo: Any, **given: Any) -> Any:
+    """Make a call, reverse it, and go back to the branch that has made it."""
+
+    def order(item: str, is_quick: bool, count: int) -> str:
+        made.append({"item": item, "is_quick": is_quick, "count": count})
+        return "ordered"
+
+    used = StructuredTool.from_function(order, name="order", description="Order.", args_schema=Doubling)
+    agent = repo.wrap(
+        graph_of([used], given, hidden=False), "s", effects={"order": reversible(lambda args, result: None)}
+    )
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    agent.rollback(start)
+    return agent.session.switch("main", sync="world")
+
+
+def test_a_call_is_made_again_with_the_arguments_that_the_tool_got(repo):
+    redone(repo, item="a1", isQuick=True, count=0)
+    assert made == [{"item": "a1", "is_quick": True, "count": 0}] * 2
+
+
+def test_a_call_is_not_made_again_if_the_tool_would_get_other_arguments(repo):
+    with pytest.raises(AgentGitError, match=r"it would get .*'count': 12.*, and not the recorded .*'count': 6"):
+        redone(repo, item="a1", count=3)
+    assert len(made) == 1
+
+
 class Plain(BaseTool):
     """A tool without a schema of its own, whose parameters have defaults."""
 
@@ -176,6 +344,22 @@ def test_a_call_whose_arguments_are_not_valid_is_recorded_as_failed_with_what_wa
     [failed] = agent.tool_track()
     assert (failed.status, failed.args) == ("failed", {"item": "none"})
     assert made == []
+
+
+def test_a_call_that_was_never_made_is_not_recorded_as_done(repo):
+    """LangChain makes a plain text of the error if the tool wants that and its caller is code."""
+    pay = pay_tool("decimal")
+    pay.handle_validation_error = "not valid"
+    agent = repo.wrap(
+        graph_of([pay], {"value": "much"}, hidden=True, name="pay"),
+        "s",
+        effects={"pay": "irreversible"},
+        check_effects=False,
+    )
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    assert agent.tool_track()[0].status == "failed"
+    agent.rollback(start)
 
 
 def test_a_rerun_matches_calls_of_a_tool_that_has_got_an_argument_since(repo):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -13,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from agentgit.effects.effects import Effect
 from agentgit.effects.invocation import identity
-from agentgit.values import portable
+from agentgit.values import portable, to_json
 
 Path = tuple[str | int, ...]
 
@@ -21,8 +22,8 @@ CONSTANT_FACTORIES = (list, dict, set, tuple, frozenset)
 """The default factories that always make the same value."""
 
 
-GIVEN_BY_LANGCHAIN = frozenset({"config", "run_manager", "callbacks"})
-"""The parameters of a tool's `_run` that LangChain fills."""
+GIVEN_BY_LANGCHAIN = frozenset({"config", "run_manager", "callbacks", "args", "kwargs"})
+"""The parameters of a tool's `_run` that LangChain fills, or that stand for any others."""
 
 
 class Arguments(NamedTuple):
@@ -73,13 +74,10 @@ def given_arguments(tool_input: Any) -> Arguments:
 
 def received_arguments(tool: BaseTool, tool_input: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     """Return the arguments that a tool gets: validated, with defaults, without what LangGraph or LangChain injects."""
-    if args:  # a tool with one argument gets it without its name
-        names = list(tool_input) if isinstance(tool_input, Mapping) else []
-        return given_arguments({names[0]: args[0]} if len(names) == 1 else tool_input)
-    if not isinstance(tool_input, Mapping):
-        return given_arguments(tool_input)
+    # A tool with one argument gets it without its name, whatever the caller calls it.
+    received = {next(iter(tool.args), "input"): args[0]} if args else dict(kwargs)
     generated: list[Path] = []
-    schema, values = tool.args_schema, tool._filter_injected_args(dict(kwargs))
+    schema, values = tool.args_schema, tool._filter_injected_args(received)
     if isinstance(schema, dict):
         properties: Mapping[str, Any] = schema.get("properties", {})
         defaults = {name: one["default"] for name, one in properties.items() if "default" in one}
@@ -87,11 +85,11 @@ def received_arguments(tool: BaseTool, tool_input: Any, args: Sequence[Any], kwa
         defaults = _own_defaults(tool)
         values = {**defaults, **values}
     else:
-        fields: Mapping[str, FieldInfo] = getattr(schema, "model_fields", {})
-        defaults = _fixed_defaults(fields)
-        given = {name for name, field in fields.items() if {name, field.alias} & tool_input.keys()}
-        generated += [(name,) for name in _generated_fields(fields, given)]
-    plain = _plain(values, (), generated)
+        own_fields: Mapping[str, Any] = schema.model_fields if issubclass(schema, BaseModel) else schema.__fields__
+        defaults = _fixed_defaults(own_fields)
+        if not args and _generated_fields(own_fields, set()):
+            generated += [(name,) for name in _generated_fields(own_fields, _fields_set(schema, tool_input))]
+    plain = _plain(values, (), generated, tool_input)
     unchanged = (name for name, value in values.items() if name in defaults and _is_equal(value, defaults[name]))
     return Arguments(plain, frozenset(unchanged), tuple(generated))
 
@@ -122,8 +120,15 @@ def _fixed_defaults(fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
     return {
         name: field.default_factory() if field.default_factory in CONSTANT_FACTORIES else field.default
         for name, field in fields.items()
-        if not field.is_required()
+        if not (field.is_required() if isinstance(field, FieldInfo) else field.required)  # of pydantic 1
     }
+
+
+def _fields_set(schema: Any, tool_input: Any) -> set[str]:
+    """Return the names of the fields that a caller gives, by whatever alias."""
+    if issubclass(schema, BaseModel):
+        return set(schema.model_validate(tool_input).model_fields_set)
+    return set(schema.parse_obj(tool_input).__fields_set__)
 
 
 def _generated_fields(fields: Mapping[str, FieldInfo], given: set[str]) -> list[str]:
@@ -134,17 +139,33 @@ def _generated_fields(fields: Mapping[str, FieldInfo], given: set[str]) -> list[
     ]
 
 
-def _plain(value: Any, path: Path, generated: list[Path]) -> Any:
+def _plain(value: Any, path: Path, generated: list[Path], given: Any) -> Any:
     """Return a validated value as JSON types, and note the paths to the values that a factory has made."""
     if isinstance(value, BaseModel):
         generated += [(*path, name) for name in _generated_fields(type(value).model_fields, value.model_fields_set)]
         value = dict(value)
-    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
-        return {name: _plain(item, (*path, name), generated) for name, item in value.items()}
+    elif is_dataclass(value) and not isinstance(value, type):
+        if isinstance(given, Mapping):
+            generated += [
+                (*path, one.name)
+                for one in fields(value)
+                if one.name not in given and one.default_factory not in (MISSING, *CONSTANT_FACTORIES)
+            ]
+        value = {one.name: getattr(value, one.name) for one in fields(value)}
+    if isinstance(value, dict):
+        source = given if isinstance(given, Mapping) else {}
+        named = {next(iter(portable({name: None}))): (item, source.get(name)) for name, item in value.items()}
+        return {name: _plain(item, (*path, name), generated, one) for name, (item, one) in named.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, (*path, number), generated) for number, item in enumerate(value)]
+        sources = given if isinstance(given, Sequence) and len(given) == len(value) else [None] * len(value)
+        return [
+            _plain(item, (*path, n), generated, one) for n, (item, one) in enumerate(zip(value, sources, strict=True))
+        ]
+    if isinstance(value, set | frozenset):  # in an order that is the same in each process
+        return sorted(portable(value), key=to_json)
     if isinstance(value, Decimal) and value.is_finite():
-        return format(value.normalize(), "f")  # 5 and 5.00 are one amount
+        whole, point, cents = format(value, "f").partition(".")
+        return whole + (point + cents).rstrip("0").rstrip(".")  # 5 and 5.00 are one amount
     return portable(value)
 
 

@@ -170,7 +170,6 @@ class Call:
     is_simulated: bool = False
     used_numbers: dict[str, Any] | None = None
     """The numbers of its task that the call has used; see `Interrupts.use_numbers`."""
-    is_in_thread: bool = False
     has_begun: bool = False
     """True once the tool's function was entered."""
     error: BaseException | None = None
@@ -313,9 +312,8 @@ class Call:
             self.site.calls.interrupts.use_numbers(self.used_numbers)
         return self.answer
 
-    def note_running(self, *, in_thread: bool = False) -> None:
-        """Note that the call runs until it has ended; in a thread it goes on if the turn is cancelled."""
-        self.is_in_thread = in_thread
+    def note_running(self) -> None:
+        """Note that the call runs until it has ended; it may go on when the turn has ended."""
         if self.is_recorded and self.intent.effect not in NEUTRAL:
             self.site.calls.turn.context.registry.running_calls[self.intent.id] = self.site.calls.branch.id
 
@@ -360,7 +358,7 @@ class Call:
                 self._end_failed(error, describe_error(error))
             elif isinstance(error, GraphBubbleUp):
                 self._end(CallOutcome(status=PAUSED), error)
-            elif isinstance(error, asyncio.CancelledError) and not self.is_in_thread:
+            elif isinstance(error, asyncio.CancelledError):
                 self.span.end(error)  # the end of the turn writes it to the journal
                 self.site.calls.turn.context.registry.running_calls.pop(self.intent.id, None)
             else:  # such as Ctrl-C: aborted at an unknown point

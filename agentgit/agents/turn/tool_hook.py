@@ -192,7 +192,7 @@ class _ToolRun:
         call = self._open()
         if (answer := call.take_answer()) is not None:
             return _as_returned(self._tool, answer.wait())
-        call.note_running(in_thread=True)
+        call.note_running()
         with call.running():
             value = self._tool._run(*args, **with_own_view(kwargs))
         call.returned(value)
