@@ -12,7 +12,7 @@ import pytest
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
-from scripted import say
+from scripted import call, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Fenced, compensable
@@ -207,3 +207,31 @@ def test_a_call_that_arrives_after_its_turn_has_ended_says_so(repo, shop):
     shop.late[0].join()
     assert "after its turn had ended" in str(errors[0])
     assert shop.orders == []
+
+
+@pytest.mark.parametrize("mode", ["report", "refuse"])
+def test_a_call_that_a_switch_makes_again_belongs_to_no_turn_that_runs_beside_it(repo, mode):
+    """It is in the journal of its own session."""
+    shop, began = Shop(), threading.Event()
+    effects = {"create_order": compensable(shop.cancel)}
+
+    def wait(order: Any) -> None:
+        began.set()
+        shop.gate.wait(20)
+
+    graph = tool_node_graph(scripted(call("create_order", item="chair"), "done"), [shop.tool])
+    first = repo.wrap(graph, "s", effects=effects)
+    start = first.checkpoint("start")
+    first.invoke(say())
+    first.rollback(start)
+    beside = repo.wrap(shop.graph(wait), "beside", effects=effects, unowned_calls=mode)
+    turn = threading.Thread(target=beside.invoke, args=(say(),))
+    turn.start()
+    assert began.wait(20)
+    try:
+        first.session.switch("main", sync="world")
+    finally:
+        shop.gate.set()
+        turn.join()
+    assert shop.orders == ["chair"]
+    assert beside.tool_track() == []

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -54,6 +54,11 @@ def current_call() -> Call | None:
     """Return the call whose tool runs in this context; None outside of a tool."""
     current = _current.get()
     return current[1] if current is not None else None
+
+
+def is_detached() -> bool:
+    """Return whether this context was taken out of all turns, as when a rollback makes a call again."""
+    return _current.get() is None and _current in copy_context()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from langchain_core.tools import BaseTool
 from sqlalchemy import Connection
 
 from agentgit.agents.turn.abandoned_turn import warn_caller
-from agentgit.agents.turn.calls import Calls
+from agentgit.agents.turn.calls import Calls, is_detached
 from agentgit.agents.turn.fence_errors import unowned_call_error
 from agentgit.effects.effects import FENCED, UNDECLARED
 from agentgit.effects.invocation import DONE, TIMES, UNOWNED
@@ -67,7 +67,7 @@ def watching(calls: Calls) -> Iterator[None]:
 
 def note_unowned_call(tool: BaseTool) -> None:
     """Record a call that leads to no turn for each turn that it may come from, or refuse it."""
-    if not _watches:
+    if not _watches or is_detached():
         return
     thread = threading.current_thread()
     with _lock:
