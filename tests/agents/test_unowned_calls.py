@@ -15,7 +15,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from scripted import call, say, scripted, tool_node_graph
 
 import agentgit
-from agentgit import Fenced, compensable
+from agentgit import Fenced, compensable, effect
 from agentgit.errors import UnownedCall
 
 SENTENCE = "it was called 2 times in threads that no turn owns: not recorded, check by hand"
@@ -43,13 +43,13 @@ class Shop:
         for item in ("chair", "table"):
             self.tool.invoke({"item": item})
 
-    def graph(self, start: Any) -> Any:
-        """Build a graph whose node starts a thread; the graph finds the tool in the node's closure."""
-        order, held = self.order, self.tool
+    def graph(self, start: Any, *others: BaseTool) -> Any:
+        """Build a graph whose node starts a thread; the graph finds the tools in the node's closure."""
+        order, held = self.order, [self.tool, *others]
 
         def act(state: MessagesState) -> dict[str, Any]:
             start(order)
-            return {"messages": [("ai", f"done with {held.name}")]}
+            return {"messages": [("ai", f"done with {held[0].name}")]}
 
         return StateGraph(MessagesState).add_node("act", act).add_edge(START, "act").compile()
 
@@ -211,24 +211,34 @@ def test_a_call_that_arrives_after_its_turn_has_ended_says_so(repo, shop):
 
 @pytest.mark.parametrize("mode", ["report", "refuse"])
 def test_a_call_that_a_switch_makes_again_belongs_to_no_turn_that_runs_beside_it(repo, mode):
-    """It is in the journal of its own session."""
+    """It is in the journal of its own session, and an undo may call tools, too."""
     shop, began = Shop(), threading.Event()
-    effects = {"create_order": compensable(shop.cancel)}
+
+    @tool
+    def cancel_order(item: str) -> str:
+        """Cancel an order."""
+        shop.orders.remove(item)
+        return "cancelled"
+
+    effects = {
+        "create_order": compensable(lambda args, result: cancel_order.invoke(args)),
+        "cancel_order": effect("irreversible"),
+    }
 
     def wait(order: Any) -> None:
         began.set()
         shop.gate.wait(20)
 
-    graph = tool_node_graph(scripted(call("create_order", item="chair"), "done"), [shop.tool])
+    graph = tool_node_graph(scripted(call("create_order", item="chair"), "done"), [shop.tool, cancel_order])
     first = repo.wrap(graph, "s", effects=effects)
     start = first.checkpoint("start")
     first.invoke(say())
-    first.rollback(start)
-    beside = repo.wrap(shop.graph(wait), "beside", effects=effects, unowned_calls=mode)
+    beside = repo.wrap(shop.graph(wait, cancel_order), "beside", effects=effects, unowned_calls=mode)
     turn = threading.Thread(target=beside.invoke, args=(say(),))
     turn.start()
     assert began.wait(20)
     try:
+        first.rollback(start)
         first.session.switch("main", sync="world")
     finally:
         shop.gate.set()

@@ -24,6 +24,7 @@ from agentgit.agents.turn.fence_errors import unowned_call_error
 from agentgit.effects.effects import FENCED, UNDECLARED
 from agentgit.effects.invocation import DONE, TIMES, UNOWNED
 from agentgit.errors import UnownedCall
+from agentgit.rollback.verification import IN_OPERATION
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.values import to_json
 
@@ -67,7 +68,7 @@ def watching(calls: Calls) -> Iterator[None]:
 
 def note_unowned_call(tool: BaseTool) -> None:
     """Record a call that leads to no turn for each turn that it may come from, or refuse it."""
-    if not _watches or is_detached():
+    if not _watches or is_detached() or IN_OPERATION.get():
         return
     thread = threading.current_thread()
     with _lock:
