@@ -363,11 +363,11 @@ class Call:
                 self._end_failed(error, describe_error(error))
             elif isinstance(error, GraphBubbleUp):
                 self._end(CallOutcome(status=PAUSED), error)
-            elif isinstance(error, asyncio.CancelledError):
-                self.span.end(error)  # the end of the turn writes it to the journal
-                self.site.calls.turn.context.registry.running_calls.pop(self.intent.id, None)
-            else:  # such as Ctrl-C: aborted at an unknown point
+            elif isinstance(error, KeyboardInterrupt):  # aborted at an unknown point
                 self._end(CallOutcome(status=UNKNOWN, error=type(error).__name__), error)
+            else:  # cancelled, or its thread ends with the process: the end of the turn writes it to the journal
+                self.span.end(error)
+                self.site.calls.turn.context.registry.running_calls.pop(self.intent.id, None)
         finally:
             self.fail(error)
 
