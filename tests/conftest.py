@@ -61,6 +61,10 @@ MOSTLY_ONE_DATABASE = {"agents", "deep_agents", "faces"}
 """Test folders in which one variant of a test runs on PostgreSQL, because the tests of the store hold what differs."""
 
 
+def pytest_report_header():
+    return f"random sessions and kills: SEED={soaks.SEED} repeats them"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Mark the variants that only `make soak` runs with `soak`, and those that `make test` leaves out with `long`."""

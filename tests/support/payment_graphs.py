@@ -14,6 +14,8 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -25,7 +27,7 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Send
-from scripted import call, calls, scripted
+from scripted import call, calls, saying, scripted
 
 import agentgit
 from agentgit import Fenced, effect
@@ -152,6 +154,53 @@ def in_a_tool(pay: Any) -> Any:
     return create_agent(scripted(call("delegate", "d0", what="pay"), "done"), [delegate])
 
 
+def in_a_batch_of_a_tool(pay: Any) -> Any:
+    return _delegating(lambda names: pay.batch([{"name": name} for name in names], {"max_concurrency": 4}), WANTED)
+
+
+def gathered_in_a_tool(pay: Any) -> Any:
+    async def gather(names: list[str]) -> list[Any]:
+        return await asyncio.gather(*(pay.ainvoke({"name": name}) for name in names))
+
+    return _delegating(lambda names: asyncio.run(gather(names)), WANTED)
+
+
+def in_two_agents(pay: Any) -> Any:
+    """Build a graph whose ToolNode runs two agents at once, which are asked for in one message."""
+
+    def act(names: list[str]) -> str:
+        asked = calls(*(call("pay", f"c{number}", name=name) for number, name in enumerate(names)))
+        return str(create_agent(saying(asked, "paid"), [pay]).invoke({"messages": [("user", "pay")]})["messages"])
+
+    return _delegating(act, WANTED[:1], WANTED[1:])
+
+
+def in_threads_of_a_node(pay: Any) -> Any:
+    """Build a graph with a node that pays in threads that get its context, all at once."""
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        with ThreadPoolExecutor() as pool:
+            made = [pool.submit(copy_context().run, pay.invoke, {"name": name}) for name in WANTED]
+        return {"messages": [("ai", json.dumps([one.result() for one in made]))]}
+
+    return _line(act)
+
+
+def _delegating(act: Callable[[list[str]], Any], *groups: list[str]) -> Any:
+    """Build a graph whose ToolNode calls a tool for each group of names at once."""
+
+    @tool
+    def delegate(names: list[str]) -> str:
+        """Let somebody do it."""
+        return str(act(names))
+
+    asked = calls(*(call("delegate", f"d{number}", names=names) for number, names in enumerate(groups)))
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", lambda state: {"messages": [asked.model_copy(update={"id": "asked"})]})
+    graph.add_node("tools", ToolNode([delegate]))
+    return graph.add_edge(START, "model").add_edge("model", "tools").compile()
+
+
 def with_middleware(pay: Any) -> Any:
     """Build an agent whose middleware makes each call twice, and a third time with different arguments."""
 
@@ -190,7 +239,8 @@ SHAPES: dict[str, Callable[[Any], Any]] = {
     made.__name__: made
     for made in (
         in_a_node, in_an_async_node, with_new_ids, in_tasks, in_workers, in_a_subgraph, in_a_called_graph,
-        in_a_graph_without_memory, in_a_tool, with_middleware, in_a_tool_node,
+        in_a_graph_without_memory, in_a_tool, in_a_batch_of_a_tool, gathered_in_a_tool, in_two_agents,
+        in_threads_of_a_node, with_middleware, in_a_tool_node,
     )
 }  # fmt: skip
 ASYNC = ("in_an_async_node",)

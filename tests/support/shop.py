@@ -23,10 +23,20 @@ from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE
 DECLARED = ("order", "pay", "mail")
 """The tools whose effects are declared; `note` is undeclared."""
 
+HIDDEN = "hidden"
+"""What the shop notes as the tool of an order that a hidden tool made."""
+
+SOLD = (*DECLARED, "note")
+"""The tools that act on the shop."""
+
 UNDOABLE = ("order", "pay")
 
 BEFORE, AFTER, REFUSED = "before", "after", "refused"
 """The kinds of failures of a call: before it acts, after it acts, or with a report (`NotDone`) that it did not act."""
+
+
+DESK = "desk"
+"""The name that marks a batch for the node of this name; see `indirect_calls.with_desk`."""
 
 
 class Broken(RuntimeError):
@@ -58,19 +68,25 @@ class Shop:
             raise Broken(f"the answer to {name} {item} was lost")
         return {"order": order, "item": item}
 
-    def cancel(self, args: dict[str, Any], result: Any) -> None:
+    def cancel(self, args: dict[str, Any], result: Any, *, hidden: bool = False) -> None:
         """Undo `order` or `pay`; raise if the order is not active."""
         item, fault = args["item"], self.stuck.get(args["item"])
         order = result["order"] if result is not None else (self._newest(item) or 0)
         self._write("INSERT INTO asked VALUES ('cancel', ?)", item)
         if fault == BEFORE:
             raise Broken(f"{item} is stuck")
+        if not self._read("SELECT 1 FROM orders WHERE id = ? AND (tool = ?) = ?", order, HIDDEN, hidden):
+            self._write("INSERT INTO asked VALUES ('wrong undo', ?)", item)
         if not self.stands(order):
             raise Broken(f"order {order} of {item} does not stand")
         self._write("UPDATE orders SET standing = 0 WHERE id = ?", order)
         self._write("INSERT INTO asked VALUES ('cancelled', ?)", item)
         if fault == AFTER:
             raise Broken(f"the answer to cancelling {item} was lost")
+
+    def take_back(self, args: dict[str, Any], result: Any) -> None:
+        """Undo the hidden `pay`."""
+        self.cancel(args, result, hidden=True)
 
     def look_for(self, call: ToolInvocation) -> dict[str, Any] | bool:
         """Verify a call.
@@ -97,6 +113,11 @@ class Shop:
     def standing(self) -> Counter[str]:
         return Counter(item for (item,) in self._read("SELECT item FROM orders WHERE standing"))
 
+    @property
+    def visible(self) -> set[str]:
+        """The items with an active order that no hidden tool made."""
+        return {item for (item,) in self._read("SELECT item FROM orders WHERE standing AND tool != ?", HIDDEN)}
+
     def orders(self, item: str) -> list[int]:
         return [order for (order,) in self._read("SELECT id FROM orders WHERE item = ? AND standing ORDER BY id", item)]
 
@@ -112,10 +133,30 @@ class Shop:
         """Declare the effects of the tools, with functions of this process."""
         return _declared(self.cancel, self.look_for if verify else None)
 
-    def graph(self, *more: Callable[..., Any]) -> Graph:
-        """Build a graph that obeys the user's message; see `wish`. Other functions become tools, too."""
-        tools = [*self.tools(), *map(quick_tool, more)]
-        return tool_node_graph(ScriptedModel(rule=_obey), tools, handle_tool_errors=True)
+    def hidden_tools(self) -> list[BaseTool]:
+        """Make tools with the names of others, and with other effects; see `hidden_effects`."""
+
+        def order(item: str) -> dict[str, Any]:
+            """Order an item for good."""
+            return self.act(HIDDEN, item)
+
+        def pay(item: str) -> dict[str, Any]:
+            """Pay for an item elsewhere."""
+            return self.act(HIDDEN, item)
+
+        return [quick_tool(function) for function in (order, pay)]
+
+    def hidden_effects(self, enclosing: str, *, verify: bool = False) -> dict[str, Effect]:
+        """Declare the effects of the hidden tools that an enclosing tool calls."""
+        look = self.look_for if verify else None
+        return {
+            f"{enclosing}.order": Effect(IRREVERSIBLE, verify=look),
+            f"{enclosing}.pay": Effect(COMPENSABLE, self.take_back, verify=look),
+        }
+
+    def graph(self) -> Graph:
+        """Build a graph that obeys the user's message; see `wish`."""
+        return tool_node_graph(ScriptedModel(rule=obey), self.tools(), handle_tool_errors=True)
 
     def _functions(self) -> list[Callable[..., Any]]:
         def order(item: str) -> dict[str, Any]:
@@ -156,10 +197,10 @@ def wish(*batches: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return {"messages": [("user", orjson.dumps(batches).decode())]}
 
 
-def _obey(messages: Sequence[Any]) -> AIMessage:
-    """Ask for the batches of the last user message, one batch per reply."""
+def obey(messages: Sequence[Any]) -> AIMessage:
+    """Ask for the batches of the last user message, one batch per reply, except what is for the desk."""
     last = max(n for n, message in enumerate(messages) if isinstance(message, HumanMessage))
-    batches = orjson.loads(str(messages[last].content))
+    batches = [batch for batch in orjson.loads(str(messages[last].content)) if batch[0][0] != DESK]
     done = sum(isinstance(message, AIMessage) for message in messages[last:])
     if done >= len(batches):
         return AIMessage("done")

@@ -12,7 +12,8 @@ from typing import Annotated, Any, TypedDict
 
 import shop
 from faults import die
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from indirect_calls import called_in_threads, helpers, written
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolCall
 from langchain_core.tools import BaseTool, tool
 from langgraph import pregel
 from langgraph.func import entrypoint, task
@@ -127,6 +128,61 @@ def subagent(tools: Tools) -> Graph:
     return tool_node_graph(_model(("delegate",)), [delegate])
 
 
+def _helped(build: Callable[..., Graph], tools: Tools, *requests: ToolCall) -> Graph:
+    """Build a graph whose model asks for calls of helpers in one message."""
+    model = ScriptedModel(rule=lambda messages: AIMessage("done") if len(messages) > 1 else calls(*requests))
+    return build(model, [*tools.values(), *helpers(tools)])
+
+
+def _all(helper: str) -> ToolCall:
+    return call(helper, f"{helper}-all", item=written([*ITEMS.items()]))
+
+
+def tool_that_calls_tools(tools: Tools) -> Graph:
+    return _helped(tool_node_graph, tools, _all("in_order"))
+
+
+def tool_that_awaits_tools(tools: Tools) -> Graph:
+    return _helped(agent_graph, tools, _all("gathered"))
+
+
+def agent_with_memory(tools: Tools) -> Graph:
+    return _helped(tool_node_graph, tools, _all("remember"))
+
+
+def hidden_tools(tools: Tools) -> Graph:
+    """Build a graph with one tool, which calls tools that the graph does not show."""
+
+    def build(model: ScriptedModel, helped: list[BaseTool]) -> Graph:
+        return tool_node_graph(model, [one for one in helped if one.name == "secretly"])
+
+    return _helped(build, tools, _all("secretly"))
+
+
+def _two_agents(build: Callable[..., Graph], tools: Tools) -> Graph:
+    first, second = list(ITEMS.items())[:2], list(ITEMS.items())[2:]
+    return _helped(
+        build, tools, *(call("delegate", f"c{len(items)}", item=written(items)) for items in (first, second))
+    )
+
+
+def two_agents_in_a_tool_node(tools: Tools) -> Graph:
+    return _two_agents(tool_node_graph, tools)
+
+
+def two_agents_in_tasks(tools: Tools) -> Graph:
+    return _two_agents(agent_graph, tools)
+
+
+def threads_of_a_node(tools: Tools) -> Graph:
+    """Build a graph with a node that calls each tool in a thread, all at once."""
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(str(called_in_threads(tools, [*ITEMS.items()])), id="act")]}
+
+    return _chain(("act", act))
+
+
 def middleware(tools: Tools) -> Graph:
     """Build LangChain's agent that calls the tools, with a middleware that retries after any error."""
     from langchain.agents.middleware import ToolRetryMiddleware
@@ -139,6 +195,8 @@ GRAPHS: dict[str, Callable[[Tools], Graph]] = {
     build.__name__: build
     for build in (
         hand_written, hand_written_tool_calls, tasks, workers, subgraph, tool_node, subagent, middleware,
+        tool_that_calls_tools, tool_that_awaits_tools, agent_with_memory, hidden_tools, two_agents_in_a_tool_node,
+        two_agents_in_tasks, threads_of_a_node,
     )
 }  # fmt: skip
 """The graphs, by the name of the way they call tools."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
@@ -14,8 +15,10 @@ STEPS = int(os.environ.get("STEPS", "10000"))
 KILLS = int(os.environ.get("KILLS", "400"))
 """The number of processes that are killed at random."""
 
-SEED = int(os.environ.get("SEED", "0"))
-"""The first seed of what is random."""
+SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
+"""The first seed of what is random, a new one in each run unless the environment has it."""
+
+os.environ["SEED"] = str(SEED)  # for the other processes of the run
 
 
 def each_value_once(variants: Sequence[dict[str, Any]]) -> list[int]:
