@@ -182,7 +182,8 @@ class GraphTools:
         label = key if isinstance(key, str) else str(getattr(key, "name", None) or name_of(key).path)
         require_fit(label, effect, [one.tool for one in found])
         identities = {tool_identity(one.tool) for one in found} or {tool_identity(key)}
-        if len(identities) > 1:
+        is_one_function = len({tool_path(one.tool) for one in found}) == 1 and not list(effect.functions())
+        if len(identities) > 1 and not is_one_function:
             places = sorted({_full_name(one.enclosing, one.tool.name) for one in found})
             raise InvalidInput(
                 f"The graph has several tools called {label}: {', '.join(places)}. In effects, name the enclosing tool "
@@ -190,7 +191,7 @@ class GraphTools:
             )
         if isinstance(key, str) and not found:
             self._named[key] = effect
-        elif self._chosen.setdefault((identities.pop(), enclosing), effect) != effect:
+        elif any(self._chosen.setdefault((one, enclosing), effect) != effect for one in identities):
             raise InvalidInput(f"effects names the tool {label} twice, with two effects. Leave one out.")
 
     def _is_chosen_there(self, found: ReachableTool) -> bool:
@@ -216,6 +217,8 @@ class GraphTools:
         for one in listed:
             same_name = {identity for name, identity, _ in self._known if name == one.tool_name}
             label = _full_name(one.enclosing if len(same_name) > 1 else None, one.tool_name)
+            if one.tool_name in labels and _is_copy(one, labels[one.tool_name]):
+                continue
             if label in labels and labels[label].tool_identity != one.tool_identity:
                 label = f"{label} ({one.tool_path})"
             labels.setdefault(label, one)
@@ -299,3 +302,8 @@ def _full_name(enclosing: str | None, name: str) -> str:
 
 def _effect_key(effect: Effect | None) -> Hashable:
     return effect and effect_identity(effect)
+
+
+def _is_copy(one: ToolDeclaration, other: ToolDeclaration) -> bool:
+    """Return whether two tools have one function and one effect, as those that deepagents makes for each subagent."""
+    return tool_path(one.tool) == tool_path(other.tool) and _effect_key(one.effect) == _effect_key(other.effect)

@@ -49,16 +49,26 @@ class _Value(NamedTuple):
     """The package whose objects are searched."""
     is_global: bool = False
     """True if a function named it, but has not captured it. Then only functions of the package are searched."""
+    is_listed: bool = False
+    """True if it is a tool of a ToolNode."""
 
 
 def reachable_tools(*values: Any) -> list[ReachableTool]:
-    """List the tools that graphs and other values reach, each one once for each place, those that are shown first."""
+    """List the tools that graphs and other values reach, each one once for each place, those that are shown first.
+
+    A tool of a ToolNode has its place there, though functions may refer to it, too, as to the object that made it.
+    """
     found: dict[tuple[int, str | None], ReachableTool] = {}
+    listed: set[int] = set()
     for item in _search(*values):
         if _is(item.value, BaseTool):
             place = id(item.value), item.enclosing
-            if item.is_shown or place not in found:
-                found[place] = ReachableTool(item.value, item.enclosing, item.is_shown)
+            if item.is_listed and id(item.value) not in listed:
+                listed.add(id(item.value))
+                found = {known: one for known, one in found.items() if known[0] != place[0]}
+            if item.is_listed or (place not in found and place[0] not in listed):
+                is_shown = item.is_shown or (place in found and found[place].is_shown)
+                found[place] = ReachableTool(item.value, item.enclosing, is_shown)
     return sorted(found.values(), key=lambda one: not one.is_shown)
 
 
@@ -87,7 +97,7 @@ def _search(*values: Any) -> Iterator[_Value]:
         visited[key] = item.value
         yield item
         if not _is(item.value, type):
-            waiting.extend(reversed(list(_inside(item))))
+            waiting.extend(reversed([*_inside(item)]))
 
 
 def _inside(item: _Value) -> Iterator[_Value]:
@@ -103,7 +113,7 @@ def _inside(item: _Value) -> Iterator[_Value]:
         for one in functions or (value._run, value._arun, *vars(value).values()):
             yield _Value(one, value.name, value.name, package=package)
     elif _is(value, ToolNode):
-        yield from (item._replace(value=tool) for tool in value.tools_by_name.values())
+        yield from (item._replace(value=tool, is_listed=True) for tool in value.tools_by_name.values())
         yield from (item._replace(value=one, is_shown=False) for one in vars(value).values())
     else:
         yield from (found._replace(is_shown=False) for found in _referenced(item))
