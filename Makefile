@@ -36,7 +36,7 @@ test-all: test-deepagents .venv-host/.ready
 	$(MAKE) test CHOICE="not soak"
 
 # What only repeats the other tests: STEPS of each kind of random session, KILLS at random, kills at each moment, every
-# variant on both databases. It takes hours. Without a SEED each run, CI's too, has a new one, and its first lines name it.
+# variant on both databases. It takes hours. The first lines of each run name its SEED.
 STEPS ?= 10000
 KILLS ?= 400
 SEED ?=

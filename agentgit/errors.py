@@ -303,7 +303,7 @@ class BranchMoved(UserWarning):
 
 
 class UnownedCall(UserWarning):
-    """A tool of a graph was called in a thread that no turn owns. It ran, and was not recorded."""
+    """A tool of a graph is called in a thread that no turn owns. It runs, and is not recorded."""
 
 
 class TurnAbandoned(UserWarning):

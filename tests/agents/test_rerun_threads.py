@@ -18,6 +18,9 @@ from scripted import obedient, tool_node_graph
 
 from agentgit import OutsideRerun, reversible
 
+pytestmark = pytest.mark.filterwarnings("ignore::agentgit.errors.UnownedCall")
+
+
 CHAIR = {"item": "chair"}
 ASKED = {"messages": [AIMessage("", tool_calls=[{"name": "add", "args": CHAIR, "id": "1"}])]}
 

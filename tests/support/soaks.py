@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
@@ -15,8 +14,8 @@ STEPS = int(os.environ.get("STEPS", "10000"))
 KILLS = int(os.environ.get("KILLS", "400"))
 """The number of processes that are killed at random."""
 
-SEED = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
-"""The first seed of what is random, a new one in each run unless the environment has it."""
+SEED = int(os.environ.get("SEED") or 660497)
+"""The first seed of what is random."""
 
 os.environ["SEED"] = str(SEED)  # for the other processes of the run
 

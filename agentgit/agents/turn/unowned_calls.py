@@ -78,14 +78,15 @@ def note_unowned_call(tool: BaseTool) -> None:
             kind = declaration.effect.kind if declaration.effect is not None else UNDECLARED
             if watch.calls.turn.context.settings.unowned_calls == REFUSE and kind in FENCED:
                 raise unowned_call_error(tool.name)
-        for watch, _ in declared:
-            watch.calls.turn.context.store.database.write(partial(_record, watch, tool.name), durable=True)
-    if declared:
+    if declared:  # a filter that makes the warning an error keeps the call from running
         warn_caller(
-            f"{tool.name} was called in a thread that no turn owns: it ran, and was not recorded. Start the thread "
-            "with contextvars.copy_context().run, or use asyncio.to_thread, so that its calls belong to the turn.",
+            f"{tool.name} was called in a thread that no turn owns, and is not recorded. Start the thread with "
+            "contextvars.copy_context().run, or use asyncio.to_thread, so that its calls belong to the turn.",
             UnownedCall,
         )
+    with _lock:
+        for watch, _ in declared:
+            watch.calls.turn.context.store.database.write(partial(_record, watch, tool.name), durable=True)
 
 
 def _record(watch: _Watch, tool_name: str, connection: Connection) -> None:
