@@ -1,5 +1,6 @@
 """Stopped operations are recovered, resumed or abandoned, and other branches detect what they changed."""
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -151,22 +152,26 @@ def test_a_forced_resume_abandons_a_reversal_that_always_fails(agent, hands, rep
 
 
 def test_a_forced_resume_abandons_a_switch_that_always_fails(repo, world, hands):
-    agent = wrapped(repo, world, hands)
+    add, *others = world.tools()
+    sold_out = []
+
+    @functools.wraps(add.func)
+    def selling(**args):
+        if sold_out:
+            raise RuntimeError("sold out")
+        return add.func(**args)
+
+    graph = tool_node_graph(obedient(), [add.model_copy(update={"func": selling}), *others])
+    agent = repo.wrap(graph, "s", effects=world.effects(add=reversible(hands.undo)))
     agent.run("add chair")
     before = agent.checkpoint()
     agent.run("add table")
     agent.rollback(before)
-
-    def refuse(**_):
-        raise RuntimeError("sold out")
-
-    add, *others = world.tools()
-    graph = tool_node_graph(obedient(), [add.model_copy(update={"func": refuse}), *others])
-    broken = repo.wrap(graph, "s", branch="main", effects=world.effects(add=reversible(hands.undo)))
+    sold_out.append(True)
     with pytest.raises(RollbackIncomplete, match="sold out"):
-        broken = broken.switch("main", "world")
+        agent.switch("main", "world")
     with pytest.raises(Conflict, match="resume"):
-        broken.run("look")
+        agent.run("look")
     report = repo.resume(repo.session("s").operations()[0], force=True)
     assert [item.invocation.args["item"] for item in report.gone] == ["table"]
     assert world.items == ["chair"]
