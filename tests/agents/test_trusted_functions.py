@@ -555,7 +555,7 @@ def test_a_notebook_can_trust_a_module(repo, ipython):
         (["../shop_of_trust"], InvalidInput, "not a module path"),
         (["no_such_shop"], NotFound, "no_such_shop cannot be imported"),
         (["shop_of_trust:nothing"], NotFound, "has no 'nothing'"),
-        (["string"], NotFound, "has no tools and declares no effects"),
+        (["string"], NotFound, "has no tools or data types, and declares no effects"),
         (["raising_shop"], NotFound, "RuntimeError: no key"),
         (["leaving_shop"], NotFound, "SystemExit"),
     ],

@@ -226,7 +226,7 @@ def test_undo_and_checkpoints_need_no_graph_on_the_command_line(folder):
     renamed = folder.run("rename", session["session_name"], "second")
     assert renamed.out == f"session {session['session_name']} is now called second\n"
     assert json.loads(folder.run("status", "second", "--json").out)["session"]["id"] == session["id"]
-    erased = folder.run("delete", "second", "--yes")
+    erased = folder.run("delete", "second", "--yes", "--force")
     assert (erased.code, "second" in erased.out) == (0, True)
 
 
