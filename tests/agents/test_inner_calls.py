@@ -7,6 +7,8 @@ import threading
 import time
 from typing import Any
 
+import faults
+import points
 import pytest
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
@@ -16,7 +18,6 @@ from scripted import agent_graph, call, calls, node_graph, say, scripted, tool_n
 
 import agentgit
 from agentgit import compensable, reversible
-from agentgit.agents.turn.call_interceptor import CallInterceptor
 
 
 class Orders:
@@ -223,21 +224,18 @@ def test_a_call_belongs_to_the_tool_that_began_it_also_when_that_has_ended(repo,
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_call_that_is_cancelled_before_its_tool_runs_is_made_by_the_next_attempt(repo, orders, when, monkeypatch):
+def test_a_call_that_is_cancelled_before_its_tool_runs_is_made_by_the_next_attempt(repo, orders, when):
     """The database is slow when the call begins, and its caller gives up before the tool runs."""
     slow = [True]
-    authorize = CallInterceptor.authorize
 
-    def slowly(self: CallInterceptor, call: Any) -> None:
+    def slowly(authorize: Any, *args: Any) -> None:
         if when == "after":
-            authorize(self, call)
+            authorize(*args)
         if slow:
             slow.clear()
             time.sleep(0.4)
         if when == "before":
-            authorize(self, call)
-
-    monkeypatch.setattr(CallInterceptor, "authorize", slowly)
+            authorize(*args)
 
     @tool
     async def pay(to: str) -> str:
@@ -255,7 +253,8 @@ def test_a_call_that_is_cancelled_before_its_tool_runs_is_made_by_the_next_attem
 
     retry = RetryPolicy(max_attempts=2, retry_on=TimeoutError, initial_interval=0.01)
     agent = repo.wrap(node_graph(act, retry_policy=retry), "s", effects={"pay": "irreversible"}, check_effects=False)
-    asyncio.run(agent.ainvoke(say()))
+    with faults.around(points.AUTHORIZE_CALL, slowly):
+        asyncio.run(agent.ainvoke(say()))
     assert orders.made == ["Ann"]
     assert [one.status for one in agent.tool_track()] == ["failed", "done"]
 
