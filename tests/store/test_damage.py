@@ -236,7 +236,7 @@ WRITERS = {
         tool_node_graph(obedient(), World().tools()), "t", template=session.get_checkpoint("named")
     ),
     "collection": lambda repo, session: repo.maintenance.gc(),
-    "erasure": lambda repo, session: session.delete(),
+    "erasure": lambda repo, session: session.delete(force=True),
 }
 """Verbs that read stored JSON, and those that change the database too."""
 
