@@ -322,8 +322,7 @@ class UnitOfWork:
         """Leave out the calls that a failed attempt has stored. A graph checkpoint may be stored twice, a call not."""
         if not self._failures or not calls:  # otherwise the answer to a commit may have been lost
             return calls
-        rows = self._store.journal.calls_of_turn(connection, self._branch.id, calls[0].intent.owner)
-        statuses = {row.id: row.status for row in rows}
+        statuses = self._store.journal.calls_of_turn(connection, self._branch.id, calls[0].intent.owner)
         return [
             call
             for call in calls
@@ -362,8 +361,7 @@ class UnitOfWork:
         """Record that calls are about to run or, for tools that are making another call, that they run."""
         known = self._intended | self._new_intended
         if self._failures:  # the answer to a commit may have been lost
-            rows = self._store.journal.calls_of_turn(connection, self._branch.id, next(iter(intents)).owner)
-            known |= {row.id for row in rows}
+            known |= self._store.journal.calls_of_turn(connection, self._branch.id, intents[0].owner).keys()
         for intent in intents:
             if intent.id not in known:
                 arrival, self._next_arrival = self._next_arrival, None

@@ -47,9 +47,7 @@ def _unanswered(
     ids = unanswered_calls(unfinished_messages)
     requested = unfinished_messages[0]["tool_calls"] if ids else ()
     journal = context.store.journal
-    recorded = journal.invocations(
-        connection, [row.id for row in journal.calls_of_turn(connection, context.branch_id, owner)]
-    )
+    recorded = journal.invocations(connection, [*journal.calls_of_turn(connection, context.branch_id, owner)])
     return [
         *(call_text(call["name"], call["args"]) for call in requested if call["id"] in ids),
         *(

@@ -238,13 +238,12 @@ class Journal:
             return self._append_to_world_log(connection, row, outcome.status, None)
         return None
 
-    def calls_of_turn(self, connection: Connection, branch_id: int, owner: str) -> list[Any]:
-        """Return the id, the idempotency key, the start and the status of each call that a turn has recorded."""
-        columns = TOOL_INVOCATION.c
-        query = select(columns.id, columns.idempotency_key, columns.started_at, columns.status).where(
-            columns.tenant_id == self.tenant_id, columns.internal_session_id == branch_id, columns.owner == owner
+    def calls_of_turn(self, connection: Connection, branch_id: int, owner: str) -> dict[int, str]:
+        """Return the statuses of the calls that a turn has recorded, by their ids."""
+        query = select(TOOL_INVOCATION.c.id, TOOL_INVOCATION.c.status).where(
+            self._in_branch(branch_id), TOOL_INVOCATION.c.owner == owner
         )
-        return list(connection.execute(query))
+        return {row.id: row.status for row in connection.execute(query)}
 
     def abandon(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Mark the calls that a turn left without an outcome as `unknown`."""
