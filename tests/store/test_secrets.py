@@ -175,6 +175,7 @@ HOW = {"context": Access(HUSH)}
 SAID = {"messages": [("user", "go")]}
 
 
+@pytest.mark.filterwarnings("ignore::agentgit.errors.UnownedCall")  # a worker thread of the turn runs the plain graph
 async def test_secrets_in_the_config_are_stored_in_no_table(repo, database):
     agent = repo.wrap(using(), "s")
     agent.invoke(SAID, CONFIG, **HOW)

@@ -104,12 +104,12 @@ class Answers:
         self._messages = {
             message.tool_call_id: message for message in recording.messages() if isinstance(message, ToolMessage)
         }
-        self._own_messages: dict[str, deque[ToolMessage]] = defaultdict(deque)
+        self._own_messages: dict[str, list[tuple[Any, ToolMessage]]] = defaultdict(list)
         for message in recording.messages():
             for asked in message.tool_calls if isinstance(message, AIMessage) else ():
                 if asked["name"] in settings.unrecorded_tools and asked["id"] in self._messages:
-                    key = identity(asked["name"], portable(asked["args"]), None)
-                    self._own_messages[key].append(self._messages[asked["id"]])
+                    asked_args = portable(asked["args"])
+                    self._own_messages[asked["name"]].append((asked_args, self._messages[asked["id"]]))
         self._scopes: dict[TaskPlace, Container[str | None]] = {}
         self._last_step = 0
         self._lock = threading.Lock()
@@ -215,11 +215,12 @@ class Answers:
     def _own_answer(self, request: Call) -> InflightResult:
         """Return what one of agentgit's own tools answered, which is not part of the track; it does not act again."""
         with self._lock:
-            messages = self._own_messages.get(request.repeat_hash)
-            message = messages.popleft() if messages else None
-        if message is None:
-            return InflightResult.of(TOLD_TEXT.format(name=request.intent.tool_name))
-        return InflightResult.of(_readdressed(message, request.intent.tool_call_id))
+            messages = self._own_messages[request.intent.tool_name]
+            found = next((one for one in messages if request.arguments.equal(one[0])), None)
+            if found is None:
+                return InflightResult.of(TOLD_TEXT.format(name=request.intent.tool_name))
+            messages.remove(found)
+        return InflightResult.of(_readdressed(found[1], request.intent.tool_call_id))
 
     def _take(self, request: Call) -> ToolInvocation | None:
         """Take the earliest unused recorded call with the same tool and identity arguments."""
