@@ -75,19 +75,13 @@ def _require_importable(name: str, role: str, path: str) -> None:
 
 
 def _argument_names(tool: BaseTool) -> set[str] | None:
-    """Return the names of the arguments that a model passes to a tool; None if it accepts any."""
+    """Return the names under which a tool gets the arguments that a model passes; None if it accepts any."""
     schema: Any = tool.tool_call_schema
     if isinstance(schema, dict):
         return None if schema.get("additionalProperties") else set(schema.get("properties", ()))
     if schema.__dict__.get("model_config", {}).get("extra") == "allow" or not hasattr(schema, "model_fields"):
         return None
-    input_fields: Any = getattr(tool.get_input_schema(), "model_fields", {})  # only the input schema has the aliases
-    return {
-        name
-        for field in schema.model_fields
-        for name in (field, getattr(input_fields.get(field), "alias", None))
-        if name
-    }
+    return set(schema.model_fields)
 
 
 # -- calling a tool again

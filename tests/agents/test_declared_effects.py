@@ -130,7 +130,7 @@ def test_declarations_that_do_not_fit_are_refused_at_wrap(repo, world, effects, 
 
 
 def test_identity_arguments_are_checked_in_every_schema(repo):
-    """Aliases count, an open schema accepts any argument, and a JSON schema is checked too."""
+    """The names are those under which the tool gets its arguments; an open schema accepts any argument."""
 
     class Sent(BaseModel):
         to: str = Field(alias="recipient")
@@ -140,9 +140,10 @@ def test_identity_arguments_are_checked_in_every_schema(repo):
     shut = tool("shut", args_schema=closed, description="d")(lambda id: id)
     free = tool("free", args_schema=closed | {"additionalProperties": True}, description="d")(lambda **all: all)
     once = effect("irreversible", identity_args=["recipient"])
-    assert wrapped(repo, aliased, free, effects={"aliased": once, "free": once}).effects["free"] == "irreversible"
-    with pytest.raises(InvalidInput, match="no argument recipient; it has id"):
-        wrapped(repo, shut, effects={"shut": once})
+    assert wrapped(repo, free, effects={"free": once}).effects == {"free": "irreversible"}
+    for refused, names in ((shut, "id"), (aliased, "to")):
+        with pytest.raises(InvalidInput, match=f"no argument recipient; it has {names}"):
+            wrapped(repo, refused, session="t", effects={refused.name: once})
 
 
 def test_two_different_tools_of_one_name_are_declared_by_their_places(repo):
