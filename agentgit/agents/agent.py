@@ -27,8 +27,8 @@ from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.checkpoints.queries import Tag
 from agentgit.effects import Effect
-from agentgit.effects.effects import UNDECLARED
 from agentgit.effects.files import FileChanges
+from agentgit.effects.kinds import UNDECLARED
 from agentgit.errors import Conflict
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import BranchRef, Context

@@ -25,9 +25,10 @@ from agentgit.effects.declarations import (
     hints_in,
     stricter,
 )
-from agentgit.effects.effects import UNDECLARED, UNSHARED, Effect, declared_on, decorated_kinds
+from agentgit.effects.effects import Effect, declared_on, decorated_kinds
 from agentgit.effects.function_names import SEVERAL, FunctionName, is_different, name_of
 from agentgit.effects.invocation import ToolInvocation
+from agentgit.effects.kinds import UNDECLARED, kind_of
 from agentgit.effects.known_tools import Holds, ToolProfile, profile_of
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.errors import InvalidInput
@@ -289,7 +290,7 @@ class GraphTools:
     def has_effects(self) -> bool:
         """True if any tool that may be called is declared with an effect that must not happen twice."""
         kinds = {effect.kind for effect in (*self.tools.values(), *self.defaults.values()) if effect is not None}
-        return not (kinds | decorated_kinds).issubset(UNSHARED)
+        return any(kind_of(kind).is_exclusive for kind in kinds | decorated_kinds)
 
     def kinds(self) -> dict[str, str]:
         """Return the kind of effect to record for each tool, by name."""

@@ -23,7 +23,8 @@ from langgraph.store.memory import InMemoryStore
 from agentgit.agents.rerun_guard import require_outside_reruns
 from agentgit.agents.turn.arguments import given_arguments
 from agentgit.agents.turn.calls import Call, Calls
-from agentgit.effects.effects import MEMORY, Effect
+from agentgit.effects.effects import Effect
+from agentgit.effects.kinds import MEMORY
 from agentgit.effects.memory import DELETE, MEMORY_TOOLS, PUT, ItemName, MemoryEffect, lock_name
 from agentgit.errors import Unavailable
 from agentgit.langgraph_internals import CONFIG_KEY_RUNTIME, loop_of_store

@@ -22,8 +22,9 @@ from agentgit.agents.memory import as_memory, is_wrappable
 from agentgit.agents.reachable_tools import ReachableTool, reachable_tools
 from agentgit.agents.tools import require_fit
 from agentgit.effects.declarations import Declaration
-from agentgit.effects.effects import KINDS, Effect, as_effect, declared_on
+from agentgit.effects.effects import Effect, as_effect, declared_on
 from agentgit.effects.function_names import MAIN
+from agentgit.effects.kinds import KINDS
 from agentgit.effects.registry import ALL_SESSIONS, Registry
 from agentgit.errors import Ambiguous, InvalidInput, NotFound
 from agentgit.saver.data_types import add_types, is_data_type

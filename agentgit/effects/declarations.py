@@ -8,18 +8,10 @@ from dataclasses import dataclass, field, fields, replace
 from types import MethodType
 from typing import Any, NamedTuple
 
-from agentgit.effects.effects import (
-    IDEMPOTENT,
-    IRREVERSIBLE,
-    NEUTRAL,
-    UNDECLARED,
-    Effect,
-    Undo,
-    as_effect,
-    import_function,
-)
+from agentgit.effects.effects import Effect, Undo, as_effect, import_function
 from agentgit.effects.function_names import FunctionName, is_different, name_of
 from agentgit.effects.invocation import identity
+from agentgit.effects.kinds import IDEMPOTENT, IRREVERSIBLE, UNDECLARED, kind_of
 from agentgit.effects.known_tools import Holds
 from agentgit.effects.memory import MemoryEffect, item_identity
 from agentgit.errors import InvalidInput, NotFound
@@ -68,12 +60,12 @@ def _hint_values(annotations: Any, *names: str) -> Iterator[bool]:
 
 def stricter(effect: Effect | None, hints: Hints) -> Effect | None:
     """Return the effect to record for a tool: the declared one, made stricter if its server's hints require it."""
-    kind = effect.kind if effect is not None else UNDECLARED
-    if kind in NEUTRAL and hints.read_only is True:
+    kind = kind_of(effect.kind) if effect is not None else UNDECLARED
+    if kind.is_neutral and hints.read_only is True:
         return effect  # both agree, and MCP ignores the destructive hint of a read-only tool
-    if hints.destructive is True and kind in (*NEUTRAL, IDEMPOTENT, UNDECLARED):
+    if hints.destructive is True and (kind.is_neutral or kind in (IDEMPOTENT, UNDECLARED)):
         return replace(effect, kind=IRREVERSIBLE) if effect is not None else Effect(IRREVERSIBLE)
-    if kind in NEUTRAL and hints.read_only is False:
+    if kind.is_neutral and hints.read_only is False:
         return None
     return effect
 

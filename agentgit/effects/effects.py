@@ -9,42 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from agentgit.effects.function_names import name_of
+from agentgit.effects.kinds import COMPENSABLE, KINDS, REVERSIBLE, WORKSPACE, Kind, kind_of
 from agentgit.errors import InvalidInput, NotFound
-
-READ_ONLY = "read_only"
-STATE = "state"
-WORKSPACE = "workspace"
-IDEMPOTENT = "idempotent"
-REVERSIBLE = "reversible"
-COMPENSABLE = "compensable"
-IRREVERSIBLE = "irreversible"
-UNDECLARED = "undeclared"
-MEMORY = "memory"
-"""The effect of a write to long-term memory, which agentgit records and undoes itself."""
-
-KINDS = (READ_ONLY, STATE, WORKSPACE, IDEMPOTENT, REVERSIBLE, COMPENSABLE, IRREVERSIBLE)
-"""The effect kinds that a tool can declare."""
-
-RECORDED_KINDS = (*KINDS, MEMORY, UNDECLARED)
-"""The effects that a recorded call can have."""
-
-NEUTRAL = (READ_ONLY, STATE)
-"""The kinds that leave the outside world as it is, so that nothing is reversed, kept or reported."""
-
-UNSHARED = (*NEUTRAL, WORKSPACE, MEMORY, UNDECLARED)
-"""The kinds that never stop another branch. Files are compared by their snapshots; sessions share memory."""
-
-REPEATABLE = (*NEUTRAL, WORKSPACE, IDEMPOTENT, MEMORY)
-"""The kinds whose calls may always run again, even if the outcome of the first run is unknown."""
-
-UNDOABLE = (REVERSIBLE, COMPENSABLE)
-"""The kinds that require an undo function."""
-
-FENCED = (COMPENSABLE, IRREVERSIBLE)
-"""The kinds that leave a trace, so that an equal call is not made a second time."""
-
-LASTING = (*UNDOABLE, IRREVERSIBLE)
-"""The kinds that last in the world after a call, so that it matters whether the call acted."""
 
 ROLES = ("undo", "verify", "precheck")
 """The roles of the functions that an effect can have."""
@@ -106,35 +72,37 @@ class Effect:
         if self.kind not in KINDS:
             hint = " Write reversible(undo)." if callable(self.kind) else ""
             raise InvalidInput(f"{self.kind!r} is not an effect; use one of {', '.join(KINDS)}.{hint}")
-        if self.kind in UNDOABLE and self.undo is None:
-            raise InvalidInput(f"A {self.kind} tool needs an undo function: {self.kind}(undo).")
-        if self.kind not in UNDOABLE and self.undo is not None:
-            raise InvalidInput(f"A tool that is {self.kind} is never undone; declare it reversible or compensable.")
-        self._require_applicable_args()
+        kind = kind_of(self.kind)
+        object.__setattr__(self, "kind", kind)
+        if kind.is_undoable and self.undo is None:
+            raise InvalidInput(f"A {kind} tool needs an undo function: {kind}(undo).")
+        if not kind.is_undoable and self.undo is not None:
+            raise InvalidInput(f"A tool that is {kind} is never undone; declare it reversible or compensable.")
+        self._require_applicable_args(kind)
         for role, function in self.functions():
             require_function(role, function)
         if self.identity_args is not None:
             object.__setattr__(self, "identity_args", _argument_names(self.identity_args))
         object.__setattr__(self, "failed_on", _exception_classes(self.failed_on))
 
-    def _require_applicable_args(self) -> None:
+    def _require_applicable_args(self, kind: Kind) -> None:
         """Reject arguments that do not apply to this kind, because their author expects them to have an effect."""
         for flag in ("once", "undo_if_unknown"):
             if not isinstance(getattr(self, flag), bool):
                 raise InvalidInput(f"{flag} must be True or False, not {getattr(self, flag)!r}.")
         names = [name for name in ("identity_args", "verify", "precheck") if getattr(self, name) is not None]
         names += [name for name in ("once", "failed_on") if getattr(self, name)]
-        if self.kind in NEUTRAL and names:
+        if kind.is_neutral and names:
             raise InvalidInput(
-                f"A tool that is {self.kind} changes nothing outside the graph; leave out {', '.join(names)}."
+                f"A tool that is {kind} changes nothing outside the graph; leave out {', '.join(names)}."
             )
-        if self.kind == WORKSPACE and names:
+        if kind == WORKSPACE and names:
             raise InvalidInput(
                 f"The calls of a tool that is {WORKSPACE} are taken back with the files; leave out {', '.join(names)}."
             )
         for name in ("precheck", "undo_if_unknown"):
-            if self.kind not in UNDOABLE and getattr(self, name):
-                raise InvalidInput(f"A tool that is {self.kind} is never undone; leave out {name}.")
+            if not kind.is_undoable and getattr(self, name):
+                raise InvalidInput(f"A tool that is {kind} is never undone; leave out {name}.")
 
     def __call__(self, tool: Tool) -> Tool:
         try:
@@ -155,7 +123,7 @@ class Effect:
     @property
     def has_identity(self) -> bool:
         """True if identical calls must be recognized: the call leaves a trace, or may happen only once."""
-        return self.kind in FENCED or self.once
+        return kind_of(self.kind).leaves_trace or self.once
 
     @property
     def undo_path(self) -> str | None:

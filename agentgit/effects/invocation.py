@@ -11,7 +11,7 @@ from datetime import datetime
 from reprlib import Repr
 from typing import Any, ClassVar, Self
 
-from agentgit.effects.effects import IRREVERSIBLE, NEUTRAL, REVERSIBLE, WORKSPACE
+from agentgit.effects.kinds import IRREVERSIBLE, REVERSIBLE, UNDECLARED, WORKSPACE, Kind, kind_of
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.values import COUNT, OBJECT, TIME, Displayable, TableList, to_json
 
@@ -199,7 +199,7 @@ class ToolInvocation(Displayable):
     result: Any = None
     error_message: str | None = None
     status: str = INTENDED
-    effect: str = "undeclared"
+    effect: Kind = UNDECLARED
     tool_call_id: str | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -215,6 +215,9 @@ class ToolInvocation(Displayable):
     enclosing: str | None = None
     parent_id: int | None = None
     runs: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "effect", kind_of(self.effect))
 
     @property
     def is_imported(self) -> bool:
@@ -329,7 +332,7 @@ _MARK_OF_STATUS = {
 
 def mark(effect: str, status: str) -> str | None:
     """Return the mark that a call gets in a tree; None if it gets none."""
-    if effect in NEUTRAL or effect == WORKSPACE:
+    if kind_of(effect).is_neutral or effect == WORKSPACE:
         return None
     status_mark = _MARK_OF_STATUS.get(status)
     return IRREVERSIBLE if status_mark == "done" and effect == IRREVERSIBLE else status_mark

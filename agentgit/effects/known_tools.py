@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from agentgit.effects.effects import READ_ONLY, STATE, WORKSPACE, Effect
+from agentgit.effects.effects import Effect
+from agentgit.effects.kinds import READ_ONLY, STATE, WORKSPACE
 
 BY_BACKEND = "by backend"
 """The effect of a tool that changes a file of deepagents: it depends on the backend that has the file."""
@@ -93,7 +94,6 @@ KNOWN_TOOLS = (
 """The tools whose effects are known. All others are undeclared: a shell, or a tool that starts work elsewhere."""
 
 _BY_FUNCTION = {(known.module, function): known for known in KNOWN_TOOLS for function in known.functions}
-_EFFECTS = {kind: Effect(kind) for kind in (READ_ONLY, STATE, WORKSPACE)}
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class ToolProfile:
             kind = STATE if self._runs_local_graphs(None if args is None else args.get("subagent_type")) else None
         else:
             kind = self.known.effect
-        return None if kind is None else _EFFECTS[kind]
+        return None if kind is None else Effect(kind)
 
     @property
     def _backend(self) -> Any:

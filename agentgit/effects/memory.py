@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from agentgit.effects.effects import IDEMPOTENT, MEMORY, READ_ONLY, Effect
+from agentgit.effects.effects import Effect
 from agentgit.effects.invocation import UNKNOWN, ToolInvocation, identity
+from agentgit.effects.kinds import IDEMPOTENT, MEMORY, READ_ONLY
 from agentgit.errors import InvalidInput
 
 PUT, DELETE = "memory.put", "memory.delete"

@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
-from agentgit.effects import effects, invocation
+from agentgit.effects import invocation
 from agentgit.effects.files import FileChanges
 from agentgit.effects.function_names import SEVERAL
 from agentgit.effects.invocation import IMPORTED_REASON, NEVER_RUNS_REASON, ToolInvocation, how_to_resolve
-from agentgit.effects.memory import MemoryWrite, is_memory_write
+from agentgit.effects.kinds import COMPENSABLE, IDEMPOTENT, IRREVERSIBLE, MEMORY, STATE, UNDECLARED, WORKSPACE
+from agentgit.effects.memory import MemoryWrite
 from agentgit.errors import InvalidInput
 from agentgit.values import PrintableDrawing, count, escape_path, quote_name
 
@@ -37,8 +38,8 @@ NOT_RERUN_REASON = "it was reversed later, and its tool does not run again"
 RERUN_REASON = "its tool runs again for the new branch"
 
 ANSWERED_REASONS = {
-    effects.STATE: "it changed only the state of the graph, which is restored",
-    effects.WORKSPACE: "it changed only files of the workspace, which are restored from a snapshot, not made again",
+    STATE: "it changed only the state of the graph, which is restored",
+    WORKSPACE: "it changed only files of the workspace, which are restored from a snapshot, not made again",
 }
 """The reasons why a call is answered from the record instead of running again, by its effect."""
 
@@ -369,7 +370,7 @@ def _plan_path(
         is_stuck = step is not None and step.action == BLOCK and call.answered is None
         obstacle = call.blocked or (step.why if step is not None and is_stuck else None)
         answered_reason = call.answered or ANSWERED_REASONS.get(call.invocation.effect)
-        is_in_world = call.effective_run is not None or call.invocation.effect in effects.NEUTRAL
+        is_in_world = call.effective_run is not None or call.invocation.effect.is_neutral
         if call.effective_run is not None:
             is_reversed = (obstacle or answered_reason) is None and step is not None and step.action == REVERSE
             reversals[call.effective_run.id] = step if is_reversed else None
@@ -388,12 +389,12 @@ def _plan_redos(
     for step in steps:
         call = step.invocation
         is_in_world = call.status in invocation.STANDING - {invocation.FAILED} and not call.is_imported
-        is_fenced = call.effect in effects.FENCED and call.identity is not None
+        is_fenced = call.effect.leaves_trace and call.identity is not None
         if step.action in (KEEP, BLOCK) and is_fenced and is_in_world:
             standing.setdefault(_tool_and_identity(call), []).append(call)
     return [
         PlanStep(action=GONE, invocation=call, why=f"the same call stays in the world: {equals.pop()}", otherwise=GONE)
-        if (equals := standing.get(_tool_and_identity(call))) and call.effect in effects.FENCED and not call.is_imported
+        if (equals := standing.get(_tool_and_identity(call))) and call.effect.leaves_trace and not call.is_imported
         else _plan_redo(call, redo_obstacle)
         for call in calls
     ]
@@ -427,13 +428,13 @@ def _uncertainty(call: ToolInvocation) -> str | None:
 
 
 def _plan_call(call: ToolInvocation, knowledge: Knowledge, tools: str) -> PlanStep | None:
-    if call.effect in effects.NEUTRAL:
+    if call.effect.is_neutral:
         return None
     if call.status == invocation.PAUSED:
         return PlanStep(action=KEEP, invocation=call, why=PAUSED_REASON)
     if call.status not in invocation.STANDING:
         return None
-    if call.effect == effects.WORKSPACE and call.status != invocation.INTENDED:
+    if call.effect == WORKSPACE and call.status != invocation.INTENDED:
         why_kept = knowledge.kept_files(call)
         if why_kept is None:
             return None
@@ -444,7 +445,7 @@ def _plan_call(call: ToolInvocation, knowledge: Knowledge, tools: str) -> PlanSt
         reason += f"; its tool started {call.runs} times to ask a person, so what it does before asking ran each time"
     if tools == "keep" and action != KEEP:
         return PlanStep(action=KEEP, invocation=call, why="the world is left alone, as requested")
-    is_reversible = action == REVERSE and call.effect != effects.COMPENSABLE
+    is_reversible = action == REVERSE and call.effect != COMPENSABLE
     if tools == "reversible" and action != KEEP and not is_reversible and call.status != invocation.INTENDED:
         return PlanStep(action=KEEP, invocation=call, why=f"only reversible effects are reversed; {reason}")
     if tools == "require_clean" and action == REVERSE:
@@ -455,7 +456,7 @@ def _plan_call(call: ToolInvocation, knowledge: Knowledge, tools: str) -> PlanSt
 
 
 def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
-    if call.effect == effects.IDEMPOTENT:
+    if call.effect == IDEMPOTENT:
         return KEEP, f"it {'raised' if call.has_raised else 'was interrupted'}, and calling it again is harmless"
     if not call.has_raised:
         return (
@@ -474,7 +475,7 @@ def _decide(call: ToolInvocation, knowledge: Knowledge) -> tuple[str, str]:
     if call.kind == invocation.UNOWNED:
         calls = count(call.args.get(invocation.TIMES, 1), "time")
         return KEEP, f"it was called {calls} in threads that no turn owns: not recorded, check by hand"
-    if call.effect == effects.UNDECLARED:
+    if call.effect == UNDECLARED:
         return KEEP, UNDECLARED_REASON
     if call.status == invocation.FAILED:
         return KEEP, f"it failed ({call.error_message}), so there is no result to reverse"
@@ -486,16 +487,16 @@ def _decide(call: ToolInvocation, knowledge: Knowledge) -> tuple[str, str]:
         return BLOCK, "a rollback is reversing it, or died doing so; see session.operations()"
     if call.status == invocation.REVERSE_UNKNOWN and not knowledge.undoes_unknown(call):
         return BLOCK, f"it is unknown whether an earlier rollback reversed it; {how_to_resolve(call.id)}"
-    if call.effect == effects.IRREVERSIBLE:
+    if call.effect == IRREVERSIBLE:
         return BLOCK, "it cannot be undone"
-    if call.effect == effects.IDEMPOTENT:
+    if call.effect == IDEMPOTENT:
         return KEEP, "it has no undo function; calling it again is harmless"
     if (obstacle := knowledge.undo_obstacle(call)) is not None:
         return KEEP if isinstance(obstacle, Stays) else BLOCK, obstacle
-    if is_memory_write(call):
+    if call.effect == MEMORY:
         reason = MemoryWrite.of(call).undo_reason
     else:
-        reason = "its undo compensates for it" if call.effect == effects.COMPENSABLE else "its undo reverses it"
+        reason = "its undo compensates for it" if call.effect == COMPENSABLE else "its undo reverses it"
     return REVERSE, f"{reason}{_undo_note(call)}"
 
 

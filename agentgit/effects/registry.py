@@ -19,18 +19,7 @@ from agentgit.effects.declarations import (
     effect_identity,
     function_identity,
 )
-from agentgit.effects.effects import (
-    COMPENSABLE,
-    IDEMPOTENT,
-    IRREVERSIBLE,
-    REVERSIBLE,
-    ROLES,
-    UNDECLARED,
-    UNDOABLE,
-    CheckFunction,
-    Effect,
-    Undo,
-)
+from agentgit.effects.effects import ROLES, CheckFunction, Effect, Undo
 from agentgit.effects.function_names import FunctionName, possible_change, printable_name
 from agentgit.effects.invocation import (
     IMPORTED_REASON,
@@ -41,7 +30,8 @@ from agentgit.effects.invocation import (
     ToolInvocation,
     how_to_resolve,
 )
-from agentgit.effects.memory import Memory, is_memory_write, may_be_written, redo_write, undo_write
+from agentgit.effects.kinds import COMPENSABLE, IDEMPOTENT, IRREVERSIBLE, MEMORY, REVERSIBLE, UNDECLARED
+from agentgit.effects.memory import Memory, may_be_written, redo_write, undo_write
 from agentgit.effects.served_sessions import NO_DECLARATIONS, HostRuns, ServedSession, ServedSessions, add_recent
 from agentgit.errors import NotFound
 
@@ -175,7 +165,7 @@ class Registry:
         """Return the function that undoes one recorded call."""
         if call.is_imported:
             raise NotFound(IMPORTED_REASON)
-        if is_memory_write(call):
+        if call.effect == MEMORY:
             return partial(undo_write, self.memory(session_id))
         undo = self._find_function("undo", session_id, call)
         if undo is None:
@@ -184,7 +174,7 @@ class Registry:
 
     def verify(self, session_id: int, call: ToolInvocation) -> CheckFunction | None:
         """Return the function that checks whether a recorded call happened; None if it has none."""
-        if is_memory_write(call) and not call.is_imported:
+        if call.effect == MEMORY and not call.is_imported:
             return partial(may_be_written, self.memory(session_id))
         return self._find_function("verify", session_id, call)
 
@@ -199,14 +189,14 @@ class Registry:
 
     def undoes_unknown(self, session_id: int, call: ToolInvocation) -> bool:
         """Return whether the undo of a call may run although it is unknown whether the call, or its undo, happened."""
-        if call.effect not in UNDOABLE or call.id in self.running_calls:
+        if not call.effect.is_undoable or call.id in self.running_calls:
             return False
         declared = self._current_effects(session_id, call)
         return bool(declared) and all(one.undo_if_unknown for one in declared)
 
     def runner(self, session_id: int, call: ToolInvocation) -> ToolRunner:
         """Return the function that runs a recorded call again."""
-        if is_memory_write(call):
+        if call.effect == MEMORY:
             return partial(redo_write, self.memory(session_id))
         runner: ToolRunner | str | None = None
         for group in self._fitting(session_id, call):
@@ -243,7 +233,7 @@ class Registry:
 
     def rerun_prohibition(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return why the declarations forbid a second run of a recorded call; None if they allow it."""
-        if is_memory_write(call):
+        if call.effect == MEMORY:
             return None  # `*` stands for the user's tools
         groups = self._declared_for(session_id, call), self._fitting(session_id, call)
         declared = [effect for found in groups for effect in _first_effects(found)]

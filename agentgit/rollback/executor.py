@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.declarations import ToolRunner
-from agentgit.effects.effects import COMPENSABLE, LASTING, REPEATABLE, Undo, takes_invocation
+from agentgit.effects.effects import Undo, takes_invocation
 from agentgit.effects.function_names import name_of, printable_name
 from agentgit.effects.invocation import (
     FAILED,
@@ -23,7 +23,7 @@ from agentgit.effects.invocation import (
     idempotency_key_set,
     join_errors,
 )
-from agentgit.effects.memory import is_memory_write
+from agentgit.effects.kinds import COMPENSABLE
 from agentgit.effects.plan import EXECUTE, GONE, KEEP, REDO, REVERSE, Stays
 from agentgit.effects.registry import Registry
 from agentgit.effects.results import NothingDone, ResultChange, ResultRewriter, comparable
@@ -153,8 +153,6 @@ class Executor:
             return False
         if self.registry.undo_obstacle(session_id, call) is not None:
             return False
-        if not is_memory_write(call):
-            return self._reverse_call(row, call, owner)
         with self.memory_conflicts.lock(session_id, call):
             return self._leave_on_conflict(row, call, owner, REVERSE) or self._reverse_call(row, call, owner)
 
@@ -257,8 +255,6 @@ class Executor:
             return False
         if earlier_run is None and self.may_still_be_in_world(row, original):
             return False
-        if not is_memory_write(original):
-            return self._run_again(row, original, earlier_run, owner)
         with self.memory_conflicts.lock(row.external_session_id, original):
             if self._leave_on_conflict(row, original, owner, REDO):
                 return True
@@ -282,7 +278,7 @@ class Executor:
 
     def may_still_be_in_world(self, row: StoredRow, original: ToolInvocation) -> bool:
         """Return whether a call on the path may be in the world although it must be reversed before it runs again."""
-        if as_object(row.request).get("replay") != EXECUTE or original.effect in REPEATABLE or original.is_imported:
+        if as_object(row.request).get("replay") != EXECUTE or original.effect.is_repeatable or original.is_imported:
             return False
         with self.store.database.reading() as connection:
             return self.store.world.may_be_in_world(connection, original)
@@ -312,7 +308,7 @@ class Executor:
         problem = _describe_failure(error, verdict)
         if isinstance(error, CANCELLED) and verdict is not Verdict.GONE:
             return CallOutcome(status=invocation.UNKNOWN, error=problem)
-        is_failed = verdict is Verdict.GONE or (verdict is Verdict.NO_VERIFY and call.effect not in LASTING)
+        is_failed = verdict is Verdict.GONE or (verdict is Verdict.NO_VERIFY and not call.effect.is_lasting)
         return CallOutcome(status=FAILED if is_failed else invocation.UNKNOWN, error=problem, ended_at=now)
 
     def _proves_nothing_done(self, row: StoredRow, call: ToolInvocation, error: BaseException) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import NEUTRAL
 from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.invocation import SIMULATED
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
@@ -109,7 +108,7 @@ class Finisher:
 
     def _action_for_skipped_redo(self, connection: Connection, row: StoredRow, call: ToolInvocation) -> str:
         """Return the action for a call that was to run again and did not; the record answers for an existing effect."""
-        is_in_world = call.effect in NEUTRAL or self.store.world.may_be_in_world(connection, call)
+        is_in_world = call.effect.is_neutral or self.store.world.may_be_in_world(connection, call)
         return ANSWER if is_in_world and self.rerun_track.has_reruns(row) else GONE
 
     def publish_branch(

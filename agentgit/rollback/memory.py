@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, ToolInvocation
-from agentgit.effects.memory import ItemName, Memory, MemoryWrite, is_memory_write, is_same, item_identity, lock_name
+from agentgit.effects.kinds import MEMORY
+from agentgit.effects.memory import ItemName, Memory, MemoryWrite, is_same, item_identity, lock_name
 from agentgit.effects.plan import REDO, REVERSE, Stays
 from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
@@ -32,38 +33,37 @@ class MemoryConflicts:
     def lock(self, session_id: int, call: ToolInvocation) -> Iterator[None]:
         """Keep others from writing the item of a call until the block ends. Without a store here, there is no item."""
         try:
-            store_name = self.registry.memory(session_id).name
+            store_name = self.registry.memory(session_id).name if call.effect == MEMORY else None
         except NotFound:
+            store_name = None
+        if store_name is None:
             yield
             return
         with self.store.database.named_locks.hold([lock_name(store_name, MemoryWrite.of(call).item)]):
             yield
 
     def find(self, session_id: int, call: ToolInvocation, action: str) -> str | None:
-        """Return why a write cannot be undone, or made again, now; None if it can."""
+        """Return why a write to memory cannot be undone, or made again, now; None if it can, and for other calls."""
         return self._find_all(session_id, [(call, action)]).get(call.id)
 
     def find_in_plan(self, session_id: int, plan: RollbackPlan) -> dict[int, str]:
         """Return the conflicts of a plan by the id of the call, as they are after the steps before each."""
-        return self._find_all(
-            session_id,
-            [
-                (step.invocation, step.action)
-                for step in plan.steps
-                if step.action in (REVERSE, REDO) and is_memory_write(step.invocation)
-            ],
-        )
+        steps = [(step.invocation, step.action) for step in plan.steps if step.action in (REVERSE, REDO)]
+        return self._find_all(session_id, steps)
 
-    def _find_all(self, session_id: int, steps: Sequence[tuple[ToolInvocation, str]]) -> dict[int, str]:
+    def _find_all(self, session_id: int, steps: Iterable[tuple[ToolInvocation, str]]) -> dict[int, str]:
+        writes = [(call, action) for call, action in steps if call.effect == MEMORY]
+        if not writes:
+            return {}
         try:
             memory = self.registry.memory(session_id)
         except NotFound:
             return {}  # the plan says so anyway
-        items = dict.fromkeys(MemoryWrite.of(call).item for call, _ in steps)
+        items = dict.fromkeys(MemoryWrite.of(call).item for call, _ in writes)
         values = {item: _read(memory, item) for item in items}  # before a transaction is open
         conflicts: dict[int, str] = {}
         with self.store.database.reading() as connection:
-            for call, action in steps:
+            for call, action in writes:
                 conflict = self._conflict(connection, session_id, call, action, values)
                 if conflict is not None:
                     conflicts[call.id] = conflict
@@ -95,7 +95,9 @@ class MemoryConflicts:
         return None
 
     def adapted(self, session_id: int, call: ToolInvocation) -> ToolInvocation:
-        """Return a write that is to be made again as one to the store here, with its value before if it was another."""
+        """Return a write to be made again as one to the store here, with its value before if it was another."""
+        if call.effect != MEMORY:
+            return call
         memory = self.registry.memory(session_id)
         before = {"before": memory.read(MemoryWrite.of(call).item)} if call.is_imported else {}
         return replace(call, args={**call.args, **before}, identity=item_identity(memory.name, call.args))

@@ -10,7 +10,6 @@ from itertools import pairwise
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, ToolInvocation
-from agentgit.effects.effects import NEUTRAL, REPEATABLE, STATE, UNDECLARED, WORKSPACE
 from agentgit.effects.files import SnapshotRef
 from agentgit.effects.invocation import (
     DONE,
@@ -26,7 +25,8 @@ from agentgit.effects.invocation import (
     UNKNOWN,
     how_to_resolve,
 )
-from agentgit.effects.memory import MEMORY_TOOLS, is_memory_write
+from agentgit.effects.kinds import MEMORY, STATE, UNDECLARED, WORKSPACE
+from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.effects.plan import (
     BLOCK,
     EXECUTE,
@@ -143,7 +143,7 @@ class PathCalls:
             (candidate for candidate in (effective_run, call) if candidate is not None and candidate.status in UNSURE),
             None,
         )
-        if uncertain_call is not None and call.effect not in REPEATABLE:
+        if uncertain_call is not None and not call.effect.is_repeatable:
             return f"its outcome is unknown ({uncertain_call.status}); {how_to_resolve(uncertain_call.id)}"
         if inner_calls := self.store.recorded_calls.inner_calls(connection, call, HAPPENED):
             return f"it called {inner_calls[0]}, which is not recorded outside a turn"
@@ -156,8 +156,8 @@ class PathCalls:
     ) -> str | None:
         """Return why a call on the path is answered from the record because of memory; None if it is not."""
         if call.tool_name in MEMORY_TOOLS:
-            return None if is_memory_write(call) else "memory stays as it is, as its effect says"
-        is_in_world = effective_run is not None or call.effect in NEUTRAL
+            return None if call.effect == MEMORY else "memory stays as it is, as its effect says"
+        is_in_world = effective_run is not None or call.effect.is_neutral
         if is_in_world and self.store.recorded_calls.has_written_memory(connection, call):
             return "its writes to memory are made again by themselves"
         return None

@@ -11,7 +11,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
@@ -23,7 +23,7 @@ from agentgit.async_api import WAITING_LOOP
 from agentgit.effects import RollbackPlan, ToolInvocation, invocation
 from agentgit.effects.function_names import name_of, printable_name
 from agentgit.effects.invocation import VERIFIED, idempotency_key_set, join_errors, short_repr
-from agentgit.effects.memory import is_memory_write
+from agentgit.effects.kinds import MEMORY
 from agentgit.effects.registry import Registry
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.rollback.crash_recovery import recover_all_abandoned
@@ -173,7 +173,7 @@ class Verification:
         with self.store.database.reading() as connection:
             plan = create_plan(connection, {})
         answers = {
-            step.invocation.id: None if is_memory_write(step.invocation) else self._run_precheck(step.invocation)
+            step.invocation.id: None if step.invocation.effect == MEMORY else self._run_precheck(step.invocation)
             for step in plan.reversals
         }
         answers |= self._memory_conflicts(plan)
@@ -185,7 +185,7 @@ class Verification:
 
     def _memory_conflicts(self, plan: RollbackPlan) -> dict[int, str]:
         """Return why writes to memory are not undone or made again, by the id of the call."""
-        call = next((one.invocation for one in plan.steps if is_memory_write(one.invocation)), None)
+        call = next((one.invocation for one in plan.steps if one.invocation.effect == MEMORY), None)
         return {} if call is None else self.memory_conflicts.find_in_plan(self._session_id_of(call), plan)
 
     def _run_precheck(self, call: ToolInvocation) -> str | None:
@@ -220,7 +220,7 @@ class Verification:
     def verify(self, session_id: int, call: ToolInvocation) -> None:
         """Run the `verify` function of a call, and record whether the effect is in the world."""
         try:
-            with self._lock(session_id, call):
+            with self.memory_conflicts.lock(session_id, call):  # a write that goes on does not land after this
                 verdict = self.run_verify(session_id, call)
         except Unavailable as unavailable:  # a write that goes on may still happen
             verdict = VerifyRaised(describe_error(unavailable))
@@ -244,11 +244,6 @@ class Verification:
             )
         except Conflict:
             return  # somebody else has decided meanwhile, and the journal has that decision
-
-    def _lock(self, session_id: int, call: ToolInvocation) -> AbstractContextManager[None]:
-        """Keep a write to memory that goes on, though its turn was cancelled, from landing after it was looked up."""
-        is_held = is_memory_write(call) and not call.is_imported
-        return self.memory_conflicts.lock(session_id, call) if is_held else nullcontext()
 
     def _record_verify_error(self, call: ToolInvocation, verify_error: str | None) -> None:
         """Record what the `verify` function of a call raised, or remove an earlier error if it did not raise."""

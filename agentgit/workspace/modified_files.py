@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentgit.effects.effects import NEUTRAL, declared_on
+from agentgit.effects.effects import declared_on
+from agentgit.effects.kinds import kind_of
 from agentgit.errors import InvalidInput
 
 Tool = TypeVar("Tool")
@@ -131,7 +132,7 @@ def paths_of(tool_name: str, tool: Any, args: Mapping[str, Any]) -> Modifies | N
     if declared_arguments is not None:
         return _modified_paths(path for name in declared_arguments for path in _paths_in_value(args.get(name)))
     effect = declared_on(tool)
-    if effect is not None and effect.kind in NEUTRAL:
+    if effect is not None and kind_of(effect.kind).is_neutral:
         return None
     names = set(_tool_names(tool_name))
     if names & SHELL_TOOLS:

@@ -18,7 +18,7 @@ from scripted import Graph, call, quick_tool, tool_node_graph
 from agentgit import NotDone, ToolInvocation
 from agentgit.demo import ScriptedModel
 from agentgit.effects import Effect
-from agentgit.effects.effects import COMPENSABLE, IRREVERSIBLE, REVERSIBLE
+from agentgit.effects.kinds import COMPENSABLE, IRREVERSIBLE, REVERSIBLE
 
 DECLARED = ("order", "pay", "mail")
 """The tools whose effects are declared; `note` is undeclared."""

@@ -16,14 +16,13 @@ from agentgit import ToolInvocation, compensable, reversible
 from agentgit.effects import Effect, effect
 from agentgit.effects.declarations import Declaration, Hints, as_effects, hints_in, record_fields, stricter
 from agentgit.effects.effects import (
-    KINDS,
-    UNDOABLE,
     declared_on,
     import_function,
     takes_invocation,
 )
 from agentgit.effects.function_names import FunctionName, is_different, name_of, possible_change, printable_name
 from agentgit.effects.invocation import identity, join_errors
+from agentgit.effects.kinds import KINDS
 from agentgit.effects.registry import Registry
 from agentgit.effects.results import SERIALIZED_KEY, comparable, content_of
 from agentgit.errors import InvalidInput, NotFound
@@ -213,7 +212,7 @@ def test_an_error_and_that_of_its_verify_are_kept_apart():
 # -- MCP
 
 
-DECLARED = {kind: Effect(kind, undo) if kind in UNDOABLE else Effect(kind) for kind in KINDS} | {"undeclared": None}
+DECLARED = {kind: Effect(kind, undo) if kind.is_undoable else Effect(kind) for kind in KINDS} | {"undeclared": None}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from agentgit.agents.explore.turns import Outcome, acting_tools, require_paralle
 from agentgit.checkpoints import references
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.files import SnapshotRef
-from agentgit.effects.memory import is_memory_write
+from agentgit.effects.kinds import MEMORY
 from agentgit.effects.plan import BLOCK, REDO, REVERSE
 from agentgit.errors import Conflict, InvalidInput, WorldDiverged
 from agentgit.handles.branching import Branching
@@ -257,7 +257,7 @@ class Explorer:
             for s in plan.steps
             if s.action in (REVERSE, REDO, BLOCK) and not _is_own_call(s.invocation, own_positions)
         ]
-        blocking_steps = [step for step in foreign_steps if not is_memory_write(step.invocation)]  # memory is shared
+        blocking_steps = [step for step in foreign_steps if step.invocation.effect != MEMORY]  # memory is shared
         if blocking_steps and acting_tools:
             raise WorldDiverged(
                 "An exploration reverses every effect that is not on its own path, and these are not its own: "

@@ -13,7 +13,7 @@ from agentgit.agents.branch_context import Graph, Interval, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.memory import is_wrappable
 from agentgit.effects import Effect
-from agentgit.effects.effects import NEUTRAL, UNDECLARED
+from agentgit.effects.kinds import UNDECLARED, kind_of
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.errors import InvalidInput
 from agentgit.store.queries.graph_points import BranchHead
@@ -23,7 +23,7 @@ from agentgit.values import describe_error
 def acting_tools(settings: TurnSettings) -> list[str]:
     """Return the names of the tools that change the world, and words for the tools that write files."""
     kinds = settings.effects.kinds()
-    names = [name for name, kind in kinds.items() if kind not in (*NEUTRAL, UNDECLARED)]
+    names = [name for name, kind in kinds.items() if kind != UNDECLARED and not kind_of(kind).is_neutral]
     return [*names, "those that write files"] if settings.workspace is not None else names
 
 

@@ -15,7 +15,7 @@ from langgraph.types import Command, interrupt
 
 from agentgit.agents.branch_context import Graph
 from agentgit.effects import RollbackPlan
-from agentgit.effects.effects import COMPENSABLE, MEMORY
+from agentgit.effects.kinds import COMPENSABLE, MEMORY
 from agentgit.effects.plan import REDO, REVERSE, PlanStep
 from agentgit.langgraph_internals import CONFIG_KEY_TASK_ID, RunnableCallable
 

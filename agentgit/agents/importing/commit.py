@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 
 from agentgit.agents.importing.history import HistoryReader, ImportedCall, ImportedHistory
 from agentgit.auth.principal import WRITE
-from agentgit.effects.effects import UNDECLARED
 from agentgit.effects.invocation import DONE
+from agentgit.effects.kinds import UNDECLARED
 from agentgit.errors import Conflict
 from agentgit.handles.context import Context
 from agentgit.handles.templates import require_name

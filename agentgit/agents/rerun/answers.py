@@ -23,8 +23,8 @@ from agentgit.agents.turn.calls import Call, InflightResult
 from agentgit.agents.turn.recorded_results import UnreadableResult, rebuild_result
 from agentgit.agents.turn.scopes import TaskPlace
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import NEUTRAL, READ_ONLY
 from agentgit.effects.invocation import FAILED, SIMULATED, UNKNOWN, identity
+from agentgit.effects.kinds import READ_ONLY, kind_of
 from agentgit.errors import AgentGitError, InvalidInput, RerunDiverged
 from agentgit.langgraph_internals import task_path_str
 from agentgit.rollback import awaiter_for_current_loop
@@ -82,12 +82,17 @@ class Answers:
         self.acting = {
             call.tool_name: call.effect
             for call in (*recording.calls, *recording.waiting)
-            if call.effect not in NEUTRAL and call.tool_name not in settings.effects.profiled
+            if not call.effect.is_neutral and call.tool_name not in settings.effects.profiled
         }
         """The recorded effects of the tools that act; a new declaration does not make one `live`."""
         for name, policy in self._policies.items():
             kind = self.acting.get(name, kinds.get(name, READ_ONLY))
-            if _is_word(policy) and policy == LIVE and kind not in NEUTRAL and name not in settings.effects.profiled:
+            if (
+                _is_word(policy)
+                and policy == LIVE
+                and not kind_of(kind).is_neutral
+                and name not in settings.effects.profiled
+            ):
                 raise InvalidInput(
                     f"The tool {name} is {kind}, and a rerun runs only tools that are declared read_only or "
                     "state, and were recorded so. Leave it out, or give it a value or a function."
@@ -168,7 +173,7 @@ class Answers:
             return self._own_answer(request)
         policy = self._policies.get(name, self._policies.get(ALL, RECORD))
         is_word = _is_word(policy)
-        if is_word and policy == LIVE and request.intent.effect in NEUTRAL and name not in self.acting:
+        if is_word and policy == LIVE and request.intent.effect.is_neutral and name not in self.acting:
             recorded = self._take(request)
             self._note(call, LIVE, recorded)
             return None

@@ -19,7 +19,8 @@ from sqlalchemy import Connection, select
 from agentgit.agents.branch_context import BranchContext
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import FAILED, INTENDED, PAUSED, REPLAY, UNOWNED
-from agentgit.effects.memory import MEMORY_TOOLS, is_memory_write
+from agentgit.effects.kinds import MEMORY
+from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import TASKS
 from agentgit.store.objects.content import read_values
@@ -137,7 +138,7 @@ class Recording:
         skipped = self.start.position if self.start is not None else 0
         position = self.end.position if self.end is not None else None
         track = self._store.track(connection, self.row)
-        self.memory_writes = [call for call in track[skipped:] if is_memory_write(call)]
+        self.memory_writes = [call for call in track[skipped:] if call.effect == MEMORY]
         return [call for call in track[skipped:position] if has_outcome(call)]
 
     def _read_places(self, connection: Connection) -> None:

@@ -37,7 +37,7 @@ from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.references import free_name
 from agentgit.effects import Effect
 from agentgit.effects.declarations import as_effects
-from agentgit.effects.effects import NEUTRAL
+from agentgit.effects.kinds import kind_of
 from agentgit.errors import AgentGitError, InvalidInput, OutsideRerun, PromptChanged, RerunDiverged
 from agentgit.langgraph_internals import task_path_str
 from agentgit.saver.data_types import add_types
@@ -438,7 +438,7 @@ def _require_answerable(graph: Graph, settings: TurnSettings, acting: Container[
     """Check that the record can answer the calls of each tool of a graph that acts."""
     for tool, enclosing, _ in reachable_tools(graph):
         effect = settings.effects.declaration_of(tool, enclosing).effect
-        if effect is not None and effect.kind in NEUTRAL and tool.name not in acting:
+        if effect is not None and kind_of(effect.kind).is_neutral and tool.name not in acting:
             continue
         for name in ENTRIES:
             owner = next(kind for kind in type(tool).__mro__ if name in vars(kind))

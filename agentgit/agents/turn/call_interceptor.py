@@ -31,7 +31,6 @@ from agentgit.agents.turn.fence_errors import (
 from agentgit.agents.turn.recorded_results import UnreadableResult, has_command, rebuild_result
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import FENCED, IRREVERSIBLE, READ_ONLY, STATE
 from agentgit.effects.invocation import (
     DONE,
     FAILED,
@@ -45,6 +44,7 @@ from agentgit.effects.invocation import (
     call_key,
     repeat_key,
 )
+from agentgit.effects.kinds import IRREVERSIBLE, READ_ONLY, STATE
 from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
 from agentgit.rollback import wait
@@ -224,7 +224,7 @@ class CallInterceptor:
                         self._registry.current(earlier),
                         "This would be the same call with other arguments, so it was not made.",
                     )
-        elif call.intent.effect in FENCED and self.fence_mode != OFF:
+        elif call.intent.effect.leaves_trace and self.fence_mode != OFF:
             acted = [one for one in earlier_calls if one.effect == IRREVERSIBLE and one.status in POSSIBLY_IN_EFFECT]
 
             def unmatched() -> ToolInvocation | None:
@@ -300,7 +300,7 @@ class CallInterceptor:
 
     def _admit(self, call: Call) -> None:
         effect = call.intent.effect
-        if call.is_once or (effect in FENCED and self.fence_mode != OFF and self._is_after_rollback):
+        if call.is_once or (effect.leaves_trace and self.fence_mode != OFF and self._is_after_rollback):
             self._admit_fenced(call)
         elif effect != READ_ONLY:  # a read-only call may be recorded after it has ended
             self.turn.unit_of_work.write(lambda connection: self._record_intent(connection, call))

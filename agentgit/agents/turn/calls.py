@@ -29,8 +29,9 @@ from agentgit.agents.turn.requests import Batch, Requests
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.agents.turn.scopes import Frame, Scopes, TaskPlace, enclosing_name, scope_name
 from agentgit.effects.declarations import Declaration, record_fields
-from agentgit.effects.effects import LASTING, NEUTRAL, READ_ONLY, UNSHARED, WORKSPACE, Effect
+from agentgit.effects.effects import Effect
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, REPLAY, SIMULATED, UNKNOWN, idempotency_key_set
+from agentgit.effects.kinds import READ_ONLY, WORKSPACE, kind_of
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.effects.results import NothingDone
 from agentgit.errors import AgentGitError
@@ -141,7 +142,7 @@ class CallSite:
     @property
     def _must_wait(self) -> bool:
         effect = self.declaration.effect if self.declaration.is_recorded else None
-        return effect is not None and effect.kind not in UNSHARED
+        return effect is not None and kind_of(effect.kind).is_exclusive
 
 
 @contextmanager
@@ -225,7 +226,7 @@ class Call:
     @property
     def is_harmless(self) -> bool:
         """True if the call may run again when the record has no answer."""
-        return self.intent.effect not in LASTING and not self.is_once
+        return not self.intent.effect.is_lasting and not self.is_once
 
     @property
     def scope(self) -> str:
@@ -319,7 +320,7 @@ class Call:
 
     def note_running(self) -> None:
         """Note that the call runs until it has ended; it may go on when the turn has ended."""
-        if self.is_recorded and self.intent.effect not in NEUTRAL:
+        if self.is_recorded and not self.intent.effect.is_neutral:
             self.site.calls.turn.context.registry.running_calls[self.intent.id] = self.site.calls.branch.id
 
     @property
@@ -332,7 +333,7 @@ class Call:
     @property
     def needs_outcome(self) -> bool:
         """True if it must be known whether the call acted: its effect lasts, or it may happen only once."""
-        return self.effect is not None and (self.effect.kind in LASTING or self.effect.once)
+        return self.effect is not None and (kind_of(self.effect.kind).is_lasting or self.effect.once)
 
     # -- the end
 
@@ -499,13 +500,13 @@ class Calls:
             except AgentGitError as error:
                 call.span.end(error)
                 raise
-            self.acted_count += call.intent.effect not in NEUTRAL
+            self.acted_count += not call.intent.effect.is_neutral
         self._tools_by_run[site.run_id] = call
         self.scopes.begin_tool(site.run_id, frame, call.scope, lambda: self.interrupts.graph_numbers(call))
         runs_tool = call.is_recorded and call.answer is None and not call.is_simulated
         if runs_tool and site.declaration.tool is not None:
             self.turn.context.registry.remember(call.intent.id, site.declaration)
-        if runs_tool and call.intent.effect not in NEUTRAL and site.tool_name not in MEMORY_TOOLS:
+        if runs_tool and not call.intent.effect.is_neutral and site.tool_name not in MEMORY_TOOLS:
             try:  # if what the call is about to change cannot be backed up, its tool does not run
                 self.turn.files.back_up(site.tool_name, site.declaration.tool, arguments.values)
             except AgentGitError as error:

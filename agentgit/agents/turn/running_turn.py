@@ -11,6 +11,7 @@ from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.inputs import TurnInput
 from agentgit.agents.turn.checkpoint_tracker import CheckpointTracker
 from agentgit.agents.turn.files import TurnFiles
+from agentgit.effects.kinds import Kind
 from agentgit.saver.recorded_turn import RecordedTurn
 from agentgit.store.records.checkpoints import Label
 from agentgit.store.records.sessions import StoredRow
@@ -36,7 +37,7 @@ class RunningTurn(RecordedTurn, Protocol):
     def counts_calls(self) -> bool:
         """True if a checkpoint, which records the number of calls so far, may be made before the turn ends."""
 
-    def authorize_call(self, connection: Connection, effect: str) -> None:
+    def authorize_call(self, connection: Connection, effect: Kind) -> None:
         """Authorize a call in the transaction that records its intent."""
 
     def request_checkpoint(self, batch: int, label: Label) -> None:

@@ -26,7 +26,7 @@ from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.agents.turn.requests import Batch, message_name
 from agentgit.agents.turn.unowned_calls import watching
-from agentgit.effects.effects import UNSHARED
+from agentgit.effects.kinds import Kind
 from agentgit.effects.plan import KEEP
 from agentgit.errors import AgentGitError, Conflict, Corrupt, InvalidInput, Unavailable, WorldDiverged
 from agentgit.rollback.crash_recovery import recover_abandoned
@@ -259,10 +259,10 @@ class Turn:
         self.context.store.sessions.merge_metadata(connection, self.branch_id, DELIVERED)
         return input_with_note
 
-    def authorize_call(self, connection: Connection, effect: str) -> None:
+    def authorize_call(self, connection: Connection, effect: Kind) -> None:
         """Authorize a call in the transaction that records its intent."""
         store = self.context.store
-        if effect not in UNSHARED and self.unit_of_work.world_seq is None:
+        if effect.is_exclusive and self.unit_of_work.world_seq is None:
             last_seq = store.world.last_seq(connection, self.branch.external_session_id)
             self._require_world_unchanged(connection, store.sessions.branch(connection, self.branch_id), last_seq)
 

@@ -21,8 +21,8 @@ from sqlalchemy import Connection
 from agentgit.agents.turn.abandoned_turn import warn_caller
 from agentgit.agents.turn.calls import Calls, is_detached
 from agentgit.agents.turn.fence_errors import unowned_call_error
-from agentgit.effects.effects import FENCED, UNDECLARED
 from agentgit.effects.invocation import DONE, TIMES, UNOWNED
+from agentgit.effects.kinds import UNDECLARED, kind_of
 from agentgit.errors import UnownedCall
 from agentgit.rollback.verification import IN_OPERATION
 from agentgit.store.records.journal import CallOutcome, Intent
@@ -76,7 +76,7 @@ def note_unowned_call(tool: BaseTool) -> None:
         declared = [(watch, declaration) for watch, declaration in found if declaration is not None]
         for watch, declaration in declared:
             kind = declaration.effect.kind if declaration.effect is not None else UNDECLARED
-            if watch.calls.turn.context.settings.unowned_calls == REFUSE and kind in FENCED:
+            if watch.calls.turn.context.settings.unowned_calls == REFUSE and kind_of(kind).leaves_trace:
                 raise unowned_call_error(tool.name)
     if declared:  # a filter that makes the warning an error keeps the call from running
         warn_caller(

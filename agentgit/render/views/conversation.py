@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import IRREVERSIBLE, UNDECLARED
 from agentgit.effects.invocation import DECISIONS, REDO, REPLAY, UNOWNED, short_repr
+from agentgit.effects.kinds import IRREVERSIBLE, UNDECLARED
 from agentgit.render import html
 from agentgit.render.text import Line, Span, clean, cut, plain, table, visible
 from agentgit.sessions.messages import text_of
@@ -71,7 +71,7 @@ def _message_cell(message: Mapping[str, Any]) -> str:
     return html.wrapping_cell(html.fold(html.escape(title), content), len(line))
 
 
-_EFFECTS = {IRREVERSIBLE: "bad", UNDECLARED: "changed"}
+_EFFECTS: dict[str, str] = {IRREVERSIBLE: "bad", UNDECLARED: "changed"}
 
 _LONGEST_CALL, _SHOWN = 2_000, 200
 """The maximum characters of one call, and calls, on a page."""

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, or_, select
 from agentgit.checkpoints.diff import Tokens
 from agentgit.checkpoints.references import free_name
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import UNDECLARED
+from agentgit.effects.kinds import UNDECLARED
 from agentgit.errors import NotFound
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.sessions.session import RERUN

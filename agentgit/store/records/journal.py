@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Integer,
     Row,
@@ -34,7 +35,6 @@ from sqlalchemy import (
 )
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import NEUTRAL
 from agentgit.effects.invocation import (
     CALL,
     DONE,
@@ -50,6 +50,7 @@ from agentgit.effects.invocation import (
     TRANSITIONS,
     UNKNOWN,
 )
+from agentgit.effects.kinds import RECORDED_KINDS, Kind, kind_of
 from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.batch import slices
@@ -97,7 +98,7 @@ class Intent:
     batch_index: int
     tool_name: str
     tool_call_id: str | None
-    effect: str
+    effect: Kind
     undo: str | None
     args: Any
     idempotency_key: str
@@ -173,7 +174,7 @@ class Journal:
             if outcome.result is not None:  # also of a call that was reversed later
                 row["result"] = to_json(outcome.result)
             _ADD.run(connection, row)
-            if intent.effect in NEUTRAL or outcome.status not in LAST_LOGGED_STATUSES:
+            if intent.effect.is_neutral or outcome.status not in LAST_LOGGED_STATUSES:
                 continue
             last_seq += 1
             entry = {
@@ -232,7 +233,7 @@ class Journal:
         if outcome.answers is None:
             del values["answers"]  # what the call had used when it was last heard of stays
         row = self._change_status(connection, invocation_id, outcome.status, **values)
-        if row.effect not in NEUTRAL:
+        if not kind_of(row.effect).is_neutral:
             if not is_past:
                 self._record_audit_event(connection, row, outcome.status, None)
             return self._append_to_world_log(connection, row, outcome.status, None)
@@ -491,6 +492,11 @@ class Journal:
 
     def _in_branch(self, branch_id: int) -> Any:
         return and_(TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.internal_session_id == branch_id)
+
+
+def acts(effect: ColumnElement[str]) -> ColumnElement[bool]:
+    """Return the condition for calls whose effect is not neutral."""
+    return and_(*(effect != kind for kind in RECORDED_KINDS if kind.is_neutral))
 
 
 IS_ON_TRACK = and_(TOOL_INVOCATION.c.status != PAUSED, TOOL_INVOCATION.c.kind != REDO)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import MEMORY, NEUTRAL
 from agentgit.effects.invocation import (
     CALL,
     DONE,
@@ -25,9 +24,10 @@ from agentgit.effects.invocation import (
     UNKNOWN,
     mark,
 )
+from agentgit.effects.kinds import MEMORY
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.sessions.tree import Branch, Point
-from agentgit.store.records.journal import IS_ON_TRACK, NEWEST_REDOS, TRACK_ORDER, WITH_BRANCH, Journal, TrackPart
+from agentgit.store.records.journal import IS_ON_TRACK, NEWEST_REDOS, TRACK_ORDER, WITH_BRANCH, Journal, TrackPart, acts
 from agentgit.store.records.sessions import SessionStore, StoredRow
 from agentgit.store.records.world_log import IS_REMADE, IS_SUPERSEDED, WorldLog
 from agentgit.store.sql.batch import slices
@@ -90,9 +90,7 @@ def _calls(*conditions: Any) -> Select[Any]:
     """Return the query for the calls that have a mark, each with its index among the calls of its branch."""
     columns = (TOOL_INVOCATION.c[name] for name in ("id", "internal_session_id", "kind", "effect", "status", "made_on"))
     indexed = select(*columns, _call_index.label("place")).where(*_of_session, IS_ON_TRACK, *conditions).subquery()
-    return select(indexed).where(
-        *(indexed.c.effect != kind for kind in NEUTRAL), indexed.c.kind != REPLAY, indexed.c.made_on.is_(None)
-    )
+    return select(indexed).where(acts(indexed.c.effect), indexed.c.kind != REPLAY, indexed.c.made_on.is_(None))
 
 
 _SELECT_CALLS = CompiledStatement(_calls())
@@ -184,7 +182,7 @@ class RecordedCalls:
             connection,
             call,
             TOOL_INVOCATION.c.status.in_(sorted(statuses)),
-            *(() if include_reads else (TOOL_INVOCATION.c.effect != kind for kind in NEUTRAL)),
+            *(() if include_reads else (acts(TOOL_INVOCATION.c.effect),)),
             TOOL_INVOCATION.c.tool_name.not_in(sorted(MEMORY_TOOLS)),
         )
         return self.journal.invocations_from_rows(connection, rows)

@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, or_, select
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.effects import NEUTRAL, REVERSIBLE, UNSHARED, WORKSPACE
 from agentgit.effects.invocation import (
     CALL,
     FAILED,
@@ -26,7 +25,8 @@ from agentgit.effects.invocation import (
     STANDING,
     UNKNOWN,
 )
-from agentgit.store.records.journal import LAST_SEQ, WITH_BRANCH, Journal, TrackPart
+from agentgit.effects.kinds import RECORDED_KINDS, REVERSIBLE, WORKSPACE
+from agentgit.store.records.journal import LAST_SEQ, WITH_BRANCH, Journal, TrackPart, acts
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
@@ -95,7 +95,7 @@ class WorldLog:
                 TOOL_INVOCATION.c.tenant_id == self.tenant_id,
                 TOOL_INVOCATION.c.external_session_id == session_id,
                 TOOL_INVOCATION.c.status.in_(sorted(STANDING)),
-                *(TOOL_INVOCATION.c.effect != kind for kind in NEUTRAL),
+                acts(TOOL_INVOCATION.c.effect),
                 TOOL_INVOCATION.c.kind != REPLAY,
                 or_(TOOL_INVOCATION.c.kind == REDO, ~self._is_recorded_on(connection, path)),
                 ~IS_SUPERSEDED,
@@ -121,7 +121,8 @@ class WorldLog:
                 TOOL_INVOCATION.c.external_session_id == session_id,
                 TOOL_INVOCATION.c.status == PAUSED,
                 TOOL_INVOCATION.c.made_on.is_(None),
-                *(TOOL_INVOCATION.c.effect != kind for kind in (*NEUTRAL, WORKSPACE)),
+                acts(TOOL_INVOCATION.c.effect),
+                TOOL_INVOCATION.c.effect != WORKSPACE,
                 ~_RAN_AGAIN,
             )
         )
@@ -269,7 +270,7 @@ _IS_USED_REPLAY = (
 _WAS_SIMULATED = and_(
     TOOL_INVOCATION.c.status == SIMULATED,
     TOOL_INVOCATION.c.error_message.is_(None),
-    *(TOOL_INVOCATION.c.effect != kind for kind in NEUTRAL),
+    acts(TOOL_INVOCATION.c.effect),
 )
 """The SQL condition for a call whose effect a rerun took for granted."""
 
@@ -330,7 +331,7 @@ _CHANGES_BY_OTHERS = CompiledStatement(
         WORLD_LOG.c.external_session_id == bindparam("session"),
         WORLD_LOG.c.seq > bindparam("seen"),
         # Memory is shared by sessions, so its changes never stop a branch.
-        and_(*(TOOL_INVOCATION.c.effect != kind for kind in UNSHARED)),
+        and_(*(TOOL_INVOCATION.c.effect != kind for kind in RECORDED_KINDS if not kind.is_exclusive)),
         # A call is ours if this branch made it. A reversal is ours if the rollback or switch was to this branch.
         case(
             (

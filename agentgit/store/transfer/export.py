@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from agentgit.checkpoints.references import free_name
-from agentgit.effects.effects import NEUTRAL, WORKSPACE
 from agentgit.effects.invocation import FAILED, PAUSED, REDO, REPLAY, STANDING
+from agentgit.effects.kinds import WORKSPACE, kind_of
 from agentgit.effects.plan import KEEP
 from agentgit.effects.report import GROUPS
 from agentgit.errors import Conflict
@@ -338,7 +338,9 @@ class _PathExport(_Export):
         replayed_ids = {row.replay_of for row in path_calls.values()}
         other_calls: list[Row[Any]] = []
         for row in self._read_calls():
-            is_effect = row.effect not in NEUTRAL and row.kind != REPLAY and row.status not in (PAUSED, SIMULATED)
+            is_effect = (
+                not kind_of(row.effect).is_neutral and row.kind != REPLAY and row.status not in (PAUSED, SIMULATED)
+            )
             if row.id not in path_calls and (is_effect or row.id in replayed_ids):
                 other_calls.append(row)
         exported_ids = path_calls.keys() | {row.id for row in other_calls}
@@ -391,7 +393,9 @@ class _PathExport(_Export):
     def _write_rollback(self, branch: StoredRow, first_point: StoredRow, others: Sequence[Row[Any]]) -> None:
         """Write a rollback that kept the effects of the other calls, so that the fence answers for them on the path."""
         kept_calls = [
-            row for row in others if row.status in STANDING - {FAILED} and row.effect not in (*NEUTRAL, WORKSPACE)
+            row
+            for row in others
+            if row.status in STANDING - {FAILED} and row.effect != WORKSPACE and not kind_of(row.effect).is_neutral
         ]
         items = [{"invocation": row.id, "reason": NOT_ON_THE_PATH} for row in kept_calls]
         created_at = branch.created_at.isoformat()

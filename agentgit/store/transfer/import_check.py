@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentgit.effects.effects import MEMORY, NEUTRAL
 from agentgit.effects.invocation import FAILED, PAUSED, REDO, REPLAY, SIMULATED
+from agentgit.effects.kinds import MEMORY, kind_of
 from agentgit.effects.memory import names_item
 from agentgit.sessions.session import RERUN, idle_status
 from agentgit.store.objects.blobs import RECORD, Leaf, unpack
@@ -324,7 +324,7 @@ class Checker:
         if record["status"] == SIMULATED:
             if RERUN not in branch.record["meta"]:
                 raise ValueError("is simulated, but its branch is not a rerun")
-            if record["effect"] not in NEUTRAL and record["error"] is None:
+            if not kind_of(record["effect"]).is_neutral and record["error"] is None:
                 branch.simulated.add(record["id"])
         elif record["kind"] == REDO and record["status"] != FAILED:
             self._redone.add(record["replay_of"])

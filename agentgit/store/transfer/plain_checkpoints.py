@@ -13,8 +13,8 @@ from typing import IO, Any
 from sqlalchemy import Connection
 
 from agentgit.checkpoints import Checkpoint
-from agentgit.effects.effects import KINDS, UNDECLARED
 from agentgit.effects.invocation import DONE
+from agentgit.effects.kinds import KINDS, UNDECLARED
 from agentgit.errors import InvalidInput
 from agentgit.sessions.messages import to_stored
 from agentgit.sessions.session import IMPORTED

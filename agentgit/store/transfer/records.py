@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentgit.effects import invocation
-from agentgit.effects.effects import RECORDED_KINDS
+from agentgit.effects.kinds import RECORDED_KINDS
 from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.effects.report import GROUPS
 from agentgit.errors import InvalidInput

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, and_, func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from agentgit.effects import invocation
-from agentgit.effects.effects import MEMORY, RECORDED_KINDS
 from agentgit.effects.invocation import FAILED, PAUSED, REVERSED, SIMULATED, TRANSITIONS
+from agentgit.effects.kinds import MEMORY, RECORDED_KINDS
 from agentgit.effects.memory import names_item
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import Corrupt
