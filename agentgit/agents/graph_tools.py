@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.tools import BaseTool
@@ -19,6 +19,7 @@ from agentgit.effects.declarations import (
     ALL,
     Args,
     Declaration,
+    Declare,
     ToolRunner,
     effect_identity,
     function_identity,
@@ -43,6 +44,8 @@ class ToolDeclaration(Declaration):
     profile: ToolProfile | None = None
     default: Effect | None = None
     """The effect of a call for which the profile has none."""
+    declare: Declare = field(kw_only=True)
+    """The function that declares the tools which this one calls."""
 
     @property
     def is_profiled(self) -> bool:
@@ -58,7 +61,7 @@ class ToolDeclaration(Declaration):
     @functools.cached_property
     def runner(self) -> ToolRunner | str | None:
         """The function that calls the tool again, or the reason why it cannot be called."""
-        return tool_caller(self.tool)
+        return tool_caller(self.tool, self.declare)
 
     @property
     def tool_identity(self) -> Hashable:
@@ -210,7 +213,8 @@ class GraphTools:
         if effect is not None:
             require_fit(name, effect, [tool])
         is_recorded = not is_checkpoint_tool(tool)
-        return ToolDeclaration(name, effect, tool_path(tool), enclosing, is_recorded, tool, profile, default)
+        own = name, effect, tool_path(tool), enclosing, is_recorded, tool, profile, default
+        return ToolDeclaration(*own, declare=self.declaration_of)
 
     def _labels(self, listed: Iterable[ToolDeclaration]) -> dict[str, ToolDeclaration]:
         """Return tools by their names, with the place if several tools have the name, and the function if need be."""

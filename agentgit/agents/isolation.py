@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
-from agentgit.agents.turn.calls import turn_context
 from agentgit.agents.turn.fence_errors import as_bubble_up
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.errors import InvalidInput
@@ -51,14 +48,3 @@ def detached_config(config: RunnableConfig | None) -> RunnableConfig:
         configurable = {k: v for k, v in configurable.items() if not is_internal_key(k) and k not in RUN_KEYS}
     result["configurable"] = dict(configurable)
     return result
-
-
-@contextmanager
-def detached() -> Iterator[None]:
-    """Hide the surrounding graph run, if any, from a graph that is called in this block."""
-    token = var_child_runnable_config.set(None)
-    try:
-        with turn_context(None):
-            yield
-    finally:
-        var_child_runnable_config.reset(token)

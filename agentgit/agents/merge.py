@@ -19,8 +19,8 @@ from langgraph.types import Overwrite
 from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext
-from agentgit.agents.isolation import detached
 from agentgit.agents.merge_side import Side, find_bases
+from agentgit.agents.turn.calls import detached
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.diff import format_message
 from agentgit.checkpoints.merge import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
@@ -12,11 +12,11 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException
 from langgraph.errors import ParentCommand
 
-from agentgit.agents.isolation import detached
 from agentgit.agents.turn.arguments import received_arguments
+from agentgit.agents.turn.calls import detached
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record
-from agentgit.agents.turn.tool_hook import reporting_copy
-from agentgit.effects.declarations import ToolRunner
+from agentgit.agents.turn.tool_hook import clone_of, running_again
+from agentgit.effects.declarations import Declare, ToolRunner
 from agentgit.effects.effects import Effect, import_function, require_function
 from agentgit.effects.results import NothingDone
 from agentgit.errors import InvalidInput, NotFound
@@ -87,17 +87,17 @@ def _argument_names(tool: BaseTool) -> set[str] | None:
 # -- calling a tool again
 
 
-def tool_caller(tool: BaseTool) -> ToolRunner | str:
+def tool_caller(tool: BaseTool, declare: Declare) -> ToolRunner | str:
     """Return a function that calls a tool with recorded arguments and returns the result in its recorded form.
 
-    If the tool cannot be called again, return the reason as text.
+    If the tool cannot be called again, return the reason as text. `declare` declares the tools that it calls.
     """
     if injected_names := _injected_arguments(tool):
         return (
             f"the tool {tool.name} gets {', '.join(injected_names)} from its graph, which is not recorded, so it can "
             "be called only there"
         )
-    return functools.partial(_acall if _is_async(tool) else _call, tool)
+    return functools.partial(_acall if _is_async(tool) else _call, tool, declare)
 
 
 def _injected_arguments(tool: BaseTool) -> list[str]:
@@ -118,25 +118,25 @@ def _is_async(tool: BaseTool) -> bool:
     return type(tool)._arun is not BaseTool._arun
 
 
-def _call(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any:
+def _call(tool: BaseTool, declare: Declare, args: Mapping[str, Any], thread_id: str) -> Any:
     returned: list[Any] = []
     started: list[bool] = []
     try:
         with detached(), _forbid_questions(), _not_done_unless_started(started):
-            _raising_copy(tool, args, returned, started).invoke(_as_tool_call(tool, args), _thread_config(thread_id))
+            copy = _raising_copy(tool, declare, args, returned, started)
+            copy.invoke(_as_tool_call(tool, args), _thread_config(thread_id))
     except ParentCommand as error:
         return handover_record(error)
     return as_recorded(returned[-1])
 
 
-async def _acall(tool: BaseTool, args: Mapping[str, Any], thread_id: str) -> Any:
+async def _acall(tool: BaseTool, declare: Declare, args: Mapping[str, Any], thread_id: str) -> Any:
     returned: list[Any] = []
     started: list[bool] = []
     try:
         with detached(), _forbid_questions(), _not_done_unless_started(started):
-            await _raising_copy(tool, args, returned, started).ainvoke(
-                _as_tool_call(tool, args), _thread_config(thread_id)
-            )
+            copy = _raising_copy(tool, declare, args, returned, started)
+            await copy.ainvoke(_as_tool_call(tool, args), _thread_config(thread_id))
     except ParentCommand as error:
         return handover_record(error)
     return as_recorded(returned[-1])
@@ -171,11 +171,27 @@ def _thread_config(thread_id: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread_id}}
 
 
-def _raising_copy(tool: BaseTool, recorded: Mapping[str, Any], returned: list[Any], started: list[bool]) -> BaseTool:
+def _raising_copy(
+    tool: BaseTool, declare: Declare, recorded: Mapping[str, Any], returned: list[Any], started: list[bool]
+) -> BaseTool:
     """Return a copy of a tool that raises errors instead of converting them to messages for a model.
 
     It also raises if the tool would get other arguments than the recorded ones: they are validated a second time.
     """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        started.append(True)
+        with running_again(tool, declare):
+            value = tool._run(*args, **kwargs)
+        returned.append(value)
+        return value
+
+    async def arun(*args: Any, **kwargs: Any) -> Any:
+        started.append(True)
+        with running_again(tool, declare):
+            value = await tool._arun(*args, **kwargs)
+        returned.append(value)
+        return value
 
     def receive(tool_input: Any, tool_call_id: str | None) -> tuple[Any, dict[str, Any]]:
         args, kwargs = type(clone)._to_args_and_kwargs(clone, tool_input, tool_call_id)
@@ -184,21 +200,10 @@ def _raising_copy(tool: BaseTool, recorded: Mapping[str, Any], returned: list[An
             raise InvalidInput(f"it would get {got.values}, and not the recorded {dict(recorded)}")
         return args, kwargs
 
-    clone = reporting_copy(tool, returned.append)
+    clone = clone_of(tool, run, arun)
     object.__setattr__(clone, "_to_args_and_kwargs", receive)
-    for name in ("_run", "_arun"):
-        object.__setattr__(clone, name, _record_start(getattr(clone, name), started))
     clone.handle_tool_error = clone.handle_validation_error = False
     return clone
-
-
-def _record_start(run: Callable[..., Any], started: list[bool]) -> Callable[..., Any]:
-    @functools.wraps(run)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        started.append(True)
-        return run(*args, **kwargs)
-
-    return wrapper
 
 
 def _as_tool_call(tool: BaseTool, args: Mapping[str, Any]) -> Any:

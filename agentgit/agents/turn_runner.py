@@ -18,11 +18,11 @@ from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, ClientThread, Graph, TurnSettings
 from agentgit.agents.described_graph import DescribedGraph
 from agentgit.agents.instrumentation import instrumented_copy
-from agentgit.agents.isolation import detached, detached_config, recorders_in, require_not_nested
+from agentgit.agents.isolation import detached_config, recorders_in, require_not_nested
 from agentgit.agents.memory import RecordedStore, is_wrappable, plain_store
 from agentgit.agents.node_cache import HarmlessCache, cache_of
 from agentgit.agents.turn.abandoned_turn import warn_caller
-from agentgit.agents.turn.calls import Calls, turn_context
+from agentgit.agents.turn.calls import Calls, detached, turn_context
 from agentgit.agents.turn.checkpoint_tracker import SaveBarrier
 from agentgit.agents.turn.turn import ThreadedTurn, Turn
 from agentgit.async_api import LOOP

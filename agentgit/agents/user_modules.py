@@ -62,7 +62,7 @@ def _register_paths(registry: Registry, paths: Sequence[str]) -> None:
 
 
 def _declare(tool: BaseTool, enclosing: str | None) -> ToolDeclaration:
-    return ToolDeclaration(tool.name, declared_on(tool), tool_path(tool), enclosing, tool=tool)
+    return ToolDeclaration(tool.name, declared_on(tool), tool_path(tool), enclosing, tool=tool, declare=_declare)
 
 
 def graph_in(path: str) -> Any:

@@ -154,6 +154,10 @@ class Declaration:
         return not is_different(FunctionName.read(tool_path), FunctionName.read(self.tool_path))
 
 
+Declare = Callable[[Any, str | None], Declaration]
+"""A function that declares a tool, which runs in a tool or subgraph node of this name."""
+
+
 def _declared_functions(function: Undo | str) -> Iterator[DeclaredFunction]:
     """Yield a function under its names. A path is imported now, not when a plan is made."""
     if not isinstance(function, str):

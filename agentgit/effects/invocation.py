@@ -164,8 +164,9 @@ class ToolInvocation(Displayable):
         position: Its position on the track, counted from 0 at the root of the session.
         tool_name: The name of the tool.
         args: The arguments of the call, JSON-like.
-        result: Its return value, JSON-like; None unless it is done or simulated.
-        error_message: The error that the call raised, if any; and the error of its `verify`, if the outcome is unknown.
+        result: Its return value, JSON-like; None unless it is done or simulated, or returned an error message.
+        error_message: The error that the call raised or returned, if any; and the error of its `verify`, if the
+            outcome is unknown.
         status: `intended`, `paused`, `done`, `failed`, `unknown`, `reversing`, `reversed`, `reverse_failed`,
             `reverse_unknown`, or `simulated` (a rerun answered it, and its tool did not run).
         effect: The effect of the tool, as declared when it was called.
@@ -225,14 +226,19 @@ class ToolInvocation(Displayable):
         return self.made_on is not None
 
     @property
-    def has_raised(self) -> bool:
-        """True if the call raised and may have acted before. False for an interrupted call, which never ended."""
+    def ended_with_error(self) -> bool:
+        """True if the call raised or returned an error, and may have acted. False for an interrupted one."""
         return self.status == UNKNOWN and self.ended_at is not None
 
     @property
+    def failure(self) -> str:
+        """The error with which the call ended, as the end of a sentence about it."""
+        return f"{'raised' if self.result is None else 'returned the error'} {self.error_message}"
+
+    @property
     def may_be_repeated(self) -> bool:
-        """True if the call raised and is reversible. It then blocks nothing, whether or not it acted."""
-        return self.has_raised and self.effect == REVERSIBLE
+        """True if the call ended with an error and is reversible. It then blocks nothing, whether or not it acted."""
+        return self.ended_with_error and self.effect == REVERSIBLE
 
     @property
     def undo_may_have_acted(self) -> bool:

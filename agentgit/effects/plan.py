@@ -457,13 +457,14 @@ def _plan_call(call: ToolInvocation, knowledge: Knowledge, tools: str) -> PlanSt
 
 def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
     if call.effect == IDEMPOTENT:
-        return KEEP, f"it {'raised' if call.has_raised else 'was interrupted'}, and calling it again is harmless"
-    if not call.has_raised:
+        ending = call.failure if call.ended_with_error else "was interrupted"
+        return KEEP, f"it {ending}, and calling it again is harmless"
+    if not call.ended_with_error:
         return (
             BLOCK,
             f"it is unknown whether it happened: it was interrupted; {how_to_resolve(call.id)}",
         )
-    reason = f"it raised {call.error_message}, but may have happened"
+    reason = f"it {call.failure}, but may have happened"
     if call.may_be_repeated:
         return KEEP, f"{reason}; if it did, resolve call {call.id} as happened to have it reversed"
     return BLOCK, f"{reason}; {how_to_resolve(call.id)}"

@@ -25,6 +25,12 @@ def _without_ids(value: Any) -> Any:
     return {name: _without_ids(item) for name, item in value.items() if name not in dropped_keys}
 
 
+def returned_error(result: Any) -> str | None:
+    """Return the text of the error message that a tool returned, as recorded; None if it returned anything else."""
+    is_error = isinstance(result, dict) and SERIALIZED_KEY in result and result.get("status") == "error"
+    return str(result.get("content")) if is_error else None
+
+
 class NothingDone(Exception):  # not an AgentGitError: it only marks the errors of tools
     """The part of `agentgit.NotDone` that does not need LangChain."""
 

@@ -23,10 +23,10 @@ from agentgit.effects.invocation import (
     idempotency_key_set,
     join_errors,
 )
-from agentgit.effects.kinds import COMPENSABLE
+from agentgit.effects.kinds import COMPENSABLE, RECORDED_KINDS, UNDECLARED
 from agentgit.effects.plan import EXECUTE, GONE, KEEP, REDO, REVERSE, Stays
 from agentgit.effects.registry import Registry
-from agentgit.effects.results import NothingDone, ResultChange, ResultRewriter, comparable
+from agentgit.effects.results import NothingDone, ResultChange, ResultRewriter, comparable, returned_error
 from agentgit.errors import Conflict
 from agentgit.rollback.planner import PathCalls
 from agentgit.rollback.verification import (
@@ -290,18 +290,25 @@ class Executor:
     def _run_tool(self, runner: ToolRunner, row: StoredRow, original: ToolInvocation, rerun_id: int) -> CallOutcome:
         with self.store.database.reading() as connection:
             thread_id = self.store.sessions.branch(connection, row.internal_session_id).thread_id
+        # What undeclared tools do in a tool that acts is part of its own effect, which is recorded.
+        acts = not original.effect.is_neutral
+        kinds = [kind for kind in RECORDED_KINDS if kind.is_neutral or (acts and kind == UNDECLARED)]
         try:
-            returned = call_in_operation(runner, original.args, thread_id, key=idempotency_key())
+            returned = call_in_operation(runner, original.args, thread_id, key=idempotency_key(), kinds=kinds)
             result = portable(await_result(self.awaiter, returned))
         except (Exception, *CANCELLED) as error:  # noqa: BLE001  # whatever a tool raises is journaled and reported
             return self._outcome_of_error(row, rerun_id, error)
+        if (text := returned_error(result)) is not None:
+            return self._outcome_of_error(row, rerun_id, text, result)
         return CallOutcome(status=invocation.DONE, result=result, ended_at=datetime.now(UTC))
 
-    def _outcome_of_error(self, row: StoredRow, rerun_id: int, error: BaseException) -> CallOutcome:
-        """Return the outcome of a call that raised. It may have acted before it raised."""
+    def _outcome_of_error(
+        self, row: StoredRow, rerun_id: int, error: BaseException | str, result: Any = None
+    ) -> CallOutcome:
+        """Return the outcome of a call that raised an error, or returned one. It may have acted before."""
         call, now = self._load_call(rerun_id), datetime.now(UTC)
-        if call is None or self._proves_nothing_done(row, call, error):
-            return CallOutcome(status=FAILED, error=describe_error(error), ended_at=now)
+        if call is None or (isinstance(error, BaseException) and self._proves_nothing_done(row, call, error)):
+            return CallOutcome(status=FAILED, error=_describe_failure(error), ended_at=now)
         verdict = self.verification.run_verify(row.external_session_id, call)
         if isinstance(verdict, VerifiedCall):
             return CallOutcome(status=invocation.DONE, result=verdict.result, ended_at=now)
@@ -309,15 +316,17 @@ class Executor:
         if isinstance(error, CANCELLED) and verdict is not Verdict.GONE:
             return CallOutcome(status=invocation.UNKNOWN, error=problem)
         is_failed = verdict is Verdict.GONE or (verdict is Verdict.NO_VERIFY and not call.effect.is_lasting)
-        return CallOutcome(status=FAILED if is_failed else invocation.UNKNOWN, error=problem, ended_at=now)
+        status = FAILED if is_failed else invocation.UNKNOWN
+        return CallOutcome(status=status, result=result, error=problem, ended_at=now)
 
     def _proves_nothing_done(self, row: StoredRow, call: ToolInvocation, error: BaseException) -> bool:
         return isinstance(error, (NothingDone, *self.registry.failed_on(row.external_session_id, call)))
 
 
-def _describe_failure(error: BaseException, verdict: object) -> str:
+def _describe_failure(error: BaseException | str, verdict: object = None) -> str:
     """Return the error of a tool or its undo function, with the error that its `verify` raised after that."""
-    return join_errors(describe_error(error), verdict.error if isinstance(verdict, VerifyRaised) else None) or ""
+    text = error if isinstance(error, str) else describe_error(error)
+    return join_errors(text, verdict.error if isinstance(verdict, VerifyRaised) else None) or ""
 
 
 def _may_run_again(call: ToolInvocation) -> bool:

@@ -106,11 +106,11 @@ class Reports:
         if rerun.status in IN_THE_WORLD:
             return "redone", ""
         if rerun.status == invocation.FAILED:
-            return "failed", f"it raised {rerun.error_message} when it ran again"
+            return "failed", f"it {rerun.failure} when it ran again"
         if rerun.status == invocation.REVERSED:
             return "remaining", "it ran again, but has been reversed since"
-        if rerun.has_raised:
-            reason = f"it raised {rerun.error_message} when it ran again, but may have happened"
+        if rerun.ended_with_error:
+            reason = f"it {rerun.failure} when it ran again, but may have happened"
             return (
                 "failed",
                 reason if rerun.may_be_repeated else f"{reason}; {how_to_resolve(rerun.id)}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,7 +23,7 @@ from agentgit.async_api import WAITING_LOOP
 from agentgit.effects import RollbackPlan, ToolInvocation, invocation
 from agentgit.effects.function_names import name_of, printable_name
 from agentgit.effects.invocation import VERIFIED, idempotency_key_set, join_errors, short_repr
-from agentgit.effects.kinds import MEMORY
+from agentgit.effects.kinds import MEMORY, RECORDED_KINDS
 from agentgit.effects.registry import Registry
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.rollback.crash_recovery import recover_all_abandoned
@@ -76,13 +76,16 @@ def await_result(awaiter: Awaiter, result: Any) -> Any:
     return awaiter(result) if inspect.isawaitable(result) else result
 
 
-IN_OPERATION: ContextVar[bool] = ContextVar("agentgit_in_operation", default=False)
-"""True in a function that an operation calls on its own; a rerun that runs meanwhile does not refuse its tools."""
+IN_OPERATION: ContextVar[Collection[str]] = ContextVar("agentgit_in_operation", default=())
+"""The effects that calls of tools may have in a function that an operation calls on its own; none elsewhere.
+
+A rerun that runs meanwhile does not refuse such calls.
+"""
 
 
 @contextmanager
-def _in_operation(key: str | None) -> Iterator[None]:
-    token = IN_OPERATION.set(True)
+def _in_operation(key: str | None, kinds: Collection[str]) -> Iterator[None]:
+    token = IN_OPERATION.set(kinds)
     try:
         with idempotency_key_set(key):
             yield
@@ -90,17 +93,20 @@ def _in_operation(key: str | None) -> Iterator[None]:
         IN_OPERATION.reset(token)
 
 
-def call_in_operation(function: Callable[..., Any], *arguments: Any, key: str | None = None) -> Any:
+def call_in_operation(
+    function: Callable[..., Any], *arguments: Any, key: str | None = None, kinds: Collection[str] = RECORDED_KINDS
+) -> Any:
     """Call a user's function for an operation, about the call with this idempotency key.
 
-    An awaitable that it returns is one of the operation, too.
+    An awaitable that it returns is one of the operation, too. If it runs a recorded call again, only calls with the
+    effects `kinds` may be made in it.
     """
 
     async def finish(awaitable: Awaitable[Any]) -> Any:
-        with _in_operation(key):
+        with _in_operation(key, kinds):
             return await awaitable
 
-    with _in_operation(key):
+    with _in_operation(key, kinds):
         result = function(*arguments)
     return finish(result) if inspect.isawaitable(result) else result
 

@@ -17,7 +17,7 @@ from langgraph.types import RetryPolicy
 from scripted import agent_graph, call, calls, node_graph, say, scripted, tool_node_graph
 
 import agentgit
-from agentgit import compensable, reversible
+from agentgit import compensable, effect, reversible
 
 
 class Orders:
@@ -344,3 +344,70 @@ def test_a_new_call_beside_a_repeated_one_is_made_whichever_comes_first(repo, or
     names[:] = ["Bob", "Ann"]
     run(None)
     assert sorted(orders.made) == ["Ann", "Bob"]
+
+
+# -- tools that an operation runs again
+
+
+@pytest.mark.parametrize("way", ["declared", "decorated", "undeclared", "namesake", "subagent", "batch", "async"])
+@pytest.mark.parametrize("outer", ["read_only", "idempotent", "reversible"])
+def test_a_tool_that_runs_again_makes_no_call_that_the_record_would_miss(repo, orders, way, outer):
+    """Its first run had nothing to pay; now it would, and no row would know of it."""
+    due: list[str] = []
+    pay = reversible(orders.refund)(orders.tool()) if way in ("decorated", "namesake") else orders.tool()
+
+    @effect("read_only")
+    def look(to: str) -> str:
+        """Look at a payment."""
+        return to
+
+    visible = tool("pay")(look) if way == "namesake" else orders.tool("book")
+    subagent = agent_graph(scripted(*(calls(call("pay", to="Ann")), "done")), [pay])
+
+    @tool
+    def pay_due(what: str) -> str:
+        """Pay what is due."""
+        if way == "subagent" and due:
+            return str(subagent.invoke(say())["messages"][-1].content)
+        if way == "async":
+            return str([asyncio.run(pay.ainvoke({"to": name})) for name in due])
+        return str(pay.batch([{"to": name} for name in due]))
+
+    effects = {"pay_due": reversible(lambda args, result: None) if outer == "reversible" else outer}
+    effects |= {"pay": "irreversible"} if way in ("declared", "subagent", "batch", "async") else {}
+    graph = tool_node_graph(scripted(*asked(1, "pay_due")), [pay_due, visible])
+    agent = repo.wrap(graph, "s", effects=effects, check_effects=False)
+    agent.invoke(say())
+    assert orders.made == []
+    due.append("Ann")
+    if way == "undeclared" and outer != "read_only":  # what it does is part of the effect of the tool that calls it
+        agent.rollback(agent.head, replay="execute", on_drift="continue")
+        assert orders.made == ["Ann"]
+        return
+    with pytest.raises(agentgit.RollbackIncomplete, match="pay was called by pay_due, which runs again outside a turn"):
+        agent.rollback(agent.head, replay="execute", force=True)
+    assert orders.made == []
+
+
+@pytest.mark.parametrize("way", ["declared", "decorated"])
+def test_a_tool_that_runs_again_may_call_tools_that_only_read(repo, way):
+    looked = []
+
+    def look(to: str) -> str:
+        """Look at a payment."""
+        looked.append(to)
+        return to
+
+    made = tool(effect("read_only")(look) if way == "decorated" else look)
+
+    @tool
+    def look_around(what: str) -> str:
+        """Look at all payments."""
+        return str(made.invoke({"to": what}))
+
+    effects = {"look_around": "read_only"} | ({"look": "read_only"} if way == "declared" else {})
+    graph = tool_node_graph(scripted(*asked(1, "look_around")), [look_around])
+    agent = repo.wrap(graph, "s", effects=effects, check_effects=False)
+    agent.invoke(say())
+    agent.rollback(agent.head, replay="execute")
+    assert looked == ["all", "all"]

@@ -340,6 +340,94 @@ def test_an_error_after_the_tool_has_acted_leaves_its_call_unknown(here, error):
     assert (till.ledger, statuses(agent)) == ([5], ["unknown"])
 
 
+def returning_an_error(till: Till) -> BaseTool:
+    """Make a tool that charges a card, and returns an error message instead of raising."""
+
+    def charge(euros: int) -> Any:
+        """Charge a card."""
+        till.charge(euros)
+        return ToolMessage("no answer", tool_call_id="c1", status="error")
+
+    return tool(charge)
+
+
+@pytest.mark.parametrize("kind", ["irreversible", "compensable", "reversible", "idempotent", "read_only"])
+def test_an_error_that_a_tool_returned_is_recorded_and_told_as_returned(here, kind):
+    """It did not raise, so no sentence says that it did; whether it acted, only the ledger knows."""
+    till, replies = Till(), [call("charge", "c1", euros=5), "ok"]
+    graph = tool_node_graph(scripted(*replies, *replies), [returning_an_error(till)])
+    agent = here.wrap(graph, "s", effects=till.effects(kind))
+    agent.checkpoint("before")
+    agent.run("five")
+    (made,) = agent.tool_track()
+    is_open = kind not in ("idempotent", "read_only")
+    assert (till.ledger, made.status, made.error_message) == ([5], "unknown" if is_open else "failed", "no answer")
+    assert (made.result["content"], made.result["status"]) == ("no answer", "error")
+    (message,) = [one for one in agent.messages() if isinstance(one, ToolMessage)]
+    assert (message.content, message.status) == ("no answer", "error")
+    plan = str(agent.plan_rollback("before"))
+    assert "raised" not in plan
+    assert ("it returned the error no answer, but may have happened" in plan) == is_open
+    if kind in BLOCKING:
+        back = agent.rollback("before", force=True)
+        with pytest.raises(Fenced, match="It returned the error no answer, and it is unknown"):
+            back.invoke(say("five"))
+        assert till.ledger == [5]
+    assert here.maintenance.fsck().is_sound
+
+
+def test_a_redo_tells_of_an_error_that_its_tool_returned(here):
+    """Outside a turn, as in one: it is not known whether the call acted."""
+    till, answers = Till(), [{"charged": 5}, ToolMessage("no answer", tool_call_id="c1", status="error")]
+
+    @tool
+    def charge(euros: int) -> Any:
+        """Charge a card."""
+        till.charge(euros)
+        return answers.pop(0)
+
+    graph = tool_node_graph(charging(5), [charge])
+    agent = here.wrap(graph, "s", effects=till.effects("compensable"))
+    agent.checkpoint("before")
+    agent.run("five")
+    back = agent.rollback("before")
+    with pytest.raises(RollbackIncomplete) as caught:
+        back.session.switch("main", sync="world")
+    assert till.ledger == [5]
+    (failed,) = caught.value.report.failed
+    assert "it returned the error no answer when it ran again, but may have happened" in failed.reason
+
+
+def test_a_rerun_returns_the_error_that_a_tool_returned(here):
+    """The code of a node calls the tool, and goes on with the message that it returned."""
+    till = Till()
+
+    def act(state: Any) -> Any:
+        returned = returning_an_error(till).invoke({"euros": 5})
+        return {"messages": [("ai", f"{returned.status}: {returned.content}")]}
+
+    agent = here.wrap(node_graph(act), "s", effects=till.effects("irreversible"), check_effects=False)
+    agent.run("five")
+    again = agent.rerun()
+    assert [one["content"] for one in again.history()] == ["five", "error: no answer"]
+    assert (till.ledger, again.report.match_rate) == ([5], 1.0)
+
+
+def test_an_error_that_a_node_gets_as_text_is_text_in_a_rerun_too(here):
+    """LangChain makes text of the error for a caller without a tool call id."""
+    till = Till(("after", ToolException("declined")))
+
+    def act(state: Any) -> Any:
+        return {"messages": [("ai", str(till.tool(handle_tool_error=True).invoke({"euros": 5})))]}
+
+    agent = here.wrap(node_graph(act), "s", effects=till.effects("irreversible"), check_effects=False)
+    agent.run("five")
+    again = agent.rerun()
+    assert [one["content"] for one in again.history()] == ["five", "declined"]
+    assert (till.ledger, again.report.match_rate) == ([5], 1.0)
+    assert [(one.status, one.error_message) for one in again.tool_track()] == [("simulated", "declined")]
+
+
 @pytest.mark.parametrize("handled", [False, True])
 @pytest.mark.parametrize("kind", ["tool_node", "functional"])
 def test_a_call_with_invalid_arguments_is_failed(here, kind, handled):

@@ -2,9 +2,10 @@
 
 import backend
 import pytest
-from scripted import obedient, tool_node_graph
+from langchain_core.tools import tool
+from scripted import call, obedient, scripted, tool_node_graph
 
-from agentgit import RollbackBlocked, RollbackIncomplete, reversible
+from agentgit import RollbackBlocked, RollbackIncomplete, effect, reversible
 
 
 def wrapped(repo, world, **how):
@@ -104,3 +105,29 @@ def test_verify_decides_whether_an_interrupted_reversal_happened(repo, world, st
     assert repo.resume(caught.value.operation).status == "done"
     assert world.items == ["chair"]
     assert len(world.undone) == int(still_there)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_tool_that_verify_calls_during_a_turn_is_no_call_of_the_turn(repo, is_async):
+    charged = []
+
+    @tool
+    def look_up(euros: int) -> bool:
+        """Look up a charge."""
+        return euros in charged
+
+    @tool
+    def charge(euros: int) -> str:
+        """Charge a card."""
+        charged.append(euros)
+        raise ConnectionError("no answer")
+
+    async def averify(invocation):
+        return await look_up.ainvoke(invocation.args)
+
+    verify = averify if is_async else lambda invocation: look_up.invoke(invocation.args)
+    graph = tool_node_graph(scripted(call("charge", euros=5), "ok"), [charge, look_up], handle_tool_errors=True)
+    agent = repo.wrap(graph, "s", effects={"charge": effect("irreversible", verify=verify), "look_up": "read_only"})
+    agent.run("five")
+    assert [(one.tool_name, one.status) for one in agent.tool_track()] == [("charge", "done")]
+    assert charged == [5]

@@ -25,6 +25,7 @@ from agentgit.agents.turn.scopes import TaskPlace
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import FAILED, SIMULATED, UNKNOWN, identity
 from agentgit.effects.kinds import READ_ONLY, kind_of
+from agentgit.effects.results import returned_error
 from agentgit.errors import AgentGitError, InvalidInput, RerunDiverged
 from agentgit.langgraph_internals import task_path_str
 from agentgit.rollback import awaiter_for_current_loop
@@ -318,7 +319,8 @@ class Answers:
         """Return what a recorded call returned or raised, in the form in which its graph saw it."""
         call_id = request.intent.tool_call_id
         message = self._messages.get(recorded.tool_call_id or "") if call_id is not None else None
-        if recorded.status in (FAILED, UNKNOWN) or (recorded.status == SIMULATED and recorded.error_message):
+        has_failed = recorded.status in (FAILED, UNKNOWN) or (recorded.status == SIMULATED and recorded.error_message)
+        if has_failed and returned_error(recorded.result) is None:
             if message is not None and message.status == "error":
                 return InflightResult.of(_readdressed(message, call_id))
             return _raised(recorded_error(recorded.error_message or ""))

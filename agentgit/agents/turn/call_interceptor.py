@@ -19,7 +19,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from agentgit.agents.turn.calls import Call, InflightResult
+from agentgit.agents.turn.calls import Call, InflightResult, detached
 from agentgit.agents.turn.fence_errors import (
     in_effect_error,
     open_outcome_error,
@@ -441,7 +441,8 @@ class CallInterceptor:
         if call.status != UNKNOWN:
             return False
         session_id = self.turn.branch.external_session_id
-        Verification(self.store, self._registry, wait).verify(session_id, call)
+        with detached():
+            Verification(self.store, self._registry, wait).verify(session_id, call)
         with self.store.database.reading() as connection:
             current = self.store.journal.invocation(connection, call.id)
         return current is not None and current.status != UNKNOWN

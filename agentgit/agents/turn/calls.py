@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from langchain_core.messages import ToolMessage
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool, ToolException
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
@@ -33,7 +34,7 @@ from agentgit.effects.effects import Effect
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, REPLAY, SIMULATED, UNKNOWN, idempotency_key_set
 from agentgit.effects.kinds import READ_ONLY, WORKSPACE, kind_of
 from agentgit.effects.memory import MEMORY_TOOLS
-from agentgit.effects.results import NothingDone
+from agentgit.effects.results import NothingDone, returned_error
 from agentgit.errors import AgentGitError
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
 from agentgit.store.records.journal import CallOutcome, Intent
@@ -63,12 +64,23 @@ def is_detached() -> bool:
 
 
 @contextmanager
-def turn_context(calls: Calls | None) -> Iterator[None]:
-    """Let the contexts that begin in the block belong to a turn, or with None to none."""
-    token = _current.set((calls, None) if calls is not None else None)
+def turn_context(calls: Calls) -> Iterator[None]:
+    """Let the contexts that begin in the block belong to a turn."""
+    token = _current.set((calls, None))
     try:
         yield
     finally:
+        _current.reset(token)
+
+
+@contextmanager
+def detached() -> Iterator[None]:
+    """Take the block out of the turn and the graph run that surround it, if any."""
+    token, config_token = _current.set(None), var_child_runnable_config.set(None)
+    try:
+        yield
+    finally:
+        var_child_runnable_config.reset(config_token)
         _current.reset(token)
 
 
@@ -187,6 +199,8 @@ class Call:
     span: TracedSpan = NO_SPAN
     _result: Future[Any] = field(default_factory=Future)
     _is_aborted: bool = False
+    _is_error: bool = False
+    """True if the result is an error message that the tool returned."""
 
     def __post_init__(self) -> None:
         self._result.set_running_or_notify_cancel()  # a cancelled waiter must not cancel it
@@ -252,9 +266,9 @@ class Call:
 
     @property
     def has_failed(self) -> bool:
-        """True if the call raised or was aborted: the next equal call is another attempt at it."""
+        """True if the call raised, returned an error or was aborted: the next equal call is another attempt at it."""
         error = self._result.exception() if self._result.done() else None
-        return error is not None and not isinstance(error, ParentCommand)  # a tool hands over by this one
+        return self._is_error or (error is not None and not isinstance(error, ParentCommand))  # which hands over
 
     @property
     def has_only_written(self) -> bool:
@@ -266,9 +280,10 @@ class Call:
         """Return whether the call may be made again: it failed, or it was aborted and repeating it does no harm."""
         return self.has_failed and (is_harmless or not self._is_aborted)
 
-    def settle(self, value: Any) -> None:
+    def settle(self, value: Any, *, is_error: bool = False) -> None:
         """Set the result that equal calls get."""
         if not self._result.done():
+            self._is_error = is_error
             self._result.set_result(value)
 
     def fail(self, error: BaseException) -> None:
@@ -338,20 +353,26 @@ class Call:
     # -- the end
 
     def end(self, output: Any) -> None:
-        """Record that the call has ended with an output, which may be the message that LangChain made of an error."""
-        if isinstance(self.error, Exception) or (isinstance(output, ToolMessage) and output.status == "error"):
-            self.end_handled(output)
+        """Record that the call has ended with an output, which may be what LangChain made of an error."""
+        error = self.error if self.answer is None else self.answer.future.exception()
+        if isinstance(error, Exception):
+            self.end_handled(output, error)
             return
-        value = self.value if self.has_returned else value_of(output)
+        value = self.answer.wait() if self.answer else self.value if self.has_returned else value_of(output)
+        result = as_recorded(value)
+        text = returned_error(result)
         try:
-            self._end(CallOutcome(status=DONE, result=as_recorded(value), ended_at=datetime.now(UTC)))
+            if text is not None:
+                self._end_failed(text, result=result)
+            else:
+                self._end(CallOutcome(status=DONE, result=result, ended_at=datetime.now(UTC)))
         finally:  # another run of the call may be waiting for it
-            self.settle(self.answer.wait() if self.answer else value)
+            self.settle(value, is_error=text is not None)
 
-    def end_handled(self, output: Any) -> None:
-        """Record that the call has failed with an output that LangChain or the tool made of an error."""
+    def end_handled(self, output: Any, error: Exception | None = None) -> None:
+        """Record that the call has failed with an output that LangChain made of an error, or of invalid arguments."""
         text = str(output.content if isinstance(output, ToolMessage) else output)
-        self._end_failed(self.error if isinstance(self.error, Exception) else ToolException(text), text)
+        self._end_failed(text, error or ToolException(text))
 
     def end_raised(self, error: BaseException) -> None:
         """Record that the call raised."""
@@ -361,7 +382,7 @@ class Call:
             elif isinstance(error, Exception) and (
                 isinstance(error, AgentGitError) or not isinstance(error, GraphBubbleUp)
             ):
-                self._end_failed(error, describe_error(error))
+                self._end_failed(describe_error(error), error)
             elif isinstance(error, GraphBubbleUp):
                 self._end(CallOutcome(status=PAUSED), error)
             elif isinstance(error, KeyboardInterrupt):  # aborted at an unknown point
@@ -372,18 +393,19 @@ class Call:
         finally:
             self.fail(error)
 
-    def _end_failed(self, error: Exception, text: str) -> None:
-        """Record that the call raised; if it may have acted, the tool's `verify` function is asked."""
-        self.span.fail(type(error).__name__)
+    def _end_failed(self, text: str, error: Exception | None = None, result: Any = None) -> None:
+        """Record that the call raised, or returned an error; if it may have acted, its `verify` function is asked."""
+        self.span.fail(type(error or ToolException()).__name__)
         interceptor = self.site.calls.interceptor
         try:
             is_open = self.is_recorded and self.may_have_acted and (self.needs_outcome or interceptor.has_verify(self))
             status = UNKNOWN if is_open else FAILED
-            self._end(CallOutcome(status=status, error=text, ended_at=datetime.now(UTC)))
+            self._end(CallOutcome(status=status, result=result, error=text, ended_at=datetime.now(UTC)))
             if is_open:
                 interceptor.verify_call(self)
         finally:
-            self.fail(error)
+            if error is not None:
+                self.fail(error)
 
     def _end(self, outcome: CallOutcome, error: BaseException | None = None) -> None:
         if not self.has_ended:
@@ -510,7 +532,7 @@ class Calls:
             try:  # if what the call is about to change cannot be backed up, its tool does not run
                 self.turn.files.back_up(site.tool_name, site.declaration.tool, arguments.values)
             except AgentGitError as error:
-                call._end_failed(error, f"its tool was not run: {error}")
+                call._end_failed(f"its tool was not run: {error}", error)
                 raise
         return call
 

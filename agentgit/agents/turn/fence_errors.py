@@ -49,6 +49,15 @@ def unowned_call_error(name: str) -> Fenced:
     )
 
 
+def unrecorded_call_error(name: str, caller: str) -> Fenced:
+    """Return the error for a call that acts, made by a tool that an operation runs again."""
+    return Fenced(
+        f"{name} was called by {caller}, which runs again outside a turn, so the call could not be recorded, and was "
+        f"not made. Run {caller} in a turn. Or declare the effects: {name} as read_only, if it is, or {caller} with an "
+        f"undo that takes back what {name} does."
+    )
+
+
 def unmatched_error(call: ToolInvocation, intent: Intent) -> Fenced:
     """Return the error for a call of a task that runs again without repeating an earlier call."""
     settle_hint = f" Whether that happened is unknown; {how_to_resolve(call.id)}." if call.status == UNKNOWN else ""
@@ -102,7 +111,7 @@ def aborted_call_error(intent: Intent) -> Fenced:
 
 def open_outcome_error(call: ToolInvocation, relation: str) -> Fenced:
     """Return the error for a call that is refused because the outcome of an earlier call is open."""
-    cause = f"It raised {call.error_message}, and" if call.has_raised else "It was interrupted, and"
+    cause = f"It {call.failure}, and" if call.ended_with_error else "It was interrupted, and"
     instruction = {
         INTENDED: f"It is running now. Wait until it ends. {CONTINUE}",
         REVERSING: f"It is being reversed now. Wait until that ends. {CONTINUE}",

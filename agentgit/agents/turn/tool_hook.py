@@ -13,7 +13,9 @@ import copy
 import functools
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from langchain_core.callbacks import BaseCallbackManager
@@ -24,11 +26,16 @@ from langchain_core.utils.uuid import uuid7
 from agentgit.agents.rerun_guard import require_outside_reruns
 from agentgit.agents.turn.arguments import given_arguments, received_arguments
 from agentgit.agents.turn.calls import Call, CallSite, current_calls
+from agentgit.agents.turn.fence_errors import as_bubble_up, unrecorded_call_error
 from agentgit.agents.turn.interrupts import with_own_view
 from agentgit.agents.turn.recorder import Recorder
+from agentgit.agents.turn.scopes import enclosing_name
 from agentgit.agents.turn.unowned_calls import note_unowned_call
+from agentgit.effects.declarations import Declare
+from agentgit.effects.kinds import UNDECLARED
 from agentgit.effects.results import NothingDone
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
+from agentgit.rollback.verification import IN_OPERATION
 
 _POSITIONAL = ("verbose", "start_color", "color", "callbacks")
 """The parameters of `run` after its input that may be passed by position."""
@@ -119,6 +126,7 @@ def _hook(tool: BaseTool, tool_input: Any, args: tuple[Any, ...], options: dict[
     calls = recorder.calls if recorder is not None else current_calls()
     if calls is None:
         require_outside_reruns(tool.name)
+        _require_covered(tool, outer_config.get("configurable", {}))
         note_unowned_call(tool)
         return None
     if recorder is not None and manager is not callbacks:
@@ -132,6 +140,30 @@ def _hook(tool: BaseTool, tool_input: Any, args: tuple[Any, ...], options: dict[
     )
     site = calls.site_of_tool(tool, run_id, parent_run_id, configurable, options.get("tool_call_id"))
     return _Hooked(_ToolRun(site, tool, tool_input), options)
+
+
+_running_again: ContextVar[tuple[str, Declare] | None] = ContextVar("agentgit_running_again", default=None)
+"""The tool that an operation runs again in this context, and what declares the tools that it calls."""
+
+
+@contextmanager
+def running_again(tool: BaseTool, declare: Declare) -> Iterator[None]:
+    """Mark the block as the function of a tool that an operation runs again, outside a turn."""
+    token = _running_again.set((tool.name, declare))
+    try:
+        yield
+    finally:
+        _running_again.reset(token)
+
+
+def _require_covered(tool: BaseTool, configurable: Mapping[str, Any]) -> None:
+    """Check that a call outside a turn is not one that the record of a tool that runs again would miss."""
+    if (outer := _running_again.get()) is None:
+        return
+    caller, declare = outer
+    effect = declare(tool, enclosing_name(caller, "", str(configurable.get(CONFIG_KEY_CHECKPOINT_NS) or ""))).effect
+    if (effect.kind if effect is not None else UNDECLARED) not in IN_OPERATION.get():
+        raise as_bubble_up(unrecorded_call_error(tool.name, caller))
 
 
 def _find_recorder(callbacks: Any) -> Recorder | None:
@@ -235,22 +267,6 @@ def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaita
     object.__setattr__(clone, "_run", functools.wraps(tool._run)(run))
     object.__setattr__(clone, "_arun", functools.wraps(tool._arun)(arun))
     return clone
-
-
-def reporting_copy(tool: BaseTool, report: Callable[[Any], None]) -> BaseTool:
-    """Copy a tool so that the copy reports each return value before it is turned into a message."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        value = tool._run(*args, **kwargs)
-        report(value)
-        return value
-
-    async def arun(*args: Any, **kwargs: Any) -> Any:
-        value = await tool._arun(*args, **kwargs)
-        report(value)
-        return value
-
-    return clone_of(tool, run, arun)
 
 
 def _as_returned(tool: BaseTool, value: Any) -> Any:

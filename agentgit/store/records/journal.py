@@ -657,8 +657,9 @@ def _moving(status: str, columns: tuple[str, ...]) -> CompiledStatement:
 
 
 def _outcome_columns(outcome: CallOutcome) -> dict[str, Any]:
+    has_result = outcome.status in (DONE, SIMULATED) or outcome.result is not None
     return {
-        "result": to_json(outcome.result) if outcome.status in (DONE, SIMULATED) else None,
+        "result": to_json(outcome.result) if has_result else None,
         "error_message": outcome.error,
         "ended_at": outcome.ended_at,
         "answers": to_json(outcome.answers) if outcome.answers is not None else None,
