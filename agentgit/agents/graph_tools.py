@@ -135,7 +135,7 @@ class GraphTools:
             else CHECKPOINT_TOOLS - set(user_effects)
         )
         """The names of agentgit's own tools, which are not recorded."""
-        self.defaults, self._holds = defaults, holds
+        self.user_effects, self.defaults, self._holds = user_effects, defaults, holds
         self._reachable = [found for found in reachable if not is_checkpoint_tool(found.tool)]
         self._chosen: dict[tuple[Hashable, str | None], Effect] = {}
         """The effects that the user gives to tools, everywhere (None) or in one place."""

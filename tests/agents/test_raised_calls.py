@@ -218,6 +218,14 @@ def test_verify_settles_a_raised_or_interrupted_call(repo, when, error):
     assert till.ledger == [5]
 
 
+def test_a_call_of_which_verify_cannot_tell_stays_unknown(here):
+    agent = wrapped(here, Till(("after", LOST)), "irreversible", verify=lambda call: None)
+    agent.run("five")
+    assert statuses(agent) == ["unknown"]
+    with pytest.raises(RollbackBlocked, match="resolve call"):
+        agent.rollback("before")
+
+
 # -- repeated calls
 
 

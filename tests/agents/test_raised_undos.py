@@ -233,11 +233,14 @@ def test_the_undo_of_a_call_that_raised_runs_if_it_is_declared_safe(repo, kind):
         raise LOST
 
     graph = tool_node_graph(scripted(call("pay", euros=5), "ok"), [tool(pay)], handle_tool_errors=True)
-    agent = repo.wrap(graph, "s", effects={"pay": KINDS[kind](bank.refund, undo_if_unknown=True)})
+    closed = ["the bank is closed"]
+    declared = KINDS[kind](bank.refund, undo_if_unknown=True, precheck=lambda call: closed.pop() if closed else None)
+    agent = repo.wrap(graph, "s", effects={"pay": declared})
     agent.checkpoint("before")
     agent.invoke(say())
     (call_of_pay,) = agent.tool_track()
     assert call_of_pay.status == "unknown"
+    assert "the bank is closed" in agent.plan_rollback("before").blockers[0].why
     assert "its undo is declared to be safe" in text(agent.plan_rollback("before"))
     agent.rollback("before")
     assert bank.ledger == [5, -5]

@@ -35,7 +35,7 @@ from agentgit.testing import RecordedModel
 OWN_IDS = ("in_a_called_graph", "in_a_graph_without_memory", "in_a_tool", "with_middleware")
 """The graphs in which messages get random ids from a graph that the node's code calls, or from the model."""
 
-AT_ONCE = ("in_workers", "in_tasks")
+AT_ONCE = ("in_workers", "in_tasks", "in_threads_of_a_node")
 """The graphs whose equal calls run at the same time: which of them got which answer, the record does not say."""
 
 
@@ -381,6 +381,8 @@ def test_going_on_runs_what_was_simulated_or_refuses(repo, agent, world):
         lambda: again.run("hello"),
         lambda: again.update_state(None, said("x")),
         lambda: again.fork(),
+        lambda: again.rerun(),
+        lambda: again.explore(["hello"]),
         lambda: again.rollback("HEAD~1"),
         lambda: agent.rollback(again.head),
         lambda: agent.rollback(again.head, conversation=False),

@@ -117,6 +117,17 @@ def test_a_session_of_a_template_is_run_again_from_what_it_began_with(repo, agen
     assert len(again.messages()) == len(later.messages())
 
 
+def test_a_session_that_saved_no_steps_is_refused(repo, world):
+    """With tools that act, `exit` saves them."""
+    agent = repo.wrap(replying(lambda messages: "hi"), "plain")
+    agent.invoke({"messages": [("user", "hello")]}, durability="exit")
+    with pytest.raises(InvalidInput, match="lacks steps"):
+        agent.rerun()
+    acting = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+    acting.invoke({"messages": [("user", "add chair")]}, durability="exit")
+    assert acting.rerun().report.is_same
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_a_session_whose_steps_gc_has_deleted_is_refused_and_not_run_in_part(repo, agent, later):
     """Bad input: the inputs are in the steps. Without them nothing runs, also if newer turns have theirs."""

@@ -133,6 +133,28 @@ def test_a_live_rerun_does_not_act_through_the_name_of_a_tool_that_reads(repo, l
     assert ledger.lines() == before != []
 
 
+def test_a_live_rerun_in_another_graph_does_not_run_a_tool_that_has_the_name_of_one_that_reads(repo, ledger):
+    agent = repo.wrap(shown([namesakes.visible_tool("read_only", ledger)]), "s")
+    agent.invoke({"messages": [("user", "visible chair")]})
+    again = agent.rerun(shown([namesakes.hidden_tool("irreversible", ledger)]), tools="live")
+    assert [call.answered_by for call in again.report.calls] == ["record"]
+    assert ledger.lines() == []
+
+
+def test_a_rerun_answers_each_call_from_the_record_of_its_tool(repo, ledger):
+    """Two tools of one name get the same arguments, and another graph calls them in another order."""
+
+    def graph(*tools):
+        return shown([asking(lambda item: " and ".join(one.invoke({"item": item}) for one in tools))])
+
+    tools = [made("irreversible", ledger) for made in (namesakes.visible_tool, namesakes.hidden_tool)]
+    agent = repo.wrap(graph(*tools), "s")
+    agent.invoke({"messages": [("user", "hidden chair")]})
+    again = agent.rerun(graph(*reversed(tools)), tools={"ask": "live"})
+    assert again.report.match_rate == 1
+    assert again.messages()[2].content == "hidden chair and visible chair"
+
+
 @pytest.mark.parametrize("form", ["subagent", "closure", "dict", "helper", "node", "override"])
 def test_a_hidden_tool_can_be_redone(repo, ledger, form):
     agent = repo.wrap(graph_of(form, "reversible", "reversible", ledger), "s")

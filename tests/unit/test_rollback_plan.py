@@ -68,7 +68,7 @@ def test_a_missing_undo_function_blocks_the_plan_with_a_reason():
 
 
 def test_the_mode_reversible_keeps_what_needs_consent():
-    """`reversible` reverses only reversible effects, keeps the others, and never waits for a person."""
+    """`reversible` keeps what a person would have to agree to; only a call that runs blocks."""
     plan = decide(
         call(4, "irreversible"),
         call(3, "compensable"),
@@ -78,3 +78,5 @@ def test_the_mode_reversible_keeps_what_needs_consent():
     )
     assert [step.action for step in plan.steps] == ["keep", "keep", "reverse", "keep"]
     assert plan.is_admissible
+    running = decide(call(1, "reversible", "intended"), tools="reversible")
+    assert [step.action for step in running.steps] == ["block"]

@@ -236,29 +236,31 @@ class Answers:
                     f"The rerun made {self._max_calls} calls, which is its limit; the recording has "
                     f"{len(self._recording.calls)}. Set max_calls to allow more."
                 )
-            unused = self._uncovered(self._unused[request.repeat_hash])
-            if not unused:  # its tool may have got arguments with defaults since
-                of_tool = (one for one in self._unused.values() if one and one[0].tool_name == request.intent.tool_name)
-                equal = (one for one in of_tool if request.arguments.equal(one[0].args, request.effect))
-                unused = next(filter(self._uncovered, equal), unused)
-            if not unused:
-                return None
-            found = self._concurrent_call(unused, request)
-            unused.remove(found)
+            name, unused = request.intent.tool_name, self._unused[request.repeat_hash]
+            if (found := self._choose(unused, request)) is None:  # its tool may have got arguments with defaults since
+                of_name = (one for one in self._unused.values() if one and one[0].tool_name == name)
+                for unused in (one for one in of_name if request.arguments.equal(one[0].args, request.effect)):
+                    if (found := self._choose(unused, request)) is not None:
+                        break
+            if found is not None:
+                unused.remove(found)
             return found
 
-    def _uncovered(self, calls: deque[ToolInvocation]) -> deque[ToolInvocation]:
-        """Drop the first calls that an answered tool made itself."""
-        while calls and calls[0].id in self._covered:
-            calls.popleft()
-        return calls
+    def _choose(self, unused: Iterable[ToolInvocation], request: Call) -> ToolInvocation | None:
+        """Return the first of some equal calls, or the one of its step that was made in the place of the request.
 
-    def _concurrent_call(self, unused: Iterable[ToolInvocation], request: Call) -> ToolInvocation:
-        """Return the first of some equal calls, or the one of its step that was made in the place of the request."""
-        step_of, ordered = self._recording.step, iter(unused)
-        first = next(ordered)
-        same_step = itertools.takewhile(lambda call: step_of(call) == step_of(first), ordered)
-        candidates = [first, *(call for call in same_step if call.id not in self._covered)]
+        Calls that an answered tool made itself are left out, and those that another tool of the name has made.
+        """
+        intent, is_of_tool = request.intent, self._settings.effects.is_of_tool
+        ordered = (
+            call
+            for call in unused
+            if call.id not in self._covered and is_of_tool(call, intent.tool_path, intent.enclosing) is not False
+        )
+        if (first := next(ordered, None)) is None:
+            return None
+        step_of = self._recording.step
+        candidates = [first, *itertools.takewhile(lambda call: step_of(call) == step_of(first), ordered)]
         if len(candidates) == 1:
             return first
         places, scopes = self._recording.places, self._recorded_scopes(request.place)

@@ -155,7 +155,7 @@ class Rerun:
         return path[0] if is_first and first is not None and first.meta.get("source") != "input" else None
 
     def _settings_of(self, graph: Graph, effects: Mapping[str, Effect | str] | None) -> TurnSettings:
-        """Return the settings of turns of another graph, whose tools have the effects of the recorded ones."""
+        """Return the settings of turns of another graph, whose tools are declared as those of the recorded one."""
         settings, new = self._branch.settings, as_effects(effects)
         declared = {name: effect for name, effect in settings.effects.tools.items() if effect is not None}
         if changed := sorted(name for name, effect in new.items() if declared.get(name, effect) != effect):
@@ -163,9 +163,8 @@ class Rerun:
                 f"effects declares {', '.join(changed)}, which the agent has declared otherwise. Nothing was run. "
                 "Declare only tools that the other graph adds; to change an effect, wrap the graph with it first."
             )
-        known = {name: effect for name, effect in declared.items() if name not in settings.effects.profiled}
         add_types(*reachable_hints(graph))
-        found = GraphTools(graph, known | new, settings.effects.defaults)
+        found = GraphTools(graph, {**settings.effects.user_effects, **new}, settings.effects.defaults)
         return replace(settings, effects=found, unrecorded_tools=found.own_names)
 
     def _isolated(self, graph: Graph) -> Graph:
