@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects.invocation import DONE
-from agentgit.effects.kinds import KINDS, UNDECLARED
+from agentgit.effects.kinds import KINDS, UNDECLARED, kind_of
 from agentgit.errors import InvalidInput
 from agentgit.sessions.messages import to_stored
 from agentgit.sessions.session import IMPORTED
@@ -165,7 +165,7 @@ class PlainSession:
             batch_index=0,
             tool_name=name,
             tool_call_id=call_id if isinstance(call_id, str) else None,
-            effect=effect if effect in KINDS else UNDECLARED,
+            effect=kind_of(effect) if effect in KINDS else UNDECLARED,
             undo=None,
             args=args or {},
             idempotency_key=sha256(f"{self.branch.id}:{number}".encode()).hexdigest()[:32],
