@@ -39,7 +39,7 @@ TELL_APART = "Rename it, declare its effect with a decorator, or give its functi
 
 @dataclass(frozen=True, eq=False)
 class ToolDeclaration(Declaration):
-    """What is declared about one tool object."""
+    """The declaration of one tool object."""
 
     profile: ToolProfile | None = None
     default: Effect | None = None
@@ -170,7 +170,7 @@ class GraphTools:
         return isinstance(key, str) and any(found.tool.name == key for found in self._reachable)
 
     def _choose(self, key: Any, effect: Effect) -> None:
-        """Give an effect to the tool that a key of `effects` names."""
+        """Assign an effect to the tool that a key of `effects` names."""
         if isinstance(key, str) and key == ALL:
             raise InvalidInput(
                 f"effects={{{ALL!r}: ...}} belongs to agentgit.open(..., effects=); here, name each tool."

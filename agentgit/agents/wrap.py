@@ -119,8 +119,7 @@ class PreparedGraph:
         self.memory: Memory | None = as_memory(graph.store)
         """The store of the graph; None if it has none."""
         self.declarations: Sequence[Declaration] = tools.declarations
-        self._declared: Declarations | None = None
-        """What a session had after these tools were last declared for it; most sessions share it."""
+        self._declared = Declarations.of(tools.declarations, self.memory)
         self.settings = TurnSettings(
             user_id=context.user.id,
             effects=tools,
@@ -138,10 +137,8 @@ class PreparedGraph:
 
     def declare_tools(self, session_id: int, memory: Memory | None) -> None:
         """Declare the tools of the graph, with their undo functions, and a store for a session."""
-        sessions, known = self.context.registry.sessions, self._declared
-        if known is None or memory not in (None, known.memory) or not sessions.renew(session_id, known):
-            self._declared = sessions.declare(session_id, self.declarations, memory)
-        sessions.keep(session_id)
+        declared = self._declared if memory is self.memory else replace(self._declared, memory=memory)
+        self.context.registry.sessions.declare(session_id, declared)
 
     def attach(self, session_id: int, store: Any = None) -> None:
         """Make the tools, the workspace, the memory and agents of the graph available to a session in this process."""

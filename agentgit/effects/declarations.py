@@ -89,7 +89,7 @@ class DeclaredFunction(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Declaration:
-    """What this process declares about one tool, or about each tool of a name."""
+    """The declaration of one tool, or of each tool of a name, in this process."""
 
     tool_name: str
     effect: Effect | None = None
@@ -126,14 +126,7 @@ class Declaration:
     def key(self) -> Hashable:
         """A key that is equal for declarations between which a recorded call cannot choose."""
         effect = self.effect
-        functions = (effect.undo_path, effect.verify_path, effect.precheck_path) if effect is not None else ()
-        return self.tool_path, self.enclosing, functions
-
-    @property
-    def identity(self) -> Hashable:
-        """A key that is equal for declarations of the same objects. Functions that are only equal may act elsewhere."""
-        effect = self.effect
-        return self.tool_name, self.key, self.tool_identity, effect and effect_identity(effect)
+        return self.tool_path, self.enclosing, *(effect.paths.values() if effect is not None else ())
 
     functions: dict[str, list[DeclaredFunction]] = field(init=False)
     """The functions of the effect by role, under their names and the import paths that the effect has."""
@@ -208,9 +201,7 @@ def record_fields(
     identity_args = effect.identity_args if is_named else None
     return {
         "effect": effect.kind,
-        "undo": effect.undo_path,
-        "verify": effect.verify_path,
-        "precheck": effect.precheck_path,
+        **effect.paths,
         "identity": _identity(effect, tool_name, args, identity_args),
     }
 

@@ -126,19 +126,9 @@ class Effect:
         return kind_of(self.kind).leaves_trace or self.once
 
     @property
-    def undo_path(self) -> str | None:
-        """The qualified name of the undo function, as a call records it; None if there is none."""
-        return path_of(self.undo)
-
-    @property
-    def verify_path(self) -> str | None:
-        """The qualified name of `verify`, as a call records it; None if there is none."""
-        return path_of(self.verify)
-
-    @property
-    def precheck_path(self) -> str | None:
-        """The qualified name of `precheck`, as a call records it; None if there is none."""
-        return path_of(self.precheck)
+    def paths(self) -> dict[str, str | None]:
+        """The qualified names of its functions by role, as a call records them; None for a role without a function."""
+        return {**dict.fromkeys(ROLES), **{role: str(name_of(function)) for role, function in self.functions()}}
 
 
 class EffectOptions(TypedDict, total=False):
@@ -189,7 +179,7 @@ def reversible(undo: Undo | str, **options: Unpack[UndoOptions]) -> Effect:
         InvalidInput: As for `Effect`.
 
     Example:
-        >>> reversible("shop:cancel_order", verify="shop:was_ordered").undo_path
+        >>> reversible("shop:cancel_order", verify="shop:was_ordered").paths["undo"]
         'shop:cancel_order'
     """
     return Effect(REVERSIBLE, undo, **options)
@@ -220,11 +210,6 @@ def declared_on(tool: Any) -> Effect | None:
 def as_effect(declared: Effect | str) -> Effect:
     """Convert a value of `effects={...}`, an `Effect` or the name of a kind, to an `Effect`."""
     return declared if isinstance(declared, Effect) else Effect(declared)
-
-
-def path_of(function: Undo | str | None) -> str | None:
-    """Return the qualified name of a function, as a call records it; None if there is no function."""
-    return None if function is None else str(name_of(function))
 
 
 def require_path(path: str) -> tuple[str, str]:

@@ -66,11 +66,7 @@ def _file_tool(name: str, effect: str) -> KnownTool:
     return KnownTool(name, "deepagents.middleware.filesystem", functions, effect)
 
 
-def _search_tool(name: str) -> KnownTool:
-    functions = _local("FilesystemFileSearchMiddleware.__init__", name)
-    return KnownTool(name, "langchain.agents.middleware.file_search", functions, READ_ONLY)
-
-
+_FILE_SEARCH, _SEARCHING = "langchain.agents.middleware.file_search", "FilesystemFileSearchMiddleware.__init__"
 _TODOS = ("_write_todos", "_awrite_todos", "write_todos")
 _TASKS = _local("_build_task_tool", "task", "atask")
 _COMPACTIONS = _local("SummarizationToolMiddleware._create_compact_tool", "sync_compact", "async_compact")
@@ -80,7 +76,8 @@ _RETRIEVALS = _local("get_default_retrieval_tool", "retrieve_tools", "aretrieve_
 
 KNOWN_TOOLS = (
     KnownTool("write_todos", "langchain.agents.middleware.todo", _TODOS, STATE),
-    *map(_search_tool, ("glob_search", "grep_search")),
+    KnownTool("glob_search", _FILE_SEARCH, _local(_SEARCHING, "glob_search"), READ_ONLY),
+    KnownTool("grep_search", _FILE_SEARCH, _local(_SEARCHING, "grep_search"), READ_ONLY),
     *(_file_tool(name, READ_ONLY) for name in ("ls", "read_file", "glob", "grep")),
     *(_file_tool(name, BY_BACKEND) for name in ("write_file", "edit_file", "delete")),
     _file_tool("execute", BY_SHELL),
@@ -109,7 +106,9 @@ class ToolProfile:
             path = None if args is None or "file_path" not in args else _normalize_path(str(args["file_path"]))
             kind = _kind_in_backend(self._backend, path, holds)
         elif self.known.effect == BY_SHELL:
-            kind = READ_ONLY if _class_path(_default_backend(self._backend)) in BACKENDS_WITHOUT_SHELL else None
+            backend = self._backend
+            backend = backend.default if _class_path(backend) == COMPOSITE_BACKEND else backend
+            kind = READ_ONLY if _class_path(backend) in BACKENDS_WITHOUT_SHELL else None
         elif self.known.effect == BY_SUBAGENT:
             kind = STATE if self._runs_local_graphs(None if args is None else args.get("subagent_type")) else None
         else:
@@ -205,8 +204,3 @@ def _kind_in_routes(backend: Any, path: str | None, holds: Holds) -> str | None:
         if path == root or path.startswith(f"{root}/"):
             return _kind_in_backend(backend.routes[prefix], path[len(root) :] or "/", holds)
     return _kind_in_backend(backend.default, path, holds)
-
-
-def _default_backend(backend: Any) -> Any:
-    """Return the backend that runs commands."""
-    return backend.default if _class_path(backend) == COMPOSITE_BACKEND else backend

@@ -122,11 +122,6 @@ def is_same(value: Any, other: Any) -> bool:
     return bool(value == other) and identity("", {"": value}, None) == identity("", {"": other}, None)
 
 
-def is_memory_write(call: ToolInvocation) -> bool:
-    """Return whether a call is a write to memory that agentgit undoes."""
-    return call.effect == MEMORY
-
-
 def item_identity(store: str, args: Mapping[str, Any]) -> str:
     """Return a hash that is the same for all writes to one item of a store."""
     return identity(f"memory {store}".rstrip(), args, ITEM_ARGS)

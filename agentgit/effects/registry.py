@@ -32,7 +32,14 @@ from agentgit.effects.invocation import (
 )
 from agentgit.effects.kinds import COMPENSABLE, IDEMPOTENT, IRREVERSIBLE, MEMORY, REVERSIBLE, UNDECLARED
 from agentgit.effects.memory import Memory, may_be_written, redo_write, undo_write
-from agentgit.effects.served_sessions import NO_DECLARATIONS, HostRuns, ServedSession, ServedSessions, add_recent
+from agentgit.effects.served_sessions import (
+    NO_DECLARATIONS,
+    Declarations,
+    HostRuns,
+    ServedSession,
+    ServedSessions,
+    add_recent,
+)
 from agentgit.errors import NotFound
 
 ALL_SESSIONS = 0
@@ -108,11 +115,12 @@ class Registry:
 
     def declare(self, session_id: int, declared: Iterable[Declaration]) -> None:
         """Register declarations of tools. Import paths are imported now, not when a plan is made."""
+        declarations = Declarations.of(declared)
         if session_id != ALL_SESSIONS:
-            self.sessions.declare(session_id, declared)
+            self.sessions.declare(session_id, declarations)
             return
         with self._lock:
-            self._for_all = self._for_all.extended(declared)
+            self._for_all = self._for_all.extended(declarations)
 
     def remember(self, call_id: int, declaration: Declaration) -> None:
         """Remember the declaration of the tool object that made a call."""
@@ -214,7 +222,9 @@ class Registry:
             )
         if isinstance(runner, str):
             raise NotFound(runner)
-        if call.undo is not None and any("undo" in one.functions for one in self._all_fitting(session_id, call)):
+        if call.undo is not None and any(
+            "undo" in one.functions for group in self._fitting(session_id, call) for one in group
+        ):
             self._find_recorded("undo", session_id, call)  # a tool with a different undo function is a different tool
         return runner
 
@@ -260,36 +270,45 @@ class Registry:
 
     def remark(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return what a plan should mention about the functions of a call besides obstacles; None for nothing."""
-        remarks = [self._remark(role, session_id, call) for role in ROLES if not call.is_imported]
-        return "; ".join(remark for remark in remarks if remark is not None) or None
-
-    def _remark(self, role: str, session_id: int, call: ToolInvocation) -> str | None:
-        recorded = getattr(call, role)
-        if recorded is None:
-            return None
-        try:
-            declared = self._find_recorded(role, session_id, call)
-        except NotFound as error:  # other roles report the error when their function is used
-            is_verify_needed = role == "verify" and call.status in (UNKNOWN, REVERSE_UNKNOWN, REVERSE_FAILED)
-            return str(error) if is_verify_needed else None
-        return possible_change(FunctionName.read(recorded), declared.name)
+        remarks: list[str | None] = []
+        for role in ROLES:
+            recorded = getattr(call, role)
+            if recorded is None or call.is_imported:
+                continue
+            try:
+                declared = self._find_recorded(role, session_id, call)
+                remarks.append(possible_change(FunctionName.read(recorded), declared.name))
+            except NotFound as error:  # other roles report the error when their function is used
+                if role == "verify" and call.status in (UNKNOWN, REVERSE_UNKNOWN, REVERSE_FAILED):
+                    remarks.append(str(error))
+        return "; ".join(filter(None, remarks)) or None
 
     # -- lookup of declarations
 
     def _find_function(self, role: str, session_id: int, call: ToolInvocation) -> Undo | None:
         if call.is_imported:  # a function of this program would inspect another world than the call's
             return None
-        if getattr(call, role) is not None:
-            return _require_imported(self._find_recorded(role, session_id, call))
-        declared = self._find_declared(role, session_id, call, None)  # the call recorded no name that could differ
-        return _require_imported(declared) if declared is not None else None
+        if getattr(call, role) is None:  # it recorded no name that could differ
+            declared = self._find_declared(role, session_id, call, None)
+        else:
+            declared = self._find_recorded(role, session_id, call)
+        if declared is None:
+            return None
+        if isinstance(declared.function, str):
+            raise NotFound(declared.function)
+        return declared.function
 
     def _find_recorded(self, role: str, session_id: int, call: ToolInvocation) -> DeclaredFunction:
         """Return the declared function whose name a call recorded."""
         recorded, role_name = FunctionName.read(getattr(call, role)), "undo function" if role == "undo" else role
         if declared := self._find_declared(role, session_id, call, recorded):
             return declared
-        others = [one.functions[role][0] for one in self._all_fitting(session_id, call) if role in one.functions]
+        others = [
+            one.functions[role][0]
+            for group in self._fitting(session_id, call)
+            for one in group
+            if role in one.functions
+        ]
         if not others:
             raise NotFound(
                 self._other_tool(session_id, call)
@@ -366,9 +385,6 @@ class Registry:
         yield from there or ([[one for group in tools for one in group]] if tools else [])
         yield from (group for group in named if group[0].tool_path is None)
 
-    def _all_fitting(self, session_id: int, call: ToolInvocation) -> Iterator[Declaration]:
-        return (one for group in self._fitting(session_id, call) for one in group)
-
     def _named(self, session_id: int, call: ToolInvocation) -> list[Sequence[Declaration]]:
         """List the declarations for the name of a call's tool, the most specific and newest first."""
         self._run_deferred()
@@ -403,9 +419,3 @@ def _undistinguishable(call: ToolInvocation) -> str:
 def _is_defined_by_name(declared: DeclaredFunction) -> bool:
     """Return whether a function can be defined again under its name, as in a notebook, and has no world of its own."""
     return type(declared.function) is FunctionType and "<locals>" not in declared.name.path
-
-
-def _require_imported(declared: DeclaredFunction) -> Undo:
-    if isinstance(declared.function, str):
-        raise NotFound(declared.function)
-    return declared.function

@@ -1,9 +1,7 @@
 """The resources of the sessions that this process serves: declared functions, workspaces and wrapped graphs.
 
-A session has all of it for as long as an agent or a handle of it exists. Afterwards the process keeps a bounded part:
-everything for the last `RECENT_SESSIONS` sessions, and the declarations for the last `DECLARED_SESSIONS`. Sessions with
-the same tools, effects and store share their declarations, of which the last `RECENT_DECLARATIONS` different ones are
-kept.
+A session has them for as long as an agent or a handle of it exists. Afterwards the process keeps those of the last
+`RECENT_SESSIONS` sessions.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+from typing import Any, NamedTuple, Self, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from agentgit.effects.declarations import Declaration
 from agentgit.effects.memory import Memory
@@ -21,18 +19,11 @@ from agentgit.effects.memory import Memory
 K = TypeVar("K")
 T = TypeVar("T")
 
-RECENT_SESSIONS = 64
-"""The number of sessions without an agent or a handle whose graph and workspace are kept. A workspace keeps a file
-open."""
-
-DECLARED_SESSIONS = 50_000
-"""The number of sessions without an agent or a handle whose declarations are kept. Each takes about 150 bytes."""
+RECENT_SESSIONS = 256
+"""The number of sessions without an agent or a handle whose resources are kept. A workspace keeps a file open."""
 
 RECENT_RUNS = 10_000
 """The number of runs of hosts that are remembered until they end."""
-
-RECENT_DECLARATIONS = 1_000
-"""The number of different declarations that are kept. They differ if each session has its own tools or functions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,21 +34,23 @@ class Declarations:
     """By the name of the tool, and by the key of declarations between which a recorded call cannot choose."""
     memory: Memory | None = None
 
-    def extended(self, declared: Iterable[Declaration], memory: Memory | None = None) -> Declarations:
-        """Return these declarations with newer ones. Those that the newer ones do not replace are kept."""
-        newer = defaultdict[str, dict[Hashable, tuple[Declaration, ...]]](dict)
+    @classmethod
+    def of(cls, declared: Iterable[Declaration], memory: Memory | None = None) -> Self:
+        """Return the declarations of one graph or module."""
+        groups = defaultdict[str, dict[Hashable, tuple[Declaration, ...]]](dict)
         for one in declared:
-            newer[one.tool_name][one.key] = (*newer[one.tool_name].get(one.key, ()), one)
+            groups[one.tool_name][one.key] = (*groups[one.tool_name].get(one.key, ()), one)
+        return cls(groups, memory)
+
+    def extended(self, newer: Declarations) -> Declarations:
+        """Return these declarations with newer ones. Those that the newer ones do not replace are kept."""
+        if self in (NO_DECLARATIONS, newer):
+            return newer
         groups = dict(self.groups)
-        for name, by_key in newer.items():
+        for name, by_key in newer.groups.items():
             earlier = groups.get(name, {})
             groups[name] = {key: earlier[key] for key in earlier if key not in by_key} | by_key
-        return Declarations(groups, memory or self.memory)
-
-    def identity(self) -> Hashable:
-        """Return a key that is equal for declarations of the same objects."""
-        by_key = self.groups.values()
-        return tuple(one.identity for groups in by_key for group in groups.values() for one in group), id(self.memory)
+        return Declarations(groups, newer.memory or self.memory)
 
 
 NO_DECLARATIONS = Declarations()
@@ -69,8 +62,8 @@ class ServedSession:
     Its agents and handles refer to it, and it ends with the last of them.
     """
 
-    def __init__(self, declarations: Declarations) -> None:
-        self.declarations = declarations
+    def __init__(self) -> None:
+        self.declarations = NO_DECLARATIONS
         self.workspace: Any = None
         """The `rollback.WorkspaceAdapter` of the session's files; None if none is attached here."""
         self.moved_to: int | None = None
@@ -89,56 +82,26 @@ class ServedSessions:
         """Held while the sessions change. A child process gets a new one."""
         self._in_use: WeakValueDictionary[int, ServedSession] = WeakValueDictionary()
         self._recent: OrderedDict[int, ServedSession] = OrderedDict()
-        self._declared: OrderedDict[int, ref[Declarations]] = OrderedDict()
-        self._shared: WeakValueDictionary[Hashable, Declarations] = WeakValueDictionary()
-        self._recent_declarations: OrderedDict[Declarations, None] = OrderedDict()
 
     def session(self, session_id: int) -> ServedSession:
         """Return what this process holds for a session. It is kept only for as long as the caller refers to it."""
         with self.lock:
             session = self._in_use.get(session_id)
             if session is None:
-                session = self._in_use[session_id] = ServedSession(self.declarations(session_id))
+                session = self._in_use[session_id] = ServedSession()
             return session
-
-    def keep(self, session_id: int) -> None:
-        """Count a session as the most recently served one."""
-        with self.lock:
-            add_recent(self._recent, session_id, self.session(session_id), RECENT_SESSIONS)
 
     def declarations(self, session_id: int) -> Declarations:
         """Return the functions that are declared for the tools of a session."""
-        if (session := self._in_use.get(session_id)) is not None:
-            return session.declarations
-        declared = self._declared.get(session_id)
-        return (declared() if declared is not None else None) or NO_DECLARATIONS
+        session = self._in_use.get(session_id)
+        return NO_DECLARATIONS if session is None else session.declarations
 
-    def renew(self, session_id: int, declarations: Declarations) -> bool:
-        """Count declarations as the most recently used, if a session has exactly these; return whether it has."""
+    def declare(self, session_id: int, declarations: Declarations) -> None:
+        """Add declarations for the tools of a session and its store, and count it as the most recently served one."""
         with self.lock:
-            if self.declarations(session_id) is not declarations:
-                return False
-            self._add_declared(session_id, declarations)
-            return True
-
-    def declare(
-        self,
-        session_id: int,
-        declared: Iterable[Declaration],
-        memory: Memory | None = None,
-    ) -> Declarations:
-        """Add declarations for the tools of a session and its store, and return all that it has then."""
-        with self.lock:
-            extended = self.declarations(session_id).extended(declared, memory)
-            declarations = self._shared.setdefault(extended.identity(), extended)
-            self._add_declared(session_id, declarations)
-            if (session := self._in_use.get(session_id)) is not None:
-                session.declarations = declarations
-            return declarations
-
-    def _add_declared(self, session_id: int, declarations: Declarations) -> None:
-        add_recent(self._recent_declarations, declarations, None, RECENT_DECLARATIONS)
-        add_recent(self._declared, session_id, ref(declarations), DECLARED_SESSIONS)
+            session = self.session(session_id)
+            session.declarations = session.declarations.extended(declarations)
+            add_recent(self._recent, session_id, session, RECENT_SESSIONS)
 
 
 def add_recent(recent: OrderedDict[K, T], key: K, value: T, limit: int) -> None:

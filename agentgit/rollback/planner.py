@@ -27,22 +27,8 @@ from agentgit.effects.invocation import (
 )
 from agentgit.effects.kinds import MEMORY, STATE, UNDECLARED, WORKSPACE
 from agentgit.effects.memory import MEMORY_TOOLS
-from agentgit.effects.plan import (
-    BLOCK,
-    EXECUTE,
-    GONE,
-    KEEP,
-    RECORD,
-    REDO,
-    REVERSE,
-    ROLLBACK,
-    SWITCH,
-    Knowledge,
-    PastCall,
-    PlanStep,
-    ReasonFunction,
-    make_plan,
-)
+from agentgit.effects.plan import BLOCK, EXECUTE, GONE, KEEP, RECORD, REDO, REVERSE, ROLLBACK, SWITCH, PlanStep
+from agentgit.effects.planning import Knowledge, PastCall, ReasonFunction, make_plan
 from agentgit.effects.registry import Registry
 from agentgit.rollback.request import AS_REQUESTED, Request
 from agentgit.sessions.session import DONE as OPERATION_DONE

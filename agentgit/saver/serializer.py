@@ -231,7 +231,7 @@ def _call(constructor: Callable[..., Any], code: int, payload: Any) -> Any:
 
 
 class _Shape(NamedTuple):
-    """How the instances of a dataclass or model hold their fields."""
+    """The form in which the instances of a dataclass or model hold their fields."""
 
     fields: tuple[str, ...]
     slots: Mapping[str, MemberDescriptorType]

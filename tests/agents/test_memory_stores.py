@@ -183,7 +183,7 @@ def test_the_store_in_the_runtime_of_a_host_is_recorded_and_undone(repo, store):
 @pytest.mark.parametrize("kind", ["graph", "host", "wrap"])
 def test_a_process_keeps_the_store_of_many_sessions(repo, store, monkeypatch, kind):
     """After many other sessions, without an agent of the first, its memory is still undone in this process."""
-    limit_sessions(monkeypatch, 1, declared=100)
+    limit_sessions(monkeypatch, 100)
     app = repo.graph(noting(store if kind == "graph" else None))
     app = app.copy({"store": store}) if kind == "host" else app
     for name in ("t", "u", "v"):

@@ -69,8 +69,8 @@ def test_threads_that_are_no_longer_served_take_no_memory(tmp_path, monkeypatch)
 
 
 def test_calls_of_a_session_without_an_agent_can_be_undone(repo, monkeypatch):
-    """Sessions with the same tools share their declarations, which outlast the agents and the graph."""
-    limit_sessions(monkeypatch, 1, declared=5)
+    """What a process holds for a session outlasts its agents."""
+    limit_sessions(monkeypatch, 5)
     world = World()
     graph = tool_node_graph(obedient(), world.tools())
     for number in range(5):

@@ -188,7 +188,7 @@ LAMBDA = lambda args, result: None  # noqa: E731  # the tests need a function wi
     ],
 )
 def test_functions_are_recorded_under_stable_names(function, name):
-    assert reversible(function).undo_path == f"{__name__}:{name}"
+    assert reversible(function).paths["undo"] == f"{__name__}:{name}"
 
 
 def ordering_tool(ledger):
@@ -355,20 +355,20 @@ def test_no_function_named_by_a_row_is_imported_or_called(attacked, status):
     assert attacked.session("s").tool_track(branch="main")[0].status == status
 
 
-@pytest.mark.parametrize("name", [one for one in HOSTILE if not one.startswith("test_trusted_functions:cancel@")])
-def test_a_row_that_differs_from_the_declared_function_is_refused(attacked, name):
+def test_a_row_that_differs_from_the_declared_function_is_refused(attacked):
     graph, effects = ordering(cancel, verify=looked, precheck=looked)
     agent = attacked.wrap(graph, "s", effects=effects)
-    write_rows(attacked, undo=name, verify=name, precheck=name)
-    (step,) = agent.plan_rollback("main#1").steps
-    assert step.action == "block"
-    assert f"{__name__}:cancel is declared here" in step.why
-    assert (step.why.isprintable(), len(step.why) < 600) == (True, True)
-    with pytest.raises(RollbackBlocked):
-        agent.rollback("main#1")
-    write_rows(attacked, status="unknown")
-    (step,) = agent.plan_rollback("main#1").steps
-    assert f"{__name__}:looked is declared here" in step.why
+    for name in [one for one in HOSTILE if not one.startswith("test_trusted_functions:cancel@")]:
+        write_rows(attacked, undo=name, verify=name, precheck=name, status="done")
+        (step,) = agent.plan_rollback("main#1").steps
+        assert (name, step.action) == (name, "block")
+        assert f"{__name__}:cancel is declared here" in step.why
+        assert (step.why.isprintable(), len(step.why) < 600) == (True, True)
+        with pytest.raises(RollbackBlocked):
+            agent.rollback("main#1")
+        write_rows(attacked, status="unknown")
+        (step,) = agent.plan_rollback("main#1").steps
+        assert f"{__name__}:looked is declared here" in step.why
     assert RAN == []
 
 

@@ -35,17 +35,9 @@ def limit_caches(monkeypatch: pytest.MonkeyPatch, divisor: int) -> None:
     monkeypatch.setattr(lru.LRUCache, "__init__", create_small)
 
 
-def limit_sessions(monkeypatch: pytest.MonkeyPatch, sessions: int, *, declared: int | None = None) -> None:
-    """Limit what is kept of sessions without an agent or a handle.
-
-    Args:
-        sessions: The number of sessions whose graph is kept, of different declarations, and of calls whose tool objects
-            are remembered.
-        declared: The number of sessions whose declarations are kept, if it is another one.
-    """
+def limit_sessions(monkeypatch: pytest.MonkeyPatch, sessions: int) -> None:
+    """Limit the sessions without an agent or a handle, and the calls, of which anything is kept."""
     monkeypatch.setattr(served_sessions, "RECENT_SESSIONS", sessions)
-    monkeypatch.setattr(served_sessions, "RECENT_DECLARATIONS", sessions)
-    monkeypatch.setattr(served_sessions, "DECLARED_SESSIONS", declared or sessions)
     monkeypatch.setattr(registry, "REMEMBERED_CALLS", sessions)
 
 

@@ -58,7 +58,7 @@ def test_functions_are_recorded_by_their_names():
     """Also a lambda has a qualified name; a path is imported only when it is needed."""
     declared = reversible(HERE, verify=look, precheck=lambda invocation: None)
     local = f"{__name__}:test_functions_are_recorded_by_their_names.<locals>.<lambda>"
-    assert (declared.undo_path, declared.verify_path, declared.precheck_path) == (HERE, f"{__name__}:look", local)
+    assert declared.paths == {"undo": HERE, "verify": f"{__name__}:look", "precheck": local}
     assert import_function(HERE) is undo
     with pytest.raises(NotFound, match=r"no\.such:thing"):
         import_function("no.such:thing")
@@ -355,7 +355,7 @@ def closing_over(world: list[str]):
 def test_equal_declarations_are_told_apart_by_the_call_or_not_at_all():
     """A call of this process is undone by the declaration that ran; one of another process by exactly one that fits."""
     one, two = (Declaration("pay", reversible(closing_over([])), "shop:pay", place) for place in ("desk", "bank"))
-    call = invoked(undo=one.effect.undo_path, tool_path="shop:pay", enclosing="desk")
+    call = invoked(undo=one.effect.paths["undo"], tool_path="shop:pay", enclosing="desk")
     registry = Registry()
     registry.declare(1, [one, two])
     assert registry.undo(1, call) is one.effect.undo

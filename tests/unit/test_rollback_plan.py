@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from agentgit import ToolInvocation
-from agentgit.effects.plan import Knowledge, make_plan
+from agentgit.effects.planning import Knowledge, make_plan
 
 
 def call(id: int, effect: str, status: str = "done", **more) -> ToolInvocation:

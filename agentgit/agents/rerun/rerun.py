@@ -77,7 +77,7 @@ ENTRIES = ("invoke", "ainvoke", "run", "arun")
 
 @dataclass(frozen=True, kw_only=True)
 class RerunOptions:
-    """How a rerun answers calls and runs turns; see `RollbackAgent.rerun`."""
+    """The choices of a rerun, which answers calls and runs turns; see `RollbackAgent.rerun`."""
 
     tools: Any = RECORD
     on_miss: OnMiss = TELL

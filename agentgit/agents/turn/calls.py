@@ -414,7 +414,7 @@ class Call:
 
 
 class Interceptor(Protocol):
-    """What decides about each call before its tool runs; see `agentgit.agents.turn.call_interceptor`."""
+    """The decisions about each call before its tool runs; see `agentgit.agents.turn.call_interceptor`."""
 
     @property
     def is_simulated(self) -> bool:

@@ -360,7 +360,7 @@ def task_of(configurable: Mapping[str, Any]) -> str:
 
 @dataclass
 class _UsedShare:
-    """What a call uses of the answers and numbers of its task.
+    """The share of a call in the answers and numbers of its task.
 
     A call of a node's own code has the numbers that LangGraph gives, from the scratchpad of its task.
     """
