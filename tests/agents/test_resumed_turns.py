@@ -288,49 +288,59 @@ def test_a_resumed_turn_applies_the_command_of_a_done_call(repo, world):
 # -- kill -9
 
 CHILD = """
-import os, signal, sys, time
+import os, signal, time
 import agentgit
-from langchain_core.tools import tool
 from scripted import GRAPHS, call, calls, saying
+from test_resumed_turns import writing_tools
 
-@tool
-def add(item: str) -> dict:
-    "Write a line."
-    with open("log", "a") as log:
-        log.write(item + "\\n")
-    return {{"item": item}}
-
-@tool
-def work(what: str) -> str:
-    "Die in the middle of it, when the other call is recorded, and what LangGraph goes on from is saved."
+def die():
+    "Die when the other call is recorded, and what LangGraph goes on from is saved."
     other = agentgit.open({database!r})
     while "done" not in [c.status for c in other.session("s").tool_track()] or agent.get_state().created_at is None:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 
 model = saying(calls(call("add", "c1", item="x"), call("work", "c2", what="y")))
-agent = agentgit.open({database!r}).wrap(GRAPHS[{kind!r}](model, [add, work]), "s",
+agent = agentgit.open({database!r}).wrap(GRAPHS[{kind!r}](model, writing_tools("log", die)), "s",
     effects={{"add": "irreversible", "work": "irreversible"}}, check_effects=False)
 agent.invoke({{"messages": [("user", "go")]}}, durability="sync")
 """
 
 
+def writing_tools(path: Any, work_on: Any) -> list[BaseTool]:
+    """Make a tool that writes a line, and one that goes on with something before it does so."""
+
+    @tool
+    def add(item: str) -> dict[str, str]:
+        """Write a line."""
+        with open(path, "a") as log:
+            log.write(f"{item}\n")
+        return {"item": item}
+
+    @tool
+    def work(what: str) -> str:
+        """Write a line later."""
+        work_on()
+        with open(path, "a") as log:
+            log.write(f"{what}\n")
+        return f"did {what}"
+
+    return [add, work]
+
+
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_after_kill_9_each_call_of_a_batch_happened_at_most_once(repo, database, world, tmp_path, kind):
+def test_after_kill_9_each_call_of_a_batch_happened_at_most_once(repo, database, tmp_path, kind):
     """The done call is not repeated, the interrupted one waits for a person, and then the turn continues."""
     url = database.url.render_as_string(hide_password=False)
     code = CHILD.format(database=url, kind=kind)
     assert processes.run(code, cwd=tmp_path).returncode == -9
-    effects = world.effects(work="irreversible", add="irreversible")
-    tools = [made for made in world.tools() if made.name == "add"] + [shaky(world)]
-    agent = repo.wrap(GRAPHS[kind](saying("ok"), tools), "s", effects=effects if kind == "functional" else {
-        name: effects[name] for name in ("add", "work")}, check_effects=False)  # fmt: skip
+    effects, tools = dict.fromkeys(("add", "work"), "irreversible"), writing_tools(tmp_path / "log", lambda: None)
+    agent = repo.wrap(GRAPHS[kind](saying("ok"), tools), "s", effects=effects, check_effects=False)
     with pytest.raises(Fenced, match="is unknown whether"):
         agent.invoke(None)
     lost = next(c for c in agent.tool_track() if c.status == "unknown")
     repo.resolve(lost, "happened", result="did y")
     assert agent.invoke(None)["messages"][-1].content == "ok"
-    assert world.log == []
     assert (tmp_path / "log").read_text() == "x\n"
 
 

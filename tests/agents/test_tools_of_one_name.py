@@ -1,6 +1,8 @@
 """Two tools of one name: each call has the effect and the undo of the tool that ran, here and after a restart."""
 
 import asyncio
+import functools
+import itertools
 import json
 import os
 import subprocess
@@ -10,7 +12,9 @@ import backend
 import namesakes
 import pytest
 from langchain_core.tools import tool
+from langgraph.graph import MessagesState
 from namesakes import FORMS, KINDS, Ledger, asking, go_back, graph_of, made_tool, pairs, session_name, shown
+from scripted import node_graph
 
 import agentgit
 from agentgit import Fenced, InvalidInput, RollbackBlocked, effect, reversible
@@ -83,6 +87,7 @@ from agentgit.demo import ScriptedModel
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import tool
+from langgraph.graph import MessagesState
 from namesakes import Ledger, obeying
 
 ledger = Ledger(sys.argv[2])
@@ -292,6 +297,74 @@ def test_a_call_that_another_function_made_is_neither_answered_nor_made_again(re
     agent.rollback("start", tools="keep")
     with pytest.raises(Fenced, match=r"visible_tool.*not known whether .*made_tool.* is the same tool"):
         agent_with(made_tool("compensable", "moved", ledger)).invoke({"messages": [("user", "visible chair")]})
+    assert ledger.standing() == ["visible chair"]
+
+
+# -- a task that runs again
+
+
+def ordering(repo, tools, effects=None):
+    """Wrap a graph whose node lets tools order a chair; it fails after the first order of its first run."""
+    broken = [True]
+
+    def act(state: MessagesState):
+        made = []
+        for one in tools():
+            made.append(one.invoke({"item": "chair"}))
+            if broken:
+                broken.clear()
+                raise ValueError("broken off")
+        return {"messages": [("ai", ", ".join(made))]}
+
+    agent = repo.wrap(node_graph(act), "s", effects=effects, check_effects=False)
+    with pytest.raises(ValueError, match="broken off"):
+        agent.invoke({"messages": [("user", "order")]})
+    return agent
+
+
+@pytest.mark.parametrize("kind", ["reversible", "compensable", "irreversible"])
+@pytest.mark.parametrize("are_swapped", [False, True])
+def test_equal_calls_of_two_tools_in_a_node_that_runs_again_keep_their_places(repo, ledger, kind, are_swapped):
+    tools = [namesakes.visible_tool(kind, ledger), namesakes.hidden_tool(kind, ledger)]
+    agent = ordering(repo, lambda: tools)
+    if are_swapped:
+        tools.reverse()
+    answer = agent.invoke(None)["messages"][-1].content
+    assert answer == ("hidden chair, visible chair" if are_swapped else "visible chair, hidden chair")
+    assert ledger.standing() == ["visible chair", "hidden chair"]
+
+
+@pytest.mark.parametrize("are_shown", [False, True])
+def test_equal_calls_of_two_tools_of_a_factory_in_a_node_are_not_guessed(repo, ledger, are_shown):
+    tools = [made_tool("compensable", name, ledger) for name in ("one", "two")]
+    hidden = [*map(Hidden, tools)]
+    agent = ordering(repo, lambda: tools if are_shown else [one.tool() for one in hidden])
+    tools.reverse()
+    hidden.reverse()
+    with pytest.raises(Fenced, match=r"made_tool.*not known whether .*made_tool.* is the same tool"):
+        agent.invoke(None)
+    assert ledger.standing() == ["one chair"]
+
+
+class Hidden:
+    """A tool that agentgit does not find in what the functions of a graph refer to."""
+
+    __slots__ = ("tool",)
+
+    def __init__(self, made):
+        self.tool = functools.partial(next, itertools.repeat(made))
+
+
+def test_an_equal_call_of_another_function_of_a_node_that_runs_again_is_refused(repo, ledger):
+    """The tool was replaced after the turn broke off."""
+    tools = [namesakes.visible_tool("compensable", ledger)]
+    ordering(repo, lambda: tools)
+    tools[:] = [made_tool("compensable", "moved", ledger)]
+    graph = node_graph(lambda state: {"messages": [("ai", tools[0].invoke({"item": "chair"}))]})
+    with agentgit.open(backend.url(repo)) as later:
+        agent = later.wrap(graph, "s", check_effects=False)
+        with pytest.raises(Fenced, match="is the same tool"):
+            agent.invoke(None)
     assert ledger.standing() == ["visible chair"]
 
 

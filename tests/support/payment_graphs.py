@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -175,6 +176,24 @@ def in_two_agents(pay: Any) -> Any:
     return _delegating(act, WANTED[:1], WANTED[1:])
 
 
+def in_gathered_agents(pay: Any, **config: Any) -> Any:
+    """Build a graph with a tool that runs two agents at once, which begin in another order each time."""
+
+    async def ask(names: list[str]) -> Any:
+        await asyncio.sleep(random.uniform(0.0, 0.02))  # noqa: S311  # no secret
+        agent = create_agent(scripted(calls(*(call("pay", name=name) for name in names)), "paid"), [pay])
+        return await agent.ainvoke({"messages": [("user", str(names))]}, config or None)
+
+    async def gather(names: list[str]) -> list[Any]:
+        return await asyncio.gather(ask(names[:1]), ask(names[1:]))
+
+    return _delegating(lambda names: asyncio.run(gather(names)), WANTED)
+
+
+def in_gathered_agents_with_own_threads(pay: Any) -> Any:
+    return in_gathered_agents(pay, configurable={"thread_id": "desk"})
+
+
 def in_threads_of_a_node(pay: Any) -> Any:
     """Build a graph with a node that pays in threads that get its context, all at once."""
 
@@ -240,7 +259,7 @@ SHAPES: dict[str, Callable[[Any], Any]] = {
     for made in (
         in_a_node, in_an_async_node, with_new_ids, in_tasks, in_workers, in_a_subgraph, in_a_called_graph,
         in_a_graph_without_memory, in_a_tool, in_a_batch_of_a_tool, gathered_in_a_tool, in_two_agents,
-        in_threads_of_a_node, with_middleware, in_a_tool_node,
+        in_gathered_agents, in_gathered_agents_with_own_threads, in_threads_of_a_node, with_middleware, in_a_tool_node,
     )
 }  # fmt: skip
 ASYNC = ("in_an_async_node",)

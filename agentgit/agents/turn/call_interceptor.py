@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -30,7 +30,9 @@ from agentgit.agents.turn.fence_errors import (
 )
 from agentgit.agents.turn.recorded_results import UnreadableResult, has_command, rebuild_result
 from agentgit.agents.turn.running_turn import RunningTurn
+from agentgit.agents.turn.scopes import scope_name
 from agentgit.effects import ToolInvocation
+from agentgit.effects.function_names import FunctionName
 from agentgit.effects.invocation import (
     DONE,
     FAILED,
@@ -70,6 +72,7 @@ class Slot:
 
     name: str
     identity: str
+    tool: Hashable
     keys: set[str] = field(default_factory=set)
     attempt: Call | None = None
 
@@ -83,19 +86,21 @@ class Slots:
     """The calls of one run of a task, in order.
 
     LangGraph's call ids are not enough: calls from a node's own code have none or get new ones every time, and
-    middleware may make a call several times under one id. Equal calls are therefore counted. An equal call after an
-    error is the same call.
+    middleware may make a call several times under one id. Equal calls of one function are therefore counted. An equal
+    call after an error is the same call.
     """
 
     def __init__(self) -> None:
         self.all: list[Slot] = []
 
-    def assign(self, call_id: str | None, identity: str) -> Slot:
+    def assign(self, call: Call) -> Slot:
         """Assign a call to a slot and return the slot."""
+        identity = scope_name(call.repeat_hash, FunctionName.read(call.intent.tool_path or "").path)
         equal_slots = [slot for slot in self.all if slot.identity == identity]
         slot = next((slot for slot in equal_slots if slot.is_retryable), None)
         if slot is None:
-            slot = Slot(self._name(call_id, identity, len(equal_slots)), identity)
+            name = self._name(call.call_id, identity, len(equal_slots))
+            slot = Slot(name, identity, call.site.declaration.tool_identity)
             self.all.append(slot)
         return slot
 
@@ -107,6 +112,10 @@ class Slots:
         if self.all[0].identity == identity:
             return f"{call_id}#{number}"
         return f"{call_id}#{identity}#{number}"
+
+    def are_of_several_tools(self, slot: Slot) -> bool:
+        """Return whether several tools, with one name for their functions, have made calls equal to that of a slot."""
+        return len({one.tool for one in self.all if one.identity == slot.identity}) > 1
 
 
 SIBLING_SECONDS = 0.5
@@ -137,7 +146,7 @@ class CallInterceptor:
         """Admit a call, or answer it from the record."""
         with self._lock:
             slots = self._slots[call.caller_run_id, call.requester, call.call_id, call.intent.tool_name]
-            slot = slots.assign(call.call_id, call.repeat_hash)
+            slot = slots.assign(call)
             call.name = slot.name
             call.set_key(call_key(call.intent.branch_id, call.requester, slot.name, call.intent.tool_name))
             slot.keys.add(call.intent.idempotency_key)
@@ -146,6 +155,8 @@ class CallInterceptor:
                 earlier is not None
                 and not earlier.can_repeat(is_harmless=call.is_harmless)
                 and not (call.intent.effect == STATE and earlier.has_only_written)
+                and earlier.intent.tool_path == call.intent.tool_path
+                and not slots.are_of_several_tools(slot)
                 and self._is_answerable(call, slot, earlier.intent.args)
             ):
                 slot.attempt = earlier
@@ -194,6 +205,7 @@ class CallInterceptor:
             self._matched.notify_all()
         if attempt is not None and attempt.status == UNKNOWN and self._verify(attempt):
             attempt = self._find_attempt(call, slot, self._load_earlier_calls(call))
+        self._require_known_tool(call, slots, slot, attempt, earlier_calls)
         if (
             attempt is None
             or attempt.may_be_repeated
@@ -211,6 +223,21 @@ class CallInterceptor:
             )
         return False
 
+    def _require_known_tool(
+        self, call: Call, slots: Slots, slot: Slot, attempt: ToolInvocation | None, earlier_calls: list[ToolInvocation]
+    ) -> None:
+        """Check that no other tool of the name may have made the call that this one repeats.
+
+        A call that a model requested is known by its id, unless another tool of the graph has made it.
+        """
+        equal = [one for one in earlier_calls if one.status in POSSIBLY_IN_EFFECT and call.arguments.equal(one.args)]
+        if not slots.are_of_several_tools(slot):
+            doubt = False if slot.name == call.call_id else None
+            is_known = attempt is None or self._is_of_tool(attempt, call.intent) is not doubt
+            equal = [] if is_known else [one for one in equal if attempt is not None and one.id == attempt.id]
+        if equal and not call.is_harmless and self.fence_mode != OFF:
+            raise other_tool_error(equal[0], call.intent)
+
     def _require_different_call(self, call: Call, slots: Slots, earlier_calls: Sequence[ToolInvocation]) -> None:
         """Check that a call with different arguments than before is really a different call."""
         if call.is_named:
@@ -224,8 +251,8 @@ class CallInterceptor:
                         self._registry.current(earlier),
                         "This would be the same call with other arguments, so it was not made.",
                     )
-        elif call.intent.effect.leaves_trace and self.fence_mode != OFF:
-            acted = [one for one in earlier_calls if one.effect == IRREVERSIBLE and one.status in POSSIBLY_IN_EFFECT]
+        elif not call.is_harmless and self.fence_mode != OFF:
+            acted = [one for one in earlier_calls if self._may_be(one, call)]
 
             def unmatched() -> ToolInvocation | None:
                 keys = {key for slot in slots.all for key in slot.keys}
@@ -234,7 +261,16 @@ class CallInterceptor:
             with self._matched:  # a call that the task makes at the same time may be the one that was made before
                 self._matched.wait_for(lambda: unmatched() is None, timeout=SIBLING_SECONDS)
                 if (left := unmatched()) is not None:
-                    raise unmatched_error(left, call.intent)
+                    is_equal = call.arguments.equal(left.args)
+                    raise other_tool_error(left, call.intent) if is_equal else unmatched_error(left, call.intent)
+
+    def _may_be(self, earlier: ToolInvocation, call: Call) -> bool:
+        """Return whether a call may be an earlier one by a function with another name, or with other arguments."""
+        is_of_tool = self._is_of_tool(earlier, call.intent)
+        if is_of_tool is False or earlier.status not in POSSIBLY_IN_EFFECT:
+            return False
+        is_lasting = call.intent.effect.leaves_trace and earlier.effect == IRREVERSIBLE
+        return is_lasting or (is_of_tool is None and call.arguments.equal(earlier.args))
 
     def _answer_from_record(self, call: Call, slot: Slot, attempt: ToolInvocation) -> bool:
         if not self._is_answerable(call, slot, attempt.args):
@@ -359,8 +395,12 @@ class CallInterceptor:
             else identical_calls
         )
 
+    def _is_of_tool(self, call: ToolInvocation, intent: Intent) -> bool | None:
+        """Return whether a call was made by the tool that is now called; None if that is not known."""
+        return self.turn.context.settings.effects.is_of_tool(call, intent.tool_path, intent.enclosing)
+
     def _is_of_same_tool(self, call: ToolInvocation, intent: Intent) -> bool:
-        is_same = self.turn.context.settings.effects.is_of_tool(call, intent.tool_path, intent.enclosing)
+        is_same = self._is_of_tool(call, intent)
         if is_same is None:
             raise other_tool_error(call, intent)
         return is_same

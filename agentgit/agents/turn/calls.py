@@ -28,7 +28,7 @@ from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record, has_command, value_of
 from agentgit.agents.turn.requests import Batch, Requests
 from agentgit.agents.turn.running_turn import RunningTurn
-from agentgit.agents.turn.scopes import Frame, Scopes, TaskPlace, enclosing_name, scope_name
+from agentgit.agents.turn.scopes import Run, Scopes, TaskPlace, enclosing_name, scope_name
 from agentgit.effects.declarations import Declaration, record_fields
 from agentgit.effects.effects import Effect
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, REPLAY, SIMULATED, UNKNOWN, idempotency_key_set
@@ -330,7 +330,7 @@ class Call:
     def take_answer(self) -> InflightResult | None:
         """Return the result that the call gets instead of running its tool, and use up the numbers that it had used."""
         if self.answer is not None:
-            self.site.calls.interrupts.use_numbers(self.used_numbers)
+            self.site.calls.interrupts.use_numbers(self)
         return self.answer
 
     def note_running(self) -> None:
@@ -441,9 +441,12 @@ class Calls:
         self.interceptor = interceptor
         settings, self.branch = turn.context.settings, turn.branch
         self.effects, self.workspace = settings.effects, settings.workspace
-        self.scopes = Scopes(turn.checkpoint_tracker.graph_numbers)
-        self.requests = Requests(next_batch, unfinished, self.scopes.parent_of)
-        self.interrupts = Interrupts(turn.context.store, turn.branch, turn.context.saver.codec, turn.unit_of_work)
+        self.scopes = Scopes(
+            turn.checkpoint_tracker.graph_numbers, lambda *graph: self.interrupts.begin_parallel_graph(*graph)
+        )
+        self.requests = Requests(next_batch, unfinished, self.scopes)
+        codec = turn.context.saver.codec
+        self.interrupts = Interrupts(turn.context.store, turn.branch, codec, turn.unit_of_work, self.scopes)
         self._tools_by_run: dict[UUID, Call | None] = {}
         """The calls that are being made, by the run that LangChain makes of them; None before a call is opened."""
         self.has_calls = False
@@ -487,11 +490,8 @@ class Calls:
 
     def enclosing_call(self, run_id: UUID | None) -> Call | None:
         """Return the call whose tool contains a run; None if there is none."""
-        while run_id is not None:
-            if (call := self._tools_by_run.get(run_id)) is not None:
-                return call
-            run_id = self.scopes.parent_of(run_id)
-        return None
+        found = (self._tools_by_run.get(run.id) for run in self.scopes.ancestors(run_id))
+        return next((call for call in found if call is not None), None)
 
     def is_expected(self, run_id: UUID) -> bool:
         """Return whether the hook has seen the call of a tool."""
@@ -505,10 +505,10 @@ class Calls:
         """Open a call; see `CallSite.open`."""
         if self.turn.has_ended:
             raise late_call_error(site.tool_name, arguments.values)
-        self.scopes.begin(site.run_id, site.parent_run_id, "", {})
+        self.scopes.begin(site.run_id, site.parent_run_id)
         parent_run_id = site.parent.site.run_id if site.parent is not None else None
-        frame = self.scopes.frame(site.parent_run_id) or self.scopes.frame(parent_run_id)
-        call = self._new_call(site, arguments, frame)
+        caller = self.scopes.scoped(site.parent_run_id) or self.scopes.scoped(parent_run_id)
+        call = self._new_call(site, arguments, caller)
         if call.is_recorded:
             self.has_calls = True
             call.span = tool_span(
@@ -524,7 +524,7 @@ class Calls:
                 raise
             self.acted_count += not call.intent.effect.is_neutral
         self._tools_by_run[site.run_id] = call
-        self.scopes.begin_tool(site.run_id, frame, call.scope, lambda: self.interrupts.graph_numbers(call))
+        self.scopes.begin_tool(site.run_id, caller, call)
         runs_tool = call.is_recorded and call.answer is None and not call.is_simulated
         if runs_tool and site.declaration.tool is not None:
             self.turn.context.registry.remember(call.intent.id, site.declaration)
@@ -536,7 +536,7 @@ class Calls:
                 raise
         return call
 
-    def _new_call(self, site: CallSite, arguments: Arguments, frame: Frame | None) -> Call:
+    def _new_call(self, site: CallSite, arguments: Arguments, caller: Run | None) -> Call:
         name, parent, args = site.tool_name, site.parent, arguments.values
         if parent is not None:  # it belongs where the call of the tool that makes it is
             batch, index = parent.intent.batch, parent.intent.batch_index
@@ -547,7 +547,7 @@ class Calls:
         is_file_effect = effect is not None and effect.kind == WORKSPACE and not declaration.is_profiled
         if is_file_effect and self.workspace is not None and not self.workspace.covers(args):
             effect = None
-        scope = frame.scope if frame is not None else scope_name(site.task)
+        scope = caller.scope if caller is not None else scope_name(site.task)
         request_name = self.requests.name(site.tool_call_id, site.parent_run_id, site.task)
         is_named = site.tool_call_id is not None and (request_name is not None or site.is_in_batch)
         outer = parent if parent is not None and parent.is_recorded else None
@@ -574,10 +574,10 @@ class Calls:
             arguments,
             intent,
             requester=(request_name or site.task) if is_named else scope,
-            caller_run_id=frame.run_id if frame is not None else None,
+            caller_run_id=caller.id if caller is not None else None,
             repeat_hash=arguments.repeat_hash(name, effect),
             is_named=is_named,
-            place=frame.place if frame is not None else None,
+            place=caller.place if caller is not None else None,
             is_recorded=declaration.is_recorded or self.interceptor.is_simulated,
         )
 

@@ -83,10 +83,20 @@ def in_effect_error(call: ToolInvocation) -> Fenced:
 def other_tool_error(call: ToolInvocation, intent: Intent) -> Fenced:
     """Return the error for a call of which it is not known whether a tool of the same name has made it before."""
     return Fenced(
-        f"{call} is already done (invocation {call.id}) by {call.tool_path}. It is not known whether "
+        f"{call} (invocation {call.id}, {call.status}) was made by {call.tool_path}. It is not known whether "
         f"{intent.tool_path} is the same tool, so this call was not made. If they are two tools, rename one; else "
         "reverse that call first, or wrap with fence='off' to make it again.",
         invocation=call.id,
+    )
+
+
+def parallel_graphs_error(intent: Intent, reason: str) -> Fenced:
+    """Return the error for a graph that a tool runs beside others, if it is not known which one it was before."""
+    return Fenced(
+        f"{call_text(intent.tool_name, intent.args)} runs again. It ran several graphs at the same time, and it is not "
+        f"known which of them this is: they {reason}. It was not run, so that they do not change places. Give graphs "
+        "that run at the same time inputs that stay the same, and names of their own (run_name) if their inputs are "
+        "equal; or call them one after the other. Here, roll back to before this call.",
     )
 
 

@@ -15,7 +15,7 @@ from agentgit.agents.turn.call_interceptor import CallInterceptor
 from agentgit.agents.turn.calls import Calls
 from agentgit.agents.turn.fence_errors import as_bubble_up, unreachable_error
 from agentgit.agents.turn.model_calls import ModelCalls
-from agentgit.agents.turn.requests import Batch, input_messages
+from agentgit.agents.turn.requests import Batch
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.errors import AgentGitError
 
@@ -34,6 +34,7 @@ class Recorder(BaseCallbackHandler):
     """Records the model calls of one turn, and leads each call of a tool to the turn."""
 
     raise_error = True  # a call that cannot be recorded must not run
+    run_inline = True  # else the thread and the context in which a graph begins would not be known
 
     def __init__(self, turn: RunningTurn, owner: str, next_batch: int, unfinished: Batch | None = None) -> None:
         self.turn = turn
@@ -73,14 +74,17 @@ class Recorder(BaseCallbackHandler):
         run_id: UUID,
         parent_run_id: UUID | None = None,
         metadata: dict[str, Any] | None = None,
+        name: str | None = None,
         **_: Any,
     ) -> None:
-        task = str((metadata or {}).get("langgraph_checkpoint_ns") or "")
-        self.calls.scopes.begin(run_id, parent_run_id, task, metadata or {})
-        self.calls.requests.begin_run(run_id, task, input_messages(inputs))
+        self.calls.scopes.begin(run_id, parent_run_id, metadata or {}, name, inputs)
+        self.calls.requests.receive(inputs)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
-        self.calls.requests.end_run(run_id)
+        self.calls.scopes.end(run_id)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        self.calls.scopes.end(run_id)
 
     def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
         if not self.calls.is_expected(run_id):

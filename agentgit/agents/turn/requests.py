@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from langchain_core.messages import AIMessage, ToolMessage
+
+from agentgit.agents.turn.scopes import Scopes
 
 
 class Batch(NamedTuple):
@@ -22,34 +24,24 @@ class Batch(NamedTuple):
 class Requests:
     """The requests of one turn."""
 
-    def __init__(self, next_batch: int, unfinished: Batch | None, parent_of: Callable[[UUID], UUID | None]) -> None:
+    def __init__(self, next_batch: int, unfinished: Batch | None, scopes: Scopes) -> None:
         self._numbers = itertools.count(next_batch)
-        self._parent_of = parent_of
+        self._scopes = scopes
         self._positions: dict[str, tuple[str, int]] = {}  # tool call id -> its AI message, its index there
         self._batches: dict[str, int] = {}  # AI message -> its batch
-        self._received: dict[UUID, tuple[str, list[Any]]] = {}  # run -> its task, the conversation that it received
         if unfinished is not None:
             self._batches[unfinished.message] = unfinished.number
             self._positions.update((id, (unfinished.message, index)) for index, id in enumerate(unfinished.call_ids))
         self._lock = threading.Lock()
 
-    def add(self, message: Any) -> None:
-        """Add the requests of a message that a model has just returned."""
-        if isinstance(message, AIMessage) and message.tool_calls:
-            self._add(message, is_new=True)
-
-    def begin_run(self, run_id: UUID, task: str, messages: list[Any]) -> None:
+    def receive(self, inputs: Any) -> None:
         """Add the requests in the conversation that a run receives."""
-        message = _newest_message(messages)
-        if message is not None and message.tool_calls:
-            self._add(message)
-            self._received[run_id] = task, messages
+        self.add(_newest_message(_messages_in(inputs)), is_new=False)
 
-    def end_run(self, run_id: UUID) -> None:
-        """Forget the conversation that a run received."""
-        self._received.pop(run_id, None)
-
-    def _add(self, message: AIMessage, *, is_new: bool = False) -> None:
+    def add(self, message: Any, *, is_new: bool = True) -> None:
+        """Add the requests of a message that a model has just returned, or that a run has received."""
+        if not isinstance(message, AIMessage) or not message.tool_calls:
+            return
         name = message_name(message.id, message.tool_calls)
         with self._lock:
             if is_new or name not in self._batches:  # some models reuse the ids of calls
@@ -77,13 +69,12 @@ class Requests:
         reuse ids and some programs reuse whole messages. Messages that only other tasks received do not count: those
         tasks may not run again with this one.
         """
-        while run_id is not None:
-            receiving_task, messages = self._received.get(run_id, ("", []))
-            message = _newest_message(messages) if receiving_task == task else None
+        for run in self._scopes.ancestors(run_id):
+            messages = _messages_in(run.inputs) if run.task == task else []
+            message = _newest_message(messages)
             if message is not None and any(call["id"] == tool_call_id for call in message.tool_calls):
                 answers = sum(isinstance(m, ToolMessage) and m.tool_call_id == tool_call_id for m in messages)
                 return f"{message_name(message.id, message.tool_calls)} {answers}"
-            run_id = self._parent_of(run_id)
         return None
 
 
@@ -96,12 +87,12 @@ def message_name(message_id: str | None, tool_calls: Sequence[Mapping[str, Any]]
     return message_id or (tool_calls[0]["id"] if tool_calls else None) or ""
 
 
-def input_messages(value: Any) -> list[Any]:
+def _messages_in(value: Any) -> list[Any]:
     """Return the messages in the input of a node, oldest first."""
     if isinstance(value, Mapping):
         # A ToolNode that is sent a single call receives it together with the state.
         inner = value.get("messages")
-        return input_messages(value.get("state") if inner is None else inner)
+        return _messages_in(value.get("state") if inner is None else inner)
     if not isinstance(value, list):
         value = getattr(value, "messages", None)
     return value if isinstance(value, list) else []

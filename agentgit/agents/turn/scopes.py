@@ -1,22 +1,35 @@
-"""The tasks and tools of one turn, in which calls are made.
+"""The runs of one turn: its tasks and tools, in which calls are made, and the graphs that these run.
 
 Each task has a name that stays the same when LangGraph runs the task again. LangGraph derives the id of a task of the
 graph itself from the preceding graph checkpoint, so that id does not change. What such a task calls (a graph, a
-`@task`) is named by its position in the task: LangGraph gives it a different id when the task is retried or when the
+`@task`) is named by its place in the task: LangGraph gives it a different id when the task is retried or when the
 inner graph is not saved.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from langchain_core.messages import BaseMessage
+
+from agentgit.effects.invocation import identity
 from agentgit.langgraph_internals import PUSH, recast_checkpoint_ns
+from agentgit.values import portable
+
+if TYPE_CHECKING:
+    from agentgit.agents.turn.calls import Call
+
+_newest_run: ContextVar[Run | None] = ContextVar("agentgit_newest_run", default=None)
+"""The run that began last in this context. When LangGraph numbers a graph, it is the run of that graph."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +47,37 @@ class TaskPlace:
         )
 
 
-@dataclass
-class Frame:
-    """One run of a task or a tool, in which the calls are numbered from its start."""
+@dataclass(eq=False)
+class Run:
+    """A run that LangChain has reported. In that of a task or a tool, calls and graphs are numbered from its start."""
 
-    scope: str
-    run_id: UUID
-    task: str
+    id: UUID
+    parent: Run | None
+    task: str = ""
+    name: str | None = None
+    inputs: Any = None
+    """Its input, until it has ended."""
+    line: object = None
+    """The thread and the asyncio task that run its code."""
+    is_running: bool = True
+    scope: str = ""
+    """The name of the task or the tool; empty for other runs."""
+    place: TaskPlace | None = None
     first_graph: int = 0
     first_call: int = 0
-    graph_numbers: Callable[[], list[int]] | None = None
-    place: TaskPlace | None = None
-    foreign_graphs: list[UUID] = field(default_factory=list)
-    """The graphs that were called in this run and are not subgraphs of its task."""
+    call: Call | None = None
+    """The call whose tool it runs."""
+    graphs: dict[UUID, str] = field(default_factory=dict)
+    """The places of the graphs that its code has begun, by their runs."""
+    earlier_graphs: set[str] | None = None
+    """The places of the graphs that the tool ran beside others in earlier attempts; None if it is not read."""
+
+    def ancestors(self) -> Iterator[Run]:
+        """Yield this run and those that contain it, the innermost first."""
+        run: Run | None = self
+        while run is not None:
+            yield run
+            run = run.parent
 
 
 def enclosing_name(caller: str | None, caller_task: str, task: str) -> str | None:
@@ -67,101 +98,149 @@ def scope_name(*parts: object) -> str:
 
 
 class Scopes:
-    """The runs of tasks and tools of one turn."""
+    """The runs of one turn.
 
-    def __init__(self, saved_graphs: Callable[[str], Iterable[int]]) -> None:
-        self._saved_graphs = saved_graphs
-        self._frames: dict[UUID, Frame] = {}
-        self._parents: dict[UUID, UUID | None] = {}
-        self._used_numbers: dict[str, tuple[int, int]] = {}  # task -> number of graphs and of calls in its runs
-        self._tasks: set[str] = set()
-        self._lock = threading.Lock()
+    Args:
+        saved_graphs: A function that returns the numbers of the saved graphs that a task has called.
+        begin_parallel_graph: A function that records the place of a graph before a tool runs it beside others.
+    """
 
-    def begin(self, run_id: UUID, parent_run_id: UUID | None, task: str, metadata: Mapping[str, Any]) -> None:
-        """Record the start of a run; if it is the run of a task, name the task."""
-        self._parents[run_id] = parent_run_id
-        if not task:
-            return
-        enclosing = self.frame(parent_run_id)
-        if enclosing is not None and enclosing.task == task:
-            return
-        with self._lock:
-            self._frames[run_id] = self._new_frame(run_id, parent_run_id, task, metadata, enclosing)
-
-    def begin_tool(
-        self, run_id: UUID, enclosing: Frame | None, scope: str, graph_numbers: Callable[[], list[int]]
+    def __init__(
+        self, saved_graphs: Callable[[str], Iterable[int]], begin_parallel_graph: Callable[[Call, Run, str], None]
     ) -> None:
-        """Record the start of a tool's run; what it began may still make calls when it has ended."""
-        self._frames[run_id] = Frame(scope, run_id, enclosing.task if enclosing else "", graph_numbers=graph_numbers)
+        self._saved_graphs, self._begin_parallel_graph = saved_graphs, begin_parallel_graph
+        self._runs: dict[UUID, Run] = {}
+        self._used_numbers: dict[str, tuple[int, int]] = {}  # task -> number of graphs and of calls in its runs
+        self._lock = threading.RLock()
 
-    def frame(self, run_id: UUID | None) -> Frame | None:
-        """Return the innermost task or tool that contains a run."""
-        while run_id is not None:
-            if run_id in self._frames:
-                return self._frames[run_id]
-            run_id = self._parents.get(run_id)
-        return None
+    def begin(
+        self,
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        metadata: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        inputs: Any = None,
+    ) -> None:
+        """Record the start of a run, which may be that of a task."""
+        metadata, parent = metadata or {}, self._runs.get(parent_run_id) if parent_run_id is not None else None
+        task = str(metadata.get("langgraph_checkpoint_ns") or "")
+        run = self._runs[run_id] = Run(run_id, parent, task, name, inputs, _line())
+        _newest_run.set(run)
+        enclosing = self.scoped(parent_run_id)
+        if task and (enclosing is None or enclosing.task != task):
+            with self._lock:
+                self._begin_task(run, metadata, enclosing)
 
-    def parent_of(self, run_id: UUID) -> UUID | None:
-        """Return the parent of a run."""
-        return self._parents.get(run_id)
+    def begin_tool(self, run_id: UUID, enclosing: Run | None, call: Call) -> None:
+        """Record that the tool of a call will run; what it began may still make calls when it has ended."""
+        run = self._runs[run_id]
+        run.call, run.scope, run.task = call, call.scope, enclosing.task if enclosing is not None else ""
 
-    def _new_frame(
-        self, run_id: UUID, parent_run_id: UUID | None, task: str, metadata: Mapping[str, Any], enclosing: Frame | None
-    ) -> Frame:
-        place: TaskPlace | None
+    def enter_tool(self, run_id: UUID) -> None:
+        """Record that this thread and this asyncio task run the code of a tool."""
+        self._runs[run_id].line = _line()
+
+    def end(self, run_id: UUID) -> None:
+        """Record the end of a run, and forget its input."""
+        if (run := self._runs.get(run_id)) is not None:
+            run.inputs, run.is_running = None, False
+
+    def ancestors(self, run_id: UUID | None) -> Iterator[Run]:
+        """Yield a run and those that contain it, the innermost first."""
+        run = self._runs.get(run_id) if run_id is not None else None
+        return run.ancestors() if run is not None else iter(())
+
+    def scoped(self, run_id: UUID | None) -> Run | None:
+        """Return the run of the innermost task or tool that contains a run."""
+        return next((run for run in self.ancestors(run_id) if run.scope), None)
+
+    # -- graphs
+
+    def beginning_graph(self) -> tuple[Call, str] | None:
+        """Return the call whose tool runs the graph that begins in this context, and the graph's place there.
+
+        None if LangChain has not reported the graph.
+        """
+        run = _newest_run.get()
+        if run is None or run.scope or not run.is_running:
+            return None
+        caller = next(one for one in (*run.ancestors(), None) if one is None or one.scope)
+        if caller is None or caller.call is None or run.id in caller.graphs:
+            return None
+        return caller.call, self._graph_place(run, caller)
+
+    def _graph_place(self, graph: Run, caller: Run) -> str:
+        """Return the place of a graph among those that a task or tool runs.
+
+        Graphs that its code calls one after the other are known by their order. The order of those that it runs at the
+        same time may change, so they are known by name and input, and only equal ones by their order.
+        """
+        with self._lock:
+            if graph.id not in caller.graphs:
+                is_parallel = graph.line != caller.line
+                kind = identity(str(graph.name), {"input": _without_ids(graph.inputs)}, None) if is_parallel else ""
+                place = f"{kind}#{sum(one.rpartition('#')[0] == kind for one in caller.graphs.values())}"
+                if is_parallel and caller.call is not None:
+                    self._begin_parallel_graph(caller.call, caller, place)
+                caller.graphs[graph.id] = place
+            return caller.graphs[graph.id]
+
+    # -- tasks
+
+    def _begin_task(self, run: Run, metadata: Mapping[str, Any], enclosing: Run | None) -> None:
         if enclosing is None:
-            name = scope_name(task)
-            place = TaskPlace(task.partition(":")[0], tuple(metadata.get("langgraph_path") or ()))
+            run.scope = scope_name(run.task)
+            run.place = TaskPlace(run.task.partition(":")[0], tuple(metadata.get("langgraph_path") or ()))
         else:
-            position = tuple(self._position(task, parent_run_id, metadata, enclosing))
-            name, place = scope_name(enclosing.scope, *position), enclosing.place
-            place = place and replace(place, positions=(*place.positions, position))
-        if task in self._tasks:  # LangGraph continues counting where the previous run stopped
-            graph_count, call_count = self._used_numbers.get(task, (0, 0))
-            graph_count = max([graph_count, *(number + 1 for number in self._saved_graphs(task))])
-            return Frame(name, run_id, task, graph_count, call_count, place=place)
-        self._tasks.add(task)
-        return Frame(name, run_id, task, place=place)
+            position = tuple(self._position(run, metadata, enclosing))
+            run.scope, place = scope_name(enclosing.scope, *position), enclosing.place
+            run.place = place and replace(place, positions=(*place.positions, position))
+        if run.task in self._used_numbers:  # LangGraph continues counting where the previous run stopped
+            run.first_graph, run.first_call = self._used_numbers[run.task]
+            run.first_graph = max([run.first_graph, *(number + 1 for number in self._saved_graphs(run.task))])
+        self._used_numbers.setdefault(run.task, (0, 0))
 
-    def _position(
-        self, task: str, parent_run_id: UUID | None, metadata: Mapping[str, Any], enclosing: Frame
-    ) -> list[object]:
+    def _position(self, run: Run, metadata: Mapping[str, Any], enclosing: Run) -> list[object]:
         """Return the position of a task inside the enclosing run."""
         step, path = metadata.get("langgraph_step"), tuple(metadata.get("langgraph_path") or ())
-        graph, _, node = task.rpartition("|")
+        namespace, _, node = run.task.rpartition("|")
         name = node.partition(":")[0]
         graph_count, call_count = self._used_numbers.get(enclosing.task, (0, 0))
         if path[:1] == (PUSH,) and path[-1:] == (True,):  # a `@task`, numbered by its caller
             number = int(path[2])
             self._used_numbers[enclosing.task] = graph_count, max(call_count, number + 1)
             return ["call", name, number - enclosing.first_call]
-        graph_number = _subgraph_number(graph, enclosing.task)
-        if graph_number is None:
-            return ["other", self._foreign_graph_index(parent_run_id, enclosing), name, step, path]
-        self._used_numbers[enclosing.task] = max(graph_count, graph_number + 1), call_count
-        if enclosing.graph_numbers is None:
-            return ["graph", graph_number - enclosing.first_graph, name, step, path]
-        tool_graphs = enclosing.graph_numbers()
-        return [
-            "graph",
-            tool_graphs.index(graph_number) if graph_number in tool_graphs else f"number {graph_number}",
-            name,
-            step,
-            path,
-        ]
-
-    def _foreign_graph_index(self, graph_run_id: UUID | None, enclosing: Frame) -> int:
-        if graph_run_id is not None and graph_run_id not in enclosing.foreign_graphs:
-            enclosing.foreign_graphs.append(graph_run_id)
-        return enclosing.foreign_graphs.index(graph_run_id) if graph_run_id is not None else -1
+        graph_number = _subgraph_number(namespace, enclosing.task)
+        if graph_number is not None:
+            self._used_numbers[enclosing.task] = max(graph_count, graph_number + 1), call_count
+            if enclosing.call is None:
+                return ["graph", graph_number - enclosing.first_graph, name, step, path]
+        place = self._graph_place(run.parent, enclosing) if run.parent is not None else ""
+        return ["other" if graph_number is None else "graph", place, name, step, path]
 
 
-def _subgraph_number(graph: str, task: str) -> int | None:
+def _line() -> object:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs here
+        task = None
+    return threading.get_ident(), task and weakref.ref(task)
+
+
+def _without_ids(value: Any) -> Any:
+    """Return the JSON form of the input of a graph, without the ids that LangGraph gives to messages."""
+    if isinstance(value, Mapping):
+        return {str(name): _without_ids(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_ids(item) for item in value]
+    return portable(value.model_dump(exclude={"id"}) if isinstance(value, BaseMessage) else value)
+
+
+def _subgraph_number(namespace: str, task: str) -> int | None:
     """Return the number of a subgraph in its task; None if the graph is not a subgraph of the task."""
     for name in (task, recast_checkpoint_ns(task)):  # a subgraph with its own thread has no ids in its name
-        if graph == name:
+        if namespace == name:
             return 0
-        if graph.startswith(f"{name}|") and graph[len(name) + 1 :].isdigit():
-            return int(graph[len(name) + 1 :])
+        if namespace.startswith(f"{name}|") and namespace[len(name) + 1 :].isdigit():
+            return int(namespace[len(name) + 1 :])
     return None

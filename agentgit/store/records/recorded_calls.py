@@ -138,14 +138,14 @@ class RecordedCalls:
             connection, [row for row in rows if row.arrival <= last_arrivals[row.internal_session_id]][::-1]
         )
 
-    def used_answers(self, connection: Connection, path: Sequence[TrackPart], task: str) -> list[dict[str, Any]]:
-        """Read which of a person's answers the calls of a task used, later attempts and nearer branches last."""
+    def used_answers(self, connection: Connection, path: Sequence[TrackPart]) -> list[dict[str, Any]]:
+        """Read which answers of a person calls used and which graphs they ran; later attempts, nearer branches last."""
         branch_ids = [part.branch_id for part in path]
         rows = self._load_rows(
             connection, TOOL_INVOCATION.c.internal_session_id.in_(branch_ids), TOOL_INVOCATION.c.answers.is_not(None)
         )
         rows = sorted(rows, key=lambda row: (branch_ids.index(row.internal_session_id), row.id))
-        return [answers for row in rows if (answers := as_object(row.answers))["task"] == task]
+        return [as_object(row.answers) for row in rows]
 
     def has_used_answer(self, connection: Connection, invocation_id: int) -> bool:
         """Return whether a call used an answer of a person."""

@@ -175,10 +175,10 @@ def call_record(row: Row[Any], **other: Any) -> Record:
 
 
 def _answers_record(answers: bytes | None) -> Any:
-    """Return what a call recorded about answers, without the `@task`s that it ran, which only a running turn needs."""
+    """Return what a call recorded about answers, without the tasks and graphs that it ran, which a turn needs."""
     if answers is None:
         return None
-    return {name: value for name, value in as_object(answers).items() if name != "calls"}
+    return {name: value for name, value in as_object(answers).items() if name not in ("calls", "graphs")}
 
 
 def operation_record(row: Row[Any]) -> Record:

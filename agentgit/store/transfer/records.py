@@ -81,7 +81,6 @@ _answers = exact_object(
     direct=flag,
     place=number(),
     taken=list_of(number()),
-    graphs=list_of(number()),
     question=nullable(text),
 )
 
