@@ -144,6 +144,9 @@ class GraphTools:
         self._paths_of_named: dict[str, str] = {}
         for key in sorted(user_effects, key=self._is_tool_name):  # first the keys that name a place, too
             self._choose(key, user_effects[key])
+        for name, effect in defaults.items():
+            named = [found for found in self._reachable if found.tool.name == name]
+            self._require_one(name, effect, [one for one in named if not self._own_effect(one.tool, one.enclosing)])
         unknown = sorted(self._named.keys() - MEMORY_TOOLS)
         if check and shown and unknown:
             names = sorted({found.tool.name for found in self._reachable})
@@ -185,28 +188,36 @@ class GraphTools:
             enclosing = found[0].enclosing if found else None
         label = key if isinstance(key, str) else str(getattr(key, "name", None) or name_of(key).path)
         require_fit(label, effect, [one.tool for one in found])
+        self._require_one(label, effect, found)
         identities = {tool_identity(one.tool) for one in found} or {tool_identity(key)}
-        is_one_function = len({tool_path(one.tool) for one in found}) == 1 and not list(effect.functions())
-        if len(identities) > 1 and not is_one_function:
-            places = sorted({_full_name(one.enclosing, one.tool.name) for one in found})
-            raise InvalidInput(
-                f"The graph has several tools called {label}: {', '.join(places)}. In effects, name the enclosing tool "
-                "or subgraph node too (DESK.ORDER), or give its function (tool.func) as the key; or rename it."
-            )
         if isinstance(key, str) and not found:
             self._named[key] = effect
         elif any(self._chosen.setdefault((one, enclosing), effect) != effect for one in identities):
             raise InvalidInput(f"effects names the tool {label} twice, with two effects. Leave one out.")
 
+    def _require_one(self, label: str, effect: Effect, found: Sequence[ReachableTool]) -> None:
+        """Check that a key of `effects` names one tool, or tools of one function that nothing has to undo."""
+        is_one_function = len({tool_path(one.tool) for one in found}) == 1 and not list(effect.functions())
+        if len({tool_identity(one.tool) for one in found}) > 1 and not is_one_function:
+            places = sorted({_full_name(one.enclosing, one.tool.name) for one in found})
+            raise InvalidInput(
+                f"The graph has several tools called {label}: {', '.join(places)}. In effects, name the enclosing tool "
+                "or subgraph node too (DESK.ORDER), or give its function (tool.func) as the key; or rename it."
+            )
+
     def _is_chosen_there(self, found: ReachableTool) -> bool:
         return found.enclosing is not None and (tool_identity(found.tool), found.enclosing) in self._chosen
 
-    def _declare(self, tool: BaseTool, enclosing: str | None) -> ToolDeclaration:
-        """Declare a tool as the user does, else as its decorator, the repository or its profile does."""
+    def _own_effect(self, tool: BaseTool, enclosing: str | None) -> Effect | None:
+        """Return the effect that the user declares for a tool in `wrap`, or that its decorator declares."""
         name, identity = tool.name, tool_identity(tool)
         effect = self._chosen.get((identity, enclosing)) or self._chosen.get((identity, None))
-        effect = effect or self._named.get(_full_name(enclosing, name)) or self._named.get(name)
-        effect = effect or declared_on(tool) or self.defaults.get(name)
+        return effect or self._named.get(_full_name(enclosing, name)) or self._named.get(name) or declared_on(tool)
+
+    def _declare(self, tool: BaseTool, enclosing: str | None) -> ToolDeclaration:
+        """Declare a tool as the user does, else as its decorator, the repository or its profile does."""
+        name = tool.name
+        effect = self._own_effect(tool, enclosing) or self.defaults.get(name)
         profile, default = profile_of(tool) if effect is None else None, self.defaults.get(ALL)
         effect = effect or (profile.effect(None, self._holds) if profile is not None else None) or default
         effect = stricter(effect, hints_in(tool.metadata))

@@ -185,6 +185,24 @@ def test_a_key_names_one_tool_or_is_refused(repo, ledger):
     assert agent.effects == {"ask": "state", "ask.order": "irreversible", "order": "read_only"}
 
 
+def test_a_name_that_the_repository_declares_is_that_of_one_tool(database):
+    def order(item: str) -> str:
+        """Order."""
+        return item
+
+    def desk_order(item: str) -> str:
+        """Order at the desk."""
+        return item
+
+    shown_tool, hidden = tool("order")(order), tool("order")(desk_order)
+    graph = namesakes.by_closure(shown_tool, hidden)
+    with agentgit.open(database.url, effects={"order": reversible(lambda args, result: None)}) as repo:
+        with pytest.raises(InvalidInput, match=r"several tools called order: ask\.order, order"):
+            repo.wrap(graph, "s")
+        agent = repo.wrap(graph, "s", effects={"ask.order": "irreversible"})
+        assert agent.effects == {"ask": "state", "ask.order": "irreversible", "order": "reversible"}
+
+
 def test_the_function_of_a_tool_is_a_key(repo, ledger):
     shown_tool, hidden = namesakes.visible_tool("read_only", ledger), namesakes.hidden_tool("read_only", ledger)
     graph = namesakes.by_closure(shown_tool, hidden)
