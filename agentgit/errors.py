@@ -22,6 +22,8 @@ AgentGitError                   1
     └── KeyMissing             17   the database is encrypted, and the key was not given
 """
 
+import sys
+import warnings
 from collections.abc import Callable
 from html import escape
 from typing import Any, ClassVar
@@ -313,3 +315,11 @@ class TurnAbandoned(UserWarning):
 def _render_with(error: AgentGitError, value: Any) -> str:
     """Return the HTML of an error and of its plan or report, for a notebook."""
     return f"<p><b>{type(error).__name__}</b>: {escape(str(error))}</p>{value._repr_html_()}"
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Issue a warning at the line that called this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("agentgit.", "contextlib")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

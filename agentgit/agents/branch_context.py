@@ -6,17 +6,18 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from langgraph.cache.base import BaseCache
 from langgraph.pregel import Pregel
 from sqlalchemy import Connection
 
+from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.instrumentation import may_rewrite_input
 from agentgit.auth.principal import EDITOR, VIEWER
 from agentgit.effects.files import SnapshotRef
 from agentgit.effects.registry import Registry
-from agentgit.errors import InvalidInput
+from agentgit.errors import Conflict, InvalidInput
 from agentgit.handles.context import Context
 from agentgit.rollback import Planner
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter
@@ -26,9 +27,6 @@ from agentgit.sessions.session import OPEN, SIMULATED
 from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
-
-if TYPE_CHECKING:
-    from agentgit.agents.graph_tools import GraphTools
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -156,9 +154,9 @@ class BranchContext:
         """The resources of the session in this process."""
         self.thread_id: str = row.thread_id
         self.must_be_current = client is not None
+        """True if turns run only while the branch is the current one of its session, whose thread clients see."""
         self.begins_again: bool | None = None
         """Whether tasks that wait at the beginning of the branch begin again; None if only where none has begun."""
-        """True if turns run only while the branch is the current one of its session, whose thread clients see."""
         client = client or ClientThread(row.thread_id)
         self.client_thread = client.id
         """The thread id in the configs that the graph and its callers see."""
@@ -215,6 +213,15 @@ class BranchContext:
     def target(self, connection: Connection, ref: CheckpointRef) -> tuple[StoredRow, str]:
         """Resolve a reference to the row of a checkpoint, and return it with its display name."""
         return self.context.lookup.target(connection, self.session(connection), self.row(connection), ref)
+
+    def require_unmoved(self, row: StoredRow, newest_id: str | None) -> None:
+        """Check that nobody has moved the branch since this agent last saw it."""
+        if newest_id != self.seen_checkpoint_id and row.head_id not in self.interrupted_heads:
+            raise Conflict(
+                f"Branch {row.name} has moved since this agent last saw it. Nothing was done. "
+                f"Switch to {row.name!r} to continue at its head, or fork.",
+                head=row.head_id,
+            )
 
     def is_at_import(self) -> bool:
         """Return whether the branch stands at an imported checkpoint, where nothing goes on without a new message."""

@@ -17,9 +17,8 @@ from langgraph.types import StateSnapshot, StateUpdate
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import Graph
 from agentgit.agents.inputs import pair_configs
-from agentgit.agents.isolation import RUN_KEYS, detached_config
+from agentgit.agents.isolation import RUN_KEYS, detached, detached_config
 from agentgit.agents.memory import with_recorded_store
-from agentgit.agents.turn.calls import detached
 from agentgit.agents.turn_runner import END, NO_OPTIONS, Options, TurnRunner
 from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput

@@ -13,26 +13,13 @@ from typing import Any
 
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
+from agentgit.agents.graph_tools import CHECKPOINT_TOOL_MARK
 from agentgit.agents.turn.calls import current_call, current_calls
 from agentgit.effects import RollbackReport
 from agentgit.effects.invocation import INTENDED
 from agentgit.errors import AgentGitError, RollbackBlocked
 from agentgit.handles.session import Session
 from agentgit.store.records.checkpoints import named_label
-
-CHECKPOINT_TOOLS = frozenset(
-    {
-        "create_checkpoint",
-        "list_checkpoints",
-        "get_checkpoint_info",
-        "rollback_to_checkpoint",
-        "delete_checkpoint",
-        "cleanup_auto_checkpoints",
-    }
-)
-"""The names of the tools, whose calls are never recorded, reversed or replayed."""
-
-CHECKPOINT_TOOL_MARK = "__agentgit_checkpoint_tool__"
 
 
 def checkpoint_tools(default_session: Session, branch_id: int) -> list[BaseTool]:
@@ -120,8 +107,3 @@ def _as_tool(function: Callable[..., str]) -> BaseTool:
 
     setattr(wrapper, CHECKPOINT_TOOL_MARK, True)
     return StructuredTool.from_function(wrapper, handle_tool_error=True)
-
-
-def is_checkpoint_tool(tool: BaseTool) -> bool:
-    """Return whether a tool is one of these, and not a user's tool of the same name."""
-    return hasattr(getattr(tool, "func", None), CHECKPOINT_TOOL_MARK)

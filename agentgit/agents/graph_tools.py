@@ -12,7 +12,6 @@ from typing import Any
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 
-from agentgit.agents.checkpoint_tools import CHECKPOINT_TOOLS, is_checkpoint_tool
 from agentgit.agents.reachable_tools import ReachableTool, reachable_tools
 from agentgit.agents.tools import require_fit, tool_caller
 from agentgit.effects.declarations import (
@@ -35,6 +34,25 @@ from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.errors import InvalidInput
 
 TELL_APART = "Rename it, declare its effect with a decorator, or give its function (tool.func) as a key of effects."
+
+CHECKPOINT_TOOLS = frozenset(
+    {
+        "create_checkpoint",
+        "list_checkpoints",
+        "get_checkpoint_info",
+        "rollback_to_checkpoint",
+        "delete_checkpoint",
+        "cleanup_auto_checkpoints",
+    }
+)
+"""The names of the checkpoint tools, whose calls are never recorded, reversed or replayed."""
+
+CHECKPOINT_TOOL_MARK = "__agentgit_checkpoint_tool__"
+
+
+def is_checkpoint_tool(tool: BaseTool) -> bool:
+    """Return whether a tool is a checkpoint tool, and not a user's tool of the same name."""
+    return hasattr(getattr(tool, "func", None), CHECKPOINT_TOOL_MARK)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,37 +1,49 @@
-"""Isolates an agent from the graph or the agent that calls it."""
+"""The turn that a context belongs to, and the isolation of an agent from the graph or the agent that calls it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
-from agentgit.agents.turn.fence_errors import as_bubble_up
-from agentgit.agents.turn.recorder import Recorder
-from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import is_internal_key
 
 RUN_KEYS = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
 """The keys with which LangGraph describes the run that a config belongs to."""
 
 
-def require_not_nested(config: RunnableConfig | None) -> None:
-    """Check that a turn does not begin inside a turn of another wrapped graph."""
-    if recorders_in(var_child_runnable_config.get()) or recorders_in(config):
-        raise as_bubble_up(
-            InvalidInput(
-                "This agent was called inside a turn of another wrapped graph, so nothing was run: its effects would "
-                "be recorded only in its own session, and a rollback of that turn would miss them. Call agent.graph "
-                "instead: its calls are then recorded with that turn. Or leave one of the two graphs unwrapped."
-            )
-        )
+CURRENT: ContextVar[Any] = ContextVar("agentgit_call", default=None)
+"""The calls of the turn that this context belongs to, and the call whose tool runs in it, as a pair."""
 
 
-def recorders_in(config: RunnableConfig | None) -> list[Recorder]:
-    """Return the recorders of the turns that a config belongs to."""
-    callbacks: Any = (config or {}).get("callbacks")
-    return [one for one in getattr(callbacks, "handlers", callbacks or ()) if isinstance(one, Recorder)]
+def is_detached() -> bool:
+    """Return whether this context was taken out of all turns, as when a rollback makes a call again."""
+    return CURRENT.get() is None and CURRENT in copy_context()
+
+
+@contextmanager
+def turn_context(calls: Any) -> Iterator[None]:
+    """Let the contexts that begin in the block belong to the turn of some calls."""
+    token = CURRENT.set((calls, None))
+    try:
+        yield
+    finally:
+        CURRENT.reset(token)
+
+
+@contextmanager
+def detached() -> Iterator[None]:
+    """Take the block out of the turn and the graph run that surround it, if any."""
+    token, config_token = CURRENT.set(None), var_child_runnable_config.set(None)
+    try:
+        yield
+    finally:
+        var_child_runnable_config.reset(config_token)
+        CURRENT.reset(token)
 
 
 def detached_config(config: RunnableConfig | None) -> RunnableConfig:

@@ -19,8 +19,8 @@ from langgraph.types import Overwrite
 from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext
+from agentgit.agents.isolation import detached
 from agentgit.agents.merge_side import Side, find_bases
-from agentgit.agents.turn.calls import detached
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.diff import format_message
 from agentgit.checkpoints.merge import (
@@ -282,12 +282,7 @@ class Merger:
         if row.status == RUNNING:
             raise Conflict(f"Branch {row.name} is running. Wait for its turn to end, then try again.")
         head_state = self.store.head_state(connection, row)
-        if head_state.latest_id != self.branch.seen_checkpoint_id and row.head_id not in self.branch.interrupted_heads:
-            raise Conflict(
-                f"Branch {row.name} has moved since this agent last saw it. Nothing was changed. "
-                f"Switch to {row.name!r} to continue at its head.",
-                head=row.head_id,
-            )
+        self.branch.require_unmoved(row, head_state.latest_id)
         if not head_state.is_settled:
             raise Conflict(
                 f"Branch {row.name} is in the middle of a turn. Answer its question, or continue the turn with "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 from uuid import uuid4
 
@@ -12,10 +14,9 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException
 from langgraph.errors import ParentCommand
 
+from agentgit.agents.isolation import detached
 from agentgit.agents.turn.arguments import received_arguments
-from agentgit.agents.turn.calls import detached
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record
-from agentgit.agents.turn.tool_hook import clone_of, running_again
 from agentgit.effects.declarations import Declare, ToolRunner
 from agentgit.effects.effects import Effect, import_function, require_function
 from agentgit.effects.results import NothingDone
@@ -86,6 +87,19 @@ def _argument_names(tool: BaseTool) -> set[str] | None:
 
 # -- calling a tool again
 
+RUNNING_AGAIN: ContextVar[tuple[str, Declare] | None] = ContextVar("agentgit_running_again", default=None)
+"""The tool that an operation runs again in this context, and what declares the tools that it calls."""
+
+
+@contextmanager
+def _running_again(tool: BaseTool, declare: Declare) -> Iterator[None]:
+    """Mark the block as the function of a tool that an operation runs again, outside a turn."""
+    token = RUNNING_AGAIN.set((tool.name, declare))
+    try:
+        yield
+    finally:
+        RUNNING_AGAIN.reset(token)
+
 
 def tool_caller(tool: BaseTool, declare: Declare) -> ToolRunner | str:
     """Return a function that calls a tool with recorded arguments and returns the result in its recorded form.
@@ -119,27 +133,25 @@ def _is_async(tool: BaseTool) -> bool:
 
 
 def _call(tool: BaseTool, declare: Declare, args: Mapping[str, Any], thread_id: str) -> Any:
-    returned: list[Any] = []
-    started: list[bool] = []
+    runs: list[Any] = []
     try:
-        with detached(), _forbid_questions(), _not_done_unless_started(started):
-            copy = _raising_copy(tool, declare, args, returned, started)
-            copy.invoke(_as_tool_call(tool, args), _thread_config(thread_id))
+        with detached(), _forbid_questions(), _not_done_unless_run(runs):
+            clone = _raising_copy(tool, declare, args, runs)
+            clone.invoke(_as_tool_call(tool, args), _thread_config(thread_id))
     except ParentCommand as error:
         return handover_record(error)
-    return as_recorded(returned[-1])
+    return as_recorded(runs[-1])
 
 
 async def _acall(tool: BaseTool, declare: Declare, args: Mapping[str, Any], thread_id: str) -> Any:
-    returned: list[Any] = []
-    started: list[bool] = []
+    runs: list[Any] = []
     try:
-        with detached(), _forbid_questions(), _not_done_unless_started(started):
-            copy = _raising_copy(tool, declare, args, returned, started)
-            await copy.ainvoke(_as_tool_call(tool, args), _thread_config(thread_id))
+        with detached(), _forbid_questions(), _not_done_unless_run(runs):
+            clone = _raising_copy(tool, declare, args, runs)
+            await clone.ainvoke(_as_tool_call(tool, args), _thread_config(thread_id))
     except ParentCommand as error:
         return handover_record(error)
-    return as_recorded(returned[-1])
+    return as_recorded(runs[-1])
 
 
 @contextmanager
@@ -156,12 +168,12 @@ def _forbid_questions() -> Iterator[None]:
 
 
 @contextmanager
-def _not_done_unless_started(started: Sequence[bool]) -> Iterator[None]:
+def _not_done_unless_run(runs: Sequence[Any]) -> Iterator[None]:
     """Raise `NotDone` for an error before the tool's function was called, as when its arguments are not valid."""
     try:
         yield
     except Exception as error:
-        if started:
+        if runs:
             raise
         raise NotDone(f"its tool was not called: {describe_error(error)}") from error
 
@@ -171,27 +183,24 @@ def _thread_config(thread_id: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread_id}}
 
 
-def _raising_copy(
-    tool: BaseTool, declare: Declare, recorded: Mapping[str, Any], returned: list[Any], started: list[bool]
-) -> BaseTool:
+def _raising_copy(tool: BaseTool, declare: Declare, recorded: Mapping[str, Any], runs: list[Any]) -> BaseTool:
     """Return a copy of a tool that raises errors instead of converting them to messages for a model.
 
-    It also raises if the tool would get other arguments than the recorded ones: they are validated a second time.
+    It also raises if the tool would get other arguments than the recorded ones: they are validated a second time. Each
+    run of the tool's function adds what it returned, before that is turned into a message.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        started.append(True)
-        with running_again(tool, declare):
-            value = tool._run(*args, **kwargs)
-        returned.append(value)
-        return value
+        runs.append(None)
+        with _running_again(tool, declare):
+            runs[-1] = tool._run(*args, **kwargs)
+        return runs[-1]
 
     async def arun(*args: Any, **kwargs: Any) -> Any:
-        started.append(True)
-        with running_again(tool, declare):
-            value = await tool._arun(*args, **kwargs)
-        returned.append(value)
-        return value
+        runs.append(None)
+        with _running_again(tool, declare):
+            runs[-1] = await tool._arun(*args, **kwargs)
+        return runs[-1]
 
     def receive(tool_input: Any, tool_call_id: str | None) -> tuple[Any, dict[str, Any]]:
         args, kwargs = type(clone)._to_args_and_kwargs(clone, tool_input, tool_call_id)
@@ -203,6 +212,15 @@ def _raising_copy(
     clone = clone_of(tool, run, arun)
     object.__setattr__(clone, "_to_args_and_kwargs", receive)
     clone.handle_tool_error = clone.handle_validation_error = False
+    return clone
+
+
+def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaitable[Any]]) -> BaseTool:
+    """Copy a tool with other functions; the original is not changed."""
+    clone = copy.copy(tool)
+    # Set on the instance, bypassing pydantic: the class belongs to the user or is shared by all tools.
+    object.__setattr__(clone, "_run", functools.wraps(tool._run)(run))
+    object.__setattr__(clone, "_arun", functools.wraps(tool._arun)(arun))
     return clone
 
 

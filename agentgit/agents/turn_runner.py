@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
 from functools import partial
@@ -18,15 +19,15 @@ from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, ClientThread, Graph, TurnSettings
 from agentgit.agents.described_graph import DescribedGraph
 from agentgit.agents.instrumentation import instrumented_copy
-from agentgit.agents.isolation import detached_config, recorders_in, require_not_nested
+from agentgit.agents.isolation import detached, detached_config, turn_context
 from agentgit.agents.memory import RecordedStore, is_wrappable, plain_store
 from agentgit.agents.node_cache import HarmlessCache, cache_of
-from agentgit.agents.turn.abandoned_turn import warn_caller
-from agentgit.agents.turn.calls import Calls, detached, turn_context
-from agentgit.agents.turn.checkpoint_tracker import SaveBarrier
-from agentgit.agents.turn.turn import ThreadedTurn, Turn
+from agentgit.agents.turn.calls import Calls
+from agentgit.agents.turn.fence_errors import as_bubble_up
+from agentgit.agents.turn.recorder import find_recorder
+from agentgit.agents.turn.turn import Turn
 from agentgit.async_api import LOOP
-from agentgit.errors import AgentGitError, BranchMoved, InvalidInput
+from agentgit.errors import AgentGitError, BranchMoved, InvalidInput, warn_caller
 from agentgit.handles.context import Context
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
 from agentgit.saver.config import RESTORE_POINT
@@ -50,6 +51,18 @@ ENDING_TIMEOUT = 30.0
 On a busy machine the thread of that turn may take this long."""
 
 
+def require_not_nested(config: RunnableConfig | None) -> None:
+    """Check that a turn does not begin inside a turn of another wrapped graph."""
+    if any(find_recorder((one or {}).get("callbacks")) for one in (var_child_runnable_config.get(), config)):
+        raise as_bubble_up(
+            InvalidInput(
+                "This agent was called inside a turn of another wrapped graph, so nothing was run: its effects would "
+                "be recorded only in its own session, and a rollback of that turn would miss them. Call agent.graph "
+                "instead: its calls are then recorded with that turn. Or leave one of the two graphs unwrapped."
+            )
+        )
+
+
 class TurnRunner(DescribedGraph):
     """Begins and ends the turns of a graph on one branch."""
 
@@ -70,7 +83,8 @@ class TurnRunner(DescribedGraph):
         """The error of the last rollback that the model requested; None if it succeeded or none was requested."""
         self.moved_at = monotonic()
         """The value of `time.monotonic()` when this object was created or last began a turn."""
-        self._begin_future: asyncio.Future[tuple[Turn, RunnableConfig]] | None = None
+        self._begun: Future[tuple[Turn, RunnableConfig]] | None = None
+        """The last turn that began on an event loop."""
         self._is_ending = False
         """True while a turn on an event loop releases its branch."""
 
@@ -95,7 +109,7 @@ class TurnRunner(DescribedGraph):
         """Return a runner of another form of the graph on the same branch, which shares what is known of the branch."""
         runner = copy.copy(self)
         runner.graph = graph
-        runner._turn, runner._begin_future, runner._is_ending = None, None, False
+        runner._turn, runner._begun, runner._is_ending = None, None, False
         runner._instrument()
         return runner
 
@@ -127,10 +141,9 @@ class TurnRunner(DescribedGraph):
 
         The thread of a cancelled turn goes on. That turn refuses its writes, as it refuses its calls.
         """
-        recorders = recorders_in(var_child_runnable_config.get())
-        own = next((one.calls for one in recorders if one.turn.context is self._branch), None)
-        if own is not None and not own.turn.is_completed:
-            return own
+        recorder = find_recorder((var_child_runnable_config.get() or {}).get("callbacks"))
+        if recorder is not None and recorder.turn.context is self._branch and not recorder.turn.is_completed:
+            return recorder.calls
         return self._turn.calls if self._turn is not None else None
 
     def _current_turn(self) -> Turn | None:
@@ -285,17 +298,22 @@ class TurnRunner(DescribedGraph):
     ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
         await self._await_previous_turn()
         LOOP.set(asyncio.get_running_loop())  # the async callbacks of this turn run on this loop
-        threaded_turn = ThreadedTurn(partial(self._begin, options=options), self._end)
-        self._begin_future = asyncio.ensure_future(asyncio.to_thread(threaded_turn.begin, value, config, span))
+        loop, begun = asyncio.get_running_loop(), Future[tuple[Turn, RunnableConfig]]()
+
+        def begin() -> None:
+            try:
+                begun.set_result(self._begin(value, config, span, options))
+            except BaseException as error:  # noqa: BLE001  # the task that awaits the turn raises it
+                begun.set_exception(error)
+
+        self._begun = begun
         try:
-            turn, run_config = await asyncio.shield(self._begin_future)
+            await asyncio.shield(loop.run_in_executor(None, copy_context().run, begin))
         except asyncio.CancelledError:
-            threaded_turn.abandon()
+            # In the thread, because the loop may end or block before the thread has acquired the branch.
+            begun.add_done_callback(self._release)
             raise
-        with detached():
-            run_config = merge_configs(
-                run_config, {"callbacks": [SaveBarrier(turn.checkpoint_tracker, asyncio.get_running_loop())]}
-            )
+        turn, run_config = begun.result()
         is_completed = False
         try:
             yield turn.turn_input.value, run_config
@@ -304,7 +322,12 @@ class TurnRunner(DescribedGraph):
             self._is_ending = True
             # The thread begins at once, so that the branch is released even if a cancelled task is not resumed.
             end = partial(copy_context().run, self._end, turn, completed=is_completed)
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, end))
+            await asyncio.shield(loop.run_in_executor(None, end))
+
+    def _release(self, begun: Future[tuple[Turn, RunnableConfig]]) -> None:
+        """Release the branch that a turn has acquired whose caller has left in the meantime."""
+        if begun.exception() is None:
+            self._end(begun.result()[0], completed=False)
 
     async def _await_previous_turn(self) -> None:
         """Wait briefly for a turn of this agent that was cancelled, or whose stream was not read to its end.
@@ -321,13 +344,8 @@ class TurnRunner(DescribedGraph):
             await asyncio.sleep(0.005)
 
     def _is_beginning(self) -> bool:
-        """Return whether a thread is still acquiring the branch for a turn of this loop, perhaps a cancelled one."""
-        begin_future = self._begin_future
-        return (
-            begin_future is not None
-            and not begin_future.done()
-            and begin_future.get_loop() is asyncio.get_running_loop()
-        )
+        """Return whether a thread is still acquiring the branch for a turn, perhaps a cancelled one."""
+        return self._begun is not None and not self._begun.done()
 
     @contextmanager
     def _marking_end(self) -> Iterator[None]:
@@ -346,7 +364,8 @@ class TurnRunner(DescribedGraph):
         """Return the options of a run, changed so that each step is saved before the next one can have an effect.
 
         On an event loop LangGraph itself must wait for the save (`durability="sync"`), because a tool that is called
-        without `await` would block the loop.
+        without `await` would block the loop. In a thread the call waits: with "sync", LangGraph cannot run an inner
+        graph that has no checkpointer.
         """
         durability = self._durability(options)
         if not self._branch.settings.effects.has_effects or (durability != "exit" and not is_async):

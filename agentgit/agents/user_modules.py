@@ -16,8 +16,7 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
-from agentgit.agents.checkpoint_tools import is_checkpoint_tool
-from agentgit.agents.graph_tools import ToolDeclaration, declare_tools, tool_path
+from agentgit.agents.graph_tools import ToolDeclaration, declare_tools, is_checkpoint_tool, tool_path
 from agentgit.agents.memory import as_memory, is_wrappable
 from agentgit.agents.reachable_tools import ReachableTool, reachable_tools
 from agentgit.agents.tools import require_fit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from functools import lru_cache
+from typing import Any
 
 from agentgit.errors import InvalidInput
 
@@ -69,3 +70,38 @@ def excluded_names(names: Collection[str]) -> frozenset[str]:
             f"exclude_metadata must be a list of names, not {names!r}; write exclude_metadata=['customer_email']."
         )
     return frozenset(names)
+
+
+_VALUES = frozenset({"default", "examples", "const", "value"})
+"""The keys of a schema with values."""
+
+_NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
+"""The keys of a schema with other schemas, by names that are not those of values."""
+
+
+def without_secrets(value: Any, *, is_schema_of_secret: bool = False) -> Any:
+    """Return JSON without headers and without what has a name like that of a secret.
+
+    Where such a name is that of a schema, the schema stays, without the value that it gives.
+
+    Example:
+        >>> without_secrets({"url": "https://a", "headers": {"X": "1"}, "api_key": "k"})
+        {'url': 'https://a'}
+        >>> without_secrets({"properties": {"api_key": {"type": "string", "default": "k"}}})
+        {'properties': {'api_key': {'type': 'string'}}}
+    """
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    shown = {}
+    for name, item in value.items():
+        if name in _NAMED_SCHEMAS and isinstance(item, dict):
+            shown[name] = {
+                key: without_secrets(schema, is_schema_of_secret=is_secret_name(key))
+                for key, schema in item.items()
+                if isinstance(schema, dict) or not is_secret_name(key)
+            }
+        elif not (name == "headers" or is_secret_name(name) or (is_schema_of_secret and name in _VALUES)):
+            shown[name] = without_secrets(item)
+    return shown

@@ -20,7 +20,7 @@ from agentgit import Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.store.maintenance.gc import collect
 from agentgit.store.objects.blobs import Blobs, leaf
 from agentgit.store.records.checkpoints import Label
-from agentgit.store.search.index import CHECKPOINTS_PER_TRANSACTION, SearchIndex
+from agentgit.store.search.index import CHECKPOINTS_PER_TRANSACTION
 from agentgit.store.sql.tables import BRANCH, SEARCH_TEXT
 
 
@@ -408,8 +408,7 @@ def test_a_search_without_write_access_finds_only_indexed_texts(tmp_path, monkey
         known = ["needle by name", "known needle"]
         assert search_read_only() == (known, True, False)
         with monkeypatch.context() as patch:
-            for name in ("index_checkpoint", "index_next"):
-                patch.setattr(SearchIndex, name, fail)
+            patch.setattr("agentgit.store.search.index.text_of_message", fail)
             agent.run("unknown needle")
         assert search_read_only() == (known, False, True)
         whole = repo.session().search("needle")

@@ -17,7 +17,7 @@ from langgraph.pregel import Pregel
 from agentgit.agents.branch_context import Graph
 from agentgit.agents.graph.thread_runner import Run
 from agentgit.agents.graph.threads import Threads
-from agentgit.agents.isolation import require_not_nested
+from agentgit.agents.turn_runner import require_not_nested
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_TASK_ID
 

@@ -19,7 +19,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from agentgit.agents.turn.calls import Call, InflightResult, detached
+from agentgit.agents.isolation import detached
+from agentgit.agents.turn.calls import Call, InflightResult
 from agentgit.agents.turn.fence_errors import (
     in_effect_error,
     open_outcome_error,

@@ -11,17 +11,16 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 from uuid import UUID
 
 from langchain_core.messages import ToolMessage
-from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import BaseTool, ToolException
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
+from agentgit.agents.isolation import CURRENT
 from agentgit.agents.turn.arguments import Arguments
 from agentgit.agents.turn.fence_errors import aborted_call_error, as_bubble_up, late_call_error
 from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
@@ -42,46 +41,17 @@ from agentgit.store.unit_of_work import RecordedCall
 from agentgit.tracing import NO_SPAN, TracedSpan, tool_span
 from agentgit.values import describe_error
 
-_current: ContextVar[tuple[Calls, Call | None] | None] = ContextVar("agentgit_call", default=None)
-"""The turn that this context belongs to, and the call whose tool runs in it."""
-
 
 def current_calls() -> Calls | None:
     """Return the calls of the turn that this context belongs to; None outside a turn."""
-    current = _current.get()
+    current: tuple[Calls, Call | None] | None = CURRENT.get()
     return current[0] if current is not None else None
 
 
 def current_call() -> Call | None:
     """Return the call whose tool runs in this context; None outside of a tool."""
-    current = _current.get()
+    current: tuple[Calls, Call | None] | None = CURRENT.get()
     return current[1] if current is not None else None
-
-
-def is_detached() -> bool:
-    """Return whether this context was taken out of all turns, as when a rollback makes a call again."""
-    return _current.get() is None and _current in copy_context()
-
-
-@contextmanager
-def turn_context(calls: Calls) -> Iterator[None]:
-    """Let the contexts that begin in the block belong to a turn."""
-    token = _current.set((calls, None))
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-@contextmanager
-def detached() -> Iterator[None]:
-    """Take the block out of the turn and the graph run that surround it, if any."""
-    token, config_token = _current.set(None), var_child_runnable_config.set(None)
-    try:
-        yield
-    finally:
-        var_child_runnable_config.reset(config_token)
-        _current.reset(token)
 
 
 @dataclass(frozen=True)
@@ -140,16 +110,14 @@ class CallSite:
     def wait_for_saves(self) -> None:
         """Wait until the graph checkpoints before the call are saved, if the call acts on the world."""
         if self._must_wait:
-            tracker = self.calls.turn.checkpoint_tracker
             with _ending_the_turn():
-                tracker.wait(tracker.required_keys(self.configurable))
+                self.calls.turn.checkpoint_tracker.wait(self.configurable)
 
     async def await_saves(self) -> None:
         """Wait like `wait_for_saves`, without blocking the event loop."""
         if self._must_wait:
-            tracker = self.calls.turn.checkpoint_tracker
             with _ending_the_turn():
-                await tracker.await_saved(tracker.required_keys(self.configurable))
+                await self.calls.turn.checkpoint_tracker.await_saved(self.configurable)
 
     @property
     def _must_wait(self) -> bool:
@@ -299,7 +267,7 @@ class Call:
     def running(self) -> Iterator[None]:
         """Run the tool's function in the block, with the call's key, answers and span."""
         calls = self.site.calls
-        token = _current.set((calls, self))
+        token = CURRENT.set((calls, self))
         try:
             with (
                 idempotency_key_set(self.intent.idempotency_key if self.is_recorded else None),
@@ -309,7 +277,7 @@ class Call:
             ):
                 yield
         finally:
-            _current.reset(token)
+            CURRENT.reset(token)
 
     @contextmanager
     def observed(self) -> Iterator[None]:
@@ -483,10 +451,8 @@ class Calls:
         return CallSite(self, Declaration(tool_name, effect), parent, run_id, parent_run_id, configurable)
 
     def _parent_of_new(self, parent_run_id: UUID | None) -> Call | None:
-        current = _current.get()
-        if current is not None and current[0] is self and current[1] is not None:
-            return current[1]
-        return self.enclosing_call(parent_run_id)
+        call = current_call() if current_calls() is self else None
+        return call or self.enclosing_call(parent_run_id)
 
     def enclosing_call(self, run_id: UUID | None) -> Call | None:
         """Return the call whose tool contains a run; None if there is none."""

@@ -19,7 +19,6 @@ from agentgit.rollback.workspace_adapter import WorkspaceAdapter
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
-from agentgit.values import escape_path
 
 LOG = logging.getLogger("agentgit")
 
@@ -54,14 +53,11 @@ class TurnFiles:
         if snapshot_ref_from_row(last_row).is_imported:
             return  # no branch has changed anything here yet
         if own_row.snapshot not in (last_row.snapshot, self.last_snapshot.snapshot):
-            self._restore_changes = self._plan_restore(self.workspace, snapshot_ref_from_row(own_row))
-
-    @staticmethod
-    def _plan_restore(workspace: WorkspaceAdapter, snapshot: SnapshotRef) -> FileChanges:
-        try:
-            return workspace.plan(snapshot)
-        except AgentGitError as error:
-            return failed_restore(snapshot, error)
+            snapshot = snapshot_ref_from_row(own_row)
+            try:
+                self._restore_changes = self.workspace.plan(snapshot)
+            except AgentGitError as error:
+                self._restore_changes = failed_restore(snapshot, error)
 
     def divergence(
         self, connection: Connection, branch: StoredRow, planner: Planner, last_seq: int
@@ -73,16 +69,6 @@ class TurnFiles:
         if file_changes is None or not file_changes.is_needed:
             return plan
         return replace(plan or planner.plan_switch(connection, branch), files=file_changes)
-
-    @staticmethod
-    def describe_changes(plan: RollbackPlan) -> list[str]:
-        """Describe the files that a plan would restore: at most one text, with up to five paths or the problem."""
-        file_changes = plan.files
-        return (
-            []
-            if file_changes is None
-            else [file_changes.problem or ", ".join(escape_path(c.path) for c in file_changes.changes[:5])]
-        )
 
     def record_snapshot(self, connection: Connection, branch: StoredRow, batch: int | None = None) -> int | None:
         """Record which files the branch has, and return the id of the row."""

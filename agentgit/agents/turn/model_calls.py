@@ -19,7 +19,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel
 
-from agentgit.auth.secret_names import is_secret_name
+from agentgit.auth.secret_names import without_secrets
 from agentgit.errors import InvalidInput
 from agentgit.saver.codec import Codec
 from agentgit.store.objects.blobs import Leaf
@@ -29,6 +29,7 @@ from agentgit.store.threads.graph_rows import (
     Draft,
     GraphCheckpoint,
     GraphKey,
+    NewCheckpoint,
     NewModelCall,
     NewModelCalls,
     NewWrites,
@@ -38,9 +39,6 @@ from agentgit.values import portable
 
 OPTIONS = ("tools", "tool_choice", "response_format")
 """The parameters of a model call that are recorded. The others may hold secrets, and are settings of the model."""
-
-SCHEMAS = ("function", "parameters", "input_schema", "json_schema", "schema")
-"""The keys of a tool under which a schema describes its arguments."""
 
 LAST_MESSAGES = 16
 """The number of newest messages of a state among which the reply of a model is looked for."""
@@ -64,12 +62,14 @@ class ModelCalls:
         self._find_codec = find_codec
         self._calls: dict[UUID, _ModelCall] = {}  # in the order in which they began
         self._lock = threading.Lock()
-        self._earlier: tuple[str, bytes] | None = None
-        """a graph checkpoint, and the hashes of the calls up to the end of the step after it."""
+        self._newest: GraphKey | None = None
+        """The newest graph checkpoint that was read or saved."""
+        self._step = -1
+        """The number of its step."""
+        self._unfinished: bytes | None = None
+        """The hashes of the calls up to the end of the unfinished step after it."""
         self._replies: dict[str, bytes] = {}
         """The hashes of the stored replies, by their ids."""
-        self._step = -1
-        """The number of the last stored step."""
 
     def begin(self, run_id: UUID, messages: Sequence[BaseMessage], params: Any, *, is_in_tool: bool) -> None:
         """Record that a model is called."""
@@ -92,21 +92,21 @@ class ModelCalls:
 
     def record_read(self, checkpoint: GraphCheckpoint) -> None:
         """Record the calls of the unfinished step of a graph checkpoint, which the next one must keep."""
-        self._step = max(self._step, _step_of(checkpoint.meta)) if not checkpoint.key.ns else self._step
-        if not checkpoint.key.ns and checkpoint.model_calls is not None:
-            self._earlier = checkpoint.key.checkpoint_id, checkpoint.model_calls
+        if (step := _step_of(checkpoint.meta)) >= self._step:  # a node may read an older one
+            self._newest, self._step, self._unfinished = checkpoint.key, step, checkpoint.model_calls
 
-    def attach(self, draft: Draft) -> Draft:
-        """Return a draft of a graph checkpoint with the calls that ended before it."""
-        self._step = step = _step_of(draft.meta)
+    def attach(self, new: NewCheckpoint) -> NewCheckpoint:
+        """Return a graph checkpoint with the calls that ended before it."""
+        draft, step = new.draft, _step_of(new.draft.meta)
         ended_calls, state = self._take(_made_at(draft)), _newest_messages(draft)
         rewritten = self._find_rewritten(state)
-        earlier, self._earlier = self._earlier, None
-        earlier_calls = earlier[1] if earlier is not None and earlier[0] == draft.parent_id else None
+        is_next = self._newest is not None and self._newest.checkpoint_id == draft.parent_id
+        earlier_calls = self._unfinished if is_next else None
+        self._newest, self._step, self._unfinished = new.key, step, None
         if not ended_calls and not rewritten and earlier_calls is None:
-            return draft
+            return new
         calls = [*self._encode(ended_calls, state)]
-        return replace(draft, model_calls=NewModelCalls(step, calls, earlier_calls, rewritten))
+        return new._replace(draft=replace(draft, model_calls=NewModelCalls(step, calls, earlier_calls, rewritten)))
 
     def _find_rewritten(self, state: Sequence[Leaf]) -> dict[bytes, Leaf]:
         """Find the replies that the state now has in another form, redacted by a middleware, say."""
@@ -117,13 +117,12 @@ class ModelCalls:
                 rewritten[key], self._replies[message_id] = item, item.hash
         return rewritten
 
-    def unsaved_writes(self, graph_key: GraphKey) -> NewWrites | None:
+    def unsaved_writes(self) -> NewWrites | None:
         """Return the writes that keep the calls of a step that ended without a graph checkpoint; None without any."""
         calls = [*self._encode(self._take(datetime.max.replace(tzinfo=UTC)), ())]
-        if not calls:
+        if not calls or self._newest is None:
             return None
-        earlier = self._earlier[1] if self._earlier and self._earlier[0] == graph_key.checkpoint_id else None
-        return NewWrites(graph_key, Task(MODEL_CALLS), (), NewModelCalls(self._step + 1, calls, earlier))
+        return NewWrites(self._newest, Task(MODEL_CALLS), (), NewModelCalls(self._step + 1, calls, self._unfinished))
 
     def _take(self, before: datetime) -> list[_ModelCall]:
         with self._lock:
@@ -192,16 +191,10 @@ def sent_options(params: Mapping[str, Any]) -> dict[str, Any]:
         >>> sent_options({"tools": [{"type": "mcp", "url": "https://a", "headers": {"X": "1"}}], "api_key": "k"})
         {'tools': [{'type': 'mcp', 'url': 'https://a'}]}
     """
-    options: dict[str, Any] = {}
-    for name in OPTIONS:
-        value = params.get(name)
-        if value is None or value == []:
-            continue
-        if name == "tools" and isinstance(value, list | tuple):
-            options[name] = [_without_secrets(_as_plain(tool)) for tool in value]
-        else:
-            options[name] = _without_secrets(_as_plain(value))
-    return options
+    given = {name: params[name] for name in OPTIONS if params.get(name) not in (None, [])}
+    if isinstance(tools := given.get("tools"), list | tuple):
+        given["tools"] = [_as_plain(tool) for tool in tools]
+    return {name: without_secrets(_as_plain(value)) for name, value in given.items()}
 
 
 def _as_plain(value: Any) -> Any:
@@ -212,32 +205,3 @@ def _as_plain(value: Any) -> Any:
         return convert_to_openai_tool(value)
     except Exception:  # noqa: BLE001  # a tool that cannot be described must not stop the call
         return portable(value.model_dump(mode="json")) if isinstance(value, BaseModel) else str(type(value).__name__)
-
-
-def _without_secrets(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_secrets(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: _without_defaults(item) if name in SCHEMAS else _without_secrets(item)
-        for name, item in value.items()
-        if name in SCHEMAS or not (is_secret_name(name) or name == "headers")
-    }
-
-
-def _without_defaults(schema: Any) -> Any:
-    """Return a schema without the defaults of the properties whose names look like secrets."""
-    if isinstance(schema, list):
-        return [_without_defaults(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    shown = {name: _without_defaults(item) for name, item in schema.items()}
-    properties = shown.get("properties")
-    if isinstance(properties, dict):
-        for name, item in properties.items():
-            if isinstance(item, dict) and is_secret_name(name):
-                properties[name] = {
-                    key: part for key, part in item.items() if key not in ("default", "examples", "const")
-                }
-    return shown

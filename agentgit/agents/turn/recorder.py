@@ -8,7 +8,7 @@ import sys
 from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.messages import BaseMessage
 
 from agentgit.agents.turn.call_interceptor import CallInterceptor
@@ -90,3 +90,9 @@ class Recorder(BaseCallbackHandler):
         if not self.calls.is_expected(run_id):
             name = (serialized or {}).get("name") or kwargs.get("name")
             raise as_bubble_up(unreachable_error(str(name)))
+
+
+def find_recorder(callbacks: Any) -> Recorder | None:
+    """Return the recorder among callbacks; None if they belong to no turn."""
+    handlers = callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else callbacks or ()
+    return next((handler for handler in handlers if isinstance(handler, Recorder)), None)

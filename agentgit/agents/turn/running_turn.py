@@ -1,9 +1,10 @@
-"""The protocol by which the parts of a turn access the turn and each other."""
+"""A running turn, as its calls see it: the branch, what waits to be written, and the checkpoints that tools request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -12,36 +13,101 @@ from agentgit.agents.inputs import TurnInput
 from agentgit.agents.turn.checkpoint_tracker import CheckpointTracker
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.effects.kinds import Kind
-from agentgit.saver.recorded_turn import RecordedTurn
-from agentgit.store.records.checkpoints import Label
+from agentgit.effects.plan import KEEP
+from agentgit.errors import WorldDiverged
+from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.unit_of_work import UnitOfWork
-from agentgit.tracing import TracedSpan
+from agentgit.tracing import NO_SPAN, TracedSpan
+from agentgit.values import escape_path
 
 
-class RunningTurn(RecordedTurn, Protocol):
-    """A running turn, as its recorder, its interceptor and its saver see it. A saver uses only `RecordedTurn`."""
+@dataclass
+class RunningTurn:
+    """The part of a turn that its calls use."""
 
     context: BranchContext
     turn_input: TurnInput
-    span: TracedSpan
-    branch: StoredRow
-    files: TurnFiles
-    checkpoint_tracker: CheckpointTracker
-    unit_of_work: UnitOfWork
-    after_turn: Callable[[], Any] | None
-    is_completed: bool
-    has_ended: bool
+    span: TracedSpan = NO_SPAN
+    requested_checkpoints: list[tuple[int, Label]] = field(default_factory=list)
+    """Checkpoints that tools requested, each with the batch of its call; they are made when that batch is complete."""
+    after_turn: Callable[[], Any] | None = None
+    """A function that a tool requested to be called after the turn."""
+    branch: StoredRow = field(init=False)
+    unit_of_work: UnitOfWork = field(init=False)
+    files: TurnFiles = field(init=False)
+    checkpoint_tracker: CheckpointTracker = field(default_factory=CheckpointTracker)
+    is_completed: bool = False
+    """True if the turn has ended, and its run neither raised nor was aborted."""
+    has_ended: bool = False
+    """True once the turn ends or is abandoned, so that no call can begin."""
+    _last_number: int | None = None
+    """The number of the last checkpoint of the branch; None if it must be read, or the search index lacks others."""
+
+    def authorize_call(self, connection: Connection, effect: Kind) -> None:
+        """Authorize a call in the transaction that records its intent."""
+        if effect.is_exclusive and self.unit_of_work.world_seq is None:
+            store = self.context.store
+            last_seq = store.world.last_seq(connection, self.branch.external_session_id)
+            branch = store.sessions.branch(connection, self.branch.id)
+            self.require_world_unchanged(connection, branch, last_seq)
+
+    def require_world_unchanged(self, connection: Connection, branch: StoredRow, last_seq: int) -> None:
+        """Check that the outside world is as this branch left it."""
+        planner = self.context.planner
+        plan = self.files.divergence(connection, branch, planner, last_seq)
+        if plan is not None:
+            changes = [str(step) for step in plan.steps if step.action != KEEP]
+            if plan.files is not None:
+                changes.append(plan.files.problem or ", ".join(escape_path(c.path) for c in plan.files.changes[:5]))
+            raise WorldDiverged(
+                f"The world has changed since branch {branch.name} last ran, so nothing was run: {'; '.join(changes)}. "
+                f"Restore it by a switch to {branch.name!r} with sync='world', tell the model with "
+                "sync='note', or continue anyway with sync='ignore'.",
+                planner.add_names(connection, plan, branch.id),
+            )
+        self.context.store.sessions.set_world_seen(connection, branch, last_seq)
 
     @property
     def counts_calls(self) -> bool:
         """True if a checkpoint, which records the number of calls so far, may be made before the turn ends."""
-
-    def authorize_call(self, connection: Connection, effect: Kind) -> None:
-        """Authorize a call in the transaction that records its intent."""
+        return bool(self.requested_checkpoints) or self.context.settings.checkpoint_interval.calls > 0
 
     def request_checkpoint(self, batch: int, label: Label) -> None:
-        """Register a checkpoint that a tool requested."""
+        """Register a checkpoint that a tool requested, once even if its batch runs again after an answer."""
+        if (batch, label.name) not in ((other, known.name) for other, known in self.requested_checkpoints):
+            self.requested_checkpoints.append((batch, label))
+        self.unit_of_work.flush()
 
     def on_batch_ended(self, batch: int) -> None:
         """Handle the end of a call when no other call of its batch is running."""
+        if self.counts_calls:
+            self.files.snapshot_batch(batch)
+
+    def make_requested(self, connection: Connection, state: CheckpointState, last_batch: int | None = None) -> None:
+        """Make the checkpoints that tools requested in the batches up to this one; None means all batches."""
+        for batch, label in self.requested_checkpoints:
+            if last_batch is None or batch <= last_batch:
+                self.make_checkpoint(connection, self.branch, state, label, last_batch)
+
+    def make_checkpoint(
+        self,
+        connection: Connection,
+        branch: StoredRow,
+        state: CheckpointState,
+        label: Label,
+        batch: int | None = None,
+        *,
+        moves_head: bool = True,
+    ) -> int:
+        """Make a checkpoint, with the files of a batch or else the newest, and return its id.
+
+        One that has an id already is made once: a transaction may run twice, and a request stands until the turn ends.
+        """
+        checkpoints = self.context.store.checkpoints
+        if label.id is not None and checkpoints.exists(connection, label.id):
+            return label.id
+        # Only the first attempt of the transaction uses the number, because somebody else may have used it since.
+        last_number, self._last_number = self._last_number, None
+        state = replace(state, workspace_snapshot_id=self.files.record_snapshot(connection, branch, batch))
+        return checkpoints.add(connection, branch.id, state, label, last_number=last_number, moves_head=moves_head)

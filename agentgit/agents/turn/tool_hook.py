@@ -9,13 +9,10 @@ return value, before LangChain turns the value into the text of a message. The t
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from langchain_core.callbacks import BaseCallbackManager
@@ -24,14 +21,14 @@ from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langchain_core.utils.uuid import uuid7
 
 from agentgit.agents.rerun_guard import require_outside_reruns
+from agentgit.agents.tools import RUNNING_AGAIN, clone_of
 from agentgit.agents.turn.arguments import given_arguments, received_arguments
 from agentgit.agents.turn.calls import Call, CallSite, current_calls
 from agentgit.agents.turn.fence_errors import as_bubble_up, unrecorded_call_error
 from agentgit.agents.turn.interrupts import with_own_view
-from agentgit.agents.turn.recorder import Recorder
+from agentgit.agents.turn.recorder import Recorder, find_recorder
 from agentgit.agents.turn.scopes import enclosing_name
 from agentgit.agents.turn.unowned_calls import note_unowned_call
-from agentgit.effects.declarations import Declare
 from agentgit.effects.kinds import UNDECLARED
 from agentgit.effects.results import NothingDone
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
@@ -119,10 +116,10 @@ def _hook(tool: BaseTool, tool_input: Any, args: tuple[Any, ...], options: dict[
     """Find the turn that a call is made in; return None outside a turn."""
     callbacks = options.get("callbacks") if len(args) < len(_POSITIONAL) else args[-1]
     outer_config: Mapping[str, Any] = var_child_runnable_config.get() or {}
-    manager, recorder = callbacks, _find_recorder(callbacks)
+    manager, recorder = callbacks, find_recorder(callbacks)
     if recorder is None:
         manager = outer_config.get("callbacks")
-        recorder = _find_recorder(manager)
+        recorder = find_recorder(manager)
     calls = recorder.calls if recorder is not None else current_calls()
     if calls is None:
         require_outside_reruns(tool.name)
@@ -142,33 +139,14 @@ def _hook(tool: BaseTool, tool_input: Any, args: tuple[Any, ...], options: dict[
     return _Hooked(_ToolRun(site, tool, tool_input), options)
 
 
-_running_again: ContextVar[tuple[str, Declare] | None] = ContextVar("agentgit_running_again", default=None)
-"""The tool that an operation runs again in this context, and what declares the tools that it calls."""
-
-
-@contextmanager
-def running_again(tool: BaseTool, declare: Declare) -> Iterator[None]:
-    """Mark the block as the function of a tool that an operation runs again, outside a turn."""
-    token = _running_again.set((tool.name, declare))
-    try:
-        yield
-    finally:
-        _running_again.reset(token)
-
-
 def _require_covered(tool: BaseTool, configurable: Mapping[str, Any]) -> None:
     """Check that a call outside a turn is not one that the record of a tool that runs again would miss."""
-    if (outer := _running_again.get()) is None:
+    if (outer := RUNNING_AGAIN.get()) is None:
         return
     caller, declare = outer
     effect = declare(tool, enclosing_name(caller, "", str(configurable.get(CONFIG_KEY_CHECKPOINT_NS) or ""))).effect
     if (effect.kind if effect is not None else UNDECLARED) not in IN_OPERATION.get():
         raise as_bubble_up(unrecorded_call_error(tool.name, caller))
-
-
-def _find_recorder(callbacks: Any) -> Recorder | None:
-    handlers: Iterable[Any] = callbacks.handlers if isinstance(callbacks, BaseCallbackManager) else callbacks or ()
-    return next((handler for handler in handlers if isinstance(handler, Recorder)), None)
 
 
 def _add_recorder(callbacks: Any, recorder: Recorder) -> Any:
@@ -258,15 +236,6 @@ class _ToolRun:
             self._site.calls.forget(self._site.run_id)
         else:
             (self._call or self._open()).end_raised(error)
-
-
-def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaitable[Any]]) -> BaseTool:
-    """Copy a tool with other functions; the original is not changed."""
-    clone = copy.copy(tool)
-    # Set on the instance, bypassing pydantic: the class belongs to the user or is shared by all tools.
-    object.__setattr__(clone, "_run", functools.wraps(tool._run)(run))
-    object.__setattr__(clone, "_arun", functools.wraps(tool._arun)(arun))
-    return clone
 
 
 def _as_returned(tool: BaseTool, value: Any) -> Any:

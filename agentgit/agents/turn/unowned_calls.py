@@ -18,12 +18,12 @@ from weakref import WeakSet
 from langchain_core.tools import BaseTool
 from sqlalchemy import Connection
 
-from agentgit.agents.turn.abandoned_turn import warn_caller
-from agentgit.agents.turn.calls import Calls, is_detached
+from agentgit.agents.isolation import is_detached
+from agentgit.agents.turn.calls import Calls
 from agentgit.agents.turn.fence_errors import unowned_call_error
 from agentgit.effects.invocation import DONE, TIMES, UNOWNED
 from agentgit.effects.kinds import UNDECLARED, kind_of
-from agentgit.errors import UnownedCall
+from agentgit.errors import UnownedCall, warn_caller
 from agentgit.rollback.verification import IN_OPERATION
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.values import to_json

@@ -17,7 +17,7 @@ from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, SESS
 from agentgit.store.store import Store
 from agentgit.store.threads.fork import has_memory
 from agentgit.store.threads.graph_rows import GraphCheckpoint, parse_graph_checkpoint
-from agentgit.store.threads.pending_writes import NO_WRITES, pack
+from agentgit.store.threads.pending_writes import NO_WRITES, pack, unpack
 
 
 class GraphPlace(NamedTuple):
@@ -218,3 +218,42 @@ def _query() -> CompiledStatement:
 
 
 _OF_THREAD = _query()
+
+
+def find_replayed(
+    store: Store,
+    connection: Connection,
+    branch: StoredRow,
+    newest: GraphCheckpoint | None,
+    *,
+    is_answer: bool,
+    begins_again: bool | None,
+) -> Mapping[str, str]:
+    """Return the graph checkpoints, by namespace, whose tasks a run begins again; none if it continues them.
+
+    They begin again if the branch begins there and none of them has begun on it, or if `begins_again` is true; never if
+    it is False. If a run does not name its checkpoint, LangGraph continues the tasks, and a subgraph with memory does
+    not run.
+    """
+    graphs, start = store.graphs, newest
+    while start is not None and start.parent_id is not None and start.meta.get("source") == "update":
+        start = graphs.find(connection, start.key._replace(checkpoint_id=start.parent_id))
+    if begins_again is False or newest is None or start is None or start.parent_id is not None:
+        return {}
+    is_first = (CHECKPOINT.c.internal_session_id == branch.id, CHECKPOINT.c.kind == "branch")
+    first = next(iter(store.checkpoints.find(connection, *is_first)), None)
+    if first is None or first.graph_checkpoint_id != start.key.checkpoint_id:
+        return {}
+    steps = unpack(first.pending, f"checkpoint {first.id}")
+    if steps is None or any(step.writes for step in steps):
+        return {}
+    begun = graphs.pack_pending_writes(connection, newest.key)
+    if begun != (first.pending if start is newest else NO_WRITES) and not begins_again:
+        return {}
+    if not is_answer:
+        return {**{step.ns: step.checkpoint_id for step in steps}, "": newest.key.checkpoint_id}
+    if not steps and graphs.has_subgraphs(connection, newest.key.thread):
+        raise InvalidInput(
+            "No question waits at this checkpoint, so nothing was run. Run it with None first; then answer."
+        )
+    return {}

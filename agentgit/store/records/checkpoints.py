@@ -157,16 +157,11 @@ class CheckpointStore:
             _MOVE_HEAD.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, head_id=checkpoint_id)
         return checkpoint_id, last_number + 1
 
-    def describe_automatic(self, connection: Connection, branch_id: int, number: int, description: str | None) -> None:
+    def describe_automatic(self, connection: Connection, checkpoint_id: int, description: str | None) -> None:
         """Set the description of an automatic checkpoint, if it has none yet."""
-        conditions = (
-            CHECKPOINT.c.tenant_id == self.tenant_id,
-            CHECKPOINT.c.internal_session_id == branch_id,
-            CHECKPOINT.c.number == number,
-            CHECKPOINT.c.is_auto,
-            CHECKPOINT.c.description.is_(None),
-        )
-        update_rows(connection, CHECKPOINT, *conditions, description=description)
+        conditions = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
+        is_undescribed = CHECKPOINT.c.description.is_(None)
+        update_rows(connection, CHECKPOINT, *conditions, CHECKPOINT.c.is_auto, is_undescribed, description=description)
 
     def annotate(self, connection: Connection, row: StoredRow, user_id: int, changes: Mapping[str, Any]) -> None:
         """Change what people wrote about a checkpoint."""

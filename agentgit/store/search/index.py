@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, cast, column, delete, insert, select, table, update
@@ -17,6 +18,7 @@ from sqlalchemy.dialects.postgresql import TSVECTOR
 from agentgit.checkpoints.queries import SearchableText, format_words
 from agentgit.checkpoints.search_words import folded_words, normalize_nfc
 from agentgit.effects.invocation import PAUSED, REDO
+from agentgit.errors import Corrupt
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.objects.blobs import Leaf, shared_prefix
 from agentgit.store.objects.plain_values import CUSTOM_SERDE, show_message
@@ -78,24 +80,33 @@ class SearchIndex:
         """Record that the first checkpoint of a fork needs no index: it has no text that its branch point has not."""
         _SET_SEARCHED.run(connection, {"tenant": self.tenant_id, "branch": branch_id, "now": 1})
 
-    def index_checkpoint(
+    def index_turn(
         self,
         connection: Connection,
         branch: StoredRow,
-        number: int,
+        number: int | None,
         states: tuple[GraphCheckpoint | None, GraphCheckpoint | None],
         calls: tuple[int, int],
-    ) -> None:
-        """Index what a turn added, without reading its checkpoints. The caller sets `searched`."""
-        if self.names_only:
-            return
-        before, after = (self.graphs.message_hashes(connection, one) if one is not None else () for one in states)
-        new_messages = [(number, key) for key in _added_hashes(before, after)]
-        new_texts = [
-            *self._find_new_calls(connection, branch.id, calls[0], [(calls[1], number)], set()),
-            *self._load_messages(connection, branch.external_session_id, new_messages),
-        ]
-        self._add(connection, branch.external_session_id, branch.id, new_texts)
+    ) -> dict[str, int]:
+        """Index what a turn added, and return the columns of the branch that the caller must set.
+
+        If all earlier checkpoints are indexed, `number` is that of the turn's own, and no checkpoint is read. Damaged
+        data is left out, because it must not make a finished turn fail.
+        """
+        with suppress(Corrupt):
+            if number is None:
+                self.index_next(connection, branch.id)
+                return {}
+            if not self.names_only:
+                before, after = (self.graphs.message_hashes(connection, one) if one else () for one in states)
+                new_messages = [(number, key) for key in _added_hashes(before, after)]
+                new_texts = [
+                    *self._find_new_calls(connection, branch.id, calls[0], [(calls[1], number)], set()),
+                    *self._load_messages(connection, branch.external_session_id, new_messages),
+                ]
+                self._add(connection, branch.external_session_id, branch.id, new_texts)
+            return {"searched": number}
+        return {}
 
     def index_annotation(self, connection: Connection, row: StoredRow) -> None:
         """Index the name and description of a checkpoint again, after a change."""
