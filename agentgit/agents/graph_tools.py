@@ -164,7 +164,9 @@ class GraphTools:
             self._choose(key, user_effects[key])
         for name, effect in defaults.items():
             named = [found for found in self._reachable if found.tool.name == name]
-            self._require_one(name, effect, [one for one in named if not self._own_effect(one.tool, one.enclosing)])
+            meant = [one for one in named if not self._own_effect(one.tool, one.enclosing)]
+            self._require_one(name, effect, meant)
+            self._paths_of_named.update((name, tool_path(one.tool)) for one in meant)
         unknown = sorted(self._named.keys() - MEMORY_TOOLS)
         if check and shown and unknown:
             names = sorted({found.tool.name for found in self._reachable})
@@ -276,9 +278,9 @@ class GraphTools:
         for one in self._known.values():
             if (one.tool_name, one.tool_identity) == (name, identity):
                 return replace(declared, tool_path=one.tool_path)
-        path = str(declared.tool_path)
+        path, defaults = str(declared.tool_path), self.defaults if not self._own_effect(tool, enclosing) else {}
         for key in (_full_name(enclosing, name), name):
-            if key in self._named and self._paths_of_named.setdefault(key, path) != path:
+            if (key in self._named or key in defaults) and self._paths_of_named.setdefault(key, path) != path:
                 raise InvalidInput(
                     f"effects names {key}, and two tools are called that: {self._paths_of_named[key]} and {path}. The "
                     f"second one was not run. {TELL_APART}"

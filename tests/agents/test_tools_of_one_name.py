@@ -201,6 +201,9 @@ def test_a_name_that_the_repository_declares_is_that_of_one_tool(database):
             repo.wrap(graph, "s")
         agent = repo.wrap(graph, "s", effects={"ask.order": "irreversible"})
         assert agent.effects == {"ask": "state", "ask.order": "irreversible", "order": "reversible"}
+        made_late = shown([shown_tool, asking(lambda item: tool("order")(desk_order).invoke({"item": item}))])
+        with pytest.raises(InvalidInput, match=r"two tools are called that: .*order and .*desk_order"):
+            repo.wrap(made_late, "t").invoke({"messages": [("user", "hidden chair")]})
 
 
 def test_the_function_of_a_tool_is_a_key(repo, ledger):
