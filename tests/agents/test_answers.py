@@ -92,6 +92,7 @@ def go_on(run: Any, said: dict[str, str], *, by_id: bool) -> list[str]:
     return order
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("answers", ["yes no", "no yes", "yes yes no", "yes no no", "no yes no", "no no yes"])
 @pytest.mark.parametrize("name", ["buy", "abuy"])
 @pytest.mark.parametrize("by_id", [True, False])

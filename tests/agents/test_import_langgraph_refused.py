@@ -52,6 +52,7 @@ NEWEST = "checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints WHERE thre
 OLDEST = "checkpoint_id = (SELECT min(checkpoint_id) FROM checkpoints WHERE thread_id = 'b')"
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("where", [NEWEST, OLDEST], ids=["newest", "oldest"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_thread_is_named_and_not_imported(repo, origin, damage, where):

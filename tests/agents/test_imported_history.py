@@ -107,7 +107,8 @@ class Shop:
 
         def rule(messages):
             words = str(messages[-1].content).split() if messages and messages[-1].type == "human" else ()
-            return calls(call(words[0], item=words[1])) if words and words[0] in tools else AIMessage("fine")
+            named = zip(words[::2], words[1::2], strict=False)
+            return calls(*(call(name, item=item) for name, item in named)) if {*words} & {*tools} else AIMessage("fine")
 
         return tool_node_graph(ScriptedModel(rule=rule), list(tools.values()), checkpointer, handle_tool_errors=True)
 
@@ -126,6 +127,12 @@ def rolled_back(agent):
 def interrupted(agent, repo):
     with pytest.raises(KeyboardInterrupt):
         agent.run("die sofa")
+
+
+def many(agent, repo):
+    agent.run("order a pay a mail a look a ring a note a refuse a doubt a keep a desk b")
+    agent.rerun(name="better")
+    agent.fork(name="asking").run("ask sofa")
 
 
 KINDS = {
@@ -153,7 +160,7 @@ def file_of(kind):
     """Return the export of a session with a call of this kind, which was made in another shop."""
     SHOP.close()
     with agentgit.open(":memory:") as repo:
-        agent, make = SHOP.agent(repo), KINDS[kind]
+        agent, make = SHOP.agent(repo), KINDS.get(kind, many)
         agent.run("hello")
         agent.run(make) if isinstance(make, str) else make(agent, repo)
         assert SHOP.acts or kind in ("failed", "paused", "explored, waiting")
@@ -264,6 +271,12 @@ VERBS = {
 }
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_nothing_of_a_file_with_many_kinds_of_calls_acts(repo, verb):
+    test_nothing_that_a_file_brings_acts(repo, verb, "many")
+
+
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("verb", VERBS)
 def test_nothing_that_a_file_brings_acts(repo, verb, kind):

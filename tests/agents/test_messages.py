@@ -242,6 +242,7 @@ def any_agent(repo, request):
     return repo.wrap(GRAPHS[request.param](world), "s", check_effects=False)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["updates", "messages", ["updates", "messages"]], ids=str)
 async def test_a_streamed_message_has_the_id_of_the_stored_one(any_agent, mode):
     sync_chunks = list(any_agent.stream(ORDER, stream_mode=mode))

@@ -82,6 +82,7 @@ def declaring(kind: str, name: str) -> dict[str, Any]:
     return {name: reversible(lambda args, result: None) if kind == "reversible" else kind}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("fence", ["replay", "off"])
 @pytest.mark.parametrize("kind", DECLARED)
 @pytest.mark.parametrize("is_async", [False, True])
@@ -101,6 +102,7 @@ def test_polling_middleware_runs_every_call(repo, kind, is_async, fence):
     assert len({one.idempotency_key for one in agent.tool_track()}) == 3
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("fence", ["replay", "off"])
 @pytest.mark.parametrize("kind", DECLARED)
 @pytest.mark.parametrize("is_async", [False, True])
@@ -243,6 +245,7 @@ def by_middleware(order: BaseTool) -> Any:
     return agent_graph(scripted(call("order", item="x"), "done"), [stand_in], middleware=[supplying])
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
 @pytest.mark.parametrize("shape", [in_a_node, in_an_agent_in_a_tool, by_middleware])
 def test_undo_receives_the_tools_return_value_at_every_depth(repo, shape, value):

@@ -262,6 +262,7 @@ def test_the_functional_api_restores_tasks_and_answers(repo):
     assert "'b'" in str(repo.session("s").diff("at a", "at b"))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("way", ["fork", "template", "export", "export of a point", "export of a branch"])
 def test_fork_and_template_continue_a_half_answered_step_and_an_import_shows_it(repo, kind, way, tmp_path):
     agent, _, ran = begun(repo, kind)

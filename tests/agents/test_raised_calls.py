@@ -118,6 +118,7 @@ def retrying(till: Till) -> Any:
 # -- blocked rollbacks, and how to settle them
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("effect_kind", BLOCKING)
 @pytest.mark.parametrize("graph_kind", ["tool_node", "create_agent", "nested"])
 @pytest.mark.parametrize("is_async", [False, True])
@@ -298,6 +299,7 @@ def test_a_once_tool_is_not_repeated_after_an_error(here, effect_kind):
 # -- proof that nothing happened
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("error", "failed_on", "status"),
     [

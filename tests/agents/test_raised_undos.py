@@ -259,6 +259,7 @@ def test_undo_if_unknown_is_for_tools_with_an_undo():
 UNCLEAR = [[], 0, "", {}, numpy.False_, numpy.True_, numpy.array([1, 2])]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("answer", UNCLEAR, ids=repr)
 @pytest.mark.parametrize("role", ["undo", "verify", "precheck"])
 def test_an_answer_that_is_neither_yes_nor_no_is_refused_by_name(here, role, answer):

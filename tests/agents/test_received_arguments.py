@@ -82,6 +82,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
 @pytest.mark.parametrize("fence", ["fence", "once"])
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -191,48 +192,26 @@ def pay_tool(kind: str) -> BaseTool:
 
 
 @pytest.mark.parametrize(
-    ("kind", "first", "second"),
+    ("kind", "first", "second", "times"),
     [
-        ("set", {"value": [0, 8]}, {"value": [8, 0]}),
-        ("dataclass", {"value": {"sku": "a1"}}, {"value": {"sku": "a1"}}),
-        ("numbered", {"value": {"1": {"sku": "a1"}}}, {"value": {1: {"sku": "a1"}}}),
-        ("pydantic 1", {"line": {"sku": "a1"}}, {"line": {"sku": "a1", "count": "1"}}),
-        ("one argument", {"__arg1": "Ann"}, {"to": "Ann"}),
-        ("one argument", "Ann", {"__arg1": "Ann"}),
-        ("text", "Ann", {"value": "Ann"}),
+        ("set", {"value": [0, 8]}, {"value": [8, 0]}, 1),
+        ("dataclass", {"value": {"sku": "a1"}}, {"value": {"sku": "a1"}}, 1),
+        ("numbered", {"value": {"1": {"sku": "a1"}}}, {"value": {1: {"sku": "a1"}}}, 1),
+        ("pydantic 1", {"line": {"sku": "a1"}}, {"line": {"sku": "a1", "count": "1"}}, 1),
+        ("one argument", {"__arg1": "Ann"}, {"to": "Ann"}, 1),
+        ("one argument", "Ann", {"__arg1": "Ann"}, 1),
+        ("text", "Ann", {"value": "Ann"}, 1),
+        ("alias", {"euros": 1}, {"euros": 2}, 2),
+        ("decimal", {"value": f"{10**30}.01"}, {"value": f"{10**30}.02"}, 2),
     ],
 )
-def test_equal_arguments_of_any_type_are_one_call(repo, kind, first, second):
-    agent = repo.wrap(
-        graph_of([pay_tool(kind)], first, second, hidden=True, name="pay"),
-        "s",
-        effects={"pay": "irreversible"},
-        check_effects=False,
-    )
+def test_calls_with_equal_arguments_of_any_type_are_one_call_and_others_are_made(repo, kind, first, second, times):
+    graph = graph_of([pay_tool(kind)], first, second, hidden=True, name="pay")
+    agent = repo.wrap(graph, "s", effects={"pay": "irreversible"}, check_effects=False)
     start = agent.checkpoint("start")
     agent.invoke(say())
     agent.rollback(start, force=True).invoke(say())
-    assert len(made) == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "first", "second"),
-    [
-        ("alias", {"euros": 1}, {"euros": 2}),
-        ("decimal", {"value": f"{10**30}.01"}, {"value": f"{10**30}.02"}),
-    ],
-)
-def test_calls_with_other_arguments_of_any_type_are_made(repo, kind, first, second):
-    agent = repo.wrap(
-        graph_of([pay_tool(kind)], first, second, hidden=True, name="pay"),
-        "s",
-        effects={"pay": "irreversible"},
-        check_effects=False,
-    )
-    start = agent.checkpoint("start")
-    agent.invoke(say())
-    agent.rollback(start, force=True).invoke(say())
-    assert len(made) == 2
+    assert len(made) == times
 
 
 def test_arguments_are_plain_values_in_the_record(repo):

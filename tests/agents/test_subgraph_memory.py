@@ -32,6 +32,7 @@ def agrees(app, world):
     return items(app.get_state(THREAD).values) == sorted(world.items)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("kind", KINDS)

@@ -47,6 +47,7 @@ def blocking(visible: str, hidden: str) -> list[str]:
     return sorted(kind for kind in (visible, hidden) if kind == "irreversible")
 
 
+@pytest.mark.each_value_once  # the test after a restart has each pair in each form
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("visible", "hidden"), pairs())
 def test_each_call_is_undone_as_the_tool_that_ran_declares(repo, ledger, form, visible, hidden):

@@ -117,6 +117,7 @@ def shown(at):
     return os.readlink(at) if at.is_symlink() else (at / "in").read_text() if at.is_dir() else at.read_text()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("kind", ["change", "removal"])
 def test_a_change_between_check_and_restore_is_kept_and_reported(work, tmp_path, system, act, kind):
@@ -184,6 +185,7 @@ def test_a_write_during_the_return_of_an_earlier_one_is_kept(work, tmp_path):
     assert [(path, Path(to).read_text()) for path, to in done.moved_aside] == [("00", "first")]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("kind", ["change", "removal"])
 def test_an_undo_keeps_and_reports_a_concurrent_change(work, tmp_path, system, act, kind):

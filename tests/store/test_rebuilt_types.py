@@ -146,30 +146,35 @@ def function(*args, **kwargs):
 STRANGERS = [Settings, Factory, Client, Defaulted, Region, Place, Attrs, Plain, Loud, function]
 
 
-@pytest.mark.parametrize("code", [SINGLE, POSITIONAL, KEYWORDS, METHOD, MODEL_V1, MODEL, 99])
-@pytest.mark.parametrize("content", [{}, {"name": "x"}, ["x"], "eu"], ids=repr)
-def test_bytes_that_name_an_unknown_type_stay_data(saver, code, content):
+CODES = (SINGLE, POSITIONAL, KEYWORDS, METHOD, MODEL_V1, MODEL, 99)
+
+
+def test_bytes_that_name_an_unknown_type_stay_data(saver):
     """Whatever way of building they ask for: by one argument, by position, by keyword, by a method, as a model."""
-    named = {one.__name__: bytes_of(code, *names(one), content, "model_validate_json") for one in STRANGERS}
-    assert read(saver, named) == dict.fromkeys(named, content)
+    for content in ({}, {"name": "x"}, ["x"], "eu"):
+        rows = {(code, one): (*names(one), content, "model_validate_json") for code in CODES for one in STRANGERS}
+        named = {f"{one.__name__} {code}": bytes_of(code, *row) for (code, one), row in rows.items()}
+        assert read(saver, named) == dict.fromkeys(named, content)
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("os", "system"), ("os", "getenv"), ("subprocess", "Popen"), ("builtins", "eval"), ("builtins", "open"),
-        ("builtins", "getattr"), ("antigravity", "x"), ("importlib", "import_module"), ("pickle", "loads"),
-        ("types", "SimpleNamespace"), ("collections", "OrderedDict"), ("agentgit.saver.saver", "SQLModelSaver"),
-        ("agentgit", "open"), ("langgraph.types", "interrupt"), ("langchain_core.load.load", "loads"), ("", ""),
-        ("langgraph.types", "Send.__init__"), ("langgraph.types", "os.system"), ("builtins", "set.pop"),
-        (__name__, "Cart.__init__"), ("sys", "modules"), ("__main__", "__builtins__"),
-    ],
-)  # fmt: skip
-def test_bytes_that_name_a_function_or_a_module_run_and_import_nothing(saver, module, name, tmp_path):
+FUNCTIONS = [
+    "os system", "os getenv", "subprocess Popen", "builtins eval", "builtins open", "builtins getattr", "antigravity x",
+    "importlib import_module", "pickle loads", "types SimpleNamespace", "collections OrderedDict", "agentgit open",
+    "agentgit.saver.saver SQLModelSaver", "langgraph.types interrupt", "langchain_core.load.load loads", " ",
+    "langgraph.types Send.__init__", "langgraph.types os.system", "builtins set.pop", f"{__name__} Cart.__init__",
+    "sys modules", "__main__ __builtins__",
+]  # fmt: skip
+
+
+def test_bytes_that_name_a_function_or_a_module_run_and_import_nothing(saver, tmp_path):
     bait = f"touch {tmp_path / 'hit'}"
-    for code in (SINGLE, POSITIONAL, KEYWORDS, METHOD, MODEL_V1, MODEL):
-        for content in (bait, [bait], {"command": bait}):
-            assert read(saver, bytes_of(code, module, name, content, "__call__")) == content
+    for content in (bait, [bait], {"command": bait}):
+        named = {
+            f"{function} {code}": bytes_of(code, *function.split(" "), content, "__call__")
+            for function in FUNCTIONS
+            for code in CODES
+        }
+        assert read(saver, named) == dict.fromkeys(named, content)
     assert not (tmp_path / "hit").exists()
     assert "antigravity" not in sys.modules
 
@@ -306,53 +311,37 @@ def test_a_known_type_is_built_from_its_stored_fields_without_any_code_of_it(kno
     assert (type(point), point.x, point.y) == (Point, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("kind", "code", "content"),
-    [
-        (Cart, KEYWORDS, {"items": []}),
-        (Cart, KEYWORDS, {}),
-        (Cart, KEYWORDS, {"items": [], "owner": None, "key": "k", "more": 1}),
-        (Cart, KEYWORDS, {"items": [], "owner": None, "__class__": 1}),
-        (Cart, SINGLE, "x"),
-        (Cart, POSITIONAL, ["x"]),
-        (Owner, MODEL, {"name": "Ann"}),
-        (Owner, MODEL, {"name": "Ann", "tags": [], "key": "k", "more": 1}),
-        (Owner, KEYWORDS, {"name": "Ann"}),
-        (Region2, MODEL, {}),
-        (Region2, KEYWORDS, {}),
-        (Region2, MODEL_V1, {"_env_file": "/etc/passwd"}),
-        (Open, MODEL, {"other": 1}),
-        (Point, KEYWORDS, {"x": 1}),
-        (Point, KEYWORDS, {"x": 1, "y": 2, "z": 3}),
-        (Pair, KEYWORDS, {"left": 1}),
-        (Pair, KEYWORDS, {"right": 1, "left": 2}),
-        (Pair, POSITIONAL, [1]),
-        (Size, SINGLE, 3),
-        (Size, SINGLE, True),
-        (Size, SINGLE, [1]),
-        (Rights, SINGLE, 99),
-        (Rights, SINGLE, "READ"),
-        (Odd, SINGLE, 3),
-    ],
-)
-def test_a_row_with_other_fields_or_values_than_its_type_stays_data(knowing, kind, code, content):
+OTHER = [
+    (Cart, KEYWORDS, {"items": []}), (Cart, KEYWORDS, {}), (Cart, SINGLE, "x"), (Cart, POSITIONAL, ["x"]),
+    (Cart, KEYWORDS, {"items": [], "owner": None, "key": "k", "more": 1}), (Pair, POSITIONAL, [1]),
+    (Cart, KEYWORDS, {"items": [], "owner": None, "__class__": 1}), (Owner, MODEL, {"name": "Ann"}),
+    (Owner, MODEL, {"name": "Ann", "tags": [], "key": "k", "more": 1}), (Owner, KEYWORDS, {"name": "Ann"}),
+    (Region2, MODEL, {}), (Region2, KEYWORDS, {}), (Region2, MODEL_V1, {"_env_file": "/etc/passwd"}),
+    (Open, MODEL, {"other": 1}), (Point, KEYWORDS, {"x": 1}), (Point, KEYWORDS, {"x": 1, "y": 2, "z": 3}),
+    (Pair, KEYWORDS, {"left": 1}), (Pair, KEYWORDS, {"right": 1, "left": 2}), (Size, SINGLE, 3), (Size, SINGLE, True),
+    (Size, SINGLE, [1]), (Rights, SINGLE, 99), (Rights, SINGLE, "READ"), (Odd, SINGLE, 3),
+]  # fmt: skip
+"""Rows with other fields or values than their type."""
+
+
+def test_a_row_with_other_fields_or_values_than_its_type_stays_data(knowing):
     """Nothing that is missing is filled in: neither by a default or a factory nor from the environment."""
     for details in ((), ("model_validate_json",), ({"set": [], "private": {}},)):
-        assert read(knowing, bytes_of(code, *names(kind), content, *details)) == content
+        rows = [bytes_of(code, *names(kind), content, *details) for kind, code, content in OTHER]
+        assert read(knowing, rows) == [content for _, _, content in OTHER]
 
 
-@pytest.mark.parametrize(
-    "details",
-    [
-        {"set": ["other"], "private": {}}, {"set": 7, "private": {}}, {"set": [["name"]], "private": None}, {},
-        {"set": [], "private": {"_other": 1}}, {"set": [], "private": 7}, {"set": [], "private": {7: 7}},
-        "model_construct", 7, [],
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_a_model_with_impossible_details_stays_data(knowing, details):
+DETAILS = [
+    {"set": ["other"], "private": {}}, {"set": 7, "private": {}}, {"set": [["name"]], "private": None}, {},
+    {"set": [], "private": {"_other": 1}}, {"set": [], "private": 7}, {"set": [], "private": {7: 7}},
+    "model_construct", 7, [],
+]  # fmt: skip
+
+
+def test_a_model_with_impossible_details_stays_data(knowing):
     content = {"name": "Ann", "tags": [], "key": "k"}
-    assert read(knowing, bytes_of(MODEL, *names(Owner), content, details)) == content
+    rows = [bytes_of(MODEL, *names(Owner), content, details) for details in DETAILS]
+    assert read(knowing, rows) == [content] * len(DETAILS)
 
 
 def test_an_attribute_that_would_hide_a_property_or_a_slot_stays_data(knowing):
@@ -513,18 +502,14 @@ def test_deep_nesting_is_read_or_refused_with_an_error(saver, depth):
             values(saver, on("t"))
 
 
-DAMAGED = [b"", b"\xc1", b"\x93\x01", b"\x91\xa1x", b"\x93\x01\x02\x03", b"\x92\xa1a\xa1b"]
-
-
-@pytest.mark.parametrize("content", DAMAGED, ids=repr)
-def test_damaged_content_is_data_or_an_error(saver, content):
-    for code in (SINGLE, POSITIONAL, KEYWORDS, METHOD, MODEL, 99):
-        put(saver, "t", {"value": ormsgpack.Ext(code, content)})
-        if content in DAMAGED[:3]:
+def test_damaged_content_is_data_or_an_error(saver):
+    for code in CODES:
+        for content in (b"", b"\xc1", b"\x93\x01"):
+            put(saver, "t", {"value": ormsgpack.Ext(code, content)})
             with pytest.raises(Corrupt, match="cannot be read"):
                 values(saver, on("t"))
-        else:
-            assert values(saver, on("t"))["value"] == ormsgpack.unpackb(content)
+        data = [b"\x91\xa1x", b"\x93\x01\x02\x03", b"\x92\xa1a\xa1b"]
+        assert read(saver, [ormsgpack.Ext(code, one) for one in data]) == [*map(ormsgpack.unpackb, data)]
 
 
 # -- sessions and processes
@@ -643,17 +628,12 @@ def test_a_recorded_result_comes_back_as_what_the_tool_returned(result):
     assert rebuild_result(recorded, "c") == result
 
 
-@pytest.mark.parametrize(
-    "packed",
-    [
-        None, 7, "", "?", "AAA", base64.b64encode(b"\xc1").decode(),
-        *(base64.b64encode(ormsgpack.packb(bytes_of(code, *names(one), {"name": "x"}, "now"))).decode()
-          for one in STRANGERS for code in (SINGLE, POSITIONAL, KEYWORDS, METHOD, MODEL)),
-    ],
-)  # fmt: skip
-def test_a_recorded_result_that_names_anything_else_is_not_rebuilt(packed):
-    with pytest.raises(UnreadableResult):
-        rebuild_result({"agentgit_packed": packed}, "c")
+def test_a_recorded_result_that_names_anything_else_is_not_rebuilt():
+    named = [bytes_of(code, *names(one), {"name": "x"}, "now") for one in STRANGERS for code in CODES[:-1]]
+    packed = [base64.b64encode(one).decode() for one in (b"\xc1", *map(ormsgpack.packb, named))]
+    for one in (None, 7, "", "?", "AAA", *packed):
+        with pytest.raises(UnreadableResult):
+            rebuild_result({"agentgit_packed": one}, "c")
 
 
 @pytest.mark.parametrize(
