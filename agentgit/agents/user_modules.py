@@ -25,6 +25,7 @@ from agentgit.effects.effects import Effect, as_effect, declared_on
 from agentgit.effects.function_names import MAIN
 from agentgit.effects.kinds import KINDS
 from agentgit.effects.registry import ALL_SESSIONS, Registry
+from agentgit.effects.served_sessions import Declarations
 from agentgit.errors import Ambiguous, InvalidInput, NotFound
 from agentgit.saver.data_types import add_types, is_data_type
 from agentgit.values import FAILURES, describe_error
@@ -53,7 +54,8 @@ def _register_paths(registry: Registry, paths: Sequence[str]) -> None:
     for one in tools:
         if (own_effect := declared_on(one.tool)) is not None:
             require_fit(one.tool.name, own_effect, [one.tool])
-    registry.declare(ALL_SESSIONS, [*(Declaration(*pair) for pair in named), *declare_tools(tools, _declare).values()])
+    declared = [*(Declaration(*pair) for pair in named), *declare_tools(tools, _declare).values()]
+    registry.declare(ALL_SESSIONS, Declarations.of(declared))
     add_types(*(kind for module in found for kind in module.types))
     stores = [store for module in found for store in module.stores]
     if stores and all(store is stores[0] for store in stores):

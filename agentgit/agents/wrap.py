@@ -138,7 +138,7 @@ class PreparedGraph:
     def declare_tools(self, session_id: int, memory: Memory | None) -> None:
         """Declare the tools of the graph, with their undo functions, and a store for a session."""
         declared = self._declared if memory is self.memory else replace(self._declared, memory=memory)
-        self.context.registry.sessions.declare(session_id, declared)
+        self.context.registry.declare(session_id, declared)
 
     def attach(self, session_id: int, store: Any = None) -> None:
         """Make the tools, the workspace, the memory and agents of the graph available to a session in this process."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from types import FunctionType
 from typing import ClassVar, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from agentgit.effects.declarations import (
     ALL,
@@ -37,7 +37,6 @@ from agentgit.effects.served_sessions import (
     Declarations,
     HostRuns,
     ServedSession,
-    ServedSessions,
     add_recent,
 )
 from agentgit.errors import NotFound
@@ -49,6 +48,9 @@ GRAPH_NAME = "graph"
 """The key in the metadata of a session for the name of the served graph that created it."""
 
 DECLARE_HINT = "wrap the graph again, or trust the module that declares it"
+
+RECENT_SESSIONS = 256
+"""The number of sessions without an agent or a handle whose resources are kept. A workspace keeps a file open."""
 
 REMEMBERED_CALLS = 1_000
 """The number of calls whose tool objects are remembered. An older call is found like one of another process."""
@@ -87,19 +89,22 @@ class Registry:
     its turn was cancelled."""
 
     def __init__(self, defaults: Mapping[str, Effect] | None = None) -> None:
-        self.sessions = ServedSessions()
+        self.lock = threading.RLock()
+        """Held while the sessions change. A child process gets a new one."""
+        self._sessions: WeakValueDictionary[int, ServedSession] = WeakValueDictionary()
+        self._recent: OrderedDict[int, ServedSession] = OrderedDict()
+        self._all = self.session(ALL_SESSIONS)
         self._graphs: WeakSet[ServedGraph] = WeakSet()
         self.graph_of_all: ServedGraph | None = None
         """The graph that runs each session that no other one runs here; None if there is none."""
         self.host_runs = HostRuns()
         """The runs of hosts that have not ended."""
-        self._for_all = NO_DECLARATIONS
         self.memory_of_all: Memory | None = None
         """The store that is the long-term memory of each session that has no other one here; None if none is known."""
         self._deferred: list[Callable[[], None]] = []
         self._ran: OrderedDict[int, Declaration] = OrderedDict()
         self._lock = threading.RLock()
-        self.declare(ALL_SESSIONS, [Declaration(name, effect) for name, effect in (defaults or {}).items()])
+        self.declare(ALL_SESSIONS, Declarations.of(Declaration(*one) for one in (defaults or {}).items()))
 
     def before_fork(self) -> None:
         """Do nothing: there is no connection to close."""
@@ -107,20 +112,18 @@ class Registry:
     def after_fork(self) -> None:
         """Replace the locks in a child process, because a thread of the parent may have held them."""
         self.running_calls.clear()
-        self._lock, self.sessions.lock = threading.RLock(), threading.RLock()
+        self._lock, self.lock = threading.RLock(), threading.RLock()
 
     def defer(self, declare: Callable[[], None]) -> None:
         """Defer the declarations of a module that is still being executed, until they are first needed."""
         self._deferred.append(declare)
 
-    def declare(self, session_id: int, declared: Iterable[Declaration]) -> None:
-        """Register declarations of tools. Import paths are imported now, not when a plan is made."""
-        declarations = Declarations.of(declared)
-        if session_id != ALL_SESSIONS:
-            self.sessions.declare(session_id, declarations)
-            return
-        with self._lock:
-            self._for_all = self._for_all.extended(declarations)
+    def declare(self, session_id: int, declarations: Declarations) -> None:
+        """Add declarations for the tools of a session and its store, and count it as the most recently served one."""
+        with self.lock:
+            session = self.session(session_id)
+            session.declarations = session.declarations.extended(declarations)
+            add_recent(self._recent, session_id, session, RECENT_SESSIONS)
 
     def remember(self, call_id: int, declaration: Declaration) -> None:
         """Remember the declaration of the tool object that made a call."""
@@ -143,7 +146,7 @@ class Registry:
         common = self.graph_of_all
         if common is not None and name in (None, common.name) and not self.session(session_id).agent_factories:
             common.attach(session_id)
-        if name is None or self.sessions.declarations(session_id) is not NO_DECLARATIONS:
+        if name is None or self._declarations(session_id) is not NO_DECLARATIONS:
             return
         with self._lock:
             graphs = [one for one in self._graphs if (one.user_id, one.name) == (user_id, name)]
@@ -156,12 +159,20 @@ class Registry:
 
     def session(self, session_id: int) -> ServedSession:
         """Return what this process holds for a session. It is kept only for as long as the caller refers to it."""
-        return self.sessions.session(session_id)
+        with self.lock:
+            session = self._sessions.get(session_id)
+            if session is None:
+                session = self._sessions[session_id] = ServedSession()
+            return session
+
+    def _declarations(self, session_id: int) -> Declarations:
+        session = self._sessions.get(session_id)
+        return NO_DECLARATIONS if session is None else session.declarations
 
     def memory(self, session_id: int) -> Memory:
         """Return the store that is a session's long-term memory."""
         self._run_deferred()
-        memory = self.sessions.declarations(session_id).memory or self.memory_of_all
+        memory = self._declarations(session_id).memory or self.memory_of_all
         if memory is None:
             raise NotFound(
                 "the store that it wrote to is not attached here; wrap the graph with its store again, or trust the "
@@ -388,7 +399,7 @@ class Registry:
     def _named(self, session_id: int, call: ToolInvocation) -> list[Sequence[Declaration]]:
         """List the declarations for the name of a call's tool, the most specific and newest first."""
         self._run_deferred()
-        own, for_all = self.sessions.declarations(session_id).groups, self._for_all.groups
+        own, for_all = self._declarations(session_id).groups, self._all.declarations.groups
         place = f"{call.enclosing}.{call.tool_name}"
         named = [own.get(place), own.get(call.tool_name), for_all.get(place), for_all.get(call.tool_name)]
         return [group for groups in (*named, for_all.get(ALL)) for group in reversed((groups or {}).values())]

@@ -1,26 +1,21 @@
 """The resources of the sessions that this process serves: declared functions, workspaces and wrapped graphs.
 
-A session has them for as long as an agent or a handle of it exists. Afterwards the process keeps those of the last
-`RECENT_SESSIONS` sessions.
+A session has them for as long as an agent or a handle of it exists, or the registry keeps them.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 from agentgit.effects.declarations import Declaration
 from agentgit.effects.memory import Memory
 
 K = TypeVar("K")
 T = TypeVar("T")
-
-RECENT_SESSIONS = 256
-"""The number of sessions without an agent or a handle whose resources are kept. A workspace keeps a file open."""
 
 RECENT_RUNS = 10_000
 """The number of runs of hosts that are remembered until they end."""
@@ -72,36 +67,6 @@ class ServedSession:
         """For each context that has wrapped a graph for the session, a function that returns an agent.
 
         It takes the context and the id of the branch."""
-
-
-class ServedSessions:
-    """The sessions that this process serves, by their ids, and a bounded number of those that it has served."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        """Held while the sessions change. A child process gets a new one."""
-        self._in_use: WeakValueDictionary[int, ServedSession] = WeakValueDictionary()
-        self._recent: OrderedDict[int, ServedSession] = OrderedDict()
-
-    def session(self, session_id: int) -> ServedSession:
-        """Return what this process holds for a session. It is kept only for as long as the caller refers to it."""
-        with self.lock:
-            session = self._in_use.get(session_id)
-            if session is None:
-                session = self._in_use[session_id] = ServedSession()
-            return session
-
-    def declarations(self, session_id: int) -> Declarations:
-        """Return the functions that are declared for the tools of a session."""
-        session = self._in_use.get(session_id)
-        return NO_DECLARATIONS if session is None else session.declarations
-
-    def declare(self, session_id: int, declarations: Declarations) -> None:
-        """Add declarations for the tools of a session and its store, and count it as the most recently served one."""
-        with self.lock:
-            session = self.session(session_id)
-            session.declarations = session.declarations.extended(declarations)
-            add_recent(self._recent, session_id, session, RECENT_SESSIONS)
 
 
 def add_recent(recent: OrderedDict[K, T], key: K, value: T, limit: int) -> None:

@@ -267,7 +267,7 @@ def lock(repo, name: str) -> Any:
     locks = {
         "ids": lambda: ids._lock,
         "values": lambda: repo.context.store.graphs.blobs.leaves._lock,
-        "sessions": lambda: repo.context.registry.sessions.lock,
+        "sessions": lambda: repo.context.registry.lock,
     }
     return locks[name]()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agentgit.effects import registry, served_sessions
+from agentgit.effects import registry
 from agentgit.store.objects import lru
 
 SERVED = 12
@@ -37,7 +37,7 @@ def limit_caches(monkeypatch: pytest.MonkeyPatch, divisor: int) -> None:
 
 def limit_sessions(monkeypatch: pytest.MonkeyPatch, sessions: int) -> None:
     """Limit the sessions without an agent or a handle, and the calls, of which anything is kept."""
-    monkeypatch.setattr(served_sessions, "RECENT_SESSIONS", sessions)
+    monkeypatch.setattr(registry, "RECENT_SESSIONS", sessions)
     monkeypatch.setattr(registry, "REMEMBERED_CALLS", sessions)
 
 

@@ -25,6 +25,7 @@ from agentgit.effects.invocation import identity, join_errors
 from agentgit.effects.kinds import KINDS
 from agentgit.effects.registry import Registry
 from agentgit.effects.results import SERIALIZED_KEY, comparable, content_of
+from agentgit.effects.served_sessions import Declarations
 from agentgit.errors import InvalidInput, NotFound
 
 
@@ -303,9 +304,9 @@ def test_a_recorded_name_finds_only_declared_functions():
     registry = Registry()
     call = invoked(undo=HERE, verify=f"{__name__}:look")
     assert "is not declared here" in registry.undo_obstacle(1, call)
-    registry.declare(1, [Declaration("pay", reversible(undo, verify=look))])
+    registry.declare(1, Declarations.of([Declaration("pay", reversible(undo, verify=look))]))
     assert (registry.undo(1, call), registry.verify(1, call), registry.precheck(1, call)) == (undo, look, None)
-    registry.declare(1, [Declaration("pay", reversible(other, precheck=look))])
+    registry.declare(1, Declarations.of([Declaration("pay", reversible(other, precheck=look))]))
     assert registry.undo(1, call) is undo
     assert registry.undo(1, invoked(undo=f"{__name__}:other")) is other
     assert registry.verify(1, call) is look  # a later declaration keeps what it leaves out
@@ -317,14 +318,14 @@ def test_the_reason_for_a_missing_function_names_the_next_step():
     registry = Registry()
     assert "wrap the graph" in registry.undo_obstacle(1, invoked("nobody"))
     assert "no.such:thing is not declared here" in registry.undo_obstacle(1, invoked("nobody", undo="no.such:thing"))
-    registry.declare(1, [Declaration("nobody", reversible("no.such:thing"))])
+    registry.declare(1, Declarations.of([Declaration("nobody", reversible("no.such:thing"))]))
     assert "cannot be imported" in registry.undo_obstacle(1, invoked("nobody", undo="no.such:thing"))
     with pytest.raises(NotFound, match="wrap a graph that has it"):
         registry.runner(1, invoked())
-    registry.declare(1, [Runnable("pay", runs="only its graph can call it")])
+    registry.declare(1, Declarations.of([Runnable("pay", runs="only its graph can call it")]))
     with pytest.raises(NotFound, match="only its graph"):
         registry.runner(1, invoked())
-    registry.declare(1, [Runnable("pay", runs=lambda args, _: args["amount"])])
+    registry.declare(1, Declarations.of([Runnable("pay", runs=lambda args, _: args["amount"])]))
     assert registry.runner(1, invoked())({"amount": 5}, "thread") == 5
 
 
@@ -357,12 +358,12 @@ def test_equal_declarations_are_told_apart_by_the_call_or_not_at_all():
     one, two = (Declaration("pay", reversible(closing_over([])), "shop:pay", place) for place in ("desk", "bank"))
     call = invoked(undo=one.effect.paths["undo"], tool_path="shop:pay", enclosing="desk")
     registry = Registry()
-    registry.declare(1, [one, two])
+    registry.declare(1, Declarations.of([one, two]))
     assert registry.undo(1, call) is one.effect.undo
     assert registry.undo(1, replace(call, enclosing="bank")) is two.effect.undo
     assert "does not say which one" in registry.undo_obstacle(1, replace(call, enclosing="counter"))
     assert "its tool was shop:send at the call" in registry.undo_obstacle(1, replace(call, tool_path="shop:send"))
-    registry.declare(2, [one, replace(two, enclosing="desk")])
+    registry.declare(2, Declarations.of([one, replace(two, enclosing="desk")]))
     assert "does not say which one" in registry.undo_obstacle(2, call)
     registry.remember(call.id, two)
     assert registry.undo(1, call) is registry.undo(2, call) is two.effect.undo

@@ -170,7 +170,7 @@ class Interrupts:
 
     @functools.cached_property
     def _known_shares(self) -> dict[str, Share]:
-        """What calls on the path of the branch have used in earlier attempts, by their scopes."""
+        """The shares that calls on the path of the branch used in earlier attempts, by their scopes."""
         shares: dict[str, Share] = {}
         with self.store.database.reading() as connection:
             path = self.store.track_parts(connection, self.branch)
