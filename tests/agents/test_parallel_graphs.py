@@ -41,7 +41,7 @@ class Desks:
         self.paid: list[str] = []
         self.waits, self.stuck = {"ann": 0.08, "bob": 0.0}, 30.0
         self.inputs = {name: f"pay {name}" for name in NAMES}
-        self.names: dict[str, str] = {}
+        self.labels: dict[str, RunnableConfig] = {}
 
     def effects(self) -> dict[str, Any]:
         return {"pay": compensable(lambda args, result: self.paid.remove(args["to"]))}
@@ -68,9 +68,7 @@ class Desks:
 
     async def desk(self, name: str) -> str:
         await asyncio.sleep(self.waits[name])
-        config: RunnableConfig = {**CONFIGS[self.config]}
-        if name in self.names:
-            config["run_name"] = self.names[name]
+        config: RunnableConfig = {**CONFIGS[self.config], **self.labels.get(name, {})}
         result = await self.agent(name).ainvoke(say(self.inputs[name]), config)
         await asyncio.sleep(self.stuck)
         return str(result["messages"][-1].content)
@@ -159,9 +157,10 @@ def test_graphs_in_threads_of_a_tool_keep_their_places(repo, config):
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_graphs_with_one_input_and_two_names_keep_their_places(repo, config):
+@pytest.mark.parametrize("label", [lambda name: {"run_name": name}, lambda name: {"tags": [name]}], ids=["name", "tag"])
+def test_graphs_with_one_input_and_labels_of_their_own_keep_their_places(repo, config, label):
     desks = Desks(config)
-    desks.inputs, desks.names = dict.fromkeys(NAMES, "pay"), {name: f"desk of {name}" for name in NAMES}
+    desks.inputs, desks.labels = dict.fromkeys(NAMES, "pay"), {name: label(name) for name in NAMES}
     assert run(desks, repo, desks.in_tool_node()) == BOTH
     assert sorted(desks.paid) == ["ann", "bob"]
 

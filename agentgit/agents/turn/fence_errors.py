@@ -95,8 +95,8 @@ def parallel_graphs_error(intent: Intent, reason: str) -> Fenced:
     return Fenced(
         f"{call_text(intent.tool_name, intent.args)} runs again. It ran several graphs at the same time, and it is not "
         f"known which of them this is: they {reason}. It was not run, so that they do not change places. Give graphs "
-        "that run at the same time inputs that stay the same, and names of their own (run_name) if their inputs are "
-        "equal; or call them one after the other. Here, roll back to before this call.",
+        "that run at the same time inputs that stay the same, and names or tags of their own (run_name, tags) if "
+        "their inputs are equal; or call them one after the other. Here, roll back to before this call.",
     )
 
 

@@ -90,13 +90,19 @@ def is_in_batch(task: str) -> bool:
 class TaskAnswers:
     """The answers that one task has received, whose ToolNode runs a batch of calls."""
 
-    def __init__(self, shares: Mapping[str, Share], answer_count: int, shown_question: str | None) -> None:
-        self._shares = dict(shares)
+    def __init__(self, shares: Sequence[Share], answer_count: int, shown_question: str | None) -> None:
+        self._shares: dict[str, Share] = {}
         self._new_number: int | None = answer_count
         self._is_recorded = bool(shares) or answer_count == 0
-        matches = [
-            (share.place, call) for call, share in shares.items() if shown_question and share.question == shown_question
-        ]
+        matches = []
+        for share in shares:
+            # A call that took the answer that would come next is the one that asked the question shown now.
+            question = shown_question if answer_count in share.taken else share.question
+            # Answers that its task does not have were lost, or given on another branch.
+            known_answers = [number for number in share.taken if number < answer_count]
+            self._shares[share.call] = replace(share, taken=known_answers, question=question)
+            if question is not None and question == shown_question:
+                matches.append((share.place, share.call))
         self._asking_call = min(matches)[1] if matches else None
         self._lock = threading.Lock()
 
@@ -255,15 +261,17 @@ class Interrupts:
 
         LangGraph's counter also numbers the graphs that a node's own code runs.
         """
-        caller, place = self._scopes.beginning_graph() or (call, None)
+        caller, place = self._scopes.beginning_graph()
         with self._lock:
-            number, recorded = scratchpad.subgraph_counter(), self._graph_share(caller).graphs.get(place or "")
-            if recorded is not None:
+            number = scratchpad.subgraph_counter()
+            if caller is None:
+                return number
+            if (recorded := self._graph_share(caller).graphs.get(place)) is not None:
                 return recorded
             shares = [share for share in self._known_shares.values() if share.task == call.task]
             while any(number in share.graphs.values() for share in shares):
                 number = scratchpad.subgraph_counter()
-            self._add_graph(caller, place or f"unreported {number}", number)
+            self._add_graph(caller, place, number)
             return number
 
     def begin_parallel_graph(self, call: Call, run: Run, place: str) -> None:
@@ -315,10 +323,7 @@ class Interrupts:
             bodies = content.get(connection, [hashes[RESUME]] if RESUME in hashes else [])
         count = sum(len(self._codec.decode(body)) for body in bodies.values())
         question = hashes[INTERRUPT].hex() if INTERRUPT in hashes else None
-        shares = {
-            one.call: _known_share(one, count, question) for one in self._known_shares.values() if one.task == task
-        }
-        return TaskAnswers(shares, count, question)
+        return TaskAnswers([one for one in self._known_shares.values() if one.task == task], count, question)
 
     def end(self, call: Call, error: BaseException | None = None) -> dict[str, Any] | None:
         """Return the record of the answers and numbers that a call has used; None if there are none."""
@@ -343,12 +348,3 @@ def _recording(counter: Callable[[], int], numbers: list[int]) -> Callable[[], i
         return number
 
     return next_number
-
-
-def _known_share(share: Share, answer_count: int, shown_question: str | None) -> Share:
-    """Return a share without the answers that its task does not have: they were lost, or given on another branch.
-
-    A call that took the answer that would come next is the one that asked the question shown now.
-    """
-    question = shown_question if answer_count in share.taken else share.question
-    return replace(share, taken=[number for number in share.taken if number < answer_count], question=question)

@@ -73,11 +73,12 @@ class Recorder(BaseCallbackHandler):
         *,
         run_id: UUID,
         parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
         metadata: dict[str, Any] | None = None,
         name: str | None = None,
         **_: Any,
     ) -> None:
-        self.calls.scopes.begin(run_id, parent_run_id, metadata or {}, name, inputs)
+        self.calls.scopes.begin(run_id, parent_run_id, metadata, (name, *(tags or ())), inputs)
         self.calls.requests.receive(inputs)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:

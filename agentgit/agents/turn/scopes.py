@@ -13,7 +13,7 @@ import functools
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -54,12 +54,12 @@ class Run:
     id: UUID
     parent: Run | None
     task: str = ""
-    name: str | None = None
+    names: Sequence[str | None] = ()
+    """Its name and its tags."""
     inputs: Any = None
     """Its input, until it has ended."""
     line: object = None
     """The thread and the asyncio task that run its code."""
-    is_running: bool = True
     scope: str = ""
     """The name of the task or the tool; empty for other runs."""
     place: TaskPlace | None = None
@@ -71,13 +71,6 @@ class Run:
     """The places of the graphs that its code has begun, by their runs."""
     earlier_graphs: set[str] | None = None
     """The places of the graphs that the tool ran beside others in earlier attempts; None if it is not read."""
-
-    def ancestors(self) -> Iterator[Run]:
-        """Yield this run and those that contain it, the innermost first."""
-        run: Run | None = self
-        while run is not None:
-            yield run
-            run = run.parent
 
 
 def enclosing_name(caller: str | None, caller_task: str, task: str) -> str | None:
@@ -118,13 +111,13 @@ class Scopes:
         run_id: UUID,
         parent_run_id: UUID | None,
         metadata: Mapping[str, Any] | None = None,
-        name: str | None = None,
+        names: Sequence[str | None] = (),
         inputs: Any = None,
     ) -> None:
         """Record the start of a run, which may be that of a task."""
         metadata, parent = metadata or {}, self._runs.get(parent_run_id) if parent_run_id is not None else None
         task = str(metadata.get("langgraph_checkpoint_ns") or "")
-        run = self._runs[run_id] = Run(run_id, parent, task, name, inputs, _line())
+        run = self._runs[run_id] = Run(run_id, parent, task, names, inputs, _line())
         _newest_run.set(run)
         enclosing = self.scoped(parent_run_id)
         if task and (enclosing is None or enclosing.task != task):
@@ -141,14 +134,16 @@ class Scopes:
         self._runs[run_id].line = _line()
 
     def end(self, run_id: UUID) -> None:
-        """Record the end of a run, and forget its input."""
+        """Forget the input of a run that has ended."""
         if (run := self._runs.get(run_id)) is not None:
-            run.inputs, run.is_running = None, False
+            run.inputs = None
 
     def ancestors(self, run_id: UUID | None) -> Iterator[Run]:
         """Yield a run and those that contain it, the innermost first."""
         run = self._runs.get(run_id) if run_id is not None else None
-        return run.ancestors() if run is not None else iter(())
+        while run is not None:
+            yield run
+            run = run.parent
 
     def scoped(self, run_id: UUID | None) -> Run | None:
         """Return the run of the innermost task or tool that contains a run."""
@@ -156,29 +151,24 @@ class Scopes:
 
     # -- graphs
 
-    def beginning_graph(self) -> tuple[Call, str] | None:
-        """Return the call whose tool runs the graph that begins in this context, and the graph's place there.
-
-        None if LangChain has not reported the graph.
-        """
+    def beginning_graph(self) -> tuple[Call | None, str]:
+        """Return the call whose tool runs the graph that begins in this context, and the graph's place there."""
         run = _newest_run.get()
-        if run is None or run.scope or not run.is_running:
-            return None
-        caller = next(one for one in (*run.ancestors(), None) if one is None or one.scope)
-        if caller is None or caller.call is None or run.id in caller.graphs:
-            return None
+        caller = self.scoped(run.id) if run is not None else None
+        if run is None or caller is None or caller.call is None:  # called without callbacks, in a context of its own
+            return None, ""
         return caller.call, self._graph_place(run, caller)
 
     def _graph_place(self, graph: Run, caller: Run) -> str:
         """Return the place of a graph among those that a task or tool runs.
 
         Graphs that its code calls one after the other are known by their order. The order of those that it runs at the
-        same time may change, so they are known by name and input, and only equal ones by their order.
+        same time may change, so they are known by name, tags and input, and only equal ones by their order.
         """
         with self._lock:
             if graph.id not in caller.graphs:
                 is_parallel = graph.line != caller.line
-                kind = identity(str(graph.name), {"input": _without_ids(graph.inputs)}, None) if is_parallel else ""
+                kind = _content_hash(graph) if is_parallel else ""
                 place = f"{kind}#{sum(one.rpartition('#')[0] == kind for one in caller.graphs.values())}"
                 if is_parallel and caller.call is not None:
                     self._begin_parallel_graph(caller.call, caller, place)
@@ -225,6 +215,10 @@ def _line() -> object:
     except RuntimeError:  # no event loop runs here
         task = None
     return threading.get_ident(), task and weakref.ref(task)
+
+
+def _content_hash(graph: Run) -> str:
+    return identity("", {"names": [*graph.names], "input": _without_ids(graph.inputs)}, None)
 
 
 def _without_ids(value: Any) -> Any:
