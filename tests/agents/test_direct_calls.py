@@ -309,6 +309,21 @@ def test_a_call_waits_until_its_step_is_saved(repo, kind, is_async, how):
     assert len(set(keys)) == 1
 
 
+@pytest.mark.parametrize("how", [{"durability": "sync"}, {}])
+async def test_a_call_that_blocks_the_event_loop_is_made_after_its_step_is_saved(repo, bank, how):
+    """A slow save goes on in a thread while the call waits, also in the first step, for which LangGraph does not."""
+    pay = bank.tool()
+
+    @entrypoint()
+    async def work(names: list[str]) -> str:
+        return " ".join(str(pay.invoke({"to": name})) for name in names)
+
+    agent = wrapped(repo, work)
+    with faults.slow(points.SAVE_STATE, 0.1):
+        assert await agent.ainvoke(["Ann", "Bob"], **how) == "1 2"
+    assert bank.paid == ["Ann", "Bob"]
+
+
 def test_a_call_is_not_made_if_its_step_cannot_be_saved(repo, bank):
     pay = bank.tool()
 
