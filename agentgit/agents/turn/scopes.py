@@ -16,20 +16,42 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from langchain_core.messages import BaseMessage
 
 from agentgit.effects.invocation import identity
 from agentgit.langgraph_internals import PUSH, recast_checkpoint_ns
+from agentgit.store.records.journal import Intent
 from agentgit.values import portable
-
-if TYPE_CHECKING:
-    from agentgit.agents.turn.calls import Call
 
 _newest_run: ContextVar[Run | None] = ContextVar("agentgit_newest_run", default=None)
 """The run that began last in this context. When LangGraph numbers a graph, it is the run of that graph."""
+
+
+class PlacedCall(Protocol):
+    """A call, as the places and the numbers of its task depend on it."""
+
+    intent: Intent
+    site: Any
+    used_numbers: dict[str, Any] | None
+
+    @property
+    def task(self) -> str:
+        """The name that LangGraph gives to the task that makes the call."""
+
+    @property
+    def scope(self) -> str:
+        """The name of the run of the call's tool, in which other calls are made."""
+
+    @property
+    def is_in_batch(self) -> bool:
+        """True if a ToolNode makes the call as one of a batch."""
+
+    @property
+    def is_of_node(self) -> bool:
+        """True if the code of a node makes the call, and not a tool that runs in the same task."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +87,7 @@ class Run:
     place: TaskPlace | None = None
     first_graph: int = 0
     first_call: int = 0
-    call: Call | None = None
+    call: PlacedCall | None = None
     """The call whose tool it runs."""
     graphs: dict[UUID, str] = field(default_factory=dict)
     """The places of the graphs that its code has begun, by their runs."""
@@ -99,7 +121,7 @@ class Scopes:
     """
 
     def __init__(
-        self, saved_graphs: Callable[[str], Iterable[int]], begin_parallel_graph: Callable[[Call, Run, str], None]
+        self, saved_graphs: Callable[[str], Iterable[int]], begin_parallel_graph: Callable[[PlacedCall, Run, str], None]
     ) -> None:
         self._saved_graphs, self._begin_parallel_graph = saved_graphs, begin_parallel_graph
         self._runs: dict[UUID, Run] = {}
@@ -124,7 +146,7 @@ class Scopes:
             with self._lock:
                 self._begin_task(run, metadata, enclosing)
 
-    def begin_tool(self, run_id: UUID, enclosing: Run | None, call: Call) -> None:
+    def begin_tool(self, run_id: UUID, enclosing: Run | None, call: PlacedCall) -> None:
         """Record that the tool of a call will run; what it began may still make calls when it has ended."""
         run = self._runs[run_id]
         run.call, run.scope, run.task = call, call.scope, enclosing.task if enclosing is not None else ""
@@ -151,7 +173,7 @@ class Scopes:
 
     # -- graphs
 
-    def beginning_graph(self) -> tuple[Call | None, str]:
+    def beginning_graph(self) -> tuple[PlacedCall | None, str]:
         """Return the call whose tool runs the graph that begins in this context, and the graph's place there."""
         run = _newest_run.get()
         caller = self.scoped(run.id) if run is not None else None
