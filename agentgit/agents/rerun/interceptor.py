@@ -73,6 +73,6 @@ class RerunInterceptor(CallInterceptor):
         else:
             call.is_simulated = True
 
-    def _load_earlier_calls(self, call: Call) -> list[ToolInvocation]:
+    def _load_earlier_calls(self, *place: Any) -> list[ToolInvocation]:
         # A recorded error is the end of an attempt: the next one has its own record.
-        return [one for one in super()._load_earlier_calls(call) if one.error_message is None]
+        return [one for one in super()._load_earlier_calls(*place) if one.error_message is None]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from decimal import Decimal
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel
@@ -20,7 +20,6 @@ Path = tuple[str | int, ...]
 
 CONSTANT_FACTORIES = (list, dict, set, tuple, frozenset)
 """The default factories that always make the same value."""
-
 
 GIVEN_BY_LANGCHAIN = frozenset({"config", "run_manager", "callbacks", "args", "kwargs"})
 """The parameters of a tool's `_run` that LangChain fills, or that stand for any others."""
@@ -101,19 +100,11 @@ def _is_equal(value: Any, default: Any) -> bool:
         return False
 
 
-_defaults_by_class: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
-
-
 def _own_defaults(tool: BaseTool) -> dict[str, Any]:
     """Return the plain defaults of the parameters of a tool's `_run`, from which LangChain derives its schema."""
-    kind = type(tool)
-    if kind not in _defaults_by_class:
-        fields: Mapping[str, FieldInfo] = getattr(tool.tool_call_schema, "model_fields", {})
-        defaults = _fixed_defaults(fields)
-        _defaults_by_class[kind] = {
-            name: one for name, one in defaults.items() if portable(one) == one and name not in GIVEN_BY_LANGCHAIN
-        }
-    return _defaults_by_class[kind]
+    parameters = inspect.signature(type(tool)._run).parameters.items()
+    defaults = {name: one.default for name, one in parameters if name not in GIVEN_BY_LANGCHAIN}
+    return {name: one for name, one in defaults.items() if one is not inspect.Parameter.empty and portable(one) == one}
 
 
 def _fixed_defaults(fields: Mapping[str, FieldInfo]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -38,7 +37,6 @@ from agentgit.effects.invocation import (
     DONE,
     FAILED,
     INTENDED,
-    REPLAY,
     REVERSE_UNKNOWN,
     REVERSED,
     REVERSING,
@@ -48,13 +46,11 @@ from agentgit.effects.invocation import (
     repeat_key,
 )
 from agentgit.effects.kinds import IRREVERSIBLE, READ_ONLY, STATE
-from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
 from agentgit.rollback import wait
 from agentgit.rollback.verification import Verification
-from agentgit.store.records.journal import CallOutcome, Intent, TrackPart
+from agentgit.store.records.journal import Intent, TrackPart
 from agentgit.store.records.recorded_calls import RESULT_STATUSES
-from agentgit.store.sql.ids import new_id
 
 ANSWER, REFUSE, OFF = "replay", "raise", "off"
 FENCE_MODES = (ANSWER, REFUSE, OFF)
@@ -134,7 +130,7 @@ class CallInterceptor:
 
     def __init__(self, turn: RunningTurn) -> None:
         self.turn = turn
-        self.store = turn.context.store
+        self.store, self.registry = turn.context.store, turn.context.registry
         self.fence_mode = turn.context.settings.fence_mode
         self._attempts: dict[tuple[str, str, int], Call] = {}
         self._slots: dict[tuple[UUID | None, str, str | None, str], Slots] = defaultdict(Slots)
@@ -149,12 +145,13 @@ class CallInterceptor:
             slots = self._slots[call.caller_run_id, call.requester, call.call_id, call.intent.tool_name]
             slot = slots.assign(call)
             call.name = slot.name
-            call.set_key(call_key(call.intent.branch_id, call.requester, slot.name, call.intent.tool_name))
+            key = call_key(call.intent.branch_id, call.requester, slot.name, call.intent.tool_name)
+            call.intent = replace(call.intent, idempotency_key=key)
             slot.keys.add(call.intent.idempotency_key)
             earlier = self._attempts.get(call.retry_key)
             if (
                 earlier is not None
-                and not earlier.can_repeat(is_harmless=call.is_harmless)
+                and not (earlier.has_failed and (call.is_harmless or not earlier.is_aborted))
                 and not (call.intent.effect == STATE and earlier.has_only_written)
                 and earlier.intent.tool_path == call.intent.tool_path
                 and not slots.are_of_several_tools(slot)
@@ -199,13 +196,12 @@ class CallInterceptor:
 
     def _answer_repeated(self, call: Call, slots: Slots, slot: Slot) -> bool:
         """Answer a call that was made before, or set the idempotency key of the next attempt at it."""
-        earlier_calls = self._load_earlier_calls(call)
-        attempt = self._find_attempt(call, slot, earlier_calls)
+        attempt, earlier_calls = self._find_attempt(call, slot)
         with self._matched:
             slot.keys.update({call.intent.idempotency_key, *([] if attempt is None else [attempt.idempotency_key])})
             self._matched.notify_all()
         if attempt is not None and attempt.status == UNKNOWN and self._verify(attempt):
-            attempt = self._find_attempt(call, slot, self._load_earlier_calls(call))
+            attempt, _ = self._find_attempt(call, slot)
         self._require_known_tool(call, slots, slot, attempt, earlier_calls)
         if (
             attempt is None
@@ -220,7 +216,7 @@ class CallInterceptor:
             raise other_args_error(call.intent, attempt.args)
         if attempt.status in UNRESOLVABLE or not call.is_harmless:
             raise open_outcome_error(
-                self._registry.current(attempt), "This turn continues with it, so it was not made again."
+                self.registry.current(attempt), "This turn continues with it, so it was not made again."
             )
         return False
 
@@ -249,7 +245,7 @@ class CallInterceptor:
                 )
                 if is_undecided and not self._verify(earlier):
                     raise open_outcome_error(
-                        self._registry.current(earlier),
+                        self.registry.current(earlier),
                         "This would be the same call with other arguments, so it was not made.",
                     )
         elif not call.is_harmless and self.fence_mode != OFF:
@@ -284,39 +280,35 @@ class CallInterceptor:
             raise unreadable_error(attempt, error) from error
         if call.intent.effect == STATE and not has_command(value):
             return False  # what it wrote to the state itself was lost with its task
-        call.answer, call.used_numbers = InflightResult.of(value), self._load_used_numbers(call, attempt)
+        call.answer = InflightResult.of(value)
+        if not call.is_in_batch:  # those of a ToolNode have their own numbers
+            with self.store.database.reading() as connection:
+                numbers = self.store.recorded_calls.answers(connection, attempt.id)
+            call.used_numbers = numbers if numbers and numbers["direct"] else None
         return True
 
-    def _load_used_numbers(self, call: Call, attempt: ToolInvocation) -> dict[str, Any] | None:
-        """Read the task's counter numbers that a call consumed; None for calls of a ToolNode, which has its own."""
-        if call.is_in_batch:
-            return None
-        with self.store.database.reading() as connection:
-            numbers = self.store.recorded_calls.answers(connection, attempt.id)
-        return numbers if numbers and numbers["direct"] else None
-
-    def _load_earlier_calls(self, call: Call) -> list[ToolInvocation]:
+    def _load_earlier_calls(
+        self, connection: Connection, path: Sequence[TrackPart], call: Call
+    ) -> list[ToolInvocation]:
         """Read the earlier calls made in the same place, newest first."""
-        with self.store.database.reading() as connection:
-            path = self.store.track_parts(connection, self.turn.branch)
-            return self.store.recorded_calls.attempts(
-                connection, path, call.intent.tool_name, call.call_id, None if call.is_named else call.requester
-            )
+        task = None if call.is_named else call.requester
+        return self.store.recorded_calls.attempts(connection, path, call.intent.tool_name, call.call_id, task)
 
-    def _find_attempt(self, call: Call, slot: Slot, earlier_calls: Sequence[ToolInvocation]) -> ToolInvocation | None:
-        """Find the decisive earlier attempt at a call, and set the idempotency key of the call now."""
+    def _find_attempt(self, call: Call, slot: Slot) -> tuple[ToolInvocation | None, list[ToolInvocation]]:
+        """Find the decisive one among the earlier calls in the same place, and set the idempotency key of the call."""
         intent = call.intent
         with self.store.database.reading() as connection:
             path = self.store.track_parts(connection, self.turn.branch)
+            earlier_calls = self._load_earlier_calls(connection, path, call)
             for branch_id, origin_id in _branch_origins(path, earlier_calls):
                 first_key = call_key(origin_id, call.requester, slot.name, intent.tool_name)
                 attempt, key = self._choose_attempt(connection, earlier_calls, first_key)
                 if attempt is not None or key != first_key:
                     # A call that did not happen on an ancestor branch may happen once on each descendant.
                     if branch_id == intent.branch_id or attempt is None or attempt.status == UNKNOWN:
-                        call.set_key(key)
-                    return attempt
-        return None
+                        call.intent = replace(intent, idempotency_key=key)
+                    return attempt, earlier_calls
+        return None, earlier_calls
 
     def _choose_attempt(
         self, connection: Connection, attempts: Sequence[ToolInvocation], key: str
@@ -345,7 +337,7 @@ class CallInterceptor:
     def _record_intent(self, connection: Connection, call: Call) -> None:
         """Record the intents of a call and of those whose tools contain it."""
         self.turn.authorize_call(connection, call.intent.effect)
-        self.turn.unit_of_work.intend(connection, [*_recorded_outer_calls(call), call.intent])
+        self.turn.unit_of_work.intend(connection, [*call.outer_intents, call.intent])
 
     @functools.cached_property
     def _is_after_rollback(self) -> bool:
@@ -362,7 +354,7 @@ class CallInterceptor:
         if blocking is not None:
             if not self._verify(blocking):
                 raise open_outcome_error(
-                    self._registry.current(blocking), "This would be the same call again, so it was not made."
+                    self.registry.current(blocking), "This would be the same call again, so it was not made."
                 )
             self._admit_fenced(call)
 
@@ -373,7 +365,8 @@ class CallInterceptor:
         identical_calls = self._load_identical_calls(connection, call.intent)
         identical_calls = [one for one in identical_calls if self._is_of_same_tool(one, call.intent)]
         if not call.is_once:
-            path_ids = self._ids_on_path(connection, identical_calls)
+            path = self.store.track_parts(connection, self.turn.branch)
+            path_ids = self.store.world.ids_on_path(connection, path, (one.first_id for one in identical_calls))
             identical_calls = [one for one in identical_calls if one.first_id not in path_ids]
         finished_call = next((one for one in identical_calls if one.status in RESULT_STATUSES), None)
         if finished_call is not None:
@@ -386,15 +379,12 @@ class CallInterceptor:
 
     def _load_identical_calls(self, connection: Connection, intent: Intent) -> list[ToolInvocation]:
         """Read the calls with the same identity whose effects are, or may be, in place."""
-        identical_calls = self.store.recorded_calls.find_identical(connection, intent.session_id, intent.identity or "")
+        find, identity = self.store.recorded_calls.find_identical, intent.identity or ""
+        identical_calls = find(connection, intent.session_id, identity)
         running = [call for call in identical_calls if call.status == INTENDED]
         for call in running:  # its process may have died
             self.store.recover(connection, self.store.sessions.branch(connection, call.internal_session_id))
-        return (
-            self.store.recorded_calls.find_identical(connection, intent.session_id, intent.identity or "")
-            if running
-            else identical_calls
-        )
+        return find(connection, intent.session_id, identity) if running else identical_calls
 
     def _is_of_tool(self, call: ToolInvocation, intent: Intent) -> bool | None:
         """Return whether a call was made by the tool that is now called; None if that is not known."""
@@ -406,11 +396,6 @@ class CallInterceptor:
             raise other_tool_error(call, intent)
         return is_same
 
-    def _ids_on_path(self, connection: Connection, calls: Sequence[ToolInvocation]) -> set[int]:
-        """Return the ids of the calls that are on the path of the branch."""
-        path = self.store.track_parts(connection, self.turn.branch)
-        return self.store.world.ids_on_path(connection, path, (call.first_id for call in calls))
-
     def _answer_as_replay(self, connection: Connection, call: Call, earlier: ToolInvocation) -> None:
         """Answer a call with the result of an earlier one, and record that as a replay, inner calls included."""
         if self.fence_mode == REFUSE:
@@ -419,33 +404,11 @@ class CallInterceptor:
             value = rebuild_result(earlier.result, call.intent.tool_call_id)
         except UnreadableResult as error:
             raise unreadable_error(earlier, error) from error
-        self.turn.authorize_call(connection, READ_ONLY)
-        inner_calls = self.store.recorded_calls.inner_calls(connection, earlier)
-        path_ids = self._ids_on_path(connection, inner_calls)
-        replay = _replay_of(earlier, call.intent)
-        replay_ids = {earlier.id: replay.id}
-        replays = [replay]
-        for inner_call in inner_calls:
-            if inner_call.id not in path_ids:
-                inner_intent = replace(
-                    call.intent,
-                    id=new_id(),
-                    parent_id=replay_ids.get(inner_call.parent_id or 0, replay.id),
-                    tool_name=inner_call.tool_name,
-                    tool_call_id=None,
-                    args=inner_call.args,
-                    identity=inner_call.identity,
-                    idempotency_key=repeat_key(call.intent.idempotency_key, str(inner_call.id)),
-                )
-                replay_ids[inner_call.id] = inner_intent.id
-                replays.append(_replay_of(inner_call, inner_intent))
-        results = [earlier, *(one for one in inner_calls if one.id in replay_ids)]
-        now = datetime.now(UTC)
-        outcomes = [CallOutcome(status=DONE, result=one.result, ended_at=now) for one in results]
-        if outer_calls := _recorded_outer_calls(call):
-            self.turn.unit_of_work.intend(connection, outer_calls)
-        self.store.journal.add(connection, list(zip(replays, outcomes, strict=True)))
-        call.intent, call.answer = replay, InflightResult.of(value)
+        if call.outer_intents:
+            self.turn.unit_of_work.intend(connection, call.outer_intents)
+        path = self.store.track_parts(connection, self.turn.branch)
+        call.intent = self.store.recorded_calls.add_replays(connection, path, earlier, call.intent)
+        call.answer = InflightResult.of(value)
 
     # -- verification
 
@@ -454,39 +417,28 @@ class CallInterceptor:
         if call.intent.effect == READ_ONLY or call.is_simulated or call.answer is not None:
             return False
         try:
-            invocation = self._load_invocation(call.intent.id)
-            return self._registry.verify(self.turn.branch.external_session_id, invocation) is not None
+            return self.registry.verify(call.intent.session_id, self._load_invocation(call.intent.id)) is not None
         except NotFound:
             return True  # one is recorded but not available here, so the call stays unknown
 
     def verify_call(self, call: Call) -> None:
-        """Verify a call that raised. If it happened, its result answers the call when the graph makes it again."""
-        invocation = self._load_invocation(call.intent.id)
-        if self._verify(invocation):
-            current = self._load_invocation(invocation.id)
+        """Verify a call that ended with an error. If it happened, its result answers an equal call."""
+        if self._verify(self._load_invocation(call.intent.id)):
+            current = self._load_invocation(call.intent.id)
             if current.status == DONE:
                 call.settle(rebuild_result(current.result, call.intent.tool_call_id))
 
     def _load_invocation(self, invocation_id: int) -> ToolInvocation:
         with self.store.database.reading() as connection:
-            invocation = self.store.journal.invocation(connection, invocation_id)
-        assert invocation is not None, "it was recorded in this turn"  # noqa: S101
-        return invocation
-
-    @property
-    def _registry(self) -> Registry:
-        return self.turn.context.registry
+            return self.store.journal.invocations(connection, [invocation_id])[invocation_id]
 
     def _verify(self, call: ToolInvocation) -> bool:
         """Run the tool's `verify` on an interrupted call, and return whether it could determine the status."""
         if call.status != UNKNOWN:
             return False
-        session_id = self.turn.branch.external_session_id
         with detached():
-            Verification(self.store, self._registry, wait).verify(session_id, call)
-        with self.store.database.reading() as connection:
-            current = self.store.journal.invocation(connection, call.id)
-        return current is not None and current.status != UNKNOWN
+            Verification(self.store, self.registry, wait).verify(self.turn.branch.external_session_id, call)
+        return self._load_invocation(call.id).status != UNKNOWN
 
 
 def _branch_origins(path: Sequence[TrackPart], attempts: Sequence[ToolInvocation]) -> list[tuple[int, int]]:
@@ -500,12 +452,3 @@ def _branch_origins(path: Sequence[TrackPart], attempts: Sequence[ToolInvocation
         for branch_id, origins in origins_by_branch.items()
         for origin_id in (branch_id, *sorted(origins, reverse=True))
     ]
-
-
-def _replay_of(call: ToolInvocation, intent: Intent) -> Intent:
-    """Return the intent that records that a call was answered from the record."""
-    return replace(intent, kind=REPLAY, replay_of=call.first_id, effect=call.effect, undo=None)
-
-
-def _recorded_outer_calls(call: Call) -> list[Intent]:
-    return [one.intent for one in call.outer_calls if one.is_recorded and one.answer is None]

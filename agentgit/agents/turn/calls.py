@@ -7,7 +7,6 @@ ends; `agentgit.store.unit_of_work` describes when read-only calls are written.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -72,10 +71,6 @@ class InflightResult:
         """Wait for the result and return it."""
         return self.future.result()
 
-    async def await_result(self) -> Any:
-        """Wait for the result without blocking the event loop, and return it."""
-        return await asyncio.wrap_future(self.future)
-
 
 @dataclass(frozen=True)
 class CallSite:
@@ -89,11 +84,6 @@ class CallSite:
     configurable: Mapping[str, Any]
     tool_call_id: str | None = None
     is_in_batch: bool = False
-
-    @property
-    def tool_name(self) -> str:
-        """The name of the tool."""
-        return self.declaration.tool_name
 
     @property
     def task(self) -> str:
@@ -165,13 +155,15 @@ class Call:
     has_returned: bool = False
     has_ended: bool = False
     span: TracedSpan = NO_SPAN
-    _result: Future[Any] = field(default_factory=Future)
-    _is_aborted: bool = False
+    result: InflightResult = field(default_factory=lambda: InflightResult(Future()))
+    """The result that equal calls get."""
+    is_aborted: bool = False
+    """True if Ctrl-C ended the call at an unknown point."""
     _is_error: bool = False
     """True if the result is an error message that the tool returned."""
 
     def __post_init__(self) -> None:
-        self._result.set_running_or_notify_cancel()  # a cancelled waiter must not cancel it
+        self.result.future.set_running_or_notify_cancel()  # a cancelled waiter must not cancel it
 
     # -- what the interceptor asks
 
@@ -216,50 +208,38 @@ class Call:
         return scope_name("call", self.requester, self.name, self.intent.tool_name)
 
     @property
-    def outer_calls(self) -> list[Call]:
-        """The calls whose tools contain this call, the outermost first."""
-        parent = self.site.parent
-        return [*parent.outer_calls, parent] if parent is not None else []
-
-    def set_key(self, key: str) -> None:
-        """Set the idempotency key."""
-        self.intent = replace(self.intent, idempotency_key=key)
+    def outer_intents(self) -> list[Intent]:
+        """The intents of the recorded calls whose tools run and contain this call, the outermost first."""
+        if (parent := self.site.parent) is None:
+            return []
+        return parent.outer_intents + ([parent.intent] if parent.is_recorded and parent.answer is None else [])
 
     # -- as an attempt that an equal call of the same turn repeats
 
     @property
-    def result(self) -> InflightResult:
-        """The result that a second run of the call receives."""
-        return InflightResult(self._result)
-
-    @property
     def has_failed(self) -> bool:
         """True if the call raised, returned an error or was aborted: the next equal call is another attempt at it."""
-        error = self._result.exception() if self._result.done() else None
+        error = self.result.future.exception() if self.result.future.done() else None
         return self._is_error or (error is not None and not isinstance(error, ParentCommand))  # which hands over
 
     @property
     def has_only_written(self) -> bool:
         """True if the call ended without a command: what it wrote to the graph's state itself is lost with its task."""
-        has_ended = self._result.done() and not self.has_failed
-        return has_ended and self._result.exception() is None and not has_command(self._result.result())
-
-    def can_repeat(self, *, is_harmless: bool) -> bool:
-        """Return whether the call may be made again: it failed, or it was aborted and repeating it does no harm."""
-        return self.has_failed and (is_harmless or not self._is_aborted)
+        result = self.result.future
+        return result.done() and not self.has_failed and result.exception() is None and not has_command(result.result())
 
     def settle(self, value: Any, *, is_error: bool = False) -> None:
         """Set the result that equal calls get."""
-        if not self._result.done():
+        if not self.result.future.done():
             self._is_error = is_error
-            self._result.set_result(value)
+            self.result.future.set_result(value)
 
     def fail(self, error: BaseException) -> None:
-        """Set what equal calls raise; anything but an `Exception` (Ctrl-C) aborted the call at an unknown point."""
-        if self._result.done():
+        """Set what equal calls raise."""
+        if self.result.future.done():
             return
-        self._is_aborted = not isinstance(error, Exception)
-        self._result.set_exception(as_bubble_up(aborted_call_error(self.intent)) if self._is_aborted else error)
+        self.is_aborted = not isinstance(error, Exception)
+        self.result.future.set_exception(as_bubble_up(aborted_call_error(self.intent)) if self.is_aborted else error)
 
     # -- the run of the tool
 
@@ -267,6 +247,8 @@ class Call:
     def running(self) -> Iterator[None]:
         """Run the tool's function in the block, with the call's key, answers and span."""
         calls = self.site.calls
+        if self.is_recorded and not self.intent.effect.is_neutral:  # it may go on when the turn has ended
+            calls.turn.context.registry.running_calls[self.intent.id] = calls.branch.id
         token = CURRENT.set((calls, self))
         try:
             with (
@@ -291,20 +273,11 @@ class Call:
                 error.raised_by = self
             raise
 
-    def returned(self, value: Any) -> None:
-        """Keep what the tool returned, before LangChain turns it into the text of a message."""
-        self.value, self.has_returned = value, True
-
     def take_answer(self) -> InflightResult | None:
         """Return the result that the call gets instead of running its tool, and use up the numbers that it had used."""
         if self.answer is not None:
             self.site.calls.interrupts.use_numbers(self)
         return self.answer
-
-    def note_running(self) -> None:
-        """Note that the call runs until it has ended; it may go on when the turn has ended."""
-        if self.is_recorded and not self.intent.effect.is_neutral:
-            self.site.calls.turn.context.registry.running_calls[self.intent.id] = self.site.calls.branch.id
 
     @property
     def may_have_acted(self) -> bool:
@@ -313,48 +286,39 @@ class Call:
             return False
         return self.effect is None or not isinstance(self.error, self.effect.failed_on)
 
-    @property
-    def needs_outcome(self) -> bool:
-        """True if it must be known whether the call acted: its effect lasts, or it may happen only once."""
-        return self.effect is not None and (kind_of(self.effect.kind).is_lasting or self.effect.once)
-
     # -- the end
 
     def end(self, output: Any) -> None:
         """Record that the call has ended with an output, which may be what LangChain made of an error."""
         error = self.error if self.answer is None else self.answer.future.exception()
-        if isinstance(error, Exception):
-            self.end_handled(output, error)
+        if isinstance(error, Exception) or not (self.has_begun or self.answer):  # its arguments were not valid
+            text = str(output.content if isinstance(output, ToolMessage) else output)
+            self._end_failed(text, error if isinstance(error, Exception) else ToolException(text))
             return
         value = self.answer.wait() if self.answer else self.value if self.has_returned else value_of(output)
         result = as_recorded(value)
-        text = returned_error(result)
+        problem = returned_error(result)
         try:
-            if text is not None:
-                self._end_failed(text, result=result)
+            if problem is not None:
+                self._end_failed(problem, result=result)
             else:
-                self._end(CallOutcome(status=DONE, result=result, ended_at=datetime.now(UTC)))
+                self._end(DONE, result=result)
         finally:  # another run of the call may be waiting for it
-            self.settle(value, is_error=text is not None)
-
-    def end_handled(self, output: Any, error: Exception | None = None) -> None:
-        """Record that the call has failed with an output that LangChain made of an error, or of invalid arguments."""
-        text = str(output.content if isinstance(output, ToolMessage) else output)
-        self._end_failed(text, error or ToolException(text))
+            self.settle(value, is_error=problem is not None)
 
     def end_raised(self, error: BaseException) -> None:
         """Record that the call raised."""
         try:
             if isinstance(error, ParentCommand):  # it is done, and hands over to the graph that called this one
-                self._end(CallOutcome(status=DONE, result=handover_record(error), ended_at=datetime.now(UTC)))
+                self._end(DONE, result=handover_record(error))
             elif isinstance(error, Exception) and (
                 isinstance(error, AgentGitError) or not isinstance(error, GraphBubbleUp)
             ):
                 self._end_failed(describe_error(error), error)
             elif isinstance(error, GraphBubbleUp):
-                self._end(CallOutcome(status=PAUSED), error)
+                self.site.calls.end(self, CallOutcome(status=PAUSED), error)
             elif isinstance(error, KeyboardInterrupt):  # aborted at an unknown point
-                self._end(CallOutcome(status=UNKNOWN, error=type(error).__name__), error)
+                self.site.calls.end(self, CallOutcome(status=UNKNOWN, error=type(error).__name__), error)
             else:  # cancelled, or its thread ends with the process: the end of the turn writes it to the journal
                 self.span.end(error)
                 self.site.calls.turn.context.registry.running_calls.pop(self.intent.id, None)
@@ -366,19 +330,18 @@ class Call:
         self.span.fail(type(error or ToolException()).__name__)
         interceptor = self.site.calls.interceptor
         try:
-            is_open = self.is_recorded and self.may_have_acted and (self.needs_outcome or interceptor.has_verify(self))
-            status = UNKNOWN if is_open else FAILED
-            self._end(CallOutcome(status=status, result=result, error=text, ended_at=datetime.now(UTC)))
+            is_open = (
+                self.is_recorded and self.may_have_acted and (not self.is_harmless or interceptor.has_verify(self))
+            )
+            self._end(UNKNOWN if is_open else FAILED, result=result, error=text)
             if is_open:
                 interceptor.verify_call(self)
         finally:
             if error is not None:
                 self.fail(error)
 
-    def _end(self, outcome: CallOutcome, error: BaseException | None = None) -> None:
-        if not self.has_ended:
-            self.has_ended = True
-            self.site.calls.end(self, outcome, error)
+    def _end(self, status: str, **outcome: Any) -> None:
+        self.site.calls.end(self, CallOutcome(status=status, ended_at=datetime.now(UTC), **outcome))
 
 
 class Interceptor(Protocol):
@@ -470,7 +433,7 @@ class Calls:
     def open(self, site: CallSite, arguments: Arguments) -> Call:
         """Open a call; see `CallSite.open`."""
         if self.turn.has_ended:
-            raise late_call_error(site.tool_name, arguments.values)
+            raise late_call_error(site.declaration.tool_name, arguments.values)
         self.scopes.begin(site.run_id, site.parent_run_id)
         parent_run_id = site.parent.site.run_id if site.parent is not None else None
         caller = self.scopes.scoped(site.parent_run_id) or self.scopes.scoped(parent_run_id)
@@ -478,7 +441,7 @@ class Calls:
         if call.is_recorded:
             self.has_calls = True
             call.span = tool_span(
-                site.tool_name,
+                site.declaration.tool_name,
                 self.turn.span,
                 gen__ai_tool_call_id=site.tool_call_id,
                 agentgit_effect=call.intent.effect,
@@ -494,21 +457,20 @@ class Calls:
         runs_tool = call.is_recorded and call.answer is None and not call.is_simulated
         if runs_tool and site.declaration.tool is not None:
             self.turn.context.registry.remember(call.intent.id, site.declaration)
-        if runs_tool and not call.intent.effect.is_neutral and site.tool_name not in MEMORY_TOOLS:
+        if runs_tool and not call.intent.effect.is_neutral and site.declaration.tool_name not in MEMORY_TOOLS:
             try:  # if what the call is about to change cannot be backed up, its tool does not run
-                self.turn.files.back_up(site.tool_name, site.declaration.tool, arguments.values)
+                self.turn.files.back_up(site.declaration.tool_name, site.declaration.tool, arguments.values)
             except AgentGitError as error:
                 call._end_failed(f"its tool was not run: {error}", error)
                 raise
         return call
 
     def _new_call(self, site: CallSite, arguments: Arguments, caller: Run | None) -> Call:
-        name, parent, args = site.tool_name, site.parent, arguments.values
+        declaration, parent, args = site.declaration, site.parent, arguments.values
         if parent is not None:  # it belongs where the call of the tool that makes it is
             batch, index = parent.intent.batch, parent.intent.batch_index
         else:
             batch, index = self.requests.position(site.tool_call_id, site.run_id)
-        declaration = site.declaration
         effect = declaration.effect_of(args, self._holds)
         is_file_effect = effect is not None and effect.kind == WORKSPACE and not declaration.is_profiled
         if is_file_effect and self.workspace is not None and not self.workspace.covers(args):
@@ -522,7 +484,7 @@ class Calls:
             branch_id=self.branch.id,
             batch=batch,
             batch_index=index,
-            tool_name=name,
+            tool_name=declaration.tool_name,
             tool_call_id=site.tool_call_id,
             args=args,
             idempotency_key="",
@@ -532,7 +494,7 @@ class Calls:
             parent_id=outer.intent.id if outer is not None else None,
             tool_path=declaration.tool_path,
             enclosing=declaration.enclosing,
-            **record_fields(effect, name, arguments.identifying, is_named=arguments.is_named),
+            **record_fields(effect, declaration.tool_name, arguments.identifying, is_named=arguments.is_named),
         )
         return Call(
             site,
@@ -541,7 +503,7 @@ class Calls:
             intent,
             requester=(request_name or site.task) if is_named else scope,
             caller_run_id=caller.id if caller is not None else None,
-            repeat_hash=arguments.repeat_hash(name, effect),
+            repeat_hash=arguments.repeat_hash(declaration.tool_name, effect),
             is_named=is_named,
             place=caller.place if caller is not None else None,
             is_recorded=declaration.is_recorded or self.interceptor.is_simulated,
@@ -559,6 +521,9 @@ class Calls:
 
     def end(self, call: Call, outcome: CallOutcome, error: BaseException | None = None) -> None:
         """Record the outcome of a call, and forget the call."""
+        if call.has_ended:
+            return
+        call.has_ended = True
         answers = self.interrupts.end(call, error)
         if answers is not None:
             outcome = replace(outcome, answers=answers)

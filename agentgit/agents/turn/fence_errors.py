@@ -140,17 +140,8 @@ def as_bubble_up(error: AgentGitError) -> AgentGitError:
     The error keeps its type and also becomes a `GraphBubbleUp`. LangGraph passes these through all handlers of tool
     errors and all retries of nodes.
     """
-    if not isinstance(error, GraphBubbleUp):
-        error.__class__ = _BUBBLE_UP_CLASSES[type(error)]
-    return error
-
-
-class _BubbleUpClasses(dict[type[AgentGitError], Any]):
-    """Error classes that are also `GraphBubbleUp`, each created on first use."""
-
-    def __missing__(self, kind: type[AgentGitError]) -> Any:
+    kind = type(error)
+    if not issubclass(kind, GraphBubbleUp):
         namespace = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-        return self.setdefault(kind, type(kind.__name__, (kind, GraphBubbleUp), namespace))
-
-
-_BUBBLE_UP_CLASSES = _BubbleUpClasses()
+        error.__class__ = type(kind.__name__, (kind, GraphBubbleUp), namespace)
+    return error

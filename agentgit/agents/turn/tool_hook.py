@@ -13,7 +13,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
@@ -63,13 +63,13 @@ def _wrap_run(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _run_hooked(original: Callable[..., Any], hooked: _Hooked, tool_input: Any) -> Any:
+def _run_hooked(original: Callable[..., Any], hooked: _ToolRun, tool_input: Any) -> Any:
     try:
-        output = original(hooked.run.copy(), tool_input, **hooked.options)
+        output = original(hooked.copy(), tool_input, **hooked.options)
     except BaseException as error:
-        hooked.run.end_raised(error)
+        hooked.end_raised(error)
         raise
-    hooked.run.end(output)
+    hooked.end(output)
     return output
 
 
@@ -83,14 +83,14 @@ def _wrap_arun(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
             # In a thread of ours, so that the end of the tool is recorded if the call is cancelled.
             return await run_in_executor(None, _run_hooked, inspect.unwrap(BaseTool.run), hooked, tool_input)
         try:
-            output = await original(hooked.run.copy(), tool_input, **hooked.options)
+            output = await original(hooked.copy(), tool_input, **hooked.options)
         except asyncio.CancelledError as error:
-            hooked.run.end_raised(error)
+            hooked.end_raised(error)
             raise
         except BaseException as error:
-            await asyncio.to_thread(hooked.run.end_raised, error)
+            await asyncio.to_thread(hooked.end_raised, error)
             raise
-        await asyncio.to_thread(hooked.run.end, output)
+        await asyncio.to_thread(hooked.end, output)
         return output
 
     return arun
@@ -105,14 +105,7 @@ def _runs_in_thread(tool: BaseTool) -> bool:
     return kind.run is BaseTool.run and is_sync
 
 
-class _Hooked(NamedTuple):
-    """A call of a tool in a turn, and the options for LangChain."""
-
-    run: _ToolRun
-    options: dict[str, Any]
-
-
-def _hook(tool: BaseTool, tool_input: Any, args: tuple[Any, ...], options: dict[str, Any]) -> _Hooked | None:
+def _hook(tool: BaseTool, tool_input: Any, args: tuple[Any, ...], options: dict[str, Any]) -> _ToolRun | None:
     """Find the turn that a call is made in; return None outside a turn."""
     callbacks = options.get("callbacks") if len(args) < len(_POSITIONAL) else args[-1]
     outer_config: Mapping[str, Any] = var_child_runnable_config.get() or {}
@@ -136,7 +129,7 @@ def _hook(tool: BaseTool, tool_input: Any, args: tuple[Any, ...], options: dict[
         outer_config.get("callbacks"), "parent_run_id", None
     )
     site = calls.site_of_tool(tool, run_id, parent_run_id, configurable, options.get("tool_call_id"))
-    return _Hooked(_ToolRun(site, tool, tool_input), options)
+    return _ToolRun(site, tool, tool_input, options)
 
 
 def _require_covered(tool: BaseTool, configurable: Mapping[str, Any]) -> None:
@@ -161,8 +154,10 @@ def _add_recorder(callbacks: Any, recorder: Recorder) -> Any:
 class _ToolRun:
     """One run of a tool, whose call is opened when the tool's function is entered."""
 
-    def __init__(self, site: CallSite, tool: BaseTool, tool_input: Any) -> None:
+    def __init__(self, site: CallSite, tool: BaseTool, tool_input: Any, options: dict[str, Any]) -> None:
         self._site, self._tool = site, tool
+        self.options = options
+        """The options of the call, for LangChain."""
         self._arguments = given_arguments(tool_input)
         self._call: Call | None = None
         self._is_refused = False
@@ -202,10 +197,9 @@ class _ToolRun:
         call = self._open()
         if (answer := call.take_answer()) is not None:
             return _as_returned(self._tool, answer.wait())
-        call.note_running()
         with call.running():
             value = self._tool._run(*args, **with_own_view(kwargs))
-        call.returned(value)
+        call.value, call.has_returned = value, True
         return value
 
     async def _arun(self, *args: Any, **kwargs: Any) -> Any:
@@ -213,19 +207,15 @@ class _ToolRun:
         await self._site.await_saves()
         call = await asyncio.to_thread(self._open)
         if (answer := call.take_answer()) is not None:
-            return _as_returned(self._tool, await answer.await_result())
-        call.note_running()
+            return _as_returned(self._tool, await asyncio.wrap_future(answer.future))
         with call.running():
             value = await self._tool._arun(*args, **with_own_view(kwargs))
-        call.returned(value)
+        call.value, call.has_returned = value, True
         return value
 
     def end(self, output: Any) -> None:
         """Record the end of the run."""
-        if self._call is not None:
-            self._call.end(output)
-        else:  # its arguments were not valid, and the output says so
-            self._open().end_handled(output)
+        (self._call or self._open()).end(output)
 
     def end_raised(self, error: BaseException) -> None:
         """Record that the run raised."""

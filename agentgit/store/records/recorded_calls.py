@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, bindparam, func, select
@@ -23,11 +24,22 @@ from agentgit.effects.invocation import (
     STANDING,
     UNKNOWN,
     mark,
+    repeat_key,
 )
 from agentgit.effects.kinds import MEMORY
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.sessions.tree import Branch, Point
-from agentgit.store.records.journal import IS_ON_TRACK, NEWEST_REDOS, TRACK_ORDER, WITH_BRANCH, Journal, TrackPart, acts
+from agentgit.store.records.journal import (
+    IS_ON_TRACK,
+    NEWEST_REDOS,
+    TRACK_ORDER,
+    WITH_BRANCH,
+    CallOutcome,
+    Intent,
+    Journal,
+    TrackPart,
+    acts,
+)
 from agentgit.store.records.sessions import SessionStore, StoredRow
 from agentgit.store.records.world_log import IS_REMADE, IS_SUPERSEDED, WorldLog
 from agentgit.store.sql.batch import slices
@@ -99,6 +111,10 @@ _SELECT_REDO_STATUSES = CompiledStatement(
         TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.id.in_(NEWEST_REDOS)
     )
 )
+
+
+def _replay_intent(call: ToolInvocation, intent: Intent) -> Intent:
+    return replace(intent, kind=REPLAY, replay_of=call.first_id, effect=call.effect, undo=None)
 
 
 RESULT_STATUSES = frozenset({DONE, REVERSE_FAILED})
@@ -186,6 +202,32 @@ class RecordedCalls:
             TOOL_INVOCATION.c.tool_name.not_in(sorted(MEMORY_TOOLS)),
         )
         return self.journal.invocations_from_rows(connection, rows)
+
+    def add_replays(
+        self, connection: Connection, path: Sequence[TrackPart], call: ToolInvocation, intent: Intent
+    ) -> Intent:
+        """Record that a recorded call and the calls that its tool made answer a new call, and return its own intent."""
+        inner_calls = self.inner_calls(connection, call)
+        path_ids = self.world.ids_on_path(connection, path, (one.first_id for one in inner_calls))
+        intents = {call.id: _replay_intent(call, intent)}
+        for one in inner_calls:
+            if one.id not in path_ids:
+                inner_intent = replace(
+                    intent,
+                    id=new_id(),
+                    parent_id=intents.get(one.parent_id or 0, intents[call.id]).id,
+                    tool_name=one.tool_name,
+                    tool_call_id=None,
+                    args=one.args,
+                    identity=one.identity,
+                    idempotency_key=repeat_key(intent.idempotency_key, str(one.id)),
+                )
+                intents[one.id] = _replay_intent(one, inner_intent)
+        now = datetime.now(UTC)
+        results = [one.result for one in (call, *inner_calls) if one.id in intents]
+        outcomes = [CallOutcome(status=DONE, result=result, ended_at=now) for result in results]
+        self.journal.add(connection, list(zip(intents.values(), outcomes, strict=True)))
+        return intents[call.id]
 
     def has_written_memory(self, connection: Connection, call: ToolInvocation) -> bool:
         """Return whether the tool of a call wrote to memory."""
