@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
@@ -14,8 +15,8 @@ STEPS = int(os.environ.get("STEPS", "10000"))
 KILLS = int(os.environ.get("KILLS", "400"))
 """The number of processes that are killed at random."""
 
-SEED = int(os.environ.get("SEED") or 660497)
-"""The first seed of what is random."""
+SEED = int(os.environ.get("SEED") or secrets.randbelow(1_000_000))
+"""The first seed of what is random: a new one in each run."""
 
 os.environ["SEED"] = str(SEED)  # for the other processes of the run
 
