@@ -210,7 +210,8 @@ def wrapped(repo: Any, kind: str, *, verify: bool) -> Any:
 
 
 def run(agent: Any, held: Shop) -> None:
-    waits = bool(agent.get_state().next) or bool(held.standing)
+    # Not `next`: a task whose writes are saved, but not the step after it, is in `tasks` only.
+    waits = bool(agent.get_state().tasks) or bool(held.standing)
     agent.invoke(None if waits else SAY)
 
 
