@@ -26,7 +26,7 @@ from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
 from agentgit.agents.turn.recorded_results import as_recorded, handover_record, has_command, value_of
 from agentgit.agents.turn.requests import Batch, Requests
 from agentgit.agents.turn.running_turn import RunningTurn
-from agentgit.agents.turn.scopes import Run, Scopes, TaskPlace, enclosing_name, scope_name
+from agentgit.agents.turn.scopes import ReportedRun, Scopes, TaskPlace, enclosing_name, scope_name
 from agentgit.effects.declarations import Declaration, record_fields
 from agentgit.effects.effects import Effect
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, REPLAY, SIMULATED, UNKNOWN, idempotency_key_set
@@ -465,7 +465,7 @@ class Calls:
                 raise
         return call
 
-    def _new_call(self, site: CallSite, arguments: Arguments, caller: Run | None) -> Call:
+    def _new_call(self, site: CallSite, arguments: Arguments, caller: ReportedRun | None) -> Call:
         declaration, parent, args = site.declaration, site.parent, arguments.values
         if parent is not None:  # it belongs where the call of the tool that makes it is
             batch, index = parent.intent.batch, parent.intent.batch_index

@@ -25,7 +25,7 @@ from langchain_core.runnables.config import RunnableConfig, var_child_runnable_c
 from langgraph.errors import GraphInterrupt
 
 from agentgit.agents.turn.fence_errors import as_bubble_up, parallel_graphs_error
-from agentgit.agents.turn.scopes import PlacedCall, Run, Scopes
+from agentgit.agents.turn.scopes import PlacedCall, ReportedRun, Scopes
 from agentgit.langgraph_internals import (
     CONFIG_KEY_CHECKPOINT_MAP,
     CONFIG_KEY_CHECKPOINT_NS,
@@ -44,7 +44,7 @@ from agentgit.store.unit_of_work import UnitOfWork
 
 
 @dataclass
-class Share:
+class TaskShare:
     """The share of a call in the answers and numbers of its task."""
 
     task: str
@@ -87,8 +87,8 @@ def is_in_batch(task: str) -> bool:
 class TaskAnswers:
     """The answers that one task has received, whose ToolNode runs a batch of calls."""
 
-    def __init__(self, shares: Sequence[Share], answer_count: int, shown_question: str | None) -> None:
-        self._shares: dict[str, Share] = {}
+    def __init__(self, shares: Sequence[TaskShare], answer_count: int, shown_question: str | None) -> None:
+        self._shares: dict[str, TaskShare] = {}
         self._new_number: int | None = answer_count
         self._is_recorded = bool(shares) or answer_count == 0
         matches = []
@@ -103,11 +103,11 @@ class TaskAnswers:
         self._asking_call = min(matches)[1] if matches else None
         self._lock = threading.Lock()
 
-    def share(self, new: Share) -> Share:
+    def share(self, new: TaskShare) -> TaskShare:
         """Return the share of a call: the one from an earlier attempt, or else a new one."""
         return self._shares.setdefault(new.call, new)
 
-    def answer_number(self, share: Share, question_index: int, scratchpad: PregelScratchpad) -> int:
+    def answer_number(self, share: TaskShare, question_index: int, scratchpad: PregelScratchpad) -> int:
         """Return the number of the task's answer to a question."""
         with self._lock:
             if question_index < len(share.taken):
@@ -168,17 +168,17 @@ class Interrupts:
         self._unit_of_work = unit_of_work
         self._scopes = scopes
         self._task_answers: dict[str, TaskAnswers] = {}
-        self._shares: dict[PlacedCall, Share] = {}
+        self._shares: dict[PlacedCall, TaskShare] = {}
         self._lock = threading.RLock()
 
     @functools.cached_property
-    def _known_shares(self) -> dict[str, Share]:
+    def _known_shares(self) -> dict[str, TaskShare]:
         """The shares that calls on the path of the branch used in earlier attempts, by their scopes."""
-        shares: dict[str, Share] = {}
+        shares: dict[str, TaskShare] = {}
         with self.store.database.reading() as connection:
             path = self.store.track_parts(connection, self.branch)
             for record in self.store.recorded_calls.used_answers(connection, path):
-                share = Share(**record)
+                share = TaskShare(**record)
                 share.graphs = {**(shares[share.call].graphs if share.call in shares else {}), **share.graphs}
                 shares[share.call] = share
         return shares
@@ -190,7 +190,7 @@ class Interrupts:
         config = var_child_runnable_config.get()
         scratchpad = (config or {}).get("configurable", {}).get(CONFIG_KEY_SCRATCHPAD)
         if not call.is_in_batch:
-            self._shares[call] = Share(call.task, call.scope, direct=True)
+            self._shares[call] = TaskShare(call.task, call.scope, direct=True)
         if config is not None and isinstance(scratchpad, PregelScratchpad):
             config = self._view(config, scratchpad, call)
         token = var_child_runnable_config.set(config)
@@ -241,7 +241,7 @@ class Interrupts:
         scratchpad = (var_child_runnable_config.get() or {}).get("configurable", {}).get(CONFIG_KEY_SCRATCHPAD)
         if not call.used_numbers or not isinstance(scratchpad, PregelScratchpad):
             return
-        share = Share(**call.used_numbers)
+        share = TaskShare(**call.used_numbers)
         for number in share.taken:
             if number < len(scratchpad.resume):  # otherwise LangGraph has lost that answer and counts from there
                 scratchpad.interrupt_counter()
@@ -271,7 +271,7 @@ class Interrupts:
             self._add_graph(caller, place, number)
             return number
 
-    def begin_parallel_graph(self, call: PlacedCall, run: Run, place: str) -> None:
+    def begin_parallel_graph(self, call: PlacedCall, run: ReportedRun, place: str) -> None:
         """Record a graph that a tool runs beside others, if it is known which one it was when the tool ran before."""
         kind, _, number = place.rpartition("#")
         with self._lock:
@@ -291,7 +291,7 @@ class Interrupts:
         share.graphs[place] = number
         self._unit_of_work.add_answers(call.intent, share.record())
 
-    def _graph_share(self, call: PlacedCall) -> Share:
+    def _graph_share(self, call: PlacedCall) -> TaskShare:
         """Return the share of a call, with the graphs of earlier attempts."""
         share = self._batch_share(call)[1] if call.is_in_batch else self._shares[call]
         share.graphs = self._known_shares.setdefault(share.call, share).graphs
@@ -299,13 +299,13 @@ class Interrupts:
 
     # -- what calls have used
 
-    def _batch_share(self, call: PlacedCall) -> tuple[TaskAnswers, Share]:
+    def _batch_share(self, call: PlacedCall) -> tuple[TaskAnswers, TaskShare]:
         """Return the answers of the task whose ToolNode makes a call, and the call's share of them."""
         with self._lock:
             if call.task not in self._task_answers:
                 self._task_answers[call.task] = self._load_answers(call.site.configurable)
             answers = self._task_answers[call.task]
-            share = answers.share(Share(call.task, call.scope, False, call.intent.batch_index))
+            share = answers.share(TaskShare(call.task, call.scope, False, call.intent.batch_index))
             return answers, self._shares.setdefault(call, share)
 
     def _load_answers(self, configurable: Mapping[str, Any]) -> TaskAnswers:

@@ -26,7 +26,7 @@ from agentgit.langgraph_internals import PUSH, recast_checkpoint_ns
 from agentgit.store.records.journal import Intent
 from agentgit.values import portable
 
-_newest_run: ContextVar[Run | None] = ContextVar("agentgit_newest_run", default=None)
+_newest_run: ContextVar[ReportedRun | None] = ContextVar("agentgit_newest_run", default=None)
 """The run that began last in this context. When LangGraph numbers a graph, it is the run of that graph."""
 
 
@@ -70,11 +70,11 @@ class TaskPlace:
 
 
 @dataclass(eq=False)
-class Run:
+class ReportedRun:
     """A run that LangChain has reported. In that of a task or a tool, calls and graphs are numbered from its start."""
 
     id: UUID
-    parent: Run | None
+    parent: ReportedRun | None
     task: str = ""
     names: Sequence[str | None] = ()
     """Its name and its tags."""
@@ -121,10 +121,12 @@ class Scopes:
     """
 
     def __init__(
-        self, saved_graphs: Callable[[str], Iterable[int]], begin_parallel_graph: Callable[[PlacedCall, Run, str], None]
+        self,
+        saved_graphs: Callable[[str], Iterable[int]],
+        begin_parallel_graph: Callable[[PlacedCall, ReportedRun, str], None],
     ) -> None:
         self._saved_graphs, self._begin_parallel_graph = saved_graphs, begin_parallel_graph
-        self._runs: dict[UUID, Run] = {}
+        self._runs: dict[UUID, ReportedRun] = {}
         self._used_numbers: dict[str, tuple[int, int]] = {}  # task -> number of graphs and of calls in its runs
         self._lock = threading.RLock()
 
@@ -139,14 +141,14 @@ class Scopes:
         """Record the start of a run, which may be that of a task."""
         metadata, parent = metadata or {}, self._runs.get(parent_run_id) if parent_run_id is not None else None
         task = str(metadata.get("langgraph_checkpoint_ns") or "")
-        run = self._runs[run_id] = Run(run_id, parent, task, names, inputs, _line())
+        run = self._runs[run_id] = ReportedRun(run_id, parent, task, names, inputs, _line())
         _newest_run.set(run)
         enclosing = self.scoped(parent_run_id)
         if task and (enclosing is None or enclosing.task != task):
             with self._lock:
                 self._begin_task(run, metadata, enclosing)
 
-    def begin_tool(self, run_id: UUID, enclosing: Run | None, call: PlacedCall) -> None:
+    def begin_tool(self, run_id: UUID, enclosing: ReportedRun | None, call: PlacedCall) -> None:
         """Record that the tool of a call will run; what it began may still make calls when it has ended."""
         run = self._runs[run_id]
         run.call, run.scope, run.task = call, call.scope, enclosing.task if enclosing is not None else ""
@@ -160,14 +162,14 @@ class Scopes:
         if (run := self._runs.get(run_id)) is not None:
             run.inputs = None
 
-    def ancestors(self, run_id: UUID | None) -> Iterator[Run]:
+    def ancestors(self, run_id: UUID | None) -> Iterator[ReportedRun]:
         """Yield a run and those that contain it, the innermost first."""
         run = self._runs.get(run_id) if run_id is not None else None
         while run is not None:
             yield run
             run = run.parent
 
-    def scoped(self, run_id: UUID | None) -> Run | None:
+    def scoped(self, run_id: UUID | None) -> ReportedRun | None:
         """Return the run of the innermost task or tool that contains a run."""
         return next((run for run in self.ancestors(run_id) if run.scope), None)
 
@@ -181,7 +183,7 @@ class Scopes:
             return None, ""
         return caller.call, self._graph_place(run, caller)
 
-    def _graph_place(self, graph: Run, caller: Run) -> str:
+    def _graph_place(self, graph: ReportedRun, caller: ReportedRun) -> str:
         """Return the place of a graph among those that a task or tool runs.
 
         Graphs that its code calls one after the other are known by their order. The order of those that it runs at the
@@ -199,7 +201,7 @@ class Scopes:
 
     # -- tasks
 
-    def _begin_task(self, run: Run, metadata: Mapping[str, Any], enclosing: Run | None) -> None:
+    def _begin_task(self, run: ReportedRun, metadata: Mapping[str, Any], enclosing: ReportedRun | None) -> None:
         if enclosing is None:
             run.scope = scope_name(run.task)
             run.place = TaskPlace(run.task.partition(":")[0], tuple(metadata.get("langgraph_path") or ()))
@@ -212,7 +214,7 @@ class Scopes:
             run.first_graph = max([run.first_graph, *(number + 1 for number in self._saved_graphs(run.task))])
         self._used_numbers.setdefault(run.task, (0, 0))
 
-    def _position(self, run: Run, metadata: Mapping[str, Any], enclosing: Run) -> list[object]:
+    def _position(self, run: ReportedRun, metadata: Mapping[str, Any], enclosing: ReportedRun) -> list[object]:
         """Return the position of a task inside the enclosing run."""
         step, path = metadata.get("langgraph_step"), tuple(metadata.get("langgraph_path") or ())
         namespace, _, node = run.task.rpartition("|")
@@ -239,7 +241,7 @@ def _line() -> object:
     return threading.get_ident(), task and weakref.ref(task)
 
 
-def _content_hash(graph: Run) -> str:
+def _content_hash(graph: ReportedRun) -> str:
     return identity("", {"names": [*graph.names], "input": _without_ids(graph.inputs)}, None)
 
 
