@@ -30,7 +30,7 @@ from agentgit.version import VERSION
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
     from agentgit.agents.graph.rollback_graph import RollbackGraph
-    from agentgit.agents.tools import NotDone
+    from agentgit.agents.tools.tool_caller import NotDone
     from agentgit.auth import Keyring, User
     from agentgit.checkpoints import Checkpoint
     from agentgit.checkpoints.diff import Diff, diff
@@ -105,7 +105,7 @@ _LAZY_NAMES = {
     "FileCheckpoint": "agentgit.workspace.values",
     "InternalSession": "agentgit.sessions",
     "Keyring": "agentgit.auth",
-    "NotDone": "agentgit.agents.tools",
+    "NotDone": "agentgit.agents.tools.tool_caller",
     "Repository": "agentgit.repository",
     "RerunReport": "agentgit.sessions.rerun",
     "RollbackAgent": "agentgit.agents.agent",

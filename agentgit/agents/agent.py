@@ -16,11 +16,11 @@ from agentgit.agents import inputs
 from agentgit.agents.branch_context import Graph, TurnSettings
 from agentgit.agents.branch_reader import BranchReader
 from agentgit.agents.branch_runner import BranchRunner
-from agentgit.agents.checkpoint_tools import checkpoint_tools
 from agentgit.agents.explore.explorer import Choices, Explorer, Score, Steps, plan_variants
 from agentgit.agents.explore.scheduler import Factory, arun_exploration, run_exploration
 from agentgit.agents.rerun.answers import OnMiss
 from agentgit.agents.rerun.rerun import Rerun, RerunOptions
+from agentgit.agents.tools.checkpoint_tools import checkpoint_tools
 from agentgit.async_api import async_twin
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints import Checkpoint, references

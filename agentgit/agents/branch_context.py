@@ -12,8 +12,8 @@ from langgraph.cache.base import BaseCache
 from langgraph.pregel import Pregel
 from sqlalchemy import Connection
 
-from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.instrumentation import may_rewrite_input
+from agentgit.agents.tools.graph_tools import GraphTools
 from agentgit.auth.principal import EDITOR, VIEWER
 from agentgit.effects.files import SnapshotRef
 from agentgit.effects.registry import Registry

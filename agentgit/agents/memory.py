@@ -21,7 +21,7 @@ from langgraph.store.base import NOT_PROVIDED, BaseStore, GetOp, Op, PutOp, Resu
 from langgraph.store.memory import InMemoryStore
 
 from agentgit.agents.rerun_guard import require_outside_reruns
-from agentgit.agents.turn.arguments import given_arguments
+from agentgit.agents.tools.arguments import given_arguments
 from agentgit.agents.turn.calls import Call, Calls
 from agentgit.effects.effects import Effect
 from agentgit.effects.kinds import MEMORY

@@ -16,10 +16,10 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
-from agentgit.agents.graph_tools import ToolDeclaration, declare_tools, is_checkpoint_tool, tool_path
 from agentgit.agents.memory import as_memory, is_wrappable
-from agentgit.agents.reachable_tools import ReachableTool, reachable_tools
-from agentgit.agents.tools import require_fit
+from agentgit.agents.tools.graph_tools import ToolDeclaration, declare_tools, is_checkpoint_tool, tool_path
+from agentgit.agents.tools.reachable_tools import ReachableTool, reachable_tools
+from agentgit.agents.tools.tool_caller import require_fit
 from agentgit.effects.declarations import Declaration
 from agentgit.effects.effects import Effect, as_effect, declared_on
 from agentgit.effects.function_names import MAIN

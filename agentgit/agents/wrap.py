@@ -13,10 +13,10 @@ from langgraph.store.base import BaseStore
 
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSettings
-from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.memory import as_memory, is_wrappable
-from agentgit.agents.reachable_tools import reachable_hints
+from agentgit.agents.tools.graph_tools import GraphTools
+from agentgit.agents.tools.reachable_tools import reachable_hints
 from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
 from agentgit.agents.turn.unowned_calls import REFUSE, REPORT

@@ -40,7 +40,7 @@ from saver_checkpoints import on, put, values
 import agentgit
 from agentgit import SQLModelSaver
 from agentgit.agents.rerun.answers import RecordedError, recorded_error
-from agentgit.agents.turn.recorded_results import UnreadableResult, as_recorded, rebuild_result
+from agentgit.agents.tools.recorded_results import UnreadableResult, as_recorded, rebuild_result
 from agentgit.errors import Corrupt, InvalidInput, NotFound
 from agentgit.saver.data_types import data_types_in
 from agentgit.saver.serializer import StrictSerializer

@@ -19,8 +19,8 @@ from langgraph.types import Interrupt
 
 from agentgit.agents.branch_context import TurnSettings
 from agentgit.agents.rerun.recording import Recording
+from agentgit.agents.tools.recorded_results import UnreadableResult, rebuild_result
 from agentgit.agents.turn.calls import Call, InflightResult
-from agentgit.agents.turn.recorded_results import UnreadableResult, rebuild_result
 from agentgit.agents.turn.scopes import TaskPlace
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import FAILED, SIMULATED, UNKNOWN, identity

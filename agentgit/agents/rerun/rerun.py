@@ -17,9 +17,7 @@ from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
-from agentgit.agents.graph_tools import GraphTools
 from agentgit.agents.memory import is_wrappable, plain_store
-from agentgit.agents.reachable_tools import reachable_hints, reachable_tools
 from agentgit.agents.rerun.answers import STOP, TELL, Answers, OnMiss
 from agentgit.agents.rerun.interceptor import RerunSimulation
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
@@ -33,6 +31,8 @@ from agentgit.agents.rerun.recording import (
     with_ids_of,
 )
 from agentgit.agents.rerun_guard import guarding
+from agentgit.agents.tools.graph_tools import GraphTools
+from agentgit.agents.tools.reachable_tools import reachable_hints, reachable_tools
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.references import free_name
 from agentgit.effects import Effect

@@ -19,6 +19,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from agentgit.agents.isolation import detached
+from agentgit.agents.tools.recorded_results import UnreadableResult, has_command, rebuild_result
 from agentgit.agents.turn.calls import Call, InflightResult
 from agentgit.agents.turn.fence_errors import (
     in_effect_error,
@@ -28,7 +29,6 @@ from agentgit.agents.turn.fence_errors import (
     unmatched_error,
     unreadable_error,
 )
-from agentgit.agents.turn.recorded_results import UnreadableResult, has_command, rebuild_result
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.agents.turn.scopes import scope_name
 from agentgit.effects import ToolInvocation

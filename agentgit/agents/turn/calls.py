@@ -20,10 +20,10 @@ from langchain_core.tools import BaseTool, ToolException
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
 from agentgit.agents.isolation import CURRENT
-from agentgit.agents.turn.arguments import Arguments
+from agentgit.agents.tools.arguments import Arguments
+from agentgit.agents.tools.recorded_results import as_recorded, handover_record, has_command, value_of
 from agentgit.agents.turn.fence_errors import aborted_call_error, as_bubble_up, late_call_error
 from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
-from agentgit.agents.turn.recorded_results import as_recorded, handover_record, has_command, value_of
 from agentgit.agents.turn.requests import Batch, Requests
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.agents.turn.scopes import ReportedRun, Scopes, TaskPlace, enclosing_name, scope_name

@@ -7,7 +7,7 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from agentgit.agents.turn.recorded_results import UnreadableResult
+from agentgit.agents.tools.recorded_results import UnreadableResult
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN, call_text, how_to_resolve
 from agentgit.errors import AgentGitError, Conflict, Fenced, InvalidInput

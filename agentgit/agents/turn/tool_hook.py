@@ -21,8 +21,8 @@ from langchain_core.tools import BaseTool, StructuredTool, Tool
 from langchain_core.utils.uuid import uuid7
 
 from agentgit.agents.rerun_guard import require_outside_reruns
-from agentgit.agents.tools import RUNNING_AGAIN, clone_of
-from agentgit.agents.turn.arguments import given_arguments, received_arguments
+from agentgit.agents.tools.arguments import given_arguments, received_arguments
+from agentgit.agents.tools.tool_caller import RUNNING_AGAIN, clone_of
 from agentgit.agents.turn.calls import Call, CallSite, current_calls
 from agentgit.agents.turn.fence_errors import as_bubble_up, unrecorded_call_error
 from agentgit.agents.turn.interrupts import with_own_view

@@ -15,8 +15,8 @@ from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException
 from langgraph.errors import ParentCommand
 
 from agentgit.agents.isolation import detached
-from agentgit.agents.turn.arguments import received_arguments
-from agentgit.agents.turn.recorded_results import as_recorded, handover_record
+from agentgit.agents.tools.arguments import received_arguments
+from agentgit.agents.tools.recorded_results import as_recorded, handover_record
 from agentgit.effects.declarations import Declare, ToolRunner
 from agentgit.effects.effects import Effect, import_function, require_function
 from agentgit.effects.results import NothingDone
@@ -50,7 +50,7 @@ class NotDone(NothingDone, ToolException):
         ...     return "paid"
         >>> pay.invoke({"euros": 500})
         Traceback (most recent call last):
-        agentgit.agents.tools.NotDone: the card was declined
+        agentgit.agents.tools.tool_caller.NotDone: the card was declined
     """
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
-from agentgit.agents.graph_tools import CHECKPOINT_TOOL_MARK
+from agentgit.agents.tools.graph_tools import CHECKPOINT_TOOL_MARK
 from agentgit.agents.turn.calls import current_call, current_calls
 from agentgit.effects import RollbackReport
 from agentgit.effects.invocation import INTENDED

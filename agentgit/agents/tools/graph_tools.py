@@ -12,8 +12,8 @@ from typing import Any
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 
-from agentgit.agents.reachable_tools import ReachableTool, reachable_tools
-from agentgit.agents.tools import require_fit, tool_caller
+from agentgit.agents.tools.reachable_tools import ReachableTool, reachable_tools
+from agentgit.agents.tools.tool_caller import require_fit, tool_caller
 from agentgit.effects.declarations import (
     ALL,
     Args,
