@@ -26,7 +26,7 @@ from agentgit.effects.invocation import (
 from agentgit.effects.kinds import COMPENSABLE, RECORDED_KINDS, UNDECLARED
 from agentgit.effects.plan import EXECUTE, GONE, KEEP, REDO, REVERSE, Stays
 from agentgit.effects.registry import Registry
-from agentgit.effects.results import NothingDone, ResultChange, ResultRewriter, comparable, returned_error
+from agentgit.effects.results import NothingDone, comparable, returned_error
 from agentgit.errors import Conflict
 from agentgit.rollback.planner import PathCalls
 from agentgit.rollback.verification import (
@@ -44,7 +44,7 @@ from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.records.recorded_calls import PlacedCall
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
-from agentgit.store.threads import message_rewrite
+from agentgit.store.threads.message_rewrite import ResultChange, rewrite_messages
 from agentgit.tracing import span, tool_span
 from agentgit.values import as_object, describe_error, portable
 
@@ -73,8 +73,8 @@ class RerunTrack:
             placed_calls.append(PlacedCall(row_id, call.id, run.id if run is not None else None, stands))
             call_runs.append((row_id, call, run))
         recorded_calls.replace_track(connection, self.store.journal, self.store.sessions, branch.id, placed_calls)
-        rewriter = ResultRewriter(self._result_changes(connection, call_runs))
-        message_rewrite.rewrite_messages(connection, self.store.graphs, branch.thread_id, rewriter)
+        changes = self._result_changes(connection, call_runs)
+        rewrite_messages(connection, self.store.graphs, branch.thread_id, changes)
 
     def _load_runs(self, connection: Connection, row: StoredRow) -> dict[int, ToolInvocation]:
         """Read the calls that ran again, by the ids of the calls that they repeat."""

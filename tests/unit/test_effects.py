@@ -24,9 +24,10 @@ from agentgit.effects.function_names import FunctionName, is_different, name_of,
 from agentgit.effects.invocation import identity, join_errors
 from agentgit.effects.kinds import KINDS
 from agentgit.effects.registry import Registry
-from agentgit.effects.results import SERIALIZED_KEY, comparable, content_of
+from agentgit.effects.results import SERIALIZED_KEY, comparable
 from agentgit.effects.served_sessions import Declarations
 from agentgit.errors import InvalidInput, NotFound
+from agentgit.store.threads.message_rewrite import content_of
 
 
 def undo(args, result): ...

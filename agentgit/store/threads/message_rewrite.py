@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from sqlalchemy import Connection, select
 
-from agentgit.effects.results import ResultRewriter
+from agentgit.effects.results import SERIALIZED_KEY
 from agentgit.store.objects.blobs import Leaf, compact, leaf, pack
 from agentgit.store.objects.content import Body
 from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_PY, READERS
@@ -24,7 +26,30 @@ READABLE_TYPES = (MESSAGE, MESSAGE_PY)
 """The forms of messages that can be read and written without LangChain."""
 
 
-def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, rewriter: ResultRewriter) -> None:
+CONTENT_BLOCK_TYPES = frozenset(
+    ("text", "image_url", "image", "json", "search_result", "custom_tool_call_output", "document", "file")
+)
+"""The types of content blocks that LangChain accepts in a tool message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultChange:
+    """The answer to a tool call in a conversation."""
+
+    tool_call_id: str
+    recorded: Any
+    current: Any
+
+
+def content_of(value: Any) -> Any:
+    """Return the message content that `ToolNode` makes of a tool's return value."""
+    is_blocks = isinstance(value, list) and all(
+        isinstance(b, dict) and b.get("type") in CONTENT_BLOCK_TYPES for b in value
+    )
+    return value if isinstance(value, str) or is_blocks else json.dumps(value, ensure_ascii=False)
+
+
+def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, changes: Sequence[ResultChange]) -> None:
     """Put new tool results into the messages of a thread, in the graph checkpoints that a fork has just copied.
 
     If its state changes, the newest graph checkpoint of the root graph gets a new id, because an id identifies one
@@ -34,6 +59,7 @@ def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, re
     Two kinds of messages are not changed: those that only a serializer could store, and those that LangGraph computes
     from the writes of earlier steps (DeltaChannel).
     """
+    rewriter = _ResultRewriter(changes)
     thread_conditions = (GRAPH_CHECKPOINT.c.tenant_id == graphs.tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
     head, is_changed = graphs.newest(connection, thread), False
     for row in connection.execute(select(GRAPH_CHECKPOINT).where(*thread_conditions)).all():
@@ -86,7 +112,7 @@ def new_checkpoint_id() -> str:
 
 
 def _changed_values(
-    connection: Connection, graphs: GraphStore, checkpoint: GraphCheckpoint, rewriter: ResultRewriter
+    connection: Connection, graphs: GraphStore, checkpoint: GraphCheckpoint, rewriter: _ResultRewriter
 ) -> dict[str, Body]:
     """Return the values whose messages change, by channel."""
     hashes = {name: checkpoint.channels[name] for name in checkpoint.header["counts"] if name in checkpoint.channels}
@@ -95,7 +121,7 @@ def _changed_values(
     return {name: body for name, body in changed.items() if body is not None}
 
 
-def _replace_results(body: Body, rewriter: ResultRewriter) -> Body | None:
+def _replace_results(body: Body, rewriter: _ResultRewriter) -> Body | None:
     """Return a value with new results in its messages; None if nothing changes."""
     if isinstance(body, list):
         return _replace_in_list(body, rewriter)
@@ -106,7 +132,7 @@ def _replace_results(body: Body, rewriter: ResultRewriter) -> Body | None:
     return None
 
 
-def _replace_in_list(items: list[Leaf], rewriter: ResultRewriter) -> list[Leaf] | None:
+def _replace_in_list(items: list[Leaf], rewriter: _ResultRewriter) -> list[Leaf] | None:
     messages: list[dict[str, Any]] = [
         READERS[item.type](item.data) if item.type in READABLE_TYPES else {} for item in items
     ]
@@ -120,3 +146,79 @@ def _encode_message(message: dict[str, Any]) -> Leaf:
         return leaf(MESSAGE, orjson.dumps(message))
     except TypeError:
         return leaf(MESSAGE_PY, json.dumps(message, separators=(",", ":")).encode())
+
+
+class _ResultRewriter:
+    """Replaces tool results in the messages of one conversation."""
+
+    def __init__(self, changes: Sequence[ResultChange]) -> None:
+        self._changes_by_call_id: dict[str, list[ResultChange]] = {}
+        for change in changes:
+            self._changes_by_call_id.setdefault(change.tool_call_id, []).append(change)
+
+    def changed_messages(self, messages: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+        """Return the messages that change, by index. A message that does not match its recorded result is not changed.
+
+        Messages are matched with calls from the newest to the oldest, because models may reuse an id and old messages
+        may be gone.
+        """
+        remaining = {id: list(changes) for id, changes in self._changes_by_call_id.items()}
+        changed: dict[int, dict[str, Any]] = {}
+        for index in range(len(messages) - 1, -1, -1):
+            message = messages[index]
+            data = message.get("data") or {}
+            candidates = remaining.get(data.get("tool_call_id") or "", []) if message.get("type") == "tool" else []
+            matches = (
+                (n, fields)
+                for n in range(len(candidates) - 1, -1, -1)
+                if (fields := _updated_fields(data, candidates[n]))
+            )
+            if (match := next(matches, None)) is not None:
+                del candidates[match[0] :]
+                if match[1] != {name: data.get(name) for name in match[1]}:
+                    changed[index] = {**message, "data": {**data, **match[1]}}
+        return changed
+
+
+def _updated_fields(data: Mapping[str, Any], change: ResultChange) -> dict[str, Any] | None:
+    """Return the fields of a message with the new result; None if the message does not match the recorded one."""
+    for recorded, current in zip(
+        _field_variants(change.recorded, change), _field_variants(change.current, change), strict=False
+    ):
+        if all(data.get(name) == value for name, value in recorded.items()):
+            return current
+    return None
+
+
+def _field_variants(value: Any, change: ResultChange) -> Iterator[dict[str, Any]]:
+    """Yield the fields that a message may have for a result, one for each way in which a tool can return it."""
+    if isinstance(value, dict) and SERIALIZED_KEY in value:
+        message = next(
+            (m for m in _messages_in(value) if m.get("tool_call_id") == _answered_call_id(value, change)), None
+        )
+        if message is not None:
+            rest = {name: message[name] for name in ("artifact", "status") if name in message}
+            yield {"content": content_of(message.get("content")), **rest}
+        return
+    yield {"content": content_of(value)}
+    if isinstance(value, list) and len(value) == 2:  # content and artifact
+        yield {"content": content_of(value[0]), "artifact": value[1]}
+
+
+def _answered_call_id(value: Mapping[str, Any], change: ResultChange) -> str | None:
+    """Return the id of the call that a returned message answers: the recorded id, or else the first in the value."""
+    ids = [message.get("tool_call_id") for message in _messages_in(value)]
+    return change.tool_call_id if change.tool_call_id in ids else next(iter(ids), None)
+
+
+def _messages_in(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the tool messages in the record of a message, a `Command`, or a list of these."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _messages_in(item)
+    elif isinstance(value, dict):
+        if value.get("type") == "tool":
+            yield value
+        update = value.get("update")
+        for part in (value.get("returned"), update.get("messages") if isinstance(update, dict) else None):
+            yield from _messages_in(part)
