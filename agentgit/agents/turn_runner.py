@@ -364,13 +364,13 @@ class TurnRunner(DescribedGraph):
         """Return the options of a run, changed so that each step is saved before the next one can have an effect.
 
         On an event loop LangGraph itself must wait for the save (`durability="sync"`), because a tool that is called
-        without `await` would block the loop. In a thread the call waits: with "sync", LangGraph cannot run an inner
-        graph that has no checkpointer.
+        without `await` would block the loop. Elsewhere, and in a graph that "sync" would make fail, the call waits.
         """
-        durability = self._durability(options)
-        if not self._branch.settings.effects.has_effects or (durability != "exit" and not is_async):
+        durability, effects = self._durability(options), self._branch.settings.effects
+        if not effects.has_effects or (durability != "exit" and not is_async):
             return options
-        return {**{name: value for name, value in options.items() if name != "checkpoint_during"}, "durability": "sync"}
+        kept = {name: value for name, value in options.items() if name != "checkpoint_during"}
+        return {**kept, "durability": "async" if effects.has_unsaved_graph else "sync"}
 
     @contextmanager
     def _running(self) -> Iterator[None]:

@@ -411,3 +411,21 @@ def test_a_tool_that_runs_again_may_call_tools_that_only_read(repo, way):
     agent.invoke(say())
     agent.rollback(agent.head, replay="execute")
     assert looked == ["all", "all"]
+
+
+@pytest.mark.parametrize("durability", ["async", "exit"])
+async def test_a_subagent_that_is_never_saved_runs_on_an_event_loop(repo, orders, durability):
+    """LangGraph cannot run it with the durability that a graph with effects has there otherwise."""
+    worker = tool_node_graph(scripted(*asked(1, "pay", to="Ann")), [orders.tool()], checkpointer=False)
+
+    @tool
+    async def delegate(what: str) -> str:
+        """Let a subagent do it."""
+        return str((await worker.ainvoke(say()))["messages"][-1].content)
+
+    graph = tool_node_graph(scripted(*asked(1, "delegate")), [delegate])
+    agent = repo.wrap(graph, "s", effects={"pay": reversible(orders.refund), "delegate": "read_only"})
+    await agent.ainvoke(say(), durability=durability)
+    assert orders.standing == ["Ann"]
+    await agent.arollback("main#1")
+    assert (orders.made, orders.standing) == (["Ann"], [])

@@ -12,7 +12,7 @@ from typing import Any
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 
-from agentgit.agents.tools.reachable_tools import ReachableTool, reachable_tools
+from agentgit.agents.tools.reachable_tools import ReachableTool, reachable_tools, reaches_unsaved_graph
 from agentgit.agents.tools.tool_caller import require_fit, tool_caller
 from agentgit.effects.declarations import (
     ALL,
@@ -141,6 +141,8 @@ class GraphTools:
         check: bool = False,
     ) -> None:
         reachable = reachable_tools(graph)
+        self.has_unsaved_graph = reaches_unsaved_graph(graph)
+        """True if the graph reaches one that LangGraph cannot run with `durability="sync"`."""
         shown = defaultdict[str, list[BaseTool]](list)
         for found in reachable:
             if found.is_shown:

@@ -72,6 +72,11 @@ def reachable_tools(*values: Any) -> list[ReachableTool]:
     return sorted(found.values(), key=lambda one: not one.is_shown)
 
 
+def reaches_unsaved_graph(graph: Any) -> bool:
+    """Return whether a graph reaches one that is never saved: it was compiled with `checkpointer=False`."""
+    return any(_is(item.value, Pregel) and item.value.checkpointer is False for item in _search(graph))
+
+
 def reachable_hints(graph: Any) -> Iterator[Any]:
     """Yield what tells the types of the values in a graph's states.
 
