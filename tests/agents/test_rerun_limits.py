@@ -1,5 +1,6 @@
 """What docs/rerun.md says is not isolated or cannot be told apart in a rerun."""
 
+import processes
 import pytest
 from chains import replying
 from langchain_core.tools import StructuredTool
@@ -117,12 +118,23 @@ def test_a_session_of_a_template_is_run_again_from_what_it_began_with(repo, agen
     assert len(again.messages()) == len(later.messages())
 
 
-def test_a_session_that_saved_no_steps_is_refused(repo, world):
-    """With tools that act, `exit` saves them."""
-    agent = repo.wrap(replying(lambda messages: "hi"), "plain")
+UNSAVED = """
+import agentgit
+from chains import replying
+
+with agentgit.open(":memory:") as repo:
+    agent = repo.wrap(replying(lambda messages: "hi"), "s")
     agent.invoke({"messages": [("user", "hello")]}, durability="exit")
-    with pytest.raises(InvalidInput, match="lacks steps"):
+    try:
         agent.rerun()
+    except agentgit.InvalidInput as error:
+        print(error)
+"""
+
+
+def test_a_session_that_saved_no_steps_is_refused(repo, world):
+    """In a process with tools that act, `exit` saves them."""
+    assert "lacks steps" in processes.run(UNSAVED).stdout
     acting = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     acting.invoke({"messages": [("user", "add chair")]}, durability="exit")
     assert acting.rerun().report.is_same
