@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from agentgit.async_api import async_twin
 from agentgit.auth.principal import OWNER, VIEWER, WRITE
 from agentgit.checkpoints.retention import Retention, RetentionResult, RetentionVerdict
-from agentgit.effects.invocation import FAILED
+from agentgit.effects.invocation import FAILED, UNOWNED
 from agentgit.errors import Conflict, InvalidInput, Unavailable
 from agentgit.handles.context import BranchRef, Context, SessionAccess
 from agentgit.sessions.reports import Erased
@@ -74,7 +74,7 @@ def _require_no_effects(context: Context, connection: Connection, session_ids: S
     for session_id in session_ids:
         session = context.store.sessions.load_row(connection, session_id)
         for call in context.store.world.calls_in_effect(connection, session_id):
-            if call.effect.is_lasting and call.status != FAILED and not call.is_imported:
+            if (call.effect.is_lasting or call.kind == UNOWNED) and call.status != FAILED and not call.is_imported:
                 is_own = session.user_id == context.user.id  # an admin need not see the arguments of others
                 standing.append(f"{call if is_own else call.tool_name} of session {session.session_name!r}")
     if standing:

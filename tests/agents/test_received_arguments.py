@@ -186,6 +186,9 @@ def pay_tool(kind: str) -> BaseTool:
         "numbered": dict[int, Item],
         "text": str,
         "decimal": Decimal,
+        "decimals": set[Decimal],
+        "prices": dict[Decimal, str],
+        "time": datetime,
     }
     pay.__annotations__["value"] = types[kind]
     return StructuredTool.from_function(pay, description="Pay.")
@@ -202,6 +205,10 @@ def pay_tool(kind: str) -> BaseTool:
         ("one argument", "Ann", {"__arg1": "Ann"}, 1),
         ("text", "Ann", {"value": "Ann"}, 1),
         ("alias", {"euros": 1}, {"euros": 2}, 2),
+        ("decimals", {"value": ["5", "7"]}, {"value": ["7", "5.00"]}, 1),
+        ("prices", {"value": {"5": "a"}}, {"value": {"5.00": "a"}}, 1),
+        ("time", {"value": "2027-01-01T12:00:00Z"}, {"value": "2027-01-01T13:00:00+01:00"}, 1),
+        ("time", {"value": "2027-01-01T12:00:00Z"}, {"value": "2027-01-01T12:00:00+01:00"}, 2),
         ("decimal", {"value": f"{10**30}.01"}, {"value": f"{10**30}.02"}, 2),
     ],
 )

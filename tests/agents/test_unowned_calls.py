@@ -153,6 +153,30 @@ def test_a_thread_that_outlives_its_turn_is_still_counted_for_it(repo, shop):
     assert said(agent.plan_rollback(before)).count("in threads that no turn owns") == 2
 
 
+@pytest.mark.filterwarnings("ignore::agentgit.errors.UnownedCall")
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_thread_that_outlives_its_session_calls_its_tools(database, shop, is_closed):
+    """Calls that a turn made are not erased unasked, though it did not own their threads."""
+
+    def later(order: Any) -> None:
+        in_thread(order)
+        shop.late.append(threading.Thread(target=lambda: (shop.gate.wait(10), order())))
+        shop.late[0].start()
+
+    with agentgit.open(database.url) as repo:
+        agent = wrapped(repo, shop, later)
+        agent.invoke(say())
+        if not is_closed:
+            with pytest.raises(agentgit.Conflict, match="create_order"):
+                agent.session.delete()
+            agent.session.delete(force=True)
+            shop.gate.set()
+            shop.late[0].join()
+    shop.gate.set()
+    shop.late[0].join()
+    assert shop.orders == ["chair", "table"] * 2
+
+
 def test_other_tools_and_turns_that_do_not_run_are_not_mentioned(repo, shop, recwarn):
     agent = wrapped(repo, shop, lambda order: in_thread(lambda: Shop().tool.invoke({"item": "sofa"})))
     before = agent.checkpoint("before")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -145,7 +146,7 @@ def _plain(value: Any, path: Path, generated: list[Path], given: Any) -> Any:
         value = {one.name: getattr(value, one.name) for one in fields(value)}
     if isinstance(value, dict):
         source = given if isinstance(given, Mapping) else {}
-        named = {next(iter(portable({name: None}))): (item, source.get(name)) for name, item in value.items()}
+        named = {_key(name): (item, source.get(name)) for name, item in value.items()}
         return {name: _plain(item, (*path, name), generated, one) for name, (item, one) in named.items()}
     if isinstance(value, list | tuple):
         sources = given if isinstance(given, Sequence) and len(given) == len(value) else [None] * len(value)
@@ -153,11 +154,18 @@ def _plain(value: Any, path: Path, generated: list[Path], given: Any) -> Any:
             _plain(item, (*path, n), generated, one) for n, (item, one) in enumerate(zip(value, sources, strict=True))
         ]
     if isinstance(value, set | frozenset):  # in an order that is the same in each process
-        return sorted(portable(value), key=to_json)
+        return sorted((_plain(item, path, generated, None) for item in value), key=to_json)
     if isinstance(value, Decimal) and value.is_finite():
         whole, point, cents = format(value, "f").partition(".")
         return whole + (point + cents).rstrip("0").rstrip(".")  # 5 and 5.00 are one amount
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return portable(value.astimezone(UTC))  # one time, in whatever zone a model writes it
     return portable(value)
+
+
+def _key(name: Any) -> str:
+    """Return the key that a validated key of a dict has in JSON."""
+    return str(next(iter(portable({name if isinstance(name, str) else _plain(name, (), [], None): None}))))
 
 
 def _without(value: Any, path: Path, paths: frozenset[Path]) -> Any:

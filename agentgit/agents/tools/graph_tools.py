@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,7 +91,7 @@ def tool_identity(tool: Any) -> Hashable:
     function = _function_of(tool)
     if isinstance(function, BaseTool):  # it cannot be a key
         return id(function)
-    return function_identity(inspect.unwrap(function) if inspect.isfunction(function) else function)
+    return function_identity(function)
 
 
 def tool_path(tool: BaseTool) -> str:
@@ -157,7 +156,7 @@ class GraphTools:
         """The names of agentgit's own tools, which are not recorded."""
         self.user_effects, self.defaults, self._holds = user_effects, defaults, holds
         self._reachable = [found for found in reachable if not is_checkpoint_tool(found.tool)]
-        self._chosen: dict[tuple[Hashable, str | None], Effect] = {}
+        self._chosen: dict[tuple[str | None, Hashable, str | None], Effect] = {}
         """The effects that the user gives to tools, everywhere (None) or in one place."""
         self._named: dict[str, Effect] = {}
         """The effects that the user gives to names that no tool of the graph has."""
@@ -211,10 +210,13 @@ class GraphTools:
         label = key if isinstance(key, str) else str(getattr(key, "name", None) or name_of(key).path)
         require_fit(label, effect, [one.tool for one in found])
         self._require_one(label, effect, found)
-        identities = {tool_identity(one.tool) for one in found} or {tool_identity(key)}
         if isinstance(key, str) and not found:
             self._named[key] = effect
-        elif any(self._chosen.setdefault((one, enclosing), effect) != effect for one in identities):
+            return
+        tools: set[tuple[str | None, Hashable]] = {(one.tool.name, tool_identity(one.tool)) for one in found}
+        if not isinstance(key, str):  # its tools may have further names
+            tools.add((None, tool_identity(key)))
+        if any(self._chosen.setdefault((*one, enclosing), effect) != effect for one in tools):
             raise InvalidInput(f"effects names the tool {label} twice, with two effects. Leave one out.")
 
     def _require_one(self, label: str, effect: Effect, found: Sequence[ReachableTool]) -> None:
@@ -228,13 +230,16 @@ class GraphTools:
             )
 
     def _is_chosen_there(self, found: ReachableTool) -> bool:
-        return found.enclosing is not None and (tool_identity(found.tool), found.enclosing) in self._chosen
+        place = found.tool.name, tool_identity(found.tool), found.enclosing
+        return found.enclosing is not None and place in self._chosen
 
     def _own_effect(self, tool: BaseTool, enclosing: str | None) -> Effect | None:
         """Return the effect that the user declares for a tool in `wrap`, or that its decorator declares."""
         name, identity = tool.name, tool_identity(tool)
-        effect = self._chosen.get((identity, enclosing)) or self._chosen.get((identity, None))
-        return effect or self._named.get(_full_name(enclosing, name)) or self._named.get(name) or declared_on(tool)
+        keys = [(of_name, identity, place) for of_name in (name, None) for place in (enclosing, None)]
+        chosen = [self._chosen[key] for key in keys if key in self._chosen]
+        chosen += [self._named[key] for key in (_full_name(enclosing, name), name) if key in self._named]
+        return chosen[0] if chosen else declared_on(tool)
 
     def _declare(self, tool: BaseTool, enclosing: str | None) -> ToolDeclaration:
         """Declare a tool as the user does, else as its decorator, the repository or its profile does."""

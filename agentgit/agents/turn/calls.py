@@ -247,7 +247,7 @@ class Call:
     def running(self) -> Iterator[None]:
         """Run the tool's function in the block, with the call's key, answers and span."""
         calls = self.site.calls
-        if self.is_recorded and not self.intent.effect.is_neutral:  # it may go on when the turn has ended
+        if self.is_recorded:  # it may go on when the turn has ended
             calls.turn.context.registry.running_calls[self.intent.id] = calls.branch.id
         token = CURRENT.set((calls, self))
         try:

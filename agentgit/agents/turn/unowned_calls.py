@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +23,7 @@ from agentgit.agents.turn.calls import Calls
 from agentgit.agents.turn.fence_errors import unowned_call_error
 from agentgit.effects.invocation import DONE, TIMES, UNOWNED
 from agentgit.effects.kinds import UNDECLARED, kind_of
-from agentgit.errors import UnownedCall, warn_caller
+from agentgit.errors import NotFound, UnownedCall, warn_caller
 from agentgit.rollback.verification import IN_OPERATION
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.values import to_json
@@ -86,12 +86,15 @@ def note_unowned_call(tool: BaseTool) -> None:
         )
     with _lock:
         for watch, _ in declared:
-            watch.calls.turn.context.store.database.write(partial(_record, watch, tool.name), durable=True)
+            database = watch.calls.turn.context.store.database
+            if not database.is_closed:  # else the turn, and who could be told, are gone
+                with suppress(NotFound):  # so are those of a deleted session
+                    database.write(partial(_record, watch, tool.name), durable=True)
 
 
 def _record(watch: _Watch, tool_name: str, connection: Connection) -> None:
     calls, store = watch.calls, watch.calls.turn.context.store
-    store.sessions.lock(connection, calls.branch.external_session_id)
+    store.sessions.lock(connection, store.sessions.branch(connection, calls.branch.id).external_session_id)
     known, now = watch.rows.get(tool_name), datetime.now(UTC)
     if known is not None and watch.threads is None:
         known = replace(known, args={TIMES: known.args[TIMES] + 1})
