@@ -114,8 +114,7 @@ class Answers:
         for message in recording.messages():
             for asked in message.tool_calls if isinstance(message, AIMessage) else ():
                 if asked["name"] in settings.unrecorded_tools and asked["id"] in self._messages:
-                    asked_args = portable(asked["args"])
-                    self._own_messages[asked["name"]].append((asked_args, self._messages[asked["id"]]))
+                    self._own_messages[asked["name"]].append((portable(asked["args"]), self._messages[asked["id"]]))
         self._scopes: dict[TaskPlace, Container[str | None]] = {}
         self._last_step = 0
         self._lock = threading.Lock()
@@ -139,9 +138,8 @@ class Answers:
 
     def has_more_of_step(self) -> bool:
         """Return whether the record has more calls of the step of the last call, which raised and was repeated."""
-        step_of = self._recording.step
         unused = (call for calls in self._unused.values() for call in calls if call.id not in self._covered)
-        return any(step_of(call) == self._last_step for call in unused)
+        return any(self._recording.step(call) == self._last_step for call in unused)
 
     @property
     def not_made(self) -> list[RecordedCall]:
@@ -236,15 +234,14 @@ class Answers:
                     f"The rerun made {self._max_calls} calls, which is its limit; the recording has "
                     f"{len(self._recording.calls)}. Set max_calls to allow more."
                 )
-            name, unused = request.intent.tool_name, self._unused[request.repeat_hash]
-            if (found := self._choose(unused, request)) is None:  # its tool may have got arguments with defaults since
-                of_name = (one for one in self._unused.values() if one and one[0].tool_name == name)
-                for unused in (one for one in of_name if request.arguments.equal(one[0].args, request.effect)):
-                    if (found := self._choose(unused, request)) is not None:
-                        break
-            if found is not None:
-                unused.remove(found)
-            return found
+            of_name = (one for one in self._unused.values() if one and one[0].tool_name == request.intent.tool_name)
+            # Its tool may have got arguments with defaults since.
+            equal = (one for one in of_name if request.arguments.equal(one[0].args, request.effect))
+            for unused in itertools.chain([self._unused[request.repeat_hash]], equal):
+                if (found := self._choose(unused, request)) is not None:
+                    unused.remove(found)
+                    return found
+            return None
 
     def _choose(self, unused: Iterable[ToolInvocation], request: Call) -> ToolInvocation | None:
         """Return the first of some equal calls, or the one of its step that was made in the place of the request.

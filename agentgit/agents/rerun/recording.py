@@ -82,6 +82,8 @@ class Recording:
             self.end_state = self._read_end(connection, end_id) if end_id is not None else None
             self.state = read_values_of(branch, connection, self.end_state)
         self.questions = list(self._build_questions())
+        if not self.turns and not self.questions:
+            raise InvalidInput("There is nothing to run again: no turn was recorded between start and end.")
         self._step_times = sorted(time for turn in self.turns for time in (*turn.began, *turn.times))
 
     # -- inputs
@@ -107,11 +109,6 @@ class Recording:
         with self._branch.reading() as connection:
             found = self._store.graphs.find(connection, turn.before) if turn.before is not None else None
             return read_values_of(self._branch, connection, found)
-
-    def require_repeatable(self) -> None:
-        """Check that every turn can be repeated."""
-        if not self.turns and not self.questions:
-            raise InvalidInput("There is nothing to run again: no turn was recorded between start and end.")
 
     # -- values
 

@@ -117,7 +117,6 @@ class Rerun:
             start_row = branch.target(connection, start)[0] if start is not None else self._begin(connection, row)
             end_row = branch.target(connection, end)[0] if end is not None else None
         self._recording = Recording(branch, row, start_row, end_row)
-        self._recording.require_repeatable()
         own_graph = graph is None
         self.graph = branch.graph if graph is None else _require_graph(graph)
         is_known = own_graph and options.effects is None
