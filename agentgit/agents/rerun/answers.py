@@ -234,7 +234,7 @@ class Answers:
                     f"The rerun made {self._max_calls} calls, which is its limit; the recording has "
                     f"{len(self._recording.calls)}. Set max_calls to allow more."
                 )
-            of_name = (one for one in self._unused.values() if one and one[0].tool_name == request.intent.tool_name)
+            of_name = [one for one in self._unused.values() if one and one[0].tool_name == request.intent.tool_name]
             # Its tool may have got arguments with defaults since.
             equal = (one for one in of_name if request.arguments.equal(one[0].args, request.effect))
             for unused in itertools.chain([self._unused[request.repeat_hash]], equal):
