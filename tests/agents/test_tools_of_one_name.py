@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import backend
 import namesakes
@@ -220,25 +219,14 @@ def test_the_function_of_a_tool_is_a_key(repo, ledger):
         )
 
 
-def test_tools_of_one_function_are_known_by_their_names_and_wrappers(repo):
-    """A function behind two names, and two wrappers of one function, are two tools each."""
-
+def test_tools_of_one_function_are_known_by_their_names(repo):
     def order(item: str) -> str:
         """Order something."""
         return item
 
-    def wrapper() -> Any:
-        return tool("order")(functools.wraps(order)(lambda item: order(item)))
-
     graph = shown([tool("order")(order), tool("look")(order)])
     agent = repo.wrap(graph, "s", effects={"look": "read_only", "order": reversible(lambda args, result: None)})
     assert agent.effects == {"look": "read_only", "order": "reversible"}
-    first, second = wrapper(), wrapper()
-    graph = namesakes.by_closure(first, second)
-    with pytest.raises(InvalidInput, match=r"several tools called order: ask\.order, order"):
-        repo.wrap(graph, "t", effects={"order": reversible(lambda args, result: None)})
-    agent = repo.wrap(graph, "t", effects={first.func: "irreversible", second.func: "read_only", "ask": "state"})
-    assert set(agent.effects.values()) == {"irreversible", "read_only", "state"}
 
 
 # -- tools that cannot be told apart

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -91,7 +92,7 @@ def tool_identity(tool: Any) -> Hashable:
     function = _function_of(tool)
     if isinstance(function, BaseTool):  # it cannot be a key
         return id(function)
-    return function_identity(function)
+    return function_identity(inspect.unwrap(function) if inspect.isfunction(function) else function)
 
 
 def tool_path(tool: BaseTool) -> str:
