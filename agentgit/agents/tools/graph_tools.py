@@ -140,9 +140,7 @@ class GraphTools:
         *,
         check: bool = False,
     ) -> None:
-        reachable = reachable_tools(graph)
-        self.has_unsaved_graph = reaches_unsaved_graph(graph)
-        """True if the graph reaches one that LangGraph cannot run with `durability="sync"`."""
+        self._graph, reachable = graph, reachable_tools(graph)
         shown = defaultdict[str, list[BaseTool]](list)
         for found in reachable:
             if found.is_shown:
@@ -334,6 +332,11 @@ class GraphTools:
         """True if any tool that may be called is declared with an effect that must not happen twice."""
         kinds = {effect.kind for effect in (*self.tools.values(), *self.defaults.values()) if effect is not None}
         return any(kind_of(kind).is_exclusive for kind in kinds | decorated_kinds)
+
+    @functools.cached_property
+    def has_unsaved_graph(self) -> bool:
+        """True if the graph reaches one that LangGraph cannot run with `durability="sync"`."""
+        return reaches_unsaved_graph(self._graph)
 
     def kinds(self) -> dict[str, str]:
         """Return the kind of effect to record for each tool, by name."""

@@ -94,7 +94,8 @@ def note_unowned_call(tool: BaseTool) -> None:
 
 def _record(watch: _Watch, tool_name: str, connection: Connection) -> None:
     calls, store = watch.calls, watch.calls.turn.context.store
-    store.sessions.lock(connection, store.sessions.branch(connection, calls.branch.id).external_session_id)
+    branch = store.sessions.branch(connection, calls.branch.id)  # it may have been deleted
+    store.sessions.lock(connection, branch.external_session_id)
     known, now = watch.rows.get(tool_name), datetime.now(UTC)
     if known is not None and watch.threads is None:
         known = replace(known, args={TIMES: known.args[TIMES] + 1})
