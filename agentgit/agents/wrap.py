@@ -131,20 +131,16 @@ class PreparedGraph:
         )
         intercept()
 
-    def declare(self, session_id: int) -> None:
-        """Declare the tools of the graph, with their undo functions, and its store for a session."""
-        self.declare_tools(session_id, self.memory)
-
-    def declare_tools(self, session_id: int, memory: Memory | None) -> None:
-        """Declare the tools of the graph, with their undo functions, and a store for a session."""
-        declared = self._declared if memory is self.memory else replace(self._declared, memory=memory)
+    def declare(self, session_id: int, store: Any = None) -> None:
+        """Declare the tools of the graph, with their undo functions, and a store, by default its own, for a session."""
+        declared = self._declared if store is None else replace(self._declared, memory=as_memory(store))
         self.context.registry.declare(session_id, declared)
 
     def attach(self, session_id: int, store: Any = None) -> None:
         """Make the tools, the workspace, the memory and agents of the graph available to a session in this process."""
         registry, graph, settings = self.context.registry, self.graph, self.settings
         served = registry.session(session_id)
-        self.declare_tools(session_id, self.memory if store is None else as_memory(store))
+        self.declare(session_id, store)
         if settings.workspace is not None:
             served.workspace = settings.workspace
         # Not a method of the agent, which would keep its connections and caches. What it records is its user's.

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FunctionType
-from typing import ClassVar, Protocol
-from weakref import WeakSet, WeakValueDictionary
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 from agentgit.effects.declarations import (
     ALL,
     Declaration,
     DeclaredFunction,
     ToolRunner,
-    effect_identity,
     function_identity,
 )
 from agentgit.effects.effects import ROLES, CheckFunction, Effect, Undo
@@ -32,20 +31,11 @@ from agentgit.effects.invocation import (
 )
 from agentgit.effects.kinds import COMPENSABLE, IDEMPOTENT, IRREVERSIBLE, MEMORY, REVERSIBLE, UNDECLARED
 from agentgit.effects.memory import Memory, may_be_written, redo_write, undo_write
-from agentgit.effects.served_sessions import (
-    NO_DECLARATIONS,
-    Declarations,
-    HostRuns,
-    ServedSession,
-    add_recent,
-)
+from agentgit.effects.served_sessions import NO_DECLARATIONS, Declarations, ServedSession, add_recent
 from agentgit.errors import NotFound
 
 ALL_SESSIONS = 0
 """The session id that means all sessions."""
-
-GRAPH_NAME = "graph"
-"""The key in the metadata of a session for the name of the served graph that created it."""
 
 DECLARE_HINT = "wrap the graph again, or trust the module that declares it"
 
@@ -54,22 +44,6 @@ RECENT_SESSIONS = 256
 
 REMEMBERED_CALLS = 1_000
 """The number of calls whose tool objects are remembered. An older call is found like one of another process."""
-
-
-class ServedGraph(Protocol):
-    """A graph that serves any session of a repository."""
-
-    declarations: Sequence[Declaration]
-    user_id: int
-    """The id of the user whose sessions it serves."""
-    name: str
-    memory: Memory | None
-
-    def declare_tools(self, session_id: int, memory: Memory | None) -> None:
-        """Declare its tools, and a store, for a session."""
-
-    def attach(self, session_id: int) -> None:
-        """Make its tools, its memory and agents of it available to a session."""
 
 
 class Registry:
@@ -94,11 +68,8 @@ class Registry:
         self._sessions: WeakValueDictionary[int, ServedSession] = WeakValueDictionary()
         self._recent: OrderedDict[int, ServedSession] = OrderedDict()
         self._all = self.session(ALL_SESSIONS)
-        self._graphs: WeakSet[ServedGraph] = WeakSet()
-        self.graph_of_all: ServedGraph | None = None
-        """The graph that runs each session that no other one runs here; None if there is none."""
-        self.host_runs = HostRuns()
-        """The runs of hosts that have not ended."""
+        self.served_graphs: Any = None
+        """The `ServedGraphs` of this process, which declare tools of sessions that no graph has run; None if none."""
         self.memory_of_all: Memory | None = None
         """The store that is the long-term memory of each session that has no other one here; None if none is known."""
         self._deferred: list[Callable[[], None]] = []
@@ -129,33 +100,6 @@ class Registry:
         """Remember the declaration of the tool object that made a call."""
         with self._lock:
             add_recent(self._ran, call_id, declaration, REMEMBERED_CALLS)
-
-    def serve(self, graph: ServedGraph) -> None:
-        """Remember a graph that serves any session of its user, for as long as it exists."""
-        with self._lock:
-            self._graphs.add(graph)
-
-    def declare_served_tools(self, session_id: int, user_id: int, name: object) -> None:
-        """Declare the tools of the served graph that created a session, if no graph has run it in this process.
-
-        If there is a graph of all sessions, it is attached instead, unless another graph created the session.
-
-        A graph is left out if another one of the same name has a different tool of the same name: it is not known which
-        of them ran. For the same reason no store is attached if those graphs have different ones.
-        """
-        common = self.graph_of_all
-        if common is not None and name in (None, common.name) and not self.session(session_id).agent_factories:
-            common.attach(session_id)
-        if name is None or self._declarations(session_id) is not NO_DECLARATIONS:
-            return
-        with self._lock:
-            graphs = [one for one in self._graphs if (one.user_id, one.name) == (user_id, name)]
-        effects = [_effects_by_tool(graph) for graph in graphs]
-        memories = [graph.memory for graph in graphs if graph.memory is not None]
-        memory = memories[0] if memories and all(one is memories[0] for one in memories) else None
-        for graph, own in zip(graphs, effects, strict=True):
-            if all(other.get(key, own[key]) == own[key] for other in effects for key in own):
-                graph.declare_tools(session_id, memory)
 
     def session(self, session_id: int) -> ServedSession:
         """Return what this process holds for a session. It is kept only for as long as the caller refers to it."""
@@ -403,15 +347,6 @@ class Registry:
         place = f"{call.enclosing}.{call.tool_name}"
         named = [own.get(place), own.get(call.tool_name), for_all.get(place), for_all.get(call.tool_name)]
         return [group for groups in (*named, for_all.get(ALL)) for group in reversed((groups or {}).values())]
-
-
-def _effects_by_tool(graph: ServedGraph) -> dict[Hashable, Hashable]:
-    """Return the effects of the tools of a graph by what a recorded call knows of its tool."""
-    effects = defaultdict[Hashable, set[Hashable]](set)
-    for one in graph.declarations:
-        if one.effect is not None:
-            effects[one.tool_name, one.tool_path, one.enclosing].add(effect_identity(one.effect))
-    return {key: frozenset(same) for key, same in effects.items()}
 
 
 def _first_effects(groups: Iterable[Sequence[Declaration]]) -> list[Effect]:

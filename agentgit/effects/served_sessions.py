@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from agentgit.effects.declarations import Declaration
@@ -16,9 +16,6 @@ from agentgit.effects.memory import Memory
 
 K = TypeVar("K")
 T = TypeVar("T")
-
-RECENT_RUNS = 10_000
-"""The number of runs of hosts that are remembered until they end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,27 +71,3 @@ def add_recent(recent: OrderedDict[K, T], key: K, value: T, limit: int) -> None:
     recent.move_to_end(key)
     while len(recent) > limit:
         recent.popitem(last=False)
-
-
-class HostRun(NamedTuple):
-    """A run of a host, as it began."""
-
-    thread_id: str
-    session_id: int
-    branch_id: int
-    epoch: int
-    head_id: int | None
-    start_id: int | None = None
-
-
-class HostRuns(OrderedDict[str, HostRun]):
-    """The runs of hosts that have not ended in this process, by their ids: those that run, and those cancelled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held: set[str] = set()
-        """The threads in which a cancelled run is being rolled back, so that no other run may begin."""
-
-    def begin(self, run_id: str, run: HostRun) -> None:
-        """Remember a run."""
-        add_recent(self, run_id, run, RECENT_RUNS)

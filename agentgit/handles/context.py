@@ -14,7 +14,7 @@ from agentgit.auth.principal import EDITOR, READ, VIEWER, Role
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.effects import Effect
-from agentgit.effects.registry import GRAPH_NAME, Registry
+from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
 from agentgit.rollback import RollbackEngine, awaiter_for_current_loop
 from agentgit.sessions import ExternalSession, InternalSession
@@ -148,7 +148,8 @@ class SessionAccess:
     def load_session(self, connection: Connection, required_role: Role = VIEWER) -> ExternalSession:
         """Read the session, after checking that the principal has a role in it."""
         session = self.context.lookup.session(connection, self.session_id, required_role)
-        self.context.registry.declare_served_tools(session.id, session.user_id, session.metadata.get(GRAPH_NAME))
+        if (graphs := self.context.registry.served_graphs) is not None:
+            graphs.declare(session)
         return session
 
     def find_branch(self, connection: Connection, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:

@@ -70,7 +70,7 @@ def app(
         401
     """
     if graph is not None:
-        serve_graph(repo, graph)
+        serve_graph(graph)
     authenticator = Authenticator(repo=repo, link=link)
     return create_app(authenticator, hosts=hosts, insecure=insecure, public_url=public_url, limits=limits)
 
@@ -108,7 +108,7 @@ def create_app(
     return application
 
 
-def serve_graph(repo: Repository, graph: RollbackGraph) -> None:
+def serve_graph(graph: RollbackGraph) -> None:
     """Let a graph run the sessions that no other one runs in this process."""
     served = graph.agentgit_threads.wrapped
     if served.settings.workspace is not None:
@@ -116,7 +116,7 @@ def serve_graph(repo: Repository, graph: RollbackGraph) -> None:
             "The graph has a workspace, which would be that of all sessions. Leave it out, or wrap the graph for one "
             "session: repo.wrap(graph, session, workspace=...)"
         )
-    repo.context.registry.graph_of_all = served
+    graph.agentgit_threads.graphs.of_all = served
 
 
 class StaticFolder(StaticFiles):

@@ -99,7 +99,7 @@ def serve(
     if link is None and not users and not create_users:
         raise InvalidInput("Nobody could sign in: there is no user yet. Add one: agentgit users add NAME --admin")
     if graph is not None:
-        serve_graph(repo, graph)
+        serve_graph(graph)
     host_names = {*LOOPBACK, *hosts} if is_loopback else set(hosts) or None
     authenticator = Authenticator(repo=repo, link=link, user_header=user_header, create_users=create_users)
     application = create_app(authenticator, hosts=host_names, insecure=no_proxy, public_url=public_url)

@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from agentgit.agents.graph import confirmation
+from agentgit.agents.graph.served_graphs import HostRun, ServedGraphs
 from agentgit.async_api import awaiting
-from agentgit.effects.served_sessions import HostRun
 from agentgit.errors import Conflict, InvalidInput, NotFound, RollbackIncomplete, WorkspaceChanged
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
@@ -208,24 +208,24 @@ class HostSaver(ThreadReader):
         await _await(self._roll_back_all(run_ids))
 
     def _roll_back_all(self, run_ids: Sequence[str]) -> Generator[None, None, None]:
-        runs = self._context.registry.host_runs
+        graphs = ServedGraphs.of(self._context.registry)
         for run_id in map(str, run_ids):
-            run = runs.get(run_id)
-            if run is None or run.thread_id in runs.held:
+            run = graphs.runs.get(run_id)
+            if run is None or run.thread_id in graphs.held:
                 continue
-            runs.held.add(run.thread_id)
+            graphs.held.add(run.thread_id)
             try:
                 yield from self._await_end(run_id, run)
-                if runs.get(run_id) is run:
+                if graphs.runs.get(run_id) is run:
                     self._roll_back(run)
-                    runs.pop(run_id, None)
+                    graphs.runs.pop(run_id, None)
             finally:
-                runs.held.discard(run.thread_id)
+                graphs.held.discard(run.thread_id)
 
     def _await_end(self, run_id: str, run: HostRun) -> Generator[None, None, None]:
         """Wait for the turn of a run, then for its calls in threads."""
         registry, deadline = self._context.registry, time.monotonic() + LONGEST_WAIT
-        while registry.host_runs.get(run_id) is run and self._is_running(run.session_id):
+        while ServedGraphs.of(registry).runs.get(run_id) is run and self._is_running(run.session_id):
             if time.monotonic() > deadline:
                 raise Conflict(f"Run {run_id} has not ended. Cancel it first; then its rollback is possible.")
             yield

@@ -12,7 +12,7 @@ from agentgit.agents.branch_context import ClientThread, Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.confirmation import Confirmation
-from agentgit.effects.served_sessions import HostRun
+from agentgit.agents.graph.served_graphs import HostRun, ServedGraphs
 from agentgit.handles.context import Context
 from agentgit.langgraph_internals import CONFIG_KEYS_OF_HOSTS
 from agentgit.store.queries.graph_points import BranchHead
@@ -78,17 +78,17 @@ class ThreadRunner(BranchRunner):
     @contextmanager
     def _counted(self, run: Run) -> Iterator[None]:
         """Count a run of a host until it ends by itself. One that is cancelled stays, so that it can be rolled back."""
-        runs, run_id = self._branch.registry.host_runs, run_id_of(run.config)
+        graphs, run_id = ServedGraphs.of(self._branch.registry), run_id_of(run.config)
         if run.host_run is None or run_id is None:
             yield
             return
-        runs.begin(run_id, run.host_run)
+        graphs.begin(run_id, run.host_run)
         try:
             yield
         except Exception:
-            runs.pop(run_id, None)
+            graphs.runs.pop(run_id, None)
             raise
-        runs.pop(run_id, None)
+        graphs.runs.pop(run_id, None)
 
     def _instrument(self) -> None:
         super()._instrument()

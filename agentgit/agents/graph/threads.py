@@ -15,14 +15,13 @@ from agentgit.agents.branch_context import ClientThread, Graph
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.confirmation import Confirmation, describe
 from agentgit.agents.graph.host_saver import POLL_INTERVAL, HostSaver, ThreadSessions
+from agentgit.agents.graph.served_graphs import GRAPH_NAME, HostRun, ServedGraphs
 from agentgit.agents.graph.thread_runner import Run, ThreadRunner, run_id_of
 from agentgit.agents.memory import store_of_run
 from agentgit.agents.wrap import PreparedGraph
 from agentgit.auth.principal import WRITE
 from agentgit.effects import RollbackPlan
 from agentgit.effects.function_names import printable_name
-from agentgit.effects.registry import GRAPH_NAME
-from agentgit.effects.served_sessions import HostRun
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
@@ -48,7 +47,8 @@ class Threads(ThreadSessions):
             raise InvalidInput(f"confirm must be 'interrupt', 'raise' or 'never', not {confirm!r}.")
         super().__init__(context)
         self.wrapped, self.confirm = wrapped, confirm
-        context.registry.serve(wrapped)
+        self.graphs = ServedGraphs.of(context.registry)
+        self.graphs.add(wrapped)
         self.reader = HostSaver(context)
         self.reader.channels = wrapped.graph.channels
         self._runners: WeakValueDictionary[str, ThreadRunner] = WeakValueDictionary()
@@ -60,7 +60,7 @@ class Threads(ThreadSessions):
         runner = self._runners.get(thread_id)
         if runner is not None:
             await runner.await_end()
-        while thread_id in self.context.registry.host_runs.held:
+        while thread_id in self.graphs.held:
             await asyncio.sleep(POLL_INTERVAL)
 
     # -- sessions
