@@ -25,6 +25,7 @@ from agentgit.effects.invocation import (
     UNKNOWN,
     how_to_resolve,
 )
+from agentgit.effects.invocation import SIMULATED as CALL_SIMULATED
 from agentgit.effects.kinds import MEMORY, STATE, UNDECLARED, WORKSPACE
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.effects.plan import BLOCK, EXECUTE, GONE, KEEP, RECORD, REDO, REVERSE, ROLLBACK, SWITCH, PlanStep
@@ -103,8 +104,10 @@ class PathCalls:
 
     def rerun_obstacle(self, connection: Connection, session_id: int, call: ToolInvocation) -> str | None:
         """Return why a recorded call cannot run again in this process; None if it can."""
-        if call.is_imported and self.store.sessions.is_imported(connection, session_id):
-            return NEVER_RUNS_REASON
+        is_history = call.is_imported or call.status == CALL_SIMULATED  # a rerun repeats the inputs of the file
+        if is_history and self.store.sessions.is_imported(connection, session_id):
+            asked_by_file = "a rerun in an imported session may repeat what the file asks for; ask in a new message"
+            return NEVER_RUNS_REASON if call.is_imported else asked_by_file
         inner_calls = self.store.recorded_calls.inner_calls(connection, call, HAPPENED)
         if declared_calls := [inner_call for inner_call in inner_calls if inner_call.effect != UNDECLARED]:
             return f"it called {declared_calls[0]}, which runs again by itself and would happen twice"

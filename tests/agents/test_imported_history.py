@@ -252,8 +252,10 @@ VERBS = {
     "promote": every_branch(lambda agent, to: agent.promote(to, force=True)),
     "merge": every_branch(lambda agent, to: (agent.merge(to, resolve="theirs"), agent.invoke(Command(goto="tools")))),
     "cherry-pick": every_branch(lambda agent, to: (agent.cherry_pick(to), agent.invoke(Command(goto="tools")))),
-    "rerun": every_branch(lambda agent, to: agent.rerun()),
-    "rerun, promote": every_branch(lambda agent, to: agent.rerun(on_miss=lambda call: "yes")),
+    "rerun, promote": every_branch(lambda agent, to: agent.promote(agent.rerun().branch, force=True)),
+    "rerun, switch": every_branch(
+        lambda agent, to: agent.switch(agent.rerun(on_miss=lambda call: "yes").branch, sync="world", force=True)
+    ),
     "explore": every_branch(lambda agent, to: agent.explore(["ask sofa"], choices=1, name="e")),
     "edit": every_branch(lambda agent, to: agent.edit(agent.history()[0]["id"], "hi")),
     "answer": goes_on(Command(resume="yes")),
