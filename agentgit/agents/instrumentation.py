@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,8 +18,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
-from agentgit.agents.turn.interrupts import in_batch
-from agentgit.langgraph_internals import PregelNode, tool_node_functions, wrap_each_call
+from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS, PregelNode, tool_node_functions, wrap_each_call
 
 REWRITING_NODES = (".before_agent", ".before_model", ".after_model", ".after_agent")
 """The ends of the names of the nodes in which a middleware of LangChain can change messages."""
@@ -26,6 +26,8 @@ REWRITING_NODES = (".before_agent", ".before_model", ".after_model", ".after_age
 _batch_calls: ContextVar[list[asyncio.Future[Any]]] = ContextVar("of_batch")
 """The calls of the batch that a ToolNode runs in this context."""
 
+_batch_task: ContextVar[str | None] = ContextVar("agentgit_batch", default=None)
+"""The task whose ToolNode runs a batch of calls in this context."""
 
 WrapChannel = Callable[[Any], Any]
 """A function that returns the channel of a copy, given the channel of its graph."""
@@ -68,10 +70,25 @@ def _copy_tool_node(node: ToolNode) -> ToolNode:
     return clone
 
 
-def _node_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunnableConfig:
-    """Return the config that LangGraph passes to a node, as its second argument or by keyword."""
+@contextmanager
+def in_batch(task: str | None) -> Iterator[None]:
+    """Mark this block as the run of a batch of calls by the ToolNode of a task, or of none."""
+    token = _batch_task.set(task)
+    try:
+        yield
+    finally:
+        _batch_task.reset(token)
+
+
+def is_in_batch(task: str) -> bool:
+    """Return whether the ToolNode of a task makes the current call as part of a batch."""
+    return bool(task) and _batch_task.get() == task
+
+
+def _task_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Return the task from the config that LangGraph passes to a node, as its second argument or by keyword."""
     config: RunnableConfig = kwargs["config"] if "config" in kwargs else args[1]
-    return config
+    return config.get("configurable", {}).get(CONFIG_KEY_CHECKPOINT_NS)
 
 
 def _batch_run(node: ToolNode) -> Callable[..., Any]:
@@ -79,7 +96,7 @@ def _batch_run(node: ToolNode) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def run_batch(*args: Any, **kwargs: Any) -> Any:
-        with in_batch(_node_config(args, kwargs)):
+        with in_batch(_task_of(args, kwargs)):
             return run(*args, **kwargs)
 
     return run_batch
@@ -105,7 +122,7 @@ def _waiting_batch_run(node: ToolNode) -> Callable[..., Awaitable[Any]]:
     async def arun_batch(*args: Any, **kwargs: Any) -> Any:
         calls: list[asyncio.Future[Any]] = []
         _batch_calls.set(calls)
-        with in_batch(_node_config(args, kwargs)):
+        with in_batch(_task_of(args, kwargs)):
             try:
                 return await run(*args, **kwargs)
             except Exception:

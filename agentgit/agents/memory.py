@@ -23,6 +23,7 @@ from langgraph.store.memory import InMemoryStore
 from agentgit.agents.rerun_guard import require_outside_reruns
 from agentgit.agents.tools.arguments import given_arguments
 from agentgit.agents.turn.calls import Call, Calls
+from agentgit.effects.declarations import Declaration
 from agentgit.effects.effects import Effect
 from agentgit.effects.kinds import MEMORY
 from agentgit.effects.memory import DELETE, MEMORY_TOOLS, PUT, ItemName, MemoryEffect, lock_name
@@ -343,8 +344,10 @@ def _begin(
     try:
         for item, op in writes.items():
             effect = effects[_tool_name(op)]
-            site = calls.site_of_write(_tool_name(op), effect, uuid7(), parent_run_id, config.get("configurable", {}))
-            begun[item] = site.open(given_arguments(_args(item, op, effect, befores)))
+            declaration = Declaration(_tool_name(op), effect)
+            call = calls.new(declaration, uuid7(), parent_run_id, config.get("configurable", {}))
+            call.open(given_arguments(_args(item, op, effect, befores)))
+            begun[item] = call
     except Exception as error:
         _fail(begun, error)
         raise

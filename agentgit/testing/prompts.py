@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from agentgit.agents.turn.model_calls import sent_options
+from agentgit.agents.model_calls import sent_options
 
 LONG_TEXT = 4_000
 """The length from which on a text without spaces, such as an image, is shown as its length and hash."""

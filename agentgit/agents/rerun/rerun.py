@@ -320,7 +320,7 @@ class Rerun:
                         if answer is None:
                             self._unanswered.append(value)
                         else:
-                            answers[asked.id] = answer.wait()
+                            answers[asked.id] = answer.future.result()
                 elif not question.is_open:
                     answers[asked.id] = question.answer
                 if asked.id not in answers:

@@ -37,7 +37,7 @@ def checkpoint_tools(default_session: Session, branch_id: int) -> list[BaseTool]
         call = current_call()
         if call is None:
             return f"Saved: {default_session.checkpoint(name, branch=branch_id, description=description).get_summary()}"
-        turn = call.site.calls.turn
+        turn = call.calls.turn
         turn.request_checkpoint(call.intent.batch, named_label(turn.context.settings.user_id, name, description))
         return f"Checkpoint {name!r} will be saved as soon as the tool calls of this message are done."
 

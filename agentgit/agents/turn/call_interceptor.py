@@ -92,12 +92,15 @@ class Slots:
 
     def assign(self, call: Call) -> Slot:
         """Assign a call to a slot and return the slot."""
-        identity = scope_name(call.repeat_hash, FunctionName.read(call.intent.tool_path or "").path)
+        identity = scope_name(
+            call.arguments.repeat_hash(call.intent.tool_name, call.effect),
+            FunctionName.read(call.intent.tool_path or "").path,
+        )
         equal_slots = [slot for slot in self.all if slot.identity == identity]
         slot = next((slot for slot in equal_slots if slot.is_retryable), None)
         if slot is None:
             name = self._name(call.call_id, identity, len(equal_slots))
-            slot = Slot(name, identity, call.site.declaration.tool_identity)
+            slot = Slot(name, identity, call.declaration.tool_identity)
             self.all.append(slot)
         return slot
 

@@ -19,14 +19,15 @@ from langchain_core.messages import ToolMessage
 from langchain_core.tools import BaseTool, ToolException
 from langgraph.errors import GraphBubbleUp, ParentCommand
 
+from agentgit.agents.instrumentation import is_in_batch
 from agentgit.agents.isolation import CURRENT
 from agentgit.agents.tools.arguments import Arguments
 from agentgit.agents.tools.recorded_results import as_recorded, handover_record, has_command, value_of
 from agentgit.agents.turn.fence_errors import aborted_call_error, as_bubble_up, late_call_error
-from agentgit.agents.turn.interrupts import Interrupts, is_in_batch
+from agentgit.agents.turn.interrupts import Interrupts
 from agentgit.agents.turn.requests import Batch, Requests
 from agentgit.agents.turn.running_turn import RunningTurn
-from agentgit.agents.turn.scopes import ReportedRun, Scopes, TaskPlace, enclosing_name, scope_name
+from agentgit.agents.turn.scopes import PlacedCall, ReportedRun, Scopes, TaskPlace, enclosing_name, scope_name
 from agentgit.effects.declarations import Declaration, record_fields
 from agentgit.effects.effects import Effect
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, REPLAY, SIMULATED, UNKNOWN, idempotency_key_set
@@ -67,85 +68,26 @@ class InflightResult:
         future.set_result(value)
         return cls(future, error)
 
-    def wait(self) -> Any:
-        """Wait for the result and return it."""
-        return self.future.result()
 
-
-@dataclass(frozen=True)
-class CallSite:
-    """The place of a call before its arguments are known: its turn, its tool, and where in the turn it is made."""
+@dataclass(eq=False, kw_only=True)
+class Call(PlacedCall):
+    """One call of a tool. Its arguments, and what follows from them, are known once it is open."""
 
     calls: Calls
     declaration: Declaration
     parent: Call | None
-    run_id: UUID
-    parent_run_id: UUID | None
-    configurable: Mapping[str, Any]
-    tool_call_id: str | None = None
-    is_in_batch: bool = False
-
-    @property
-    def task(self) -> str:
-        """The name that LangGraph gives to the task that makes the call."""
-        return str(self.configurable.get(CONFIG_KEY_CHECKPOINT_NS) or "")
-
-    def open(self, arguments: Arguments) -> Call:
-        """Open the call: record its intent if its tool will run, or take the answer from the record."""
-        try:
-            return self.calls.open(self, arguments)
-        except AgentGitError as error:
-            raise as_bubble_up(error) from error.__cause__
-
-    def wait_for_saves(self) -> None:
-        """Wait until the graph checkpoints before the call are saved, if the call acts on the world."""
-        if self._must_wait:
-            with _ending_the_turn():
-                self.calls.turn.checkpoint_tracker.wait(self.configurable)
-
-    async def await_saves(self) -> None:
-        """Wait like `wait_for_saves`, without blocking the event loop."""
-        if self._must_wait:
-            with _ending_the_turn():
-                await self.calls.turn.checkpoint_tracker.await_saved(self.configurable)
-
-    @property
-    def _must_wait(self) -> bool:
-        effect = self.declaration.effect if self.declaration.is_recorded else None
-        return effect is not None and kind_of(effect.kind).is_exclusive
-
-
-@contextmanager
-def _ending_the_turn() -> Iterator[None]:
-    try:
-        yield
-    except AgentGitError as error:
-        raise as_bubble_up(error) from error.__cause__
-
-
-@dataclass(eq=False)
-class Call:
-    """One call of a tool."""
-
-    site: CallSite
-    effect: Effect | None
-    arguments: Arguments
-    intent: Intent
-    requester: str
-    """What requested the call: an AI message, or else the task that makes it."""
-    caller_run_id: UUID | None
+    tool_call_id: str | None
+    arguments: Arguments = field(init=False)
+    effect: Effect | None = field(init=False)
+    caller_run_id: UUID | None = field(init=False)
     """The run of the task or the tool that makes the call."""
-    repeat_hash: str
-    is_named: bool
-    place: TaskPlace | None = None
-    is_recorded: bool = True
-    name: str = ""
-    """The name of the call in what requested it."""
+    is_named: bool = field(init=False)
+    place: TaskPlace | None = field(init=False)
+    is_recorded: bool = field(init=False)
+    is_open: bool = False
     answer: InflightResult | None = None
     """The result that the call gets instead of running its tool."""
     is_simulated: bool = False
-    used_numbers: dict[str, Any] | None = None
-    """The numbers of its task that the call has used; see `Interrupts.use_numbers`."""
     has_begun: bool = False
     """True once the tool's function was entered."""
     error: BaseException | None = None
@@ -165,27 +107,30 @@ class Call:
     def __post_init__(self) -> None:
         self.result.future.set_running_or_notify_cancel()  # a cancelled waiter must not cancel it
 
+    def open(self, arguments: Arguments) -> None:
+        """Open the call: record its intent if its tool will run, or take the answer from the record."""
+        try:
+            self.calls.open(self, arguments)
+        except AgentGitError as error:
+            raise as_bubble_up(error) from error.__cause__
+
+    def unsaved_steps(self) -> Iterator[None]:
+        """Iterate until the graph checkpoints before the call are saved, if the call acts on the world."""
+        effect = self.declaration.effect if self.declaration.is_recorded else None
+        if effect is not None and kind_of(effect.kind).is_exclusive:
+            yield from self.calls.turn.checkpoint_tracker.unsaved(self.configurable)
+
     # -- what the interceptor asks
-
-    @property
-    def task(self) -> str:
-        """The name that LangGraph gives to the task that makes the call."""
-        return self.site.task
-
-    @property
-    def is_in_batch(self) -> bool:
-        """True if a ToolNode makes the call as one of a batch."""
-        return self.site.is_in_batch
-
-    @property
-    def is_of_node(self) -> bool:
-        """True if the code of a node makes the call, and not a tool that runs in the same task."""
-        return self.site.parent is None or self.site.parent.task != self.task
 
     @property
     def call_id(self) -> str | None:
         """The id of the call, if it is the same every time."""
         return self.intent.tool_call_id if self.is_named else None
+
+    @property
+    def repeat_hash(self) -> str:
+        """A hash that is equal for calls that may be the same one."""
+        return self.arguments.repeat_hash(self.declaration.tool_name, self.effect)
 
     @property
     def retry_key(self) -> tuple[str, str, int]:
@@ -203,14 +148,9 @@ class Call:
         return not self.intent.effect.is_lasting and not self.is_once
 
     @property
-    def scope(self) -> str:
-        """The name of the run of the call's tool, in which other calls are made."""
-        return scope_name("call", self.requester, self.name, self.intent.tool_name)
-
-    @property
     def outer_intents(self) -> list[Intent]:
         """The intents of the recorded calls whose tools run and contain this call, the outermost first."""
-        if (parent := self.site.parent) is None:
+        if (parent := self.parent) is None:
             return []
         return parent.outer_intents + ([parent.intent] if parent.is_recorded and parent.answer is None else [])
 
@@ -246,7 +186,7 @@ class Call:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Run the tool's function in the block, with the call's key, answers and span."""
-        calls = self.site.calls
+        calls = self.calls
         if self.is_recorded:  # it may go on when the turn has ended
             calls.turn.context.registry.running_calls[self.intent.id] = calls.branch.id
         token = CURRENT.set((calls, self))
@@ -276,7 +216,7 @@ class Call:
     def take_answer(self) -> InflightResult | None:
         """Return the result that the call gets instead of running its tool, and use up the numbers that it had used."""
         if self.answer is not None:
-            self.site.calls.interrupts.use_numbers(self)
+            self.calls.interrupts.use_numbers(self)
         return self.answer
 
     @property
@@ -295,7 +235,7 @@ class Call:
             text = str(output.content if isinstance(output, ToolMessage) else output)
             self._end_failed(text, error if isinstance(error, Exception) else ToolException(text))
             return
-        value = self.answer.wait() if self.answer else self.value if self.has_returned else value_of(output)
+        value = self.answer.future.result() if self.answer else self.value if self.has_returned else value_of(output)
         result = as_recorded(value)
         problem = returned_error(result)
         try:
@@ -316,19 +256,19 @@ class Call:
             ):
                 self._end_failed(describe_error(error), error)
             elif isinstance(error, GraphBubbleUp):
-                self.site.calls.end(self, CallOutcome(status=PAUSED), error)
+                self.calls.end(self, CallOutcome(status=PAUSED), error)
             elif isinstance(error, KeyboardInterrupt):  # aborted at an unknown point
-                self.site.calls.end(self, CallOutcome(status=UNKNOWN, error=type(error).__name__), error)
+                self.calls.end(self, CallOutcome(status=UNKNOWN, error=type(error).__name__), error)
             else:  # cancelled, or its thread ends with the process: the end of the turn writes it to the journal
                 self.span.end(error)
-                self.site.calls.turn.context.registry.running_calls.pop(self.intent.id, None)
+                self.calls.turn.context.registry.running_calls.pop(self.intent.id, None)
         finally:
             self.fail(error)
 
     def _end_failed(self, text: str, error: Exception | None = None, result: Any = None) -> None:
         """Record that the call raised, or returned an error; if it may have acted, its `verify` function is asked."""
         self.span.fail(type(error or ToolException()).__name__)
-        interceptor = self.site.calls.interceptor
+        interceptor = self.calls.interceptor
         try:
             is_open = (
                 self.is_recorded and self.may_have_acted and (not self.is_harmless or interceptor.has_verify(self))
@@ -341,7 +281,7 @@ class Call:
                 self.fail(error)
 
     def _end(self, status: str, **outcome: Any) -> None:
-        self.site.calls.end(self, CallOutcome(status=status, ended_at=datetime.now(UTC), **outcome))
+        self.calls.end(self, CallOutcome(status=status, ended_at=datetime.now(UTC), **outcome))
 
 
 class Interceptor(Protocol):
@@ -378,8 +318,8 @@ class Calls:
         self.requests = Requests(next_batch, unfinished, self.scopes)
         codec = turn.context.saver.codec
         self.interrupts = Interrupts(turn.context.store, turn.branch, codec, turn.unit_of_work, self.scopes)
-        self._tools_by_run: dict[UUID, Call | None] = {}
-        """The calls that are being made, by the run that LangChain makes of them; None before a call is opened."""
+        self.by_run: dict[UUID, Call] = {}
+        """The calls that are being made, by the runs that LangChain makes of them."""
         self.has_calls = False
         """True if the turn has made a recorded call."""
         self.acted_count = 0
@@ -387,63 +327,56 @@ class Calls:
 
     # -- opening
 
-    def site_of_tool(
+    def new(
         self,
-        tool: BaseTool,
+        tool: BaseTool | Declaration,
         run_id: UUID,
         parent_run_id: UUID | None,
         configurable: Mapping[str, Any],
-        tool_call_id: str | None,
-    ) -> CallSite:
-        """Return the place of a call of a tool that is about to run."""
-        parent = self._parent_of_new(parent_run_id)
+        tool_call_id: str | None = None,
+    ) -> Call:
+        """Return the call of a tool that is about to run, or of a write to memory that is about to be made."""
+        parent = (current_call() if current_calls() is self else None) or self.enclosing_call(parent_run_id)
         task = str(configurable.get(CONFIG_KEY_CHECKPOINT_NS) or "")
         outer_name, outer_task = (parent.intent.tool_name, parent.task) if parent is not None else (None, "")
-        try:
-            declaration = self.effects.declaration_of(tool, enclosing_name(outer_name, outer_task, task))
-        except AgentGitError as error:
-            raise as_bubble_up(error) from error.__cause__
-        self._tools_by_run[run_id] = None
-        return CallSite(self, declaration, parent, run_id, parent_run_id, configurable, tool_call_id, is_in_batch(task))
-
-    def site_of_write(
-        self, tool_name: str, effect: Effect, run_id: UUID, parent_run_id: UUID | None, configurable: Mapping[str, Any]
-    ) -> CallSite:
-        """Return the place of a write to memory that is about to be made."""
-        parent = self._parent_of_new(parent_run_id)
-        return CallSite(self, Declaration(tool_name, effect), parent, run_id, parent_run_id, configurable)
-
-    def _parent_of_new(self, parent_run_id: UUID | None) -> Call | None:
-        call = current_call() if current_calls() is self else None
-        return call or self.enclosing_call(parent_run_id)
+        if isinstance(tool, BaseTool):
+            try:
+                tool = self.effects.declaration_of(tool, enclosing_name(outer_name, outer_task, task))
+            except AgentGitError as error:
+                raise as_bubble_up(error) from error.__cause__
+        call = self.by_run[run_id] = Call(
+            calls=self,
+            declaration=tool,
+            parent=parent,
+            run_id=run_id,
+            parent_run_id=parent_run_id,
+            configurable=configurable,
+            tool_call_id=tool_call_id,
+            is_in_batch=is_in_batch(task),
+        )
+        return call
 
     def enclosing_call(self, run_id: UUID | None) -> Call | None:
         """Return the call whose tool contains a run; None if there is none."""
-        found = (self._tools_by_run.get(run.id) for run in self.scopes.ancestors(run_id))
-        return next((call for call in found if call is not None), None)
+        found = (self.by_run.get(run.id) for run in self.scopes.ancestors(run_id))
+        return next((call for call in found if call is not None and call.is_open), None)
 
-    def is_expected(self, run_id: UUID) -> bool:
-        """Return whether the hook has seen the call of a tool."""
-        return run_id in self._tools_by_run
-
-    def forget(self, run_id: UUID) -> None:
-        """Forget a run whose call was not opened."""
-        self._tools_by_run.pop(run_id, None)
-
-    def open(self, site: CallSite, arguments: Arguments) -> Call:
-        """Open a call; see `CallSite.open`."""
+    def open(self, call: Call, arguments: Arguments) -> None:
+        """Open a call; see `Call.open`."""
+        declaration = call.declaration
         if self.turn.has_ended:
-            raise late_call_error(site.declaration.tool_name, arguments.values)
-        self.scopes.begin(site.run_id, site.parent_run_id)
-        parent_run_id = site.parent.site.run_id if site.parent is not None else None
-        caller = self.scopes.scoped(site.parent_run_id) or self.scopes.scoped(parent_run_id)
-        call = self._new_call(site, arguments, caller)
+            raise late_call_error(declaration.tool_name, arguments.values)
+        self.scopes.begin(call.run_id, call.parent_run_id)
+        caller = self.scopes.scoped(call.parent_run_id) or self.scopes.scoped(
+            call.parent.run_id if call.parent else None
+        )
+        self._describe(call, arguments, caller)
         if call.is_recorded:
             self.has_calls = True
             call.span = tool_span(
-                site.declaration.tool_name,
+                declaration.tool_name,
                 self.turn.span,
-                gen__ai_tool_call_id=site.tool_call_id,
+                gen__ai_tool_call_id=call.tool_call_id,
                 agentgit_effect=call.intent.effect,
             )
             try:
@@ -452,61 +385,53 @@ class Calls:
                 call.span.end(error)
                 raise
             self.acted_count += not call.intent.effect.is_neutral
-        self._tools_by_run[site.run_id] = call
-        self.scopes.begin_tool(site.run_id, caller, call)
+        call.is_open = True
+        self.by_run[call.run_id] = call  # a cancelled caller has forgotten it
+        self.scopes.begin_tool(call.run_id, caller, call)
         runs_tool = call.is_recorded and call.answer is None and not call.is_simulated
-        if runs_tool and site.declaration.tool is not None:
-            self.turn.context.registry.remember(call.intent.id, site.declaration)
-        if runs_tool and not call.intent.effect.is_neutral and site.declaration.tool_name not in MEMORY_TOOLS:
+        if runs_tool and declaration.tool is not None:
+            self.turn.context.registry.remember(call.intent.id, declaration)
+        if runs_tool and not call.intent.effect.is_neutral and declaration.tool_name not in MEMORY_TOOLS:
             try:  # if what the call is about to change cannot be backed up, its tool does not run
-                self.turn.files.back_up(site.declaration.tool_name, site.declaration.tool, arguments.values)
+                self.turn.files.back_up(declaration.tool_name, declaration.tool, arguments.values)
             except AgentGitError as error:
                 call._end_failed(f"its tool was not run: {error}", error)
                 raise
-        return call
 
-    def _new_call(self, site: CallSite, arguments: Arguments, caller: ReportedRun | None) -> Call:
-        declaration, parent, args = site.declaration, site.parent, arguments.values
+    def _describe(self, call: Call, arguments: Arguments, caller: ReportedRun | None) -> None:
+        """Set what follows from the arguments of a call and from the run that makes it."""
+        declaration, parent, args = call.declaration, call.parent, arguments.values
         if parent is not None:  # it belongs where the call of the tool that makes it is
             batch, index = parent.intent.batch, parent.intent.batch_index
         else:
-            batch, index = self.requests.position(site.tool_call_id, site.run_id)
+            batch, index = self.requests.position(call.tool_call_id, call.run_id)
         effect = declaration.effect_of(args, self._holds)
         is_file_effect = effect is not None and effect.kind == WORKSPACE and not declaration.is_profiled
         if is_file_effect and self.workspace is not None and not self.workspace.covers(args):
             effect = None
-        scope = caller.scope if caller is not None else scope_name(site.task)
-        request_name = self.requests.name(site.tool_call_id, site.parent_run_id, site.task)
-        is_named = site.tool_call_id is not None and (request_name is not None or site.is_in_batch)
-        outer = parent if parent is not None and parent.is_recorded else None
-        intent = Intent(
+        scope = caller.scope if caller is not None else scope_name(call.task)
+        request_name = self.requests.name(call.tool_call_id, call.parent_run_id, call.task)
+        call.arguments, call.effect = arguments, effect
+        call.is_named = call.tool_call_id is not None and (request_name is not None or call.is_in_batch)
+        call.requester = (request_name or call.task) if call.is_named else scope
+        call.caller_run_id, call.place = (caller.id, caller.place) if caller is not None else (None, None)
+        call.is_recorded = declaration.is_recorded or self.interceptor.is_simulated
+        call.intent = Intent(
             session_id=self.branch.external_session_id,
             branch_id=self.branch.id,
             batch=batch,
             batch_index=index,
             tool_name=declaration.tool_name,
-            tool_call_id=site.tool_call_id,
+            tool_call_id=call.tool_call_id,
             args=args,
             idempotency_key="",
             owner=self.owner,
             started_at=datetime.now(UTC),
-            task=None if is_named else scope,
-            parent_id=outer.intent.id if outer is not None else None,
+            task=None if call.is_named else scope,
+            parent_id=parent.intent.id if parent is not None and parent.is_recorded else None,
             tool_path=declaration.tool_path,
             enclosing=declaration.enclosing,
             **record_fields(effect, declaration.tool_name, arguments.identifying, is_named=arguments.is_named),
-        )
-        return Call(
-            site,
-            effect,
-            arguments,
-            intent,
-            requester=(request_name or site.task) if is_named else scope,
-            caller_run_id=caller.id if caller is not None else None,
-            repeat_hash=arguments.repeat_hash(declaration.tool_name, effect),
-            is_named=is_named,
-            place=caller.place if caller is not None else None,
-            is_recorded=declaration.is_recorded or self.interceptor.is_simulated,
         )
 
     def _holds(self, path: str) -> bool:
@@ -517,7 +442,7 @@ class Calls:
     @property
     def is_call_running(self) -> bool:
         """True if a call has no outcome yet."""
-        return any(call is not None and call.is_recorded for call in [*self._tools_by_run.values()])
+        return any(call.is_open and call.is_recorded for call in [*self.by_run.values()])
 
     def end(self, call: Call, outcome: CallOutcome, error: BaseException | None = None) -> None:
         """Record the outcome of a call, and forget the call."""
@@ -528,7 +453,7 @@ class Calls:
         if answers is not None:
             outcome = replace(outcome, answers=answers)
             call.used_numbers = answers if answers["direct"] else None
-        self._tools_by_run.pop(call.site.run_id, None)
+        self.by_run.pop(call.run_id, None)
         call.span.set(agentgit_call_status=outcome.status, agentgit_call_answered=call.answer is not None)
         call.span.end()
         if call.is_recorded:
@@ -536,15 +461,15 @@ class Calls:
                 self._record(call, outcome)
             finally:  # Ctrl-C can break off the write
                 self.turn.context.registry.running_calls.pop(call.intent.id, None)
-        if call.intent.tool_name in MEMORY_TOOLS:  # it changes no file
+        if call.intent.tool_name in MEMORY_TOOLS or not self.turn.counts_calls:  # a write to memory changes no file
             return
         batch = call.intent.batch
-        if all(other is None or other.intent.batch != batch for other in [*self._tools_by_run.values()]):
-            self.turn.on_batch_ended(batch)
+        if all(not other.is_open or other.intent.batch != batch for other in [*self.by_run.values()]):
+            self.turn.files.take_snapshot("after a tool", batch)
 
     def _record(self, call: Call, outcome: CallOutcome) -> None:
         if call.is_simulated:
-            if not call.site.declaration.is_recorded:
+            if not call.declaration.is_recorded:
                 return
             if outcome.status != PAUSED:  # else it asked as it was recorded, and was not answered
                 not_made = call.answer.error if call.answer is not None else None
@@ -569,7 +494,6 @@ class Calls:
 
     def end_spans(self) -> None:
         """End the spans of calls whose end was never reported."""
-        for call in [*self._tools_by_run.values()]:
-            if call is not None:
-                call.span.fail(UNKNOWN)
-                call.span.end()
+        for call in [*self.by_run.values()]:
+            call.span.fail(UNKNOWN)
+            call.span.end()

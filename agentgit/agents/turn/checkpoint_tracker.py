@@ -7,14 +7,13 @@ and the call that it had started would not be recognized: with `durability="asyn
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-from agentgit.errors import Unavailable
+from agentgit.agents.turn.fence_errors import as_bubble_up
+from agentgit.errors import AgentGitError, Unavailable
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_MAP, CONFIG_KEY_DURABILITY, CONFIG_KEY_THREAD_ID
 from agentgit.store.threads.graph_rows import GraphKey
 
@@ -22,7 +21,7 @@ SAVE_TIMEOUT = 60.0
 """How long a call waits for a graph checkpoint, in seconds; one that is not saved by then never will be."""
 
 POLL_SECONDS = 0.001
-"""How long a call on an event loop waits before it looks again."""
+"""How long a call waits before it looks again."""
 
 
 class CheckpointTracker:
@@ -33,14 +32,12 @@ class CheckpointTracker:
         self._started_keys: set[GraphKey] = set()
         self._saved_keys: set[GraphKey] = set()
         self._failure: BaseException | None = None
-        self._changed = threading.Condition()
 
     def record_read(self, thread: str, ns: str, graph_key: GraphKey | None) -> None:
         """Record that a graph reads its checkpoint from the saver, so it also saves there."""
-        with self._changed:
-            self._read_graphs.add((thread, ns))
-            if graph_key is not None:
-                self._saved_keys.add(graph_key)
+        self._read_graphs.add((thread, ns))
+        if graph_key is not None:
+            self._saved_keys.add(graph_key)
 
     @contextmanager
     def saving(self, graph_key: GraphKey) -> Iterator[None]:
@@ -49,53 +46,42 @@ class CheckpointTracker:
         try:
             yield
         except BaseException as error:
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
+            self._failure = error
             raise
-        with self._changed:
-            self._saved_keys.add(graph_key)
-            self._changed.notify_all()
+        self._saved_keys.add(graph_key)
 
     def graph_numbers(self, task: str) -> Iterator[int]:
         """Yield the numbers of the graphs that a task has called, as far as they are saved."""
-        with self._changed:
-            namespaces = [ns for _, ns in self._read_graphs if ns == task or ns.startswith(f"{task}|")]
-        for ns in namespaces:
+        for _, ns in self._read_graphs.copy():
             number = ns[len(task) + 1 :] or "0"
-            if number.isdigit():
+            if (ns == task or ns.startswith(f"{task}|")) and number.isdigit():
                 yield int(number)
 
-    def wait(self, configurable: Mapping[str, Any]) -> None:
-        """Wait until the checkpoints from which the id of a task is derived are saved."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._is_saved(configurable), SAVE_TIMEOUT):
-                raise _unsaved_error(TimeoutError())
-
-    async def await_saved(self, configurable: Mapping[str, Any]) -> None:
-        """Wait like `wait`, without blocking the event loop."""
+    def unsaved(self, configurable: Mapping[str, Any]) -> Iterator[None]:
+        """Iterate until the checkpoints from which the id of a task is derived are saved; the caller waits between."""
         deadline = monotonic() + SAVE_TIMEOUT
         while not self._is_saved(configurable):
             if monotonic() > deadline:
                 raise _unsaved_error(TimeoutError())
-            await asyncio.sleep(POLL_SECONDS)
+            yield
 
     def _is_saved(self, configurable: Mapping[str, Any]) -> bool:
         """Return whether the checkpoints of a task are saved, and raise if one never will be."""
-        thread = str(configurable.get(CONFIG_KEY_THREAD_ID))
+        thread, failure = str(configurable.get(CONFIG_KEY_THREAD_ID)), self._failure
         keys = {GraphKey(thread, ns, id) for ns, id in configurable.get(CONFIG_KEY_CHECKPOINT_MAP, {}).items()}
-        with self._changed:
-            if configurable.get(CONFIG_KEY_DURABILITY) == "exit":  # the graph saves nothing until it ends
-                keys &= self._started_keys
-            unsaved = {key for key in keys - self._saved_keys if (thread, key.ns) in self._read_graphs}
-            if unsaved and self._failure is not None:
-                raise _unsaved_error(self._failure) from self._failure
-            return not unsaved
+        if configurable.get(CONFIG_KEY_DURABILITY) == "exit":  # the graph saves nothing until it ends
+            keys &= self._started_keys
+        unsaved = {key for key in keys - self._saved_keys if (thread, key.ns) in self._read_graphs}
+        if unsaved and failure is not None:
+            raise _unsaved_error(failure) from failure
+        return not unsaved
 
 
-def _unsaved_error(error: BaseException) -> Unavailable:
-    return Unavailable(
-        f"The step of the graph before this call could not be saved ({type(error).__name__}: {error}), so the call was "
-        "not made: after a crash it could not be recognized. Fix the database, then "
-        "continue the turn with agent.invoke(None)."
+def _unsaved_error(error: BaseException) -> AgentGitError:
+    return as_bubble_up(
+        Unavailable(
+            f"The step of the graph before this call could not be saved ({type(error).__name__}: {error}), so the call "
+            "was not made: after a crash it could not be recognized. Fix the database, then continue the turn with "
+            "agent.invoke(None)."
+        )
     )

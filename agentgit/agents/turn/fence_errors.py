@@ -40,15 +40,6 @@ def late_call_error(name: str, args: Mapping[str, Any]) -> Conflict:
     )
 
 
-def unowned_call_error(name: str) -> Fenced:
-    """Return the error for a call in a thread that no turn owns, of a tool whose calls must be recorded."""
-    return Fenced(
-        f"{name} was called in a thread that no turn owns, so it was not run. Start the thread with "
-        "contextvars.copy_context().run, or use asyncio.to_thread, so that its calls belong to the turn; or wrap the "
-        "graph with unowned_calls='report'."
-    )
-
-
 def unrecorded_call_error(name: str, caller: str) -> Fenced:
     """Return the error for a call that acts, made by a tool that an operation runs again."""
     return Fenced(

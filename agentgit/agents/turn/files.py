@@ -80,21 +80,15 @@ class TurnFiles:
         if self.workspace is not None:
             self.workspace.back_up(tool_name, tool, args)
 
-    def snapshot_batch(self, batch: int) -> None:
-        """Take a snapshot after the calls of a batch, for a checkpoint that is made before the turn ends."""
-        with self._lock:
-            self._take_snapshot("after a tool")
-            self._batch_snapshots[batch] = self.last_snapshot
-
-    def end(self) -> None:
-        """Take a snapshot at the end of the turn; the turn is recorded even if the snapshot fails."""
-        self._take_snapshot("after a turn")
-
-    def _take_snapshot(self, reason: str) -> None:
+    def take_snapshot(self, reason: str, batch: int | None = None) -> None:
+        """Take a snapshot, at the end of the turn or of a batch of calls; the turn is recorded even if that fails."""
         if self.workspace is None:
             return
-        try:
-            self.last_snapshot = self.workspace.take_snapshot(reason)
-        except (AgentGitError, OSError) as error:
-            LOG.warning("No snapshot of the files could be taken %s: %s", reason, error)
-            self.last_snapshot = None
+        with self._lock:
+            try:
+                self.last_snapshot = self.workspace.take_snapshot(reason)
+            except (AgentGitError, OSError) as error:
+                LOG.warning("No snapshot of the files could be taken %s: %s", reason, error)
+                self.last_snapshot = None
+            if batch is not None:
+                self._batch_snapshots[batch] = self.last_snapshot

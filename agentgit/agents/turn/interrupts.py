@@ -17,13 +17,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.runnables.config import RunnableConfig, var_child_runnable_config
 from langgraph.errors import GraphInterrupt
 
+from agentgit.agents.instrumentation import in_batch
 from agentgit.agents.turn.fence_errors import as_bubble_up, parallel_graphs_error
 from agentgit.agents.turn.scopes import PlacedCall, ReportedRun, Scopes
 from agentgit.langgraph_internals import (
@@ -63,25 +63,6 @@ class TaskShare:
     def record(self) -> dict[str, Any]:
         """Return the form in which the journal stores it."""
         return {name: value for name, value in vars(self).items() if name != "scratchpad"}
-
-
-_batch_task: ContextVar[str | None] = ContextVar("agentgit_batch", default=None)
-"""The task whose ToolNode runs a batch of calls in this context."""
-
-
-@contextmanager
-def in_batch(config: RunnableConfig) -> Iterator[None]:
-    """Mark this block as the run of a batch of calls by a ToolNode."""
-    token = _batch_task.set(config.get("configurable", {}).get(CONFIG_KEY_CHECKPOINT_NS))
-    try:
-        yield
-    finally:
-        _batch_task.reset(token)
-
-
-def is_in_batch(task: str) -> bool:
-    """Return whether the ToolNode of a task makes the current call as part of a batch."""
-    return bool(task) and _batch_task.get() == task
 
 
 class TaskAnswers:
@@ -186,7 +167,7 @@ class Interrupts:
     @contextmanager
     def call_view(self, call: PlacedCall) -> Iterator[None]:
         """Set a call's own view of the answers and numbers of its task until the block ends."""
-        self._scopes.enter_tool(call.site.run_id)
+        self._scopes.enter_tool(call.run_id)
         config = var_child_runnable_config.get()
         scratchpad = (config or {}).get("configurable", {}).get(CONFIG_KEY_SCRATCHPAD)
         if not call.is_in_batch:
@@ -194,12 +175,10 @@ class Interrupts:
         if config is not None and isinstance(scratchpad, PregelScratchpad):
             config = self._view(config, scratchpad, call)
         token = var_child_runnable_config.set(config)
-        # Calls made inside the tool come from its own code, not from a ToolNode.
-        batch_token = _batch_task.set(None)
         try:
-            yield
+            with in_batch(None):  # calls made inside the tool come from its own code
+                yield
         finally:
-            _batch_task.reset(batch_token)
             var_child_runnable_config.reset(token)
 
     def _view(self, config: RunnableConfig, scratchpad: PregelScratchpad, call: PlacedCall) -> RunnableConfig:
@@ -303,7 +282,7 @@ class Interrupts:
         """Return the answers of the task whose ToolNode makes a call, and the call's share of them."""
         with self._lock:
             if call.task not in self._task_answers:
-                self._task_answers[call.task] = self._load_answers(call.site.configurable)
+                self._task_answers[call.task] = self._load_answers(call.configurable)
             answers = self._task_answers[call.task]
             share = answers.share(TaskShare(call.task, call.scope, False, call.intent.batch_index))
             return answers, self._shares.setdefault(call, share)

@@ -11,10 +11,10 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.messages import BaseMessage
 
+from agentgit.agents.model_calls import ModelCalls
 from agentgit.agents.turn.call_interceptor import CallInterceptor
 from agentgit.agents.turn.calls import Calls
 from agentgit.agents.turn.fence_errors import as_bubble_up, unreachable_error
-from agentgit.agents.turn.model_calls import ModelCalls
 from agentgit.agents.turn.requests import Batch
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.errors import AgentGitError
@@ -88,7 +88,7 @@ class Recorder(BaseCallbackHandler):
         self.calls.scopes.end(run_id)
 
     def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
-        if not self.calls.is_expected(run_id):
+        if run_id not in self.calls.by_run:
             name = (serialized or {}).get("name") or kwargs.get("name")
             raise as_bubble_up(unreachable_error(str(name)))
 

@@ -79,11 +79,6 @@ class RunningTurn:
             self.requested_checkpoints.append((batch, label))
         self.unit_of_work.flush()
 
-    def on_batch_ended(self, batch: int) -> None:
-        """Handle the end of a call when no other call of its batch is running."""
-        if self.counts_calls:
-            self.files.snapshot_batch(batch)
-
     def make_requested(self, connection: Connection, state: CheckpointState, last_batch: int | None = None) -> None:
         """Make the checkpoints that tools requested in the batches up to this one; None means all batches."""
         for batch, label in self.requested_checkpoints:

@@ -16,13 +16,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from langchain_core.messages import BaseMessage
 
 from agentgit.effects.invocation import identity
-from agentgit.langgraph_internals import PUSH, recast_checkpoint_ns
+from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS, PUSH, recast_checkpoint_ns
 from agentgit.store.records.journal import Intent
 from agentgit.values import portable
 
@@ -30,28 +30,38 @@ _newest_run: ContextVar[ReportedRun | None] = ContextVar("agentgit_newest_run", 
 """The run that began last in this context. When LangGraph numbers a graph, it is the run of that graph."""
 
 
-class PlacedCall(Protocol):
-    """A call, as the places and the numbers of its task depend on it."""
+@dataclass(eq=False, kw_only=True)
+class PlacedCall:
+    """A call, by its place: its runs, its task, and the call whose tool makes it."""
 
-    intent: Intent
-    site: Any
-    used_numbers: dict[str, Any] | None
+    parent: PlacedCall | None
+    run_id: UUID
+    parent_run_id: UUID | None
+    configurable: Mapping[str, Any]
+    is_in_batch: bool = False
+    """True if a ToolNode makes the call as one of a batch."""
+    intent: Intent = field(init=False)
+    requester: str = field(init=False)
+    """What requested the call: an AI message, or else the task that makes it."""
+    name: str = ""
+    """The name of the call in what requested it."""
+    used_numbers: dict[str, Any] | None = None
+    """The numbers of its task that the call has used; see `Interrupts.use_numbers`."""
 
     @property
     def task(self) -> str:
         """The name that LangGraph gives to the task that makes the call."""
+        return str(self.configurable.get(CONFIG_KEY_CHECKPOINT_NS) or "")
 
     @property
     def scope(self) -> str:
         """The name of the run of the call's tool, in which other calls are made."""
-
-    @property
-    def is_in_batch(self) -> bool:
-        """True if a ToolNode makes the call as one of a batch."""
+        return scope_name("call", self.requester, self.name, self.intent.tool_name)
 
     @property
     def is_of_node(self) -> bool:
         """True if the code of a node makes the call, and not a tool that runs in the same task."""
+        return self.parent is None or self.parent.task != self.task
 
 
 @dataclass(frozen=True)

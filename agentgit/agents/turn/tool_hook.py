@@ -12,6 +12,7 @@ import asyncio
 import functools
 import inspect
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -23,12 +24,13 @@ from langchain_core.utils.uuid import uuid7
 from agentgit.agents.rerun_guard import require_outside_reruns
 from agentgit.agents.tools.arguments import given_arguments, received_arguments
 from agentgit.agents.tools.tool_caller import RUNNING_AGAIN, clone_of
-from agentgit.agents.turn.calls import Call, CallSite, current_calls
+from agentgit.agents.turn.calls import Call, current_calls
+from agentgit.agents.turn.checkpoint_tracker import POLL_SECONDS
 from agentgit.agents.turn.fence_errors import as_bubble_up, unrecorded_call_error
 from agentgit.agents.turn.interrupts import with_own_view
 from agentgit.agents.turn.recorder import Recorder, find_recorder
 from agentgit.agents.turn.scopes import enclosing_name
-from agentgit.agents.turn.unowned_calls import note_unowned_call
+from agentgit.agents.unowned_calls import note_unowned_call
 from agentgit.effects.kinds import UNDECLARED
 from agentgit.effects.results import NothingDone
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
@@ -128,8 +130,8 @@ def _hook(tool: BaseTool, tool_input: Any, args: tuple[Any, ...], options: dict[
     parent_run_id = getattr(manager, "parent_run_id", None) or getattr(
         outer_config.get("callbacks"), "parent_run_id", None
     )
-    site = calls.site_of_tool(tool, run_id, parent_run_id, configurable, options.get("tool_call_id"))
-    return _ToolRun(site, tool, tool_input, options)
+    call = calls.new(tool, run_id, parent_run_id, configurable, options.get("tool_call_id"))
+    return _ToolRun(call, tool, tool_input, options)
 
 
 def _require_covered(tool: BaseTool, configurable: Mapping[str, Any]) -> None:
@@ -154,12 +156,11 @@ def _add_recorder(callbacks: Any, recorder: Recorder) -> Any:
 class _ToolRun:
     """One run of a tool, whose call is opened when the tool's function is entered."""
 
-    def __init__(self, site: CallSite, tool: BaseTool, tool_input: Any, options: dict[str, Any]) -> None:
-        self._site, self._tool = site, tool
+    def __init__(self, call: Call, tool: BaseTool, tool_input: Any, options: dict[str, Any]) -> None:
+        self._call, self._tool = call, tool
         self.options = options
         """The options of the call, for LangChain."""
         self._arguments = given_arguments(tool_input)
-        self._call: Call | None = None
         self._is_refused = False
         self._is_cancelled = False
         self._lock = threading.Lock()
@@ -182,40 +183,43 @@ class _ToolRun:
         object.__setattr__(clone, "_to_args_and_kwargs", receive)
         return clone
 
-    def _open(self) -> Call:
+    def _open(self) -> None:
         self._is_refused = True  # unless it returns
-        call = self._site.open(self._arguments)
+        self._call.open(self._arguments)
         with self._lock:
-            self._call, self._is_refused = call, False
+            self._is_refused = False
         if self._is_cancelled:
-            call.end_raised(NothingDone("cancelled before its tool ran"))
-        return call
+            self._call.end_raised(NothingDone("cancelled before its tool ran"))
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         self._is_refused = True
-        self._site.wait_for_saves()
-        call = self._open()
-        if (answer := call.take_answer()) is not None:
-            return _as_returned(self._tool, answer.wait())
-        with call.running():
+        for _ in self._call.unsaved_steps():
+            time.sleep(POLL_SECONDS)
+        self._open()
+        if (answer := self._call.take_answer()) is not None:
+            return _as_returned(self._tool, answer.future.result())
+        with self._call.running():
             value = self._tool._run(*args, **with_own_view(kwargs))
-        call.value, call.has_returned = value, True
+        self._call.value, self._call.has_returned = value, True
         return value
 
     async def _arun(self, *args: Any, **kwargs: Any) -> Any:
         self._is_refused = True
-        await self._site.await_saves()
-        call = await asyncio.to_thread(self._open)
-        if (answer := call.take_answer()) is not None:
+        for _ in self._call.unsaved_steps():
+            await asyncio.sleep(POLL_SECONDS)
+        await asyncio.to_thread(self._open)
+        if (answer := self._call.take_answer()) is not None:
             return _as_returned(self._tool, await asyncio.wrap_future(answer.future))
-        with call.running():
+        with self._call.running():
             value = await self._tool._arun(*args, **with_own_view(kwargs))
-        call.value, call.has_returned = value, True
+        self._call.value, self._call.has_returned = value, True
         return value
 
     def end(self, output: Any) -> None:
         """Record the end of the run."""
-        (self._call or self._open()).end(output)
+        if not self._call.is_open:
+            self._open()
+        self._call.end(output)
 
     def end_raised(self, error: BaseException) -> None:
         """Record that the run raised."""
@@ -223,9 +227,11 @@ class _ToolRun:
             is_refused = self._is_refused
             self._is_cancelled = is_refused and isinstance(error, asyncio.CancelledError)
         if is_refused:
-            self._site.calls.forget(self._site.run_id)
-        else:
-            (self._call or self._open()).end_raised(error)
+            self._call.calls.by_run.pop(self._call.run_id, None)
+            return
+        if not self._call.is_open:
+            self._open()
+        self._call.end_raised(error)
 
 
 def _as_returned(tool: BaseTool, value: Any) -> Any:

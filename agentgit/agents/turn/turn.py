@@ -22,7 +22,7 @@ from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.agents.turn.requests import Batch, message_name
 from agentgit.agents.turn.running_turn import RunningTurn
-from agentgit.agents.turn.unowned_calls import watching
+from agentgit.agents.unowned_calls import watching
 from agentgit.effects.invocation import UNKNOWN, call_text
 from agentgit.errors import AgentGitError, Conflict, Corrupt, TurnAbandoned, Unavailable, warn_caller
 from agentgit.rollback.crash_recovery import recover_abandoned
@@ -216,7 +216,7 @@ class Turn(RunningTurn):
         with self._resources:
             self.has_ended = True
             self.calls.end_spans()
-            self.files.end()
+            self.files.take_snapshot("after a turn")
             if (writes := self.recorder.model_calls.unsaved_writes()) is not None:
                 with suppress(Conflict):  # the end of the turn raises it
                     self.unit_of_work.add(writes)
@@ -253,7 +253,11 @@ class Turn(RunningTurn):
             self.make_requested(connection, head_state.checkpoint_state)
             if completed and self._is_end_checkpoint_due(connection):
                 indexed_number = self._last_number + 1 if self._last_number is not None else None
-                changes["head_id"] = self.end_checkpoint_id = self._make_end_checkpoint(connection, head_state)
+                last, state = head_state.last_messages, head_state.checkpoint_state
+                label = self._label("after", inputs.first_line(text_of(last[0])) if last else None)
+                # The release of the branch makes it the head.
+                self.end_checkpoint_id = self.make_checkpoint(connection, branch, state, label, moves_head=False)
+                changes["head_id"] = self.end_checkpoint_id
         states, calls = (self._state.newest.checkpoint, head_state.latest), (self._state.tally.calls, tally.calls)
         changes |= store.search_index.index_turn(connection, branch, indexed_number, states, calls)
         store.sessions.release(connection, branch, **changes)
@@ -274,12 +278,6 @@ class Turn(RunningTurn):
         text = next((text_of(message) for message in messages if message.get("id") == message_id), None)
         if text is not None:
             store.checkpoints.describe_automatic(connection, self._before_id, inputs.first_line(text))
-
-    def _make_end_checkpoint(self, connection: Connection, head_state: HeadState) -> int:
-        """Make the checkpoint at the end of the turn. The release of the branch makes it the head."""
-        last = head_state.last_messages
-        label = self._label("after", inputs.first_line(text_of(last[0])) if last else None)
-        return self.make_checkpoint(connection, self.branch, head_state.checkpoint_state, label, moves_head=False)
 
     def _is_end_checkpoint_due(self, connection: Connection) -> bool:
         interval, store, head_id = self.context.settings.checkpoint_interval, self.context.store, self.branch.head_id

@@ -20,16 +20,20 @@ from sqlalchemy import Connection
 
 from agentgit.agents.isolation import is_detached
 from agentgit.agents.turn.calls import Calls
-from agentgit.agents.turn.fence_errors import unowned_call_error
 from agentgit.effects.invocation import DONE, TIMES, UNOWNED
 from agentgit.effects.kinds import UNDECLARED, kind_of
-from agentgit.errors import NotFound, UnownedCall, warn_caller
+from agentgit.errors import Fenced, NotFound, UnownedCall, warn_caller
 from agentgit.rollback.verification import IN_OPERATION
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.values import to_json
 
 REPORT, REFUSE = "report", "refuse"
 """The values of `wrap(unowned_calls=...)`."""
+
+SHARE_CONTEXT = (
+    "Start the thread with contextvars.copy_context().run, or use asyncio.to_thread, so that its calls belong to the "
+    "turn"
+)
 
 
 @dataclass(eq=False)
@@ -77,11 +81,13 @@ def note_unowned_call(tool: BaseTool) -> None:
         for watch, declaration in declared:
             kind = declaration.effect.kind if declaration.effect is not None else UNDECLARED
             if watch.calls.turn.context.settings.unowned_calls == REFUSE and kind_of(kind).leaves_trace:
-                raise unowned_call_error(tool.name)
+                raise Fenced(
+                    f"{tool.name} was called in a thread that no turn owns, so it was not run. {SHARE_CONTEXT}; or "
+                    "wrap the graph with unowned_calls='report'."
+                )
     if declared:  # a filter that makes the warning an error keeps the call from running
         warn_caller(
-            f"{tool.name} was called in a thread that no turn owns, and is not recorded. Start the thread with "
-            "contextvars.copy_context().run, or use asyncio.to_thread, so that its calls belong to the turn.",
+            f"{tool.name} was called in a thread that no turn owns, and is not recorded. {SHARE_CONTEXT}.",
             UnownedCall,
         )
     with _lock:
