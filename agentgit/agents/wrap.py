@@ -17,9 +17,9 @@ from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.memory import as_memory, is_wrappable
 from agentgit.agents.tools.graph_tools import GraphTools
 from agentgit.agents.tools.reachable_tools import reachable_hints
+from agentgit.agents.tools.unowned_calls import REFUSE, REPORT
 from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
-from agentgit.agents.unowned_calls import REFUSE, REPORT
 from agentgit.effects import Effect
 from agentgit.effects.declarations import Declaration, as_effects
 from agentgit.effects.memory import MEMORY_TOOLS, Memory, require_declarable

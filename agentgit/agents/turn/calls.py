@@ -27,7 +27,7 @@ from agentgit.agents.turn.fence_errors import aborted_call_error, as_bubble_up, 
 from agentgit.agents.turn.interrupts import Interrupts
 from agentgit.agents.turn.requests import Batch, Requests
 from agentgit.agents.turn.running_turn import RunningTurn
-from agentgit.agents.turn.scopes import PlacedCall, ReportedRun, Scopes, TaskPlace, enclosing_name, scope_name
+from agentgit.agents.turn.scopes import LocatedCall, ReportedRun, Scopes, TaskPlace, enclosing_name, scope_name
 from agentgit.effects.declarations import Declaration, record_fields
 from agentgit.effects.effects import Effect
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, REPLAY, SIMULATED, UNKNOWN, idempotency_key_set
@@ -70,7 +70,7 @@ class InflightResult:
 
 
 @dataclass(eq=False, kw_only=True)
-class Call(PlacedCall):
+class Call(LocatedCall):
     """One call of a tool. Its arguments, and what follows from them, are known once it is open."""
 
     calls: Calls

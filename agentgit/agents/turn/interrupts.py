@@ -25,7 +25,7 @@ from langgraph.errors import GraphInterrupt
 
 from agentgit.agents.instrumentation import in_batch
 from agentgit.agents.turn.fence_errors import as_bubble_up, parallel_graphs_error
-from agentgit.agents.turn.scopes import PlacedCall, ReportedRun, Scopes
+from agentgit.agents.turn.scopes import LocatedCall, ReportedRun, Scopes
 from agentgit.langgraph_internals import (
     CONFIG_KEY_CHECKPOINT_MAP,
     CONFIG_KEY_CHECKPOINT_NS,
@@ -149,7 +149,7 @@ class Interrupts:
         self._unit_of_work = unit_of_work
         self._scopes = scopes
         self._task_answers: dict[str, TaskAnswers] = {}
-        self._shares: dict[PlacedCall, TaskShare] = {}
+        self._shares: dict[LocatedCall, TaskShare] = {}
         self._lock = threading.RLock()
 
     @functools.cached_property
@@ -165,7 +165,7 @@ class Interrupts:
         return shares
 
     @contextmanager
-    def call_view(self, call: PlacedCall) -> Iterator[None]:
+    def call_view(self, call: LocatedCall) -> Iterator[None]:
         """Set a call's own view of the answers and numbers of its task until the block ends."""
         self._scopes.enter_tool(call.run_id)
         config = var_child_runnable_config.get()
@@ -181,7 +181,7 @@ class Interrupts:
         finally:
             var_child_runnable_config.reset(token)
 
-    def _view(self, config: RunnableConfig, scratchpad: PregelScratchpad, call: PlacedCall) -> RunnableConfig:
+    def _view(self, config: RunnableConfig, scratchpad: PregelScratchpad, call: LocatedCall) -> RunnableConfig:
         """Return a config with counters for the call: its own if it is one of a batch, else LangGraph's."""
         configurable = config.get("configurable", {})
         send: Callable[[Sequence[tuple[str, Any]]], None] = configurable[CONFIG_KEY_SEND]
@@ -215,7 +215,7 @@ class Interrupts:
         view = replace(scratchpad, **counters)
         return {**config, "configurable": {**configurable, CONFIG_KEY_SCRATCHPAD: view}}
 
-    def use_numbers(self, call: PlacedCall) -> None:
+    def use_numbers(self, call: LocatedCall) -> None:
         """Use up the numbers of a call of a node's own code that is now answered from the record."""
         scratchpad = (var_child_runnable_config.get() or {}).get("configurable", {}).get(CONFIG_KEY_SCRATCHPAD)
         if not call.used_numbers or not isinstance(scratchpad, PregelScratchpad):
@@ -232,7 +232,7 @@ class Interrupts:
 
     # -- graphs
 
-    def _next_graph_number(self, call: PlacedCall, scratchpad: PregelScratchpad) -> int:
+    def _next_graph_number(self, call: LocatedCall, scratchpad: PregelScratchpad) -> int:
         """Return the number of a graph that begins: the one from an earlier attempt, or else the next free one.
 
         LangGraph's counter also numbers the graphs that a node's own code runs.
@@ -250,7 +250,7 @@ class Interrupts:
             self._add_graph(caller, place, number)
             return number
 
-    def begin_parallel_graph(self, call: PlacedCall, run: ReportedRun, place: str) -> None:
+    def begin_parallel_graph(self, call: LocatedCall, run: ReportedRun, place: str) -> None:
         """Record a graph that a tool runs beside others, if it is known which one it was when the tool ran before."""
         kind, _, number = place.rpartition("#")
         with self._lock:
@@ -264,13 +264,13 @@ class Interrupts:
                 raise as_bubble_up(parallel_graphs_error(call.intent, "got another input than now"))
             self._add_graph(call, place, recorded.get(place))
 
-    def _add_graph(self, call: PlacedCall, place: str, number: int | None) -> None:
+    def _add_graph(self, call: LocatedCall, place: str, number: int | None) -> None:
         """Record a graph of a call before the graph acts."""
         share = self._graph_share(call)
         share.graphs[place] = number
         self._unit_of_work.add_answers(call.intent, share.record())
 
-    def _graph_share(self, call: PlacedCall) -> TaskShare:
+    def _graph_share(self, call: LocatedCall) -> TaskShare:
         """Return the share of a call, with the graphs of earlier attempts."""
         share = self._batch_share(call)[1] if call.is_in_batch else self._shares[call]
         share.graphs = self._known_shares.setdefault(share.call, share).graphs
@@ -278,7 +278,7 @@ class Interrupts:
 
     # -- what calls have used
 
-    def _batch_share(self, call: PlacedCall) -> tuple[TaskAnswers, TaskShare]:
+    def _batch_share(self, call: LocatedCall) -> tuple[TaskAnswers, TaskShare]:
         """Return the answers of the task whose ToolNode makes a call, and the call's share of them."""
         with self._lock:
             if call.task not in self._task_answers:
@@ -301,7 +301,7 @@ class Interrupts:
         question = hashes[INTERRUPT].hex() if INTERRUPT in hashes else None
         return TaskAnswers([one for one in self._known_shares.values() if one.task == task], count, question)
 
-    def end(self, call: PlacedCall, error: BaseException | None = None) -> dict[str, Any] | None:
+    def end(self, call: LocatedCall, error: BaseException | None = None) -> dict[str, Any] | None:
         """Return the record of the answers and numbers that a call has used; None if there are none."""
         share = self._shares.get(call)
         if share is not None and share.direct:

@@ -31,10 +31,10 @@ _newest_run: ContextVar[ReportedRun | None] = ContextVar("agentgit_newest_run", 
 
 
 @dataclass(eq=False, kw_only=True)
-class PlacedCall:
+class LocatedCall:
     """A call, by its place: its runs, its task, and the call whose tool makes it."""
 
-    parent: PlacedCall | None
+    parent: LocatedCall | None
     run_id: UUID
     parent_run_id: UUID | None
     configurable: Mapping[str, Any]
@@ -97,7 +97,7 @@ class ReportedRun:
     place: TaskPlace | None = None
     first_graph: int = 0
     first_call: int = 0
-    call: PlacedCall | None = None
+    call: LocatedCall | None = None
     """The call whose tool it runs."""
     graphs: dict[UUID, str] = field(default_factory=dict)
     """The places of the graphs that its code has begun, by their runs."""
@@ -133,7 +133,7 @@ class Scopes:
     def __init__(
         self,
         saved_graphs: Callable[[str], Iterable[int]],
-        begin_parallel_graph: Callable[[PlacedCall, ReportedRun, str], None],
+        begin_parallel_graph: Callable[[LocatedCall, ReportedRun, str], None],
     ) -> None:
         self._saved_graphs, self._begin_parallel_graph = saved_graphs, begin_parallel_graph
         self._runs: dict[UUID, ReportedRun] = {}
@@ -158,7 +158,7 @@ class Scopes:
             with self._lock:
                 self._begin_task(run, metadata, enclosing)
 
-    def begin_tool(self, run_id: UUID, enclosing: ReportedRun | None, call: PlacedCall) -> None:
+    def begin_tool(self, run_id: UUID, enclosing: ReportedRun | None, call: LocatedCall) -> None:
         """Record that the tool of a call will run; what it began may still make calls when it has ended."""
         run = self._runs[run_id]
         run.call, run.scope, run.task = call, call.scope, enclosing.task if enclosing is not None else ""
@@ -185,7 +185,7 @@ class Scopes:
 
     # -- graphs
 
-    def beginning_graph(self) -> tuple[PlacedCall | None, str]:
+    def beginning_graph(self) -> tuple[LocatedCall | None, str]:
         """Return the call whose tool runs the graph that begins in this context, and the graph's place there."""
         run = _newest_run.get()
         caller = self.scoped(run.id) if run is not None else None

@@ -24,13 +24,13 @@ from langchain_core.utils.uuid import uuid7
 from agentgit.agents.rerun_guard import require_outside_reruns
 from agentgit.agents.tools.arguments import given_arguments, received_arguments
 from agentgit.agents.tools.tool_caller import RUNNING_AGAIN, clone_of
+from agentgit.agents.tools.unowned_calls import note_unowned_call
 from agentgit.agents.turn.calls import Call, current_calls
 from agentgit.agents.turn.checkpoint_tracker import POLL_SECONDS
 from agentgit.agents.turn.fence_errors import as_bubble_up, unrecorded_call_error
 from agentgit.agents.turn.interrupts import with_own_view
 from agentgit.agents.turn.recorder import Recorder, find_recorder
 from agentgit.agents.turn.scopes import enclosing_name
-from agentgit.agents.unowned_calls import note_unowned_call
 from agentgit.effects.kinds import UNDECLARED
 from agentgit.effects.results import NothingDone
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS

@@ -17,12 +17,12 @@ from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.agents.inputs import TurnInput
+from agentgit.agents.tools.unowned_calls import watching
 from agentgit.agents.turn.calls import Calls
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.agents.turn.requests import Batch, message_name
 from agentgit.agents.turn.running_turn import RunningTurn
-from agentgit.agents.unowned_calls import watching
 from agentgit.effects.invocation import UNKNOWN, call_text
 from agentgit.errors import AgentGitError, Conflict, Corrupt, TurnAbandoned, Unavailable, warn_caller
 from agentgit.rollback.crash_recovery import recover_abandoned
