@@ -35,8 +35,8 @@ test: $(BIN)/.ready
 test-all: test-deepagents .venv-host/.ready
 	$(MAKE) test CHOICE="not soak"
 
-# What only repeats the other tests: STEPS of each kind of random session, KILLS at random, kills at each moment, every
-# variant on both databases. It takes hours. The first lines of each run name its SEED.
+# What only repeats the other tests: STEPS of random sessions and KILLS at random, kills at each moment, every variant on
+# both databases. It takes hours. The first lines of each run name its SEED.
 STEPS ?= 10000
 KILLS ?= 400
 SEED ?=

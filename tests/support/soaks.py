@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 STEPS = int(os.environ.get("STEPS", "10000"))
-"""The number of steps of each kind of random session."""
+"""The number of steps of random sessions."""
 
 KILLS = int(os.environ.get("KILLS", "400"))
 """The number of processes that are killed at random."""
