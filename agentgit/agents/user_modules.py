@@ -63,7 +63,8 @@ def _register_paths(registry: Registry, paths: Sequence[str]) -> None:
 
 
 def _declare(tool: BaseTool, enclosing: str | None) -> ToolDeclaration:
-    return ToolDeclaration(tool.name, declared_on(tool), tool_path(tool), enclosing, tool=tool, declare=_declare)
+    own = tool.name, declared_on(tool), tool_path(tool), enclosing
+    return ToolDeclaration(*own, tool=tool, declare=lambda inner: [_declare(inner, None)])
 
 
 def graph_in(path: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import MethodType
 from typing import Any, NamedTuple
@@ -147,8 +147,8 @@ class Declaration:
         return not is_different(FunctionName.read(tool_path), FunctionName.read(self.tool_path))
 
 
-Declare = Callable[[Any, str | None], Declaration]
-"""A function that declares a tool, which runs in a tool or subgraph node of this name."""
+Declare = Callable[[Any], Iterable[Declaration]]
+"""A function that declares a tool in each place where it may run."""
 
 
 def _declared_functions(function: Undo | str) -> Iterator[DeclaredFunction]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import faults
@@ -349,7 +351,10 @@ def test_a_new_call_beside_a_repeated_one_is_made_whichever_comes_first(repo, or
 # -- tools that an operation runs again
 
 
-@pytest.mark.parametrize("way", ["declared", "decorated", "undeclared", "namesake", "subagent", "batch", "async"])
+WAYS = ("declared", "decorated", "undeclared", "namesake", "subagent", "batch", "async", "caught", "thread", "deeper")
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("outer", ["read_only", "idempotent", "reversible"])
 def test_a_tool_that_runs_again_makes_no_call_that_the_record_would_miss(repo, orders, way, outer):
     """Its first run had nothing to pay; now it would, and no row would know of it."""
@@ -365,8 +370,21 @@ def test_a_tool_that_runs_again_makes_no_call_that_the_record_would_miss(repo, o
     subagent = agent_graph(scripted(*(calls(call("pay", to="Ann")), "done")), [pay])
 
     @tool
+    def pay_all(names: list[str]) -> str:
+        """Pay several people."""
+        return str([pay.invoke({"to": name}) for name in names])
+
+    @tool
     def pay_due(what: str) -> str:
         """Pay what is due."""
+        if way == "deeper":
+            return str(pay_all.invoke({"names": due}))
+        if way == "caught":
+            with suppress(agentgit.Fenced):
+                return str([pay.invoke({"to": name}) for name in due])
+        if way == "thread":
+            with ThreadPoolExecutor(1) as pool:
+                return str(pool.submit(lambda: [pay.invoke({"to": name}) for name in due]).result())
         if way == "subagent" and due:
             return str(subagent.invoke(say())["messages"][-1].content)
         if way == "async":
@@ -374,7 +392,10 @@ def test_a_tool_that_runs_again_makes_no_call_that_the_record_would_miss(repo, o
         return str(pay.batch([{"to": name} for name in due]))
 
     effects = {"pay_due": reversible(lambda args, result: None) if outer == "reversible" else outer}
-    effects |= {"pay": "irreversible"} if way in ("declared", "subagent", "batch", "async") else {}
+    if way == "deeper":
+        effects |= {"pay_all": "read_only", "pay_due.pay": "read_only", "pay_all.pay": "irreversible"}
+    elif way not in ("decorated", "undeclared", "namesake"):
+        effects |= {"pay": "irreversible"}
     graph = tool_node_graph(scripted(*asked(1, "pay_due")), [pay_due, visible])
     agent = repo.wrap(graph, "s", effects=effects, check_effects=False)
     agent.invoke(say())

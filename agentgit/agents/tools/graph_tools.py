@@ -251,7 +251,7 @@ class GraphTools:
             require_fit(name, effect, [tool])
         is_recorded = not is_checkpoint_tool(tool)
         own = name, effect, tool_path(tool), enclosing, is_recorded, tool, profile, default
-        return ToolDeclaration(*own, declare=self.declaration_of)
+        return ToolDeclaration(*own, declare=self._declare_anywhere)
 
     def _labels(self, listed: Iterable[ToolDeclaration]) -> dict[str, ToolDeclaration]:
         """Return tools by their names, with the place if several tools have the name, and the function if need be."""
@@ -298,6 +298,13 @@ class GraphTools:
                 f"name {path}. Their calls could not be told apart, so it was not run. {TELL_APART}"
             )
         return declared
+
+    def _declare_anywhere(self, tool: BaseTool) -> Sequence[Declaration]:
+        """Declare a tool in each place where the graph has it or `effects` names it."""
+        name, identity = tool.name, tool_identity(tool)
+        known = {place for of_name, one, place in self._known if (of_name, one) == (name, identity)}
+        named = {key.removesuffix(name).removesuffix(".") or None for key in self._named if key.split(".")[-1] == name}
+        return [self.declaration_of(tool, place) for place in known | named or {None}]
 
     def find(self, tool: BaseTool) -> Declaration | None:
         """Return what is declared about a tool; None if the graph does not have it."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
+from weakref import WeakSet
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException
@@ -19,9 +21,11 @@ from agentgit.agents.tools.arguments import received_arguments
 from agentgit.agents.tools.recorded_results import as_recorded, handover_record
 from agentgit.effects.declarations import Declare, ToolRunner
 from agentgit.effects.effects import Effect, import_function, require_function
+from agentgit.effects.kinds import UNDECLARED
 from agentgit.effects.results import NothingDone
-from agentgit.errors import InvalidInput, NotFound
+from agentgit.errors import AgentGitError, InvalidInput, NotFound
 from agentgit.langgraph_internals import is_internal_key
+from agentgit.rollback.verification import IN_OPERATION
 from agentgit.values import describe_error
 
 
@@ -87,18 +91,47 @@ def _argument_names(tool: BaseTool) -> set[str] | None:
 
 # -- calling a tool again
 
-RUNNING_AGAIN: ContextVar[tuple[str, Declare] | None] = ContextVar("agentgit_running_again", default=None)
-"""The tool that an operation runs again in this context, and what declares the tools that it calls."""
+
+class RunAgain(NamedTuple):
+    """A run of a tool again by an operation, outside a turn."""
+
+    name: str
+    declare: Declare
+    kinds: Collection[str]
+    """The effects that calls in it may have."""
+    other_threads: WeakSet[threading.Thread]
+    """The threads that were there before, without its own."""
+    refused: list[AgentGitError]
+    """What refused calls raised. The tool may have caught it, and is not done."""
+
+
+_run_again: ContextVar[RunAgain | None] = ContextVar("agentgit_run_again", default=None)
+_runs_again: list[RunAgain] = []
 
 
 @contextmanager
 def _running_again(tool: BaseTool, declare: Declare) -> Iterator[None]:
     """Mark the block as the function of a tool that an operation runs again, outside a turn."""
-    token = RUNNING_AGAIN.set((tool.name, declare))
+    threads = WeakSet(one for one in threading.enumerate() if one is not threading.current_thread())
+    run = RunAgain(tool.name, declare, IN_OPERATION.get(), threads, [])
+    token = _run_again.set(run)
+    _runs_again.append(run)
     try:
         yield
     finally:
-        RUNNING_AGAIN.reset(token)
+        _runs_again.remove(run)
+        _run_again.reset(token)
+    for error in run.refused:
+        raise error
+
+
+def callers_again() -> list[RunAgain]:
+    """List the runs that a call outside a turn may belong to: by its context, or if that has none by its thread."""
+    run = _run_again.get()
+    if run is not None or IN_OPERATION.get():
+        return [] if run is None else [run]
+    beside = [one for one in _runs_again if threading.current_thread() not in one.other_threads]
+    return [one._replace(kinds={*one.kinds, UNDECLARED}) for one in beside]  # what nobody declared may be other code's
 
 
 def tool_caller(tool: BaseTool, declare: Declare) -> ToolRunner | str:

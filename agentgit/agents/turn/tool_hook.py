@@ -23,18 +23,16 @@ from langchain_core.utils.uuid import uuid7
 
 from agentgit.agents.rerun_guard import require_outside_reruns
 from agentgit.agents.tools.arguments import given_arguments, received_arguments
-from agentgit.agents.tools.tool_caller import RUNNING_AGAIN, clone_of
+from agentgit.agents.tools.tool_caller import callers_again, clone_of
 from agentgit.agents.tools.unowned_calls import note_unowned_call
 from agentgit.agents.turn.calls import Call, current_calls
 from agentgit.agents.turn.checkpoint_tracker import POLL_SECONDS
 from agentgit.agents.turn.fence_errors import as_bubble_up, unrecorded_call_error
 from agentgit.agents.turn.interrupts import with_own_view
 from agentgit.agents.turn.recorder import Recorder, find_recorder
-from agentgit.agents.turn.scopes import enclosing_name
 from agentgit.effects.kinds import UNDECLARED
 from agentgit.effects.results import NothingDone
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_NS
-from agentgit.rollback.verification import IN_OPERATION
 
 _POSITIONAL = ("verbose", "start_color", "color", "callbacks")
 """The parameters of `run` after its input that may be passed by position."""
@@ -118,7 +116,7 @@ def _hook(tool: BaseTool, tool_input: Any, args: tuple[Any, ...], options: dict[
     calls = recorder.calls if recorder is not None else current_calls()
     if calls is None:
         require_outside_reruns(tool.name)
-        _require_covered(tool, outer_config.get("configurable", {}))
+        _require_covered(tool)
         note_unowned_call(tool)
         return None
     if recorder is not None and manager is not callbacks:
@@ -134,14 +132,13 @@ def _hook(tool: BaseTool, tool_input: Any, args: tuple[Any, ...], options: dict[
     return _ToolRun(call, tool, tool_input, options)
 
 
-def _require_covered(tool: BaseTool, configurable: Mapping[str, Any]) -> None:
+def _require_covered(tool: BaseTool) -> None:
     """Check that a call outside a turn is not one that the record of a tool that runs again would miss."""
-    if (outer := RUNNING_AGAIN.get()) is None:
-        return
-    caller, declare = outer
-    effect = declare(tool, enclosing_name(caller, "", str(configurable.get(CONFIG_KEY_CHECKPOINT_NS) or ""))).effect
-    if (effect.kind if effect is not None else UNDECLARED) not in IN_OPERATION.get():
-        raise as_bubble_up(unrecorded_call_error(tool.name, caller))
+    for run in callers_again():
+        kinds = {one.effect.kind if one.effect is not None else UNDECLARED for one in run.declare(tool)}
+        if not kinds.issubset(run.kinds):
+            run.refused.append(as_bubble_up(unrecorded_call_error(tool.name, run.name)))
+            raise run.refused[-1]
 
 
 def _add_recorder(callbacks: Any, recorder: Recorder) -> Any:
