@@ -11,9 +11,9 @@ import sys
 import backend
 import namesakes
 import pytest
-from langchain_core.tools import tool
+from langchain_core.tools import BaseTool, tool
 from langgraph.graph import MessagesState
-from namesakes import FORMS, KINDS, Ledger, asking, go_back, graph_of, made_tool, pairs, session_name, shown
+from namesakes import FORMS, KINDS, Ledger, asking, declared, go_back, graph_of, made_tool, pairs, session_name, shown
 from scripted import node_graph
 
 import agentgit
@@ -87,7 +87,7 @@ from agentgit import reversible
 from agentgit.demo import ScriptedModel
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.tools import tool
+from langchain_core.tools import BaseTool, tool
 from langgraph.graph import MessagesState
 from namesakes import Ledger, obeying
 
@@ -227,6 +227,59 @@ def test_tools_of_one_function_are_known_by_their_names(repo):
     graph = shown([tool("order")(order), tool("look")(order)])
     agent = repo.wrap(graph, "s", effects={"look": "read_only", "order": reversible(lambda args, result: None)})
     assert agent.effects == {"look": "read_only", "order": "reversible"}
+
+
+def test_two_wrappers_of_one_function_are_two_tools(repo, ledger):
+    """Each has its own effect and is undone by its own function; the name of both is refused as a key."""
+
+    def order(item: str) -> str:
+        """Order something."""
+        return item
+
+    def wrapper(who: str) -> BaseTool:
+        @tool("order")
+        @functools.wraps(order)
+        def wrapped(item: str) -> str:
+            ledger.write("order", who, item)
+            return order(item)
+
+        return wrapped
+
+    first, second = wrapper("first"), wrapper("second")
+    graph = namesakes.by_closure(first, second)
+    with pytest.raises(InvalidInput, match=r"several tools called order: ask\.order, order"):
+        repo.wrap(graph, "s", effects={"order": declared("reversible", "first", ledger)})
+    effects = {one.func: declared("reversible", who, ledger) for one, who in ((first, "first"), (second, "second"))}
+    agent = repo.wrap(graph, "s", effects=effects)
+    order_both(agent)
+    assert ledger.standing() == ["first chair", "second chair"]
+    agent.rollback("start")
+    assert ledger.standing() == []
+
+
+@pytest.mark.parametrize("place", ["wrap", "open"])
+def test_a_tool_that_only_its_wrapper_holds_has_not_the_effect_of_the_wrapper(database, ledger, place):
+    """The name means the wrapper, whose undo takes back what the wrapped tool did, too."""
+
+    @tool("order")
+    def inner(item: str) -> str:
+        """Order something."""
+        ledger.write("order", "inner", item)
+        return item
+
+    @tool("order")
+    @functools.wraps(inner.func)
+    def outer(item: str) -> str:
+        return inner.invoke({"item": item})
+
+    effects = {"order": declared("reversible", "inner", ledger)}
+    with agentgit.open(database.url, effects=effects if place == "open" else None) as repo:
+        agent = repo.wrap(shown([outer]), "s", effects=effects if place == "wrap" else None)
+        assert agent.effects == {"order": "reversible", "order.order": "undeclared"}
+        order_visible(agent)
+        assert ledger.standing() == ["inner chair"]
+        agent.rollback("start")
+    assert ledger.standing() == []
 
 
 # -- tools that cannot be told apart

@@ -92,7 +92,7 @@ def tool_identity(tool: Any) -> Hashable:
     function = _function_of(tool)
     if isinstance(function, BaseTool):  # it cannot be a key
         return id(function)
-    return function_identity(inspect.unwrap(function) if inspect.isfunction(function) else function)
+    return function_identity(function)
 
 
 def tool_path(tool: BaseTool) -> str:
@@ -163,8 +163,7 @@ class GraphTools:
         for key in sorted(user_effects, key=self._is_tool_name):  # first the keys that name a place, too
             self._choose(key, user_effects[key])
         for name, effect in defaults.items():
-            named = [found for found in self._reachable if found.tool.name == name]
-            meant = [one for one in named if not self._own_effect(one.tool, one.enclosing)]
+            meant = [one for one in self._called(name) if not self._own_effect(one.tool, one.enclosing)]
             self._require_one(name, effect, meant)
             self._paths_of_named.update((name, tool_path(one.tool)) for one in meant)
         unknown = sorted(self._named.keys() - MEMORY_TOOLS)
@@ -192,6 +191,21 @@ class GraphTools:
     def _is_tool_name(self, key: Any) -> bool:
         return isinstance(key, str) and any(found.tool.name == key for found in self._reachable)
 
+    def _called(self, name: str) -> list[ReachableTool]:
+        """List the tools that a name may mean."""
+        named = (one for one in self._reachable if one.tool.name == name)
+        return [one for one in named if not self._is_held(one.tool, one.enclosing)]
+
+    def _is_held(self, tool: BaseTool, enclosing: str | None) -> bool:
+        """Return whether a tool is inside one of its name that wraps its function: the name means that one."""
+        identity = tool_identity(tool)
+        return enclosing == tool.name and any(
+            tool_identity(inspect.unwrap(_function_of(one.tool), stop=lambda f: tool_identity(f) == identity))
+            == identity
+            for one in self._reachable
+            if one.tool.name == tool.name and tool_identity(one.tool) != identity
+        )
+
     def _choose(self, key: Any, effect: Effect) -> None:
         """Assign an effect to the tool that a key of `effects` names."""
         if isinstance(key, str) and key == ALL:
@@ -202,7 +216,7 @@ class GraphTools:
         if not isinstance(key, str):
             found = [one for one in self._reachable if tool_identity(one.tool) == tool_identity(key)]
         elif self._is_tool_name(key):
-            found = [one for one in self._reachable if one.tool.name == key and not self._is_chosen_there(one)]
+            found = [one for one in self._called(key) if not self._is_chosen_there(one)]
         else:
             found = [one for one in self._reachable if _full_name(one.enclosing, one.tool.name) == key]
             enclosing = found[0].enclosing if found else None
@@ -243,7 +257,8 @@ class GraphTools:
     def _declare(self, tool: BaseTool, enclosing: str | None) -> ToolDeclaration:
         """Declare a tool as the user does, else as its decorator, the repository or its profile does."""
         name = tool.name
-        effect = self._own_effect(tool, enclosing) or self.defaults.get(name)
+        by_name = None if self._is_held(tool, enclosing) else self.defaults.get(name)
+        effect = self._own_effect(tool, enclosing) or by_name
         profile, default = profile_of(tool) if effect is None else None, self.defaults.get(ALL)
         effect = effect or (profile.effect(None, self._holds) if profile is not None else None) or default
         effect = stricter(effect, hints_in(tool.metadata))
