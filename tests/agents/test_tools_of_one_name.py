@@ -207,6 +207,16 @@ def test_a_name_that_the_repository_declares_is_that_of_one_tool(database):
             repo.wrap(made_late, "t").invoke({"messages": [("user", "hidden chair")]})
 
 
+def test_the_name_of_two_tools_of_a_factory_is_refused(repo, ledger):
+    """An effect without an undo function fits one tool only, too."""
+    one, two = (made_tool("irreversible", name, ledger) for name in ("one", "two"))
+    graph = namesakes.by_closure(one, two)
+    with pytest.raises(InvalidInput, match=r"several tools called order: ask\.order, order"):
+        repo.wrap(graph, "s", effects={"order": "read_only"})
+    agent = repo.wrap(graph, "s", effects={"ask.order": "irreversible", "order": "read_only"})
+    assert agent.effects == {"ask": "state", "ask.order": "irreversible", "order": "read_only"}
+
+
 def test_the_function_of_a_tool_is_a_key(repo, ledger):
     shown_tool, hidden = namesakes.visible_tool("read_only", ledger), namesakes.hidden_tool("read_only", ledger)
     graph = namesakes.by_closure(shown_tool, hidden)

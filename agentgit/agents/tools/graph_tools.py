@@ -233,9 +233,9 @@ class GraphTools:
             raise InvalidInput(f"effects names the tool {label} twice, with two effects. Leave one out.")
 
     def _require_one(self, label: str, effect: Effect, found: Sequence[ReachableTool]) -> None:
-        """Check that a key of `effects` names one tool, or tools of one function that nothing has to undo."""
-        is_one_function = len({tool_path(one.tool) for one in found}) == 1 and not list(effect.functions())
-        if len({tool_identity(one.tool) for one in found}) > 1 and not is_one_function:
+        """Check that a key of `effects` names one tool, or those that deepagents makes for each of its subagents."""
+        are_copies = all(profile_of(one.tool) for one in found) and not list(effect.functions())
+        if len({tool_identity(one.tool) for one in found}) > 1 and not are_copies:
             places = sorted({_full_name(one.enclosing, one.tool.name) for one in found})
             raise InvalidInput(
                 f"The graph has several tools called {label}: {', '.join(places)}. In effects, name the enclosing tool "
