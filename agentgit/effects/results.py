@@ -23,9 +23,17 @@ def _without_ids(value: Any) -> Any:
 
 
 def returned_error(result: Any) -> str | None:
-    """Return the text of the error message that a tool returned, as recorded; None if it returned anything else."""
-    is_error = isinstance(result, dict) and SERIALIZED_KEY in result and result.get("status") == "error"
-    return str(result.get("content")) if is_error else None
+    """Return the text of the error message that a tool returned, as recorded, also in a command; None without one."""
+    if not isinstance(result, dict) or SERIALIZED_KEY not in result:
+        return None
+    returned = result.get("returned", [result])
+    messages: list[Any] = []
+    for one in returned if isinstance(returned, list) else ():
+        update = one.get("update") if isinstance(one, dict) else None
+        lists = update.values() if isinstance(update, dict) else ()
+        messages += [one, *(item for values in lists if isinstance(values, list) for item in values)]
+    told = [one for one in messages if isinstance(one, dict) and one.get("type") == "tool"]  # its own stands last
+    return str(told[-1].get("content")) if told and told[-1].get("status") == "error" else None
 
 
 class NothingDone(Exception):  # not an AgentGitError: it only marks the errors of tools

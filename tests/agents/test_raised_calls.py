@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from chats import chatting
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, ToolException, tool
-from langgraph.types import RetryPolicy
+from langgraph.types import Command, RetryPolicy
 from pydantic import BaseModel
-from scripted import GRAPHS, call, calls, node_graph, say, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, node_graph, say, saying, scripted, tool_node_graph
 from web_visitors import Visitor, fields_of
 
 import agentgit
@@ -350,29 +350,32 @@ def test_an_error_after_the_tool_has_acted_leaves_its_call_unknown(here, error):
     assert (till.ledger, statuses(agent)) == ([5], ["unknown"])
 
 
-def returning_an_error(till: Till) -> BaseTool:
+def returning_an_error(till: Till, *, in_command: bool = False) -> BaseTool:
     """Make a tool that charges a card, and returns an error message instead of raising."""
+    told = ToolMessage("no answer", tool_call_id="c1", status="error")
 
     def charge(euros: int) -> Any:
         """Charge a card."""
         till.charge(euros)
-        return ToolMessage("no answer", tool_call_id="c1", status="error")
+        return Command(update={"messages": [AIMessage("I tried"), told]}) if in_command else told
 
     return tool(charge)
 
 
+@pytest.mark.parametrize("in_command", [False, True], ids=["message", "command"])
 @pytest.mark.parametrize("kind", ["irreversible", "compensable", "reversible", "idempotent", "read_only"])
-def test_an_error_that_a_tool_returned_is_recorded_and_told_as_returned(here, kind):
+def test_an_error_that_a_tool_returned_is_recorded_and_told_as_returned(here, kind, in_command):
     """It did not raise, so no sentence says that it did; whether it acted, only the ledger knows."""
     till, replies = Till(), [call("charge", "c1", euros=5), "ok"]
-    graph = tool_node_graph(scripted(*replies, *replies), [returning_an_error(till)])
+    graph = tool_node_graph(saying(*replies, *replies), [returning_an_error(till, in_command=in_command)])
     agent = here.wrap(graph, "s", effects=till.effects(kind))
     agent.checkpoint("before")
     agent.run("five")
     (made,) = agent.tool_track()
     is_open = kind not in ("idempotent", "read_only")
     assert (till.ledger, made.status, made.error_message) == ([5], "unknown" if is_open else "failed", "no answer")
-    assert (made.result["content"], made.result["status"]) == ("no answer", "error")
+    told = made.result["update"]["messages"][-1] if in_command else made.result
+    assert (told["content"], told["status"]) == ("no answer", "error")
     (message,) = [one for one in agent.messages() if isinstance(one, ToolMessage)]
     assert (message.content, message.status) == ("no answer", "error")
     plan = str(agent.plan_rollback("before"))
