@@ -70,10 +70,10 @@ def erase(
 
 def _require_no_effects(context: Context, connection: Connection, session_ids: Sequence[int]) -> None:
     """Refuse to erase sessions whose effects stand in the world, because nobody could undo them afterwards."""
-    standing: list[str] = []
+    standing, world = list[str](), context.store.world
     for session_id in session_ids:
         session = context.store.sessions.load_row(connection, session_id)
-        for call in context.store.world.calls_in_effect(connection, session_id):
+        for call in (*world.calls_in_effect(connection, session_id), *world.paused_calls(connection, session_id)):
             if (call.effect.is_lasting or call.kind == UNOWNED) and call.status != FAILED and not call.is_imported:
                 is_own = session.user_id == context.user.id  # an admin need not see the arguments of others
                 standing.append(f"{call if is_own else call.tool_name} of session {session.session_name!r}")

@@ -490,7 +490,7 @@ class Session(SessionReader):
         changed. An event outside of the session's own trail records its id, when it was erased and by whom.
 
         Args:
-            force: True to erase it although calls that it made stand in the world, where they then stay.
+            force: True to erase it although calls that it made stand in the world, or wait and may have acted.
 
         Returns:
             What was erased, and what could not be reached.

@@ -469,6 +469,7 @@ def test_the_late_error_of_a_call_is_recorded(repo, slow, looks):
 
 
 def test_a_paused_call_is_listed_as_kept(repo):
+    """By each plan, report and erasure."""
     ledger = []
 
     def book(seat: str) -> str:
@@ -487,6 +488,9 @@ def test_a_paused_call_is_listed_as_kept(repo):
     report = agent.rollback("before").report
     assert [item.invocation.tool_name for item in report.kept] == ["book"]
     assert ledger == ["3a"]
+    with pytest.raises(Conflict, match=r"nobody could undo 1 effect in the world: book\(seat='3a'\)"):
+        agent.session.delete()
+    assert agent.session.delete(force=True).sessions == 1
 
 
 def test_a_result_that_has_no_text_keeps_its_error(repo):
