@@ -202,7 +202,9 @@ def test_a_thread_that_outlives_the_rerun_does_not_act(repo, world, is_async):
     )
     assert (len(world.items), again.tool_track()) == (len(FORMS), [])
     add.invoke(CHAIR)  # this thread is older than the rerun
-    threading.Thread(target=add.invoke, args=[CHAIR]).start()
+    later_thread = threading.Thread(target=add.invoke, args=[CHAIR])
+    later_thread.start()
+    later_thread.join()
     assert len(world.items) == len(FORMS) + 2
 
 

@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import backend
 import namesakes
 import pytest
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import MessagesState
+from langgraph.types import interrupt
 from namesakes import FORMS, KINDS, Ledger, asking, declared, go_back, graph_of, made_tool, pairs, session_name, shown
 from scripted import node_graph
 
@@ -159,6 +161,46 @@ def test_a_rerun_answers_each_call_from_the_record_of_its_tool(repo, ledger):
     again = agent.rerun(graph(*reversed(tools)), tools={"ask": "live"})
     assert again.report.match_rate == 1
     assert again.messages()[2].content == "hidden chair and visible chair"
+
+
+def test_a_rerun_asks_the_open_question_of_the_tool_that_asked_it(repo, ledger):
+    """Another graph calls the other tool of its name first, with the same arguments: its call is a miss."""
+
+    def asker(question: str) -> Callable[[str], str]:
+        return lambda item: interrupt(f"{question} {item}?")
+
+    def visible_order(item: str) -> str:
+        """Order something."""
+        return asker("shall I")(item)
+
+    def hidden_order(item: str) -> str:
+        """Order something elsewhere."""
+        return asker("may I")(item)
+
+    def graph(*functions):
+        tools = [tool("order")(effect("irreversible")(one)) for one in functions]
+        return shown([asking(lambda item: " and ".join(one.invoke({"item": item}) for one in tools))])
+
+    agent = repo.wrap(graph(visible_order, hidden_order), "s")
+    agent.invoke({"messages": [("user", "hidden chair")]})
+    again = agent.rerun(graph(hidden_order, visible_order), tools={"ask": "live"})
+    assert [call.answered_by for call in again.report.calls] == ["live", "told", "record"]
+    assert again.report.unanswered == []
+    assert again.get_state().interrupts[0].value == "shall I chair?"
+
+
+def test_a_name_of_several_tools_of_another_graph_is_refused_in_a_rerun(repo, ledger):
+    agent = repo.wrap(shown([made_tool("irreversible", "one", ledger)]), "s", effects={"order": "idempotent"})
+    agent.invoke({"messages": [("user", "visible chair")]})
+    other = namesakes.by_closure(*(made_tool("irreversible", name, ledger) for name in ("one", "two")))
+    with pytest.raises(InvalidInput, match=r"several tools called order: ask\.order, order"):
+        agent.rerun(other)
+    own = repo.wrap(shown([namesakes.visible_tool("read_only", ledger)]), "t")
+    own.invoke({"messages": [("user", "visible chair")]})
+    with pytest.raises(InvalidInput, match=r"several tools called order: ask\.order, order"):
+        own.rerun(other, tools={"order": "sold out"})
+    again = own.rerun(other, tools=lambda call: f"{call.tool_name} of {call.enclosing or 'the graph'}")
+    assert again.messages()[2].content == "order of the graph"
 
 
 @pytest.mark.parametrize("form", ["subagent", "closure", "dict", "helper", "node", "override"])

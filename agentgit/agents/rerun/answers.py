@@ -7,8 +7,8 @@ import builtins
 import itertools
 import json
 import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,7 +24,7 @@ from agentgit.agents.turn.calls import Call, InflightResult
 from agentgit.agents.turn.scopes import TaskPlace
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import FAILED, SIMULATED, UNKNOWN, identity
-from agentgit.effects.kinds import READ_ONLY, kind_of
+from agentgit.effects.kinds import READ_ONLY, UNDECLARED, kind_of
 from agentgit.effects.results import returned_error
 from agentgit.errors import AgentGitError, InvalidInput, RerunDiverged
 from agentgit.langgraph_internals import task_path_str
@@ -73,7 +73,7 @@ class Answers:
         if not isinstance(max_calls, int) or isinstance(max_calls, bool) or max_calls < 0:
             raise InvalidInput(f"max_calls must be a number from 0, not {max_calls!r}.")
         self._policies = tools if isinstance(tools, Mapping) else {ALL: tools}
-        kinds = settings.effects.kinds()
+        kinds = {one.tool_name: one.effect.kind if one.effect else UNDECLARED for one in settings.effects.declarations}
         known = {ALL, *kinds, *(call.tool_name for call in recording.calls)}
         if unknown := sorted(map(str, set(self._policies) - known)):
             raise InvalidInput(
@@ -87,24 +87,20 @@ class Answers:
         }
         """The recorded effects of the tools that act; a new declaration does not make one `live`."""
         for name, policy in self._policies.items():
-            kind = self.acting.get(name, kinds.get(name, READ_ONLY))
-            if (
-                _is_word(policy)
-                and policy == LIVE
-                and not kind_of(kind).is_neutral
-                and name not in settings.effects.profiled
-            ):
+            if places := settings.effects.namesakes(name):
+                raise InvalidInput(
+                    f"tools names {name}, and the graph has several tools called {name}: {', '.join(places)}. Rename "
+                    "one, or give a function for all tools, which gets the place of a call (call.enclosing)."
+                )
+            kind = kind_of(self.acting.get(name, kinds.get(name, READ_ONLY)))
+            is_refused = not kind.is_neutral and name not in settings.effects.profiled
+            if is_refused and _is_word(policy) and policy == LIVE:
                 raise InvalidInput(
                     f"The tool {name} is {kind}, and a rerun runs only tools that are declared read_only or "
                     "state, and were recorded so. Leave it out, or give it a value or a function."
                 )
         self._recording, self._settings, self._on_miss, self._max_calls = recording, settings, on_miss, max_calls
-        self._unused: dict[str, deque[ToolInvocation]] = defaultdict(deque)
-        for call in recording.calls:
-            self._unused[self._key(call)].append(call)
-        self._waiting: dict[str, deque[ToolInvocation]] = defaultdict(deque)
-        for call in recording.waiting:
-            self._waiting[self._key(call)].append(call)
+        self._unused, self._waiting = self._by_identity(recording.calls), self._by_identity(recording.waiting)
         self._asking: dict[str, ToolInvocation] = {}
         self._inner = recording.inner_calls()
         self._messages = {
@@ -126,10 +122,14 @@ class Answers:
         self.stopped: AgentGitError | None = None
         """Why the rerun stopped; None if it runs. The graph may catch the error, and go on."""
 
-    def _key(self, call: ToolInvocation) -> str:
-        declared = self._settings.effects.declaration_of_call(call)
-        effect = declared.effect if declared is not None else None
-        return identity(call.tool_name, call.args, effect.identity_args if effect is not None else None)
+    def _by_identity(self, calls: Iterable[ToolInvocation]) -> dict[str, list[ToolInvocation]]:
+        found: dict[str, list[ToolInvocation]] = defaultdict(list)
+        for call in calls:
+            declared = self._settings.effects.declaration_of_call(call)
+            effect = declared.effect if declared is not None else None
+            names = effect.identity_args if effect is not None else None
+            found[identity(call.tool_name, call.args, names)].append(call)
+        return found
 
     @property
     def matched_count(self) -> int:
@@ -138,18 +138,16 @@ class Answers:
 
     def has_more_of_step(self) -> bool:
         """Return whether the record has more calls of the step of the last call, which raised and was repeated."""
-        unused = (call for calls in self._unused.values() for call in calls if call.id not in self._covered)
-        return any(self._recording.step(call) == self._last_step for call in unused)
+        return any(self._recording.step(call) == self._last_step for call in self._not_made())
+
+    def _not_made(self) -> Iterator[ToolInvocation]:
+        return (call for calls in self._unused.values() for call in calls if call.id not in self._covered)
 
     @property
     def not_made(self) -> list[RecordedCall]:
         """The recorded calls that the rerun has not made. A call that an answered tool made itself is not expected."""
-        unused_ids = {call.id for calls in self._unused.values() for call in calls} - self._covered
-        return [
-            RecordedCall(id=call.id, tool_name=call.tool_name, args=call.args)
-            for call in self._recording.calls
-            if call.id in unused_ids
-        ]
+        in_order = sorted(self._not_made(), key=lambda call: call.position)
+        return [RecordedCall(id=call.id, tool_name=call.tool_name, args=call.args) for call in in_order]
 
     # -- the first divergence
 
@@ -191,11 +189,13 @@ class Answers:
     def _open_answer(self, call: ToolInvocation, request: Call) -> InflightResult | None:
         """Return the question that the call asks; None if the record has no such call that nobody answered."""
         with self._lock:
-            waiting = self._waiting.get(request.repeat_hash)
+            waiting = self._waiting[request.repeat_hash]
             asking = self._asking.get(request.intent.idempotency_key)  # it asks again when another one was answered
-            recorded = asking or (waiting.popleft() if waiting else None)
+            recorded = asking or self._choose(waiting, request)
             if recorded is None:
                 return None
+            if asking is None:
+                waiting.remove(recorded)
             self._asking[request.intent.idempotency_key] = recorded
         if asking is None:
             self._note(call, RECORD, recorded)
@@ -353,6 +353,8 @@ def _as_invocation(request: Call) -> ToolInvocation:
         tool_call_id=intent.tool_call_id,
         started_at=intent.started_at,
         idempotency_key=intent.idempotency_key,
+        tool_path=intent.tool_path,
+        enclosing=intent.enclosing,
     )
 
 

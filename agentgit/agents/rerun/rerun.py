@@ -117,9 +117,10 @@ class Rerun:
             start_row = branch.target(connection, start)[0] if start is not None else self._begin(connection, row)
             end_row = branch.target(connection, end)[0] if end is not None else None
         self._recording = Recording(branch, row, start_row, end_row)
-        own_graph = graph is None
-        self.graph = branch.graph if graph is None else _require_graph(graph)
-        is_known = own_graph and options.effects is None
+        if not isinstance(graph, Pregel | None):
+            raise InvalidInput(f"graph must be a compiled LangGraph graph, not {type(graph).__name__}.")
+        self.graph = branch.graph if graph is None else graph
+        is_known = graph is None and options.effects is None
         settings = branch.settings if is_known else self._settings_of(self.graph, options.effects)
         max_calls = options.max_calls
         if max_calls is None:
@@ -424,12 +425,6 @@ class _Update(NamedTuple):
 
     values: Any
     as_node: str | None
-
-
-def _require_graph(graph: Any) -> Graph:
-    if not isinstance(graph, Pregel):
-        raise InvalidInput(f"graph must be a compiled LangGraph graph, not {type(graph).__name__}.")
-    return graph
 
 
 def _require_answerable(graph: Graph, settings: TurnSettings, acting: Container[str]) -> None:

@@ -196,6 +196,10 @@ class GraphTools:
         named = (one for one in self._reachable if one.tool.name == name)
         return [one for one in named if not self._is_held(one.tool, one.enclosing)]
 
+    def namesakes(self, name: str) -> list[str]:
+        """List the places of the tools of a name, if it names several."""
+        return _places(self._called(name))
+
     def _is_held(self, tool: BaseTool, enclosing: str | None) -> bool:
         """Return whether a tool is inside one of its name that wraps its function: the name means that one."""
         identity = tool_identity(tool)
@@ -233,10 +237,8 @@ class GraphTools:
             raise InvalidInput(f"effects names the tool {label} twice, with two effects. Leave one out.")
 
     def _require_one(self, label: str, effect: Effect, found: Sequence[ReachableTool]) -> None:
-        """Check that a key of `effects` names one tool, or those that deepagents makes for each of its subagents."""
-        are_copies = all(profile_of(one.tool) for one in found) and not list(effect.functions())
-        if len({tool_identity(one.tool) for one in found}) > 1 and not are_copies:
-            places = sorted({_full_name(one.enclosing, one.tool.name) for one in found})
+        """Check that a key of `effects` names one tool."""
+        if places := _places(found, are_copies_one=not list(effect.functions())):
             raise InvalidInput(
                 f"The graph has several tools called {label}: {', '.join(places)}. In effects, name the enclosing tool "
                 "or subgraph node too (DESK.ORDER), or give its function (tool.func) as the key; or rename it."
@@ -363,6 +365,14 @@ class GraphTools:
     def kinds(self) -> dict[str, str]:
         """Return the kind of effect to record for each tool, by name."""
         return {name: effect.kind if effect else UNDECLARED for name, effect in sorted(self.tools.items())}
+
+
+def _places(found: Sequence[ReachableTool], *, are_copies_one: bool = True) -> list[str]:
+    """List the places of tools, if they are several. Those that deepagents makes for each subagent may count as one."""
+    is_one = are_copies_one and all(profile_of(one.tool) for one in found)
+    if is_one or len({tool_identity(one.tool) for one in found}) < 2:
+        return []
+    return sorted({_full_name(one.enclosing, one.tool.name) for one in found})
 
 
 def _full_name(enclosing: str | None, name: str) -> str:
