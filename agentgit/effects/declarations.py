@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MethodType
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from agentgit.effects.effects import Effect, Undo, as_effect, import_function
 from agentgit.effects.function_names import FunctionName, is_different, name_of
 from agentgit.effects.invocation import identity
 from agentgit.effects.kinds import IDEMPOTENT, IRREVERSIBLE, UNDECLARED, kind_of
-from agentgit.effects.known_tools import Holds
+from agentgit.effects.known_tools import Holds, ToolProfile
 from agentgit.effects.memory import MemoryEffect, item_identity
 from agentgit.errors import InvalidInput, NotFound
 
@@ -76,8 +76,6 @@ ALL = "*"
 ToolRunner = Callable[[dict[str, Any], str], Any]
 """A function that calls a tool with recorded arguments on a branch's thread; returns the result or an awaitable."""
 
-Args = Mapping[str, Any]
-
 
 class DeclaredFunction(NamedTuple):
     """A function that is declared in this process."""
@@ -102,15 +100,16 @@ class Declaration:
     """False for one of agentgit's own tools."""
     tool: Any = None
     """The tool object; None if only the name of the tool is declared."""
+    profile: ToolProfile | None = None
+    """What is known of the tool, if its effect depends on the arguments of the call."""
+    default: Effect | None = None
+    """The effect of a call for which the profile has none."""
 
-    @property
-    def is_profiled(self) -> bool:
-        """True if the effect is that of a known tool, which depends on the arguments of the call."""
-        return False
-
-    def effect_of(self, args: Args, holds: Holds) -> Effect | None:
+    def effect_of(self, args: Mapping[str, Any], holds: Holds) -> Effect | None:
         """Return the effect of one call."""
-        return self.effect
+        if self.profile is None:
+            return self.effect
+        return stricter(self.profile.effect(args, holds) or self.default, hints_in(self.tool.metadata))
 
     @property
     def runner(self) -> ToolRunner | str | None:
@@ -198,17 +197,8 @@ def record_fields(
     """Return the fields that a tool's effect adds to the record of a call."""
     if effect is None:
         return {"effect": UNDECLARED, "undo": None}
-    identity_args = effect.identity_args if is_named else None
-    return {
-        "effect": effect.kind,
-        **effect.paths,
-        "identity": _identity(effect, tool_name, args, identity_args),
-    }
-
-
-def _identity(
-    effect: Effect, tool_name: str, args: Mapping[str, Any], identity_args: Sequence[str] | None
-) -> str | None:
     if isinstance(effect, MemoryEffect):
-        return item_identity(effect.store, args)
-    return identity(tool_name, args, identity_args) if effect.has_identity else None
+        key: str | None = item_identity(effect.store, args)
+    else:
+        key = identity(tool_name, args, effect.identity_args if is_named else None) if effect.has_identity else None
+    return {"effect": effect.kind, **effect.paths, "identity": key}

@@ -103,7 +103,9 @@ class ToolProfile:
     def effect(self, args: Mapping[str, Any] | None, holds: Holds) -> Effect | None:
         """Return the effect of a call; None if it is not known."""
         if self.known.effect == BY_BACKEND:
-            path = None if args is None or "file_path" not in args else _normalize_path(str(args["file_path"]))
+            path = None if args is None else args.get("file_path")
+            if path is not None:  # in the form in which the tools pass it to their backend
+                path = posixpath.normpath("/" + str(path).replace("\\", "/").lstrip("/"))
             kind = _kind_in_backend(self._backend, path, holds)
         elif self.known.effect == BY_SHELL:
             backend = self._backend
@@ -168,11 +170,6 @@ def _is_exactly(value: Any, class_paths: Collection[str]) -> bool:
 
 
 # -- the backends of deepagents
-
-
-def _normalize_path(path: str) -> str:
-    """Return a path in the form in which the tools of deepagents pass it to their backend."""
-    return posixpath.normpath("/" + path.replace("\\", "/").lstrip("/"))
 
 
 def _kind_in_backend(backend: Any, path: str | None, holds: Holds) -> str | None:

@@ -13,6 +13,8 @@ from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException, to
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState
 from pydantic import BaseModel, Field
+from pydantic.v1 import BaseModel as OldModel
+from pydantic.v1 import Field as OldField
 from scripted import call, calls, functional_graph, nested_graph, scripted, tool_node_graph
 
 import agentgit
@@ -139,9 +141,19 @@ def test_identity_arguments_are_checked_in_every_schema(repo):
     closed = {"type": "object", "properties": {"id": {"type": "string"}}}
     shut = tool("shut", args_schema=closed, description="d")(lambda id: id)
     free = tool("free", args_schema=closed | {"additionalProperties": True}, description="d")(lambda **all: all)
+
+    class Old(OldModel):
+        to: str = OldField(alias="recipient")
+
+    class OldFree(OldModel, extra="allow"):
+        to: str
+
+    old = tool("old", args_schema=Old, description="d")(lambda to: to)
+    old_free = tool("old_free", args_schema=OldFree, description="d")(lambda **all: all)
     once = effect("irreversible", identity_args=["recipient"])
-    assert wrapped(repo, free, effects={"free": once}).effects == {"free": "irreversible"}
-    for refused, names in ((shut, "id"), (aliased, "to")):
+    for accepted in (free, old_free):
+        assert wrapped(repo, accepted, effects={accepted.name: once}).effects == {accepted.name: "irreversible"}
+    for refused, names in ((shut, "id"), (aliased, "to"), (old, "to")):
         with pytest.raises(InvalidInput, match=f"no argument recipient; it has {names}"):
             wrapped(repo, refused, session="t", effects={refused.name: once})
 

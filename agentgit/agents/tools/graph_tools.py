@@ -16,7 +16,6 @@ from agentgit.agents.tools.reachable_tools import ReachableTool, reachable_tools
 from agentgit.agents.tools.tool_caller import require_fit, tool_caller
 from agentgit.effects.declarations import (
     ALL,
-    Args,
     Declaration,
     Declare,
     ToolRunner,
@@ -29,7 +28,7 @@ from agentgit.effects.effects import Effect, declared_on, decorated_kinds
 from agentgit.effects.function_names import SEVERAL, FunctionName, is_different, name_of
 from agentgit.effects.invocation import ToolInvocation
 from agentgit.effects.kinds import UNDECLARED, kind_of
-from agentgit.effects.known_tools import Holds, ToolProfile, profile_of
+from agentgit.effects.known_tools import Holds, profile_of
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.errors import InvalidInput
 
@@ -59,22 +58,8 @@ def is_checkpoint_tool(tool: BaseTool) -> bool:
 class ToolDeclaration(Declaration):
     """The declaration of one tool object."""
 
-    profile: ToolProfile | None = None
-    default: Effect | None = None
-    """The effect of a call for which the profile has none."""
     declare: Declare = field(kw_only=True)
     """The function that declares the tools which this one calls."""
-
-    @property
-    def is_profiled(self) -> bool:
-        """True if the effect is that of a known tool, which depends on the arguments of the call."""
-        return self.profile is not None
-
-    def effect_of(self, args: Args, holds: Holds) -> Effect | None:
-        """Return the effect of one call."""
-        if self.profile is None:
-            return self.effect
-        return stricter(self.profile.effect(args, holds) or self.default, hints_in(self.tool.metadata))
 
     @functools.cached_property
     def runner(self) -> ToolRunner | str | None:

@@ -84,9 +84,10 @@ def _argument_names(tool: BaseTool) -> set[str] | None:
     schema: Any = tool.tool_call_schema
     if isinstance(schema, dict):
         return None if schema.get("additionalProperties") else set(schema.get("properties", ()))
-    if schema.__dict__.get("model_config", {}).get("extra") == "allow" or not hasattr(schema, "model_fields"):
-        return None
-    return set(schema.model_fields)
+    if hasattr(schema, "model_fields"):
+        return None if schema.__dict__.get("model_config", {}).get("extra") == "allow" else set(schema.model_fields)
+    whole: Any = tool.get_input_schema()  # of pydantic 1; LangChain leaves its config out above
+    return None if whole.__config__.extra == "allow" else set(schema.__fields__)
 
 
 # -- calling a tool again

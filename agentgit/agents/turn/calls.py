@@ -406,7 +406,7 @@ class Calls:
         else:
             batch, index = self.requests.position(call.tool_call_id, call.run_id)
         effect = declaration.effect_of(args, self._holds)
-        is_file_effect = effect is not None and effect.kind == WORKSPACE and not declaration.is_profiled
+        is_file_effect = effect is not None and effect.kind == WORKSPACE and declaration.profile is None
         if is_file_effect and self.workspace is not None and not self.workspace.covers(args):
             effect = None
         scope = caller.scope if caller is not None else scope_name(call.task)
