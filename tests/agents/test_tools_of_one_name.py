@@ -301,6 +301,8 @@ def test_two_wrappers_of_one_function_are_two_tools(repo, ledger):
     graph = namesakes.by_closure(first, second)
     with pytest.raises(InvalidInput, match=r"several tools called order: ask\.order, order"):
         repo.wrap(graph, "s", effects={"order": declared("reversible", "first", ledger)})
+    with pytest.raises(InvalidInput, match=r"no tool .*order; it has ask, order"):
+        repo.wrap(graph, "s", effects={order: declared("reversible", "first", ledger)})
     effects = {one.func: declared("reversible", who, ledger) for one, who in ((first, "first"), (second, "second"))}
     agent = repo.wrap(graph, "s", effects=effects)
     order_both(agent)

@@ -145,13 +145,14 @@ class GraphTools:
         self._named: dict[str, Effect] = {}
         """The effects that the user gives to names that no tool of the graph has."""
         self._paths_of_named: dict[str, str] = {}
+        self._unknown: list[str] = []
         for key in sorted(user_effects, key=self._is_tool_name):  # first the keys that name a place, too
             self._choose(key, user_effects[key])
         for name, effect in defaults.items():
             meant = [one for one in self._called(name) if not self._own_effect(one.tool, one.enclosing)]
             self._require_one(name, effect, meant)
             self._paths_of_named.update((name, tool_path(one.tool)) for one in meant)
-        unknown = sorted(self._named.keys() - MEMORY_TOOLS)
+        unknown = sorted({*self._unknown} - MEMORY_TOOLS)
         if check and shown and unknown:
             names = sorted({found.tool.name for found in self._reachable})
             raise InvalidInput(
@@ -212,6 +213,8 @@ class GraphTools:
         label = key if isinstance(key, str) else str(getattr(key, "name", None) or name_of(key).path)
         require_fit(label, effect, [one.tool for one in found])
         self._require_one(label, effect, found)
+        if not found:
+            self._unknown.append(label)
         if isinstance(key, str) and not found:
             self._named[key] = effect
             return
