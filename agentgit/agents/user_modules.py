@@ -18,7 +18,7 @@ from langgraph.pregel import Pregel
 
 from agentgit.agents.memory import as_memory, is_wrappable
 from agentgit.agents.tools.graph_tools import ToolDeclaration, declare_tools, is_checkpoint_tool, tool_path
-from agentgit.agents.tools.reachable_tools import ReachableTool, reachable_tools
+from agentgit.agents.tools.reachable_tools import ReachableTool, reachable_tools, search
 from agentgit.agents.tools.tool_caller import require_fit
 from agentgit.effects.declarations import Declaration
 from agentgit.effects.effects import Effect, as_effect, declared_on
@@ -169,7 +169,7 @@ def _load_declarations(path: str) -> _Found:
 
 
 def _find_in(values: Sequence[Any]) -> _Found:
-    tools = reachable_tools(*(tool for value in values for tool in _tools_in(value)))
+    tools = reachable_tools(search(*(tool for value in values for tool in _tools_in(value))))
     stores = [value.store if isinstance(value, Pregel) else value for value in values]
     types = [one for one in values if isinstance(one, type) and is_data_type(one)]
     return _Found(tools, {}, [store for store in stores if is_wrappable(store)], types)

@@ -16,7 +16,6 @@ from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSetting
 from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.memory import as_memory, is_wrappable
 from agentgit.agents.tools.graph_tools import GraphTools
-from agentgit.agents.tools.reachable_tools import reachable_hints
 from agentgit.agents.tools.unowned_calls import REFUSE, REPORT
 from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
@@ -113,7 +112,7 @@ class PreparedGraph:
             )
         holds = adapter.holds if adapter is not None else lambda path: False
         tools = GraphTools(graph, user_effects, context.effects, holds, check=check_effects)
-        add_types(*reachable_hints(graph))
+        add_types(*tools.hints)
         self.context, self.graph = context, graph
         self.user_id, self.name = context.user.id, str(graph.name)
         self.memory: Memory | None = as_memory(graph.store)

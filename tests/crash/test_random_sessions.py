@@ -159,6 +159,27 @@ def template() -> Path:
     return path
 
 
+class Notes:
+    """What tools share with a machine, which they do not hold: `wrap` searches what they hold."""
+
+    repo: Any
+    recalled: list[str] | None = None
+    """What the agent with memory has said last in this turn to have been asked."""
+
+    def recall(self, asked: list[str]) -> None:
+        """Note what the agent with memory says to have been asked."""
+        self.recalled = asked
+
+    def peek(self, item: str) -> str:
+        """Read the names of the branches."""
+        return " ".join(branch.name for branch in self.repo.session("s").branches())
+
+
+def look(item: str) -> str:
+    """Look at nothing."""
+    return item
+
+
 class TrueWorld(RuleBasedStateMachine):
     """Random runs of one session, with its database in a file and a shop as its world.
 
@@ -191,28 +212,23 @@ class TrueWorld(RuleBasedStateMachine):
         """The switches that leave the world unchanged, each with the declared items in it at that time."""
         self.memory_at: dict[int, list[str] | None] = {}
         """The `memory` of each checkpoint."""
-        self.recalled: list[str] | None = None
-        """What the agent with memory has said last in this turn to have been asked."""
+        self.notes = Notes()
         self.mortal = Mortal()
         self.start()
 
     @initialize(kind=st.sampled_from([*AGENTS]))
     def begin(self, kind: str) -> None:
         """Create a session of one of the kinds of graphs."""
-        tools = {one.name: one for one in [*self.shop.tools(), *map(quick_tool, (self.look, self.peek))]}
+        tools = {one.name: one for one in [*self.shop.tools(), *map(quick_tool, (look, self.notes.peek))]}
         hidden = {one.name: one for one in self.shop.hidden_tools()}
         self.has_desk = kind.endswith(DESK)
-        self.graph = AGENTS[kind](tools, helpers(tools, hidden, self.recall))
+        self.graph = AGENTS[kind](tools, helpers(tools, hidden, self.notes.recall))
         self.agent("main")
-
-    def recall(self, asked: list[str]) -> None:
-        """Note what the agent with memory says to have been asked."""
-        self.recalled = asked
 
     def start(self) -> None:
         """Open the repository, as a new process does."""
         self.mortal.left = None
-        self.repo = agentgit.open(self.url or self.folder / "agentgit.db", tenant=self.tenant)
+        self.repo = self.notes.repo = agentgit.open(self.url or self.folder / "agentgit.db", tenant=self.tenant)
 
     def teardown(self) -> None:
         assert self.repo.maintenance.fsck(3).findings == ()
@@ -241,14 +257,6 @@ class TrueWorld(RuleBasedStateMachine):
         effects = {**self.shop.effects(verify=self.verify), **self.shop.hidden_effects("secretly", verify=self.verify)}
         effects |= {**DELEGATING, LOOK: "read_only", PEEK: "read_only"}
         return self.repo.wrap(self.graph, "s", effects=effects, branch=name)
-
-    def look(self, item: str) -> str:
-        """Look at nothing."""
-        return item
-
-    def peek(self, item: str) -> str:
-        """Read the names of the branches."""
-        return " ".join(branch.name for branch in self.repo.session("s").branches())
 
     # -- the world and the records
 
@@ -393,7 +401,7 @@ class TrueWorld(RuleBasedStateMachine):
 
     def remembered(self, line: Line, asked: Sequence[str], *, is_over: bool) -> None:
         """Check that the agent with memory remembers what it was asked on its branch, and nothing else."""
-        recalled, self.recalled = self.recalled, None
+        recalled, self.notes.recalled = self.notes.recalled, None
         if not is_over or (asked and recalled is None):
             line.memory = None
         elif recalled is not None:

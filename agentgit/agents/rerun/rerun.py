@@ -32,7 +32,7 @@ from agentgit.agents.rerun.recording import (
 )
 from agentgit.agents.rerun_guard import guarding
 from agentgit.agents.tools.graph_tools import GraphTools
-from agentgit.agents.tools.reachable_tools import reachable_hints, reachable_tools
+from agentgit.agents.tools.reachable_tools import reachable_tools, search
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints.references import free_name
 from agentgit.effects import Effect
@@ -163,8 +163,8 @@ class Rerun:
                 f"effects declares {', '.join(changed)}, which the agent has declared otherwise. Nothing was run. "
                 "Declare only tools that the other graph adds; to change an effect, wrap the graph with it first."
             )
-        add_types(*reachable_hints(graph))
         found = GraphTools(graph, {**settings.effects.user_effects, **new}, settings.effects.defaults)
+        add_types(*found.hints)
         return replace(settings, effects=found, unrecorded_tools=found.own_names)
 
     def _isolated(self, graph: Graph) -> Graph:
@@ -429,7 +429,7 @@ class _Update(NamedTuple):
 
 def _require_answerable(graph: Graph, settings: TurnSettings, acting: Container[str]) -> None:
     """Check that the record can answer the calls of each tool of a graph that acts."""
-    for tool, enclosing, _ in reachable_tools(graph):
+    for tool, enclosing, _ in reachable_tools(search(graph)):
         effect = settings.effects.declaration_of(tool, enclosing).effect
         if effect is not None and kind_of(effect.kind).is_neutral and tool.name not in acting:
             continue

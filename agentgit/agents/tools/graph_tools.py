@@ -12,7 +12,13 @@ from typing import Any
 from langchain_core.tools import BaseTool
 from langgraph.pregel import Pregel
 
-from agentgit.agents.tools.reachable_tools import ReachableTool, reachable_tools, reaches_unsaved_graph
+from agentgit.agents.tools.reachable_tools import (
+    ReachableTool,
+    has_unsaved_graph,
+    reachable_hints,
+    reachable_tools,
+    search,
+)
 from agentgit.agents.tools.tool_caller import require_fit, tool_caller
 from agentgit.effects.declarations import (
     ALL,
@@ -125,7 +131,12 @@ class GraphTools:
         *,
         check: bool = False,
     ) -> None:
-        self._graph, reachable = graph, reachable_tools(graph)
+        reached = [*search(graph)]
+        self.hints = [*reachable_hints(reached)]
+        """What tells the types of the values in the states of the graph; see `reachable_hints`."""
+        self.has_unsaved_graph = has_unsaved_graph(reached)
+        """True if it reaches a graph that is never saved."""
+        reachable = reachable_tools(reached)
         shown = defaultdict[str, list[BaseTool]](list)
         for found in reachable:
             if found.is_shown:
@@ -344,11 +355,6 @@ class GraphTools:
         """True if any tool that may be called is declared with an effect that must not happen twice."""
         kinds = {effect.kind for effect in (*self.tools.values(), *self.defaults.values()) if effect is not None}
         return any(kind_of(kind).is_exclusive for kind in kinds | decorated_kinds)
-
-    @functools.cached_property
-    def has_unsaved_graph(self) -> bool:
-        """True if the graph reaches one that LangGraph cannot run with `durability="sync"`."""
-        return reaches_unsaved_graph(self._graph)
 
     def kinds(self) -> dict[str, str]:
         """Return the kind of effect to record for each tool, by name."""

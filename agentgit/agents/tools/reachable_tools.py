@@ -37,8 +37,8 @@ class ReachableTool(NamedTuple):
     """True if it is in a ToolNode of the graph or of a subgraph that LangGraph lists."""
 
 
-class _Value(NamedTuple):
-    """A value to search."""
+class Reached(NamedTuple):
+    """A value that a graph reaches."""
 
     value: Any
     enclosing: str | None = None
@@ -53,14 +53,14 @@ class _Value(NamedTuple):
     """True if it is a tool of a ToolNode."""
 
 
-def reachable_tools(*values: Any) -> list[ReachableTool]:
-    """List the tools that graphs and other values reach, each one once for each place, those that are shown first.
+def reachable_tools(reached: Iterable[Reached]) -> list[ReachableTool]:
+    """List the tools among reached values, each one once for each place, those that are shown first.
 
     A tool of a ToolNode has its place there, though functions may refer to it, too, as to the object that made it.
     """
     found: dict[tuple[int, str | None], ReachableTool] = {}
     listed: set[int] = set()
-    for item in _search(*values):
+    for item in reached:
         if _is(item.value, BaseTool):
             place = id(item.value), item.enclosing
             if item.is_listed and id(item.value) not in listed:
@@ -72,18 +72,18 @@ def reachable_tools(*values: Any) -> list[ReachableTool]:
     return sorted(found.values(), key=lambda one: not one.is_shown)
 
 
-def reaches_unsaved_graph(graph: Any) -> bool:
-    """Return whether a graph reaches one that is never saved: it was compiled with `checkpointer=False`."""
-    return any(_is(item.value, Pregel) and item.value.checkpointer is False for item in _search(graph))
+def has_unsaved_graph(reached: Iterable[Reached]) -> bool:
+    """Return whether there is a graph that is never saved: it was compiled with `checkpointer=False`."""
+    return any(_is(item.value, Pregel) and item.value.checkpointer is False for item in reached)
 
 
-def reachable_hints(graph: Any) -> Iterator[Any]:
-    """Yield what tells the types of the values in a graph's states.
+def reachable_hints(reached: Iterable[Reached]) -> Iterator[Any]:
+    """Yield what tells the types of the values in the states of reached graphs.
 
-    These are the types of the channels of each graph that it reaches, the functions of nodes, tasks and tools, whose
+    These are the types of the channels of each graph, the functions of nodes, tasks and tools, whose
     hints tell what they take and return, and the classes that the functions name.
     """
-    for item in _search(graph):
+    for item in reached:
         if _is(item.value, Pregel):
             for channel in item.value.channels.values():
                 yield from (getattr(channel, name, None) for name in ("ValueType", "UpdateType"))
@@ -91,8 +91,9 @@ def reachable_hints(graph: Any) -> Iterator[Any]:
             yield item.value
 
 
-def _search(*values: Any) -> Iterator[_Value]:
-    waiting = [_Value(value, is_shown=isinstance(value, Pregel)) for value in reversed(values)]
+def search(*values: Any) -> Iterator[Reached]:
+    """Yield what graphs and other values reach."""
+    waiting = [Reached(value, is_shown=isinstance(value, Pregel)) for value in reversed(values)]
     visited: dict[Hashable, Any] = {}  # it keeps the values, so that no id is used twice
     while waiting and len(visited) < MAX_VALUES:
         item = waiting.pop()
@@ -105,18 +106,18 @@ def _search(*values: Any) -> Iterator[_Value]:
             waiting.extend(reversed([*_inside(item)]))
 
 
-def _inside(item: _Value) -> Iterator[_Value]:
+def _inside(item: Reached) -> Iterator[Reached]:
     value = item.value
     if _is(value, Pregel):
         for name, node in value.nodes.items():
             for inner in (node.bound, *node.subgraphs):  # includes graphs that the node's function refers to
                 is_shown = item.is_shown and _is(inner, ToolNode, Pregel)
-                yield _Value(inner, item.container, name, is_shown)
+                yield Reached(inner, item.container, name, is_shown)
     elif _is(value, BaseTool):
         functions = [one for name in ("func", "coroutine") if (one := getattr(value, name, None)) is not None]
         package = _package(type(value))
         for one in functions or (value._run, value._arun, *vars(value).values()):
-            yield _Value(one, value.name, value.name, package=package)
+            yield Reached(one, value.name, value.name, package=package)
     elif _is(value, ToolNode):
         yield from (item._replace(value=tool, is_listed=True) for tool in value.tools_by_name.values())
         yield from (item._replace(value=one, is_shown=False) for one in vars(value).values())
@@ -124,7 +125,7 @@ def _inside(item: _Value) -> Iterator[_Value]:
         yield from (found._replace(is_shown=False) for found in _referenced(item))
 
 
-def _referenced(item: _Value) -> Iterator[_Value]:
+def _referenced(item: Reached) -> Iterator[Reached]:
     """Yield the values that a function, a container or an object refers to."""
     value = item.value
     inner: Iterable[Any] = ()
@@ -152,7 +153,7 @@ def _referenced(item: _Value) -> Iterator[_Value]:
     yield from (item._replace(value=one) for one in list(inner))
 
 
-def _in_function(item: _Value, function: FunctionType) -> Iterator[_Value]:
+def _in_function(item: Reached, function: FunctionType) -> Iterator[Reached]:
     package = _package(function)
     if item.is_global and package != item.package:
         return
