@@ -169,7 +169,7 @@ def test_graphs_with_one_input_and_labels_of_their_own_keep_their_places(repo, c
 def test_graphs_with_one_name_and_one_input_are_not_guessed(repo, config):
     desks = Desks(config)
     desks.inputs = dict.fromkeys(NAMES, "pay")
-    with pytest.raises(Fenced, match=r"several graphs at the same time.*one name and one input"):
+    with pytest.raises(Fenced, match=r"graphs in tasks or threads of their own.*one name and one input"):
         run(desks, repo, desks.in_tool_node())
     assert sorted(desks.paid) == ["ann", "bob"]
 
@@ -183,7 +183,7 @@ def test_graphs_whose_inputs_are_new_each_time_are_not_guessed(repo, config):
         desks.inputs = {name: f"pay {name} today" for name in NAMES}
         await agent.ainvoke(None)
 
-    with pytest.raises(Fenced, match=r"several graphs at the same time.*another input"):
+    with pytest.raises(Fenced, match=r"graphs in tasks or threads of their own.*another input"):
         asyncio.run(story())
     assert sorted(desks.paid) == ["ann", "bob"]
 
