@@ -85,9 +85,9 @@ def parallel_graphs_error(intent: Intent, reason: str) -> Fenced:
     """Return the error for a graph that a tool runs beside others, if it is not known which one it was before."""
     return Fenced(
         f"{call_text(intent.tool_name, intent.args)} runs again. It ran graphs in tasks or threads of their own, and "
-        f"it is not known which of them this is: they {reason}. It was not run, so that none takes another's place. Give "
-        "such graphs inputs that stay the same, and names or tags of their own (run_name, tags) if their inputs are equal; "
-        "or let the tool itself call them one after the other. Here, roll back to before this call.",
+        f"it is not known which of them this is: they {reason}. It was not run, so that none takes another's place. "
+        "Give such graphs inputs that stay the same, and names or tags of their own (run_name, tags) if their inputs "
+        "are equal; or let the tool itself call them one after the other. Here, roll back to before this call.",
     )
 
 
