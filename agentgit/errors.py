@@ -309,7 +309,7 @@ class UnownedCall(UserWarning):
 
 
 class TurnAbandoned(UserWarning):
-    """A new message leaves a turn whose process died before its calls were answered. The calls may run again."""
+    """A new message follows a turn whose process died before its calls were answered. The model may make them again."""
 
 
 def _render_with(error: AgentGitError, value: Any) -> str:

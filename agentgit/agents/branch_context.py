@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
+from langchain_core.messages import BaseMessage
 from langgraph.cache.base import BaseCache
 from langgraph.pregel import Pregel
 from sqlalchemy import Connection
@@ -27,6 +28,7 @@ from agentgit.sessions.session import OPEN, SIMULATED
 from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.threads.graph_rows import GraphCheckpoint
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -110,6 +112,7 @@ class TurnSettings:
     checkpoint_interval: Interval
     fence_mode: str
     unowned_calls: str = "report"
+    on_unanswered: str = "answer"
     workspace: WorkspaceAdapter | None = None
     simulation: Simulation | None = None
 
@@ -153,6 +156,7 @@ class BranchContext:
         self.served = context.registry.session(self.session_id)
         """The resources of the session in this process."""
         self.thread_id: str = row.thread_id
+        self.client = client
         self.must_be_current = client is not None
         """True if turns run only while the branch is the current one of its session, whose thread clients see."""
         self.begins_again: bool | None = None
@@ -222,6 +226,15 @@ class BranchContext:
                 f"Switch to {row.name!r} to continue at its head, or fork.",
                 head=row.head_id,
             )
+
+    def messages(self, connection: Connection, checkpoint: GraphCheckpoint | None) -> list[BaseMessage]:
+        """Read the conversation of a graph checkpoint, oldest first."""
+        if checkpoint is None:
+            return []
+        hashes = self.store.graphs.message_hashes(connection, checkpoint)
+        leaves = self.store.graphs.blobs.of(checkpoint.session_id).get_many(connection, hashes)
+        messages: list[BaseMessage] = self.saver.codec.decode([leaves[key] for key in hashes])
+        return messages
 
     def is_at_import(self) -> bool:
         """Return whether the branch stands at an imported checkpoint, where nothing goes on without a new message."""

@@ -51,6 +51,10 @@ class BranchReader(BranchRunner):
         self._rollbacks = Rollbacks(context, self.session.id)
         self._merger = Merger(self._branch)
 
+    def _move_to(self, branch_id: int) -> None:
+        super()._move_to(branch_id)
+        self._merger = Merger(self._branch)
+
     @property
     def branch(self) -> InternalSession:
         """The branch that the agent runs on."""
@@ -101,14 +105,8 @@ class BranchReader(BranchRunner):
             InvalidInput: A message was written with another serializer.
         """
         with self._branch.reading() as connection:
-            graphs = self._branch.store.graphs
-            graph_checkpoint = graphs.newest(connection, self._branch.thread_id)
-            if graph_checkpoint is None:
-                return []
-            hashes = graphs.message_hashes(connection, graph_checkpoint)
-            leaves = graphs.blobs.of(graph_checkpoint.session_id).get_many(connection, hashes)
-        messages: list[BaseMessage] = self._branch.saver.codec.decode([leaves[key] for key in hashes])
-        return messages
+            newest = self._branch.store.graphs.newest(connection, self._branch.thread_id)
+            return self._branch.messages(connection, newest)
 
     def history(self) -> History:
         """List the conversation as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`, oldest first."""

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from langchain_core.messages import BaseMessage, HumanMessage, convert_to_messages
+from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage, convert_to_messages
 from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
-from langgraph.graph.message import add_messages
+from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
+from agentgit.agents.tools.unanswered_calls import insert_answers
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import messages_delta_reducer
 
@@ -77,6 +78,27 @@ def with_note(turn_input: TurnInput, note: str) -> TurnInput | None:
     user_messages = messages if isinstance(messages, list) else [messages]
     value = {**turn_input.value, MESSAGES: [HumanMessage(note, name=NOTE_NAME), *user_messages]}
     return replace(turn_input, value=value)
+
+
+def with_answers(
+    turn_input: TurnInput, answers: Sequence[BaseMessage], conversation: Sequence[BaseMessage]
+) -> TurnInput:
+    """Insert answers to open calls before the user's messages; an input that has no messages stays as it is.
+
+    Args:
+        turn_input: The input of a new turn.
+        answers: The results of the calls.
+        conversation: If there are messages after the calls already, the whole conversation, which replaces that of the
+            state: a provider takes results only directly after the calls.
+    """
+    messages = turn_input.value.get(MESSAGES) if isinstance(turn_input.value, Mapping) else None
+    if not answers or messages is None:
+        return turn_input
+    before: list[BaseMessage] = [*answers]
+    if conversation:
+        before = [RemoveMessage(REMOVE_ALL_MESSAGES), *insert_answers(conversation, answers)]
+    user_messages = messages if isinstance(messages, list) else [messages]
+    return replace(turn_input, value={**turn_input.value, MESSAGES: [*before, *user_messages]})
 
 
 def _adds_message_id(graph: Pregel[Any, Any, Any, Any], item: Any) -> bool:

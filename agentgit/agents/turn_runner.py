@@ -22,6 +22,7 @@ from agentgit.agents.instrumentation import instrumented_copy
 from agentgit.agents.isolation import detached, detached_config, turn_context
 from agentgit.agents.memory import RecordedStore, is_wrappable, plain_store
 from agentgit.agents.node_cache import HarmlessCache, cache_of
+from agentgit.agents.tools.unanswered_calls import UndoNeeded
 from agentgit.agents.turn.calls import Calls
 from agentgit.agents.turn.fence_errors import as_bubble_up
 from agentgit.agents.turn.recorder import find_recorder
@@ -29,6 +30,7 @@ from agentgit.agents.turn.turn import Turn
 from agentgit.async_api import LOOP
 from agentgit.errors import AgentGitError, BranchMoved, InvalidInput, warn_caller
 from agentgit.handles.context import Context
+from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
 from agentgit.saver.config import RESTORE_POINT
 from agentgit.store.queries.graph_points import BranchHead
@@ -104,6 +106,13 @@ class TurnRunner(DescribedGraph):
         if branch_id == self.branch_id:  # the requests of a waiting turn belong to its branch
             runner._branch.interrupted_turn = self._branch.interrupted_turn
         return runner
+
+    def _move_to(self, branch_id: int) -> None:
+        """Continue on another branch of the session."""
+        branch = self._branch
+        self._branch = BranchContext(branch.context, self.graph, branch.settings, branch_id, branch.client)
+        self._known_current_branch = branch_id
+        self._instrument()
 
     def _with_graph(self, graph: Graph) -> Self:
         """Return a runner of another form of the graph on the same branch, which shares what is known of the branch."""
@@ -210,7 +219,13 @@ class TurnRunner(DescribedGraph):
         if interrupted_turn is not None and not turn.turn_input.is_new:
             turn.requested_checkpoints = interrupted_turn.requested_checkpoints
             turn.after_turn = interrupted_turn.after_turn
-        turn.begin()
+        try:
+            turn.begin()
+        except UndoNeeded:
+            rollbacks = Rollbacks(self._branch.context, self._branch.session_id)
+            target = rollbacks.find_previous(self.branch_id)[1]
+            self._move_to(rollbacks.run(target, self.branch_id, RollbackOptions()))
+            return self._start_turn(value, config, span, options)
         self._turn = self._branch.saver.turn = turn
         if turn.replayed_ids:
             run_config["configurable"].update(checkpoint_id=turn.replayed_ids[""], checkpoint_map=turn.replayed_ids)

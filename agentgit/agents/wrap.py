@@ -16,6 +16,7 @@ from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSetting
 from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.memory import as_memory, is_wrappable
 from agentgit.agents.tools.graph_tools import GraphTools
+from agentgit.agents.tools.unanswered_calls import ON_UNANSWERED
 from agentgit.agents.tools.unowned_calls import REFUSE, REPORT
 from agentgit.agents.turn.call_interceptor import FENCE_MODES
 from agentgit.agents.turn.tool_hook import intercept
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 FenceMode = Literal["replay", "raise", "off"]
 UnownedCalls = Literal["report", "refuse"]
+OnUnanswered = Literal["answer", "undo", "raise"]
 
 
 def wrap(
@@ -87,6 +89,7 @@ class PreparedGraph:
         workspace: str | Path | Workspace | None = None,
         store: BaseStore | None = None,
         unowned_calls: UnownedCalls = "report",
+        on_unanswered: OnUnanswered = "answer",
     ) -> None:
         if isinstance(graph, StateGraph):
             raise InvalidInput("This graph is not compiled. Wrap graph.compile().")
@@ -99,6 +102,8 @@ class PreparedGraph:
             )
         if unowned_calls not in (REPORT, REFUSE):
             raise InvalidInput(f"unowned_calls must be {REPORT!r} or {REFUSE!r}, not {unowned_calls!r}.")
+        if on_unanswered not in ON_UNANSWERED:
+            raise InvalidInput(f"on_unanswered must be one of {', '.join(ON_UNANSWERED)}, not {on_unanswered!r}.")
         graph = graph if store is None else graph.copy({"store": _require_store(store)})
         _warn_of_unknown_store(graph.store)
         memory_effects = {name: context.effects[name] for name in MEMORY_TOOLS & context.effects.keys()}
@@ -126,6 +131,7 @@ class PreparedGraph:
             checkpoint_interval=interval,
             fence_mode=fence,
             unowned_calls=unowned_calls,
+            on_unanswered=on_unanswered,
             workspace=adapter,
         )
         intercept()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from agentgit.agents.graph.threads import Confirm
     from agentgit.agents.rerun.answers import OnMiss
     from agentgit.agents.rerun.session import GraphFactory, Judge, SessionOrBranch
-    from agentgit.agents.wrap import FenceMode, UnownedCalls
+    from agentgit.agents.wrap import FenceMode, OnUnanswered, UnownedCalls
     from agentgit.workspace.api import Workspace
 
 
@@ -133,6 +133,7 @@ class Repository:
         replay: str = "record",
         force: bool = False,
         unowned_calls: UnownedCalls = "report",
+        on_unanswered: OnUnanswered = "answer",
     ) -> RollbackAgent:
         """Wrap a compiled LangGraph graph as an agent on a session, which is created if it does not exist.
 
@@ -168,6 +169,9 @@ class Repository:
             unowned_calls: What to do about a call of a tool in a thread that no turn owns, such as one that a node has
                 started without its context: `report` (it runs, and plans and reports name it) or `refuse` (raise
                 `Fenced` if the tool is declared compensable or irreversible).
+            on_unanswered: What a new message does about tool calls that the last turn left without a result, when it
+                broke off or asks a question: `answer` (tell the model what is known of them), `undo` (take that turn
+                back first, as `undo`; the agent continues on the new branch) or `raise` (raise `Conflict`).
 
         Raises:
             InvalidInput: The graph is not compiled; an effect is declared for a tool that the graph does not have, or
@@ -192,6 +196,7 @@ class Repository:
             workspace=workspace,
             store=store,
             unowned_calls=unowned_calls,
+            on_unanswered=on_unanswered,
         )
         agent: RollbackAgent = wrap_module.wrap(
             wrapped, session, branch=branch, thread_id=thread_id, template=template, replay=replay, force=force
@@ -210,6 +215,7 @@ class Repository:
         workspace: str | Path | Workspace | None = None,
         store: Any = None,
         unowned_calls: UnownedCalls = "report",
+        on_unanswered: OnUnanswered = "answer",
     ) -> RollbackGraph:
         """Return a graph for hosts and clients of LangGraph, whose threads are sessions of this repository.
 
@@ -230,6 +236,7 @@ class Repository:
             workspace: The directory whose files belong to the sessions, as for `wrap`. The threads share it.
             store: The long-term memory of the graph, as for `wrap`. A host that gives a store of its own replaces it.
             unowned_calls: What to do about a call in a thread that no turn owns, as for `wrap`.
+            on_unanswered: What a new message does about calls without a result, as for `wrap`.
 
         Raises:
             InvalidInput, NotFound: As for `wrap`.
@@ -260,6 +267,7 @@ class Repository:
             workspace=workspace,
             store=store,
             unowned_calls=unowned_calls,
+            on_unanswered=on_unanswered,
         )
         served: RollbackGraph = graph_module.make_graph(threads_module.Threads(self._context, wrapped, confirm))
         return served

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from langgraph.checkpoint.base import CheckpointTuple
+
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, NewCheckpoint, NewWrites
 
 
@@ -37,6 +39,9 @@ class RecordedTurn(Protocol):
 
     def on_read(self, thread: str, ns: str, checkpoint: GraphCheckpoint | None) -> None:
         """Record that the graph looked for a checkpoint, and which one it found."""
+
+    def with_answers(self, found: CheckpointTuple) -> CheckpointTuple:
+        """Return the state of a subgraph with answers to the calls that an earlier turn has left open in it."""
 
     def flush(self) -> None:
         """Write what waits, if anything."""

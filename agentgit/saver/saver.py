@@ -287,7 +287,7 @@ class SQLModelSaver(AsyncSaverMethods):
                 f"The subgraph {ns!r} stands at an imported checkpoint: what waits there never runs here. "
                 "Nothing of it was run. Send a new message."
             )
-        return found
+        return turn.with_answers(found) if ns and turn is not None else found
 
     def list(
         self,

@@ -224,14 +224,15 @@ class Store:
     def answered_message(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> dict[str, Any] | None:
         """Return the AI message if the last messages are the results of all its tool calls; otherwise None."""
         tail = self._read_tail(connection, graph_checkpoint)
-        return tail[0] if len(tail) > 1 and not unanswered_calls(tail) else None
+        is_answered = len(tail) > 1 and tail[-1]["role"] == "tool" and not unanswered_calls(tail)
+        return tail[0] if is_answered else None
 
     def _read_tail(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> list[dict[str, Any]]:
-        """Read the last message that is not a tool result, and the tool results after it."""
-        count = 1
+        """Read the last message of the model, whose provider has accepted all before it, and what came after it."""
+        count = 2
         while True:
             tail = [from_stored(message) for message in self.graphs.messages_at(connection, graph_checkpoint, count)]
-            start_indexes = [n for n, message in enumerate(tail) if message["role"] != "tool"]
+            start_indexes = [n for n, message in enumerate(tail) if message["role"] == "assistant"]
             if start_indexes or len(tail) < count:
                 return tail[start_indexes[-1] :] if start_indexes else tail
             count *= 8

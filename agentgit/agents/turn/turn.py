@@ -7,27 +7,28 @@ all that it sets on the turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from langgraph.checkpoint.base import CheckpointTuple
 from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.agents.inputs import TurnInput
+from agentgit.agents.tools.unanswered_calls import answer_all, read_unanswered, require_answered, warn_of_abandoned
 from agentgit.agents.tools.unowned_calls import watching
 from agentgit.agents.turn.calls import Calls
 from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.agents.turn.requests import Batch, message_name
 from agentgit.agents.turn.running_turn import RunningTurn
-from agentgit.effects.invocation import UNKNOWN, call_text
-from agentgit.errors import AgentGitError, Conflict, Corrupt, TurnAbandoned, Unavailable, warn_caller
+from agentgit.errors import AgentGitError, Conflict, Corrupt, Unavailable
 from agentgit.rollback.crash_recovery import recover_abandoned
 from agentgit.rollback.report import DELIVERED, note_for_model
-from agentgit.sessions.messages import text_of, unanswered_calls
+from agentgit.sessions.messages import text_of
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention
 from agentgit.store.queries.graph_points import find_replayed
@@ -40,9 +41,6 @@ from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, NewChec
 from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.store.unit_of_work import UnitOfWork
 from agentgit.values import as_object
-
-MAX_NAMED_CALLS = 5
-"""The maximum number of calls that the warning about an abandoned turn names."""
 
 
 @dataclass
@@ -132,10 +130,10 @@ class Turn(RunningTurn):
             )
         if context.needs_world:
             self.require_world_unchanged(connection, branch, state.world_seq)
-        if dead_owner is not None and given.is_new and not context.must_be_current:
-            self._warn_of_abandoned(connection, dead_owner, head_state.unfinished_messages)
         self.files.record_snapshot(connection, branch)
-        self.turn_input = self._with_note(connection, given)
+        self.turn_input = given = self._with_note(connection, given)
+        if given.is_new:
+            self.turn_input = self._with_answers(connection, given, head_state, dead_owner)
         self.replayed_ids = {}
         if not given.is_new:
             self.replayed_ids = find_replayed(
@@ -149,31 +147,19 @@ class Turn(RunningTurn):
         self._make_first_checkpoint(connection, head_state)
         return head_state.next_batch, self._unfinished_batch(connection, head_state)
 
-    def _warn_of_abandoned(
-        self, connection: Connection, owner: str, unfinished_messages: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Warn if a new message leaves calls of a turn, whose process died, without an answer.
-
-        A filter that makes the warning an error ends the transaction, and the turn can still be continued.
-        """
-        ids, context, journal = unanswered_calls(unfinished_messages), self.context, self.context.store.journal
-        requested = [call for call in unfinished_messages[0]["tool_calls"] if call["id"] in ids] if ids else []
-        recorded = journal.invocations(connection, [*journal.calls_of_turn(connection, self.branch.id, owner)])
-        # A call that no message requested is answered when its node ends, which the conversation does not show.
-        unsure = [one for one in recorded.values() if one.tool_call_id is None or one.status == UNKNOWN]
-        calls = [
-            *(call_text(call["name"], call["args"]) for call in requested),
-            *(str(one) for one in unsure if one.tool_call_id not in ids),
-        ]
-        if not calls:
-            return
-        named = ", ".join(calls[:MAX_NAMED_CALLS]) + (", …" if len(calls) > MAX_NAMED_CALLS else "")
-        warn_caller(
-            f"The last turn of session {context.session(connection).reference}, branch {self.branch.name}, "
-            f"died before these calls were answered: {named}. This message begins another turn, which may make them "
-            "again. To avoid that, first continue the turn with agent.invoke(None).",
-            TurnAbandoned,
-        )
+    def _with_answers(
+        self, connection: Connection, given: TurnInput, head_state: HeadState, dead_owner: str | None
+    ) -> TurnInput:
+        """Return the input, preceded by answers to the calls that the last turn has left open."""
+        context, store, messages = self.context, self.context.store, head_state.unfinished_messages
+        calls = read_unanswered(store, connection, self.branch, messages)
+        require_answered(self.branch.name, calls, context.settings.on_unanswered)
+        if dead_owner is not None and not context.must_be_current:
+            name = context.session(connection).reference
+            warn_of_abandoned(store, connection, self.branch, name, dead_owner, calls)
+        has_more = calls and head_state.latest is not None and any(one["role"] != "tool" for one in messages[1:])
+        conversation = context.messages(connection, head_state.latest) if has_more else []
+        return inputs.with_answers(given, [call.answer() for call in calls], conversation)
 
     def _with_note(self, connection: Connection, given: TurnInput) -> TurnInput:
         """Return the input, preceded by the note about the world that a switch left for the model."""
@@ -341,6 +327,15 @@ class Turn(RunningTurn):
             return False
         self._known_head = None
         return self.unit_of_work.add(new)
+
+    def with_answers(self, found: CheckpointTuple) -> CheckpointTuple:
+        """Return the state of a subgraph with answers to the calls that an earlier turn has left open in it."""
+        values = found.checkpoint["channel_values"]
+        if not self.turn_input.is_new or not isinstance(values.get(inputs.MESSAGES), list):
+            return found
+        with self.context.store.database.reading() as connection:
+            messages = answer_all(self.context.store, connection, self.branch, values[inputs.MESSAGES])
+        return found._replace(checkpoint={**found.checkpoint, "channel_values": {**values, inputs.MESSAGES: messages}})
 
     def known_head(self, graph_key: GraphKey) -> GraphCheckpoint | None:
         """Return the newest graph checkpoint if the turn knows it and nothing was written on top of it."""

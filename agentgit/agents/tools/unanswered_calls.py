@@ -1,0 +1,157 @@
+"""The calls that a turn left open when it broke off, and what a new message does about them.
+
+A provider refuses a conversation in which a tool call has no result. So a new message comes after an answer to each
+call that is open: what the journal knows of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langgraph.types import Command
+from sqlalchemy import Connection
+
+from agentgit.agents.tools.recorded_results import UnreadableResult, rebuild_result
+from agentgit.effects import ToolInvocation
+from agentgit.effects.invocation import DONE, FAILED, PAUSED, SIMULATED, UNKNOWN, call_text
+from agentgit.errors import Conflict, TurnAbandoned, warn_caller
+from agentgit.sessions.messages import unanswered_calls
+from agentgit.store.records.sessions import StoredRow
+from agentgit.store.store import Store
+
+ANSWER, UNDO, REFUSE = "answer", "undo", "raise"
+ON_UNANSWERED = (ANSWER, UNDO, REFUSE)
+"""The values of `wrap(on_unanswered=...)`."""
+
+MAX_NAMED_CALLS = 5
+"""The maximum number of calls that an error or a warning names."""
+
+
+class UndoNeeded(Exception):
+    """The turn that left calls open must be undone before a new one begins."""
+
+
+@dataclass(frozen=True)
+class UnansweredCall:
+    """A tool call of the conversation that has no result there."""
+
+    requested: Mapping[str, Any]
+    recorded: ToolInvocation | None
+
+    def __str__(self) -> str:
+        return call_text(self.requested["name"], self.requested["args"])
+
+    def answer(self) -> ToolMessage:
+        """Return the result of the call for the model: that of the tool, or what is known instead."""
+        call, id = self.recorded, self.requested["id"]
+        if call is not None and call.status in (DONE, SIMULATED):
+            try:
+                return _as_message(rebuild_result(call.result, id), id)
+            except UnreadableResult:
+                return ToolMessage("Done; the result cannot be shown.", tool_call_id=id)
+        return ToolMessage(self._what_is_known(), tool_call_id=id, status="error")
+
+    def _what_is_known(self) -> str:
+        call = self.recorded
+        if call is None:
+            return "No result: the turn ended before this call was made, or before its end was recorded."
+        if call.status == FAILED:
+            return f"Error: {call.error_message}"
+        if call.status == UNKNOWN:
+            ending = f"it {call.failure}" if call.ended_with_error else "it was interrupted"
+            return f"Unknown: {ending}, and it is not known whether the call happened."
+        if call.status == PAUSED:
+            return "No result: it asked the user, who wrote a new message instead of an answer."
+        return f"No result: the call is {call.status.replace('_', ' ')}."
+
+
+def _as_message(value: Any, id: str) -> ToolMessage:
+    messages = value.update.get("messages", ()) if isinstance(value, Command) and isinstance(value.update, dict) else ()
+    for one in [value, *(value if isinstance(value, list) else messages)]:
+        if isinstance(one, ToolMessage):
+            return one
+    return ToolMessage(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), tool_call_id=id)
+
+
+def read_unanswered(
+    store: Store, connection: Connection, branch: StoredRow, messages: Sequence[Mapping[str, Any]]
+) -> list[UnansweredCall]:
+    """Return the calls of the last message of the model that have no result, each with its newest record.
+
+    Args:
+        messages: That message and those after it, in the form that users see.
+    """
+    ids, path = unanswered_calls(messages), store.track_parts(connection, branch)
+    attempts = store.recorded_calls.attempts
+    return [
+        UnansweredCall(call, next(iter(attempts(connection, path, call["name"], call["id"], None)), None))
+        for call in (messages[0]["tool_calls"] if ids else ())
+        if call["id"] in ids
+    ]
+
+
+def answer_all(
+    store: Store, connection: Connection, branch: StoredRow, conversation: Sequence[BaseMessage]
+) -> Sequence[BaseMessage]:
+    """Return a conversation with an answer to each open call of the last message of the model."""
+    start = next((n for n in reversed(range(len(conversation))) if isinstance(conversation[n], AIMessage)), None)
+    if start is None:
+        return conversation
+    shown: list[dict[str, Any]] = [{"role": "assistant", "tool_calls": getattr(conversation[start], "tool_calls", ())}]
+    results = [one for one in conversation[start:] if isinstance(one, ToolMessage)]
+    shown += [{"role": "tool", "tool_call_id": one.tool_call_id} for one in results]
+    calls = read_unanswered(store, connection, branch, shown)
+    return insert_answers(conversation, [call.answer() for call in calls]) if calls else conversation
+
+
+def insert_answers(conversation: Sequence[BaseMessage], answers: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Insert answers to open calls directly after the last message of the model and its results."""
+    start = max(number for number, one in enumerate(conversation, 1) if isinstance(one, AIMessage))
+    results = [*itertools.takewhile(lambda one: isinstance(one, ToolMessage), conversation[start:])]
+    return [*conversation[:start], *results, *answers, *conversation[start + len(results) :]]
+
+
+def require_answered(branch_name: str, calls: Sequence[UnansweredCall], mode: str) -> None:
+    """Check that a new message may follow the open calls of a conversation."""
+    if calls and mode == UNDO:
+        raise UndoNeeded
+    if calls and mode == REFUSE:
+        raise Conflict(
+            f"The last turn of branch {branch_name} broke off before these calls were answered: {_named(calls)}. "
+            "Nothing was run. Continue that turn with agent.invoke(None), or take it back with agent.undo(). "
+            "on_unanswered='answer' tells the model what is known of the calls instead."
+        )
+
+
+def warn_of_abandoned(
+    store: Store,
+    connection: Connection,
+    branch: StoredRow,
+    session_name: str,
+    owner: str,
+    calls: Sequence[UnansweredCall],
+) -> None:
+    """Warn that a new message follows a turn whose process died.
+
+    A filter that makes the warning an error ends the transaction, and the turn can still be continued.
+    """
+    ids = {call.requested["id"] for call in calls}
+    recorded = store.journal.invocations(connection, [*store.journal.calls_of_turn(connection, branch.id, owner)])
+    # A call that no message requested is answered when its node ends, which the conversation does not show.
+    unsure = [one for one in recorded.values() if one.tool_call_id is None or one.status == UNKNOWN]
+    if named := _named([*calls, *(one for one in unsure if one.tool_call_id not in ids)]):
+        warn_caller(
+            f"The last turn of session {session_name}, branch {branch.name}, died before these calls were answered: "
+            f"{named}. This message begins another turn. Its model is told what is known of them, and may make them "
+            "again. To avoid that, first continue the turn with agent.invoke(None).",
+            TurnAbandoned,
+        )
+
+
+def _named(calls: Sequence[object]) -> str:
+    return ", ".join(map(str, calls[:MAX_NAMED_CALLS])) + (", …" if len(calls) > MAX_NAMED_CALLS else "")

@@ -1,0 +1,318 @@
+"""A conversation is always one that a provider accepts: a new message never leaves a tool call without a result."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import processes
+import pytest
+import soaks
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langgraph.errors import EmptyInputError
+from langgraph.types import Command
+from scripted import World, call, calls, obedient, tool_node_graph
+
+import agentgit
+from agentgit.demo import ScriptedModel
+from agentgit.errors import AgentGitError, Conflict, RollbackBlocked
+
+
+class Refused(Exception):
+    """The error 400 of a provider."""
+
+
+def require_accepted(messages: Sequence[BaseMessage]) -> None:
+    """Refuse what providers refuse: a call without a result directly after it, and a result without a call."""
+    open_calls: set[str | None] = set()
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in open_calls:
+                raise Refused(f"no call has the result {message}")
+            open_calls.remove(message.tool_call_id)
+        elif open_calls:
+            raise Refused(f"calls without a result: {open_calls}")
+        elif isinstance(message, AIMessage):
+            open_calls = {one["id"] for one in message.tool_calls}
+    if open_calls:
+        raise Refused(f"calls without a result at the end: {open_calls}")
+
+
+def strict() -> ScriptedModel:
+    """Make an obedient model that refuses what providers refuse."""
+    rule = obedient().rule
+
+    def checked(messages: Sequence[BaseMessage]) -> Any:
+        require_accepted(messages)
+        return rule(messages)
+
+    return ScriptedModel(rule=checked)
+
+
+GRAPHS = {
+    "tool node": lambda world: tool_node_graph(strict(), world.tools(), handle_tool_errors=False),
+    "create_agent": lambda world: create_agent(strict(), world.tools()),
+}
+
+
+@pytest.fixture(params=GRAPHS)
+def graph(request, world):
+    return GRAPHS[request.param](world)
+
+
+def results(agent: Any) -> dict[str, str]:
+    """Return the results in a conversation by the names of their tools."""
+    names = {one["id"]: one["name"] for message in agent.history() for one in message["tool_calls"]}
+    return {names[one["tool_call_id"]]: one["content"] for one in agent.history() if one["role"] == "tool"}
+
+
+def break_off(agent: Any, text: str = "add chair; fail storm; look") -> None:
+    """Run a turn that ends with an error of a tool."""
+    with pytest.raises(RuntimeError, match="storm"):
+        agent.run(text)
+
+
+def test_a_new_message_after_a_turn_that_broke_off_comes_after_what_is_known_of_its_calls(repo, graph, world):
+    """The provider accepts it, and the model reads the result, the error or that nothing is known of each call."""
+    agent = repo.wrap(graph, "s", effects=world.effects(fail=agentgit.compensable(world.refund)))
+    break_off(agent)
+    assert agent.run("hello") == "hm"
+    said = results(agent)
+    assert said["add"] == '{"item": "chair", "number": 1}'
+    assert said["fail"] == "Unknown: it raised RuntimeError: storm, and it is not known whether the call happened."
+    assert said["look"] in ("chair", "nothing")
+    assert agent.run("hello") == "hm", "and it goes on"
+
+
+def test_no_checkpoint_after_a_turn_that_broke_off_holds_its_open_calls(repo, graph, world):
+    """From each checkpoint, automatic or made by hand, a turn can begin; undo leads to no dead end either."""
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.run("add table")
+    break_off(agent)
+    agent.checkpoint("by hand")
+    agent.run("hello")
+    agent.checkpoint("later")
+    for point in agent.log():
+        require_accepted(agent.fork(point.id).messages())
+        assert agent.fork(point.id).run("hello") == "hm"
+    for _ in range(2):
+        agent = agent.undo()
+        assert agent.run("hello") == "hm"
+    assert world.items == ["table"]
+
+
+def test_a_message_in_place_of_an_answer_says_that_the_question_was_not_answered(repo, graph, world):
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.invoke({"messages": [("user", "add chair; add_if_approved sofa")]})
+    assert agent.run("hello") == "hm"
+
+
+def test_open_calls_before_other_messages_are_answered_where_they_stand(repo, graph, world):
+    """A message that update_state has put after the open calls stays after their results, with its id."""
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.run("add table")
+    break_off(agent)
+    agent.update_state(None, {"messages": [HumanMessage("by the way", id="later")]})
+    assert agent.run("hello") == "hm"
+    assert [(one["role"], one["content"]) for one in agent.history()][-3:-1] == [
+        ("user", "by the way"),
+        ("user", "hello"),
+    ]
+    assert agent.history()[-3]["id"] == "later"
+    assert agent.run("hello") == "hm"
+
+
+def test_a_message_can_be_refused_while_calls_are_open(repo, graph, world):
+    agent = repo.wrap(graph, "s", effects=world.effects(), on_unanswered="raise")
+    break_off(agent)
+    before = agent.history()
+    with pytest.raises(Conflict, match=r"add\(item='chair'\).*Nothing was run.*agent\.invoke\(None\)"):
+        agent.run("hello")
+    assert agent.history() == before
+    assert agent.undo().run("hello") == "hm"
+
+
+def test_a_message_can_take_the_turn_back_that_broke_off(repo, graph, world):
+    """The agent goes on with a new branch, where neither the message nor the effects of that turn are left."""
+    agent = repo.wrap(graph, "s", effects=world.effects(), on_unanswered="undo")
+    agent.run("add table")
+    break_off(agent)
+    assert agent.run("hello") == "hm"
+    assert (world.items, agent.branch.name) == (["table"], "main-2")
+    assert [one["content"] for one in agent.history() if one["role"] == "user"] == ["add table", "hello"]
+
+
+def test_taking_the_turn_back_is_blocked_by_what_cannot_be_undone(repo, graph, world):
+    agent = repo.wrap(graph, "s", effects=world.effects(), on_unanswered="undo")
+    break_off(agent, "send letter; fail storm")
+    with pytest.raises(RollbackBlocked):
+        agent.run("hello")
+    assert agent.branch.name == "main"
+
+
+@pytest.mark.parametrize("mode", ["answer", "undo", "raise"])
+def test_a_served_graph_does_the_same(repo, graph, world, mode):
+    app, config = repo.graph(graph, effects=world.effects(), on_unanswered=mode), {"configurable": {"thread_id": "t"}}
+    app.invoke({"messages": [("user", "add table")]}, config)
+    with pytest.raises(RuntimeError, match="storm"):
+        app.invoke({"messages": [("user", "add chair; fail storm")]}, config)
+    if mode == "raise":
+        with pytest.raises(Conflict, match="Nothing was run"):
+            app.invoke({"messages": [("user", "hello")]}, config)
+        return
+    for _ in range(2):
+        assert app.invoke({"messages": [("user", "hello")]}, config)["messages"][-1].text == "hm"
+    assert world.items == (["table"] if mode == "undo" else ["table", "chair"])
+
+
+def test_an_unknown_choice_is_refused(repo, graph):
+    with pytest.raises(agentgit.errors.InvalidInput, match="answer, undo, raise"):
+        repo.wrap(graph, "s", on_unanswered="ignore")
+
+
+class Life:
+    """A session on which random things happen. After each, a fork of it can go on with a new message."""
+
+    def __init__(self, repo: Any, chance: random.Random, world: World, kind: str) -> None:
+        self.chance, self.world, self.repo = chance, world, repo
+        self.graph = GRAPHS[kind](world)
+        self.agent = repo.wrap(self.graph, "t", effects=world.effects())
+        self.app = repo.graph(self.graph, effects=world.effects(), confirm="never")
+
+    def text(self) -> str:
+        orders = ["add chair", "look", "note x", "fail storm", "add_if_approved sofa", "charge 5", "hello"]
+        return "; ".join(self.chance.sample(orders, self.chance.randint(1, 3)))
+
+    def say(self) -> None:
+        self.agent.invoke({"messages": [("user", self.text())]})
+
+    def answer(self) -> None:
+        self.agent.invoke(Command(resume="yes"))
+
+    def go_on(self) -> None:
+        self.agent.invoke(None)
+
+    def cancel(self) -> None:
+        async def run() -> None:
+            turn = asyncio.create_task(self.agent.ainvoke({"messages": [("user", self.text())]}))
+            await asyncio.sleep(self.chance.random() / 20)
+            turn.cancel()
+            await turn
+
+        asyncio.run(run())
+
+    def checkpoint(self) -> None:
+        self.agent.checkpoint("by hand")
+
+    def point(self) -> int:
+        return int(self.chance.choice([*self.agent.log()]).id)
+
+    def roll_back(self) -> None:
+        self.agent = self.agent.rollback(self.point(), force=True)
+
+    def undo(self) -> None:
+        self.agent = self.agent.undo(force=True)
+
+    def fork(self) -> None:
+        self.agent = self.agent.fork(self.point())
+
+    def switch(self) -> None:
+        branch = self.chance.choice(self.repo.session("t").branches())
+        self.agent = self.agent.switch(branch.id, sync="world", force=True)
+
+    def edit(self) -> None:
+        ids = [one["id"] for one in self.agent.history() if one["role"] == "user"]
+        self.agent = self.agent.edit(self.chance.choice(ids), self.text(), force=True)
+
+    def merge(self) -> None:
+        self.agent.merge(self.chance.choice(self.repo.session("t").branches()).id, resolve="theirs")
+
+    def add_message(self) -> None:
+        self.agent.update_state(None, {"messages": [HumanMessage("by the way")]})
+
+    def serve(self) -> None:
+        self.agent = self.agent.switch(self.agent.branch_id, sync="world", force=True)
+        thread_id = self.repo.session("t").info.metadata.get("thread_id", "t")
+        self.app.invoke({"messages": [("user", self.text())]}, {"configurable": {"thread_id": thread_id}})
+
+    def step(self) -> str:
+        verbs = [self.say] * 4 + [
+            self.answer, self.go_on, self.cancel, self.checkpoint, self.roll_back, self.undo, self.fork, self.switch,
+            self.edit, self.merge, self.add_message, self.serve,
+        ]  # fmt: skip
+        verb = self.chance.choice(verbs)
+        with suppress(RuntimeError, AgentGitError, EmptyInputError, asyncio.CancelledError, IndexError):
+            verb()
+        return verb.__name__
+
+    def require_way_on(self, done: list[str]) -> None:
+        fork = self.agent.fork()
+        fork.switch(fork.branch_id, sync="ignore")
+        assert fork.run("hello") == "hm", done
+        for point in list(fork.log())[:4]:
+            on = fork.fork(point.id)
+            if not on.get_state().interrupts:
+                require_accepted(on.messages())
+        self.agent.switch(self.agent.branch_id, sync="ignore")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("steps", [25, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_no_state_is_a_dead_end(repo, world, kind, steps):
+    """Whatever fails, is cancelled, edited, rolled back, forked, merged or served: a new message is accepted."""
+    life, done = Life(repo, random.Random(f"{kind} {soaks.SEED}"), world, kind), []  # noqa: S311  # to come again
+    for _ in range(steps):
+        done.append(life.step())
+        life.require_way_on(done)
+
+
+KILLED = """
+import os, signal, sys
+from langchain_core.tools import tool
+import agentgit, scripted, test_unanswered_calls as tests
+
+@tool
+def add(item: str) -> str:
+    "Die."
+    os.kill(os.getpid(), signal.SIGKILL)
+
+graph = scripted.tool_node_graph(tests.strict(), [add])
+agentgit.open({url!r}).wrap(graph, "s", effects={{"add": "irreversible"}}).run("add chair; add table")
+"""
+
+
+def test_a_new_message_after_a_kill_says_what_is_unknown(database, repo, world, tmp_path):
+    url = database.url.render_as_string(hide_password=False)
+    assert processes.run(KILLED.format(url=url), cwd=tmp_path).returncode == -9
+    agent = repo.wrap(GRAPHS["tool node"](world), "s", effects=world.effects())
+    with pytest.warns(agentgit.errors.TurnAbandoned, match="told what is known"):
+        assert agent.run("hello") == "hm"
+    assert "Unknown: it was interrupted" in str([one["content"] for one in agent.history()])
+
+
+def test_a_subagent_with_memory_goes_on_after_its_turn_broke_off(repo, world):
+    """Its conversation, too, gets what is known of the calls that it left open."""
+    inner = create_agent(strict(), world.tools(), checkpointer=True, name="inner")
+
+    @tool
+    def ask(text: str) -> str:
+        """Ask the subagent."""
+        return str(inner.invoke({"messages": [("user", text)]})["messages"][-1].text)
+
+    def rule(messages: Sequence[BaseMessage]) -> AIMessage:
+        require_accepted(messages)
+        last = messages[-1]
+        return calls(call("ask", text=last.text)) if last.type == "human" else calls(text=last.text)
+
+    graph = tool_node_graph(ScriptedModel(rule=rule), [ask], handle_tool_errors=False)
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    assert agent.run("add chair") == "done"
+    break_off(agent, "add sofa; fail storm")
+    assert [agent.run("hello"), agent.run("add table")] == ["hm", "done"]
+    assert world.items == ["chair", "sofa", "table"]
