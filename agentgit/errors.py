@@ -8,7 +8,8 @@ AgentGitError                   1
 ├── Conflict                    6   it conflicts with a concurrent change or the current state
 │   ├── Fenced                 14   the same call already took effect, and is not made twice
 │   ├── Simulated              18   the branch is a rerun, whose calls did not happen
-│   └── MergeConflict          15   two branches changed the same value differently
+│   ├── MergeConflict          15   two branches changed the same value differently
+│   └── AnswerRequired         22   the graph waits for a person's answer
 ├── RerunDiverged              19   a rerun made a call that is not in the record
 ├── OutsideRerun               21   a tool is called outside a turn while a rerun runs
 ├── RollbackBlocked             7   an effect after that point cannot be reversed
@@ -24,7 +25,7 @@ AgentGitError                   1
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any, ClassVar
 
@@ -107,6 +108,21 @@ class Simulated(Conflict):
     """A run would go on from a rerun, whose calls were only simulated; nothing was done."""
 
     exit_code = 18
+
+
+class AnswerRequired(Conflict):
+    """The graph waits for a person's answer, so a message would drop its question, or there is no answer to return.
+
+    Args:
+        message: The questions, and the next step.
+        questions: What the graph asks: the values of its interrupts.
+    """
+
+    exit_code = 22
+
+    def __init__(self, message: str, *, questions: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.questions = questions
 
 
 class RerunDiverged(AgentGitError):

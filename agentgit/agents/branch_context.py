@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 from langchain_core.messages import BaseMessage
 from langgraph.cache.base import BaseCache
 from langgraph.pregel import Pregel
+from langgraph.types import Interrupt
 from sqlalchemy import Connection
 
 from agentgit.agents.instrumentation import may_rewrite_input
@@ -28,7 +29,7 @@ from agentgit.sessions.session import OPEN, SIMULATED
 from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.threads.graph_rows import GraphCheckpoint
+from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -235,6 +236,15 @@ class BranchContext:
         leaves = self.store.graphs.blobs.of(checkpoint.session_id).get_many(connection, hashes)
         messages: list[BaseMessage] = self.saver.codec.decode([leaves[key] for key in hashes])
         return messages
+
+    def questions(self, connection: Connection, checkpoint: GraphCheckpoint | None) -> list[Interrupt]:
+        """Read the questions of a graph checkpoint that wait for an answer."""
+        if checkpoint is None:
+            return []
+        graphs = self.store.graphs
+        keys = [one.value for one in graphs.writes(connection, checkpoint.key) if one.channel == INTERRUPT]
+        bodies = graphs.content(checkpoint.session_id).get(connection, keys)
+        return [question for key in keys for question in self.saver.codec.decode(bodies[key])]
 
     def is_at_import(self) -> bool:
         """Return whether the branch stands at an imported checkpoint, where nothing goes on without a new message."""

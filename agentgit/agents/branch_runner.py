@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from contextlib import aclosing
 from typing import Any, NamedTuple, Self, cast
 
-from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.stream import ProtocolEvent, StreamTransformer
@@ -16,7 +15,7 @@ from langgraph.types import StateSnapshot, StateUpdate
 
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import Graph
-from agentgit.agents.inputs import pair_configs
+from agentgit.agents.inputs import OnQuestion, pair_configs
 from agentgit.agents.isolation import RUN_KEYS, detached, detached_config
 from agentgit.agents.memory import with_recorded_store
 from agentgit.agents.turn_runner import END, NO_OPTIONS, Options, TurnRunner
@@ -297,20 +296,23 @@ class BranchRunner(TurnRunner):
                 run_config = merge_configs(run_config, {"metadata": {AS_NODE: nodes.pop()}})
             return self._instrumented_graph.bulk_update_state(run_config, supersteps)
 
-    def run(self, text: str) -> str:
+    def run(self, text: str, *, on_question: OnQuestion = "raise") -> str:
         """Send a message and return the text of the answer; for graphs whose state has `messages`.
 
         Args:
             text: The user's message.
+            on_question: `drop` to send the message in place of an answer for which the graph waits.
 
         Raises:
+            AnswerRequired: The graph waits for an answer. Either it did so before, and nothing was run, or the turn now
+                asks: it stands and waits. The error has the `questions`.
             InvalidInput: The graph's state has no messages.
         """
-        return inputs.answer_of(self.invoke({inputs.MESSAGES: [HumanMessage(text)]}))
+        return inputs.answer_of(self.invoke(inputs.user_message(text, on_question)))
 
-    async def arun(self, text: str) -> str:
+    async def arun(self, text: str, *, on_question: OnQuestion = "raise") -> str:
         """Send a message and return the text of the answer, as `run`."""
-        return inputs.answer_of(await self.ainvoke({inputs.MESSAGES: [HumanMessage(text)]}))
+        return inputs.answer_of(await self.ainvoke(inputs.user_message(text, on_question)))
 
     async def aget_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
         """Return the branch's newest state, as `get_state`."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage, convert_to_messages
 from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.pregel import Pregel
-from langgraph.types import Command
+from langgraph.types import Command, Interrupt
 
 from agentgit.agents.tools.unanswered_calls import insert_answers
-from agentgit.errors import InvalidInput
+from agentgit.errors import AnswerRequired, InvalidInput
 from agentgit.langgraph_internals import messages_delta_reducer
+from agentgit.store.threads.graph_rows import INTERRUPT
 
 MESSAGES = "messages"
 NOTE_NAME = "agentgit"
 """The `name` of the messages that agentgit itself sends to the model."""
+
+OnQuestion = Literal["raise", "drop"]
 
 MAX_TITLE = 80
 """The maximum length, in characters, of the title that an automatic checkpoint takes from a message."""
@@ -39,11 +42,37 @@ class TurnInput:
     message_id: str | None = None
     goes_on: bool = False
     """True if the graph goes on with what waits."""
+    keeps_question: bool = False
+    """True if the turn begins only if no question waits."""
 
     @property
     def is_answer(self) -> bool:
         """True if it answers a question that waits."""
         return isinstance(self.value, Command) and self.value.resume is not None
+
+
+class UserMessage(dict[str, Any]):
+    """The input of a turn that begins only if no question of the graph waits for an answer."""
+
+
+def user_message(text: str, on_question: OnQuestion) -> dict[str, Any]:
+    """Return the input of a turn that sends a message, with the choice of `run(on_question=...)`."""
+    if on_question not in ("raise", "drop"):
+        raise InvalidInput(f"on_question must be 'raise' or 'drop', not {on_question!r}.")
+    value = {MESSAGES: [HumanMessage(text)]}
+    return UserMessage(value) if on_question == "raise" else value
+
+
+def require_no_question(questions: Sequence[Interrupt], *, has_run: bool) -> None:
+    """Check that no question waits for an answer, before a message is sent or after its turn."""
+    if questions:
+        values = [question.value for question in questions]
+        raise AnswerRequired(
+            f"{'The turn' if has_run else 'Nothing was run: the graph'} waits for an answer to "
+            f"{', '.join(map(str, values))}. Answer with agent.invoke(Command(resume=...)), or send a message "
+            "in its place with agent.run(text, on_question='drop').",
+            questions=values,
+        )
 
 
 def parse(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
@@ -61,10 +90,12 @@ def parse(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
     last_message = messages[-1] if messages else None
     if not isinstance(last_message, HumanMessage):
         return TurnInput(value, is_new=True)
+    keeps_question = isinstance(value, UserMessage)
     if isinstance(value, Mapping) and _adds_message_id(graph, items[-1]):
         last_message = last_message.model_copy(update={"id": last_message.id or str(uuid4())})
         value = {**value, MESSAGES: [*items[:-1], last_message]}
-    return TurnInput(value, is_new=True, title=first_line(str(last_message.text)), message_id=last_message.id)
+    title, id = first_line(str(last_message.text)), last_message.id
+    return TurnInput(value, is_new=True, title=title, message_id=id, keeps_question=keeps_question)
 
 
 def with_note(turn_input: TurnInput, note: str) -> TurnInput | None:
@@ -118,6 +149,7 @@ def first_line(text: str) -> str | None:
 
 def answer_of(output: Any) -> str:
     """Return the text of the last message in a graph's output."""
+    require_no_question(output.get(INTERRUPT, ()) if isinstance(output, Mapping) else (), has_run=True)
     messages = output.get(MESSAGES) if isinstance(output, Mapping) else None
     if not messages:
         raise InvalidInput("The output of this graph has no messages; call invoke() with the graph's own input.")

@@ -11,9 +11,10 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, tool
 from langgraph.types import Command, interrupt
-from scripted import call, calls, node_graph, quick_tool, say, scripted, tool_node_graph
+from scripted import call, calls, node_graph, obedient, quick_tool, say, scripted, tool_node_graph
 
 import agentgit
+from agentgit.errors import AnswerRequired, InvalidInput
 
 ITEMS = "abc"
 
@@ -180,3 +181,27 @@ def test_graphs_run_by_tools_receive_the_answers_of_their_calls(repo, hands_on, 
     agent = repo.wrap(tool_node_graph(model, [tool(run)]), "s")
     assert go_on(agent.invoke, {"a": "yes", "b": "no"}, by_id=by_id) == ["a", "b"]
     assert results(agent) == ["yes", "no"]
+
+
+async def test_run_raises_what_the_graph_asks_until_it_is_answered_or_dropped(repo, world):
+    """The turn that asks stands and waits; the next message runs nothing, unless it drops the question."""
+    graph = tool_node_graph(obedient(), world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    with pytest.raises(
+        AnswerRequired, match=r"The turn waits for an answer to \{'add': 'sofa'\}\. Answer with"
+    ) as asked:
+        agent.run("add_if_approved sofa")
+    assert asked.value.questions == [{"add": "sofa"}]
+    again = repo.wrap(graph, "s", effects=world.effects())
+    before = again.history()
+    with pytest.raises(AnswerRequired, match="Nothing was run: the graph waits") as asked:
+        again.run("hello")
+    with pytest.raises(AnswerRequired, match="Nothing was run"):
+        await again.arun("hello")
+    assert (asked.value.questions, again.history()) == ([{"add": "sofa"}], before)
+    assert await again.fork().arun("hello", on_question="drop") == "hm"
+    again.invoke(Command(resume="yes"))
+    assert world.items == ["sofa"]
+    assert again.run("hello") == "hm"
+    with pytest.raises(InvalidInput, match="on_question"):
+        again.run("hello", on_question="ignore")

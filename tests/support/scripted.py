@@ -67,6 +67,7 @@ def obedient() -> ScriptedModel:
 
 def _wanted(words: list[str]) -> ToolCall | None:
     arguments = {"add": "item", "charge": "amount", "send": "text", "note": "text", "fail": "why"}
+    arguments["add_if_approved"] = "item"
     name = words[0] if words else ""
     if name == "look":
         return call("look")

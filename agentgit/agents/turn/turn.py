@@ -130,6 +130,8 @@ class Turn(RunningTurn):
             )
         if context.needs_world:
             self.require_world_unchanged(connection, branch, state.world_seq)
+        if given.keeps_question and state.newest.is_interrupted:
+            inputs.require_no_question(context.questions(connection, state.newest.checkpoint), has_run=False)
         self.files.record_snapshot(connection, branch)
         self.turn_input = given = self._with_note(connection, given)
         if given.is_new:
