@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from agentgit.errors import (
     AgentGitError,
     Ambiguous,
+    AnswerRequired,
     Conflict,
     Corrupt,
     Fenced,
@@ -50,6 +51,7 @@ __version__ = VERSION
 __all__ = [
     "AgentGitError",
     "Ambiguous",
+    "AnswerRequired",
     "Checkpoint",
     "Conflict",
     "Corrupt",

@@ -111,6 +111,15 @@ def with_note(turn_input: TurnInput, note: str) -> TurnInput | None:
     return replace(turn_input, value=value)
 
 
+def answered_calls(turn_input: TurnInput) -> set[str | None]:
+    """Return the ids of the tool calls whose results are in an input."""
+    messages = turn_input.value.get(MESSAGES) if isinstance(turn_input.value, Mapping) else None
+    items = messages if isinstance(messages, list) else [messages]
+    return {
+        one.get("tool_call_id") if isinstance(one, Mapping) else getattr(one, "tool_call_id", None) for one in items
+    }
+
+
 def with_answers(
     turn_input: TurnInput, answers: Sequence[BaseMessage], conversation: Sequence[BaseMessage]
 ) -> TurnInput:

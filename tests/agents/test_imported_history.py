@@ -132,7 +132,7 @@ def interrupted(agent, repo):
 def many(agent, repo):
     agent.run("order a pay a mail a look a ring a note a refuse a doubt a keep a desk b")
     agent.rerun(name="better")
-    agent.fork(name="asking").run("ask sofa")
+    agent.fork(name="asking").invoke(say("ask sofa"))
 
 
 KINDS = {
@@ -162,7 +162,7 @@ def file_of(kind):
     with agentgit.open(":memory:") as repo:
         agent, make = SHOP.agent(repo), KINDS.get(kind, many)
         agent.run("hello")
-        agent.run(make) if isinstance(make, str) else make(agent, repo)
+        agent.invoke(say(make)) if isinstance(make, str) else make(agent, repo)
         assert SHOP.acts or kind in ("failed", "paused", "explored, waiting")
         return written(repo, "file")
 
@@ -350,7 +350,7 @@ async def test_in_a_chat_a_message_to_an_imported_question_is_no_answer(repo):
 def test_after_a_new_message_the_session_is_ones_own(repo):
     """The turns that begin with a message here act, ask, are answered and rolled back like any other."""
     agent = brought(repo, "paused")
-    agent.run("ask lamp")
+    agent.invoke(say("ask lamp"))
     agent.invoke(Command(resume="yes"))
     agent.run("order table")
     assert SHOP.acts == ["ask lamp", "order table"]

@@ -21,7 +21,7 @@ from langgraph.graph.message import _messages_delta_reducer
 from langgraph.pregel import NodeBuilder, Pregel
 from langgraph.types import Command, Overwrite
 from merge_graphs import State, said, state_graph, told, unanswered, values
-from scripted import GRAPHS, call, calls, obedient, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, obedient, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Conflict, InvalidInput, MergeConflict, NotFound, WorldDiverged
@@ -339,7 +339,7 @@ def test_an_unfinished_batch_is_not_merged(repo, world):
     agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
     agent.run("hi")
     retry = agent.fork(name="retry")
-    retry.run("buy a safe")
+    retry.invoke(say("buy a safe"))
     point = retry.checkpoint("asking")
     plan = agent.merge(point, dry_run=True)
     assert [message["content"] for message in plan.messages] == ["buy a safe"]
@@ -353,7 +353,7 @@ def test_an_unfinished_batch_is_not_merged(repo, world):
 def test_a_second_answer_to_one_call_is_left_out(repo, world):
     model = scripted(calls(call("add_if_approved", call_id="c1", item="safe")), "yes then", "no then")
     agent = repo.wrap(tool_node_graph(model, world.tools()), "s", effects=world.effects())
-    agent.run("buy a safe")
+    agent.invoke(say("buy a safe"))
     retry = agent.fork(agent.checkpoint("asking"), name="retry")
     agent.invoke(Command(resume="yes"))
     retry = retry.switch("retry", sync="ignore")

@@ -426,7 +426,7 @@ def test_a_title_is_redacted_before_a_person_answers(repo, world):
     model = scripted(call("add_if_approved", item="letter"), "done")
     graph = create_agent(model, [world.tool("add_if_approved")], middleware=[PIIMiddleware("email")])
     agent = repo.wrap(graph, "s", effects={"add_if_approved": "irreversible"})
-    agent.run("write to eve@example.com")
+    agent.invoke(say("write to eve@example.com"))
     assert descriptions(agent) == ["write to [REDACTED_EMAIL]"]
     agent.invoke(Command(resume="yes"))
     assert descriptions(agent) == ["write to [REDACTED_EMAIL]", "done"]

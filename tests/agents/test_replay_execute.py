@@ -9,7 +9,7 @@ import pytest
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langgraph.types import Command
-from scripted import GRAPHS, call, calls, obedient, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, obedient, say, scripted, tool_node_graph
 from shop import Shop, wish
 
 import agentgit
@@ -347,7 +347,7 @@ def test_a_tool_that_calls_recorded_tools_blocks_a_replay(repo, world):
 def test_a_batch_that_waits_for_a_person_blocks_a_replay(repo, world):
     replies = (calls(call("add", item="a"), call("add_if_approved", item="b")), "done")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
-    agent.run("add them")
+    agent.invoke(say("add them"))
     agent.checkpoint("asking")
     with pytest.raises(RollbackBlocked, match="is waiting for a person"):
         agent.rollback("asking", replay="execute")

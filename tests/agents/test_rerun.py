@@ -16,7 +16,7 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 from payment_graphs import ASYNC, SHAPES, Ledger, exit_code, pay_of
-from scripted import GRAPHS, call, calls, obedient, scripted, tool_node_graph
+from scripted import GRAPHS, call, calls, obedient, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import (
@@ -177,11 +177,11 @@ def test_a_tool_whose_question_was_left_open_waits_again(repo, world, kind, is_a
         return tool_node_graph(model, world.tools()) if kind == "node" else create_agent(model, world.tools())
 
     agent = repo.wrap(graph(), "s", effects=world.effects())
-    agent.run("buy")
+    agent.invoke(say("buy"))
     agent.invoke(Command(resume={agent.get_state().interrupts[0].id: "yes"}))
     assert len(agent.get_state().interrupts) == 1
     if is_abandoned:
-        agent.run("never mind")
+        agent.run("never mind", on_question="drop")
     log = list(world.log)
     again = agent.rerun()
     assert (again.report.match_rate, again.report.unanswered) == (1.0, [])

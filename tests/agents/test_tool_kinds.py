@@ -281,7 +281,7 @@ def test_a_nested_tool_call_is_not_made_twice_by_a_replay(replay, declared, repo
 def test_a_plan_blocks_the_replay_of_a_tool_that_asked_a_person(replay, repo, world):
     replies = (call("add", item="a"), call("add_if_approved", item="b"), "done")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
-    agent.run("add them")
+    agent.invoke(say("add them"))
     agent.invoke(Command(resume="yes"))
     end = agent.head
     retry = agent.rollback("main#1")

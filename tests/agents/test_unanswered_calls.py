@@ -85,7 +85,7 @@ def test_a_new_message_after_a_turn_that_broke_off_comes_after_what_is_known_of_
     said = results(agent)
     assert said["add"] == '{"item": "chair", "number": 1}'
     assert said["fail"] == "Unknown: it raised RuntimeError: storm, and it is not known whether the call happened."
-    assert said["look"] in ("chair", "nothing")
+    assert said["look"] in ("chair", "nothing") or said["look"].startswith("No result: the turn ended before")
     assert agent.run("hello") == "hm", "and it goes on"
 
 

@@ -17,6 +17,7 @@ from langgraph.types import Command, Send
 from sqlalchemy import Connection, select
 
 from agentgit.agents.branch_context import BranchContext
+from agentgit.agents.tools.unanswered_calls import without_added
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import FAILED, INTENDED, PAUSED, REPLAY, UNOWNED
 from agentgit.effects.kinds import MEMORY
@@ -90,7 +91,9 @@ class Recording:
 
     def input(self, turn: TurnRecord) -> Any:
         """Return what a turn was given, as the graph takes it; for an update, the values."""
-        values = [(write.channel, value) for write, value in zip(turn.writes, self._decode(turn.writes), strict=True)]
+        values = [
+            (write.channel, _given(value)) for write, value in zip(turn.writes, self._decode(turn.writes), strict=True)
+        ]
         if turn.kind == INPUT:
             return values[0][1] if self._is_single_input else dict(values)
         if turn.kind == UPDATE:
@@ -124,7 +127,7 @@ class Recording:
 
     def messages(self) -> Iterator[BaseMessage]:
         """Yield the messages in the state at the end."""
-        for value in self.state.values():
+        for value in map(without_added, self.state.values()):
             if isinstance(value, list):
                 yield from (item for item in value if isinstance(item, BaseMessage))
 

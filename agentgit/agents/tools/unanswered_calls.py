@@ -28,6 +28,9 @@ ANSWER, UNDO, REFUSE = "answer", "undo", "raise"
 ON_UNANSWERED = (ANSWER, UNDO, REFUSE)
 """The values of `wrap(on_unanswered=...)`."""
 
+ADDED = "agentgit_added"
+"""The mark, in the `additional_kwargs` of a message, of a result that no node has returned."""
+
 MAX_NAMED_CALLS = 5
 """The maximum number of calls that an error or a warning names."""
 
@@ -48,6 +51,10 @@ class UnansweredCall:
 
     def answer(self) -> ToolMessage:
         """Return the result of the call for the model: that of the tool, or what is known instead."""
+        result = self._result()
+        return result.model_copy(update={"additional_kwargs": {**result.additional_kwargs, ADDED: True}})
+
+    def _result(self) -> ToolMessage:
         call, id = self.recorded, self.requested["id"]
         if call is not None and call.status in (DONE, SIMULATED):
             try:
@@ -114,6 +121,13 @@ def insert_answers(conversation: Sequence[BaseMessage], answers: Sequence[BaseMe
     start = max(number for number, one in enumerate(conversation, 1) if isinstance(one, AIMessage))
     results = [*itertools.takewhile(lambda one: isinstance(one, ToolMessage), conversation[start:])]
     return [*conversation[:start], *results, *answers, *conversation[start + len(results) :]]
+
+
+def without_added(value: Any) -> Any:
+    """Return a value without the results that agentgit has added to a conversation."""
+    if not isinstance(value, list):
+        return value
+    return [one for one in value if not (isinstance(one, ToolMessage) and ADDED in one.additional_kwargs)]
 
 
 def require_answered(branch_name: str, calls: Sequence[UnansweredCall], mode: str) -> None:

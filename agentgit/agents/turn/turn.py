@@ -130,7 +130,7 @@ class Turn(RunningTurn):
             )
         if context.needs_world:
             self.require_world_unchanged(connection, branch, state.world_seq)
-        if given.keeps_question and state.newest.is_interrupted:
+        if given.keeps_question and state.newest.is_interrupted and not state.newest.is_imported:
             inputs.require_no_question(context.questions(connection, state.newest.checkpoint), has_run=False)
         self.files.record_snapshot(connection, branch)
         self.turn_input = given = self._with_note(connection, given)
@@ -154,7 +154,9 @@ class Turn(RunningTurn):
     ) -> TurnInput:
         """Return the input, preceded by answers to the calls that the last turn has left open."""
         context, store, messages = self.context, self.context.store, head_state.unfinished_messages
+        answered = inputs.answered_calls(given)
         calls = read_unanswered(store, connection, self.branch, messages)
+        calls = [call for call in calls if call.requested["id"] not in answered]
         require_answered(self.branch.name, calls, context.settings.on_unanswered)
         if dead_owner is not None and not context.must_be_current:
             name = context.session(connection).reference
