@@ -91,9 +91,8 @@ class Recording:
 
     def input(self, turn: TurnRecord) -> Any:
         """Return what a turn was given, as the graph takes it; for an update, the values."""
-        values = [
-            (write.channel, _given(value)) for write, value in zip(turn.writes, self._decode(turn.writes), strict=True)
-        ]
+        given = map(without_added, self._decode(turn.writes))
+        values = [(write.channel, value) for write, value in zip(turn.writes, given, strict=True)]
         if turn.kind == INPUT:
             return values[0][1] if self._is_single_input else dict(values)
         if turn.kind == UPDATE:
