@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import NAMESPACE_OID, uuid5
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.types import Command
@@ -43,6 +44,8 @@ class UndoNeeded(Exception):
 class UnansweredCall:
     """A tool call of the conversation that has no result there."""
 
+    message_id: str | None
+    """The id of the message that requested it."""
     requested: Mapping[str, Any]
     recorded: ToolInvocation | None
 
@@ -51,8 +54,9 @@ class UnansweredCall:
 
     def answer(self) -> ToolMessage:
         """Return the result of the call for the model: that of the tool, or what is known instead."""
-        result = self._result()
-        return result.model_copy(update={"additional_kwargs": {**result.additional_kwargs, ADDED: True}})
+        result, id = self._result(), uuid5(NAMESPACE_OID, f"{self.message_id} {self.requested['id']}")
+        added = {**result.additional_kwargs, ADDED: True}
+        return result.model_copy(update={"id": str(id), "additional_kwargs": added})  # the same id in a rerun
 
     def _result(self) -> ToolMessage:
         call, id = self.recorded, self.requested["id"]
@@ -96,7 +100,9 @@ def read_unanswered(
     ids, path = unanswered_calls(messages), store.track_parts(connection, branch)
     attempts = store.recorded_calls.attempts
     return [
-        UnansweredCall(call, next(iter(attempts(connection, path, call["name"], call["id"], None)), None))
+        UnansweredCall(
+            messages[0]["id"], call, next(iter(attempts(connection, path, call["name"], call["id"], None)), None)
+        )
         for call in (messages[0]["tool_calls"] if ids else ())
         if call["id"] in ids
     ]
@@ -109,7 +115,8 @@ def answer_all(
     start = next((n for n in reversed(range(len(conversation))) if isinstance(conversation[n], AIMessage)), None)
     if start is None:
         return conversation
-    shown: list[dict[str, Any]] = [{"role": "assistant", "tool_calls": getattr(conversation[start], "tool_calls", ())}]
+    last = conversation[start]
+    shown: list[dict[str, Any]] = [{"role": "assistant", "id": last.id, "tool_calls": getattr(last, "tool_calls", ())}]
     results = [one for one in conversation[start:] if isinstance(one, ToolMessage)]
     shown += [{"role": "tool", "tool_call_id": one.tool_call_id} for one in results]
     calls = read_unanswered(store, connection, branch, shown)
