@@ -8,6 +8,7 @@ AgentGitError                   1
 ├── Conflict                    6   it conflicts with a concurrent change or the current state
 │   ├── Fenced                 14   the same call already took effect, and is not made twice
 │   ├── Simulated              18   the branch is a rerun, whose calls did not happen
+│   ├── PlanChanged            16   what was confirmed is not what would be done now
 │   ├── MergeConflict          15   two branches changed the same value differently
 │   └── AnswerRequired         22   the graph waits for a person's answer
 ├── RerunDiverged              19   a rerun made a call that is not in the record
@@ -34,6 +35,17 @@ class AgentGitError(RuntimeError):
     """The base class of all errors that agentgit raises on purpose."""
 
     exit_code: ClassVar[int] = 1
+
+
+class _WithPlan(RuntimeError):
+    """An error with the plan of what would be done."""
+
+    def __init__(self, message: str, plan: Any) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+    def _repr_html_(self) -> str:
+        return _render_with(self, self.plan)
 
 
 class InvalidInput(AgentGitError, ValueError):
@@ -168,7 +180,18 @@ class Fenced(Conflict):
         self.invocation = invocation
 
 
-class MergeConflict(Conflict):
+class PlanChanged(_WithPlan, Conflict):
+    """The plan that was confirmed is not what would be done now; nothing was done.
+
+    Args:
+        message: What was refused, and the next step.
+        plan: The `RollbackPlan` of what would be done now.
+    """
+
+    exit_code = 16
+
+
+class MergeConflict(_WithPlan, Conflict):
     """Two branches changed the same values differently, and no resolution was given; nothing was changed.
 
     Args:
@@ -178,15 +201,8 @@ class MergeConflict(Conflict):
 
     exit_code = 15
 
-    def __init__(self, message: str, plan: Any) -> None:
-        super().__init__(message)
-        self.plan = plan
 
-    def _repr_html_(self) -> str:
-        return _render_with(self, self.plan)
-
-
-class RollbackBlocked(AgentGitError):
+class RollbackBlocked(_WithPlan, AgentGitError):
     """Effects after the checkpoint cannot be reversed; nothing was done.
 
     Args:
@@ -198,12 +214,8 @@ class RollbackBlocked(AgentGitError):
     exit_code = 7
 
     def __init__(self, message: str, plan: Any, *, nearest: str | None = None) -> None:
-        super().__init__(message)
-        self.plan = plan
+        super().__init__(message, plan)
         self.nearest = nearest
-
-    def _repr_html_(self) -> str:
-        return _render_with(self, self.plan)
 
 
 class RollbackIncomplete(AgentGitError):
@@ -226,7 +238,7 @@ class RollbackIncomplete(AgentGitError):
         return _render_with(self, self.report)
 
 
-class WorldDiverged(AgentGitError):
+class WorldDiverged(_WithPlan, AgentGitError):
     """Another branch has changed the outside world since this branch last saw it; nothing was run.
 
     Args:
@@ -235,13 +247,6 @@ class WorldDiverged(AgentGitError):
     """
 
     exit_code = 9
-
-    def __init__(self, message: str, plan: Any) -> None:
-        super().__init__(message)
-        self.plan = plan
-
-    def _repr_html_(self) -> str:
-        return _render_with(self, self.plan)
 
 
 class WorkspaceChanged(AgentGitError):
@@ -328,7 +333,7 @@ class TurnAbandoned(UserWarning):
     """A new message follows a turn whose process died before its calls were answered. The model may make them again."""
 
 
-def _render_with(error: AgentGitError, value: Any) -> str:
+def _render_with(error: Exception, value: Any) -> str:
     """Return the HTML of an error and of its plan or report, for a notebook."""
     return f"<p><b>{type(error).__name__}</b>: {escape(str(error))}</p>{value._repr_html_()}"
 

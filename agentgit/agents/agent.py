@@ -26,15 +26,15 @@ from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.checkpoints.queries import Tag
-from agentgit.effects import Effect
+from agentgit.effects import Effect, RollbackPlan
 from agentgit.effects.files import FileChanges
 from agentgit.effects.kinds import UNDECLARED
-from agentgit.errors import Conflict
+from agentgit.errors import Conflict, WorldDiverged
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import BranchRef, Context
-from agentgit.handles.rollbacks import RollbackOptions
 from agentgit.render import html, svg
 from agentgit.render.views import lists
+from agentgit.rollback.request import ConfirmedPlan, RollbackOptions
 from agentgit.sessions.messages import with_text
 from agentgit.sessions.tree import Exploration, ExploredBranch
 from agentgit.store.queries.graph_points import BranchHead
@@ -146,6 +146,7 @@ class RollbackAgent(BranchReader):
         on_error: str = "stop",
         on_drift: str = "stop",
         request_id: str | None = None,
+        plan: ConfirmedPlan = None,
     ) -> RollbackAgent:
         """Roll back to an earlier point: create a new branch there and reverse the effects of later tool calls.
 
@@ -169,8 +170,10 @@ class RollbackAgent(BranchReader):
             on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
             on_drift: `stop` at the first tool that runs again and returns something else, or `continue`.
             request_id: An idempotency key: a second rollback with the same one returns the same branch.
+            plan: The plan that was confirmed, or its `identity`; if another one would be carried out, nothing is done.
 
         Raises:
+            PlanChanged: Another plan than `plan` would be carried out; nothing was done, and the error has that one.
             RollbackBlocked: An effect cannot be reversed; nothing was done.
             WorkspaceChanged: Somebody else has changed the files since the last turn; nothing was done.
             Unavailable: The workspace or the snapshot of the files to restore is missing; nothing was done.
@@ -187,25 +190,47 @@ class RollbackAgent(BranchReader):
             on_error=on_error,
             on_drift=on_drift,
             request_id=request_id,
+            plan=plan,
         )
         return self._on_branch(self._rollbacks.run(to, self.branch_id, options))
 
-    def undo(self, steps: int = 1, *, force: bool = False) -> RollbackAgent:
+    def undo(self, steps: int = 1, *, force: bool = False, plan: ConfirmedPlan = None) -> RollbackAgent:
         """Roll back to the newest checkpoint that differs from the current state of the branch.
 
         Args:
             steps: The number of such checkpoints to go back, at least 1.
             force: True to leave effects in the world that cannot be reversed, and to restore files that others have
                 changed.
+            plan: As `rollback` takes it.
 
         Raises:
             NotFound: The branch has fewer such checkpoints.
             InvalidInput: `steps` is less than 1.
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`.
+            Conflict: Without a plan: somebody else has moved the branch since this agent last saw it. Or as `rollback`.
+            WorldDiverged: Without a plan: effects of other branches would be reversed, too.
+            PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete: As `rollback`.
         """
-        return self.rollback(self._rollbacks.find_previous(self.branch_id, steps)[1], force=force)
+        if plan is None:
+            plan = self._plan_own_undo(steps)
+        return self.rollback(self._rollbacks.find_previous(self.branch_id, steps)[1], force=force, plan=plan)
 
-    def redo(self, *, force: bool = False) -> RollbackAgent:
+    def _plan_own_undo(self, steps: int) -> RollbackPlan:
+        """Plan an undo of what this agent has seen; refuse one that takes back what others have done."""
+        branch = self._branch
+        with branch.reading(EDITOR) as connection:
+            row, newest = branch.row(connection), branch.store.graphs.newest(connection, branch.thread_id)
+        if self._turn is None:  # while a turn runs, the rollback is refused
+            branch.require_unmoved(row, newest.key.checkpoint_id if newest is not None else None)
+        plan, own_ids = self.plan_undo(steps), {call.first_id for call in self.tool_track()}
+        if foreign := [str(s.invocation) for s in plan.reversals if s.invocation.first_id not in own_ids]:
+            raise WorldDiverged(
+                f"Nothing was done, because this would also take back what other branches did: {'; '.join(foreign)}. "
+                "Switch to this branch with sync='world' first, or show plan_undo() and pass it as plan=.",
+                plan,
+            )
+        return plan
+
+    def redo(self, *, force: bool = False, plan: ConfirmedPlan = None) -> RollbackAgent:
         """Undo the last rollback: return to the branch that it left, and run again the calls that it reversed.
 
         If only files were rewound since the last turn, the rewind is undone and the new agent is on this branch.
@@ -213,20 +238,26 @@ class RollbackAgent(BranchReader):
         Args:
             force: True to leave effects in the world that cannot be reversed or run again, and to restore files that
                 others have changed.
+            plan: As `rollback` takes it.
 
         Raises:
             NotFound: There is nothing to redo.
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `switch`.
+            PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `switch`.
         """
-        rewind_request = self._rollbacks.undo_rewind_request(self.branch_id, force=force)
+        rewind_request = self._rollbacks.undo_rewind_request(self.branch_id)
         if rewind_request is not None:  # only files were rewound, so no tool runs
-            self._rollbacks.rewind(rewind_request)
+            self._rollbacks.rewind(rewind_request, force=force, plan=plan)
             return self._on_branch(self.branch_id)
-        source_branch_id = self._rollbacks.rollback_source_id(self.branch_id)
-        return self._on_branch(self._rollbacks.switch(source_branch_id, self.branch_id, sync="world", force=force)[0])
+        return self.switch(self._rollbacks.rollback_source_id(self.branch_id), "world", force=force, plan=plan)
 
     def switch(
-        self, branch: BranchRef, sync: str | None = None, *, force: bool = False, on_error: str = "stop"
+        self,
+        branch: BranchRef,
+        sync: str | None = None,
+        *,
+        force: bool = False,
+        on_error: str = "stop",
+        plan: ConfirmedPlan = None,
     ) -> RollbackAgent:
         """Make another branch the session's current branch, and return an agent on it.
 
@@ -242,10 +273,11 @@ class RollbackAgent(BranchReader):
             force: True to leave effects in the world that cannot be reversed or run again, and to restore files that
                 others have changed.
             on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
+            plan: As `rollback` takes it. It is carried out with `sync="world"`, which can be left out.
 
         Raises:
             NotFound: The session has no such branch.
-            InvalidInput: `sync` is none of these.
+            InvalidInput: `sync` is none of these, or not `world` although there is a plan.
             RollbackBlocked: `sync="world"` is blocked by a call that cannot be reversed or run again; nothing was done.
             WorkspaceChanged: Somebody else has changed the files; nothing was done.
             RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
@@ -253,9 +285,11 @@ class RollbackAgent(BranchReader):
         """
         if self._turn is not None:
             raise Conflict("This agent is running. Switch when its turn has ended.")
-        if sync is None:
+        if sync is None and plan is None:
             return self._on_branch(self._rollbacks.set_current_branch(branch).id)
-        result = self._rollbacks.switch(branch, self.branch_id, sync=sync, force=force, on_error=on_error)
+        result = self._rollbacks.switch(
+            branch, self.branch_id, sync=sync or "world", force=force, on_error=on_error, plan=plan
+        )
         return self._on_branch(result[0])
 
     def fork(self, to: CheckpointRef | None = None, *, name: str | None = None, files: bool = True) -> RollbackAgent:
@@ -275,12 +309,15 @@ class RollbackAgent(BranchReader):
         snapshot = self._branch.take_snapshot("fork") if files and to is None and self._turn is None else None
         return self._on_branch(self._branching.fork(self.branch_id, to, name, snapshot))
 
-    def rewind_files(self, restore_point: CheckpointRef, *, force: bool = False) -> FileChanges:
+    def rewind_files(
+        self, restore_point: CheckpointRef, *, force: bool = False, plan: ConfirmedPlan = None
+    ) -> FileChanges:
         """Restore the files to their state when the user sent a message; the conversation does not change.
 
         Args:
             restore_point: The id of the user's message, or any reference that `rollback` accepts.
             force: True to restore also files that others have changed since the last turn.
+            plan: As `rollback` takes it.
 
         Raises:
             NotFound: No workspace is attached, or there is no such restore point.
@@ -288,9 +325,11 @@ class RollbackAgent(BranchReader):
             RollbackIncomplete: The files could not be restored; `repo.resume(operation)` continues from there.
             Conflict: The branch is running.
         """
-        return self.session.rewind_files(restore_point, branch=self.branch_id, force=force)
+        return self.session.rewind_files(restore_point, branch=self.branch_id, force=force, plan=plan)
 
-    def edit(self, message_id: str, text: str, *, name: str | None = None, force: bool = False) -> RollbackAgent:
+    def edit(
+        self, message_id: str, text: str, *, name: str | None = None, force: bool = False, plan: ConfirmedPlan = None
+    ) -> RollbackAgent:
         """Roll back to the point before a user's message, and run a turn with another text in its place.
 
         Images and other parts of the message that are not text stay. This branch does not change.
@@ -301,13 +340,14 @@ class RollbackAgent(BranchReader):
             name: The name of the new branch; None for the next free name, like `main-2`.
             force: True to leave effects in the world that cannot be reversed, and to restore files that others have
                 changed.
+            plan: As `rollback` takes it; the plan of a rollback to `message:<id>`.
 
         Returns:
             An agent on the new branch, whose conversation ends with the new answer.
 
         Raises:
             NotFound: The session has no user message with that id.
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`; no turn ran.
+            PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `rollback`; no turn ran.
             Exception: The error of the turn. A note on it names the new branch, where the turn can continue.
 
         Example:
@@ -319,15 +359,17 @@ class RollbackAgent(BranchReader):
             'Ordered 1 sofa for 300 euros (sofa-1).'
         """
         ref, value = f"{references.MESSAGE_PREFIX}{message_id}", self._edited_input(message_id, text)
-        new_agent = self.rollback(ref, name=name, force=force)
+        new_agent = self.rollback(ref, name=name, force=force, plan=plan)
         with _note_on_error(new_agent):
             new_agent.invoke(value)
         return new_agent
 
-    async def aedit(self, message_id: str, text: str, *, name: str | None = None, force: bool = False) -> RollbackAgent:
+    async def aedit(
+        self, message_id: str, text: str, *, name: str | None = None, force: bool = False, plan: ConfirmedPlan = None
+    ) -> RollbackAgent:
         """Roll back to the point before a user's message, and run a turn with another text, as `edit`."""
         value = await asyncio.to_thread(self._edited_input, message_id, text)
-        new_agent = await self.arollback(f"{references.MESSAGE_PREFIX}{message_id}", name=name, force=force)
+        new_agent = await self.arollback(f"{references.MESSAGE_PREFIX}{message_id}", name=name, force=force, plan=plan)
         with _note_on_error(new_agent):
             await new_agent.ainvoke(value)
         return new_agent
@@ -505,7 +547,9 @@ class RollbackAgent(BranchReader):
         create_runner = partial(type(self), self._branch.context, self.graph)
         return Explorer(self._branch, create_runner, variants, together=together, elsewhere=elsewhere, **options)
 
-    def promote(self, branch: ExploredBranch | BranchRef, *, force: bool = False) -> RollbackAgent:
+    def promote(
+        self, branch: ExploredBranch | BranchRef, *, force: bool = False, plan: ConfirmedPlan = None
+    ) -> RollbackAgent:
         """Switch to an explored branch, run its tool calls again, and return an agent on it.
 
         The same as `switch(branch, sync="world")`. The new agent's `report` lists the calls that ran, and those that
@@ -514,12 +558,13 @@ class RollbackAgent(BranchReader):
         Args:
             branch: The branch as `explore` returned it, its name, or its id.
             force: True to leave effects in the world that cannot be reversed or run again.
+            plan: As `rollback` takes it; the plan of `plan_switch`.
 
         Raises:
-            NotFound, RollbackBlocked, RollbackIncomplete, Conflict: As `switch`.
+            NotFound, PlanChanged, RollbackBlocked, RollbackIncomplete, Conflict: As `switch`.
         """
         branch_ref = branch.id if isinstance(branch, ExploredBranch) else branch
-        return self.switch(branch_ref, sync="world", force=force)
+        return self.switch(branch_ref, sync="world", force=force, plan=plan)
 
     def rerun(
         self,

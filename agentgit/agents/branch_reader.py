@@ -21,8 +21,9 @@ from agentgit.effects.invocation import ToolTrack
 from agentgit.errors import Conflict, NotFound
 from agentgit.handles.context import BranchRef, Context
 from agentgit.handles.log import Log
-from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
+from agentgit.handles.rollbacks import Rollbacks
 from agentgit.handles.session import Session
+from agentgit.rollback.request import RollbackOptions
 from agentgit.sessions import InternalSession, Tree
 from agentgit.sessions.messages import History, from_stored
 from agentgit.sessions.reports import OnProgress

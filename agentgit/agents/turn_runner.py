@@ -30,8 +30,9 @@ from agentgit.agents.turn.turn import Turn
 from agentgit.async_api import LOOP
 from agentgit.errors import AgentGitError, BranchMoved, InvalidInput, warn_caller
 from agentgit.handles.context import Context
-from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
+from agentgit.handles.rollbacks import Rollbacks
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
+from agentgit.rollback.request import RollbackOptions
 from agentgit.saver.config import RESTORE_POINT
 from agentgit.store.queries.graph_points import BranchHead
 from agentgit.tracing import NO_SPAN, TracedSpan, turn_span

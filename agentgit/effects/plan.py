@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from hashlib import sha256
 from typing import Any, Self
 
 from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import SIMULATED, ToolInvocation
 from agentgit.errors import InvalidInput
-from agentgit.values import PrintableDrawing, count, escape_path, quote_name
+from agentgit.values import PrintableDrawing, count, escape_path, quote_name, to_json
 
 REVERSE = "reverse"
 KEEP = "keep"
@@ -76,6 +77,7 @@ class RollbackPlan(PrintableDrawing):
         replayed: The invocations that the branch's track begins with.
         steps: The planned action for each effect.
         files: The planned changes to the files; None if there is no workspace or its files are to be left alone.
+        basis: What the plan was made from: the target, the options, and the state of the session.
     """
 
     checkpoint_id: int
@@ -87,6 +89,15 @@ class RollbackPlan(PrintableDrawing):
     replayed: list[ToolInvocation] = field(default_factory=list)
     steps: list[PlanStep] = field(default_factory=list)
     files: FileChanges | None = None
+    basis: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        """A hash of what would be done, in which order, and of what the plan was made from; the same if forced."""
+        steps = [(step.action, step.invocation.id, step.invocation.status) for step in self.forced().steps]
+        changes = [(change.action, change.path) for change in self.files.changes] if self.files else None
+        files = self.files and [self.files.snapshot, self.files.problem, self.files.everything, changes]
+        return sha256(to_json([self.kind, sorted(self.basis.items()), steps, files])).hexdigest()
 
     @property
     def reversals(self) -> list[PlanStep]:
@@ -192,6 +203,7 @@ class RollbackPlan(PrintableDrawing):
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON-like data, which `from_dict` reads."""
         return vars(self) | {
+            "identity": self.identity,
             "is_admissible": self.is_admissible,
             "steps": [{**vars(step), "invocation": step.invocation.to_dict()} for step in self.steps],
             "replayed": [call.to_dict() for call in self.replayed],

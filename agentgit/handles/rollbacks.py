@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from sqlalchemy import Connection
 
@@ -14,7 +14,7 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.rollback import Request, SwitchRequest
 from agentgit.rollback.crash_recovery import require_idle
-from agentgit.rollback.request import AS_REQUESTED
+from agentgit.rollback.request import ConfirmedPlan, RollbackOptions
 from agentgit.sessions.session import DONE
 from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.queries.lookup import CheckpointRef
@@ -24,24 +24,6 @@ from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.values import as_object
 
 
-@dataclass(frozen=True, kw_only=True)
-class RollbackOptions:
-    """The options of a rollback; see `Session.rollback`."""
-
-    tools: str = "reverse"
-    files: bool = True
-    conversation: bool = True
-    replay: str = "record"
-    name: str | None = None
-    force: bool = False
-    on_error: str = "stop"
-    on_drift: str = "stop"
-    request_id: str | None = None
-    epoch: int | None = None
-    only_from_current: bool = False
-    why_files_stay: str = AS_REQUESTED
-
-
 class Rollbacks(SessionAccess):
     """The operations that change the world of a session. Each takes the branch that it starts from."""
 
@@ -49,23 +31,11 @@ class Rollbacks(SessionAccess):
 
     def plan(self, to: CheckpointRef | GraphPoint, branch: BranchRef, options: RollbackOptions) -> RollbackPlan:
         """Return what a rollback would do, without doing anything."""
-        source, target, label = self.context.read(lambda c: self._find_target(c, branch, to))
-        return self.context.engine().plan(
-            source.id,
-            target,
-            label,
-            tools=options.tools,
-            files=options.files,
-            conversation=options.conversation,
-            replay=options.replay,
-        )
+        return self.context.engine().plan(self._request(to, branch, options))
 
     def run(self, to: CheckpointRef | GraphPoint, branch: BranchRef, options: RollbackOptions) -> int:
         """Roll back, and return the id of the new branch, or of the same branch if the conversation is unchanged."""
-        source, target, label = self.context.read(lambda c: self._find_target(c, branch, to, EDITOR))
-        request = Request(
-            user_id=self.context.user.id, source_id=source.id, target=target, label=label, **vars(options)
-        )
+        request = self._request(to, branch, options, EDITOR)
         with self.context.recording_moves(self.session_id):
             return self.context.engine().run(request)
 
@@ -84,29 +54,35 @@ class Rollbacks(SessionAccess):
         """Read the report of an operation of this session."""
         return self.context.engine().read_report(operation_id)
 
-    def _find_target(
-        self, connection: Connection, branch: BranchRef, to: CheckpointRef | GraphPoint, required_role: Role = VIEWER
-    ) -> tuple[StoredRow, StoredRow, str]:
-        """Find the branch to leave, the checkpoint to go to, and the checkpoint's display name."""
-        session = self.load_session(connection, required_role)
-        source = self.context.lookup.branch(connection, session, branch)
-        return source, *self.context.lookup.target(connection, session, source, to)
+    def _request(
+        self,
+        to: CheckpointRef | GraphPoint,
+        branch: BranchRef,
+        options: RollbackOptions,
+        required_role: Role = VIEWER,
+    ) -> Request:
+        def create_request(connection: Connection) -> Request:
+            session = self.load_session(connection, required_role)
+            source = self.context.lookup.branch(connection, session, branch)
+            target, label = self.context.lookup.target(connection, session, source, to)
+            return Request(
+                user_id=self.context.user.id, source_id=source.id, target=target, label=label, **vars(options)
+            )
+
+        return self.context.read(create_request)
 
     # -- files alone
 
-    def rewind(self, request: Request) -> RollbackReport:
+    def rewind(self, request: Request, *, force: bool = False, plan: ConfirmedPlan = None) -> RollbackReport:
         """Restore files; the conversation is unchanged."""
-        return self.report(self.context.engine().run(request), has_new_branch=False)
+        run = self.context.engine().run
+        return self.report(run(replace(request, force=force, plan=plan)), has_new_branch=False)
 
     def plan_request(self, request: Request) -> RollbackPlan:
         """Return what restoring files would do, without doing anything."""
-        return self.context.engine().plan(
-            request.source_id, request.target, request.label, tools="keep", files=request.files, conversation=False
-        )
+        return self.context.engine().plan(request)
 
-    def rewind_request(
-        self, restore_point: CheckpointRef, branch: BranchRef, required_role: Role = EDITOR, *, force: bool = False
-    ) -> Request:
+    def rewind_request(self, restore_point: CheckpointRef, branch: BranchRef, required_role: Role = EDITOR) -> Request:
         """Return the request to restore the files of a restore point."""
         store, lookup = self.context.store, self.context.lookup
 
@@ -126,13 +102,11 @@ class Rollbacks(SessionAccess):
             # From another session, only the files are restored; this session stays at its own head.
             is_own = checkpoint.external_session_id == session.id
             target = checkpoint if is_own else lookup.target(connection, session, source, "HEAD")[0]
-            return self._files_request(source.id, target, label, snapshot, force=force)
+            return self._files_request(source.id, target, label, snapshot)
 
         return self.context.read(create_request)
 
-    def _files_request(
-        self, source_id: int, target: StoredRow, label: str, snapshot: SnapshotRef, *, force: bool
-    ) -> Request:
+    def _files_request(self, source_id: int, target: StoredRow, label: str, snapshot: SnapshotRef) -> Request:
         return Request(
             user_id=self.context.user.id,
             source_id=source_id,
@@ -141,7 +115,6 @@ class Rollbacks(SessionAccess):
             tools="keep",
             files=snapshot,
             conversation=False,
-            force=force,
         )
 
     # -- switch
@@ -177,6 +150,7 @@ class Rollbacks(SessionAccess):
         on_error: str = "stop",
         current: bool = True,
         only_from_current: bool = False,
+        plan: ConfirmedPlan = None,
     ) -> tuple[int, int]:
         """Switch to a branch, and handle differences of the world; return the ids of branch and operation."""
 
@@ -195,6 +169,7 @@ class Rollbacks(SessionAccess):
             on_error=on_error,
             current=current,
             only_from_current=only_from_current,
+            plan=plan,
         )
         with self.context.recording_moves(self.session_id):
             return row.id, self.context.engine().switch(request)
@@ -232,9 +207,7 @@ class Rollbacks(SessionAccess):
 
         return self.context.read(load)
 
-    def undo_rewind_request(
-        self, branch: BranchRef, required_role: Role = EDITOR, *, force: bool = False
-    ) -> Request | None:
+    def undo_rewind_request(self, branch: BranchRef, required_role: Role = EDITOR) -> Request | None:
         """Return the request to undo a rewind of files, if that was the last operation on a branch; else None."""
         store = self.context.store
 
@@ -263,7 +236,7 @@ class Rollbacks(SessionAccess):
                 snapshot=report.files.safety, settings=snapshot_data["settings"]
             ).without_import_mark()
             target = self.context.lookup.target(connection, self.load_session(connection), row, "HEAD")[0]
-            return self._files_request(row.id, target, "before the files were brought back", snapshot, force=force)
+            return self._files_request(row.id, target, "before the files were brought back", snapshot)
 
         return self.context.read(create_request)
 

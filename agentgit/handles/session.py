@@ -20,10 +20,10 @@ from agentgit.errors import Conflict, InvalidInput
 from agentgit.handles.branching import Annotating, Branching, recover
 from agentgit.handles.context import BranchRef, Context, WrappedGraph
 from agentgit.handles.retention import SessionRetention, delete_unneeded, erase
-from agentgit.handles.rollbacks import RollbackOptions
 from agentgit.handles.session_reader import SessionReader
 from agentgit.handles.sharing import Sharing
 from agentgit.handles.templates import require_name
+from agentgit.rollback.request import ConfirmedPlan, RollbackOptions
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.reports import Erased
 from agentgit.store.maintenance import erasure
@@ -222,6 +222,7 @@ class Session(SessionReader):
         on_error: str = "stop",
         on_drift: str = "stop",
         request_id: str | None = None,
+        plan: ConfirmedPlan = None,
     ) -> RollbackReport:
         """Create a new branch at an earlier checkpoint and reverse the later effects. The old branch is kept.
 
@@ -242,11 +243,13 @@ class Session(SessionReader):
             on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
             on_drift: `stop` at the first repeated call that returns a different result, or `continue`.
             request_id: Your own id for this rollback. A second rollback with the same id returns the same branch.
+            plan: The plan that was confirmed, or its `identity`; if another one would be carried out, nothing is done.
 
         Returns:
             The report, with the name of the new branch.
 
         Raises:
+            PlanChanged: Another plan than `plan` would be carried out; nothing was done, and the error has that one.
             RollbackBlocked: An effect cannot be reversed; nothing was done.
             WorkspaceChanged: Someone else has changed the files since the last turn; nothing was done.
             Unavailable: The files cannot be restored, because the workspace or the snapshot is gone; nothing was done.
@@ -264,26 +267,30 @@ class Session(SessionReader):
             on_error=on_error,
             on_drift=on_drift,
             request_id=request_id,
+            plan=plan,
         )
         return self._rollbacks.report(self._rollbacks.run(to, branch, options), has_new_branch=conversation)
 
-    def undo(self, steps: int = 1, *, branch: BranchRef = None, force: bool = False) -> RollbackReport:
+    def undo(
+        self, steps: int = 1, *, branch: BranchRef = None, force: bool = False, plan: ConfirmedPlan = None
+    ) -> RollbackReport:
         """Roll back to the newest checkpoint that differs from the current point of a branch.
 
         Args:
             steps: The number of such checkpoints to go back, at least 1.
             branch: The branch to leave; None is the current one.
             force: See `rollback`.
+            plan: See `rollback`.
 
         Raises:
             NotFound: There are not that many.
             InvalidInput: `steps` is less than 1.
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `rollback`.
+            PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `rollback`.
         """
         source_id, to = self._rollbacks.find_previous(branch, steps)
-        return self.rollback(to, branch=source_id, force=force)
+        return self.rollback(to, branch=source_id, force=force, plan=plan)
 
-    def redo(self, *, branch: BranchRef = None, force: bool = False) -> RollbackReport:
+    def redo(self, *, branch: BranchRef = None, force: bool = False, plan: ConfirmedPlan = None) -> RollbackReport:
         """Undo the last rollback: return to the branch that it left, and run the reversed calls again.
 
         If only files were restored since the last turn, undo that instead.
@@ -291,20 +298,28 @@ class Session(SessionReader):
         Args:
             branch: The branch that the rollback created; None is the current one.
             force: See `switch`.
+            plan: See `rollback`.
 
         Raises:
             NotFound: There is nothing to redo.
-            RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `switch`.
+            PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `switch`.
         """
         branch_id = self._access.read_branch(branch, EDITOR).id
-        rewind_request = self._rollbacks.undo_rewind_request(branch_id, force=force)
+        rewind_request = self._rollbacks.undo_rewind_request(branch_id)
         if rewind_request is not None:
-            return self._rollbacks.rewind(rewind_request)
+            return self._rollbacks.rewind(rewind_request, force=force, plan=plan)
         source_id = self._rollbacks.rollback_source_id(branch_id)
-        return self._rollbacks.operation(self._rollbacks.switch(source_id, branch_id, sync="world", force=force)[1])
+        ids = self._rollbacks.switch(source_id, branch_id, sync="world", force=force, plan=plan)
+        return self._rollbacks.operation(ids[1])
 
     def switch(
-        self, branch: BranchRef, sync: str | None = None, *, force: bool = False, on_error: str = "stop"
+        self,
+        branch: BranchRef,
+        sync: str | None = None,
+        *,
+        force: bool = False,
+        on_error: str = "stop",
+        plan: ConfirmedPlan = None,
     ) -> RollbackReport:
         """Continue the session on another branch.
 
@@ -317,19 +332,20 @@ class Session(SessionReader):
             force: True to keep effects that cannot be reversed or run again, and to restore files that others have
                 changed.
             on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
+            plan: See `rollback`. It is carried out with `sync="world"`, which can be left out.
 
         Returns:
             The report of the changes to the world. Without `sync` there are none, and its `operation_id` is 0.
 
         Raises:
             NotFound: The session has no such branch.
-            InvalidInput: `sync` is not one of these.
+            InvalidInput: `sync` is not one of these, or not `world` although there is a plan.
             RollbackBlocked: An effect or a call blocks `sync="world"`; nothing was done.
             WorkspaceChanged: Someone else has changed the files; nothing was done.
             RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
             Conflict: The branch's rollback is incomplete.
         """
-        if sync is None:
+        if sync is None and plan is None:
             row = self._rollbacks.set_current_branch(branch)
             return RollbackReport(
                 operation_id=0,
@@ -339,7 +355,7 @@ class Session(SessionReader):
                 kind=SWITCH,
                 session_name=self.reference,
             )
-        ids = self._rollbacks.switch(branch, None, sync=sync, force=force, on_error=on_error)
+        ids = self._rollbacks.switch(branch, None, sync=sync or "world", force=force, on_error=on_error, plan=plan)
         return self._rollbacks.operation(ids[1])
 
     def fork(
@@ -373,7 +389,7 @@ class Session(SessionReader):
         return self._rollbacks.report(self._branching.fork(branch_row.id, to, name, snapshot, request_id), kind="fork")
 
     def rewind_files(
-        self, restore_point: CheckpointRef, *, branch: BranchRef = None, force: bool = False
+        self, restore_point: CheckpointRef, *, branch: BranchRef = None, force: bool = False, plan: ConfirmedPlan = None
     ) -> FileChanges:
         """Restore the files to their state when the user sent a message. The conversation is unchanged.
 
@@ -381,6 +397,7 @@ class Session(SessionReader):
             restore_point: The id of the user's message, or any checkpoint.
             branch: The branch whose files to restore; None is the current one.
             force: True to also restore files that others have changed since the last turn.
+            plan: See `rollback`.
 
         Raises:
             NotFound: No workspace is attached, or there is no such restore point.
@@ -388,7 +405,8 @@ class Session(SessionReader):
             RollbackIncomplete: The files could not be restored; `repo.resume(operation)` continues from there.
             Conflict: The branch is running.
         """
-        report = self._rollbacks.rewind(self._rollbacks.rewind_request(restore_point, branch, force=force))
+        request = self._rollbacks.rewind_request(restore_point, branch)
+        report = self._rollbacks.rewind(request, force=force, plan=plan)
         assert report.files is not None  # noqa: S101  # the request names files
         return report.files
 

@@ -24,7 +24,8 @@ from agentgit.handles.context import BranchRef, Context, SessionAccess
 from agentgit.handles.export import Exporter
 from agentgit.handles.log import Log, LogReader, Scope, TextSearch
 from agentgit.handles.reruns import RerunReader
-from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
+from agentgit.handles.rollbacks import Rollbacks
+from agentgit.rollback.request import RollbackOptions
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.folded_tree import FoldedTree
 from agentgit.sessions.reports import OnProgress, Operation

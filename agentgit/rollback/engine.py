@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, RollbackReport
-from agentgit.effects.files import SnapshotRef
+from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.invocation import DECISIONS, REDO, SIMULATED
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
@@ -61,18 +60,17 @@ class RollbackEngine:
 
     # -- plan
 
-    def plan(self, source_id: int, target: StoredRow, label: str, **options: Any) -> RollbackPlan:
+    def plan(self, request: Request) -> RollbackPlan:
         """Return what a rollback would do, without doing anything."""
-        request = Request(user_id=0, source_id=source_id, target=target, label=label, **options)
+        target = request.target
         self.verification.verify_unsettled_calls(target.external_session_id)
         plan, _ = self.verification.plan_with_prechecks(
             lambda c, refusals: self.planner.plan_request(c, request, refusals)
         )
-        plan = self.files.add_to_plan(plan, target.external_session_id, self._snapshot_to_restore(request))
+        plan = self._add_files(plan, target.external_session_id, self._snapshot_to_restore(request))
         with self.store.database.reading() as connection:
-            branch = self.store.sessions.branch(connection, target.internal_session_id)
-            plan = replace(plan, replayed=self.store.live_track(connection, branch, target.position))
-            return self.planner.add_names(connection, plan, source_id)
+            place = request.source_id, target.internal_session_id, target.position
+            return self.planner.complete(connection, plan, *place)
 
     def plan_switch(self, branch_id: int) -> RollbackPlan:
         """Return what a switch to a branch would do to the world, without doing anything."""
@@ -83,11 +81,12 @@ class RollbackEngine:
         plan, _ = self.verification.plan_with_prechecks(
             lambda c, refusals: self._plan_switch_to(c, branch_id, refusals)
         )
-        plan = self.files.add_to_plan(plan, branch.external_session_id, self.files.of_branch(branch))
+        plan = self._add_files(plan, branch.external_session_id, self.files.of_branch(branch))
         with self.store.database.reading() as connection:
-            branch = self.store.sessions.branch(connection, branch_id)
-            plan = replace(plan, replayed=self.store.live_track(connection, branch))
-            return self.planner.add_names(connection, plan, branch_id)
+            return self.planner.complete(connection, plan, branch_id, branch_id)
+
+    def _add_files(self, plan: RollbackPlan, session_id: int, snapshot: SnapshotRef | None) -> RollbackPlan:
+        return self.files.add_to_plan(plan, session_id, snapshot, self.files.plan(session_id, snapshot))
 
     def _snapshot_to_restore(self, request: Request) -> SnapshotRef | None:
         """Return the files that a rollback restores; None if it leaves them alone or the target has none."""
@@ -101,10 +100,14 @@ class RollbackEngine:
             )
         return snapshot
 
-    def _require_safe_restore(self, session_id: int, snapshot: SnapshotRef | None) -> None:
-        """Check that the files can be restored and that nobody else has changed them."""
+    def _plan_files(
+        self, session_id: int, snapshot: SnapshotRef | None, request: Request | SwitchRequest
+    ) -> FileChanges | None:
+        """Return what restoring the files would do; unless forced, check that nothing is in its way."""
+        if request.force:
+            return self.files.plan(session_id, snapshot) if request.plan is not None else None
         try:
-            self.files.require_safe_restore(session_id, snapshot)
+            return self.files.require_safe_restore(session_id, snapshot)
         except WorkspaceChanged:
             with self.store.database.reading() as connection:
                 require_nothing_running(self.store, connection, session_id)
@@ -123,12 +126,11 @@ class RollbackEngine:
     def _run(self, request: Request) -> int:
         self.verification.verify_unsettled_calls(request.target.external_session_id)
         snapshot = self._snapshot_to_restore(request)
-        if not request.force:
-            self._require_safe_restore(request.target.external_session_id, snapshot)
+        files = self._plan_files(request.target.external_session_id, snapshot, request)
         with self.store.register_owner() as owner:
             operation_id, is_new = self._precheck_and_record(
                 lambda c, refusals: self.planner.plan_request(c, request, refusals),
-                lambda precheck_answers, c: self.starter.record_rollback(c, request, owner, precheck_answers, snapshot),
+                lambda answers, c: self.starter.record_rollback(c, request, owner, answers, snapshot, files),
             )
             if is_new:
                 return self._execute_and_publish(operation_id, owner)
@@ -146,12 +148,11 @@ class RollbackEngine:
     def _switch(self, request: SwitchRequest) -> int:
         self.verification.verify_unsettled_calls(request.branch.external_session_id)
         snapshot = self.files.of_branch(request.branch) if request.sync == "world" else None
-        if not request.force:
-            self._require_safe_restore(request.branch.external_session_id, snapshot)
+        files = self._plan_files(request.branch.external_session_id, snapshot, request)
         with self.store.register_owner() as owner:
             operation_id = self._precheck_and_record(
                 lambda c, refusals: self._plan_switch_to(c, request.branch.id, refusals),
-                lambda precheck_answers, c: self.starter.record_switch(c, request, owner, precheck_answers, snapshot),
+                lambda answers, c: self.starter.record_switch(c, request, owner, answers, snapshot, files),
             )
             self._execute_and_publish(operation_id, owner)
         return operation_id

@@ -65,11 +65,12 @@ class RollbackFiles:
             row = self.store.snapshots.newest_of_branch(connection, branch)
         return snapshot_ref_from_row(row) if row is not None else None
 
-    def add_to_plan(self, plan: RollbackPlan, session_id: int, snapshot: SnapshotRef | None) -> RollbackPlan:
+    def add_to_plan(
+        self, plan: RollbackPlan, session_id: int, snapshot: SnapshotRef | None, files: FileChanges | None
+    ) -> RollbackPlan:
         """Add the planned changes to the files to a plan."""
-        if snapshot is None:
+        if snapshot is None or files is None:
             return plan
-        files = self.plan(session_id, snapshot)
         return replace(plan, files=replace(files, changes=[*files.changes, *self._outside(session_id, snapshot, plan)]))
 
     def _outside(self, session_id: int, snapshot: SnapshotRef, plan: RollbackPlan) -> list[FileChange]:
@@ -84,8 +85,10 @@ class RollbackFiles:
                 tools.setdefault(path, call.tool_name)
         return [FileChange(action=OUTSIDE, path=path, why=f"{tool} named it") for path, tool in sorted(tools.items())]
 
-    def plan(self, session_id: int, snapshot: SnapshotRef) -> FileChanges:
-        """Return what restoring the files would do, without doing anything."""
+    def plan(self, session_id: int, snapshot: SnapshotRef | None) -> FileChanges | None:
+        """Return what restoring the files would do, without doing anything; None if they are left alone."""
+        if snapshot is None:
+            return None
         with self.store.database.reading() as connection:
             row = self.store.snapshots.newest_of_session(connection, session_id)
         try:
@@ -95,10 +98,10 @@ class RollbackFiles:
         except AgentGitError as error:
             return failed_restore(snapshot, error)
 
-    def require_safe_restore(self, session_id: int, snapshot: SnapshotRef | None) -> None:
-        """Check that the files can be restored and that nobody else has changed them."""
+    def require_safe_restore(self, session_id: int, snapshot: SnapshotRef | None) -> FileChanges | None:
+        """Check that the files can be restored and that nobody else has changed them; return the planned changes."""
         if snapshot is None:
-            return
+            return None
         try:
             self._adapter(session_id, snapshot).require_restorable(snapshot)
         except AgentGitError as error:
@@ -107,13 +110,14 @@ class RollbackFiles:
                 "files=False, or sync='ignore' for a switch."
             ) from error
         changes = self.plan(session_id, snapshot)
-        if changes.conflicts:
+        if changes is not None and changes.conflicts:
             paths = ", ".join(map(escape_path, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
             raise WorkspaceChanged(
                 f"Nothing was done. Since this session last looked at {changes.workspace}, somebody else "
                 f"(or a turn that was killed) has changed {paths}. With force, the files are restored "
                 "anyway, and the changes are kept in a snapshot."
             )
+        return changes
 
     def restore(self, row: StoredRow) -> FileChanges | None:
         """Restore the files that an operation leads to; None if it leaves them alone. Idempotent."""

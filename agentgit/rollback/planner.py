@@ -199,13 +199,27 @@ class Planner:
         session_name = self.name_session(connection, branch.external_session_id)
         return replace(plan, session_name=session_name, branch=branch.name)
 
+    def complete(
+        self, connection: Connection, plan: RollbackPlan, source_id: int, branch_id: int, position: int | None = None
+    ) -> RollbackPlan:
+        """Add to a plan what a user sees besides its steps: names, and the calls that its branch begins with."""
+        replayed = self.store.live_track(connection, self.store.sessions.branch(connection, branch_id), position)
+        return self.add_names(connection, replace(plan, replayed=replayed), source_id)
+
     def plan_request(self, connection: Connection, request: Request, refusals: Refusals | None = None) -> RollbackPlan:
         """Plan the rollback that a request describes; see `plan_rollback`."""
         require_real(self.store.sessions.branch(connection, request.target.internal_session_id))
         if not request.conversation:
             require_real(self.store.sessions.branch(connection, request.source_id))
         has_snapshot = isinstance(request.files, SnapshotRef) or request.target.workspace_snapshot_id is not None
-        return self.plan_rollback(
+        source = self.store.sessions.branch(connection, request.source_id)
+        basis = {
+            "target": [request.target.id, request.target.graph_checkpoint_id],
+            "options": [request.tools, request.replay, bool(request.files)],
+            "branch": [source.id, source.head_id, source.epoch],
+            "world": self._world_state(connection, source.external_session_id),
+        }
+        plan = self.plan_rollback(
             connection,
             request.source_id,
             request.target,
@@ -218,6 +232,12 @@ class Planner:
             kind=request.kind,
             refusals=refusals,
         )
+        return replace(plan, basis=basis)
+
+    def _world_state(self, connection: Connection, session_id: int) -> list[int]:
+        """Return the last change of a session's world, and its last rollback or switch."""
+        store = self.store
+        return [store.world.last_seq(connection, session_id), store.operations.last_move(connection, session_id)]
 
     def plan_rollback(
         self,
@@ -261,7 +281,9 @@ class Planner:
         path = self.store.track_parts(connection, branch)
         has_snapshot = self.store.snapshots.newest_of_branch(connection, branch) is not None
         kept_files = _why_files_are_kept(has_snapshot=has_snapshot)
-        return make_plan(
+        # Not its head: a turn that only asks for consent moves that, too.
+        basis = {"target": branch.id, "world": self._world_state(connection, session_id)}
+        plan = make_plan(
             checkpoint_id=branch.head_id or 0,
             target=f"branch {branch.name}",
             position=branch.inherited + self.store.journal.tally(connection, branch.id).calls,
@@ -272,6 +294,7 @@ class Planner:
             kind=SWITCH,
             knowledge=self._knowledge(connection, session_id, refusals, lambda call: kept_files),
         )
+        return replace(plan, basis=basis)
 
     def _knowledge(
         self, connection: Connection, session_id: int, refusals: Refusals | None, kept_files: ReasonFunction

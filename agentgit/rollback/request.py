@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from agentgit.effects import RollbackPlan
 from agentgit.effects.files import SnapshotRef
 from agentgit.effects.plan import EXECUTE, RECORD, REPLAY_MODES, ROLLBACK, TOOLS_MODES, WORLD_ONLY
 from agentgit.errors import InvalidInput
@@ -19,15 +20,14 @@ SYNC_MODES = ("world", "note", "ignore")
 AS_REQUESTED = "the files of the workspace are left as they are, as requested"
 """Why files stay if the user does not want them restored."""
 
+ConfirmedPlan = RollbackPlan | str | None
+"""The plan that a person confirmed, or its identity; None if nobody was asked."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """A request for a rollback."""
+class RollbackOptions:
+    """The options of a rollback; see `Session.rollback`."""
 
-    user_id: int
-    source_id: int
-    target: StoredRow
-    label: str
     tools: str = "reverse"
     files: bool | SnapshotRef = True
     conversation: bool = True
@@ -40,6 +40,17 @@ class Request:
     epoch: int | None = None
     only_from_current: bool = False
     why_files_stay: str = AS_REQUESTED
+    plan: ConfirmedPlan = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(RollbackOptions):
+    """A request for a rollback."""
+
+    user_id: int
+    source_id: int
+    target: StoredRow
+    label: str
 
     def __post_init__(self) -> None:
         require_one_of("tools", self.tools, TOOLS_MODES)
@@ -83,9 +94,12 @@ class SwitchRequest:
     on_drift: str = "continue"
     current: bool = True
     only_from_current: bool = False
+    plan: ConfirmedPlan = None
 
     def __post_init__(self) -> None:
         require_one_of("sync", self.sync, SYNC_MODES)
+        if self.plan is not None and self.sync != "world":
+            raise InvalidInput(f"A plan is carried out with sync='world', not {self.sync!r}. Leave one of them out.")
         require_one_of("on_error", self.on_error, ON_ERROR)
         require_one_of("on_drift", self.on_drift, ON_ERROR)
 

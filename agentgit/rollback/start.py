@@ -9,14 +9,14 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan
-from agentgit.effects.files import SnapshotRef
+from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.plan import ROLLBACK, SWITCH
-from agentgit.errors import Conflict, InvalidInput, NotFound, RollbackBlocked
+from agentgit.errors import Conflict, InvalidInput, NotFound, PlanChanged, RollbackBlocked
 from agentgit.rollback.crash_recovery import require_idle
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.report import at_switch, store_notes
-from agentgit.rollback.request import Request, SwitchRequest
+from agentgit.rollback.request import ConfirmedPlan, Request, SwitchRequest
 from agentgit.sessions.session import REPLAYING
 from agentgit.store.queries.graph_points import moved_to
 from agentgit.store.records.operations import NewOperation
@@ -49,6 +49,7 @@ class Starter:
         owner: str,
         precheck_answers: dict[int, str],
         snapshot: SnapshotRef | None,
+        files: FileChanges | None,
     ) -> tuple[int, bool]:
         """Record a rollback and its branch, which is not published yet."""
         target = request.target
@@ -67,6 +68,10 @@ class Starter:
         self.require_checkpoint_exists(connection, target, request.label)
         plan = self.planner.plan_request(connection, request, filter_refusals(precheck_answers))
         self._require_prechecks(plan, precheck_answers)
+        if request.plan is not None:
+            planned = self.files.add_to_plan(plan, session_id, snapshot, files)
+            place = request.source_id, target.internal_session_id, target.position
+            self._require_confirmed(connection, request.plan, planned, *place)
         plan = self._require_admissible(connection, plan, request, filter_refusals(precheck_answers))
         if request.conversation:
             branch_id = self.create_branch(connection, target, request.name, request.source_id)
@@ -104,6 +109,7 @@ class Starter:
         owner: str,
         precheck_answers: dict[int, str],
         snapshot: SnapshotRef | None,
+        files: FileChanges | None,
     ) -> int:
         """Record a switch, block its branch until the switch is done, and return the id of the operation."""
         self.authorize(connection, request.branch.external_session_id)
@@ -120,6 +126,9 @@ class Starter:
         store_notes(self.store, connection, branch, at_switch(as_object(branch.meta), plan, request.sync))
         if request.sync == "world":
             self._require_prechecks(plan, precheck_answers)
+            if request.plan is not None:
+                planned = self.files.add_to_plan(plan, branch.external_session_id, snapshot, files)
+                self._require_confirmed(connection, request.plan, planned, branch.id, branch.id)
             plan = self._require_admissible(connection, plan, request, filter_refusals(precheck_answers))
         else:
             plan = replace(plan, steps=[])
@@ -150,6 +159,13 @@ class Starter:
     def _require_prechecks(plan: RollbackPlan, precheck_answers: dict[int, str]) -> None:
         if any(step.invocation.id not in precheck_answers for step in plan.reversals):
             raise StalePlan
+
+    def _require_confirmed(
+        self, connection: Connection, confirmed: ConfirmedPlan, plan: RollbackPlan, *place: int
+    ) -> None:
+        if plan.identity != getattr(confirmed, "identity", confirmed):
+            text = "Nothing was done: the confirmed plan is not what would be done now. Check and confirm the new one."
+            raise PlanChanged(text, self.planner.complete(connection, plan, *place))
 
     @staticmethod
     def _require_same_request(earlier_operation: StoredRow, request: Request, snapshot: SnapshotRef | None) -> int:

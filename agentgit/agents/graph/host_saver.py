@@ -16,9 +16,10 @@ from agentgit.async_api import awaiting
 from agentgit.errors import Conflict, InvalidInput, NotFound, RollbackIncomplete, WorkspaceChanged
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
-from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
+from agentgit.handles.rollbacks import Rollbacks
 from agentgit.handles.session import Session
 from agentgit.handles.templates import SessionFactory
+from agentgit.rollback.request import RollbackOptions
 from agentgit.saver.branch_saver import SessionThreads, ThreadReader
 from agentgit.sessions.session import RUNNING
 from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint, find_graph_point, find_thread_head

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, func, or_, select, update
 
 from agentgit.errors import Conflict
 from agentgit.sessions.reports import Operation
@@ -187,6 +187,10 @@ class OperationStore:
         query = select(OPERATION).where(self._in_session(session_id)).order_by(OPERATION.c.id.desc())
         return [operation_from_row(row) for row in connection.execute(query).all()]
 
+    def last_move(self, connection: Connection, session_id: int) -> int:
+        """Return the id of the newest rollback or switch of a session; 0 if there is none."""
+        return int(_LAST_MOVE.all(connection, {"tenant": self.tenant_id, "session": session_id})[0].id or 0)
+
     def _id_condition(self, operation_id: int) -> Any:
         return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id == operation_id)
 
@@ -218,6 +222,13 @@ _OF_BRANCH = CompiledStatement(
     select(OPERATION)
     .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.internal_session_id == bindparam("branch"))
     .order_by(OPERATION.c.id)
+)
+_LAST_MOVE = CompiledStatement(
+    select(func.max(OPERATION.c.id).label("id")).where(
+        OPERATION.c.tenant_id == bindparam("tenant"),
+        OPERATION.c.external_session_id == bindparam("session"),
+        or_(OPERATION.c.kind == "rollback", OPERATION.c.kind == "switch"),
+    )
 )
 _RUNNING = CompiledStatement(
     select(OPERATION).where(

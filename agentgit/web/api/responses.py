@@ -212,6 +212,7 @@ PlanAnswer = model_of_dataclass(
     "Plan",
     plan.RollbackPlan,
     overrides={"steps": list_of(StepAnswer), "replayed": list_of(CallAnswer), "files": FileChangesAnswer | None},
+    identity=str,
     is_admissible=bool,
 )
 ItemAnswer = model_of_dataclass("Item", report.ReportItem, overrides={"invocation": CallAnswer})
