@@ -6,6 +6,7 @@ These are checkpoint, annotate, fork, rename, undo, redo, recover and explore.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,7 +30,7 @@ from agentgit.cli.options import (
     repository,
     usage,
 )
-from agentgit.cli.rollback import Force, confirm_plan, print_rollback, show_plan_on_error
+from agentgit.cli.rollback import Force, print_rollback, run_confirmed, show_plan_on_error
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.render import records
 from agentgit.render.text import Span, clean, place
@@ -260,9 +261,8 @@ def undo(
     """Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
         session, branch = references.parse_changed(repo, session_ref)
-        if not yes:
-            confirm_plan(lambda: session.plan_undo(steps, branch=branch), "Undo in", as_json, force=force)
-        print_rollback(as_json, session.undo(steps, branch=branch, force=force))
+        plan, run = session.plan_undo(steps, branch=branch), partial(session.undo, steps, branch=branch, force=force)
+        print_rollback(as_json, run_confirmed(plan, run, "Undo in", as_json, yes=yes, force=force))
 
 
 def redo(
@@ -276,9 +276,8 @@ def redo(
     """Take back the rollback that created a branch: run again what it reversed."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
         session, branch = references.parse_changed(repo, session_ref)
-        if not yes:
-            confirm_plan(lambda: session.plan_redo(branch=branch), "Redo in", as_json, force=force)
-        print_rollback(as_json, session.redo(branch=branch, force=force))
+        plan, run = session.plan_redo(branch=branch), partial(session.redo, branch=branch, force=force)
+        print_rollback(as_json, run_confirmed(plan, run, "Redo in", as_json, yes=yes, force=force))
 
 
 # -- recovery and exploration

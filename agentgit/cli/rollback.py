@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +23,7 @@ from agentgit.cli.options import (
 )
 from agentgit.cli.output import HOST
 from agentgit.effects import RollbackPlan, RollbackReport
-from agentgit.errors import Conflict, RollbackBlocked, RollbackIncomplete
+from agentgit.errors import PlanChanged, RollbackBlocked, RollbackIncomplete
 from agentgit.render import records
 from agentgit.render.text import Span, clean, place
 from agentgit.render.views import conversation
@@ -88,12 +90,9 @@ def plan(
     """Show what a rollback would do; nothing is changed."""
     with repository(db, trust=trust) as repo:
         session, branch, ref = references.parse_changed_at(repo, target, "REF")
-        options = _rollback_options(tools, replay, files=not no_files, conversation=not no_conversation)
+        options: dict[str, Any] = {"files": not no_files, "conversation": not no_conversation}
+        options |= {"tools": tools, "replay": replay}
         print_rollback(as_json, session.plan_rollback(ref, branch=branch, **options))
-
-
-def _rollback_options(tools: str, replay: str, **which: bool) -> dict[str, Any]:
-    return {"tools": tools, "replay": replay, **which}
 
 
 def rollback(
@@ -129,12 +128,10 @@ def rollback(
     """Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
         session, branch, ref = references.parse_changed_at(repo, target, "REF")
-        options = _rollback_options(tools, replay, files=not no_files, conversation=not no_conversation)
-        if not yes:
-            confirm_plan(
-                lambda: session.plan_rollback(ref, branch=branch, **options), "Roll back", as_json, force=force
-            )
-        report = session.rollback(
+        options: dict[str, Any] = {"files": not no_files, "conversation": not no_conversation}
+        options |= {"tools": tools, "replay": replay}
+        run = partial(
+            session.rollback,
             ref,
             branch=branch,
             name=name,
@@ -144,7 +141,8 @@ def rollback(
             request_id=request_id,
             **options,
         )
-        print_rollback(as_json, report)
+        plan = session.plan_rollback(ref, branch=branch, **options)
+        print_rollback(as_json, run_confirmed(plan, run, "Roll back", as_json, yes=yes, force=force))
 
 
 def rewind_files(
@@ -165,9 +163,11 @@ def rewind_files(
     with repository(db) as repo, show_plan_on_error(as_json):
         session, branch, ref = references.parse_changed_at(repo, target, "RESTORE_POINT")
         branch_name = session.branch(branch).name
-        if not yes:
-            confirm_plan(lambda: session.plan_rewind(ref, branch=branch), "Restore the files of", as_json)
-        changes = session.rewind_files(ref, branch=branch, force=force)
+        plan, run = (
+            session.plan_rewind(ref, branch=branch),
+            partial(session.rewind_files, ref, branch=branch, force=force),
+        )
+        changes = run_confirmed(plan, run, "Restore the files of", as_json, yes=yes)
         output.emit_at(
             session,
             branch_name,
@@ -204,9 +204,11 @@ def switch(
     """Continue a session on another branch; with --sync world, change the world to match it."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
         session, _, branch = references.parse_changed_at(repo, target, "BRANCH")
-        if sync == "world" and not yes:
-            confirm_plan(lambda: session.plan_switch(branch), "Switch to", as_json, force=force)
-        report = session.switch(branch, sync=sync, force=force, on_error=on_error)
+        run = partial(session.switch, branch, sync=sync, force=force, on_error=on_error)
+        if sync == "world":
+            report = run_confirmed(session.plan_switch(branch), run, "Switch to", as_json, yes=yes, force=force)
+        else:
+            report = run(plan=None)
         if sync is not None:
             print_rollback(as_json, report)
             return
@@ -251,18 +253,25 @@ def resolve(
 # -- shared helpers
 
 
-def confirm_plan(make_plan: Callable[[], RollbackPlan], verb: str, as_json: bool, *, force: bool = False) -> None:
-    """Show a plan and ask for confirmation, with the session and the branch.
+def run_confirmed(
+    plan: RollbackPlan, run: Callable[..., Any], verb: str, as_json: bool, *, yes: bool, force: bool = False
+) -> Any:
+    """Show a plan, ask for confirmation, and run that plan; at a terminal, ask again if another one would be run.
 
-    For a blocked plan this does nothing: the operation raises an error that says what to do.
+    A blocked plan is not asked about, because it raises an error; a notebook or a chat asks only before a change.
     """
-    made = make_plan()
-    plan = made.forced() if force else made
-    if plan.is_admissible and (plan.changes_world or HOST.get() is None):  # a notebook or a chat asks less
-        question = f"{verb} {place(plan.session_name, plan.branch)}?"
-        output.confirm(question, as_json, lambda: print_rollback(False, plan))
-        if make_plan() != made:
-            raise Conflict("Nothing was done: the session has moved on since the plan was made. Try again.")
+    while True:
+        shown = plan.forced() if force else plan
+        if not yes and shown.is_admissible and (shown.changes_world or HOST.get() is None):
+            question = f"{verb} {place(plan.session_name, plan.branch)}?"
+            output.confirm(question, as_json, partial(print_rollback, False, shown))
+        try:
+            return run(plan=plan)
+        except PlanChanged as changed:
+            if yes or not sys.stdin.isatty():
+                raise
+            output.print_notice(str(changed))
+            plan = changed.plan
 
 
 def print_rollback(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
@@ -274,7 +283,7 @@ def show_plan_on_error(as_json: bool) -> Iterator[None]:
     """Write the plan or report of an error before the error itself."""
     try:
         yield
-    except RollbackBlocked as error:
+    except (PlanChanged, RollbackBlocked) as error:
         print_rollback(as_json, error.plan)
         raise
     except RollbackIncomplete as error:
