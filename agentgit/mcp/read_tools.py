@@ -1,20 +1,14 @@
-"""The read-only tools: lists, trees, diffs, search, and plans with confirmation codes.
-
-A caller that presents the code of a plan has seen exactly what would be done, and nothing has changed since. A code is
-a hash of the plan and of the session's newest operation. After it has been used, it identifies the operation that it
-started, and cannot start another one.
-"""
+"""The read-only tools: lists, trees, diffs, search, and plans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from agentgit.errors import Conflict, InvalidInput
+from agentgit.errors import InvalidInput
 from agentgit.render import records
 from agentgit.render import show as shows
 from agentgit.render.text import Line, Span, plain
@@ -24,37 +18,11 @@ from agentgit.render.views import log as logs
 from agentgit.render.views import rollback as rollbacks
 from agentgit.render.views import tree as trees
 from agentgit.render.views.lists import branch_lines, session_lines
-from agentgit.values import to_json
 
 if TYPE_CHECKING:
     from agentgit.effects import RollbackPlan
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.sessions.reports import Operation
-
-PREFIX = "mcp-"
-"""The prefix of the request id of an operation that was confirmed here."""
-
-
-def confirmation_code(session: Session, branch: str | None, plan: RollbackPlan, *, force: bool, **options: Any) -> str:
-    """Return the code that confirms the plan of a rollback or a switch."""
-    files = plan.files.to_dict() if plan.files is not None else None
-    newest = [operation.id for operation in session.operations()[:1]]
-    steps = [plan.kind, plan.checkpoint_id, plan.as_request(), files]
-    parts = [session.id, session.branch(branch).id, *steps, force, options, newest]
-    return sha256(to_json(parts)).hexdigest()[:16]
-
-
-def find_confirmed(session: Session, code: str) -> Operation | None:
-    """Return the operation that a code has already started; None if there is none."""
-    return next((operation for operation in session.operations() if operation.request_id == PREFIX + code), None)
-
-
-def require_code(code: str, expected: str, plan: RollbackPlan) -> None:
-    """Check that a code belongs to the current plan."""
-    if code != expected:
-        raise Conflict(f"Nothing was changed: the code {code!r} is for another plan. Check the current plan: {plan}")
-
 
 WIDTH = 120
 """The width of a line of text, in terminal cells."""
@@ -252,34 +220,30 @@ class ReadTools:
     ) -> ToolAnswer:
         """Show what a rollback would undo and what it cannot undo. Nothing is changed.
 
-        If nothing blocks the rollback, the answer has a code. Pass it to rollback_to_checkpoint as `confirm`.
+        If nothing blocks the rollback, the answer has its `identity`. Pass it to rollback_to_checkpoint as `plan`.
         """
         handle = self.find_changed_session(session)
         options: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
-        plan = handle.plan_rollback(checkpoint, branch=branch, **options)
-        return _plan_answer(plan, confirmation_code(handle, branch, plan, force=force, **options), force=force)
+        return _plan_answer(handle.plan_rollback(checkpoint, branch=branch, **options), force=force)
 
     def plan_switch(self, branch: NewBranch, *, session: ChangedSession = None, force: Force = False) -> ToolAnswer:
         """Show which tool calls a switch to another branch would undo and run again. Nothing is changed.
 
-        If nothing blocks the switch, the answer has a code. Pass it to switch as `confirm`, with sync=world.
+        If nothing blocks the switch, the answer has its `identity`. Pass it to switch as `plan`, with sync=world.
         """
-        handle = self.find_changed_session(session)
-        plan = handle.plan_switch(branch)
-        return _plan_answer(plan, confirmation_code(handle, branch, plan, force=force), force=force)
+        return _plan_answer(self.find_changed_session(session).plan_switch(branch), force=force)
 
 
-def _plan_answer(plan: RollbackPlan, code: str, *, force: bool) -> ToolAnswer:
-    """Return the answer for a plan, with its confirmation code if nothing blocks it."""
+def _plan_answer(plan: RollbackPlan, *, force: bool) -> ToolAnswer:
+    """Return the answer for a plan, with its identity if nothing blocks it."""
     effective_plan = plan.forced() if force else plan
-    data = effective_plan.to_dict()
+    data, lines = effective_plan.to_dict(), list(rollbacks.lines(effective_plan, width=WIDTH))
     del data["replayed"]
     if effective_plan.is_admissible:
-        return ToolAnswer(
-            [*rollbacks.lines(effective_plan, width=WIDTH), (Span(f"To do exactly this: confirm={code}"),)],
-            {**data, "confirm": code},
-        )
-    return ToolAnswer(rollbacks.lines(effective_plan, width=WIDTH), data)
+        lines.append((Span(f"To do exactly this: plan={plan.identity}"),))
+    else:
+        del data["identity"]
+    return ToolAnswer(lines, data)
 
 
 def _placeholder(text: str) -> list[Line]:

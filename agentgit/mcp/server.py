@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 import agentgit
 from agentgit.checkpoints import references
-from agentgit.errors import AgentGitError, InvalidInput, NotFound, RollbackBlocked, RollbackIncomplete
+from agentgit.errors import AgentGitError, InvalidInput, NotFound, PlanChanged, RollbackBlocked, RollbackIncomplete
 from agentgit.mcp.read_tools import ReadTools, ToolAnswer
 from agentgit.mcp.write_tools import WriteTools
 from agentgit.render.text import plain
@@ -120,8 +120,8 @@ plan_rollback and plan_switch show what a rollback or a switch would do, but onl
 
 INSTRUCTIONS = """This server shows the checkpoints (saved points) of agent sessions, and can go back to them.
 A rollback creates a new branch, undoes what tools did after the checkpoint, newest first, and restores files. The old
-branch stays readable. First call plan_rollback. It shows what can be undone and what cannot, and returns the code that
-rollback_to_checkpoint needs as `confirm`. A rollback changes the real world: call it only if the user wants it."""
+branch stays readable. First call plan_rollback. It shows what can be undone and what cannot, and returns the identity
+that rollback_to_checkpoint needs as `plan`. A rollback changes the real world: call it only if the user wants it."""
 
 
 def serve(
@@ -177,7 +177,7 @@ def _failure(error: AgentGitError) -> types.CallToolResult:
     message = str(error)
     details: dict[str, Any] = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
     text = f"{type(error).__name__}: {message}"
-    if isinstance(error, RollbackBlocked):
+    if isinstance(error, PlanChanged | RollbackBlocked):
         details["plan"] = error.plan.to_dict()
         text += f"\n{plain(rollbacks.lines(error.plan))}"
     elif isinstance(error, RollbackIncomplete):

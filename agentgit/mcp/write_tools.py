@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from agentgit.errors import InvalidInput, NotAllowed
-from agentgit.mcp import read_tools
 from agentgit.mcp.read_tools import (
     WIDTH,
     Branch,
@@ -45,12 +44,12 @@ ForkPoint = Annotated[
 ]
 Keep = Annotated[int, Field(description="The number of automatic checkpoints to keep, the newest ones.", ge=0)]
 OperationId = Annotated[int, Field(description="The id of the operation. The failure and the tool operations have it.")]
-Confirm = Annotated[str, Field(description="The code that the plan of this operation returned.", max_length=64)]
+Plan = Annotated[str, Field(description="The `identity` of the plan of this operation.", max_length=64)]
 Sync = Annotated[
     str | None,
     Field(
         description="What to do if another branch has changed the world. By default, nothing. world: undo the tool "
-        "calls of that branch, and run those of this branch again; needs `confirm`. note: tell the model with the next "
+        "calls of that branch, and run those of this branch again; needs `plan`. note: tell the model with the next "
         "message. ignore: accept the difference."
     ),
 ]
@@ -126,21 +125,23 @@ class WriteTools(ReadTools):
         files: Files = True,
         conversation: Conversation = True,
         force: Force = False,
-        confirm: Confirm,
+        plan: Plan,
     ) -> ToolAnswer:
         """Go back to a checkpoint on a new branch, and undo what tools did after it. Call plan_rollback first."""
         handle = self.find_changed_session(session)
-        if (previous := read_tools.find_confirmed(handle, confirm)) is not None:
-            return _report_answer(self.repo.resume(previous))
+        request_id = f"mcp-{plan[:32]}"
+        if previous := [one for one in handle.operations() if one.request_id == request_id]:
+            return _report_answer(self.repo.resume(previous[0]))
         self._require_force(force=force)
-        options: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
-        plan = handle.plan_rollback(checkpoint, branch=branch, **options)
-        if force or plan.is_admissible:  # otherwise the rollback raises and lists what blocks it
-            read_tools.require_code(
-                confirm, read_tools.confirmation_code(handle, branch, plan, force=force, **options), plan
-            )
         report = handle.rollback(
-            plan.checkpoint_id, branch=branch, force=force, request_id=read_tools.PREFIX + confirm, **options
+            checkpoint,
+            branch=branch,
+            tools=tools,
+            files=files,
+            conversation=conversation,
+            force=force,
+            request_id=request_id,
+            plan=plan,
         )
         return _report_answer(report)
 
@@ -151,18 +152,15 @@ class WriteTools(ReadTools):
         *,
         session: ChangedSession = None,
         force: Force = False,
-        confirm: Confirm = "",
+        plan: Plan = "",
     ) -> ToolAnswer:
         """Switch to another branch. Only sync=world undoes tool calls or runs them again: call plan_switch first."""
         handle = self.find_changed_session(session)
         if sync == "world":
             self._require_force(force=force)
-            plan = handle.plan_switch(branch)
-            if force or plan.is_admissible:
-                read_tools.require_code(confirm, read_tools.confirmation_code(handle, branch, plan, force=force), plan)
-        elif confirm or force:
-            raise InvalidInput("confirm and force are for sync=world; leave them out.")
-        report = handle.switch(branch, sync=sync, force=force)
+        elif plan or force:
+            raise InvalidInput("plan and force are for sync=world; leave them out.")
+        report = handle.switch(branch, sync=sync, force=force, plan=plan if sync == "world" else None)
         return (
             _text_answer(f"{place(handle.reference, branch)} is current now; the world is unchanged.")
             if sync is None

@@ -15,13 +15,14 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from agentgit.checkpoints.references import free_name
-from agentgit.errors import AgentGitError, Conflict, InvalidInput, RollbackBlocked, WorldDiverged
+from agentgit.errors import AgentGitError, InvalidInput, PlanChanged, RollbackBlocked, WorldDiverged
 from agentgit.notebook.browser import live
 from agentgit.notebook.commands import DisplayLines, Notebook, NotebookNamespace, complete, parse, target_line
 from agentgit.render.text import Span, clean
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
+    from agentgit.effects import RollbackPlan
 
 _SYNC_HINT = (
     "In a %%branch cell: --sync world brings the world to its branch, and back after it; --sync ignore runs it."
@@ -82,11 +83,9 @@ class Magics:
         self._parse(cell)  # a syntax error must not create a branch
         with _short_errors():
             _show(target_line(agent.session, agent.branch.name, variable))
-            if arguments.sync == "world" and not arguments.yes:
-                self._confirm(agent, arguments)
             try:
-                branch_agent = _create_branch(agent, arguments)
-            except RollbackBlocked as error:
+                branch_agent = self._create_branch(agent, arguments)
+            except (PlanChanged, RollbackBlocked) as error:
                 _show(error.plan)
                 raise
         self._shell.user_ns[variable] = branch_agent
@@ -106,10 +105,20 @@ class Magics:
             _show(_summary(variable, agent, branch_agent))
         return result
 
-    def _confirm(self, agent: RollbackAgent, arguments: Namespace) -> None:
+    def _create_branch(self, agent: RollbackAgent, arguments: Namespace) -> RollbackAgent:
+        """Create the branch that a cell runs on; a taken name gets a number, so that the cell can be run again."""
+        name = free_name(arguments.name, {branch.name for branch in agent.session.branches()})
+        if arguments.sync != "world":
+            branch_agent = agent.fork(arguments.ref, name=name)
+            return branch_agent.switch(branch_agent.branch_id, arguments.sync) if arguments.sync else branch_agent
+        ref, replay, force = arguments.ref or "HEAD", "redo", arguments.force
+        plan = agent.plan_rollback(ref, replay=replay)
+        if not arguments.yes:
+            self._confirm(agent, plan.forced() if force else plan)
+        return agent.rollback(ref, replay=replay, name=name, force=force, plan=plan)
+
+    def _confirm(self, agent: RollbackAgent, plan: RollbackPlan) -> None:
         """Show what bringing the world to the branch does, and ask; a blocked plan is refused later."""
-        made = agent.plan_rollback(arguments.ref or "HEAD")
-        plan = made.forced() if arguments.force else made
         if not plan.is_admissible:
             return
         _show(plan)
@@ -117,8 +126,6 @@ class Magics:
         question = clean(f"Bring the world to the new branch, and back after the cell? ({where})")
         if not Notebook(self._namespace, _show).ask(question):
             raise InvalidInput("Nothing was done, because the answer is not yes.")
-        if agent.plan_rollback(arguments.ref or "HEAD") != made:
-            raise Conflict("Nothing was done: the session has moved on since the plan was made. Try again.")
 
     @context_matcher(identifier=_COMPLETER)  # type: ignore[untyped-decorator]  # untyped in IPython
     def match_completions(self, context: CompletionContext) -> SimpleMatcherResult:
@@ -171,15 +178,6 @@ def _parse_branch(line: str) -> Namespace:
         return parser.parse_args(shlex.split(line))
     except ValueError as error:
         raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
-
-
-def _create_branch(agent: RollbackAgent, arguments: Namespace) -> RollbackAgent:
-    """Create the branch that a cell runs on; a taken name gets a number, so that the cell can be run again."""
-    used_names = {branch.name for branch in agent.session.branches()}
-    branch_agent = agent.fork(arguments.ref, name=free_name(arguments.name, used_names))
-    if arguments.sync is not None:
-        branch_agent = branch_agent.switch(branch_agent.branch_id, arguments.sync, force=arguments.force)
-    return branch_agent
 
 
 def _switch_back(agent: RollbackAgent, arguments: Namespace) -> None:

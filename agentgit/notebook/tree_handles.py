@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from agentgit.checkpoints.comparison import Comparison
     from agentgit.checkpoints.diff import Diff
     from agentgit.effects import RollbackPlan, RollbackReport
+    from agentgit.rollback.request import ConfirmedPlan
     from agentgit.store.queries.lookup import CheckpointRef
 
 
@@ -77,7 +78,7 @@ class CheckpointHandle:
         """Roll back to the checkpoint on a new branch.
 
         Args:
-            options: `tools`, `name`, `force` and others, as for `Session.rollback`.
+            options: `tools`, `name`, `force`, `plan` and others, as for `Session.rollback`.
 
         Returns:
             The agent on the new branch; the report if the tree has no agent.
@@ -105,23 +106,26 @@ class CheckpointHandle:
             return self._browser.session.fork(self.id, name=name)
         return self._move(self._browser.agent.fork(self.id, name=name))
 
-    def switch(self, sync: str | None = None, *, force: bool = False) -> RollbackAgent | RollbackReport:
+    def switch(
+        self, sync: str | None = None, *, force: bool = False, plan: ConfirmedPlan = None
+    ) -> RollbackAgent | RollbackReport:
         """Switch to the branch of the checkpoint, at its newest checkpoint.
 
         Args:
             sync: What to do about a world that another branch changed, as for `Session.switch`.
             force: True to keep effects that cannot be reversed or repeated.
+            plan: The plan that was confirmed, as for `Session.switch`.
 
         Returns:
             The agent on that branch; the report if the tree has no agent.
 
         Raises:
-            RollbackBlocked, RollbackIncomplete, Conflict: As for `Session.switch`.
+            PlanChanged, RollbackBlocked, RollbackIncomplete, Conflict: As for `Session.switch`.
         """
         branch_id = self.checkpoint.internal_session_id
         if self._browser.agent is None:
-            return self._browser.session.switch(branch_id, sync, force=force)
-        return self._move(self._browser.agent.switch(branch_id, sync, force=force))
+            return self._browser.session.switch(branch_id, sync, force=force, plan=plan)
+        return self._move(self._browser.agent.switch(branch_id, sync, force=force, plan=plan))
 
     def compare(self, other: CheckpointHandle | CheckpointRef = "HEAD") -> Comparison:
         """Compare it with another checkpoint: what each branch did since they diverged.

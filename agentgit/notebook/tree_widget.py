@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
-from agentgit.errors import AgentGitError, RollbackIncomplete, WorldDiverged
+from agentgit.effects.plan import SWITCH
+from agentgit.errors import AgentGitError, PlanChanged, RollbackIncomplete, WorldDiverged
 from agentgit.render.svg import tree_svg
 from agentgit.render.text import clean
 
@@ -39,7 +40,8 @@ class TreeWidget(anywidget.AnyWidget):
         super().__init__()
         self._browser = browser
         self._chosen: CheckpointHandle | None = None
-        self._shown_plan: RollbackPlan | None = None
+        self._shown_plan = ""
+        """The identity of the plan in the panel."""
         self._actions = {
             "choose": self._choose,
             "plan": self._plan,
@@ -85,20 +87,26 @@ class TreeWidget(anywidget.AnyWidget):
 
     def _plan(self, ref: str) -> None:
         handle = self._browser[int(ref)]
-        self._shown_plan = plan = handle.plan_rollback()
-        if plan.is_admissible:
-            go_on = _button("Roll back", "rollback", handle)
+        self._offer(handle, handle.plan_rollback())
+
+    def _offer(self, handle: CheckpointHandle, plan: RollbackPlan, note: str = "Nothing is changed yet.") -> None:
+        """Show a plan, and the buttons that carry it out or leave it."""
+        self._shown_plan = plan.identity
+        if plan.kind == SWITCH:
+            buttons = [_button("Switch and change the world", "sync", handle)] if plan.is_admissible else []
+        elif plan.is_admissible:
+            buttons = [_button("Roll back", "rollback", handle)]
         else:
-            go_on = _button("Roll back and keep what cannot be undone", "force", handle)
-        self._draw("Nothing is changed yet.", plan._repr_html_(), [go_on, _button("Cancel", "choose", handle)])
+            buttons = [_button("Roll back and keep what cannot be undone", "force", handle)]
+        self._draw(note, plan._repr_html_(), [*buttons, _button("Cancel", "choose", handle)])
 
     def _rollback(self, ref: str, *, force: bool = False) -> None:
         handle = self._browser[int(ref)]
-        if handle.plan_rollback() != self._shown_plan:
-            self._plan(ref)
-            self._draw("Nothing was changed: the session moved on. This is the new plan.", **self._panel_and_buttons())
+        try:
+            report: Any = handle.rollback(force=force, plan=self._shown_plan)
+        except PlanChanged as changed:
+            self._offer(handle, changed.plan, str(changed))
             return
-        report: Any = handle.rollback(force=force)
         self._draw_moved("Rolled back", (report if self._browser.agent is None else report.report)._repr_html_())
 
     def _force(self, ref: str) -> None:
@@ -115,18 +123,19 @@ class TreeWidget(anywidget.AnyWidget):
     def _switch(self, ref: str) -> None:
         handle = self._browser[int(ref)]
         plan = self._browser.session.plan_switch(handle.checkpoint.internal_session_id)
-        if not plan.changes_world:
-            self._sync(ref)
+        if plan.changes_world:
+            self._offer(handle, plan)
             return
-        self._shown_plan = plan
-        buttons = [_button("Cancel", "choose", handle)]
-        if plan.is_admissible:
-            buttons.insert(0, _button("Switch and change the world", "sync", handle))
-        self._draw("Nothing is changed yet.", plan._repr_html_(), buttons)
+        self._shown_plan = plan.identity
+        self._sync(ref)
 
     def _sync(self, ref: str) -> None:
         handle = self._browser[int(ref)]
-        handle.switch("world")
+        try:
+            handle.switch("world", plan=self._shown_plan)
+        except PlanChanged as changed:
+            self._offer(handle, changed.plan, str(changed))
+            return
         self._draw_moved("Switched")
 
     def _compare(self, ref: str) -> None:
@@ -146,9 +155,6 @@ class TreeWidget(anywidget.AnyWidget):
 
     def _start_again(self) -> list[Button]:
         return [_button("Back", "choose", self._chosen)] if self._chosen is not None else []
-
-    def _panel_and_buttons(self) -> dict[str, Any]:
-        return {"panel": self.state["panel"], "buttons": self.state["buttons"]}
 
     def _draw_moved(self, what: str, panel: str = "") -> None:
         branch = clean(self._here().name)

@@ -318,10 +318,10 @@ async def test_a_model_cannot_run_it_over_mcp(repo):
     for may_force in (False, True):
         async with connected(repo, repo.session("file"), may_force=may_force) as client:
             plan = await client.call_tool("plan_switch", {"branch": "better", "force": may_force})
-            assert "confirm" not in plan.structuredContent
-            asked = {"branch": "better", "sync": "world", "confirm": "x", "force": may_force}
+            assert "identity" not in plan.structuredContent
+            asked = {"branch": "better", "sync": "world", "plan": "x", "force": may_force}
             refused = (await client.call_tool("switch", asked)).structuredContent["error"]
-            assert refused in ("RollbackBlocked", "Conflict")
+            assert refused == "PlanChanged"
     assert SHOP.acts == []
 
 

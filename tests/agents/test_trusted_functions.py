@@ -425,7 +425,7 @@ async def asked_by_mcp(repo):
     async with connected(repo, may_force=True) as client:
         return (
             await client.call_tool("plan_rollback", to),
-            await client.call_tool("rollback_to_checkpoint", to | {"confirm": "x"}),
+            await client.call_tool("rollback_to_checkpoint", to | {"plan": "x"}),
         )
 
 

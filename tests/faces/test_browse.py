@@ -113,11 +113,11 @@ def test_a_click_that_fails_says_why_in_the_panel(agent, world):
     assert "no checkpoint 'nowhere'" in clicks.state["note"]
     clicks._send("rm -rf", "x")
     clicks._send("rollback", str(tree["main#3"].id))
-    assert clicks.state["note"].startswith("Nothing was changed: the session moved on.")
+    assert clicks.state["note"].startswith("Nothing was done: the confirmed plan is not what")
     assert world.items == ["chair", "table"]
     agent.run("send hello")
     clicks.click("Roll back")
-    assert clicks.state["note"].startswith("Nothing was changed: the session moved on.")
+    assert clicks.state["note"].startswith("Nothing was done: the confirmed plan is not what")
     clicks.click("Roll back and keep what cannot be undone")
     assert world.items == ["chair"]
 

@@ -279,7 +279,7 @@ def test_a_plan_that_changes_while_the_question_is_open_is_not_carried_out(shell
             return "y\n"
 
     monkeypatch.setattr("sys.stdin", SlowPerson())
-    assert "Conflict: Nothing was done: the session has moved on" in usage_error(shell, "rollback 'before the table'")
+    assert "PlanChanged: Nothing was done: the confirmed plan" in usage_error(shell, "rollback 'before the table'")
     assert world.items == ["chair", "table", "lamp"]
 
 

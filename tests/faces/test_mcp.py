@@ -16,7 +16,7 @@ from scripted import call, obedient, scripted, tool_node_graph
 from shelves import SHELF, shelf_in
 
 import agentgit
-from agentgit import Conflict, InvalidInput, NotAllowed, NotFound, RollbackBlocked, RollbackIncomplete
+from agentgit import InvalidInput, NotAllowed, NotFound, PlanChanged, RollbackIncomplete
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,7 +85,7 @@ async def test_a_client_saves_a_checkpoint_and_rolls_back_over_stdio(tmp_path):
             await agent.arun("a jug")
             plan = await server.call_tool("plan_rollback", {"checkpoint": "one cup"})
             assert "reverse  put(item='jug')" in said(plan)
-            again = {"checkpoint": "one cup", "confirm": plan.structuredContent["confirm"]}
+            again = {"checkpoint": "one cup", "plan": plan.structuredContent["identity"]}
             done = await server.call_tool("rollback_to_checkpoint", again)
             assert (done.isError, done.structuredContent["branch"]) == (False, "main-2")
             assert json.loads((tmp_path / "shelf.json").read_text()) == ["cup"]
@@ -131,22 +131,23 @@ async def test_a_server_shows_only_the_session_or_user_it_is_bound_to(repo, agen
         assert not (await ask("plan_rollback", checkpoint="main#1", session="local/s")).isError
 
 
-async def test_a_rollback_needs_the_confirm_code_of_its_current_plan(repo, agent, world):
+async def test_a_rollback_needs_the_identity_of_its_current_plan(repo, agent, world):
     async with client(repo) as ask:
-        code = (await ask("plan_rollback", checkpoint="main#2")).structuredContent["confirm"]
+        code = (await ask("plan_rollback", checkpoint="main#2")).structuredContent["identity"]
         await agent.arun("add lamp")
-        for wrong in ({"confirm": "made-up"}, {"confirm": code}, {"confirm": code, "tools": "keep"}):
+        for wrong in ({"plan": "made-up"}, {"plan": code}, {"plan": code, "tools": "keep"}):
             refused = await ask("rollback_to_checkpoint", checkpoint="main#2", **wrong)
-            assert refused.structuredContent["error"] == Conflict.__name__
+            assert refused.structuredContent["error"] == PlanChanged.__name__
+            assert "add(item='lamp')" in said(refused)
         assert world.items == ["chair", "table", "lamp"]
-        code = (await ask("plan_rollback", checkpoint="main#2")).structuredContent["confirm"]
-        first = await ask("rollback_to_checkpoint", checkpoint="main#2", confirm=code)
-        second = await ask("rollback_to_checkpoint", checkpoint="main#2", confirm=code)
+        code = (await ask("plan_rollback", checkpoint="main#2")).structuredContent["identity"]
+        first = await ask("rollback_to_checkpoint", checkpoint="main#2", plan=code)
+        second = await ask("rollback_to_checkpoint", checkpoint="main#2", plan=code)
         assert first.structuredContent["branch"] == second.structuredContent["branch"] == "main-2"
         assert (world.items, len(repo.session().branches())) == (["chair"], 2)
         plan = await ask("plan_switch", branch="main")
-        assert (await ask("switch", branch="main", sync="world")).structuredContent["error"] == "Conflict"
-        done = await ask("switch", branch="main", sync="world", confirm=plan.structuredContent["confirm"])
+        assert (await ask("switch", branch="main", sync="world")).structuredContent["error"] == "PlanChanged"
+        done = await ask("switch", branch="main", sync="world", plan=plan.structuredContent["identity"])
         assert (done.isError, world.items) == (False, ["chair", "table", "lamp"])
 
 
@@ -154,23 +155,23 @@ async def test_an_irreversible_call_blocks_unless_the_server_allows_force(repo, 
     await agent.arun("send hello")
     async with client(repo) as ask:
         plan = await ask("plan_rollback", checkpoint="main#1")
-        assert "confirm" not in plan.structuredContent
-        blocked = await ask("rollback_to_checkpoint", checkpoint="main#1", confirm="x")
-        assert blocked.structuredContent["error"] == RollbackBlocked.__name__
+        assert "identity" not in plan.structuredContent
+        blocked = await ask("rollback_to_checkpoint", checkpoint="main#1", plan="x")
+        assert blocked.structuredContent["error"] == PlanChanged.__name__
         assert "it cannot be undone" in said(blocked)
-        forced = await ask("rollback_to_checkpoint", checkpoint="main#1", confirm="x", force=True)
+        forced = await ask("rollback_to_checkpoint", checkpoint="main#1", plan="x", force=True)
         assert forced.structuredContent["error"] == NotAllowed.__name__
     async with client(repo, may_force=True) as ask:
-        code = (await ask("plan_rollback", checkpoint="main#1", force=True)).structuredContent["confirm"]
-        done = await ask("rollback_to_checkpoint", checkpoint="main#1", confirm=code, force=True)
+        code = (await ask("plan_rollback", checkpoint="main#1", force=True)).structuredContent["identity"]
+        done = await ask("rollback_to_checkpoint", checkpoint="main#1", plan=code, force=True)
         assert (len(done.structuredContent["kept"]), world.items) == (1, [])
 
 
 async def test_a_failed_rollback_is_finished_by_resume(repo, agent, world):
     world.broken = {"chair"}
     async with client(repo) as ask:
-        code = (await ask("plan_rollback", checkpoint="main#1")).structuredContent["confirm"]
-        stopped = await ask("rollback_to_checkpoint", checkpoint="main#1", confirm=code)
+        code = (await ask("plan_rollback", checkpoint="main#1")).structuredContent["identity"]
+        stopped = await ask("rollback_to_checkpoint", checkpoint="main#1", plan=code)
         assert stopped.structuredContent["error"] == RollbackIncomplete.__name__
         assert world.items == ["chair"]
         world.broken = set()
@@ -200,7 +201,7 @@ async def test_a_tool_that_changes_a_session_needs_its_name_if_there_are_several
     before = [str(repo.session(name).tree()) for name in ("s", "moved last")]
     target = {"checkpoint": "main#1"}
     orders = [
-        ("plan_rollback", target), ("rollback_to_checkpoint", {**target, "confirm": "x"}), ("fork", {}),
+        ("plan_rollback", target), ("rollback_to_checkpoint", {**target, "plan": "x"}), ("fork", {}),
         ("plan_switch", {"branch": "main"}), ("switch", {"branch": "main"}), ("create_checkpoint", {"name": "x"}),
         ("delete_checkpoint", target), ("cleanup_auto_checkpoints", {"keep": 0}),
     ]  # fmt: skip
@@ -213,9 +214,7 @@ async def test_a_tool_that_changes_a_session_needs_its_name_if_there_are_several
         plan = await call_tool("plan_rollback", session="s", **target)
         assert said(plan).startswith("Rollback of session s, branch main, to main#1: ")
         assert (plan.structuredContent["session_name"], plan.structuredContent["branch"]) == ("s", "main")
-        done = await call_tool(
-            "rollback_to_checkpoint", session="s", confirm=plan.structuredContent["confirm"], **target
-        )
+        done = await call_tool("rollback_to_checkpoint", session="s", plan=plan.structuredContent["identity"], **target)
         assert said(done).startswith("Rollback done: session s, branch main-2, ")
         assert said(await call_tool("fork", session="s", name="more")).startswith("session s\n")
     assert str(repo.session("moved last").tree()) == before[1]

@@ -229,7 +229,7 @@ def test_a_checkpoint_before_any_message_has_none_to_edit(ada, repo, tmp_path):
         ("text", "x" * 100_001, 422),
         ("branch", "nowhere", 404),
         ("message", "nothing", 404),
-        ("seen", "old", 409),
+        ("plan", "old", 409),
     ],
 )
 def test_an_edit_form_with_a_wrong_value_changes_nothing(ada, repo, tmp_path, field, value, status):

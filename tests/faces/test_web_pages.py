@@ -28,7 +28,8 @@ def test_a_form_runs_only_the_plan_that_was_shown(ada, repo, tmp_path):
     assert "Blocked by 1 call (send_mail)" in page.text
     repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS).run("order a chair")
     stale = ada.post(page, f"{at}/rollback", 409, force="true")
-    assert "Nothing was changed: the plan is different now" in stale.text
+    assert "the confirmed plan is not what would be done now" in stale.text
+    assert "create_order" in stale.text
     assert len(repo.session("support-42").branches()) == 2
     page = ada.get(f"{at}/rollback?to=before%20the%20mail")
     blocked = ada.post(page, f"{at}/rollback", 409)

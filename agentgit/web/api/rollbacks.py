@@ -20,6 +20,9 @@ OnFailure = Literal["stop", "continue"]
 REF = Field(min_length=1, max_length=300, description="A checkpoint: `main#3`, `HEAD~1`, a name, a tag or an id.")
 
 
+Plan = Annotated[str | None, Field(max_length=64, description="The `identity` of the plan to carry out.")]
+
+
 class Rollback(RequestBody):
     """A rollback to run."""
 
@@ -36,6 +39,7 @@ class Rollback(RequestBody):
     request_id: str | None = Field(
         None, min_length=1, max_length=200, description="Your id for it; used again, it returns the same branch."
     )
+    plan: Plan = None
 
 
 class RewindFiles(RequestBody):
@@ -44,6 +48,7 @@ class RewindFiles(RequestBody):
     restore_point: str = REF
     branch: str | None = Field(None, max_length=300)
     force: bool = False
+    plan: Plan = None
 
 
 class Switch(RequestBody):
@@ -53,6 +58,7 @@ class Switch(RequestBody):
     sync: Literal["world", "note", "ignore"] | None = None
     force: bool = False
     on_error: OnFailure = "stop"
+    plan: Plan = None
 
 
 class Resume(RequestBody):
@@ -103,7 +109,8 @@ def rollback(caller: Caller, session_id: Id, wanted: Rollback) -> JsonResponse:
 )
 def rewind_files(caller: Caller, session_id: Id, wanted: RewindFiles) -> JsonResponse:
     """Restore the files of a session. The conversation is unchanged."""
-    changes = caller.session(session_id).rewind_files(wanted.restore_point, branch=wanted.branch, force=wanted.force)
+    options = wanted.model_dump()
+    changes = caller.session(session_id).rewind_files(options.pop("restore_point"), **options)
     return JsonResponse(changes.to_dict(), 201)
 
 
@@ -119,9 +126,9 @@ def plan_switch(
 def switch(caller: Caller, session_id: Id, wanted: Switch) -> JsonResponse:
     """Continue the session on another branch."""
     session = caller.session(session_id)
-    report = session.switch(wanted.branch, sync=wanted.sync, force=wanted.force, on_error=wanted.on_error)
+    report = session.switch(**wanted.model_dump())
     branch = records.of_branch(session.branch(wanted.branch))
-    return JsonResponse({"branch": branch, "report": report.to_dict() if wanted.sync is not None else None})
+    return JsonResponse({"branch": branch, "report": report.to_dict() if report.operation_id else None})
 
 
 @router.get("/sessions/{session_id}/operations", response_model=responses.OperationsAnswer, responses=failures())

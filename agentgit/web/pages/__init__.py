@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentgit.errors import AgentGitError, RollbackBlocked
+from agentgit.errors import AgentGitError, PlanChanged, RollbackBlocked
 from agentgit.web import problems
 from agentgit.web.pages import actions, rollbacks, session, sessions, tree, users
 from agentgit.web.pages.dependencies import redirect_to_sign_in, visitor_of
@@ -36,7 +36,7 @@ def _render_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AgentGitError)  # noqa: S101  # registered for this class only
     if isinstance(error, problems.Unauthenticated):
         return redirect_to_sign_in(request)
-    plan = error.plan if isinstance(error, RollbackBlocked) else None
+    plan = error.plan if isinstance(error, PlanChanged | RollbackBlocked) else None
     return _render_problem(request, problems.problem_of_error(error), problems.headers_of(error), plan)
 
 

@@ -18,7 +18,6 @@ from agentgit.sessions.session import DONE, OPEN
 from agentgit.web.api.dependencies import BranchName, CheckpointId, Id
 from agentgit.web.pages.dependencies import Name, Text, Visit, Visitor, parse_checkpoint_ref
 from agentgit.web.pages.rendering import query
-from agentgit.web.pages.rollbacks import plan_hash, require_plan_unchanged
 from agentgit.web.problems import LOG
 from agentgit.web.security import require_same_site
 
@@ -107,7 +106,6 @@ def plan_edit(
         message=message,
         branch=line,
         can_run=has_graph(session, line),
-        seen=plan_hash(plan),
         request_id=f"web-{uuid4().hex}",
     )
 
@@ -118,7 +116,7 @@ def edit(
     session_id: Id,
     message: Text,
     branch: Text,
-    seen: Text,
+    plan: Text,
     request_id: Text,
     text: Annotated[str, Form(max_length=100_000)],
     force: Annotated[bool, Form()] = False,
@@ -133,17 +131,19 @@ def edit(
     if not text.strip():
         raise InvalidInput("The message is empty. Go back and write one.")
     earlier = next((one for one in session.operations() if one.request_id == request_id), None)
-    if earlier is None:
-        require_plan_unchanged(seen, session.plan_rollback(ref, branch=branch))
-    elif earlier.status == DONE and not _is_new(session, line := session.branch(earlier.internal_session_id)):
+    if (
+        earlier is not None
+        and earlier.status == DONE
+        and not _is_new(session, line := session.branch(earlier.internal_session_id))
+    ):
         return _show_branch(visit, session_id, line.name)
+    content = with_text(_message_to_edit(session, branch, message)["content"], text)
     if not has_graph(session, branch):
         raise Conflict("Nothing was changed: this server cannot run the agent of the session any more.")
-    content = with_text(_message_to_edit(session, branch, message)["content"], text)
     _reserve_run()
     is_started = False
     try:
-        report = session.rollback(ref, branch=branch, force=force, request_id=request_id)
+        report = session.rollback(ref, branch=branch, force=force, request_id=request_id, plan=plan)
         agent = session.agent(report.branch)  # its turn fails if another one has run since
         if _is_new(session, session.branch(report.branch)):
             threading.Thread(target=_run, args=(agent, content), name="agentgit-page-turn", daemon=True).start()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from hashlib import sha256
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Form, Query
 from starlette.responses import Response
 
-from agentgit.effects import RollbackPlan
-from agentgit.errors import Conflict, InvalidInput, RollbackIncomplete
+from agentgit.errors import InvalidInput, RollbackIncomplete
 from agentgit.sessions.messages import text_of
 from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.session import SIMULATED
-from agentgit.values import to_json
 from agentgit.web.api.dependencies import BranchName, Id
 from agentgit.web.pages.dependencies import (
     MAX_URL_LENGTH,
@@ -48,9 +45,7 @@ def plan_rollback(
     """Show what a rollback would do, without doing it; `message` is the id of the message that it takes back first."""
     session = visit.repo.session(session_id)
     history = session.branch(branch).conversation_history if message else []
-    rollback_plan = session.plan_rollback(
-        parse_checkpoint_ref(to), branch=branch, tools=_effective_tools(tools, scope), **_parts_of_scope(scope)
-    )
+    rollback_plan = session.plan_rollback(parse_checkpoint_ref(to), branch=branch, **_parts_of_scope(scope, tools))
     return visit.page(
         "plan",
         session=session.info,
@@ -61,46 +56,14 @@ def plan_rollback(
         scope=scope,
         message=message,
         before=next((text_of(said) for said in history if said["id"] == message), ""),
-        seen=plan_hash(rollback_plan),
         request_id=f"web-{uuid4().hex}",
     )
 
 
-class _Parts(TypedDict):
-    """The parts of a session that a rollback affects."""
-
-    conversation: bool
-    files: bool
-
-
-class _RollbackOptions(_Parts):
-    """The options that the plan of a rollback and the rollback itself share."""
-
-    branch: str | None
-    tools: str
-
-
-def _parts_of_scope(scope: str) -> _Parts:
-    return {"conversation": scope != "files", "files": scope != "conversation"}
-
-
-def plan_hash(plan: RollbackPlan) -> str:
-    """Return a hash of a plan's effects. Two plans with the same hash would do the same."""
-    files = plan.files.to_dict() if plan.files is not None else None
-    return sha256(to_json([plan.kind, plan.checkpoint_id, plan.as_request(), files])).hexdigest()
-
-
-def require_plan_unchanged(seen_hash: str, plan: RollbackPlan) -> None:
-    """Check that the plan is still the one that the user has seen."""
-    if seen_hash != plan_hash(plan):
-        raise Conflict(
-            "Nothing was changed: the plan is different now, because something happened in the meantime. Go back, "
-            "reload, and check the plan."
-        )
-
-
-def _effective_tools(tools: str, scope: str) -> str:
-    return "keep" if scope == "files" else tools
+def _parts_of_scope(scope: str, tools: str) -> dict[str, Any]:
+    """Return the options of a rollback of a part of a session."""
+    is_files = scope == "files"
+    return {"conversation": not is_files, "files": scope != "conversation", "tools": "keep" if is_files else tools}
 
 
 @router.post("/sessions/{session_id}/rollback", dependencies=[Depends(require_same_site)])
@@ -108,7 +71,7 @@ def rollback(
     visit: Visit,
     session_id: Id,
     to: Text,
-    seen: Text,
+    plan: Text,
     request_id: Text,
     branch: Text = "",
     name: Name = "",
@@ -118,23 +81,16 @@ def rollback(
     on_error: Annotated[Literal["stop", "continue"], Form()] = "stop",
 ) -> Response:
     """Roll back as planned, and show the report. A form that is sent twice runs once."""
-    repo, ref = visit.repo, parse_checkpoint_ref(to)
-    options: _RollbackOptions = {
-        "branch": branch or None,
-        "tools": _effective_tools(tools, scope),
-        **_parts_of_scope(scope),
-    }
-    session = repo.session(session_id)
-    if not any(operation.request_id == request_id for operation in session.operations()):
-        require_plan_unchanged(seen, session.plan_rollback(ref, **options))
     try:
-        report = session.rollback(
-            ref,
+        report = visit.repo.session(session_id).rollback(
+            parse_checkpoint_ref(to),
+            branch=branch or None,
             name=name or None,
             force=force,
             on_error=on_error,
             request_id=request_id,
-            **options,
+            plan=plan,
+            **_parts_of_scope(scope, tools),
         )
     except RollbackIncomplete as error:
         return visit.redirect(f"/operations/{error.operation}")
@@ -152,7 +108,6 @@ def plan_switch(visit: Visit, session_id: Id, branch: Annotated[str, Query(max_l
         plan=switch_plan,
         branch=branch,
         is_rerun=session.branch(branch).status == SIMULATED,
-        seen=plan_hash(switch_plan),
     )
 
 
@@ -161,16 +116,14 @@ def switch(
     visit: Visit,
     session_id: Id,
     branch: Text,
-    seen: Text,
+    plan: Text,
     sync: Annotated[Literal["", "world", "note", "ignore"], Form()] = "",
     force: Checkbox = False,
 ) -> Response:
     """Continue the session on another branch. The world is changed only as planned."""
     session = visit.repo.session(session_id)
-    if sync == "world":
-        require_plan_unchanged(seen, session.plan_switch(branch))
     try:
-        report = session.switch(branch, sync=sync or None, force=force)
+        report = session.switch(branch, sync=sync or None, force=force, plan=plan if sync == "world" else None)
     except RollbackIncomplete as error:
         return visit.redirect(f"/operations/{error.operation}")
     return visit.redirect(f"/sessions/{session_id}" if not sync else f"/operations/{report.operation_id}")
