@@ -200,7 +200,7 @@ class Branching(SessionAccess):
         snapshot: SnapshotRef | None,
         request_id: str | None = None,
     ) -> int:
-        """Create a branch from another one, and return its id."""
+        """Create a branch from another one, and return its id; the snapshot has the files of its first point."""
         require_request_id(request_id)
 
         def create_fork(connection: Connection) -> int:
@@ -213,12 +213,13 @@ class Branching(SessionAccess):
                 if earlier.kind != "fork":
                     raise InvalidInput(f"request_id {request_id!r} was used for a {earlier.kind}; use another one.")
                 return int(earlier.internal_session_id)
-            if to is None:
-                target = self.ensure_checkpoint(connection, branch_id, snapshot)
+            if to is None:  # with the files as they are
+                target, other_files = self.ensure_checkpoint(connection, branch_id, snapshot), None
             else:
-                target = self.context.lookup.target(connection, session, source, to)[0]
-            user_id = self.context.user.id
-            return self.context.engine().fork(connection, target, name, branch_id, user_id, request_id=request_id)
+                target, other_files = self.context.lookup.target(connection, session, source, to)[0], snapshot
+            return self.context.engine().fork(
+                connection, target, name, branch_id, self.context.user.id, other_files, request_id=request_id
+            )
 
         return self.context.store.database.write(create_fork, durable=True)
 

@@ -70,13 +70,8 @@ def describe(plan: RollbackPlan) -> dict[str, Any]:
         }
         for step in plan.steps
     ]
-    return {"type": TYPE, "message": str(plan), "steps": steps, "resume": "true continues, anything else cancels"}
-
-
-def covers(asked: Confirmation, plan: RollbackPlan) -> bool:
-    """Return whether a person was asked about each step of a plan that needs consent."""
-    shown = [(step.get("action"), step.get("call")) for step in (asked.plan or {}).get("steps", ())]
-    return all((step.action, str(step.invocation.id)) in shown for step in plan.steps if needs_consent(step))
+    resume = "true continues, anything else cancels"
+    return {"type": TYPE, "message": str(plan), "identity": plan.identity, "steps": steps, "resume": resume}
 
 
 def is_question(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
@@ -22,11 +23,12 @@ from agentgit.agents.wrap import PreparedGraph
 from agentgit.auth.principal import WRITE
 from agentgit.effects import RollbackPlan
 from agentgit.effects.function_names import printable_name
-from agentgit.errors import InvalidInput, NotFound, RollbackBlocked
+from agentgit.errors import InvalidInput, NotFound, PlanChanged, RollbackBlocked
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
-from agentgit.handles.rollbacks import RollbackOptions, Rollbacks
+from agentgit.handles.rollbacks import Rollbacks
 from agentgit.handles.templates import LONGEST_NAME, require_name
+from agentgit.rollback.request import RollbackOptions
 from agentgit.saver.config import address, require_checkpoint_id
 from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint
 from agentgit.store.records.sessions import StoredRow
@@ -96,14 +98,14 @@ class Threads(ThreadSessions):
             is_declined = branch.id == thread.previous_id and input is None
         elif confirmation.is_resume(input):
             self._require_known_question(config)
-        host_run = self._host_run(config, input, branch) if run_id_of(config) is not None else None
+        host_run = self._host_run(config, input, branch, asked) if run_id_of(config) is not None else None
         runner = self._runner(thread, branch, config, graph, asked)
         return Run(runner, input, _run_config(config), is_declined, host_run)
 
-    def _host_run(self, config: RunnableConfig, input: Any, branch: StoredRow) -> HostRun:
+    def _host_run(self, config: RunnableConfig, input: Any, branch: StoredRow, asked: Confirmation | None) -> HostRun:
         """Return where a run of a host begins. Only a turn with a new input makes a checkpoint of that point."""
         start_id = None
-        if input is None or confirmation.is_resume(input):
+        if asked is None and (input is None or confirmation.is_resume(input)):
             branching = Branching(self.context, branch.external_session_id)
             snapshot = branching.take_snapshot("run")
             start_id = self.context.change(lambda c: branching.ensure_checkpoint(c, branch.id, snapshot)).id
@@ -162,29 +164,29 @@ class Threads(ThreadSessions):
         client = ClientThread(address(config)[0], self.reader)
         known = thread.head if branch is thread.branch else branch.id
         is_confirmed = thread.asked is not None and asked is None and branch.id == thread.branch.id
-        settings = self.wrapped.settings
+        # A run that only asks leaves the files of its branch as they are to be restored.
+        settings = self.wrapped.settings if asked is None else replace(self.wrapped.settings, workspace=None)
         runner = ThreadRunner(self.context, graph, settings, known, client, asked, is_confirmed=is_confirmed)
         self._runners[client.id] = runner
         return runner
 
     def _move(self, thread: _Thread, point: GraphPoint) -> tuple[StoredRow, Confirmation | None]:
         """Roll back to a point, or switch to the branch whose head it is."""
-        rollbacks, current_id, previous_id = thread.rollbacks, thread.branch.id, thread.previous_id
+        rollbacks, current_id = thread.rollbacks, thread.branch.id
         if point.is_head:
             plan = rollbacks.plan_switch(point.branch.id)
-            if self._requires_consent(plan):
-                return self._fork(thread, point, Confirmation(previous=previous_id, plan=describe(plan)))
-            self._reconcile(thread, point.branch.id)
-            return rollbacks.read_branch(point.branch.id), None
-        if point.branch.id != current_id:  # what was reversed since that branch was left is made again
-            branch, asked = self._fork(thread, point, Confirmation(previous=previous_id))
-            return self._bring_world(thread, branch, asked)
-        point = self.require_target(thread.rollbacks.session_id, point)
-        options = RollbackOptions(only_from_current=True)
-        plan = rollbacks.plan(point, current_id, options)
-        if self._requires_consent(plan):
-            return self._fork(thread, point, Confirmation(previous=previous_id, plan=describe(plan)))
-        return rollbacks.read_branch(rollbacks.run(point, current_id, options)), None
+            if not self._requires_consent(plan):
+                self._reconcile(thread, point.branch.id, plan)
+                return rollbacks.read_branch(point.branch.id), None
+        elif point.branch.id == current_id:
+            point = self.require_target(rollbacks.session_id, point)
+            options = RollbackOptions(only_from_current=True)
+            plan = rollbacks.plan(point, current_id, options)
+            if not self._requires_consent(plan):
+                return rollbacks.read_branch(rollbacks.run(point, current_id, replace(options, plan=plan))), None
+        # What is asked is what is done then: the world is brought to the new branch.
+        branch, asked = self._fork(thread, point, Confirmation(previous=thread.previous_id))
+        return self._bring_world(thread, branch, asked)
 
     def _requires_consent(self, plan: RollbackPlan) -> bool:
         """Return whether a run must ask before it acts on the world."""
@@ -197,15 +199,16 @@ class Threads(ThreadSessions):
             raise RollbackBlocked(f"Nothing was done. This needs consent: {'; '.join(map(str, steps))}.", plan)
         return True
 
-    def _reconcile(self, thread: _Thread, branch_id: int) -> None:
-        """Bring the world to the state of a branch, and continue there."""
-        thread.rollbacks.switch(branch_id, thread.branch.id, sync="world", only_from_current=True)
+    def _reconcile(self, thread: _Thread, branch_id: int, plan: RollbackPlan | str) -> None:
+        """Bring the world to the state of a branch as planned, and continue there."""
+        thread.rollbacks.switch(branch_id, thread.branch.id, sync="world", only_from_current=True, plan=plan)
 
     def _fork(self, thread: _Thread, point: GraphPoint, asked: Confirmation) -> tuple[StoredRow, Confirmation]:
         """Continue on a new branch, and leave the world as it is until a run has brought it to that branch."""
         point = self.require_target(thread.rollbacks.session_id, point)
         branching = Branching(self.context, thread.rollbacks.session_id)
-        return self._ask(thread, branching.fork(thread.branch.id, point, None, None), asked)
+        snapshot = self.context.engine().files.of_checkpoint(point.require_target())
+        return self._ask(thread, branching.fork(thread.branch.id, point, None, snapshot), asked)
 
     def _ask(self, thread: _Thread, branch_id: int, asked: Confirmation) -> tuple[StoredRow, Confirmation]:
         self._remember(branch_id, asked)
@@ -222,11 +225,12 @@ class Threads(ThreadSessions):
         if not (confirmation.is_resume(input) and confirmation.is_consent(input)):
             input = None if confirmation.is_resume(input) else input
             return self._leave(thread, branch, asked.previous), input, None
-        plan, input = rollbacks.plan_switch(branch.id), confirmation.without_answer(input)
-        if not confirmation.covers(asked, plan) and self._requires_consent(plan):
-            branch, question = self._ask(thread, branch.id, Confirmation(previous=asked.previous, plan=describe(plan)))
+        input = confirmation.without_answer(input)
+        try:
+            self._reconcile(thread, branch.id, asked.plan["identity"])
+        except PlanChanged:
+            branch, question = self._bring_world(thread, branch, asked)
             return branch, input, question
-        self._reconcile(thread, branch.id)
         self._remember(branch.id, None)
         # The task begins now, and asks its own questions.
         return rollbacks.read_branch(branch.id), input, None
@@ -243,7 +247,7 @@ class Threads(ThreadSessions):
             raise
         if requires_consent:
             return self._ask(thread, branch.id, Confirmation(previous=asked.previous, plan=describe(plan)))
-        self._reconcile(thread, branch.id)
+        self._reconcile(thread, branch.id, plan)
         self._remember(branch.id, None)
         return thread.rollbacks.read_branch(branch.id), None
 
