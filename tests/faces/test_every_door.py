@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import shutil
 import sqlite3
 from collections import Counter
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -293,7 +296,7 @@ OTHERS = ["BEFORE /* (Guard)", "ANY /static/* (StaticFolder)"]
 FORM = {
     **dict.fromkeys(("to", "ref", "target"), "main#2"),
     **dict.fromkeys(("days", "link", "key"), "1"),
-    **dict.fromkeys(("token", "text", "seen", "request_id", "message"), "x"),
+    **dict.fromkeys(("token", "text", "plan", "request_id", "message"), "x"),
     "branch": "main",
     "name": "v1",
     "role": "editor",
@@ -398,7 +401,7 @@ def test_every_page_refuses_a_role_that_is_too_low(house, who):
     client = visitor(house, house.keys[who])
     planned = page(house, visitor(house, house.keys["ada"]), "GET", f"{S}/rollback")
     # Nothing but the role is wrong.
-    right = {"csrf": mark(client.get("/sessions")), "seen": fields_of(planned)["seen"]}
+    right = {"csrf": mark(client.get("/sessions")), "plan": fields_of(planned)["plan"]}
     with changing_nothing(house) as wrong:
         for name, needs in PAGES.items():
             method, _, path = name.partition(" ")
@@ -451,7 +454,7 @@ TOOLS = {
     "fork": (EDITOR, {**AT, "checkpoint": "main#1", "name": "more"}),
     "delete_checkpoint": (EDITOR, {**AT, "checkpoint": "before the table"}),
     "cleanup_auto_checkpoints": (EDITOR, AT),
-    "rollback_to_checkpoint": (EDITOR, {**AT, "checkpoint": "main#2", "confirm": "x", "force": True}),
+    "rollback_to_checkpoint": (EDITOR, {**AT, "checkpoint": "main#2", "plan": "x", "force": True}),
     "switch": (EDITOR, {**AT, "branch": "main"}),
     "resume": (EDITOR, {**AT, "operation": None}),
 }
@@ -475,9 +478,8 @@ async def test_every_mcp_tool_refuses_a_role_that_is_too_low(house, who):
             said = answer.content[0].text
             kind = answer.structuredContent["error"] if answer.isError else None
             may, hidden = is_enough(who, needs), is_hidden(who, needs)
-            # A viewer can plan, so an invalid confirm code is reported before the missing role.
-            kinds = {"NotFound"} if hidden else {"NotAllowed", "Conflict"} if "confirm" in given else {"NotAllowed"}
-            if (kind == "NotAllowed") if may else (kind not in kinds or (hidden and "chair" in said)):
+            refused = "NotFound" if hidden else "NotAllowed"
+            if (kind == "NotAllowed") if may else (kind != refused or (hidden and "chair" in said)):
                 wrong[name] = (kind, said[:200])
 
 
@@ -587,3 +589,55 @@ def test_every_command_refuses_a_role_that_is_too_low(house, who, monkeypatch):
             said = done.out + done.err
             if done.code not in ({3} if is_hidden(who, needs) else {3, 5}) or "chair" in said:
                 wrong[name] = (done.code, said[:200])
+
+
+# -- consent
+
+MOVED = ("RollbackReport", "RollbackAgent", "FileChanges")
+"""What a verb returns that reverses calls, runs them again or restores files."""
+MOVES = {
+    name: inspect.signature(method).parameters
+    for kind in (agentgit.Session, agentgit.RollbackAgent)
+    for name, method in inspect.getmembers(kind, inspect.isfunction)
+    if inspect.signature(method).return_annotation in MOVED and "force" in inspect.signature(method).parameters
+}
+"""The verbs of sessions and agents that act on the world, each with its parameters."""
+
+UNPLANNED = {
+    "workspace.undo_stack.undo": "the files of one directory, without a session",
+    "workspace.undo": "as above",
+    "agent.at(agent.branch_id).switch": "the way back, which was asked for with the way there",
+    "branch_agent.switch": "the world stays as it is",
+}
+"""The calls of faces that need no plan, each with the reason."""
+
+
+def unplanned(source):
+    """Return the verbs that a module calls without the confirmed plan, which `run_confirmed` gives to a partial."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    partials = [call for call in calls if ast.unparse(call.func) == "partial" and "run_confirmed" not in source]
+    called = [call.func for call in calls if not any(word.arg in ("plan", None) for word in call.keywords)]
+    verbs = [*called, *(call.args[0] for call in partials)]
+    return {ast.unparse(verb) for verb in verbs if isinstance(verb, ast.Attribute) and verb.attr in MOVES}
+
+
+def test_every_verb_that_acts_on_the_world_takes_the_confirmed_plan():
+    assert {"rollback", "undo", "redo", "switch", "rewind_files", "edit", "promote"} <= MOVES.keys()
+    assert [name for name, given in MOVES.items() if "plan" not in given] == []
+
+
+def test_every_face_passes_the_confirmed_plan(house):
+    faces = [Path(agentgit.__file__).parent / face for face in ("cli", "mcp", "notebook", "web", "agents/graph")]
+    found = {name for face in faces for path in face.rglob("*.py") for name in unplanned(path.read_text("utf-8"))}
+    assert found == UNPLANNED.keys()
+    assert unplanned("session.undo(force=True); partial(session.redo)") == {"session.undo", "session.redo"}
+    schemas = asked(house, "GET /openapi.json", None).json()["components"]["schemas"]
+    given = {name: schema.get("properties", {}) for name, schema in schemas.items()}
+    assert {name for name, fields in given.items() if "force" in fields and "plan" not in fields} == {"Resume"}
+
+
+async def test_every_mcp_tool_that_acts_takes_the_plan(house):
+    given = {name: tool.inputSchema["properties"] for name, tool in (await offered(house.repo)).items()}
+    assert {name for name, fields in given.items() if "force" in fields and "plan" not in fields} == {
+        "plan_rollback", "plan_switch", "resume",
+    }  # fmt: skip
