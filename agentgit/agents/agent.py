@@ -33,6 +33,7 @@ from agentgit.errors import Conflict, WorldDiverged
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import BranchRef, Context
 from agentgit.render import html, svg
+from agentgit.render.text import waiting_text
 from agentgit.render.views import lists
 from agentgit.rollback.request import ConfirmedPlan, RollbackOptions
 from agentgit.sessions.messages import with_text
@@ -74,8 +75,9 @@ class RollbackAgent(BranchReader):
         if self._branch.store.database.is_closed:
             return f"RollbackAgent(branch_id={self.branch_id}, closed)"
         names = [name for name, kind in self.effects.items() if kind == UNDECLARED]
-        undeclared = f", undeclared={names}" if names else ""
-        return f"RollbackAgent(session={self.session.name!r}, branch={self.branch.name!r}{undeclared})"
+        branch, undeclared = self.branch, f", undeclared={names}" if names else ""
+        waits = f", {waiting_text(branch.questions)}" if branch.questions else ""
+        return f"RollbackAgent(session={self.session.name!r}, branch={branch.name!r}{undeclared}{waits})"
 
     def _repr_html_(self) -> str:
         status = html.pre(lists.status_lines(self.session.info, self.branch, self.head))
@@ -178,7 +180,7 @@ class RollbackAgent(BranchReader):
             WorkspaceChanged: Somebody else has changed the files since the last turn; nothing was done.
             Unavailable: The workspace or the snapshot of the files to restore is missing; nothing was done.
             RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
-            Conflict: The branch is running.
+            Conflict: The branch is running. A turn whose stream the caller reads is ended first, unless a tool runs.
         """
         options = RollbackOptions(
             tools=tools,
@@ -192,6 +194,7 @@ class RollbackAgent(BranchReader):
             request_id=request_id,
             plan=plan,
         )
+        self._leave_stream()
         return self._on_branch(self._rollbacks.run(to, self.branch_id, options))
 
     def undo(self, steps: int = 1, *, force: bool = False, plan: ConfirmedPlan = None) -> RollbackAgent:
@@ -210,6 +213,7 @@ class RollbackAgent(BranchReader):
             WorldDiverged: Without a plan: effects of other branches would be reversed, too.
             PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete: As `rollback`.
         """
+        self._leave_stream()
         if plan is None:
             plan = self._plan_own_undo(steps)
         return self.rollback(self._rollbacks.find_previous(self.branch_id, steps)[1], force=force, plan=plan)
@@ -323,8 +327,9 @@ class RollbackAgent(BranchReader):
             NotFound: No workspace is attached, or there is no such restore point.
             WorkspaceChanged: Somebody else has changed the files since the last turn; no file was changed.
             RollbackIncomplete: The files could not be restored; `repo.resume(operation)` continues from there.
-            Conflict: The branch is running.
+            Conflict: The branch is running. A turn whose stream the caller reads is ended first, unless a tool runs.
         """
+        self._leave_stream()
         return self.session.rewind_files(restore_point, branch=self.branch_id, force=force, plan=plan)
 
     def edit(
@@ -662,12 +667,12 @@ class RollbackAgent(BranchReader):
     aat = async_twin(at)
     acheckpoint = async_twin(checkpoint, prepare=BranchRunner._await_previous_turn)
     atag = async_twin(tag)
-    arollback = async_twin(rollback, prepare=BranchRunner._await_previous_turn)
-    aundo = async_twin(undo, prepare=BranchRunner._await_previous_turn)
+    arollback = async_twin(rollback, prepare=BranchRunner._aleave_stream)
+    aundo = async_twin(undo, prepare=BranchRunner._aleave_stream)
     aredo = async_twin(redo, prepare=BranchRunner._await_previous_turn)
     aswitch = async_twin(switch, prepare=BranchRunner._await_previous_turn)
     afork = async_twin(fork)
-    arewind_files = async_twin(rewind_files, prepare=BranchRunner._await_previous_turn)
+    arewind_files = async_twin(rewind_files, prepare=BranchRunner._aleave_stream)
     amerge = async_twin(merge, prepare=BranchRunner._await_previous_turn)
     acherry_pick = async_twin(cherry_pick, prepare=BranchRunner._await_previous_turn)
     apromote = async_twin(promote, prepare=BranchRunner._await_previous_turn)

@@ -128,8 +128,9 @@ class BranchRunner(TurnRunner):
         """Run one turn and yield its chunks."""
         with self._turn_context(input, config, options) as (value, run_config):
             run_config["configurable"] |= with_recorded_store(markers, self._recorded_store)
+            turn = self._turn
             chunks = self._instrumented_graph.stream(value, run_config, **self._durable_options(options))
-            while True:
+            while self._turn is turn:
                 with self._running():
                     chunk = next(chunks, END)
                 if chunk is END:
@@ -213,9 +214,9 @@ class BranchRunner(TurnRunner):
 
     async def _iterate_detached(self, chunks: Any) -> AsyncGenerator[Any, None]:
         """Yield the chunks; each is produced outside the context of a graph that calls this agent."""
-        chunks = aiter(chunks)
+        turn, chunks = self._turn, aiter(chunks)
         try:
-            while True:
+            while self._turn is turn:
                 with self._running():
                     chunk = await anext(chunks, END)
                 if chunk is END:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
 from functools import partial
+from threading import get_ident
 from time import monotonic
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from langchain_core.runnables.config import merge_configs, var_child_runnable_co
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, ClientThread, Graph, TurnSettings
 from agentgit.agents.described_graph import DescribedGraph
+from agentgit.agents.inputs import TurnInput
 from agentgit.agents.instrumentation import instrumented_copy
 from agentgit.agents.isolation import detached, detached_config, turn_context
 from agentgit.agents.memory import RecordedStore, is_wrappable, plain_store
@@ -28,7 +30,7 @@ from agentgit.agents.turn.fence_errors import as_bubble_up
 from agentgit.agents.turn.recorder import find_recorder
 from agentgit.agents.turn.turn import Turn
 from agentgit.async_api import LOOP
-from agentgit.errors import AgentGitError, BranchMoved, InvalidInput, warn_caller
+from agentgit.errors import AgentGitError, BranchMoved, Conflict, InvalidInput, warn_caller
 from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
@@ -64,6 +66,14 @@ def require_not_nested(config: RunnableConfig | None) -> None:
                 "instead: its calls are then recorded with that turn. Or leave one of the two graphs unwrapped."
             )
         )
+
+
+def current_reader() -> object:
+    """Return the task or, outside an event loop, the id of the thread that calls this."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return get_ident()
 
 
 class TurnRunner(DescribedGraph):
@@ -212,7 +222,7 @@ class TurnRunner(DescribedGraph):
         saves_each_step = durability == "sync" or (durability == "exit" and self._branch.settings.effects.has_effects)
         turn = Turn(
             self._branch,
-            inputs.parse(self._instrumented_graph, value),
+            self._going_on(inputs.parse(self._instrumented_graph, value), run_config),
             span,
             saves_each_step=saves_each_step,
         )
@@ -234,6 +244,24 @@ class TurnRunner(DescribedGraph):
         metadata = {RESTORE_POINT: message_id} if message_id is not None else {}
         with detached():
             return turn, merge_configs(run_config, {"callbacks": [turn.recorder], "metadata": metadata})
+
+    def _going_on(self, turn_input: TurnInput, config: RunnableConfig) -> TurnInput:
+        """Return an input as LangGraph takes it, which drops one that has the run id of the step that it found."""
+        one_config = merge_configs(self.graph.config, config)
+        run_id = {**one_config.get("configurable", {}), **one_config.get("metadata", {})}.get("run_id")
+        if run_id is None or not turn_input.is_new:
+            return turn_input
+        with self._branch.reading() as connection:
+            newest = self._branch.store.graphs.newest(connection, self._branch.thread_id)
+        if newest is None or newest.meta.get("run_id") != run_id:
+            return turn_input
+        with detached():
+            if not self._instrumented_graph.get_state(config).next:
+                raise InvalidInput(
+                    f"Nothing was run: run_id {run_id!r} is that of the last run, which has ended, so LangGraph would "
+                    "drop this input. Give each run a run_id of its own, or none."
+                )
+        return TurnInput(turn_input.value, is_new=False, goes_on=True)
 
     def _is_at_head(self, configurable: Mapping[str, Any]) -> bool:
         """Return whether a config names no checkpoint, or the newest one of the graph or of a subgraph."""
@@ -266,6 +294,9 @@ class TurnRunner(DescribedGraph):
         )
 
     def _end(self, turn: Turn, *, completed: bool) -> None:
+        if turn.has_ended:  # inside its stream
+            self._is_ending = False
+            return
         try:
             with turn.span.current():
                 self._branch.seen_checkpoint_id = turn.end(completed=completed)
@@ -345,6 +376,25 @@ class TurnRunner(DescribedGraph):
         if begun.exception() is None:
             self._end(begun.result()[0], completed=False)
 
+    def _read_turn(self) -> Turn | None:
+        """Return the turn whose stream the caller reads."""
+        turn = self._turn
+        return turn if turn is not None and turn.reader is not None and turn.reader == current_reader() else None
+
+    def _leave_stream(self) -> None:
+        """End the turn whose stream the caller reads, so that it can go back from inside its loop."""
+        if (turn := self._read_turn()) is not None:
+            if turn.calls.by_run:
+                raise Conflict("Nothing was done: a tool of this turn is running. Read its stream until it has ended.")
+            self._end(turn, completed=False)
+
+    async def _aleave_stream(self) -> None:
+        """End the turn whose stream the caller reads, as `_leave_stream`, or wait for one that was abandoned."""
+        if (turn := self._read_turn()) is not None and not turn.calls.by_run:
+            await asyncio.to_thread(self._end, turn, completed=False)
+        await self._await_previous_turn()
+        self._leave_stream()
+
     async def _await_previous_turn(self) -> None:
         """Wait briefly for a turn of this agent that was cancelled, or whose stream was not read to its end.
 
@@ -396,5 +446,7 @@ class TurnRunner(DescribedGraph):
             with detached():
                 yield
             return
+        turn.reader = None
         with detached(), turn.span.current(), turn.unit_of_work.current(), turn_context(turn.calls):
             yield
+        turn.reader = current_reader()

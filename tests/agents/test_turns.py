@@ -3,6 +3,7 @@
 import asyncio
 import io
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import backend
@@ -79,25 +80,39 @@ def until_written(work):
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_rewind_during_a_stream_names_the_running_turn(repo, work, force):
-    """A rewind or rollback inside a stream fails because the turn runs, not because the files changed."""
+def test_a_rewind_by_others_during_a_stream_names_the_running_turn(repo, work, force):
+    """A rewind or rollback by others fails because the turn runs, not because the files changed."""
     agent = writing(repo, work)
     stream = agent.stream(say("note x"))
     for _ in stream:
         if until_written(work):
             break
-    for back in (
-        lambda: agent.rewind_files("main#1", force=force),
-        lambda: agent.rollback("main#1", force=force),
-        lambda: repo.session("s").rewind_files("main#1", force=force),
-        lambda: repo.session("s").rollback("main#1", force=force),
-    ):
+    other = wrapped(repo, World(), workspace=work)
+    for back in (other.rewind_files, other.rollback, repo.session("s").rewind_files, repo.session("s").rollback):
         with pytest.raises(Conflict, match=r"main is running.*close the stream"):
-            back()
+            back("main#1", force=force)
+    with ThreadPoolExecutor() as pool, pytest.raises(Conflict, match="main is running"):
+        pool.submit(agent.rewind_files, "main#1").result()
     assert (work / "a.txt").read_text() == "x"
-    stream.close()
-    assert agent.rewind_files("main#1").problem == ""
+
+
+BACK = {
+    "rewind_files": lambda agent: agent.rewind_files("main#1") and agent,
+    "undo": lambda agent: agent.undo(),
+    "rollback": lambda agent: agent.rollback("main#1"),
+}
+
+
+@pytest.mark.parametrize("verb", BACK)
+def test_the_reader_of_a_stream_goes_back_inside_of_it(repo, work, verb):
+    """Going back ends the turn: the stream yields nothing more, and the agent goes on."""
+    agent = after = writing(repo, work)
+    for _ in agent.stream(say("note x")):
+        assert after is agent
+        if until_written(work):
+            after = BACK[verb](agent)
     assert (work / "a.txt").read_text() == "first"
+    assert after.run("hello") == "hm"
 
 
 def test_a_rewind_works_after_a_break_out_of_a_stream(repo, work):
@@ -108,6 +123,36 @@ def test_a_rewind_works_after_a_break_out_of_a_stream(repo, work):
             break
     agent.rewind_files("main#1")
     assert (work / "a.txt").read_text() == "first"
+
+
+@pytest.mark.parametrize("verb", [*BACK, "aundo"])
+async def test_the_reader_of_an_async_stream_goes_back_inside_of_it(repo, work, verb):
+    agent = after = writing(repo, work)
+    async for _ in agent.astream(say("note x")):
+        assert after is agent
+        if until_written(work):
+            after = await agent.aundo() if verb == "aundo" else BACK[verb](agent)
+    assert (work / "a.txt").read_text() == "first"
+    assert await after.arun("hello") == "hm"
+
+
+async def test_going_back_inside_a_stream_is_refused_while_a_tool_acts(repo):
+    begun, go_on = threading.Event(), threading.Event()
+
+    @tool
+    def note(text: str) -> str:
+        """Wait."""
+        begun.set()
+        return str(go_on.wait(30))
+
+    agent = repo.wrap(tool_node_graph(obedient(), [note]), "s")
+    async for event in agent.astream_events(say("note x"), version="v2"):
+        if event["event"] == "on_tool_start":
+            await asyncio.to_thread(begun.wait, 30)
+            with pytest.raises(Conflict, match="a tool of this turn is running"):
+                agent.undo()
+            go_on.set()
+    assert [call.status for call in agent.tool_track()] == ["done"]
 
 
 @pytest.mark.parametrize("verb", ["arewind_files", "arollback", "aundo", "acheckpoint", "aswitch"])
@@ -123,19 +168,6 @@ async def test_verbs_work_after_a_break_out_of_an_async_stream(repo, work, verb,
     await getattr(agent, verb)(*arguments.get(verb, []))
     if verb != "acheckpoint":
         assert (work / "a.txt").read_text() == ("x" if verb == "aswitch" else "first")
-
-
-async def test_a_rewind_is_refused_until_a_referenced_stream_is_closed(repo, work):
-    agent = writing(repo, work)
-    stream = agent.astream(say("note x"))
-    async for _ in stream:
-        if until_written(work):
-            break
-    with pytest.raises(Conflict, match="close the stream"):
-        await agent.arewind_files("main#1")
-    await stream.aclose()
-    await agent.arewind_files("main#1")
-    assert (work / "a.txt").read_text() == "first"
 
 
 # -- callbacks inside transactions

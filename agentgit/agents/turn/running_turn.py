@@ -41,6 +41,8 @@ class RunningTurn:
     """True if the turn has ended, and its run neither raised nor was aborted."""
     has_ended: bool = False
     """True once the turn ends or is abandoned, so that no call can begin."""
+    reader: object = None
+    """The task or thread that reads the stream of the turn and now holds its last chunk; None while the graph runs."""
     _last_number: int | None = None
     """The number of the last checkpoint of the branch; None if it must be read, or the search index lacks others."""
 
