@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
@@ -138,9 +138,7 @@ class Database:
         self.leases = None if self.is_sqlite else Leases(self.write, lease_seconds)
         self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         # A database in memory has only one connection, so its users take turns. A file has as many as needed.
-        self._connection_lock: AbstractContextManager[Any] = (
-            TimedLock(threading.RLock()) if self.in_memory else nullcontext()
-        )
+        self._connection_lock: AbstractContextManager[Any] = TimedLock() if self.in_memory else nullcontext()
         self.named_locks = NamedLocks(path=self.path) if self.is_sqlite else NamedLocks(engine=self.engine)
         # SQLite's own lock is polled with sleeps of milliseconds, so writers of one process take turns here instead.
         self._write_lock = self._shared_write_lock()
@@ -178,7 +176,7 @@ class Database:
 
     def _transaction(
         self, mode: str, settings: Sequence[Statement] = (), **kind: bool
-    ) -> AbstractContextManager[Connection]:
+    ) -> _GeneratorContextManager[Connection]:
         if self._sqlite is not None:
             return self._sqlite.transaction(mode)
         engine = (self._loop_pools and self._loop_pools.engine()) or self.engine
@@ -265,18 +263,21 @@ class Database:
     def _write_once(self, work: Callable[[Connection], T], mode: str, settings: Sequence[Statement]) -> T:
         """Run `work` in one transaction, write its notes to the trail, commit, and call the callbacks."""
         state = TransactionState(self._database_key, writes=True, committing=False)
-        with (
-            self._enter_transaction(state),
-            self._write_lock,
-            self._transaction(mode, settings) as connection,
-        ):
-            begin_events(connection)
-            result = work(connection)
-            rows = finish_events(connection)
-            if rows and settings and (batch := batch_of(connection)) is not None:
-                # If a crash of the server lost an event that a reader has seen, its place could be given again.
-                batch.add(SYNC_COMMIT)
-            state.committing = True
+        entered, transaction_context = self._enter_transaction(state), self._transaction(mode, settings)
+        try:
+            with entered, self._write_lock, transaction_context as connection:
+                begin_events(connection)
+                result = work(connection)
+                rows = finish_events(connection)
+                if rows and settings and (batch := batch_of(connection)) is not None:
+                    # If a crash of the server lost an event that a reader has seen, its place could be given again.
+                    batch.add(SYNC_COMMIT)
+                state.committing = True
+        finally:
+            # Ctrl-C between a generator and its `with` leaves both as they are until the traceback is gone.
+            state.is_open = False
+            transaction_context.gen.close()
+            entered.gen.close()
         if rows and self.callbacks.subscriptions:
             self.callbacks.call([read_event(row) for row in rows])
         return result
@@ -332,6 +333,9 @@ class Database:
         except NotAllowed as error:
             self._record_refusal(error)
             raise
+        except KeyboardInterrupt:  # it may have left a lock of the pool, which SQLAlchemy acquires in Python
+            self._replace_pool()
+            raise
         except NoneFree as error:
             raise Unavailable(
                 f"All connections to {self.name} were in use for {postgres.POOL_SECONDS} s. Open it with a larger "
@@ -345,10 +349,13 @@ class Database:
             raise self._translate_driver_error(error, state) from error
 
     def _translate_driver_error(self, error: Exception, state: TransactionState) -> Exception:
-        if not self.is_sqlite and is_broken(error):
-            # The server may have restarted, so the other connections in the pool may be broken, too.
-            ((self._loop_pools and self._loop_pools.engine()) or self.engine).dispose()
+        if is_broken(error):
+            self._replace_pool()  # the server may have restarted, so its other connections may be broken, too
         return translate_error(error, self.name, committing=state.committing)
+
+    def _replace_pool(self) -> None:
+        if not self.is_sqlite:
+            ((self._loop_pools and self._loop_pools.engine()) or self.engine).dispose()
 
     def before_fork(self) -> None:
         """Close idle connections, so that a child process inherits no open file of this database."""

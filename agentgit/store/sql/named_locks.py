@@ -13,9 +13,10 @@ import os
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Engine, PoolProxiedConnection
@@ -76,7 +77,11 @@ class NamedLocks:
         try:
             yield
         finally:
-            self.release(keys)
+            try:
+                self.release(keys)
+            except KeyboardInterrupt:
+                self.release(keys)
+                raise
 
     def _without_those_of(self, loop: asyncio.AbstractEventLoop | None, keys: frozenset[int]) -> frozenset[int]:
         return keys if loop is None else frozenset(key for key in keys if self._held.get(key) is not loop)
@@ -106,17 +111,26 @@ class NamedLocks:
 
     def try_acquire(self, keys: frozenset[int], loop: asyncio.AbstractEventLoop | None = None) -> bool:
         """Acquire all these locks if none of them is held; return whether they were acquired."""
-        with self._mutex:
-            if self._held.keys() & keys or not self._try_against_others(keys):
-                return False
-            self._held |= dict.fromkeys(keys, loop)
-            return True
+        is_ours = False
+        try:
+            with self._mutex:
+                if self._held.keys() & keys:
+                    return False
+                is_ours = True
+                is_ours = self._try_against_others(keys)
+                if is_ours:
+                    self._held |= dict.fromkeys(keys, loop)
+                return is_ours
+        except BaseException:
+            if is_ours:
+                self.release(keys)
+            raise
 
     def release(self, keys: frozenset[int]) -> None:
         """Release locks that `acquire` acquired."""
         with self._mutex:
             for key in keys:
-                del self._held[key]
+                self._held.pop(key, None)
             self._unlock(keys)
 
     # -- against other processes; called with the mutex held
@@ -133,15 +147,17 @@ class NamedLocks:
         if time.monotonic() < self._free_at:
             return False
         try:
-            lock_file = os.open(path + LOCK_FILE_SUFFIX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock_file = os.open(path + LOCK_FILE_SUFFIX, flags, 0o600)
         except OSError as error:
             raise Unavailable(f"{path}{LOCK_FILE_SUFFIX} cannot be opened: {error.strerror}.") from error
         try:
-            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(lock_file)
+            os.close(self._lock_file)
+            self._lock_file = None
             return False
-        self._lock_file, self._locked_at = lock_file, time.monotonic()
+        self._locked_at = time.monotonic()
         return True
 
     def _is_long_held(self) -> bool:
@@ -172,12 +188,12 @@ class NamedLocks:
         if self._held:
             return
         if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+            connection, self._connection = self._connection, None
+            connection.close()
         if self._lock_file is not None:
-            fcntl.flock(self._lock_file, fcntl.LOCK_UN)  # a process that was forked meanwhile may have the file open
-            os.close(self._lock_file)
-            self._lock_file = None
+            lock_file, self._lock_file = self._lock_file, None
+            fcntl.flock(lock_file, fcntl.LOCK_UN)  # a process that was forked meanwhile may have the file open
+            os.close(lock_file)
             if self._is_long_held():
                 self._free_at = time.monotonic() + YIELD_SECONDS
 
@@ -263,17 +279,23 @@ def enter_transaction(state: TransactionState, name: str, *, has_one_connection:
 
 
 class TimedLock:
-    """A lock that raises an error if another user holds it for too long."""
+    """A lock that raises an error if another thread holds it for too long."""
 
-    def __init__(self, lock: Any = None) -> None:
-        self._lock = lock or threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    __exit__ = property(attrgetter("_lock.__exit__"))
+    """Written in C, because Ctrl-C may come between the begin of a function of Python and its first statement."""
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
-            raise Unavailable(
-                f"Another thread of this program has been writing for {LOCK_TIMEOUT_SECONDS} s. If it runs gc or an "
-                "import whose progress callback waits for this call, call this afterwards. Otherwise, try again."
-            )
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        try:
+            if self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
+                return
+        except BaseException:
+            with suppress(RuntimeError):  # of a lock that was not acquired yet when Ctrl-C came
+                self._lock.release()
+            raise
+        raise Unavailable(
+            f"Another thread of this program has been writing for {LOCK_TIMEOUT_SECONDS} s. If it runs gc or an "
+            "import whose progress callback waits for this call, call this afterwards. Otherwise, try again."
+        )

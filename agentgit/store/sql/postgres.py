@@ -51,13 +51,18 @@ def _execute_begin(connection: Connection) -> None:
 @contextmanager
 def transaction(engine: Engine, settings: Sequence[Statement], **kind: bool) -> Iterator[Connection]:
     """Yield a connection in a transaction with these settings. `kind` has the options of `Batch`."""
-    with engine.connect() as connection, connection.execution_options(**{_BATCHED: True}).begin():
+    connection = engine.connect()
+    try:
+        begun = connection.execution_options(**{_BATCHED: True}).begin()
         batch = Batch(connection, settings, **kind)
         try:
             yield connection
             batch.commit()
         finally:
             batch.end()
+        begun.commit()
+    finally:  # not `with`, whose end Ctrl-C can prevent
+        connection.close()
 
 
 IDLE_SECONDS = 5.0
