@@ -29,6 +29,7 @@ __all__ = [
     "CONFIG_KEY_STREAM_MESSAGES_V2",
     "CONFIG_KEY_TASK_ID",
     "CONFIG_KEY_THREAD_ID",
+    "PULL",
     "PUSH",
     "SAFE_MSGPACK_TYPES",
     "TASKS",
@@ -84,8 +85,11 @@ try:
 
     CONFIG_KEY_TASK_ID = _constants.CONFIG_KEY_TASK_ID
     CONFIG_KEY_THREAD_ID = _constants.CONFIG_KEY_THREAD_ID
-    PUSH = _constants.PUSH
+    PULL = _constants.PULL
+    """The first element of the path of a task that a channel triggered."""
+
     TASKS = _constants.TASKS
+    PUSH = _constants.PUSH
     """The first element of the path of a task that was created with `Send`, not triggered by a channel."""
 
     PregelScratchpad = _scratchpad.PregelScratchpad

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 from langchain_core.messages import BaseMessage
 from langgraph.cache.base import BaseCache
 from langgraph.pregel import Pregel
-from langgraph.types import Interrupt
+from langgraph.types import Interrupt, Send
 from sqlalchemy import Connection
 
 from agentgit.agents.instrumentation import may_rewrite_input
@@ -21,6 +21,7 @@ from agentgit.effects.files import SnapshotRef
 from agentgit.effects.registry import Registry
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.handles.context import Context
+from agentgit.langgraph_internals import PULL, TASKS, task_path_str
 from agentgit.rollback import Planner
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter
 from agentgit.saver.branch_saver import BranchSaver, SessionSaver
@@ -29,7 +30,10 @@ from agentgit.sessions.session import OPEN, SIMULATED
 from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint
+from agentgit.store.threads.graph_rows import INTERRUPT, RESUME, GraphCheckpoint
+
+_NODE_PATH = task_path_str((PULL, ""))
+"""The beginning of the stored path of a task that a channel triggered; the name of its node follows."""
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -242,9 +246,28 @@ class BranchContext:
         if checkpoint is None:
             return []
         graphs = self.store.graphs
-        keys = [one.value for one in graphs.writes(connection, checkpoint.key) if one.channel == INTERRUPT]
+        writes = graphs.writes(connection, checkpoint.key)
+        done = {one.task_id for one in writes if one.channel not in (INTERRUPT, RESUME)}
+        keys = [one.value for one in writes if one.channel == INTERRUPT and one.task_id not in done]
         bodies = graphs.content(checkpoint.session_id).get(connection, keys)
         return [question for key in keys for question in self.saver.codec.decode(bodies[key])]
+
+    def require_asking_nodes(self, connection: Connection, checkpoint: GraphCheckpoint) -> None:
+        """Check that the graph has the nodes that wait for an answer; LangGraph would drop it without a word."""
+        writes = [one for one in self.store.graphs.writes(connection, checkpoint.key) if one.channel == INTERRUPT]
+        asking = {one.task_path.removeprefix(_NODE_PATH) for one in writes if one.task_path.startswith(_NODE_PATH)}
+        if len(asking) < len(writes) and (key := checkpoint.values.get(TASKS)) is not None:
+            sends = self.saver.codec.decode(
+                self.store.graphs.content(checkpoint.session_id).get(connection, [key])[key]
+            )
+            asking |= {one.node for one in sends if isinstance(one, Send)}
+        missing = sorted(asking - self.graph.nodes.keys())
+        if missing:
+            raise Conflict(
+                f"Nothing was run: what waits for the answer is the node {', '.join(missing)}, which this graph "
+                "does not have; LangGraph would drop the answer. Answer with a graph that has it, or undo the turn and "
+                "send its message again."
+            )
 
     def is_at_import(self) -> bool:
         """Return whether the branch stands at an imported checkpoint, where nothing goes on without a new message."""

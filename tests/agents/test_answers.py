@@ -10,11 +10,12 @@ import backend
 import pytest
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, tool
-from langgraph.types import Command, interrupt
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, Send, interrupt
 from scripted import call, calls, node_graph, obedient, quick_tool, say, scripted, tool_node_graph
 
 import agentgit
-from agentgit.errors import AnswerRequired, InvalidInput
+from agentgit.errors import AnswerRequired, Conflict, InvalidInput
 
 ITEMS = "abc"
 
@@ -205,3 +206,79 @@ async def test_run_raises_what_the_graph_asks_until_it_is_answered_or_dropped(re
     assert again.run("hello") == "hm"
     with pytest.raises(InvalidInput, match="on_question"):
         again.run("hello", on_question="ignore")
+
+
+def asking(name: str, *, by_send: bool = False):
+    """Build a graph whose node of a name asks."""
+    builder = StateGraph(MessagesState)
+    builder.add_node("begin", lambda state: {})
+    builder.add_node(name, lambda state: {"messages": [("ai", str(interrupt("Send it?")))]})
+    builder.add_edge(START, "begin")
+    if by_send:
+        builder.add_conditional_edges("begin", lambda state: [Send(name, state)], [name])
+    else:
+        builder.add_edge("begin", name)
+    return builder.compile()
+
+
+@pytest.mark.parametrize("by_send", [False, True])
+def test_an_answer_for_a_node_that_the_graph_does_not_have_is_refused(repo, by_send):
+    """LangGraph drops it without a word."""
+    repo.wrap(asking("ask", by_send=by_send), "s").invoke(say())
+    renamed = repo.wrap(asking("question", by_send=by_send), "s")
+    with pytest.raises(Conflict, match="the node ask, which this graph does not have"):
+        renamed.invoke(Command(resume="yes"))
+    agent = repo.wrap(asking("ask", by_send=by_send), "s")
+    assert agent.invoke(Command(resume="yes"))["messages"][-1].content == "yes"
+
+
+def test_every_text_of_a_session_shows_what_it_waits_for(repo):
+    agent = repo.wrap(asking("ask"), "s")
+    agent.invoke(say())
+    waits = "waits for an answer: Send it?"
+
+    def texts():
+        log = agent.log()._repr_mimebundle_()["text/plain"]
+        return [repr(agent), str(agent.tree()), str(agent.session.folded_tree()), log, agent._repr_html_()]
+
+    assert all(waits in text for text in texts())
+    assert [branch.questions for branch in agent.session.branches()] == [["Send it?"]]
+    agent.invoke(Command(resume="yes"))
+    assert not any("waits" in text for text in texts())
+
+
+def test_a_question_that_is_answered_beside_another_one_no_longer_waits(repo):
+    builder = StateGraph(MessagesState)
+    for name in "ab":
+        builder.add_node(name, lambda state, name=name: {"messages": [("ai", str(interrupt({"item": name})))]})
+        builder.add_edge(START, name)
+    agent = repo.wrap(builder.compile(), "s")
+    agent.invoke(say())
+    agent.invoke(Command(resume={agent.get_state().interrupts[0].id: "yes"}))
+    assert agent.branch.questions == [{"item": "b"}]
+    with pytest.raises(AnswerRequired) as asked:
+        agent.run("hello")
+    assert asked.value.questions == [{"item": "b"}]
+
+
+def test_an_input_with_the_run_id_of_the_last_run_is_not_dropped_in_silence(repo):
+    """LangGraph goes on with a run of that id that broke off, and drops the input of one that has ended."""
+    failures = [ValueError("down")]
+
+    def answer(state):
+        if failures:
+            raise failures.pop()
+        return {"messages": [("ai", "done")]}
+
+    agent = repo.wrap(node_graph(answer), "s")
+    same = {"metadata": {"run_id": "r"}}
+    with pytest.raises(ValueError, match="down"):
+        agent.invoke(say("one"), same)
+    agent.invoke(say("one"), same)
+    for config in (same, {"configurable": {"run_id": "r"}}):
+        with pytest.raises(InvalidInput, match="run_id 'r' is that of the last run"):
+            agent.invoke(say("two"), config)
+    assert [one["content"] for one in agent.history()] == ["one", "done"]
+    assert [point.metadata["description"] for point in agent.log()] == ["done", "one"]
+    agent.invoke(say("two"), {"metadata": {"run_id": "q"}})
+    assert agent.history()[-2]["content"] == "two"

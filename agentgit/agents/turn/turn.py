@@ -132,6 +132,8 @@ class Turn(RunningTurn):
             self.require_world_unchanged(connection, branch, state.world_seq)
         if given.keeps_question and state.newest.is_interrupted and not state.newest.is_imported:
             inputs.require_no_question(context.questions(connection, state.newest.checkpoint), has_run=False)
+        if given.is_answer and state.newest.is_interrupted and state.newest.checkpoint is not None:
+            context.require_asking_nodes(connection, state.newest.checkpoint)
         self.files.record_snapshot(connection, branch)
         self.turn_input = given = self._with_note(connection, given)
         if given.is_new:

@@ -163,6 +163,7 @@ class PendingWrite(NamedTuple):
     channel: str
     value: bytes
     session_id: int
+    task_path: str = ""
 
 
 class Task(NamedTuple):
@@ -320,7 +321,7 @@ def parse_pending_writes(rows: Iterable[Any]) -> list[PendingWrite]:
     # Sorted here, because databases differ in how they collate text.
     sorted_rows = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
     return [
-        PendingWrite(row.task_id, row.channel, row.value[:HASH_BYTES], row.external_session_id)
+        PendingWrite(row.task_id, row.channel, row.value[:HASH_BYTES], row.external_session_id, row.task_path)
         for row in sorted_rows
         if row.channel not in (ASKED, MODEL_CALLS)
     ]
