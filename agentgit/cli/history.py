@@ -102,11 +102,13 @@ def log(
             output.line(as_json, lambda: {"count": total}, str(total))
             return
         checkpoints = _read_checkpoints(query, limit, _parse_cursor(session, branch, after))
+        questions = query.questions if after is None else []
         output.emit(
             as_json,
             lambda: [records.of_checkpoint(checkpoint) for checkpoint in checkpoints],
             lambda width: (
-                logs.lines(checkpoints[::-1], width=width, zone=output.zone()) or _no_checkpoint_lines(query, after)
+                logs.lines(checkpoints[::-1], width=width, zone=output.zone(), questions=questions)
+                or _no_checkpoint_lines(query, after)
             ),
             Checkpoints(checkpoints[::-1]),
         )

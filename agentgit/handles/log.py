@@ -34,6 +34,7 @@ from agentgit.render import html
 from agentgit.render.text import Line, Span, plain
 from agentgit.render.views.log import lines as log_lines
 from agentgit.sessions.reports import OnProgress
+from agentgit.store.queries.graph_points import read_questions
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.log import LogPart, parts_of_branches, parts_of_path
 from agentgit.store.search.index import CHECKPOINTS_PER_TRANSACTION
@@ -150,6 +151,15 @@ class LogReader(SessionAccess):
 
         return self.context.read(load)
 
+    def questions(self, scope: Scope) -> list[Any]:
+        """Return what the graph asks at the head of the branch of a log."""
+
+        def load(connection: Connection) -> list[Any]:
+            branch = self.find_branch(connection, scope.branch)
+            return read_questions(self.context.store, connection, [branch]).get(branch.id, [])
+
+        return self.context.read(load)
+
     def count(self, scope: Scope, conditions: Filter) -> int:
         """Count the checkpoints of a log."""
 
@@ -226,7 +236,9 @@ class Log(Tabular):
         """Render the first page."""
         page = self.page()
         footer = [(Span(f"the newest {len(page)} of {len(self)}", "dim"),)] if page.next is not None else []
-        return [*log_lines(page.items[::-1]), *footer] or [(Span("no checkpoints yet", "dim"),)]
+        return [*log_lines(page.items[::-1], questions=self.questions), *footer] or [
+            (Span("no checkpoints yet", "dim"),)
+        ]
 
     def __len__(self) -> int:
         return self._reader.count(self._scope, self._conditions)
@@ -245,6 +257,11 @@ class Log(Tabular):
     def is_filtered(self) -> bool:
         """True if the log has a filter."""
         return self._conditions != Filter()
+
+    @property
+    def questions(self) -> list[Any]:
+        """What the graph asks at the head of the branch; empty for a log with a filter or of all branches."""
+        return self._reader.questions(self._scope) if self._scope.which != "all" and not self.is_filtered else []
 
     def page(self, limit: int = DEFAULT_PAGE_SIZE, *, after: Checkpoint | str | None = None) -> Page[Checkpoint]:
         """Read one page.

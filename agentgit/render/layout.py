@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from agentgit.render.text import clean, cut
+from agentgit.render.text import clean, cut, waiting_text
 from agentgit.sessions.folded_tree import FoldedTree
 from agentgit.sessions.tree import Branch, Point, Tree
 from agentgit.values import count
@@ -176,7 +176,13 @@ def references(tree: Tree) -> dict[int, str]:
 
 
 def title_of(row: LayoutRow, references: Mapping[int, str]) -> str:
-    """Return the title of a line: what happened there."""
+    """Return the title of a line: what the branch asks at its end, and what happened there."""
+    title = _title_of(row, references)
+    waits = clean(waiting_text(row.branch.questions)) if row.points[-1] is row.branch.points[-1] else ""
+    return f"{waits} ({title})" if waits else title
+
+
+def _title_of(row: LayoutRow, references: Mapping[int, str]) -> str:
     last = row.points[-1]
     if last.name is not None:
         return clean(last.name) + (f" - {clean(last.title)}" if last.title else "")

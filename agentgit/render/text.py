@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, tzinfo
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from agentgit.values import JOINERS, UNSAFE_CATEGORIES, quote_name
+from agentgit.values import JOINERS, UNSAFE_CATEGORIES, portable, quote_name
 
 _MAX_LENGTH = 4_000
 """The number of characters that `clean` keeps of a text."""
@@ -24,6 +25,17 @@ def clean(text: str) -> str:
         two lines and \x1b[31mred
     """
     return visible(" ".join(text[:_MAX_LENGTH].split()))
+
+
+def waiting_text(questions: Sequence[Any]) -> str:
+    """Return that a branch waits for an answer, and to what; an empty text if it asks nothing.
+
+    Example:
+        >>> waiting_text(["Send it?", {"pay": 5}])
+        'waits for an answer: Send it?, {"pay": 5}'
+    """
+    texts = [one if isinstance(one, str) else json.dumps(portable(one), ensure_ascii=False) for one in questions]
+    return f"waits for an answer: {', '.join(texts)}" if texts else ""
 
 
 def visible(text: str) -> str:

@@ -131,6 +131,7 @@ class InternalSession(Displayable, Deferred):
         tool_invocation_count: The length of its tool track, from the root of the session.
         status: `open`, `running`, `replaying` (a rollback is creating it), `partial` (that rollback failed half way) or
             `simulated` (a rerun, whose calls did not run).
+        questions: What the graph asks at its head and nobody has answered, as JSON-like values.
         metadata: JSON-like metadata.
     """
 
@@ -149,6 +150,7 @@ class InternalSession(Displayable, Deferred):
     branch_point_checkpoint_id: int | None = None
     tool_invocation_count: int = 0
     status: str = OPEN
+    questions: list[Any] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:

@@ -58,6 +58,7 @@ class Branch:
         parent_id: The id of the parent branch.
         branch_point_id: The id of the checkpoint at which it left its parent.
         points: The checkpoints of the branch.
+        questions: What the graph asks at its head and nobody has answered, as JSON-like values.
         effects: The number of calls since its newest checkpoint, by their current mark; see `Point`.
         children: The branches that leave from it, in order of creation.
     """
@@ -69,6 +70,7 @@ class Branch:
     parent_id: int | None = None
     branch_point_id: int | None = None
     points: list[Point] = field(default_factory=list)
+    questions: list[Any] = field(default_factory=list)
     effects: Mapping[str, int] = field(default_factory=dict)
     children: list[Branch] = field(default_factory=list)
 

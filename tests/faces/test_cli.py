@@ -17,7 +17,8 @@ import backend
 import pytest
 from command_line import golden, plainly, run
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from scripted import World, call, calls, tool_node_graph
+from langgraph.types import interrupt
+from scripted import World, call, calls, node_graph, tool_node_graph
 
 from agentgit import InvalidInput, NotFound, RollbackBlocked
 from agentgit import open as open_repository
@@ -451,3 +452,15 @@ def test_shell_completion_offers_nothing_where_it_cannot_read(agentgit, monkeypa
         monkeypatch.setenv("AGENTGIT_DATABASE_URL", location)
         assert completed(agentgit, monkeypatch, "agentgit rollback ").split() == []
     assert sorted(tmp_path.iterdir()) == files
+
+
+def test_status_tree_log_and_branches_show_what_a_session_waits_for(agentgit, tmp_path):
+    def ask(state):
+        return {"messages": [("ai", str(interrupt("Send it?")))]}
+
+    with open_repository(tmp_path / "agentgit.db") as repo:
+        repo.wrap(node_graph(ask), "asking").invoke({"messages": [("user", "send")]})
+    for words in (["status"], ["tree"], ["log"], ["log", "--limit", "1"], ["branches"]):
+        assert "waits for an answer: Send it?" in agentgit(*words).out
+    for words in (["log", "--named"], ["log", "--all-branches"]):
+        assert "waits" not in agentgit(*words).out

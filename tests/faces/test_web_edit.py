@@ -11,7 +11,9 @@ import httpx
 import points
 import pytest
 from echo_graph import echo
-from scripted import tool_node_graph
+from langchain_core.tools import tool
+from langgraph.types import interrupt
+from scripted import call, node_graph, scripted, tool_node_graph
 from web_servers import PIXEL, repo, told
 from web_visitors import Visitor, ada, fields_of
 
@@ -252,3 +254,28 @@ def test_forms_refuse_a_checkpoint_of_another_session(ada, repo):
         for form in ("fork", "tags", "checkpoints/rename"):
             visitor.post(page, f"{at}/{form}", status, ref=str(point.id), name="mine")
     assert [one.checkpoint_name for one in other.checkpoints()] == ["theirs"]
+
+
+def test_the_panel_of_an_edit_resolves_the_calls_whose_outcome_is_unknown(ada, repo):
+    @tool
+    def pay() -> str:
+        """Pay."""
+        raise OSError("the line is dead")
+
+    agent = repo.wrap(tool_node_graph(scripted(call("pay")), [pay]), "paid", effects={"pay": "irreversible"})
+    with pytest.raises(OSError, match="dead"):
+        agent.run("pay")
+    at, message = f"/sessions/{agent.session.id}", agent.history()[0]["id"]
+    page = ada.get(f"{at}/edit?branch=main&message={message}")
+    assert "check, then resolve call" in page.text
+    (pending,) = agent.tool_track()
+    shown = ada.post(page, f"/invocations/{pending.id}/resolve", outcome="did_not_happen")
+    assert shown.url.path == f"{at}/edit"
+    assert "check, then resolve" not in shown.text
+
+
+def test_the_page_of_a_session_shows_what_it_waits_for(ada, repo):
+    graph = node_graph(lambda state: {"messages": [("ai", str(interrupt("Send <it>?")))]})
+    agent = repo.wrap(graph, "asking")
+    agent.invoke({"messages": [("user", "send")]})
+    assert ada.get(f"/sessions/{agent.session.id}").text.count("waits for an answer: Send &lt;it&gt;?") == 2

@@ -10,7 +10,7 @@ from agentgit.auth.principal import widest
 from agentgit.checkpoints import Checkpoint
 from agentgit.errors import AgentGitError
 from agentgit.render import html
-from agentgit.render.text import Line, Span, Zone, clean, format_time, table
+from agentgit.render.text import Line, Span, Zone, clean, format_time, table, waiting_text
 from agentgit.render.views import conversation
 from agentgit.render.views.log import reference, title
 from agentgit.sessions import ExternalSession, InternalSession, Tree
@@ -50,6 +50,7 @@ def branch_lines(
 def _branch_row(branch: InternalSession, origins: dict[int, str], zone: Zone) -> list[Span]:
     origin = origins.get(branch.branch_point_checkpoint_id or 0, "")
     status = [] if branch.status == OPEN else [clean(branch.status)]
+    status += [clean(waiting_text(branch.questions))] if branch.questions else []
     return [
         Span(f"{'*' if branch.is_current else ' '} {clean(branch.name)}", "head" if branch.is_current else "reference"),
         Span(format_time(branch.created_at, zone), "dim"),
@@ -153,10 +154,12 @@ def status_lines(session: ExternalSession, branch: InternalSession, head: Checkp
     if head is not None:
         head_spans = [Span(f"{reference(head)} "), Span(title(head), "" if head.is_auto else "name")]
     calls = Span(f"  {count(branch.tool_invocation_count, 'tool call')}", "dim")
+    waits = clean(waiting_text(branch.questions))
     return [
         (Span("session  ", "dim"), Span(clean(session.session_name), "heading")),
         (Span("branch   ", "dim"), Span(clean(branch.name), "head"), Span(status, "bad"), calls),
         (Span("head     ", "dim"), *head_spans),
+        *([(Span("         "), Span(waits, "bad"))] if waits else []),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.queries import Hit, Hits, Tag
-from agentgit.render.text import Line, Span, Zone, cells, clean, cut, format_time, plain, table, visible
+from agentgit.render.text import Line, Span, Zone, cells, clean, cut, format_time, plain, table, visible, waiting_text
 from agentgit.values import count
 
 
@@ -22,9 +22,12 @@ def draw_log(checkpoints: Sequence[Checkpoint], *, width: int = 100) -> str:
     return plain(lines(checkpoints, width=width))
 
 
-def lines(checkpoints: Sequence[Checkpoint], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
-    """Draw a log."""
-    return table([_row(checkpoint, zone) for checkpoint in reversed(checkpoints)], width=width)
+def lines(
+    checkpoints: Sequence[Checkpoint], *, width: int = 100, zone: Zone = UTC, questions: Sequence[Any] = ()
+) -> list[Line]:
+    """Draw a log, below what the graph asks at the head of its branch."""
+    waits = [(Span(cut(clean(waiting_text(questions)), width), "bad"),)] if questions else []
+    return [*waits, *table([_row(checkpoint, zone) for checkpoint in reversed(checkpoints)], width=width)]
 
 
 def _row(checkpoint: Checkpoint, zone: Zone) -> list[Span]:

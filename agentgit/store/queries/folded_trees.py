@@ -13,6 +13,7 @@ from agentgit.sessions import ExternalSession, Tree
 from agentgit.sessions.folded_tree import FoldedTree, fold
 from agentgit.sessions.session import RUNNING, SIMULATED, idle_status
 from agentgit.sessions.tree import Branch, Point
+from agentgit.store.queries.graph_points import read_questions
 from agentgit.store.records.recorded_calls import add_marks, call_marks
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
@@ -53,7 +54,9 @@ def read_folded_tree(
             points[row.internal_session_id].append(tree_point(row, tags.get(row.id, ())))
     marks = call_marks(connection, store.tenant_id, session.id, [branch.id for branch in shown])
     inherited = {row.id: row.inherited for row in rows}
+    asked = read_questions(store, connection, [row for row in rows if row.id in points])
     for branch in shown:
+        branch.questions = asked.get(branch.id, [])
         branch.points = points[branch.id]
         marked = add_marks(branch, marks.get(branch.id, ()), inherited[branch.id])
         branch.points, branch.effects = list(_known_marks(marked.points)), marked.effects
@@ -95,7 +98,9 @@ def _known_marks(points: Sequence[Point]) -> Iterator[Point]:
             yield point if is_known or not point.effects else replace(point, effects={})
 
 
-def tree_branch(row: StoredRow, session: ExternalSession, points: list[Point]) -> Branch:
+def tree_branch(
+    row: StoredRow, session: ExternalSession, points: list[Point], questions: list[Any] | None = None
+) -> Branch:
     """Convert the row of a branch."""
     is_running_rerun = row.status == RUNNING and idle_status(as_object(row.meta)) == SIMULATED
     return Branch(
@@ -106,6 +111,7 @@ def tree_branch(row: StoredRow, session: ExternalSession, points: list[Point]) -
         parent_id=row.parent_id,
         branch_point_id=row.branch_point_id,
         points=points,
+        questions=questions or [],
     )
 
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, select
+from sqlalchemy import Connection, and_, bindparam, exists, select
 
 from agentgit.errors import InvalidInput, NotFound
+from agentgit.store.objects.plain_values import show
 from agentgit.store.records.sessions import IS_OF_THREAD, StoredRow
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, SESSION
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, SESSION
 from agentgit.store.store import Store
 from agentgit.store.threads.fork import has_memory
-from agentgit.store.threads.graph_rows import GraphCheckpoint, parse_graph_checkpoint
+from agentgit.store.threads.graph_rows import (
+    INTERRUPT,
+    GraphCheckpoint,
+    is_newest,
+    parse_graph_checkpoint,
+    parse_pending_writes,
+)
 from agentgit.store.threads.pending_writes import NO_WRITES, pack, unpack
 
 
@@ -218,6 +226,40 @@ def _query() -> CompiledStatement:
 
 
 _OF_THREAD = _query()
+
+
+def read_questions(store: Store, connection: Connection, branches: Sequence[StoredRow]) -> dict[int, list[Any]]:
+    """Return what the graph asks at the head of each branch of a session, as JSON-like values, by branch id."""
+    found: dict[int, list[Any]] = {}
+    for part in slices([row.id for row in branches]):
+        rows = connection.execute(_QUESTIONS, {"tenant": store.tenant_id, "branches": part}).all()
+        for branch_id, thread in {(row.branch_id, row.thread_id) for row in rows}:
+            newest = store.graphs.newest(connection, thread)
+            if newest is None or newest.is_imported:  # what a file asks is never answered here
+                continue
+            keys = [one.value for one in parse_pending_writes(row for row in rows if row.branch_id == branch_id)]
+            bodies = store.graphs.content(newest.session_id).get(connection, keys)
+            found[branch_id] = [question["value"] for key in keys for question in show(bodies[key])]
+    return found
+
+
+_done = GRAPH_WRITE.alias("done")
+_of_checkpoint = [GRAPH_WRITE.c[column.name] == column for column in GRAPH_CHECKPOINT.primary_key]
+_QUESTIONS = (
+    select(BRANCH.c.id.label("branch_id"), GRAPH_WRITE)
+    .join_from(BRANCH, GRAPH_CHECKPOINT, is_newest(BRANCH.c.tenant_id, BRANCH.c.thread_id))
+    .join(GRAPH_WRITE, and_(*_of_checkpoint, GRAPH_WRITE.c.channel == INTERRUPT))
+    .where(
+        BRANCH.c.tenant_id == bindparam("tenant"),
+        BRANCH.c.id.in_(bindparam("branches", expanding=True)),
+        ~exists().where(
+            *(_done.c[column.name] == GRAPH_WRITE.c[column.name] for column in GRAPH_CHECKPOINT.primary_key),
+            _done.c.task_id == GRAPH_WRITE.c.task_id,
+            _done.c.idx >= 0,
+        ),
+    )
+)
+"""The questions at the newest graph checkpoints of branches. A task that has gone on since then asks nothing more."""
 
 
 def find_replayed(

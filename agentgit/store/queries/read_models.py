@@ -13,6 +13,7 @@ from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.folded_tree import FoldedTree
 from agentgit.sessions.tree import Point
 from agentgit.store.queries.folded_trees import FoldChoice, read_folded_tree, tree_branch, tree_point
+from agentgit.store.queries.graph_points import read_questions
 from agentgit.store.records.recorded_calls import add_marks, call_marks
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
@@ -75,14 +76,18 @@ class ReadModels:
         ids = [row.id for row in rows]
         checkpoints = self._count_rows(connection, CHECKPOINT, ids)
         calls = self._count_rows(connection, TOOL_INVOCATION, ids, TOOL_INVOCATION.c.status != PAUSED)
-        return [self._build_branch(row, session, checkpoints.get(row.id, 0), calls.get(row.id, 0)) for row in rows]
+        asked = read_questions(self.store, connection, rows)
+        return [
+            self._build_branch(row, session, checkpoints.get(row.id, 0), calls.get(row.id, 0), asked.get(row.id))
+            for row in rows
+        ]
 
     def branch(self, connection: Connection, session: ExternalSession, row: StoredRow) -> InternalSession:
         """Convert one row to a branch."""
         checkpoints = self._count_rows(connection, CHECKPOINT, [row.id])
-        return self._build_branch(
-            row, session, checkpoints.get(row.id, 0), self.store.journal.tally(connection, row.id).calls
-        )
+        calls = self.store.journal.tally(connection, row.id).calls
+        asked = read_questions(self.store, connection, [row])
+        return self._build_branch(row, session, checkpoints.get(row.id, 0), calls, asked.get(row.id))
 
     def _count_rows(
         self, connection: Connection, table: Any, branch_ids: list[int], *conditions: Any
@@ -94,7 +99,9 @@ class ReadModels:
         )
         return {row.internal_session_id: row.calls for row in connection.execute(query)}
 
-    def _build_branch(self, row: StoredRow, session: ExternalSession, checkpoints: int, calls: int) -> InternalSession:
+    def _build_branch(
+        self, row: StoredRow, session: ExternalSession, checkpoints: int, calls: int, questions: list[Any] | None
+    ) -> InternalSession:
         def load() -> Mapping[str, Any]:
             with self.store.database.reading() as connection:
                 self.authorize(connection, row.external_session_id)
@@ -114,6 +121,7 @@ class ReadModels:
             branch_point_checkpoint_id=row.branch_point_id,
             tool_invocation_count=row.inherited + calls,
             status=row.status,
+            questions=questions or [],
             metadata=as_object(row.meta),
         )
 
@@ -126,7 +134,8 @@ class ReadModels:
         for row in self.store.checkpoints.find(connection, in_session):
             points[row.internal_session_id].append(tree_point(row, tags.get(row.id, ())))
         marks_by_branch = call_marks(connection, self.store.tenant_id, session.id)
-        branches = (tree_branch(row, session, points[row.id]) for row in rows)
+        asked = read_questions(self.store, connection, rows)
+        branches = (tree_branch(row, session, points[row.id], asked.get(row.id)) for row in rows)
         marked_branches = [
             add_marks(branch, marks_by_branch.get(row.id, ()), row.inherited)
             for row, branch in zip(rows, branches, strict=True)

@@ -29,7 +29,7 @@ from agentgit.auth.principal import widest
 from agentgit.effects.invocation import MARKS
 from agentgit.render.layout import KINDS
 from agentgit.render.svg import mark_svg
-from agentgit.render.text import Line, clean, distance, format_time, visible
+from agentgit.render.text import Line, clean, distance, format_time, visible, waiting_text
 from agentgit.render.views.conversation import arguments
 from agentgit.sessions.messages import text_of
 from agentgit.values import count, portable
@@ -233,6 +233,7 @@ def templates() -> Environment:
         "kinds": KINDS,
         "new_id": lambda: uuid4().hex,
         "version": agentgit.__version__,
+        "waiting_text": waiting_text,
     }
     environment.filters |= {
         "arguments": arguments,
