@@ -21,7 +21,7 @@ class HasState(Protocol):
     conversation_history: list[dict[str, Any]]
 
 
-@dataclass(kw_only=True, repr=False)
+@dataclass(repr=False)
 class Checkpoint(Displayable, Deferred):
     """An immutable saved point of a branch: its state, its conversation and its tool invocations.
 

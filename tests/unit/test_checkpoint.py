@@ -23,7 +23,7 @@ class Session:
 
 
 def test_fields_have_the_documented_defaults_and_order():
-    """Each checkpoint has containers of its own, and takes no positional argument, so that fields may be added."""
+    """Each checkpoint has containers of its own, and takes its fields by position, too."""
     assert list(Checkpoint().to_dict().items()) == [
         ("id", None), ("internal_session_id", 0), ("checkpoint_name", None), ("session_state", {}),
         ("conversation_history", []), ("is_auto", False), ("created_at", None), ("metadata", {}),
@@ -35,8 +35,7 @@ def test_fields_have_the_documented_defaults_and_order():
     for container in (first.conversation_history, first.tool_invocations):
         container.append({})
     assert Checkpoint() == Checkpoint(session_state={}, conversation_history=[], metadata={}, tool_invocations=[])
-    with pytest.raises(TypeError):
-        Checkpoint(1)  # type: ignore[misc]  # the refusal is what is tested
+    assert Checkpoint(1, 2, "start") == Checkpoint(id=1, internal_session_id=2, checkpoint_name="start")
     assert agentgit.checkpoints.Checkpoint is Checkpoint
 
 
