@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import faults
@@ -20,6 +20,7 @@ from scripted import agent_graph, call, calls, node_graph, say, scripted, tool_n
 
 import agentgit
 from agentgit import compensable, effect, reversible
+from agentgit.demo import ScriptedModel
 
 
 class Orders:
@@ -346,6 +347,43 @@ def test_a_new_call_beside_a_repeated_one_is_made_whichever_comes_first(repo, or
     names[:] = ["Bob", "Ann"]
     run(None)
     assert sorted(orders.made) == ["Ann", "Bob"]
+
+
+@pytest.mark.parametrize("again", ["retry", "continued"])
+@pytest.mark.parametrize("checkpointer", [None, False], ids=["saved", "never saved"])
+@pytest.mark.parametrize("place", ["tool", "node", "code"])
+def test_a_subagent_that_begins_anew_pays_nobody_twice(repo, orders, place, checkpointer, again):
+    """LangGraph asks its model again, whose message and ids are new; the place, the tool and the arguments are not."""
+    broken = [True]
+
+    def fail(state: MessagesState) -> dict[str, Any]:
+        if broken:
+            broken.clear()
+            raise ValueError("broken off")
+        return {}
+
+    ask = ScriptedModel(rule=lambda messages: calls(call("pay", to="Ann"), call("pay", to="Ann")))
+    built = StateGraph(MessagesState).add_node("ask", lambda state: {"messages": [ask.invoke(state["messages"])]})
+    built.add_node("tools", ToolNode([orders.tool()])).add_node("fail", fail).add_edge(START, "ask")
+    subagent = built.add_edge("ask", "tools").add_edge("tools", "fail").compile(checkpointer=checkpointer)
+
+    @tool
+    def desk(what: str) -> str:
+        """Let the subagent do it."""
+        return str(subagent.invoke(say())["messages"][-1].content)
+
+    policy = RetryPolicy(max_attempts=2, retry_on=ValueError, initial_interval=0.01) if again == "retry" else None
+    if place == "tool":
+        graph = tool_node_graph(scripted(call("desk", what="pay"), "done"), [desk], retry=policy)
+    else:
+        act = subagent if place == "node" else lambda state: {"messages": subagent.invoke(state)["messages"][-1:]}
+        graph = node_graph(act, retry_policy=policy)
+    agent = repo.wrap(graph, "s", effects={"pay": "irreversible"}, check_effects=False)
+    with nullcontext() if again == "retry" else pytest.raises(ValueError, match="broken off"):
+        agent.invoke(say())
+    agent.invoke(None)
+    assert orders.made == ["Ann", "Ann"]
+    assert [one.status for one in agent.tool_track() if one.tool_name == "pay"] == ["done", "done"]
 
 
 # -- tools that an operation runs again

@@ -125,9 +125,10 @@ def test_middleware_may_correct_the_arguments(repo, kind, is_async, fence):
     assert [one.args for one in agent.tool_track()] == [{"amount": "much"}, {"amount": 5}]
 
 
+@pytest.mark.parametrize("is_inner", [False, True])
 @pytest.mark.parametrize("again", [once_more, corrected])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_middleware_does_not_repeat_a_call_of_unknown_outcome(repo, is_async, again):
+def test_middleware_does_not_repeat_a_call_of_unknown_outcome(repo, is_async, again, is_inner):
     paid: list[int] = []
 
     @tool
@@ -136,7 +137,8 @@ def test_middleware_does_not_repeat_a_call_of_unknown_outcome(repo, is_async, ag
         paid.append(amount)
         raise ConnectionError("no answer")
 
-    graph = agent_graph(scripted(call("pay", amount=6), "done"), [pay], middleware=[Around(again)])
+    inner = agent_graph(scripted(call("pay", amount=6), "done"), [pay], middleware=[Around(again)])
+    graph = node_graph(lambda state: inner.invoke(state)) if is_inner else inner
     agent = repo.wrap(graph, "s", effects={"pay": effect("irreversible", verify=lambda made: None)})
     with pytest.raises(Fenced, match="then resolve call"):
         turn(agent, is_async)

@@ -113,6 +113,11 @@ class Slots:
             return f"{call_id}#{number}"
         return f"{call_id}#{identity}#{number}"
 
+    def failed(self, call: Call) -> list[Slot]:
+        """List the calls that a model has requested under the id of this one, and that raised."""
+        same = [one for one in self.all if one.attempt is not None and one.attempt.tool_call_id == call.tool_call_id]
+        return [one for one in same if one.is_retryable] if call.tool_call_id is not None else []
+
     def are_of_several_tools(self, slot: Slot) -> bool:
         """Return whether several tools, with one name for their functions, have made calls equal to that of a slot."""
         return len({one.tool for one in self.all if one.identity == slot.identity}) > 1
@@ -165,7 +170,7 @@ class CallInterceptor:
                 return
             self._attempts[call.retry_key] = slot.attempt = call
             is_retry = earlier is not None and not call.is_harmless
-            is_possible_repeat = self._is_possible_repeat(call, slots, slot) or is_retry
+            is_possible_repeat = self._is_possible_repeat(call, slots) or is_retry
         try:
             if not is_possible_repeat or not self._answer_repeated(call, slots, slot):
                 self._admit(call)
@@ -179,15 +184,15 @@ class CallInterceptor:
     def on_model_error(self, error: BaseException) -> None:
         """Handle the error of a model."""
 
-    def _is_possible_repeat(self, call: Call, slots: Slots, slot: Slot) -> bool:
+    def _is_possible_repeat(self, call: Call, slots: Slots) -> bool:
         """Return whether a call, or an equivalent one, may have been made before."""
+        is_again = not self.turn.turn_input.is_new
         if not call.is_named:
             runs = self._runs[call.requester]
             runs.add(call.caller_run_id)
-            return not call.is_harmless and (len(runs) > 1 or not self.turn.turn_input.is_new)
+            is_again = (is_again or len(runs) > 1) and (call.is_requested or not call.is_harmless)
         # Middleware may make a call with other arguments after it has raised.
-        has_failed_slot = any(other.is_retryable for other in slots.all if other is not slot)
-        return not self.turn.turn_input.is_new or (has_failed_slot and not call.is_harmless)
+        return is_again or (not call.is_harmless and bool(slots.failed(call)))
 
     # -- calls that may have been made before
 
@@ -195,7 +200,7 @@ class CallInterceptor:
         """Return whether to answer a call that is done from the record; False to run it again."""
         if slot.name == call.call_id and not call.arguments.equal(args):
             raise other_args_error(call.intent, args)
-        return call.is_named or not call.is_harmless
+        return call.is_requested or not call.is_harmless
 
     def _answer_repeated(self, call: Call, slots: Slots, slot: Slot) -> bool:
         """Answer a call that was made before, or set the idempotency key of the next attempt at it."""
@@ -240,18 +245,17 @@ class CallInterceptor:
 
     def _require_different_call(self, call: Call, slots: Slots, earlier_calls: Sequence[ToolInvocation]) -> None:
         """Check that a call with different arguments than before is really a different call."""
-        if call.is_named:
-            failed_keys = {key for slot in slots.all if slot.is_retryable for key in slot.keys}
-            for earlier in earlier_calls:
-                is_undecided = (
-                    earlier.idempotency_key in failed_keys and earlier.status == UNKNOWN and not earlier.may_be_repeated
+        failed_keys = {key for slot in slots.failed(call) for key in slot.keys}
+        for earlier in earlier_calls:
+            is_undecided = (
+                earlier.idempotency_key in failed_keys and earlier.status == UNKNOWN and not earlier.may_be_repeated
+            )
+            if is_undecided and not self._verify(earlier):
+                raise open_outcome_error(
+                    self.registry.current(earlier),
+                    "This would be the same call with other arguments, so it was not made.",
                 )
-                if is_undecided and not self._verify(earlier):
-                    raise open_outcome_error(
-                        self.registry.current(earlier),
-                        "This would be the same call with other arguments, so it was not made.",
-                    )
-        elif not call.is_harmless and self.fence_mode != OFF:
+        if not (call.is_named or call.is_harmless) and self.fence_mode != OFF:
             acted = [one for one in earlier_calls if self._may_be(one, call)]
 
             def unmatched() -> ToolInvocation | None:

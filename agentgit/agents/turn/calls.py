@@ -81,7 +81,8 @@ class Call(LocatedCall):
     effect: Effect | None = field(init=False)
     caller_run_id: UUID | None = field(init=False)
     """The run of the task or the tool that makes the call."""
-    is_named: bool = field(init=False)
+    is_requested: bool = field(init=False)
+    """True if an AI message that its task received requests the call."""
     place: TaskPlace | None = field(init=False)
     is_recorded: bool = field(init=False)
     is_open: bool = False
@@ -121,6 +122,11 @@ class Call(LocatedCall):
             yield from self.calls.turn.checkpoint_tracker.unsaved(self.configurable)
 
     # -- what the interceptor asks
+
+    @property
+    def is_named(self) -> bool:
+        """True if the AI message stays when the task runs again; in a subgraph, a model may be asked anew."""
+        return self.is_requested and "|" not in self.task
 
     @property
     def call_id(self) -> str | None:
@@ -412,7 +418,7 @@ class Calls:
         scope = caller.scope if caller is not None else scope_name(call.task)
         request_name = self.requests.name(call.tool_call_id, call.parent_run_id, call.task)
         call.arguments, call.effect = arguments, effect
-        call.is_named = call.tool_call_id is not None and (request_name is not None or call.is_in_batch)
+        call.is_requested = call.tool_call_id is not None and (request_name is not None or call.is_in_batch)
         call.requester = (request_name or call.task) if call.is_named else scope
         call.caller_run_id, call.place = (caller.id, caller.place) if caller is not None else (None, None)
         call.is_recorded = declaration.is_recorded or self.interceptor.is_simulated
