@@ -102,7 +102,7 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Restore files: show the plan, ask, save the current files, then restore."""
-    from agentgit.workspace.base import LAST
+    from agentgit.workspace.engine import LAST
 
     with _workspace(folder, store) as workspace:
         snapshot = _require_snapshot(workspace, ref)

@@ -22,8 +22,8 @@ from agentgit.effects.files import (
 )
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.values import escape_path
-from agentgit.workspace.api import Workspace
-from agentgit.workspace.base import AUTO
+from agentgit.workspace.api import Workspace, engine_of, open_workspace
+from agentgit.workspace.engine import AUTO
 from agentgit.workspace.locations import require_known_storage
 from agentgit.workspace.modified_files import named_paths, paths_of
 from agentgit.workspace.values import Restored, RestorePlan
@@ -36,7 +36,7 @@ class WorkspaceAdapter:
     """Takes and restores snapshots of the files of a session in a workspace."""
 
     def __init__(self, workspace: Workspace, holder: str) -> None:
-        self.workspace = workspace
+        self.workspace, self.engine = workspace, engine_of(workspace)
         self.holder = holder
 
     @property
@@ -47,16 +47,18 @@ class WorkspaceAdapter:
     @property
     def is_automatic(self) -> bool:
         """True if snapshots are taken automatically."""
-        return self.workspace.auto_checkpoint
+        return bool(self.workspace.settings["auto_checkpoint"])
 
     def take_snapshot(self, reason: str) -> SnapshotRef:
         """Take a snapshot, or return the one that matches the files; it is pinned while a checkpoint may need it."""
-        snapshot = self.workspace.ensure_snapshot(reason, kind=AUTO, holder=self.holder)
+        with self.engine.locked():
+            snapshot = self.engine.save(reason, AUTO, is_new=False)
+            self.engine.catalog.hold(snapshot.id, self.holder)
         return SnapshotRef(snapshot=snapshot.id, settings=self.settings)
 
     def holds(self, path: str) -> bool:
         """Return whether a path is among the files that snapshots have, links included."""
-        return self.workspace.captures(path) and self.workspace.captures(os.path.realpath(path))
+        return self.engine.captures(path) and self.engine.captures(os.path.realpath(path))
 
     def covers(self, args: Mapping[str, Any]) -> bool:
         """Return whether every file that the arguments of a call name is in the workspace."""
@@ -92,7 +94,7 @@ class WorkspaceAdapter:
     def _candidate_paths(self, path: str) -> list[str]:
         """Return the paths in the workspace that a path may mean, relative to it or to the working directory."""
         candidates = dict.fromkeys([os.path.join(self.workspace.workspace_dir, path), os.path.abspath(path)])
-        return [candidate for candidate in candidates if self.workspace.holds(candidate)]
+        return [candidate for candidate in candidates if self.engine.holds(candidate)]
 
     def plan(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
         """Return what `restore` would do. Files that differ from `expected` were changed by someone else."""
@@ -121,7 +123,7 @@ class WorkspaceAdapter:
     def require_restorable(self, snapshot: SnapshotRef) -> None:
         """Check that `restore` is possible."""
         self._fetch_snapshot(snapshot)
-        self.workspace.require_restorable(snapshot.snapshot)
+        self.engine.require_restorable(snapshot.snapshot)
 
     def restore(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
         """Restore the files. The caller has checked that nobody else has changed them, or forces the restore."""
@@ -173,7 +175,7 @@ class WorkspaceAdapter:
             return
         moved_to = self.workspace.workspace_dir if self._was_moved(snapshot) else None
         with closing(_open_workspace(snapshot.settings, moved_to)) as source:
-            self.workspace.adopt(source, snapshot.snapshot, pinned=True)
+            self.engine.adopt(engine_of(source), snapshot.snapshot, self.holder)
 
     def diff(self, a: SnapshotRef, b: SnapshotRef) -> Mapping[str, Any]:
         """Compare two snapshots, and return the fields of a `Diff` of checkpoints by name."""
@@ -189,11 +191,11 @@ class WorkspaceAdapter:
 
     def release(self, snapshot: SnapshotRef) -> None:
         """Release this holder's pin on a snapshot. No-op if the snapshot was deleted."""
-        self.workspace.release_snapshot(snapshot.snapshot, self.holder)
+        self.engine.catalog.release(snapshot.snapshot, self.holder)
 
     def hold(self, snapshot: SnapshotRef) -> None:
         """Pin a snapshot again that was released too early."""
-        self.workspace.hold(snapshot.snapshot, self.holder)
+        self.engine.catalog.hold(snapshot.snapshot, self.holder)
 
     def collect(self) -> None:
         """Free the space that no snapshot needs."""
@@ -220,7 +222,7 @@ def attach_workspace(
     if not isinstance(workspace, Workspace):
         os.makedirs(workspace, exist_ok=True)
         workspace = Workspace(workspace)
-    workspace.leave_out(excluded_paths)
+    engine_of(workspace).leave_out(excluded_paths)
     return WorkspaceAdapter(workspace, holder)
 
 
@@ -236,6 +238,6 @@ def _open_workspace(settings: Mapping[str, Any], moved_to: str | None = None) ->
         require_known_storage(storage, None if moved_to is not None else workspace)
     options = {name: value for name, value in settings.items() if name not in (HOLDER, IMPORTED)}
     try:
-        return Workspace.of({**options, "storage": storage, "workspace": moved_to or workspace})
+        return open_workspace({**options, "storage": storage, "workspace": moved_to or workspace})
     except TypeError as error:
         raise InvalidInput(f"The settings of the workspace {escape_path(workspace)} are invalid: {error}.") from error

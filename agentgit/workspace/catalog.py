@@ -1,7 +1,7 @@
-"""The catalog of a workspace's snapshots: one SQLite file, with the journal of restores and the index of the files.
+"""The catalog of a workspace: one SQLite file with its snapshots, its undo stack, its index, and a restore in progress.
 
-The files of a snapshot are written first. Then the snapshot and the index are stored here in one transaction. So a
-process that is killed in between leaves only unused files behind.
+Contents are written first. Then everything that refers to them is stored here in one transaction. So a process that is
+killed in between leaves only unused objects behind.
 """
 
 from __future__ import annotations
@@ -17,64 +17,45 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from agentgit.errors import Unavailable
-from agentgit.workspace.scan.excluded import ExcludedPath, ExcludedRecord, decode_record, encode_record
-from agentgit.workspace.scan.index import IndexEntry, SkippedPath, Stamp, WorkspaceIndex
-from agentgit.workspace.trees import TreeEntry
+from agentgit.workspace.index import Folder, Index
+from agentgit.workspace.left_out import LeftOut, LeftOutPaths, decode_left_out, encode_left_out
 from agentgit.workspace.values import UNDO, FileCheckpoint, utc_datetime
-
-LEFT_OUT = "left_out"
-"""The key in the catalog of the list of paths that no snapshot may contain."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS snapshot (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tree TEXT NOT NULL, name TEXT,
     message TEXT NOT NULL, created_at INTEGER NOT NULL, kind TEXT NOT NULL, files_changed TEXT NOT NULL,
-    change_count INTEGER NOT NULL, metadata TEXT NOT NULL, pinned INTEGER NOT NULL DEFAULT 0, left_out TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS left_out (id TEXT PRIMARY KEY, paths BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS permit (
-    path BLOB PRIMARY KEY, mode INTEGER NOT NULL, inode INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS seen (
-    path BLOB PRIMARY KEY, mode INTEGER, oid TEXT, why TEXT,
-    mtime INTEGER, ctime INTEGER, size INTEGER, ino INTEGER, looks INTEGER);
-CREATE TABLE IF NOT EXISTS restoring (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, snapshot TEXT NOT NULL, target TEXT NOT NULL, safety TEXT NOT NULL,
-    before TEXT NOT NULL, paths TEXT, status TEXT NOT NULL, created_at INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS holding (snapshot TEXT NOT NULL, holder TEXT NOT NULL, PRIMARY KEY (snapshot, holder));
-CREATE TABLE IF NOT EXISTS dropped (tree TEXT PRIMARY KEY);
-CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+    change_count INTEGER NOT NULL, metadata TEXT NOT NULL, left_out TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS left_out (id TEXT PRIMARY KEY, paths BLOB NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS holding (
+    snapshot TEXT NOT NULL, holder TEXT NOT NULL, PRIMARY KEY (snapshot, holder)) STRICT;
+CREATE TABLE IF NOT EXISTS dropped (tree TEXT PRIMARY KEY) STRICT;
+CREATE TABLE IF NOT EXISTS folder (path BLOB PRIMARY KEY, found BLOB NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS undo (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, stack TEXT NOT NULL, label TEXT NOT NULL, created_at REAL NOT NULL,
+    snapshot TEXT, files TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 """
 
 PATIENCE = 30.0
 """The maximum time to wait for another process, in seconds."""
 
-PINNED = "pinned OR EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id)"
+COLUMNS = (
+    "id, tree, name, message, created_at, kind, files_changed, metadata, change_count, left_out,"
+    " EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id),"
+    " (SELECT paths FROM left_out WHERE left_out.id = snapshot.left_out)"
+)
 
-COLUMNS = f"id, tree, name, message, created_at, kind, files_changed, metadata, {PINNED}, seq, left_out, change_count"
-
-DIRECTORY = 0o040000
-
-INODE_MASK = (1 << 64) - 1
-"""A mask to convert a stored inode: inodes are unsigned 64-bit integers, and SQLite's integers are signed."""
+TREE, SETTINGS, GENERATION, PENDING = "tree", "settings", "generation", "pending"
+"""Keys of `state`: the tree of the index, its settings, when it was stored, and the restore in progress."""
 
 
 class CatalogRow(NamedTuple):
-    """A snapshot, the key of its tree, its sequence number, and the id of the record of what it left out."""
+    """A snapshot, its tree, and what it left out."""
 
     snapshot: FileCheckpoint
     tree: str
-    seq: int
-    excluded_id: str
-
-
-class RestoreRecord(NamedTuple):
-    """A restore that has begun: the ids of its snapshots, the keys of the trees before and after, and its paths."""
-
-    id: int
-    snapshot_id: str
-    target_tree: str
-    safety_id: str
-    before_tree: str
-    paths: tuple[bytes, ...] | None
+    left_out: dict[bytes, LeftOut]
 
 
 class Catalog:
@@ -93,79 +74,53 @@ class Catalog:
             _use_wal(db)
             db.executescript(SCHEMA)
 
-    def load_index(self, cached_index: WorkspaceIndex | None) -> WorkspaceIndex:
-        """Return the index of the files."""
-        with self._open() as db:
-            state = dict(db.execute("SELECT name, value FROM state"))
-            if cached_index is not None and cached_index.generation == state.get("generation", ""):
-                return cached_index
-            index = WorkspaceIndex(
-                state.get("key") or None, state.get("settings", ""), generation=state.get("generation", "")
+    # -- snapshots
+
+    def add(self, snapshot: FileCheckpoint, tree: str, left_out: LeftOutPaths, index: Index | None = None) -> None:
+        """Store a new snapshot, and the index if the files were taken from the workspace, safe from a power failure."""
+        record = encode_left_out(left_out)
+        created_at = int(snapshot.timestamp.timestamp() * 1_000_000) * 1000
+        values = (snapshot.id, tree, snapshot.name, snapshot.message, created_at, snapshot.kind)
+        changes = json.dumps(snapshot.files_changed), snapshot.change_count, json.dumps(dict(snapshot.metadata))
+        with self._transaction(durable=True) as db:
+            db.execute("INSERT OR IGNORE INTO left_out VALUES (?, ?)", record)
+            db.execute(
+                "INSERT INTO snapshot (id, tree, name, message, created_at, kind, files_changed, change_count,"
+                " metadata, left_out) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*values, *changes, record[0]),
             )
-            for path, mode, oid, why, *columns in db.execute("SELECT * FROM seen"):
-                stamp = (
-                    None
-                    if columns[0] is None
-                    else (columns[0], columns[1], columns[2], columns[3] & INODE_MASK, columns[4])
-                )
-                if why is not None:
-                    index.skipped[path] = SkippedPath(why, stamp or (0, 0, 0, 0, 0))
-                elif mode & 0o170000 == DIRECTORY:
-                    index.folders[path] = IndexEntry(TreeEntry(mode), stamp)
-                else:
-                    index.files[path] = IndexEntry(TreeEntry(mode, oid), stamp)
-            return index
-
-    def store_snapshot(
-        self, snapshot: FileCheckpoint | None, index: WorkspaceIndex, excluded: ExcludedRecord | None = None
-    ) -> None:
-        """Store a new snapshot and the index. A new snapshot survives a power failure."""
-        with self._transaction(durable=snapshot is not None) as db:
-            if snapshot is not None:
-                _insert_snapshot(db, snapshot, index.key or "", excluded or {})
-            if index.dirty or snapshot is not None:
-                index.generation = str(time.time_ns())
+            if index is not None:
                 _save_index(db, index)
-        index.dirty.clear()
 
-    def rows(self, *, limit: int | None = None, oldest_first: bool = False) -> list[CatalogRow]:
-        """Return the snapshots, by default newest first."""
-        order = "ASC" if oldest_first else "DESC"
-        query = f"SELECT {COLUMNS} FROM snapshot ORDER BY seq {order} LIMIT ?"  # noqa: S608
+    def rows(self, *, limit: int | None = None) -> list[CatalogRow]:
+        """Return the snapshots, newest first."""
+        return self._rows("ORDER BY seq DESC LIMIT ?", -1 if limit is None else limit)
+
+    def count_unpinned(self) -> int:
+        """Return the number of snapshots that nobody pins."""
         with self._open() as db:
-            return [_catalog_row(columns) for columns in db.execute(query, (-1 if limit is None else limit,))]
+            query = "SELECT count(*) FROM snapshot WHERE id NOT IN (SELECT snapshot FROM holding)"
+            return int(db.execute(query).fetchone()[0])
 
     def find(self, ref: str) -> list[CatalogRow]:
         """Return the snapshot with this id, or else the newest with this name, or else all whose id starts with it."""
-        with self._open() as db:
-            for where in ("id = ?", "name = ?", "substr(id, 1, length(?)) = ?1"):
-                query = f"SELECT {COLUMNS} FROM snapshot WHERE {where} ORDER BY seq DESC"  # noqa: S608
-                if rows := [_catalog_row(columns) for columns in db.execute(query, (ref,))]:
-                    return rows if where.startswith("substr") else rows[:1]
+        for where, limit in (("id = ?", 1), ("name = ?", 1), ("substr(id, 1, length(?)) = ?1", -1)):
+            if rows := self._rows(f"WHERE {where} ORDER BY seq DESC LIMIT {limit}", ref):
+                return rows
         return []
 
-    def add(self, snapshot: FileCheckpoint, tree: str, excluded: ExcludedRecord) -> None:
-        """Store a snapshot whose files were not taken from this workspace."""
-        with self._transaction(durable=True) as db:
-            _insert_snapshot(db, snapshot, tree, excluded)
-
-    def find_by_tree(self, tree: str, excluded: ExcludedRecord) -> FileCheckpoint | None:
+    def find_by_tree(self, tree: str, left_out: LeftOutPaths) -> FileCheckpoint | None:
         """Return the newest snapshot with this tree and exactly these left-out paths; None if there is none.
 
         Snapshots of the undo stack are not returned, because the stack deletes them.
         """
-        where = "tree = ? AND left_out = ? AND kind <> ?"
-        query = f"SELECT {COLUMNS} FROM snapshot WHERE {where} ORDER BY seq DESC LIMIT 1"  # noqa: S608
-        with self._open() as db:
-            columns = db.execute(query, (tree, encode_record(excluded)[0], UNDO)).fetchone()
-        return _catalog_row(columns).snapshot if columns else None
+        key = encode_left_out(left_out)[0]
+        rows = self._rows("WHERE tree = ? AND left_out = ? AND kind <> ? ORDER BY seq DESC LIMIT 1", tree, key, UNDO)
+        return rows[0].snapshot if rows else None
 
-    def excluded_from(self, snapshot_id: str) -> dict[bytes, ExcludedPath]:
-        """Return the paths that a snapshot left out."""
-        query = "SELECT paths FROM left_out WHERE id = (SELECT left_out FROM snapshot WHERE id = ?)"
+    def _rows(self, clauses: str, *values: object) -> list[CatalogRow]:
         with self._open() as db:
-            row = db.execute(query, (snapshot_id,)).fetchone()
-        return decode_record(row[0]) if row else {}
+            return [_catalog_row(row) for row in db.execute(f"SELECT {COLUMNS} FROM snapshot {clauses}", values)]  # noqa: S608
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove snapshots from the catalog, and record that their trees may be waste."""
@@ -175,10 +130,15 @@ class Catalog:
                 db.execute("DELETE FROM snapshot WHERE id = ?", (id,))
                 db.execute("DELETE FROM holding WHERE snapshot = ?", (id,))
 
-    def unneeded_trees(self) -> set[str]:
-        """Return the trees of removed snapshots that nothing needs any more."""
+    def drop(self, waste: Iterable[str]) -> None:
+        """Record what may be waste besides the trees of removed snapshots."""
+        with self._transaction() as db:
+            db.executemany("INSERT OR IGNORE INTO dropped VALUES (?)", [(one,) for one in waste])
+
+    def dropped_trees(self) -> set[str]:
+        """Return the trees of removed snapshots that no snapshot has any more."""
         with self._open() as db:
-            return {tree for (tree,) in db.execute("SELECT tree FROM dropped")} - self.needed_trees()
+            return {tree for (tree,) in db.execute("SELECT tree FROM dropped EXCEPT SELECT tree FROM snapshot")}
 
     def forget_trees(self, trees: Iterable[str]) -> None:
         """Forget waste that has been deleted, and free the space of the catalog itself."""
@@ -187,17 +147,6 @@ class Catalog:
             db.execute("DELETE FROM left_out WHERE NOT EXISTS (SELECT 1 FROM snapshot WHERE left_out = left_out.id)")
         with self._open() as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def pin(self, id: str, pinned: bool) -> None:
-        """Pin or unpin a snapshot."""
-        with self._transaction() as db:
-            db.execute("UPDATE snapshot SET pinned = ? WHERE id = ?", (pinned, id))
-
-    def annotate(self, snapshot: FileCheckpoint) -> None:
-        """Store the name, message and metadata of a snapshot that exists."""
-        values = (snapshot.name, snapshot.message, json.dumps(dict(snapshot.metadata)), snapshot.id)
-        with self._transaction(durable=True) as db:
-            db.execute("UPDATE snapshot SET name = ?, message = ?, metadata = ? WHERE id = ?", values)
 
     def hold(self, id: str, holder: str) -> None:
         """Pin a snapshot for a holder. Several holders can pin the same snapshot."""
@@ -209,43 +158,47 @@ class Catalog:
         with self._transaction() as db:
             db.execute("DELETE FROM holding WHERE snapshot = ? AND holder = ?", (id, holder))
 
-    def needed_trees(self) -> set[str]:
-        """Return the keys of all trees that are needed: by snapshots, the index and unfinished restores."""
+    # -- the index
+
+    def load_index(self, cached_index: Index | None) -> Index:
+        """Return the index of the files: the cached one if no other process has stored another."""
         with self._open() as db:
-            tree_keys = {key for (key,) in db.execute("SELECT tree FROM snapshot")}
-            tree_keys |= {
-                value for (value,) in db.execute("SELECT value FROM state WHERE name = 'key' AND value <> ''")
-            }
-            for target, before in db.execute("SELECT target, before FROM restoring WHERE status = 'running'"):
-                tree_keys |= {target, before}
-        return tree_keys
+            state = dict(db.execute("SELECT name, value FROM state"))
+            if cached_index is not None and cached_index.generation == state.get(GENERATION, ""):
+                return cached_index
+            tree = bytes.fromhex(state.get(TREE, ""))
+            folders = {path: Folder.decode(found) for path, found in db.execute("SELECT * FROM folder")}
+            return Index(tree or None, state.get(SETTINGS, ""), state.get(GENERATION, ""), folders)
 
-    def begin(
-        self, snapshot_id: str, target_tree: str, safety_id: str, before_tree: str, paths: Iterable[bytes] | None
-    ) -> int:
-        """Record that a restore begins; return its id."""
-        encoded_paths = None if paths is None else json.dumps([path.decode("latin-1") for path in paths])
-        values = (snapshot_id, target_tree, safety_id, before_tree, encoded_paths, "running", time.time_ns())
+    def store_index(self, index: Index) -> None:
+        """Store the index."""
         with self._transaction() as db:
-            query = (
-                "INSERT INTO restoring (snapshot, target, safety, before, paths, status, created_at)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)"
-            )
-            return int(db.execute(query, values).lastrowid or 0)
+            _save_index(db, index)
 
-    def end(self, id: int, status: str) -> None:
-        """Record the result of a restore: `done` or `failed`."""
-        with self._transaction() as db:
-            db.execute("UPDATE restoring SET status = ? WHERE id = ?", (status, id))
+    # -- the undo stack
 
-    def unfinished_restores(self) -> list[RestoreRecord]:
-        """Return the restores that were interrupted, oldest first."""
-        query = "SELECT id, snapshot, target, safety, before, paths FROM restoring WHERE status = 'running' ORDER BY id"
+    def add_undo(self, stack: str, label: str, snapshot: str | None, files: str) -> int:
+        """Add an entry to a stack, and return its id. It survives a power failure."""
+        query = "INSERT INTO undo (stack, label, created_at, snapshot, files) VALUES (?, ?, ?, ?, ?)"
+        with self._transaction(durable=True) as db:
+            return int(db.execute(query, (stack, label, time.time(), snapshot, files)).lastrowid or 0)
+
+    def undo_rows(self, *stacks: str) -> list[tuple[Any, ...]]:
+        """Return the entries of some stacks, oldest first."""
+        query = "SELECT * FROM undo WHERE stack IN (SELECT value FROM json_each(?)) ORDER BY id"
         with self._open() as db:
-            return [
-                RestoreRecord(id, snapshot, target, safety, before, _decode_paths(paths))
-                for id, snapshot, target, safety, before, paths in db.execute(query)
-            ]
+            return db.execute(query, (json.dumps(stacks),)).fetchall()
+
+    def move_undo(self, ids: Iterable[int], stack: str | None) -> None:
+        """Move entries to another stack; None deletes them."""
+        with self._transaction() as db:
+            for id in ids:
+                if stack is None:
+                    db.execute("DELETE FROM undo WHERE id = ?", (id,))
+                else:
+                    db.execute("UPDATE undo SET stack = ? WHERE id = ?", (stack, id))
+
+    # -- other values
 
     def get(self, name: str) -> str:
         """Return a value by its name; an empty string if there is none."""
@@ -258,24 +211,13 @@ class Catalog:
         with self._transaction() as db:
             _set_value(db, name, value)
 
-    def record_mode(self, path: bytes, mode: int, inode: int) -> None:
-        """Record the mode of a path before it is changed temporarily."""
-        with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO permit VALUES (?, ?, ?)", (path, mode, _signed_inode(inode)))
+    def begin(self, restore: str) -> None:
+        """Record that a restore begins."""
+        self.set(PENDING, restore)
 
-    def delete_mode(self, path: bytes) -> None:
-        """Delete the recorded mode of a path, which is not needed any more."""
-        with self._transaction() as db:
-            db.execute("DELETE FROM permit WHERE path = ?", (path,))
-
-    def recorded_modes(self) -> list[tuple[bytes, int, int]]:
-        """Return the paths whose mode a killed process changed temporarily, each with its recorded mode and inode."""
-        with self._open() as db:
-            return [(path, mode, inode & INODE_MASK) for path, mode, inode in db.execute("SELECT * FROM permit")]
-
-    def left_out(self) -> list[str]:
-        """Return the paths that no snapshot may contain and no restore may change, relative to the workspace."""
-        return list(json.loads(self.get(LEFT_OUT) or "[]"))
+    def end(self) -> None:
+        """Record that no restore is in progress."""
+        self.set(PENDING, "")
 
     def close(self) -> None:
         """Close the file. The next use opens it again."""
@@ -296,9 +238,7 @@ class Catalog:
                 ) from error
 
     def _connection(self) -> sqlite3.Connection:
-        if (
-            self._cached_connection is None or self._process_id != os.getpid()
-        ):  # a connection must not be used after a fork
+        if self._cached_connection is None or self._process_id != os.getpid():  # none may be used after a fork
             self._cached_connection = sqlite3.connect(
                 self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
             )
@@ -319,46 +259,15 @@ class Catalog:
             db.commit()
 
 
-def _insert_snapshot(db: sqlite3.Connection, snapshot: FileCheckpoint, tree: str, excluded: ExcludedRecord) -> None:
-    query = (
-        "INSERT INTO snapshot"
-        " (id, tree, name, message, created_at, kind, files_changed, change_count, metadata, pinned, left_out)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-    )
-    record = encode_record(excluded)
-    db.execute("INSERT OR IGNORE INTO left_out VALUES (?, ?)", record)
-    created_at = int(snapshot.timestamp.timestamp() * 1_000_000) * 1000
-    values = (snapshot.id, tree, snapshot.name, snapshot.message, created_at, snapshot.kind)
-    changes = json.dumps(snapshot.files_changed), snapshot.change_count
-    more_values = json.dumps(dict(snapshot.metadata)), snapshot.pinned
-    db.execute(query, (*values, *changes, *more_values, record[0]))
-
-
-def _save_index(db: sqlite3.Connection, index: WorkspaceIndex) -> None:
-    """Store the entries of the index that have changed."""
-    rows: list[tuple[Any, ...]] = []
-    removed: list[tuple[bytes]] = []
-    for path in index.dirty:
-        if index_entry := index.files.get(path) or index.folders.get(path):
-            rows.append((path, index_entry.entry.mode, index_entry.entry.oid, None, *_stamp_columns(index_entry.stamp)))
-        elif skipped := index.skipped.get(path):
-            rows.append((path, None, None, skipped.why, *_stamp_columns(skipped.stamp)))
-        else:
-            removed.append((path,))
-    db.executemany("DELETE FROM seen WHERE path = ?", removed)
-    db.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
-    for name, value in (("key", index.key or ""), ("settings", index.settings), ("generation", index.generation)):
+def _save_index(db: sqlite3.Connection, index: Index) -> None:
+    """Store the directories of the index that have changed."""
+    changed = [(path, index.folders[path].encode()) for path in index.dirty if path in index.folders]
+    db.executemany("DELETE FROM folder WHERE path = ?", [(path,) for path in index.dirty if path not in index.folders])
+    db.executemany("INSERT OR REPLACE INTO folder VALUES (?, ?)", changed)
+    index.generation = str(time.time_ns())
+    for name, value in ((TREE, (index.tree or b"").hex()), (SETTINGS, index.settings), (GENERATION, index.generation)):
         _set_value(db, name, value)
-
-
-def _stamp_columns(stamp: Stamp | None) -> tuple[int | None, ...]:
-    if stamp is None:
-        return (None,) * 5
-    return *stamp[:3], _signed_inode(stamp[3]), stamp[4]
-
-
-def _signed_inode(inode: int) -> int:
-    return inode - (1 << 64) if inode >> 63 else inode
+    index.dirty.clear()
 
 
 def _set_value(db: sqlite3.Connection, name: str, value: str) -> None:
@@ -366,7 +275,8 @@ def _set_value(db: sqlite3.Connection, name: str, value: str) -> None:
 
 
 def _catalog_row(columns: tuple[Any, ...]) -> CatalogRow:
-    id, tree, name, message, created_at, kind, files_changed, metadata, pinned, seq, excluded_id, change_count = columns
+    id, tree, name, message, created_at, kind, files_changed, metadata, change_count, _, is_held, record = columns
+    left_out = decode_left_out(record)
     snapshot = FileCheckpoint(
         id,
         name,
@@ -375,14 +285,11 @@ def _catalog_row(columns: tuple[Any, ...]) -> CatalogRow:
         tuple(json.loads(files_changed)),
         json.loads(metadata),
         kind,
-        bool(pinned),
+        bool(is_held),
         change_count,
+        tuple((os.fsdecode(path), one.why) for path, one in left_out.items()),
     )
-    return CatalogRow(snapshot, tree, seq, excluded_id)
-
-
-def _decode_paths(encoded: str | None) -> tuple[bytes, ...] | None:
-    return None if encoded is None else tuple(path.encode("latin-1") for path in json.loads(encoded))
+    return CatalogRow(snapshot, tree, left_out)
 
 
 def _use_wal(db: sqlite3.Connection) -> None:

@@ -1,4 +1,4 @@
-"""Snapshots as trees of entries by path, and the protocol of the stores that keep them.
+"""Trees of entries by path, stored as git stores them, but with all permission bits and with empty directories.
 
 Paths are bytes as the system returns them, relative to the workspace, with `/` as separator. Any file name is allowed.
 """
@@ -6,21 +6,24 @@ Paths are bytes as the system returns them, relative to the workspace, with `/` 
 from __future__ import annotations
 
 import stat
-from collections.abc import Collection, Iterable, Iterator
-from hashlib import sha1
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from typing import NamedTuple
 
-from agentgit.workspace.disk.atomic_file import Data
+from agentgit.errors import Corrupt
+from agentgit.workspace.objects import TREE, Objects, PackWriter, pack_id
 
-PLAIN_MODES = (0o644, 0o755)
-"""The permission bits of files that git itself can store."""
+PLAIN_DIRECTORY = stat.S_IFDIR | 0o755
+
+LINK_MODE = stat.S_IFLNK | 0o777
+"""The mode of every link. Git knows it as 120000."""
 
 
 class TreeEntry(NamedTuple):
-    """The entry at a path."""
+    """The entry at a path: its mode, and the id of the contents of a file or link."""
 
     mode: int
-    oid: str = ""
+    oid: bytes = b""
 
     @property
     def is_directory(self) -> bool:
@@ -33,69 +36,129 @@ class TreeEntry(NamedTuple):
         return stat.S_ISLNK(self.mode)
 
 
-class TreeWrite(NamedTuple):
-    """One change to write into a snapshot."""
-
-    path: bytes
-    entry: TreeEntry | None
-    data: Data = b""
-
-
 class TreeChange(NamedTuple):
-    """The entries at a path at which two snapshots differ; None if the path does not exist."""
+    """The entries at a path at which two trees differ; None if the path does not exist."""
 
     before: TreeEntry | None
     after: TreeEntry | None
 
 
-class Trees(Protocol):
-    """A store of snapshots, each under a key. It is independent of the workspace that the files came from.
+Entries = dict[bytes, TreeEntry]
+"""Entries by path or, of one directory, by name. In the latter, a directory has the id of its tree."""
 
-    A directory has an entry only if nothing below it is captured, or if its permission bits are not 0755; otherwise
-    its files imply it. Only one process at a time may write or collect. Any number may read.
-    """
-
-    def write(self, key: str, base: str | None, changes: Iterable[TreeWrite]) -> None:
-        """Write a snapshot: a base snapshot with changes.
-
-        The write is atomic: if the process is killed, the store has either the complete snapshot or none.
-        """
-        ...
-
-    def tree(self, key: str) -> dict[bytes, TreeEntry]:
-        """Return all entries of a snapshot, by path."""
-        ...
-
-    def directories(self, key: str) -> dict[bytes, TreeEntry]:
-        """Return the directories that have an entry in a snapshot, at low cost."""
-        ...
-
-    def differences(self, before: str, after: str) -> dict[bytes, TreeChange]:
-        """Return the paths at which two snapshots differ, at low cost if there are few."""
-        ...
-
-    def contents(self, key: str, entries: Iterable[tuple[bytes, TreeEntry]]) -> Iterator[tuple[bytes, TreeEntry, Data]]:
-        """Read files and links of a snapshot one by one, and yield each with its contents."""
-        ...
-
-    def collect(self, keep: Collection[str]) -> int:
-        """Remove all snapshots except `keep`, and remains of killed processes; return the number of bytes freed."""
-        ...
+Changes = dict[bytes, TreeChange]
 
 
-def digest(data: bytes) -> str:
-    """Return the SHA-1 of contents, as git computes it for a blob.
-
-    Example:
-        >>> digest(b"")
-        'e69de29bb2d1d6434b8b29ae775ad8c2e48c5391'
-    """
-    return digest_of([data], len(data))
+def is_leaf(entry: TreeEntry | None) -> bool:
+    """Return whether there is a file or a link."""
+    return entry is not None and not entry.is_directory
 
 
-def digest_of(parts: Iterable[bytes], size: int) -> str:
-    """Return the hash of contents that are read in parts; `size` must be the total number of bytes."""
-    hasher = sha1(b"blob %d\0" % size, usedforsecurity=False)
-    for part in parts:
-        hasher.update(part)
-    return hasher.hexdigest()
+def is_directory(entry: TreeEntry | None) -> bool:
+    """Return whether there is a directory."""
+    return entry is not None and entry.is_directory
+
+
+def encode_tree(entries: Mapping[bytes, TreeEntry]) -> bytes:
+    """Return the entries of one directory as git's tree object."""
+    ordered = sorted(entries.items(), key=lambda item: item[0] + b"/" if item[1].is_directory else item[0])
+    return b"".join(
+        b"%o %s\0%s" % (stat.S_IFLNK if entry.is_link else entry.mode, name, entry.oid) for name, entry in ordered
+    )
+
+
+def decode_tree(data: bytes) -> Entries:
+    """Return the entries of one directory."""
+    entries: Entries = {}
+    at = 0
+    while at < len(data):
+        end = data.index(b"\0", at)
+        mode, _, name = data[at:end].partition(b" ")
+        number = int(mode, 8)
+        entries[name] = TreeEntry(LINK_MODE if stat.S_ISLNK(number) else number, data[end + 1 : end + 21])
+        at = end + 21
+    return entries
+
+
+EMPTY_TREE = pack_id(TREE, b"")
+
+
+class Trees:
+    """The trees of a store, and those of a scan that stores nothing."""
+
+    def __init__(self, objects: Objects, unstored: Mapping[bytes, bytes] | None = None) -> None:
+        self._objects, self._unstored = objects, unstored or {}
+
+    def folder(self, oid: bytes) -> Entries:
+        """Return the entries of one directory by name."""
+        data = self._unstored.get(oid)
+        return decode_tree(self._objects.read_bytes(oid) if data is None else data)
+
+    def entries(self, oid: bytes, prefix: bytes = b"") -> Iterator[tuple[bytes, TreeEntry]]:
+        """Yield all entries of a tree by path, a directory before what is in it."""
+        for name, entry in self.folder(oid).items():
+            if entry.is_directory:
+                yield prefix + name, TreeEntry(entry.mode)
+                yield from self.entries(entry.oid, prefix + name + b"/")
+            else:
+                yield prefix + name, entry
+
+    def has(self, tree: bytes, path: bytes) -> bool:
+        """Return whether a tree has an entry at a path."""
+        *parents, name = path.split(b"/")
+        for parent in parents:
+            entry = self.folder(tree).get(parent)
+            if entry is None or not entry.is_directory:
+                return False
+            tree = entry.oid
+        return name in self.folder(tree)
+
+    def differences(self, before: bytes | None, after: bytes | None, prefix: bytes = b"") -> Changes:
+        """Return the paths at which two trees differ; None is a tree without entries."""
+        changes: Changes = {}
+        if before == after:
+            return changes
+        old, new = (self.folder(oid) if oid is not None else {} for oid in (before, after))
+        for name in old.keys() | new.keys():
+            pair = old.get(name), new.get(name)
+            if pair[0] == pair[1]:
+                continue
+            was_folder, is_folder = map(is_directory, pair)
+            change = TreeChange(*(TreeEntry(one.mode) if one and one.is_directory else one for one in pair))
+            if change.before != change.after:
+                changes[prefix + name] = change
+            if was_folder or is_folder:
+                old_oid, new_oid = (one.oid if one and one.is_directory else None for one in pair)
+                changes.update(self.differences(old_oid, new_oid, prefix + name + b"/"))
+        return changes
+
+    def reachable(self, trees: Collection[bytes]) -> set[bytes]:
+        """Return the ids of trees, and of all that they contain."""
+        found, pending = set(trees), list(trees)
+        while pending:
+            with suppress(Corrupt):  # what only a damaged tree has cannot be restored any more
+                for entry in self.folder(pending.pop()).values():
+                    if entry.is_directory and entry.oid not in found:
+                        pending.append(entry.oid)
+                    found.add(entry.oid)
+        return found
+
+
+def put_tree(writer: PackWriter, entries: Mapping[bytes, TreeEntry]) -> bytes:
+    """Store a tree of entries by path, in which parents may be missing, and return its id."""
+    folders: dict[bytes, Entries] = {b"": {}}
+    modes: dict[bytes, int] = {path: entry.mode for path, entry in entries.items() if entry.is_directory}
+    for path, entry in entries.items():
+        at = path if entry.is_directory else path.rpartition(b"/")[0]
+        while at not in folders:
+            folders[at] = {}
+            at = at.rpartition(b"/")[0]
+        if not entry.is_directory:
+            parent, _, name = path.rpartition(b"/")
+            folders[parent][name] = entry
+    for path in sorted(folders, key=len, reverse=True):
+        oid = writer.put(TREE, encode_tree(folders[path]))
+        if path:
+            parent, _, name = path.rpartition(b"/")
+            folders[parent][name] = TreeEntry(modes.get(path, PLAIN_DIRECTORY), oid)
+    return oid

@@ -1,37 +1,30 @@
-"""The undo stack: the state of files before each call that modified them, stored on disk."""
+"""The undo stack: the state of files before each call that modified them, a thin layer over the engine."""
 
 from __future__ import annotations
 
+import json
 import os
-import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from agentgit.errors import InvalidInput, NotFound, Unavailable, WorkspaceChanged
+from agentgit.errors import InvalidInput, NotFound
 from agentgit.values import escape_path
-from agentgit.workspace.disk.single_file import ABSENT, FILE, LINK, OTHER, FileState, SingleFiles
-from agentgit.workspace.locations import create_storage, resolve_workspace, undo_storage
-from agentgit.workspace.undo_storage import REDO, SAFETY, UNDO, StoredEntry, UndoStorage
-from agentgit.workspace.values import Undone
+from agentgit.workspace.disk import Disk
+from agentgit.workspace.engine import Engine
+from agentgit.workspace.files import MAX_FILE_SIZE
+from agentgit.workspace.left_out import parent_folders
+from agentgit.workspace.locations import create_storage, resolve_workspace
+from agentgit.workspace.restore import RestoreOutcome, RestoreSteps
+from agentgit.workspace.trees import PLAIN_DIRECTORY, Changes, TreeChange, TreeEntry
+from agentgit.workspace.values import UNDO, Undone, escape_surrogates
 
-CHANGED = "it was changed during the undo"
+REDO, SAFETY = "redo", "safety"
+"""The stack of an entry that can be redone, and of one that was undone before another entry was added."""
 
-
-class WholeWorkspaceSnapshots(Protocol):
-    """An object that can take and restore snapshots of the whole workspace."""
-
-    def checkpoint(self) -> str:
-        """Take a snapshot, and return its id."""
-
-    def restore(self, id: str, /) -> Any:
-        """Restore a snapshot."""
-
-    def release(self, id: str, /) -> None:
-        """Release a snapshot that the stack no longer needs."""
+MAX_LINKS = 40
+"""The maximum length of a chain of symbolic links, as in Linux."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +47,27 @@ class UndoEntry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-like values."""
-        return {
-            "id": self.id,
-            "label": self.label,
-            "created_at": self.created_at.isoformat(),
-            "paths": list(self.paths),
-            "whole": self.whole,
+        return {**vars(self), "created_at": self.created_at.isoformat(), "paths": list(self.paths)}
+
+
+class _Files(NamedTuple):
+    """The files of an entry by path, None for an absent one, and the directories that did not exist."""
+
+    entries: dict[bytes, TreeEntry | None]
+    folders: list[bytes]
+
+    def encode(self) -> str:
+        files = {path.decode("latin-1"): one and [one.mode, one.oid.hex()] for path, one in self.entries.items()}
+        return json.dumps({"files": files, "folders": [path.decode("latin-1") for path in self.folders]})
+
+    @classmethod
+    def decode(cls, text: str) -> _Files:
+        data = json.loads(text)
+        entries = {
+            path.encode("latin-1"): TreeEntry(one[0], bytes.fromhex(one[1])) if one else None
+            for path, one in data["files"].items()
         }
+        return cls(entries, [path.encode("latin-1") for path in data["folders"]])
 
 
 class UndoStack:
@@ -68,11 +75,10 @@ class UndoStack:
 
     Args:
         workspace_dir: The directory of the files.
-        storage_dir: The directory that stores the stack, outside of the workspace; None for that of
-            `Workspace(workspace_dir).undo_stack`, with the same entries.
+        storage_dir: The storage of the workspace; None for the default one. `Workspace.undo_stack` has the same
+            entries.
         max_snapshots: The maximum number of entries; the oldest are removed first.
-        whole: The object that takes snapshots of the whole workspace, for calls that do not name their files. None if
-            there is none; such calls then raise `InvalidInput`.
+        engine: The engine of a workspace that is open already.
 
     Raises:
         InvalidInput: `max_snapshots` is not a positive number, or no workspace can be at that path.
@@ -96,17 +102,15 @@ class UndoStack:
         storage_dir: str | os.PathLike[str] | None = None,
         *,
         max_snapshots: int = 50,
-        whole: WholeWorkspaceSnapshots | None = None,
+        engine: Engine | None = None,
     ) -> None:
         if max_snapshots < 1:
             raise InvalidInput(f"max_snapshots must be 1 or more, not {max_snapshots}.")
-        if storage_dir is None:
-            storage_dir = undo_storage(create_storage(None, resolve_workspace(workspace_dir)))
-        self._files = SingleFiles(workspace_dir, Path(storage_dir) / "aside")
-        self._storage = UndoStorage(Path(storage_dir) / "undo.db")
         self._max_snapshots = max_snapshots
-        self._workspace_snapshots = whole
-        self._thread_lock, self._is_locked = threading.RLock(), False
+        if engine is None:
+            root = resolve_workspace(workspace_dir)
+            engine = Engine(root, create_storage(storage_dir, root), None, 100, (), MAX_FILE_SIZE)
+        self._engine, self._catalog = engine, engine.catalog
 
     # -- what is on it
 
@@ -118,87 +122,68 @@ class UndoStack:
             paths: The paths of the files, which need not exist; None for the whole workspace.
 
         Raises:
-            InvalidInput: A path is outside of the workspace or not a file; or `paths` is None and this stack cannot
-                take snapshots of the whole workspace.
+            InvalidInput: A path is outside of the workspace or not a file.
             Unavailable: A file cannot be read, or the storage cannot be written.
         """
-        with self._locked():
-            self._finish_interrupted()
-            with self._storage.transaction():
-                if paths is None:
-                    entry = self._storage.add(UNDO, label, {}, whole=self._require_snapshots().checkpoint())
-                else:
-                    relative_paths = [name for path in _require_list(paths) for name in self._files.resolve_paths(path)]
-                    entry = self._add_entry(UNDO, label, relative_paths)
-                self._storage.retire_redo()
-                snapshot_ids = self._storage.evict(self._max_snapshots)
-            self._release_snapshots(snapshot_ids)
-            return entry
+        if isinstance(paths, str | bytes):
+            raise InvalidInput(f"paths={paths!r} is one path; write paths=[{paths!r}].")
+        with self._engine.locked():
+            names = None if paths is None else [name for path in paths for name in self._resolve(path)]
+            id = self._add(UNDO, label, names)
+            self._catalog.move_undo([row[0] for row in self._catalog.undo_rows(REDO)], SAFETY)
+            self._evict(self._max_snapshots)
+            return id
 
     def peek(self) -> UndoEntry | None:
         """Return the newest entry, which `undo` uses next; None if there is none."""
-        with self._locked():
-            newest = self._storage.newest(UNDO)
-            return _undo_entry(newest) if newest else None
+        return self.history[-1] if self.history else None
 
     @property
     def depth(self) -> int:
         """The number of entries that can be undone."""
-        with self._locked():
-            return len(self._storage.ids(UNDO))
+        return len(self.history)
 
     @property
     def history(self) -> tuple[UndoEntry, ...]:
         """The entries, oldest first."""
-        with self._locked():
-            return tuple(map(_undo_entry, self._storage.list(UNDO)))
-
-    @property
-    def wholes(self) -> frozenset[str]:
-        """The ids of the snapshots of the whole workspace that entries need, read without waiting for the lock."""
-        return frozenset(self._storage.whole_snapshots())
+        return tuple(entry for entry, _ in self._entries(UNDO))
 
     @property
     def safety(self) -> tuple[UndoEntry, ...]:
         """The entries with the files as they were before each undo, oldest first. `redo(id)` restores one."""
-        with self._locked():
-            return tuple(map(_undo_entry, self._storage.list(REDO, SAFETY)))
+        return tuple(entry for entry, _ in self._entries(REDO, SAFETY))
 
     def clear(self) -> None:
         """Delete all entries, and free their disk space."""
-        with self._locked():
-            self._release_snapshots(self._storage.clear())
+        with self._engine.locked():
+            self._evict(0)
+            self._engine.collect()
 
     def close(self) -> None:
         """Close the storage. All entries are already on disk."""
-        with self._thread_lock:
-            self._storage.close()
+        self._engine.close()
 
     # -- going back and forth
 
     def undo(self, n: int = 1) -> Undone:
         """Undo the newest entries: restore their files, and save the current ones for `redo`.
 
-        An entry whose undo was interrupted is completed first and counts toward `n`.
+        An entry whose undo was interrupted by a kill is completed first and counts toward `n`.
 
         Args:
             n: The number of entries to undo; all if there are fewer.
 
         Raises:
             InvalidInput: `n` is less than one.
-            Unavailable: A file cannot be written. The next use of the stack continues the undo.
+            Unavailable: A file cannot be written. The entry stays on the stack.
         """
         if n < 1:
             raise InvalidInput(f"The number of entries to undo must be 1 or more, not {n}.")
-        result = Undone()
-        with self._locked():
-            result += self._finish_interrupted(UNDO)
-            for _ in range(n - len(result.labels)):
-                newest = self._storage.newest(UNDO)
-                if newest is None:
-                    break
-                result += self._swap(newest, REDO)
-        return result
+        with self._engine.locked():
+            result = self._interrupted(REDO)
+            while len(result.labels) < n and (entries := self._entries(UNDO)):
+                result += self._swap(*entries[-1], REDO)
+            return result
 
     def redo(self, id: int | None = None) -> Undone:
         """Revert the newest undo, and save the current files on the stack.
@@ -208,135 +193,143 @@ class UndoStack:
 
         Raises:
             NotFound: There is no such entry.
-            Unavailable: A file cannot be written. The next use of the stack continues the redo.
+            Unavailable: A file cannot be written. The entry stays where it is.
         """
-        with self._locked():
-            pending = self._storage.pending()
-            result = self._finish_interrupted(REDO, SAFETY)
-            if result and pending and id in (None, pending[0].id):
+        with self._engine.locked():
+            if result := self._interrupted(UNDO):
                 return result
-            entry = self._storage.newest(REDO) if id is None else self._storage.get(id)
-            if id is not None and id not in self._storage.ids(REDO, SAFETY):
+            stacks = (REDO,) if id is None else (REDO, SAFETY)
+            entries = [pair for pair in self._entries(*stacks) if id in (None, pair[0].id)]
+            if id is not None and not entries:
                 raise NotFound(f"There is no undo {id} to redo. Use the id that an undo returned.")
-            return self._swap(entry, UNDO) if entry else Undone()
+            return self._swap(*entries[-1], UNDO) if entries else Undone()
 
-    def _swap(self, entry: StoredEntry, target_stack: str) -> Undone:
-        """Save the current files of an entry on the other stack, then restore the entry."""
-        with self._storage.transaction():
-            if entry.whole is not None:
-                id = self._storage.add(target_stack, entry.label, {}, whole=self._require_snapshots().checkpoint())
-            else:
-                id = self._add_entry(target_stack, entry.label, entry.states, any_kind=True)
-            self._storage.begin(entry.id, id)
-        saved = self._storage.get(id)
-        return self._apply(entry, saved) if saved else Undone()
-
-    def _finish_interrupted(self, *stacks: str) -> Undone:
-        """Complete an interrupted undo; return its result if its entry is of one of these stacks, else an empty one."""
-        if pending := self._storage.pending():
-            is_counted = pending[0].id in self._storage.ids(*stacks)
-            try:
-                result = self._recover(*pending) + self._apply(*pending)
-            except WorkspaceChanged:  # somebody changed files since: keep the entry for the next undo
-                self._storage.cancel(pending[0].id)
-            else:
-                return result if is_counted else Undone()
-        return Undone()
-
-    def _recover(self, entry: StoredEntry, saved: StoredEntry) -> Undone:
-        """Remove temporary files of a process killed during an undo, and keep what other processes wrote."""
-        left = []
-        for path, target in entry.states.items():
-            known_states = (state for state in (target, saved.states[path]) if state.kind in (FILE, LINK))
-            if (aside_path := self._files.recover(path, *known_states)) is not None:
-                left.append((os.fsdecode(path), f"{CHANGED}; that version is now at {os.fsdecode(aside_path)}"))
-        return Undone(left=tuple(left))
-
-    def _apply(self, entry: StoredEntry, saved: StoredEntry) -> Undone:
-        """Restore the files of an entry that are not restored yet, and remove the entry from its stack."""
-        result = Undone(labels=(entry.label,), safety=(saved.id,))
-        if entry.whole is not None:
-            result += self._restore_workspace(entry.whole)
-        failures: list[Unavailable] = []
-        for path, target in entry.states.items():
-            try:
-                result += self._restore_file(path, target, saved.states[path])
-            except Unavailable as error:
-                failures.append(error)
-        if failures:
-            raise failures[0] if len(failures) == 1 else Unavailable(" ".join(map(str, failures)))
-        removed_folders = self._files.remove_folders(entry.folders)
-        with self._storage.transaction():
-            snapshot_ids = [*self._storage.forget([entry.id]), *self._storage.evict(self._max_snapshots)]
-        self._release_snapshots(snapshot_ids)
-        return result + Undone(deleted=tuple(map(os.fsdecode, removed_folders)))
-
-    def _restore_workspace(self, id: str) -> Undone:
+    def _swap(self, entry: UndoEntry, files: _Files, stack: str) -> Undone:
+        """Save the current files of an entry on another stack, then restore the entry."""
+        paths = None if entry.whole is not None else list(files.entries)
+        saved = self._add(stack, entry.label, paths, any_kind=True)
+        result = Undone(labels=(entry.label,), safety=(saved,))
         try:
-            result = self._require_snapshots().restore(id)
-        except NotFound as error:  # the snapshot was deleted, so that the entry is useless
-            return Undone(left=(("the workspace", str(error)),))
-        left = [pair for name in ("conflicts", "missing", "left") for pair in getattr(result, name, ())]
-        return Undone(wholes=(id,), left=tuple(left))
+            if entry.whole is not None:
+                result += self._restore_workspace(entry.id, entry.whole, saved)
+            else:
+                result += self._restore_files(entry.id, files, saved)
+        except BaseException:  # a later undo begins anew; what this one has replaced can be redone by its id
+            self._catalog.move_undo([saved], SAFETY)
+            raise
+        self._evict(self._max_snapshots)
+        return result
 
-    def _restore_file(self, path: bytes, target: FileState, expected: FileState) -> Undone:
-        """Restore a file, if its current state is the known one."""
-        name, current = os.fsdecode(path), self._files.read_state(path)
-        if current == target:
+    def _restore_workspace(self, id: int, snapshot: str, saved: int) -> Undone:
+        try:
+            done = self._engine.restore(snapshot, undo=(id, saved))
+        except NotFound as error:  # the snapshot was deleted, so that the entry is useless
+            self._catalog.move_undo([id], None)
+            return Undone(left=(("the workspace", str(error)),))
+        self._catalog.move_undo([id], None)
+        self._release([snapshot])
+        return Undone(wholes=(snapshot,), left=(*done.conflicts, *done.missing, *done.left))
+
+    def _restore_files(self, id: int, files: _Files, saved: int) -> Undone:
+        now = next(files for entry, files in self._entries(UNDO, REDO) if entry.id == saved)
+        changes: Changes = {path: TreeChange(TreeEntry(PLAIN_DIRECTORY), None) for path in files.folders}
+        left: list[tuple[str, str]] = []
+        for path, wanted in files.entries.items():
+            current = now.entries[path]
+            if _is_no_file(current) or self._is_blocked(path):
+                left.append((os.fsdecode(path), "it is no longer a file"))
+            elif current != wanted:
+                changes[path] = TreeChange(current, wanted)
+        record = self._engine.files.record("", "", RestoreSteps(changes), undo=(id, saved))
+        self._catalog.begin(record.encode())
+        outcome, _ = self._engine.run(record)
+        return _undone(outcome) + Undone(left=tuple(left))
+
+    def _interrupted(self, stack: str) -> Undone:
+        """Return the result of the undo that a kill interrupted and the lock has just completed."""
+        if self._engine.finished is None or self._engine.finished[0].undo is None:
             return Undone()
-        if current.kind == OTHER:
-            return Undone(left=((name, "it is no longer a file"),))
-        if current != expected or not self._files.put(
-            path, target, self._storage.read_part, expected
-        ):  # `put` checks again
-            return Undone(left=((name, CHANGED),))
-        return Undone(deleted=(name,)) if target.kind == ABSENT else Undone(restored=(name,))
+        record, outcome, result = self._engine.finished
+        assert record.undo is not None  # noqa: S101 - checked above
+        saved = [entry for entry, _ in self._entries(stack) if entry.id == record.undo[1]]
+        if not saved:
+            return Undone()
+        label = Undone(labels=(saved[0].label,), safety=(saved[0].id,))
+        return label + (Undone(wholes=(result.id,)) if record.snapshot else _undone(outcome))
 
     # -- keeping
 
-    def _add_entry(self, stack: str, label: str, paths: Iterable[bytes], *, any_kind: bool = False) -> int:
-        with self._storage.transaction():
-            states = {path: self._files.read_state(path, self._storage.store_part) for path in dict.fromkeys(paths)}
-            for path, state in states.items():
-                if state.kind == OTHER and not any_kind:
+    def _entries(self, *stacks: str) -> list[tuple[UndoEntry, _Files]]:
+        entries = []
+        for id, _, label, created_at, whole, encoded in self._catalog.undo_rows(*stacks):
+            files = _Files.decode(encoded)
+            paths = tuple(map(os.fsdecode, files.entries))
+            entries.append((UndoEntry(id, label, datetime.fromtimestamp(created_at, UTC), paths, whole), files))
+        return entries
+
+    def _add(self, stack: str, label: str, paths: list[bytes] | None, *, any_kind: bool = False) -> int:
+        """Save the files at some paths, or the whole workspace, as an entry of a stack, and return its id."""
+        whole = self._engine.save(kind=UNDO).id if paths is None else None
+        files: dict[bytes, TreeEntry | None] = {}
+        disk = Disk(os.fsencode(self._engine.root))
+        with self._engine.files.objects.writing() as writer:
+            for path in paths or ():
+                files[path] = disk.read_entry(path, writer)
+                if _is_no_file(files[path]) and not any_kind:
                     raise InvalidInput(f"{escape_path(path)} is not a file; the undo stack keeps files only.")
-            missing = dict.fromkeys(folder for path in states for folder in self._files.missing_folders(path))
-            return self._storage.add(stack, label, states, list(missing))
+        folders = dict.fromkeys(parent for path in files for parent in parent_folders(path) if not self._exists(parent))
+        return self._catalog.add_undo(stack, escape_surrogates(label), whole, _Files(files, list(folders)).encode())
 
-    def _release_snapshots(self, snapshot_ids: Iterable[str]) -> None:
-        for id in snapshot_ids:
-            self._require_snapshots().release(id)
+    def _exists(self, path: bytes) -> bool:
+        return os.path.lexists(os.path.join(os.fsencode(self._engine.root), path))
 
-    def _require_snapshots(self) -> WholeWorkspaceSnapshots:
-        if self._workspace_snapshots is None:
-            raise InvalidInput("Name the paths: this stack cannot take snapshots of the whole workspace.")
-        return self._workspace_snapshots
+    def _is_blocked(self, path: bytes) -> bool:
+        """Return whether something that is not a directory is in the place of a parent of a path."""
+        root = os.fsencode(self._engine.root)
+        parents = (os.path.join(root, parent) for parent in parent_folders(path))
+        return any(
+            os.path.islink(parent) or (os.path.lexists(parent) and not os.path.isdir(parent)) for parent in parents
+        )
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Lock the stack against other threads and processes. The lock of a killed process is released.
+    def _evict(self, limit: int) -> None:
+        """Delete the oldest entries beyond a limit."""
+        stacks = (self._entries(UNDO), self._entries(REDO, SAFETY))
+        old = [entry for entries in stacks for entry, _ in entries[: max(0, len(entries) - limit)]]
+        self._catalog.move_undo([entry.id for entry in old], None)
+        self._release([entry.whole for entry in old if entry.whole is not None])
+        self._engine.drop(f"undo {entry.id}" for entry in old if entry.paths)
 
-        The lock is reentrant in a thread, because a workspace callback for a snapshot may read the stack.
-        """
-        with self._thread_lock:
-            if self._is_locked:
-                yield
+    def _release(self, snapshots: Iterable[str]) -> None:
+        """Delete snapshots of the whole workspace, unless they have been pinned since."""
+        for id in snapshots:
+            row = self._engine.find(id)
+            if row is not None and not row.snapshot.pinned:
+                self._engine.delete([row])
+
+    def _resolve(self, path: str | bytes | os.PathLike[str]) -> Iterator[bytes]:
+        """Yield the path of a file and, if it is a symbolic link, the paths that it leads to."""
+        root, number = os.fsencode(self._engine.root), 0
+        absolute = os.path.join(root, os.fsencode(path))
+        while True:
+            parent, name = os.path.split(absolute)
+            full = os.path.join(os.path.realpath(parent), name) if b"\0" not in absolute else b""
+            if name in (b"", b".", b"..") or not full.startswith(root.rstrip(b"/") + b"/"):
+                raise InvalidInput(f"{os.fsdecode(path)!r} is not a file inside the workspace {self._engine.root}.")
+            yield os.path.relpath(full, root)
+            if not os.path.islink(full):
                 return
-            with self._storage.locked():
-                self._is_locked = True
-                try:
-                    yield
-                finally:
-                    self._is_locked = False
+            number += 1
+            if number > MAX_LINKS:
+                raise InvalidInput(f"{os.fsdecode(path)!r} is a symbolic link that leads to itself.")
+            absolute = os.path.join(os.path.dirname(full), os.readlink(full))
 
 
-def _require_list(paths: Iterable[str | os.PathLike[str]]) -> Iterable[str | os.PathLike[str]]:
-    """Check that `paths` is not a single path: iterating over a string would yield its characters."""
-    if isinstance(paths, str | bytes):
-        raise InvalidInput(f"paths={paths!r} is one path; write paths=[{paths!r}].")
-    return paths
+def _is_no_file(entry: TreeEntry | None) -> bool:
+    """Return whether there is something else than a file or a link: only those have an id."""
+    return entry is not None and not entry.oid
 
 
-def _undo_entry(entry: StoredEntry) -> UndoEntry:
-    created_at = datetime.fromtimestamp(entry.created_at, UTC)
-    return UndoEntry(entry.id, entry.label, created_at, tuple(map(os.fsdecode, entry.states)), entry.whole)
+def _undone(outcome: RestoreOutcome) -> Undone:
+    deleted = map(os.fsdecode, (*outcome.deleted, *outcome.removed_folders))
+    left = tuple((os.fsdecode(path), why) for path, why in outcome.conflicts)
+    return Undone(restored=tuple(map(os.fsdecode, outcome.restored)), deleted=tuple(deleted), left=left)

@@ -53,7 +53,7 @@ def _as_dict(value: WorkspaceDiff | RestorePlan | Restored) -> dict[str, Any]:
     return {name: list(item) if isinstance(item, tuple) else item for name, item in asdict(value).items()}
 
 
-def _pair_lists(value: RestorePlan | Restored, *names: str) -> dict[str, Any]:
+def _pair_lists(value: FileCheckpoint | RestorePlan | Restored, *names: str) -> dict[str, Any]:
     return {name: [list(pair) for pair in getattr(value, name)] for name in names}
 
 
@@ -81,6 +81,7 @@ class FileCheckpoint:
         files_changed: The paths of the files that differ from the previous snapshot, sorted; of more than 1,000, the
             first ones.
         change_count: The number of files that differ from the previous snapshot.
+        skipped: The paths that it leaves out, each with the reason.
         metadata: The metadata that the user gave it.
         kind: `manual`, `auto` (before a tool or at a checkpoint), `safety` (before a restore) or `undo`.
         pinned: True if it is kept regardless of the number of newer snapshots.
@@ -95,15 +96,13 @@ class FileCheckpoint:
     kind: str = "manual"
     pinned: bool = False
     change_count: int = 0
+    skipped: tuple[tuple[str, str], ...] = ()
 
-    def with_changes(self, paths: Collection[bytes]) -> FileCheckpoint:
-        """Return the same snapshot with the paths of the files that it changed.
-
-        Args:
-            paths: The paths, relative to the workspace.
-        """
-        listed = tuple(os.fsdecode(path) for path in sorted(paths)[:MAX_LISTED])
-        return replace(self, files_changed=listed, change_count=len(paths))
+    def with_left_out(self, changed: Collection[bytes], left_out: Mapping[bytes, Any]) -> FileCheckpoint:
+        """Return the same snapshot with the paths that changed and those that it leaves out, as the engine has them."""
+        listed = tuple(os.fsdecode(path) for path in sorted(changed)[:MAX_LISTED])
+        skipped = tuple((os.fsdecode(path), left_out[path].why) for path in sorted(left_out))
+        return replace(self, files_changed=listed, change_count=len(changed), skipped=skipped)
 
     @property
     def description(self) -> str:
@@ -121,9 +120,8 @@ class FileCheckpoint:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-like values."""
-        fields = asdict(self)
         lists = {"files_changed": list(self.files_changed), "metadata": dict(self.metadata)}
-        return fields | {"timestamp": self.timestamp.isoformat(), **lists}
+        return asdict(self) | {"timestamp": self.timestamp.isoformat(), **lists, **_pair_lists(self, "skipped")}
 
 
 @dataclass(frozen=True)

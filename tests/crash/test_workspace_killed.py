@@ -10,6 +10,7 @@ from pathlib import Path
 import processes
 import pytest
 from file_trees import both, folder, gone, link, picture, write
+from workspace_fixtures import left_out, unsaved
 
 from agentgit import Workspace
 
@@ -76,7 +77,7 @@ def expect_finished_or_without_effect(work, store, first, was, changed):
     assert picture(work) in (was, changed)
     assert not [name for name in os.listdir(work) if name.startswith(".agentgit-")]
     again.restore(first.id)
-    assert (picture(work), again.changed()) == (was, ())
+    assert (picture(work), unsaved(again)) == (was, ())
     again.gc()
     again.restore(next(one.id for one in again.list() if one.kind == "safety"))
     assert picture(work) == changed
@@ -290,7 +291,7 @@ def test_the_git_configuration_of_the_user_has_no_influence(work, tmp_path, trap
     was, own = picture(work), (work / ".git" / "config").read_bytes()
     workspace = Workspace(work, tmp_path / "store")
     first = workspace.save()
-    assert ("a.txt", "excluded") not in workspace.skipped()
+    assert ("a.txt", "excluded") not in left_out(workspace)
     CHANGE(work)
     (work / "a.txt").write_bytes(b"\r\n")
     workspace.restore(first.id)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import faults
 import pytest
+from workspace_fixtures import adopt
 
 from agentgit import UndoStack, Workspace
 
@@ -70,7 +71,7 @@ def texts(folder):
 def held(workspace, id, into):
     into.mkdir()
     with Workspace(into, into.with_name(f"{into.name}-store"), max_checkpoints=None) as copy:
-        copy.adopt(workspace, id)
+        adopt(copy, workspace, id)
         copy.restore(id)
     return texts(into)
 
@@ -197,6 +198,6 @@ def test_an_undo_keeps_and_reports_a_concurrent_change(work, tmp_path, system, a
     (work / "01").write_text("now")
     with faults.as_a_file_is_replaced(lambda path: ACTS[act](work / path)):
         done = stack.undo()
-    assert done.left == (("00", "it was changed during the undo"),)
+    assert done.left == (("00", "changed during the restore"),)
     assert done.restored == ("01",)
     assert shown(work / "00") == "mine"

@@ -10,7 +10,7 @@ from container_engines import HARDENED, opened
 
 from agentgit import Environment, Workspace
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
-from agentgit.workspace.engines.container import ContainerEnvironment
+from agentgit.workspace.container import ContainerEnvironment
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ from agentgit import Conflict, InvalidInput, Workspace, WorkspaceChanged
 from agentgit.store.transfer import file_trees, paths
 from agentgit.store.transfer.file_trees import FileChecker, FileTree, TreeItem
 from agentgit.store.transfer.lines import PART_BYTES
+from agentgit.workspace.catalog import Catalog
 
 __all__ = ["desk", "exports", "home", "target"]  # the fixtures
 
@@ -314,7 +315,7 @@ def test_a_failed_import_removes_its_snapshots(export, target, monkeypatch):
         repo.import_(BytesIO(export), session="taken", workspace=workspace)
     assert workspace.list() == before
     with monkeypatch.context() as patch:
-        patch.setattr(type(workspace._catalog), "hold", lambda *_: (_ for _ in ()).throw(agentgit.Unavailable("full")))
+        patch.setattr(Catalog, "hold", lambda *_: (_ for _ in ()).throw(agentgit.Unavailable("full")))
         with pytest.raises(agentgit.Unavailable, match="full"):
             repo.import_(BytesIO(export), workspace=workspace)
     assert workspace.list() == before

@@ -7,7 +7,7 @@ import os
 import pytest
 from file_tools import Desk
 from file_trees import mode, picture, write
-from workspace_fixtures import kind, work, workspace
+from workspace_fixtures import kind, unsaved, work, workspace
 
 import agentgit
 from agentgit import UndoStack, Workspace
@@ -47,7 +47,7 @@ def test_hard_linked_files_are_restored_separately(workspace, work):
     done = workspace.restore(first.id)
     assert (done.restored, done.conflicts) == (("b",), ())
     assert picture(work) == was
-    assert workspace.changed() == ()
+    assert unsaved(workspace) == ()
     assert str(workspace.plan_restore(first.id)) == str(workspace.restore(first.id)) == "nothing to restore"
     workspace.restore(second.id)
     assert picture(work) == linked
@@ -74,7 +74,7 @@ def test_a_hard_link_made_by_a_tool_is_no_conflict_in_a_rollback(repo, tmp_path,
     assert retry.plan_rollback("HEAD").files.changes == []
     retry.run("write d.txt on")
     assert retry.rollback("before", tools="keep").report.files.conflicts == []
-    assert agentgit.Workspace(desk.root).changed() == ()
+    assert unsaved(agentgit.Workspace(desk.root)) == ()
 
 
 def test_the_undo_stack_leaves_other_links_unchanged(work, tmp_path):

@@ -9,9 +9,10 @@ import tracemalloc
 import processes
 import pytest
 from process_memory import traced_memory
+from workspace_fixtures import adopt, left_out, unsaved
 
 from agentgit import Workspace
-from agentgit.workspace.disk.atomic_file import IN_MEMORY
+from agentgit.workspace.objects import IN_MEMORY
 
 SIZE = 100_000_000
 LITTLE = 40_000_000
@@ -37,20 +38,20 @@ def test_a_large_file_needs_little_memory(tmp_path, kind):
     with traced_memory():
         first = workspace.save()
         sparse(work / "big", b"two")
-        assert workspace.changed() == ("big",)
+        assert unsaved(workspace) == ("big",)
         assert workspace.diff(first.id).diff_content == "Files a/big and b/big differ; too large to show\n"
         second = workspace.save()
         assert "too large to show" in workspace.diff(first.id, second.id).diff_content
         assert workspace.plan_restore(first.id).restore == ("big",)
         assert workspace.restore(first.id).restored == ("big",)
-        assert other.restore(other.adopt(workspace, first.id).id).restored == ("big",)
+        assert other.restore(adopt(other, workspace, first.id).id).restored == ("big",)
         assert tracemalloc.get_traced_memory()[1] < LITTLE
     for path in (work / "big", tmp_path / "other" / "big"):
         with open(path, "rb") as file:
             assert file.read(3) == b"one"
             file.seek(SIZE - 3)
             assert file.read() == b"one"
-    assert workspace.changed() == ()
+    assert unsaved(workspace) == ()
 
 
 GIT = """
@@ -91,7 +92,7 @@ def test_files_around_the_in_memory_limit_are_restored(tmp_path, kind, size):
     assert (work / "a").read_bytes() == data
     assert (work / "b").read_bytes() == data[::-1]
     os.utime(work / "a", (1, 1))
-    assert workspace.changed() == ()
+    assert unsaved(workspace) == ()
 
 
 def test_a_file_of_50_mb_is_captured_by_default(tmp_path):
@@ -102,7 +103,7 @@ def test_a_file_of_50_mb_is_captured_by_default(tmp_path):
             file.truncate(size)
     workspace = Workspace(work, tmp_path / "store")
     first = workspace.save()
-    assert workspace.skipped() == (("model.bin", "larger than 100,000,000 bytes"),)
+    assert left_out(workspace) == (("model.bin", "larger than 100,000,000 bytes"),)
     (work / "shop.db").unlink()
     (work / "model.bin").unlink()
     done = workspace.restore(first.id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import signal
-import stat
 import tempfile
 import textwrap
 from pathlib import Path
@@ -19,9 +18,10 @@ BEGIN = f"""
     import os, sys, stat
     from pathlib import Path
     import agentgit, hypothesis
-    import agentgit.workspace.api, agentgit.workspace.undo_stack
+    import agentgit.workspace.api, agentgit.workspace.snapshot_transfer
     from agentgit import Unavailable, Workspace
     from file_trees import picture
+    from workspace_fixtures import left_out, unsaved
     place, kind = Path(sys.argv[1]), sys.argv[2]
     if os.geteuid() == 0:
         os.setgroups([])
@@ -57,34 +57,6 @@ def as_nobody(request, place):
     return run
 
 
-def test_files_that_their_owner_cannot_read_are_saved_compared_and_restored(as_nobody):
-    """0000 files and directories that cannot be listed or searched are captured, and their modes stay."""
-    as_nobody("""
-        for name, mode in (("secret", 0), ("d/in", 0o644), ("e/in", 0o200), ("f/g/in", 0o400), ("write", 0o200)):
-            (work / name).parent.mkdir(parents=True, exist_ok=True)
-            (work / name).write_text(name)
-            (work / name).chmod(mode)
-        for name, mode in (("d", 0), ("e", 0o600), ("f/g", 0o100), ("f", 0o300)):
-            (work / name).chmod(mode)
-        first = workspace.save()
-        assert (workspace.skipped(), workspace.changed()) == ((), ())
-        (work / "secret").chmod(0o600)
-        (work / "secret").write_text("other")
-        (work / "secret").chmod(0)
-        (work / "d").chmod(0o755)
-        (work / "d/in").unlink()
-        assert workspace.changed() == ("d/in", "secret")
-        assert "+other" in workspace.diff(first.id).diff_content
-        done = workspace.restore(first.id)
-        assert done.restored == ("d/in", "secret"), done
-        assert workspace.changed() == () and not workspace.diff(first.id)
-        for name in ("secret", "d"):
-            assert stat.S_IMODE(os.lstat(work / name).st_mode) == 0, name
-            (work / name).chmod(0o700)
-        assert ((work / "secret").read_text(), (work / "d/in").read_text()) == ("secret", "d/in")
-    """)
-
-
 def test_unreadable_files_of_another_user_are_left_out_and_named(as_nobody, place):
     if os.geteuid() != 0:
         pytest.skip("only root can give files to another user")
@@ -98,7 +70,7 @@ def test_unreadable_files_of_another_user_are_left_out_and_named(as_nobody, plac
         (work / "a").write_text("1")
         first = workspace.save()
         reason = "cannot be read"
-        assert workspace.skipped() == (("closed", reason), ("theirs", reason)), workspace.skipped()
+        assert left_out(workspace) == (("closed", reason), ("theirs", reason)), left_out(workspace)
         (work / "a").write_text("2")
         done = workspace.restore(first.id)
         assert (done.restored, done.missing, done.left) == (("a",), (), ()), done
@@ -130,60 +102,72 @@ def test_a_directory_closed_by_another_user_is_a_conflict(as_nobody, place):
     assert (place / "work" / "d" / "in").read_text() == "1"
 
 
-def test_a_mode_changed_by_a_killed_process_is_restored(as_nobody, place):
-    """If a process is killed during a temporary change of a mode, the next use restores the mode."""
+def test_files_that_nobody_can_read_are_left_out_and_named(as_nobody):
     as_nobody("""
-        (work / "d").mkdir()
-        (work / "d" / "in").write_text("1")
-        (work / "d").chmod(0o100)
-    """)
-    as_nobody(
-        """
-        import signal
-        plain = os.chmod
-        def dying(path, mode, **named):
-            if isinstance(path, str) and path.startswith("/proc/self/fd/"):
-                plain(path, mode, **named)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return plain(path, mode, **named)
-        os.chmod = dying
-        workspace.save()
-        """,
-        -signal.SIGKILL,
-    )
-    assert stat.S_IMODE(os.lstat(place / "work" / "d").st_mode) == 0o500
-    as_nobody("""
-        workspace.initialize()
-        assert stat.S_IMODE(os.lstat(work / "d").st_mode) == 0o100
-        workspace.save()
-        assert stat.S_IMODE(os.lstat(work / "d").st_mode) == 0o100
+        for name in ("secret", "d/in", "a"):
+            (work / name).parent.mkdir(exist_ok=True)
+            (work / name).write_text("1")
+        (work / "secret").chmod(0o200)
+        (work / "d").chmod(0o300)
+        first = workspace.save()
+        assert first.skipped == (("d", "cannot be read"), ("secret", "cannot be read")), first.skipped
+        (work / "a").write_text("2")
+        assert workspace.restore(first.id).restored == ("a",)
+        assert (oct((work / "d").stat().st_mode), oct((work / "secret").stat().st_mode)) == ("0o40300", "0o100200")
+        (work / "secret").unlink()
+        assert workspace.plan_restore(first.id).missing == (("secret", "left out of the snapshot (cannot be read)"),)
     """)
 
 
-def test_an_unreadable_hard_linked_file_keeps_its_mode(as_nobody):
-    """An unreadable file with another hard link, maybe outside, keeps its mode and is left out."""
-    as_nobody("""
-        (work / "f").write_text("1")
-        (work / "f").chmod(0)
-        os.link(work / "f", place / "outside")
-        before = os.lstat(place / "outside")
-        workspace.save()
-        assert workspace.skipped() == (("f", "cannot be read"),)
-        assert os.lstat(place / "outside") == before
-    """)
+READ_ONLY = """
+    (work / "d/e").mkdir(parents=True)
+    for name in ("d/changed", "d/gone", "d/e/gone"):
+        (work / name).write_text("1")
+    (work / "d/e").chmod(0o555)
+    (work / "d").chmod(0o500)
+    (place / "first").write_text(workspace.save().id)
+    for name in ("d", "d/e"):
+        (work / name).chmod(0o700)
+    (work / "d/changed").write_text("2")
+    (work / "d/new").write_text("2")
+    (work / "d/gone").unlink()
+    (work / "d/e/gone").unlink()
+    (work / "d/e").chmod(0o555)
+    (work / "d").chmod(0o500)
+"""
+
+RESTORED = """
+    workspace.restore((place / "first").read_text())
+    found = {path: (oct(mode), data) for path, (mode, data) in picture(work).items()}
+    assert found == {
+        b"d": ("0o40500", None), b"d/e": ("0o40555", None), b"d/e/gone": ("0o100644", b"1"),
+        b"d/changed": ("0o100644", b"1"), b"d/gone": ("0o100644", b"1"),
+    }, found
+"""
 
 
-def test_inaccessible_files_are_moved_aside_to_another_file_system(as_nobody):
-    """Excluded read-only directories and 0000 files that are in the way are moved with their modes."""
+def test_a_restore_changes_files_in_read_only_directories_and_keeps_the_modes(as_nobody):
+    as_nobody(READ_ONLY + RESTORED)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_killed_restore_leaves_read_only_directories_as_they_were_once_it_is_finished(as_nobody, number):
+    dying = f"""
+    import signal
+    plain, calls = os.fchmod, []
+    def dying(descriptor, mode):
+        plain(descriptor, mode)
+        calls.append(mode)
+        if len(calls) == {number}:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.fchmod = dying
+    """
+    as_nobody(READ_ONLY + dying + RESTORED, -signal.SIGKILL)
+    as_nobody(RESTORED)
+
+
+def test_read_only_directories_in_the_way_are_moved_aside_with_their_modes(as_nobody):
     as_nobody("""
-        from agentgit.workspace.disk import move_aside
-        import errno
-        plain = os.rename
-        def rename(source, target, *, src_dir_fd=None, dst_dir_fd=None):
-            if dst_dir_fd is None and src_dir_fd is not None:
-                raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-            plain(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-        move_aside.os.rename = rename
         (work / "d").write_text("file")
         (work / ".gitignore").write_text("mod\\n")
         first, was = workspace.save(), picture(work)
@@ -193,12 +177,11 @@ def test_inaccessible_files_are_moved_aside_to_another_file_system(as_nobody):
         for name, mode in closed.items():
             (work / name).touch()
             (work / name).chmod(mode)
-        done = workspace.restore(first.id)
+        places = dict(workspace.restore(first.id).moved_aside)
         assert picture(work) == was
-        places = dict(done.moved_aside)
         assert sorted(places) == ["d/mod/a", "d/mod/pkg/b"], places
         for name, mode in (("", 0), ("/..", 0o555), ("/../..", 0o500)):
             assert stat.S_IMODE(os.lstat(os.path.normpath(places["d/mod/pkg/b"] + name)).st_mode) == mode, name
         for _ in range(2):
-            assert not workspace.restore(first.id).restored and not workspace.changed()
+            assert not workspace.restore(first.id).restored and not unsaved(workspace)
     """)

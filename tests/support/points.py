@@ -115,24 +115,24 @@ KEEP_FILES = Point("rollback.workspace_adapter", "WorkspaceAdapter.back_up")
 BRING_FILES = Point("rollback.workspace_adapter", "WorkspaceAdapter.restore")
 RELEASE_SNAPSHOTS = Point("rollback.workspace_adapter", "WorkspaceAdapter.release")
 RELEASE_ALL_SNAPSHOTS = Point("rollback.files", "RollbackFiles.release_all")
-WRITE_TREE = Point("workspace.engines.git", "GitTrees.write")
-HASH_FILE = Point("workspace.scan.scan", "digest_of")
-ENTER_SNAPSHOT = Point("workspace.catalog", "Catalog.store_snapshot")
+WRITE_TREE = Point("workspace.objects", "PackWriter.finish")
+HASH_FILE = Point("workspace.scan", "digest_of")
+ENTER_SNAPSHOT = Point("workspace.catalog", "Catalog.add")
 BEGIN_RESTORE = Point("workspace.catalog", "Catalog.begin")
 RUN_RESTORE = Point("workspace.restore", "Restore.run")
-WRITE_FILE = Point("workspace.disk.disk", "Disk.put")
-REMOVE_FILE = Point("workspace.disk.disk", "Disk.unlink")
-HIDE_FILE = Point("workspace.disk.single_file", "DirectoryEntry._hide")
-GIVE_FILE_BACK = Point("workspace.disk.single_file", "DirectoryEntry._put_item_back")
-REMOVE_OLD_FILE = Point("workspace.disk.single_file", "remove_file")
-RENAME_FILE = Point("workspace.disk.atomic_file", "system_call")
+WRITE_FILE = Point("workspace.disk", "Disk.put")
+REMOVE_FILE = Point("workspace.disk", "Disk.unlink")
+HIDE_FILE = Point("workspace.exchange", "DirectoryEntry._hide")
+GIVE_FILE_BACK = Point("workspace.exchange", "DirectoryEntry._put_item_back")
+REMOVE_OLD_FILE = Point("workspace.exchange", "remove_file")
+RENAME_FILE = Point("workspace.exchange", "system_call")
 """A rename by a system call that can exchange two files; it returns the number of the error, or 0."""
 END_RESTORE = Point("workspace.catalog", "Catalog.end")
 
 
 def is_exchange(arguments: tuple[Any, ...]) -> bool:
     """Return True if these arguments of `RENAME_FILE` exchange two files."""
-    return bool(arguments[-1] == importlib.import_module("agentgit.workspace.disk.atomic_file").EXCHANGE)
+    return bool(arguments[-1] == importlib.import_module("agentgit.workspace.exchange").EXCHANGE)
 
 
 # -- limits and durations

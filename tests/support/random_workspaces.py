@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from workspace_fixtures import left_out, unsaved
+
 from agentgit import Workspace
 from agentgit.workspace.values import Restored, RestorePlan
 
@@ -229,8 +231,8 @@ class Life:
         stood = manifest(self.work)
         taken = self.workspace.save()
         assert manifest(self.work) == stood
-        self.saved.append(Saved(taken.id, stood, dict(self.workspace.skipped())))
-        assert self.workspace.changed() == ()
+        self.saved.append(Saved(taken.id, stood, dict(left_out(self.workspace))))
+        assert unsaved(self.workspace) == ()
 
     def restore(self, wanted: Saved) -> None:
         """Restore a snapshot, and compare the plan, the report and the disk."""
@@ -238,7 +240,7 @@ class Life:
         plan = self.workspace.plan_restore(wanted.id)
         assert manifest(self.work) == before
         self.workspace.save()
-        left = dict(self.workspace.skipped())  # what the safety snapshot of the restore leaves out
+        left = dict(left_out(self.workspace))  # what the safety snapshot of the restore leaves out
         done = self.workspace.restore(wanted.id)
         after = manifest(self.work)
         assert {path: one.same for path, one in manifest(self.outside).items()} == {
@@ -247,7 +249,7 @@ class Life:
         assert not done.conflicts, done.conflicts
         self.check_disk(wanted, before, after, left, done)
         self.check_report(wanted, before, after, left, plan, done)
-        changed = set(self.workspace.changed())  # a `.gitignore` that the restore changed includes more paths
+        changed = set(unsaved(self.workspace))  # a `.gitignore` that the restore changed includes more paths
         assert all(within(path, left) and path not in wanted.holds for path in changed), changed
 
     def check_disk(

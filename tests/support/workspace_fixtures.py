@@ -3,6 +3,7 @@
 import pytest
 
 from agentgit import Workspace
+from agentgit.workspace.api import engine_of
 
 
 @pytest.fixture
@@ -20,3 +21,18 @@ def kind(request):
 @pytest.fixture
 def workspace(work, tmp_path, kind):
     return Workspace(work, tmp_path / "store", environment=kind)
+
+
+def unsaved(workspace):
+    """Return the paths that changed since they were last saved or restored."""
+    return workspace.plan_restore(workspace.list(1)[0].id).changed
+
+
+def left_out(workspace):
+    """Return the paths that the newest snapshot leaves out, each with the reason."""
+    return workspace.list(1)[0].skipped
+
+
+def adopt(workspace, source, id):
+    """Copy a snapshot of another workspace, and return the copy."""
+    return engine_of(workspace).adopt(engine_of(source), id, "a test")

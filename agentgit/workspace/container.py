@@ -13,21 +13,18 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.workspace.locations import exclusive_lock
 from agentgit.workspace.values import FileCheckpoint, Restored, utc_datetime
 
-OWNER, RECORD = "agentgit.container", "agentgit.snapshot"
-"""Labels of a snapshot's image: the name of the container, and the record of the snapshot."""
-
-RUNNING = "agentgit.running"
-"""A label of a container that a restore created: `true` if the container must be started, else `false`."""
+OWNER, RECORD, RUNNING = "agentgit.container", "agentgit.snapshot", "agentgit.running"
+"""Labels: of an image, its container and its record; of a container that a restore created, if it must be started."""
 
 NEXT, BEFORE = ".agentgit-next", ".agentgit-before"
-"""Suffixes of the container's name during a replacement: those of the new container and the old one."""
+"""Suffixes of the names of the new and the old container during a replacement."""
 
 PROCESS = ("Cmd", "Domainname", "Entrypoint", "OpenStdin", "StopSignal", "Tty", "User", "WorkingDir")
 """The settings of the process that a restored container must have too. `Env` is in the image; an engine adds to it."""
@@ -52,11 +49,6 @@ class ContainerEnvironment:
 
     Raises:
         InvalidInput: `container` is not a valid name of a container.
-
-    Example:
-        >>> sandbox = ContainerEnvironment("sandbox")  # doctest: +SKIP
-        >>> before = sandbox.checkpoint()  # doctest: +SKIP
-        >>> print(sandbox.restore(before))  # doctest: +SKIP
     """
 
     takes_safety = True
@@ -72,15 +64,7 @@ class ContainerEnvironment:
         self._engine = (engine,) if isinstance(engine, str) else tuple(engine) or (default,)
 
     def checkpoint(self, message: str = "") -> str:
-        """Take a snapshot of the container, running or stopped, and return its id.
-
-        Args:
-            message: A description of the snapshot.
-
-        Raises:
-            NotFound: There is no such container.
-            Unavailable: The engine does not respond, or reports an error, which the message quotes.
-        """
+        """Take a snapshot of the container, running or stopped, with a description, and return its id."""
         with self._locked():
             return self._commit("manual", message)
 
@@ -90,68 +74,42 @@ class ContainerEnvironment:
         A safety snapshot of the current container is taken first. If the new container cannot be started, the old one
         is put back.
 
-        Args:
-            id: The id of the snapshot.
-
         Raises:
             NotFound: There is no such snapshot.
             InvalidInput: The new container would have other settings, which the message names. Nothing was changed.
             Unavailable: The engine does not respond, or reports an error, which the message quotes.
         """
         with self._locked():
-            target = self._require_snapshot(id)
-            old = self._inspect(self.container)
+            target, old = self._require_snapshot(id), self._inspect(self.container)
             is_running = old["State"]["Running"] if old else target.metadata["running"]
-            label = f"--label={RUNNING}={str(is_running).lower()}"
-            image = target.metadata["image"]
-            self._run("create", f"--name={self.container}{NEXT}", label, *self._options, image)
+            words = (f"--name={self.container}{NEXT}", f"--label={RUNNING}={str(is_running).lower()}")
+            self._run("create", *words, *self._options, target.metadata["image"])
             new = self._require_container(self.container + NEXT)
             safety = self._replace(old, new, f"before the restore of {id}")
             if is_running:
                 self._run("start", self.container)
             self._remove(self.container + BEFORE)
         mounts = _mounts(new)
-        lost = (path for path in target.metadata["not_included"] if path not in mounts)
-        return Restored(
-            id,
-            safety,
-            everything=True,
-            missing=tuple((path, "a volume or a mount that the container no longer has") for path in lost),
-            left=tuple((path, "a volume or a mount, which is not part of an image") for path in mounts),
-        )
+        lost = sorted(set(target.metadata["not_included"]).difference(mounts))
+        missing = tuple((path, "a volume or a mount that the container no longer has") for path in lost)
+        left = tuple((path, "a volume or a mount, which is not part of an image") for path in mounts)
+        return Restored(id, safety, everything=True, missing=missing, left=left)
 
     def list(self) -> tuple[FileCheckpoint, ...]:
-        """Return the snapshots, newest first. Their metadata has `image`, `running` and `not_included` (mounts).
-
-        Raises:
-            Unavailable: The engine does not respond.
-        """
+        """Return the snapshots, newest first. Their metadata has `image`, `running` and `not_included` (mounts)."""
         image_ids = self._run("images", "--quiet", "--no-trunc", f"--filter=label={OWNER}={self.container}").split()
         images = self._json("image", "inspect", *dict.fromkeys(image_ids)) if image_ids else ()
         found = (_snapshot(image, tag, self._tag("")) for image in images for tag in image["RepoTags"] or ())
         return tuple(sorted(filter(None, found), key=lambda snapshot: snapshot.id, reverse=True))
 
     def get(self, id: str) -> FileCheckpoint | None:
-        """Return one snapshot; None if none has this id.
-
-        Args:
-            id: The id of the snapshot.
-        """
+        """Return one snapshot; None if none has this id."""
         return next((snapshot for snapshot in self.list() if snapshot.id == id), None)
 
     def delete(self, id: str) -> None:
-        """Remove one snapshot and its image.
-
-        Args:
-            id: The id of the snapshot.
-
-        Raises:
-            NotFound: There is no such snapshot.
-            Conflict: A container uses its image.
-        """
-        snapshot = self._require_snapshot(id)
+        """Remove one snapshot and its image. If a container uses the image, raise `Conflict`."""
         try:
-            self._run("rmi", snapshot.metadata["image"])
+            self._run("rmi", self._require_snapshot(id).metadata["image"])
         except Unavailable as error:
             if not re.search(r"in use|being used|is using|conflict", str(error), re.IGNORECASE):
                 raise
@@ -163,23 +121,19 @@ class ContainerEnvironment:
         """Rename the new container to the name of the old one; return the id of the safety snapshot of the old one."""
         safety = None
         if old is not None:
-            self._require_same_settings(old, new)
+            before, after = _settings(old), _settings(new)
+            if names := sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)):
+                raise InvalidInput(
+                    f"Nothing was restored: the new container would differ from {self.container} in {', '.join(names)}."
+                    f" Pass the options that `{self._engine[0]} run` got as options=."
+                )
+            if old["HostConfig"].get("AutoRemove"):
+                raise InvalidInput(f"Nothing was restored: {self.container} is removed when it stops (AutoRemove).")
             self._run("stop", self.container)
             safety = self._commit("safety", message, is_running=old["State"]["Running"])
             self._run("rename", self.container, self.container + BEFORE)
         self._run("rename", self.container + NEXT, self.container)
         return safety
-
-    def _require_same_settings(self, old: Inspection, new: Inspection) -> None:
-        before, after = _settings(old), _settings(new)
-        names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-        if names:
-            raise InvalidInput(
-                f"Nothing was restored: the new container would differ from {self.container} in {', '.join(names)}. "
-                f"Pass the options that `{self._engine[0]} run` got as options=."
-            )
-        if old["HostConfig"].get("AutoRemove"):
-            raise InvalidInput(f"Nothing was restored: {self.container} is removed when it stops (AutoRemove).")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -248,23 +202,21 @@ class ContainerEnvironment:
 
     def _json(self, *words: str) -> Sequence[Inspection]:
         """Run an `inspect`, and return its answer: at least one JSON object."""
-        try:
+        with suppress(ValueError):
             answer = json.loads(self._run(*words))
-        except ValueError:
-            answer = None
-        if not isinstance(answer, list) or not answer or not all(isinstance(one, dict) for one in answer):
-            raise self._failed(words[0], "the answer of the engine is not a list of JSON objects")
-        return answer
+            if isinstance(answer, list) and answer and all(isinstance(one, dict) for one in answer):
+                return answer
+        raise self._failed(words[0], "the answer of the engine is not a list of JSON objects")
 
     def _run(self, *words: str) -> str:
         try:
             completed = subprocess.run(  # noqa: S603 - no shell; the words are ours or checked
                 [*self._engine, *words], capture_output=True, text=True, errors="replace", timeout=self._timeout
             )
-        except FileNotFoundError as error:
-            raise self._failed(words[0], "it is not on PATH. Install it, or pass its path as engine=.") from error
         except OSError as error:
-            raise self._failed(words[0], f"it cannot be run: {error.strerror}.") from error
+            missing = "it is not on PATH. Install it, or pass its path as engine="
+            reason = missing if isinstance(error, FileNotFoundError) else f"it cannot be run: {error.strerror}"
+            raise self._failed(words[0], f"{reason}.") from error
         except subprocess.TimeoutExpired as error:
             raise self._failed(words[0], f"it took longer than {self._timeout:g} s. Pass a longer timeout=.") from error
         if completed.returncode:

@@ -1,1 +1,0 @@
-"""Changes to files that lose no data and never leave the workspace."""

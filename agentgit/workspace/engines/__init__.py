@@ -1,1 +1,0 @@
-"""Engines that store snapshots: git, directories, containers, and custom environments."""

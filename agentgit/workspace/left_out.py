@@ -1,0 +1,156 @@
+"""The paths that a snapshot leaves out: they are stored with it, kept by every restore, and named by every report."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from typing import NamedTuple
+
+from agentgit.workspace.trees import Changes, is_directory, is_leaf
+
+EXCLUDED, UNREADABLE = "excluded", "cannot be read"
+"""Reasons: by a rule, and by a lack of permission."""
+
+
+class LeftOut(NamedTuple):
+    """The reason why a snapshot leaves out a path, and its status at that time. A directory has only its mode."""
+
+    why: str
+    mode: int = 0
+    size: int = 0
+    mtime: int = 0
+
+    def has_same_status(self, other: LeftOut) -> bool:
+        """Return whether two records have the same status, or an import, which has none, made one of them."""
+        return not (self.mode and other.mode) or self[1:] == other[1:]
+
+
+LeftOutPaths = Mapping[bytes, LeftOut]
+"""What is left out, by path. Paths below a directory that is left out are not listed."""
+
+
+def left_out_as(why: str, status: os.stat_result) -> LeftOut:
+    """Return the record of a path."""
+    if stat.S_ISDIR(status.st_mode):
+        return LeftOut(why, status.st_mode)
+    return LeftOut(why, status.st_mode, status.st_size, status.st_mtime_ns)
+
+
+def encode_left_out(record: LeftOutPaths) -> tuple[str, bytes]:
+    """Return the key of a record, which is a hash of its contents, and the record as bytes."""
+    rows = [(path.decode("latin-1"), *record[path]) for path in sorted(record)]
+    encoded = json.dumps(rows, separators=(",", ":")).encode()
+    return sha256(encoded).hexdigest()[:32], zlib.compress(encoded, 6)
+
+
+def decode_left_out(data: bytes) -> dict[bytes, LeftOut]:
+    """Convert the bytes from `encode_left_out` back to the record."""
+    return {path.encode("latin-1"): LeftOut(*values) for path, *values in json.loads(zlib.decompress(data))}
+
+
+def containing_path(path: bytes, paths: Container[bytes]) -> bytes | None:
+    """Return the one of `paths` that equals a path or contains it, the nearest first; None if there is none."""
+    while path:
+        if path in paths:
+            return path
+        path = path.rpartition(b"/")[0]
+    return None
+
+
+def parent_folders(path: bytes) -> Iterator[bytes]:
+    """Yield the parent directories of a path, the nearest first."""
+    while path := path.rpartition(b"/")[0]:
+        yield path
+
+
+def is_selected(paths: tuple[bytes, ...] | None, path: bytes) -> bool:
+    """Return whether a path is one of `paths`, or below one; None for all paths."""
+    return paths is None or any(not one or path == one or path.startswith(one + b"/") for one in paths)
+
+
+class LeftOutDifference(NamedTuple):
+    """The differences between what two snapshots left out, by path, with the reasons."""
+
+    missing: dict[bytes, str]
+    changed: dict[bytes, str]
+    new: dict[bytes, str]
+
+
+def compare_left_out(old: LeftOutPaths, new: LeftOutPaths, root: bytes | None = None) -> LeftOutDifference:
+    """Compare what two snapshots left out, or a snapshot and the files below `root`.
+
+    Without `root`, a path that only the earlier one left out counts as missing, even if the later one has it.
+    """
+    difference = LeftOutDifference({}, {}, {})
+    for path, before in old.items():
+        after = new.get(path)
+        if after is None and root is not None:
+            with suppress(PermissionError):  # that directory is left out itself, and listed
+                if (after := _read_status(root, path)) is None:
+                    difference.missing[path] = before.why
+        elif after is None and containing_path(path, new) is None:
+            difference.missing[path] = before.why
+        if after is not None and not before.has_same_status(after):
+            difference.changed[path] = before.why
+    parents = {one for path in old for one in parent_folders(path)}
+    difference.new.update(
+        (path, one.why) for path, one in new.items() if containing_path(path, old) is None and path not in parents
+    )
+    return difference
+
+
+def _read_status(root: bytes, path: bytes) -> LeftOut | None:
+    """Return the current status of a path; None if it does not exist. No link inside the workspace is followed."""
+    try:
+        for parent in parent_folders(path):
+            if not stat.S_ISDIR(os.lstat(os.path.join(root, parent)).st_mode):
+                return None
+        return left_out_as("", os.lstat(os.path.join(root, path)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+Pairs = tuple[tuple[str, str], ...]
+"""Paths, each with a reason."""
+
+
+class LeftOutReport(NamedTuple):
+    """The paths that a snapshot left out, as a plan or a report names them."""
+
+    missing: Pairs
+    left: Pairs
+
+
+def report_left_out(
+    snapshot: LeftOutPaths,
+    now: LeftOutPaths,
+    root: bytes,
+    has: Callable[[bytes], bool],
+    is_included: Callable[[bytes], bool],
+) -> LeftOutReport:
+    """Compare the paths that a snapshot left out with the workspace; `has` tells which paths the snapshot has."""
+    difference = compare_left_out(snapshot, now, root)
+    missing = {path: f"left out of the snapshot ({why})" for path, why in difference.missing.items()}
+    left = {path: f"changed since; left out of the snapshot ({why})" for path, why in difference.changed.items()}
+    left |= {path: f"added since; left out ({why})" for path, why in difference.new.items() if not has(path)}
+    return LeftOutReport(
+        *(
+            tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons) if is_included(path))
+            for reasons in (missing, left)
+        )
+    )
+
+
+def paths_in_the_way(now: LeftOutPaths, changes: Changes) -> Iterator[bytes]:
+    """Yield the paths that are left out now and that a restore must move aside because it writes there."""
+    files = {path for path, change in changes.items() if is_leaf(change.after)}
+    folders = {path for path, change in changes.items() if is_directory(change.after)}
+    folders.update(parent for path in (*files, *folders) for parent in parent_folders(path))
+    for path, one in now.items():
+        if containing_path(path, files) is not None or (path in folders and not stat.S_ISDIR(one.mode)):
+            yield path

@@ -1,0 +1,432 @@
+"""Scans a workspace: reads only the files whose stamps have changed, and stores them and the trees that have them.
+
+A directory is listed again only if its times changed. Each one is opened below its parent, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from io import FileIO
+from typing import NamedTuple
+
+from agentgit.errors import Unavailable
+from agentgit.values import escape_path
+from agentgit.workspace.disk import FOLDER_FLAGS, READ_FLAGS, folder_mode, open_folder
+from agentgit.workspace.ignore_rules import GITIGNORE, IgnoreRules
+from agentgit.workspace.index import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
+from agentgit.workspace.left_out import EXCLUDED, UNREADABLE, LeftOut, left_out_as
+from agentgit.workspace.objects import (
+    BLOB,
+    CHUNK,
+    IN_MEMORY,
+    TREE,
+    PackedObject,
+    PackWriter,
+    digest_of,
+    pack_id,
+    pack_object,
+)
+from agentgit.workspace.trees import LINK_MODE, TreeEntry, encode_tree
+
+KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
+
+MAX_PATH, MAX_DEPTH = 3800, 200
+"""The maximum length of the absolute path of a directory, and of directories in one another."""
+
+BATCH_FILES, FEW, WORKERS = 128, 64, 2
+"""The number of files that a thread reads at once; the number up to which there are no threads; and that of threads."""
+
+Progress = Callable[[int, int], None]
+"""A function that is called with the number of files done and their total."""
+
+
+class Scan:
+    """One scan. Afterwards `index` is the new index, and `changed` has the paths of the files that changed.
+
+    Args:
+        root: The directory of the workspace.
+        index: The index of the last scan, which is not changed.
+        rules: The rules by which paths are left out.
+        max_file_size: The maximum size of a file that was not captured before.
+        outside: Paths that do not belong to the workspace.
+        writer: The writer for what is new; None to store nothing.
+        only: The directories that may have changed; None for all.
+    """
+
+    def __init__(
+        self,
+        root: bytes,
+        index: Index,
+        rules: IgnoreRules,
+        max_file_size: int,
+        *,
+        settings: str,
+        outside: Collection[bytes],
+        writer: PackWriter | None,
+        only: Collection[bytes] | None = None,
+    ) -> None:
+        self._root, self._old, self._rules, self._max_file_size = root, index.folders, rules, max_file_size
+        self._outside, self._writer = frozenset(outside), writer
+        self._only = None if only is None else set(only)
+        self._ways = {parent for path in only or () for parent in _with_parents(path)}
+        self.index = replace(index, folders=dict(index.folders), settings=settings, dirty=set(index.dirty))
+        self.changed: set[bytes] = set()
+        self.unstored_trees: dict[bytes, bytes] = {}
+        self._candidates: dict[bytes, list[tuple[bytes, int]]] = {}
+        self._is_fresh = index.settings != settings
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Scan the workspace."""
+        try:
+            descriptor = os.open(self._root, FOLDER_FLAGS)
+        except OSError as error:
+            reason = "does not exist" if error.errno == errno.ENOENT else f"cannot be read: {error.strerror}"
+            raise Unavailable(f"The workspace {escape_path(self._root)} {reason}. Then try again.") from error
+        try:
+            self._look(descriptor, b"", self._is_fresh)
+            self._read_candidates(descriptor, progress)
+        except _Unreadable as error:
+            raise Unavailable(
+                f"The workspace {escape_path(self._root)} cannot be read. Grant the permission."
+            ) from error
+        finally:
+            os.close(descriptor)
+        self._build_trees()
+
+    # -- looking
+
+    def _look(self, descriptor: int, path: bytes, is_fresh: bool) -> None:
+        """Look at an open directory and all below it."""
+        old = self._old.get(path)
+        if old is not None and self._only is not None and path not in self._only and not is_fresh:
+            for name in old.folders:
+                if join(path, name) in self._ways:
+                    self._enter(descriptor, path, name, old, is_fresh)
+            return
+        status, rules = os.fstat(descriptor), self._stamp_of_rules(descriptor)
+        is_fresh = is_fresh or old is None or old.rules != rules
+        folder = None
+        if old is not None and not is_fresh and old.stamp == stamp_of(status) and old.mode == status.st_mode:
+            folder = self._check(descriptor, path, old)
+        if folder is None:
+            folder = Folder(status.st_mode, reliable_stamp(status), rules)
+            self._list(descriptor, path, old or Folder(0), folder, is_fresh)
+        if folder is not old:
+            self._replace(path, folder)
+        for name in list(folder.folders):
+            self._enter(descriptor, path, name, folder, is_fresh)
+
+    def _enter(self, descriptor: int, path: bytes, name: bytes, folder: Folder, is_fresh: bool) -> None:
+        """Look at a directory in an open one; leave it out if it cannot be read."""
+        child = join(path, name)
+        if self._only is not None and child not in self._ways and child in self._old and not is_fresh:
+            return
+        try:
+            if len(self._root) + len(child) > MAX_PATH or child.count(b"/") > MAX_DEPTH:
+                raise _Unreadable("its path is too long")
+            below = os.open(name, FOLDER_FLAGS, dir_fd=descriptor)
+            try:
+                self._look(below, child, is_fresh)
+            finally:
+                os.close(below)
+        except (FileNotFoundError, NotADirectoryError):
+            self._forget(path, name, None)
+        except (OSError, _Unreadable) as error:
+            why = str(error) if isinstance(error, _Unreadable) else _reason(error)
+            self._forget(path, name, LeftOut(why, folder_mode(descriptor, name)))
+
+    def _forget(self, path: bytes, name: bytes, left_out: LeftOut | None) -> None:
+        """Drop a directory that has gone or is left out."""
+        folder = self.index.folders[path]
+        folder = replace(folder, folders=[one for one in folder.folders if one != name], stamp=None)
+        if left_out is not None:
+            folder.left_out = folder.left_out | {name: left_out}
+        self._replace(path, folder)
+        self._drop(join(path, name))
+
+    def _drop(self, path: bytes) -> None:
+        """Remove a directory, and all below it, from the index."""
+        self.index.folders.pop(path, None)
+        self._candidates.pop(path, None)
+        self.index.dirty.add(path)
+        if (old := self._old.get(path)) is not None:
+            self.changed.update(join(path, name) for name in old.files)
+            for name in old.folders:
+                self._drop(join(path, name))
+
+    def _replace(self, path: bytes, folder: Folder) -> None:
+        self.index.folders[path] = folder
+        self.index.dirty.add(path)
+
+    @staticmethod
+    def _stamp_of_rules(descriptor: int) -> Stamp | None:
+        try:
+            return stamp_of(os.stat(GITIGNORE, dir_fd=descriptor, follow_symlinks=False))
+        except OSError:
+            return None
+
+    def _check(self, descriptor: int, path: bytes, old: Folder) -> Folder | None:
+        """Check the known names of a directory; return None if it must be listed again. This is the hot loop."""
+        changed: list[tuple[bytes, int]] = []
+        lstat = os.stat
+        try:
+            for name, (known, _, _) in old.files.items():
+                status = lstat(name, dir_fd=descriptor, follow_symlinks=False)
+                if known != (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino):
+                    if not _can_be_captured(status):
+                        return None
+                    changed.append((name, status.st_size))
+            left_out = {}
+            for name, one in old.left_out.items():
+                if one.why != EXCLUDED:
+                    return None
+                left_out[name] = left_out_as(EXCLUDED, lstat(name, dir_fd=descriptor, follow_symlinks=False))
+        except OSError:
+            return None
+        if changed:
+            self._candidates[path] = changed
+        elif left_out == old.left_out:
+            return old
+        return replace(old, files=dict(old.files), left_out=left_out)
+
+    def _list(self, descriptor: int, path: bytes, old: Folder, new: Folder, is_fresh: bool) -> None:
+        """List a directory. What was captured before stays captured; new names are checked against the rules."""
+        known_folders, candidates = set(old.folders), list[tuple[bytes, int]]()
+        for name in _names(descriptor):
+            child = join(path, name)
+            if child in self._outside:
+                continue
+            try:
+                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except PermissionError as error:
+                raise _Unreadable(UNREADABLE) from error
+            except OSError as error:
+                new.left_out[name] = LeftOut(_reason(error))
+                continue
+            is_folder, known, left_out = stat.S_ISDIR(status.st_mode), old.files.get(name), old.left_out.get(name)
+            if (is_folder and name in known_folders) or (known is not None and _can_be_captured(status)):
+                why = None
+            elif left_out is not None and left_out.why == EXCLUDED and not is_fresh:
+                why = EXCLUDED
+            else:
+                why = self._why_left_out(child, status)
+            if why is not None:
+                new.left_out[name] = left_out_as(why, status)
+            elif is_folder:
+                new.folders.append(name)
+            elif known is not None and known.stamp == stamp_of(status):
+                new.files[name] = known
+            else:
+                if known is not None:
+                    new.files[name] = known
+                candidates.append((name, status.st_size))
+        if candidates:
+            self._candidates[path] = candidates
+        gone = old.files.keys() - new.files.keys()
+        self.changed.update(join(path, name) for name in gone)
+        for name in known_folders.difference(new.folders):
+            self._drop(join(path, name))
+
+    def _why_left_out(self, path: bytes, status: os.stat_result) -> str | None:
+        kind = stat.S_IFMT(status.st_mode)
+        if self._rules.ignored(path, directory=kind == stat.S_IFDIR):
+            return EXCLUDED
+        if kind == stat.S_IFREG and status.st_size > self._max_file_size:
+            return f"larger than {self._max_file_size:,} bytes"
+        return KINDS.get(kind)
+
+    # -- reading
+
+    def _read_candidates(self, root: int, progress: Progress | None) -> None:
+        """Read the changed files, many of them in threads: reading, hashing and compressing release Python's lock."""
+        total, done = sum(map(len, self._candidates.values())), 0
+        waiting: deque[tuple[Batch, Callable[[], list[Reading]]]] = deque()
+        with ThreadPoolExecutor(WORKERS) as pool:
+            for batch in [*self._batches(), None]:
+                if batch is not None:
+                    read = partial(self._read_batch, root, batch)
+                    waiting.append((batch, read if total <= FEW or batch.is_large else pool.submit(read).result))
+                while waiting and (batch is None or len(waiting) > WORKERS):
+                    finished, result = waiting.popleft()
+                    for name, reading in zip(finished.names, result(), strict=True):
+                        self._enter_file(finished.path, name, reading)
+                        done += 1
+                        if progress is not None:
+                            progress(done, total)
+
+    def _batches(self) -> Iterator[Batch]:
+        """Yield files to read at once, which all fit into memory; a large one is alone."""
+        for path, candidates in self._candidates.items():
+            names, size = [], 0
+            for name, bytes_ in candidates:
+                if bytes_ > IN_MEMORY:
+                    yield Batch(path, [name], is_large=True)
+                    continue
+                names.append(name)
+                size += bytes_
+                if len(names) == BATCH_FILES or size > IN_MEMORY:
+                    yield Batch(path, names)
+                    names, size = [], 0
+            if names:
+                yield Batch(path, names)
+
+    def _read_batch(self, root: int, batch: Batch) -> list[Reading]:
+        try:
+            folder = open_folder(root, batch.path)
+        except OSError:  # it has just gone
+            return [None for _ in batch.names]
+        try:
+            return [self._read(folder, name, batch.is_large) for name in batch.names]
+        finally:
+            os.close(folder)
+
+    def _read(self, folder: int, name: bytes, is_large: bool) -> Reading:
+        """Read a file or a link; a problem with one of them must not prevent the others from being captured."""
+        try:
+            began, status = time.time_ns(), os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISLNK(status.st_mode):
+                return self._contents(status, began, LINK_MODE, os.readlink(name, dir_fd=folder))
+            file = FileIO(os.open(name, READ_FLAGS, dir_fd=folder), "rb")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            return left_out_as(_reason(error), status)
+        with file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            try:
+                if not is_large:
+                    return self._contents(status, began, status.st_mode, _read_all(file))
+                size = status.st_size
+                chunks = _chunks(file, size)
+                oid = digest_of(chunks, size) if self._writer is None else self._writer.put_large(size, chunks)
+            except _Unreadable as error:
+                return left_out_as(str(error), status)
+            if oid is None:
+                return left_out_as("it changed while it was read", status)
+            return Contents(reliable_stamp(status, began), status.st_mode, oid)
+
+    def _contents(self, status: os.stat_result, began: int, mode: int, data: bytes) -> Contents:
+        oid, raw = digest_of([data], len(data)), None
+        if self._writer is not None and not self._writer.has(oid):
+            raw = pack_object(BLOB, data).raw
+        return Contents(reliable_stamp(status, began), mode, oid, raw)
+
+    def _enter_file(self, path: bytes, name: bytes, reading: Reading) -> None:
+        """Enter what was read into the index."""
+        folder, child = self.index.folders[path], join(path, name)
+        known = folder.files.pop(name, None)
+        if isinstance(reading, Contents):
+            if self._writer is not None and reading.raw is not None:
+                self._writer.put_packed(PackedObject(reading.oid, reading.raw))
+            folder.files[name] = KnownFile(reading.stamp, reading.mode, reading.oid)
+            if known is None or known[1:] != folder.files[name][1:]:
+                self.changed.add(child)
+            return
+        folder.stamp = None
+        if known is not None:
+            self.changed.add(child)
+        if reading is not None:
+            folder.left_out[name] = reading
+
+    # -- trees
+
+    def _build_trees(self) -> None:
+        """Build the trees of the directories that changed, and of those above them."""
+        folders = self.index.folders
+        pending = {parent for path in self.index.dirty for parent in _with_parents(path) if parent in folders}
+        for path in sorted(pending, key=lambda path: path.count(b"/") if path else -1, reverse=True):
+            folder = folders[path]
+            entries = {name: TreeEntry(one.mode, one.oid) for name, one in folder.files.items()}
+            for name in folder.folders:
+                below = folders[join(path, name)]
+                entries[name] = TreeEntry(below.mode, below.tree)
+            data = encode_tree(entries)
+            if self._writer is not None:
+                tree = self._writer.put(TREE, data)
+            else:
+                tree = pack_id(TREE, data)
+                self.unstored_trees[tree] = data
+            if tree != folder.tree:
+                folders[path] = replace(folder, tree=tree)
+                self.index.dirty.add(path)
+        self.index.tree = folders[b""].tree
+
+
+class Contents(NamedTuple):
+    """A file or link as it was read. `raw` is None if its contents are stored already, or need not be."""
+
+    stamp: Stamp | None
+    mode: int
+    oid: bytes
+    raw: bytes | None = None
+
+
+Reading = Contents | LeftOut | None
+"""What reading a file gave: also the reason why it is left out, or None if it has gone."""
+
+
+class Batch(NamedTuple):
+    """Files of one directory that are read at once."""
+
+    path: bytes
+    names: list[bytes]
+    is_large: bool = False
+
+
+class _Unreadable(Exception):
+    """A directory or a file that must be left out, with the reason."""
+
+
+def _names(descriptor: int) -> list[bytes]:
+    try:
+        with os.scandir(descriptor) as entries:
+            return [os.fsencode(entry.name) for entry in entries]
+    except OSError as error:
+        raise _Unreadable(_reason(error)) from error
+
+
+def _read_all(file: FileIO) -> bytes:
+    try:
+        return file.readall()
+    except OSError as error:
+        raise _Unreadable(_reason(error)) from error
+
+
+def _chunks(file: FileIO, size: int) -> Iterator[bytes]:
+    while size > 0 and (chunk := _read_some(file, min(CHUNK, size))):
+        size -= len(chunk)
+        yield chunk
+
+
+def _read_some(file: FileIO, size: int) -> bytes:
+    try:
+        return file.read(size)
+    except OSError as error:
+        raise _Unreadable(_reason(error)) from error
+
+
+def _reason(error: OSError) -> str:
+    return UNREADABLE if error.errno in (errno.EACCES, errno.EPERM) else error.strerror or str(error)
+
+
+def _can_be_captured(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
+
+
+def _with_parents(path: bytes) -> Iterator[bytes]:
+    yield path
+    while path:
+        path = path.rpartition(b"/")[0]
+        yield path
