@@ -114,7 +114,10 @@ class WorkspaceAdapter:
         ]
         changes += [FileChange(action=ASIDE, path=path, why="no snapshot holds it") for path in plan.aside]
         changes += _left_out_changes(plan)
-        return FileChanges(workspace=self.workspace.workspace_dir, snapshot=snapshot.snapshot, changes=changes)
+        problem = "; ".join(f"{escape_path(path)}: {why}" for path, why in plan.impossible)
+        return FileChanges(
+            workspace=self.workspace.workspace_dir, snapshot=snapshot.snapshot, changes=changes, problem=problem
+        )
 
     def _existing_paths(self, paths: Iterable[str]) -> set[str]:
         """Return the paths that exist. An imported session owns none of them."""

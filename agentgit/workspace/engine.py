@@ -15,9 +15,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Unavailable
+from agentgit.values import count, escape_path
 from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow
 from agentgit.workspace.custom import CustomEnvironment
-from agentgit.workspace.files import Captured, Files, RestoreRecord
+from agentgit.workspace.files import MAX_NAMED_PATHS, Captured, Files, RestoreRecord
 from agentgit.workspace.left_out import LeftOutPaths
 from agentgit.workspace.locations import exclusive_lock, record_storage
 from agentgit.workspace.objects import Objects, PackWriter
@@ -280,11 +281,15 @@ class Engine:
 
     def require_restorable(self, ref: str) -> None:
         """Check that a snapshot could be restored now."""
-        row = self.require(ref)
+        self.require(ref)
         if not os.path.isdir(self.root):
             raise Unavailable(f"The workspace {self.root} does not exist. Create it, then try again.")
         if self.custom is None:
-            self.files.require_stored(row.tree)
+            with self.locked():
+                impossible = self.plan(ref, None, None).impossible
+            if impossible:
+                named = ", ".join(f"{escape_path(path)} ({why})" for path, why in impossible[:MAX_NAMED_PATHS])
+                raise Unavailable(f"{count(len(impossible), 'path')} cannot be restored: {named}.")
 
     def restore(
         self,

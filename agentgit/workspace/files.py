@@ -11,11 +11,11 @@ from typing import Any
 
 import orjson
 
-from agentgit.errors import Unavailable, WorkspaceChanged
+from agentgit.errors import WorkspaceChanged
 from agentgit.values import escape_path
 from agentgit.workspace.catalog import Catalog, CatalogRow
 from agentgit.workspace.diff import Side, compare, decode_paths
-from agentgit.workspace.disk import ASIDE, Disk
+from agentgit.workspace.disk import ASIDE, Disk, can_be_opened
 from agentgit.workspace.ignore_rules import IgnoreRules
 from agentgit.workspace.index import Index
 from agentgit.workspace.left_out import (
@@ -219,7 +219,26 @@ class Files:
             decode_paths(changed),
             decode_paths(aside),
             *report,
+            self._impossible(steps.changes, done),
         )
+
+    def _impossible(self, changes: Changes, done: Collection[bytes]) -> tuple[tuple[str, str], ...]:
+        """Return the paths that a restore cannot change, each with the reason."""
+        self.objects.refresh()
+        reasons = {
+            path: "its stored contents are lost"
+            for path, (_, after) in changes.items()
+            if after is not None and is_leaf(after) and path not in done and after.oid not in self.objects
+        }
+        folders: dict[bytes, list[bytes]] = {}
+        for path in changes:
+            folders.setdefault(path.rpartition(b"/")[0], []).append(path)
+        for folder, paths in folders.items():
+            absolute = os.path.join(self._root, folder)
+            is_closed = os.path.isdir(absolute) and not os.access(absolute, os.W_OK | os.X_OK)
+            if is_closed and not can_be_opened(os.lstat(absolute)):
+                reasons |= dict.fromkeys(paths, "its directory cannot be written")
+        return tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons))
 
     def _changed(self, trees: Trees, scan: Scan, tree: bytes | None, left_out: LeftOutPaths) -> list[bytes]:
         """Return the paths of the files that differ from a tree, and of changed paths that were left out of it."""
@@ -335,9 +354,3 @@ class Files:
             for oid, parts in source.objects.raw_objects(missing):
                 writer.put_raw(oid, parts)
             writer.name_tree(key)
-
-    def require_stored(self, tree: str) -> None:
-        """Check that a tree and all that it has are stored."""
-        missing = [oid for oid in Trees(self.objects).reachable([bytes.fromhex(tree)]) if oid not in self.objects]
-        if missing:
-            raise Unavailable(f"The snapshot lacks {len(missing)} of its objects. Restore another one.")

@@ -322,7 +322,8 @@ class Objects:
     def refresh(self) -> None:
         """Read which packs there are now."""
         with converting_errors(self.folder):
-            names = {name for name in os.listdir(self.pack_folder) if name.endswith(".idx")}
+            found = set(os.listdir(self.pack_folder))
+            names = {name for name in found if name.endswith(".idx") and f"{name[:-4]}.pack" in found}
             for name in self._packs.keys() - names:
                 del self._packs[name]
             for name in sorted(names - self._packs.keys()):

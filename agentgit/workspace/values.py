@@ -174,6 +174,7 @@ class RestorePlan:
             restored.
         left: Paths that the snapshot left out, or may have left out, and that were changed or added since, each with
             the reason. They would not be changed.
+        impossible: Paths that the restore could not write or delete, each with the reason.
     """
 
     to_id: str
@@ -183,9 +184,11 @@ class RestorePlan:
     aside: tuple[str, ...] = ()
     missing: tuple[tuple[str, str], ...] = ()
     left: tuple[tuple[str, str], ...] = ()
+    impossible: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"restore: {escape_path(path)}" for path in self.restore]
+        lines = [f"impossible: {escape_path(path)} ({why})" for path, why in self.impossible]
+        lines += [f"restore: {escape_path(path)}" for path in self.restore]
         lines += [f"delete:  {escape_path(path)}" for path in self.delete]
         lines += [f"move:    {escape_path(path)}" for path in self.aside]
         lines += _excluded_lines(self.missing, self.left)
@@ -193,7 +196,7 @@ class RestorePlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-like values."""
-        return _as_dict(self) | _pair_lists(self, "missing", "left")
+        return _as_dict(self) | _pair_lists(self, "missing", "left", "impossible")
 
 
 @dataclass(frozen=True)

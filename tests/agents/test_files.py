@@ -445,7 +445,12 @@ def _lose_the_snapshots(desk):
             workspace.delete(one.id)
 
 
-@pytest.mark.parametrize("lose", [_lose_the_folder, _lose_the_snapshots])
+def _lose_what_is_stored(desk):
+    for pack in Path(Workspace(desk.root).storage_dir).rglob("*.idx"):
+        pack.unlink()
+
+
+@pytest.mark.parametrize("lose", [_lose_the_folder, _lose_the_snapshots, _lose_what_is_stored])
 def test_unrestorable_files_stop_a_rollback_before_it_begins(agent, repo, desk, lose):
     lose(desk)
     with pytest.raises(Unavailable, match="files=False"):

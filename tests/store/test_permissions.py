@@ -185,3 +185,27 @@ def test_read_only_directories_in_the_way_are_moved_aside_with_their_modes(as_no
         for _ in range(2):
             assert not workspace.restore(first.id).restored and not unsaved(workspace)
     """)
+
+
+def test_a_directory_that_this_user_cannot_write_is_known_before_a_restore(as_nobody, place):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files to another user")
+    as_nobody("""
+        (work / "d").mkdir()
+        (work / "d" / "in").write_text("1")
+        (work / "a").write_text("1")
+        (place / "first").write_text(workspace.save().id)
+        for name in ("a", "d/in"):
+            (work / name).write_text("2")
+    """)
+    os.chown(place / "work" / "d", 0, 0)
+    as_nobody("""
+        first = (place / "first").read_text()
+        plan = workspace.plan_restore(first)
+        assert plan.impossible == (("d/in", "its directory cannot be written"),), plan
+        try:
+            workspace.restore(first)
+        except Unavailable as error:
+            assert "d/in" in str(error)
+        assert ((work / "a").read_text(), (work / "d" / "in").read_text()) == ("1", "2")
+    """)

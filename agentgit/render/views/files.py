@@ -57,6 +57,7 @@ def _changes(diff: WorkspaceDiff) -> list[Line]:
 def plan_lines(plan: RestorePlan) -> list[Line]:
     """Draw what a restore would do."""
     lines = [
+        *_pairs("impossible", "bad", plan.impossible, ": "),
         *_paths("restore", "added", plan.restore),
         *_paths("delete", "removed", plan.delete),
         *_paths("move aside", "changed", plan.aside),
