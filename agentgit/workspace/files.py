@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import orjson
 
 from agentgit.errors import WorkspaceChanged
 from agentgit.values import escape_path
@@ -39,7 +38,16 @@ from agentgit.workspace.restore import (
     select_changes,
 )
 from agentgit.workspace.scan import Progress, Scan
-from agentgit.workspace.trees import Changes, TreeChange, TreeEntry, Trees, is_directory, is_leaf
+from agentgit.workspace.trees import (
+    Changes,
+    TreeChange,
+    TreeEntry,
+    Trees,
+    decode_entries,
+    encode_entries,
+    is_directory,
+    is_leaf,
+)
 from agentgit.workspace.values import Restored, RestorePlan, WorkspaceDiff
 
 Paths = tuple[bytes, ...] | None
@@ -76,44 +84,28 @@ class RestoreRecord:
 
     def encode(self) -> str:
         """Return the record as text."""
-        changes = [
-            (_text(path), *_fields(change.before), *_fields(change.after)) for path, change in self.changes.items()
-        ]
-        modes = {_text(path): mode for path, mode in self.modes.items()}
-        paths = None if self.paths is None else [_text(path) for path in self.paths]
-        rest = [self.snapshot, self.safety, self.aside, [_text(path) for path in self.unreachable], self.undo]
-        return orjson.dumps([changes, modes, paths, *rest]).decode()
+        before = encode_entries({path: change.before for path, change in self.changes.items()})
+        after = encode_entries({path: change.after for path, change in self.changes.items()})
+        modes = encode_entries({path: TreeEntry(mode) for path, mode in self.modes.items()})
+        paths = None if self.paths is None else encode_entries(dict.fromkeys(self.paths))
+        unreachable = encode_entries(dict.fromkeys(self.unreachable))
+        return json.dumps([self.snapshot, self.safety, self.aside, self.undo, before, after, modes, paths, unreachable])
 
     @classmethod
     def decode(cls, text: str) -> RestoreRecord:
         """Convert the text from `encode` back."""
-        changes, modes, paths, snapshot, safety, aside, unreachable, undo = orjson.loads(text)
+        snapshot, safety, aside, undo, before, after, modes, paths, unreachable = json.loads(text)
+        old, new = decode_entries(before), decode_entries(after)
         return cls(
             snapshot,
             safety,
-            {_path(path): TreeChange(_entry(*one[:2]), _entry(*one[2:])) for path, *one in changes},
-            {_path(path): mode for path, mode in modes.items()},
+            {path: TreeChange(old[path], new[path]) for path in old},
+            {path: entry.mode for path, entry in decode_entries(modes).items() if entry is not None},
             aside,
-            tuple(map(_path, unreachable)),
-            None if paths is None else tuple(map(_path, paths)),
+            tuple(decode_entries(unreachable)),
+            None if paths is None else tuple(decode_entries(paths)),
             None if undo is None else tuple(undo),
         )
-
-
-def _text(path: bytes) -> str:
-    return path.decode("latin-1")
-
-
-def _path(text: str) -> bytes:
-    return text.encode("latin-1")
-
-
-def _fields(entry: TreeEntry | None) -> tuple[int | None, str]:
-    return (None, "") if entry is None else (entry.mode, entry.oid.hex())
-
-
-def _entry(mode: int | None, oid: str) -> TreeEntry | None:
-    return None if mode is None else TreeEntry(mode, bytes.fromhex(oid))
 
 
 class Files:

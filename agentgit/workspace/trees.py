@@ -8,10 +8,10 @@ from __future__ import annotations
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agentgit.errors import Corrupt
-from agentgit.workspace.objects import TREE, Objects, PackWriter, pack_id
+from agentgit.workspace.objects import TREE, Objects, PackWriter
 
 PLAIN_DIRECTORY = stat.S_IFDIR | 0o755
 
@@ -80,7 +80,16 @@ def decode_tree(data: bytes) -> Entries:
     return entries
 
 
-EMPTY_TREE = pack_id(TREE, b"")
+def encode_entries(entries: Mapping[bytes, TreeEntry | None]) -> dict[str, Any]:
+    """Return entries by path as JSON-like values; None is an absent one."""
+    return {path.decode("latin-1"): one and [one.mode, one.oid.hex()] for path, one in entries.items()}
+
+
+def decode_entries(data: Mapping[str, Any]) -> dict[bytes, TreeEntry | None]:
+    """Convert the values from `encode_entries` back."""
+    return {
+        path.encode("latin-1"): TreeEntry(one[0], bytes.fromhex(one[1])) if one else None for path, one in data.items()
+    }
 
 
 class Trees:

@@ -17,7 +17,14 @@ from agentgit.workspace.files import MAX_FILE_SIZE
 from agentgit.workspace.left_out import parent_folders
 from agentgit.workspace.locations import create_storage, resolve_workspace
 from agentgit.workspace.restore import RestoreOutcome, RestoreSteps
-from agentgit.workspace.trees import PLAIN_DIRECTORY, Changes, TreeChange, TreeEntry
+from agentgit.workspace.trees import (
+    PLAIN_DIRECTORY,
+    Changes,
+    TreeChange,
+    TreeEntry,
+    decode_entries,
+    encode_entries,
+)
 from agentgit.workspace.values import UNDO, Undone, escape_surrogates
 
 REDO, SAFETY = "redo", "safety"
@@ -57,17 +64,13 @@ class _Files(NamedTuple):
     folders: list[bytes]
 
     def encode(self) -> str:
-        files = {path.decode("latin-1"): one and [one.mode, one.oid.hex()] for path, one in self.entries.items()}
-        return json.dumps({"files": files, "folders": [path.decode("latin-1") for path in self.folders]})
+        folders = [path.decode("latin-1") for path in self.folders]
+        return json.dumps({"files": encode_entries(self.entries), "folders": folders})
 
     @classmethod
     def decode(cls, text: str) -> _Files:
         data = json.loads(text)
-        entries = {
-            path.encode("latin-1"): TreeEntry(one[0], bytes.fromhex(one[1])) if one else None
-            for path, one in data["files"].items()
-        }
-        return cls(entries, [path.encode("latin-1") for path in data["folders"]])
+        return cls(decode_entries(data["files"]), [path.encode("latin-1") for path in data["folders"]])
 
 
 class UndoStack:
@@ -109,7 +112,7 @@ class UndoStack:
         self._max_snapshots = max_snapshots
         if engine is None:
             root = resolve_workspace(workspace_dir)
-            engine = Engine(root, create_storage(storage_dir, root), None, 100, (), MAX_FILE_SIZE)
+            engine = Engine(root, create_storage(storage_dir, root), None, None, (), MAX_FILE_SIZE)
         self._engine, self._catalog = engine, engine.catalog
 
     # -- what is on it
