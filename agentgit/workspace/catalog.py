@@ -51,16 +51,12 @@ TREE, SETTINGS, GENERATION, PENDING = "tree", "settings", "generation", "pending
 
 
 class CatalogRow(NamedTuple):
-    """A snapshot, its tree, and what it left out."""
-
     snapshot: FileCheckpoint
     tree: str
     left_out: dict[bytes, LeftOut]
 
 
 class Catalog:
-    """A catalog in one file."""
-
     def __init__(self, path: str) -> None:
         self._path, self._process_id = path, 0
         self._lock = threading.RLock()
@@ -93,11 +89,9 @@ class Catalog:
                 _save_index(db, index)
 
     def rows(self, *, limit: int | None = None) -> list[CatalogRow]:
-        """Return the snapshots, newest first."""
         return self._rows("ORDER BY seq DESC LIMIT ?", -1 if limit is None else limit)
 
     def count_unpinned(self) -> int:
-        """Return the number of snapshots that nobody pins."""
         with self._open() as db:
             query = "SELECT count(*) FROM snapshot WHERE id NOT IN (SELECT snapshot FROM holding)"
             return int(db.execute(query).fetchone()[0])
@@ -154,7 +148,6 @@ class Catalog:
             db.execute("INSERT OR IGNORE INTO holding VALUES (?, ?)", (id, holder))
 
     def release(self, id: str, holder: str) -> None:
-        """Release a holder's pin of a snapshot."""
         with self._transaction() as db:
             db.execute("DELETE FROM holding WHERE snapshot = ? AND holder = ?", (id, holder))
 
@@ -171,7 +164,6 @@ class Catalog:
             return Index(tree or None, state.get(SETTINGS, ""), state.get(GENERATION, ""), folders)
 
     def store_index(self, index: Index) -> None:
-        """Store the index."""
         with self._transaction() as db:
             _save_index(db, index)
 
@@ -184,7 +176,6 @@ class Catalog:
             return int(db.execute(query, (stack, label, time.time(), snapshot, files)).lastrowid or 0)
 
     def undo_rows(self, *stacks: str) -> list[tuple[Any, ...]]:
-        """Return the entries of some stacks, oldest first."""
         query = "SELECT * FROM undo WHERE stack IN (SELECT value FROM json_each(?)) ORDER BY id"
         with self._open() as db:
             return db.execute(query, (json.dumps(stacks),)).fetchall()
@@ -207,16 +198,13 @@ class Catalog:
             return row[0] if row else ""
 
     def set(self, name: str, value: str) -> None:
-        """Store a value under a name."""
         with self._transaction() as db:
             _set_value(db, name, value)
 
     def begin(self, restore: str) -> None:
-        """Record that a restore begins."""
         self.set(PENDING, restore)
 
     def end(self) -> None:
-        """Record that no restore is in progress."""
         self.set(PENDING, "")
 
     def close(self) -> None:
@@ -247,7 +235,6 @@ class Catalog:
 
     @contextmanager
     def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """Run a block in a transaction."""
         with self._open() as db:
             db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             db.execute("BEGIN IMMEDIATE")

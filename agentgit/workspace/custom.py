@@ -12,8 +12,6 @@ from agentgit.workspace.values import Environment, Restored
 
 
 class CustomEnvironment:
-    """An environment of the user."""
-
     def __init__(self, environment: Environment) -> None:
         if not isinstance(environment, Environment):
             raise InvalidInput(f"{environment!r} is not an environment: it needs checkpoint() -> id and restore(id).")
@@ -25,7 +23,6 @@ class CustomEnvironment:
         return bool(getattr(self._environment, "takes_safety", False))
 
     def capture(self) -> Captured:
-        """Take a snapshot."""
         with self._converting_errors("checkpoint"):
             return Captured(str(self._environment.checkpoint()), {}, ())
 

@@ -14,11 +14,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import BinaryIO
 
-from agentgit.errors import InvalidInput, Unavailable
-from agentgit.values import escape_path
 from agentgit.workspace.exchange import DirectoryEntry
 from agentgit.workspace.locations import require_not_moved
-from agentgit.workspace.objects import BLOB, CHUNK, IN_MEMORY, Data, PackWriter, digest_of, iter_chunks
+from agentgit.workspace.objects import BLOB, CHUNK, IN_MEMORY, Data, PackWriter, digest_of, iter_chunks, naming
 from agentgit.workspace.trees import LINK_MODE, PLAIN_DIRECTORY, TreeEntry
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -34,21 +32,6 @@ USABLE = stat.S_IRWXU
 
 ASIDE = b".agentgit-aside"
 """The directory in the workspace for items moved aside if the storage is on another file system; never captured."""
-
-FREE, PERMIT = "Free some space", "Grant the permission"
-ADVICE = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EPERM: PERMIT, errno.EROFS: PERMIT}
-
-
-@contextmanager
-def naming(path: bytes) -> Iterator[None]:
-    """Convert an operating-system error into one that names the file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise InvalidInput(f"{os.fsdecode(path)!r} is too long for the name of a file.") from error
-        advice = ADVICE.get(error.errno or 0, "Fix the cause")
-        raise Unavailable(f"{escape_path(path)}: {error.strerror or error}. {advice}, then try again.") from error
 
 
 def open_folder(root: int, path: bytes) -> int:
@@ -80,14 +63,6 @@ def open_regular(parent: int, name: bytes) -> Iterator[tuple[BinaryIO, os.stat_r
 
 
 class Disk:
-    """The files of one workspace.
-
-    Args:
-        root: The directory of the workspace.
-        aside: The directory in the storage for items moved aside.
-        modes: The modes of directories that must be opened for a change, by path, as they were before it.
-    """
-
     def __init__(self, root: bytes, aside: bytes = b"", modes: Mapping[bytes, int] | None = None) -> None:
         require_not_moved(root)
         self._root = root
@@ -96,12 +71,7 @@ class Disk:
         self.created: list[bytes] = []
 
     def read_entry(self, path: bytes, writer: PackWriter | None = None) -> TreeEntry | None:
-        """Return the entry at a path; None if there is none. Only readable files and links have an id.
-
-        Args:
-            path: The path.
-            writer: The writer that stores the contents; it must be possible to read them then. None to store nothing.
-        """
+        """Return the entry at a path; None if there is none. Only readable files and links have an id."""
         with naming(path), self._open_parent(path) as parent:
             return None if parent is None else _read_entry_at(parent, os.path.basename(path), writer)
 
@@ -264,7 +234,6 @@ class Disk:
 
 
 def _read_entry_at(parent: int, name: bytes, writer: PackWriter | None = None) -> TreeEntry | None:
-    """Return the entry of a name in an open directory; None if there is none."""
     try:
         status = os.lstat(name, dir_fd=parent)
         if stat.S_ISLNK(status.st_mode):
@@ -301,7 +270,6 @@ def _identify(parts: Iterable[bytes], size: int, writer: PackWriter | None) -> b
 
 
 def _write(parent: int, name: bytes, *, chunks: Iterable[bytes], mode: int, owner: tuple[int, int]) -> None:
-    """Write a new file."""
     with open(os.open(name, CREATE_FLAGS, 0o600, dir_fd=parent), "wb") as file:
         file.writelines(chunks)
         file.flush()

@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 CREATED, RESTORED, DELETED, PRUNED, FAILED = EVENTS = ("created", "restored", "deleted", "pruned", "failed")
 
 MANUAL, AUTO, SAFETY = "manual", "auto", "safety"
-"""The kinds of snapshots."""
 
 LAST = "last"
 """A value of `expect` in `restore`, instead of a snapshot: the files as they were last saved or restored."""
@@ -53,26 +52,12 @@ Paths = Iterable[str | os.PathLike[str]] | None
 
 
 class StoredTree(NamedTuple):
-    """A tree to store as a snapshot."""
-
     number: int
     entries: Mapping[bytes, TreeEntry]
     left_out: LeftOutPaths
 
 
 class Engine:
-    """The snapshots of one workspace in one storage.
-
-    Args:
-        root: The real path of the workspace.
-        storage: The real path of the storage.
-        environment: `git`, `directory`, or an object with `checkpoint()` and `restore(id)`; None for that of the
-            storage.
-        max_checkpoints: The number of snapshots that are kept; None for all.
-        patterns: Patterns of paths to leave out.
-        max_file_size: The maximum size in bytes of a file that no snapshot has yet.
-    """
-
     def __init__(
         self,
         root: str,
@@ -163,13 +148,11 @@ class Engine:
                     self._is_locked = False
 
     def _finish_interrupted(self) -> None:
-        """Finish the restore during which a process was killed."""
         if pending := self.catalog.get(PENDING):
             record = RestoreRecord.decode(pending)
             self.finished = (record, *self.run(record, is_resumed=True))
 
     def notify(self, event: str, value: Any) -> None:
-        """Call the callbacks of an event."""
         for callback in self.listeners[event]:
             try:
                 callback(value)
@@ -280,7 +263,6 @@ class Engine:
     # -- restoring
 
     def require_restorable(self, ref: str) -> None:
-        """Check that a snapshot could be restored now."""
         self.require(ref)
         if not os.path.isdir(self.root):
             raise Unavailable(f"The workspace {self.root} does not exist. Create it, then try again.")
@@ -369,7 +351,6 @@ class Engine:
     # -- deleting
 
     def _needed(self) -> set[str]:
-        """Return the ids of the snapshots that the undo stack needs."""
         return {snapshot for _, _, _, _, snapshot, _ in self.catalog.undo_rows("undo", "redo", "safety") if snapshot}
 
     def _prune(self, protected: Collection[str]) -> None:
@@ -405,7 +386,6 @@ class Engine:
                 self.notify(FAILED, error)
 
     def clear(self) -> tuple[FileCheckpoint, ...]:
-        """Delete all snapshots that nothing needs."""
         needed = self._needed()
         rows = [row for row in self.catalog.rows() if not row.snapshot.pinned and row.snapshot.id not in needed]
         if rows:
@@ -428,7 +408,6 @@ class Engine:
         return freed
 
     def _undo_objects(self) -> set[bytes]:
-        """Return the objects that the undo stack needs."""
         files = [json.loads(row[5])["files"] for row in self.catalog.undo_rows("undo", "redo", "safety")]
         return {bytes.fromhex(entry[1]) for one in files for entry in one.values() if entry is not None and entry[1]}
 
@@ -473,7 +452,6 @@ class Engine:
         return os.fsencode(os.path.relpath(real, self.root))
 
     def holds(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether a path is in the workspace."""
         try:
             self.relative(path)
         except InvalidInput:
@@ -488,7 +466,6 @@ class Engine:
 def new_snapshot(
     message: str, kind: str, name: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> FileCheckpoint:
-    """Return a snapshot that is not stored yet."""
     try:
         stored: dict[str, Any] = json.loads(json.dumps(dict(metadata or {})))
     except (TypeError, ValueError) as error:

@@ -84,7 +84,6 @@ def temporary_name(name: bytes) -> bytes:
 
 
 def remove_file(parent: int, name: bytes) -> None:
-    """Remove a file or a link if it exists."""
     with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=parent)
 
@@ -95,15 +94,7 @@ UNREADABLE = object()
 
 @dataclass(frozen=True)
 class DirectoryEntry:
-    """One name in an open directory.
-
-    Args:
-        parent: The descriptor of the directory.
-        name: The name.
-        path: The path of the name, relative to the workspace.
-        read_state: The function that examines a name in the directory; None if there is nothing.
-        move_in: The function that moves an item out of the workspace, and returns its new path.
-    """
+    """One name in an open directory."""
 
     parent: int
     name: bytes

@@ -56,7 +56,6 @@ MAX_FILE_SIZE = 100_000_000
 """The default maximum size of files in snapshots, in bytes: enough for most databases, models and tables."""
 
 MAX_NAMED_PATHS = 5
-"""The maximum number of paths in an error message."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,6 @@ class RestoreRecord:
     undo: tuple[int, int] | None = None
 
     def encode(self) -> str:
-        """Return the record as text."""
         before = encode_entries({path: change.before for path, change in self.changes.items()})
         after = encode_entries({path: change.after for path, change in self.changes.items()})
         modes = encode_entries({path: TreeEntry(mode) for path, mode in self.modes.items()})
@@ -93,7 +91,6 @@ class RestoreRecord:
 
     @classmethod
     def decode(cls, text: str) -> RestoreRecord:
-        """Convert the text from `encode` back."""
         snapshot, safety, aside, undo, before, after, modes, paths, unreachable = json.loads(text)
         old, new = decode_entries(before), decode_entries(after)
         return cls(
@@ -109,18 +106,6 @@ class RestoreRecord:
 
 
 class Files:
-    """The files of one workspace.
-
-    Args:
-        root: The directory.
-        storage: The directory of the snapshots.
-        objects: The store of their contents.
-        catalog: The catalog, which has the index.
-        patterns: Patterns of paths to leave out.
-        max_file_size: The maximum size in bytes of a file that no snapshot has yet.
-        outside: A function that returns the paths in the workspace that do not belong to it.
-    """
-
     def __init__(
         self,
         root: str,
@@ -185,7 +170,6 @@ class Files:
         return index, scan, Trees(self.objects, scan.unstored_trees)
 
     def plan(self, row: CatalogRow, paths: Paths, since: CatalogRow | None) -> RestorePlan:
-        """Return what a restore would do."""
         index, scan, trees = self._look()
         now = scan.index.left_out()
         differences = self._inside(trees.differences(scan.index.tree, bytes.fromhex(row.tree)))
@@ -283,7 +267,6 @@ class Files:
             )
 
     def record(self, snapshot: str, safety: str, steps: RestoreSteps, **more: Any) -> RestoreRecord:
-        """Return the record of a restore that begins."""
         modes, aside = closed_folders(self._root, steps.changes), secrets.token_hex(8)
         return RestoreRecord(snapshot, safety, steps.changes, modes, aside, tuple(steps.unreachable), **more)
 
@@ -310,7 +293,6 @@ class Files:
         return outcome, disk
 
     def result(self, record: RestoreRecord, row: CatalogRow | None, outcome: RestoreOutcome, disk: Disk) -> Restored:
-        """Return the result of a restore."""
         now = self._cached_index.left_out() if self._cached_index is not None else {}
         report = LeftOutReport((), ())
         if row is not None:

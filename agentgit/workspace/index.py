@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import orjson
 
 from agentgit.workspace.left_out import LeftOut
-from agentgit.workspace.trees import TreeEntry
 
 Stamp = tuple[int, int, int, int]
 """Modification and change times in nanoseconds, size and inode. An unchanged stamp means unchanged content and mode."""
@@ -22,7 +21,6 @@ RECENT, RECENT_COARSE = 20_000_000, 2_000_000_000
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """Return the stamp of a file."""
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
@@ -34,8 +32,6 @@ def reliable_stamp(status: os.stat_result, at: int | None = None) -> Stamp | Non
 
 
 class KnownFile(NamedTuple):
-    """A captured file or link."""
-
     stamp: Stamp | None
     mode: int
     oid: bytes
@@ -54,7 +50,6 @@ class Folder:
     left_out: dict[bytes, LeftOut] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Return the directory as the catalog stores it."""
         files = [(name.decode("latin-1"), one.stamp, one.mode, one.oid.hex()) for name, one in self.files.items()]
         left_out = [(name.decode("latin-1"), *one) for name, one in self.left_out.items()]
         folders = [name.decode("latin-1") for name in self.folders]
@@ -62,7 +57,6 @@ class Folder:
 
     @classmethod
     def decode(cls, data: bytes) -> Folder:
-        """Convert the bytes from `encode` back."""
         mode, stamp, rules, tree, files, folders, left_out = orjson.loads(data)
         return cls(
             mode,
@@ -93,18 +87,8 @@ class Index:
     dirty: set[bytes] = field(default_factory=set)
 
     def left_out(self) -> dict[bytes, LeftOut]:
-        """Return what is left out, by path."""
         return {join(path, name): one for path, folder in self.folders.items() for name, one in folder.left_out.items()}
-
-    def entry(self, path: bytes) -> TreeEntry | None:
-        """Return the entry at a path; None if nothing is captured there."""
-        if path in self.folders:
-            return TreeEntry(self.folders[path].mode)
-        parent, _, name = path.rpartition(b"/")
-        known = self.folders[parent].files.get(name) if parent in self.folders else None
-        return TreeEntry(known.mode, known.oid) if known is not None else None
 
 
 def join(folder: bytes, name: bytes) -> bytes:
-    """Return the path of a name in a directory."""
     return folder + b"/" + name if folder else name

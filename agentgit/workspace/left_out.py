@@ -35,7 +35,6 @@ LeftOutPaths = Mapping[bytes, LeftOut]
 
 
 def left_out_as(why: str, status: os.stat_result) -> LeftOut:
-    """Return the record of a path."""
     if stat.S_ISDIR(status.st_mode):
         return LeftOut(why, status.st_mode)
     return LeftOut(why, status.st_mode, status.st_size, status.st_mtime_ns)
@@ -49,7 +48,6 @@ def encode_left_out(record: LeftOutPaths) -> tuple[str, bytes]:
 
 
 def decode_left_out(data: bytes) -> dict[bytes, LeftOut]:
-    """Convert the bytes from `encode_left_out` back to the record."""
     return {path.encode("latin-1"): LeftOut(*values) for path, *values in json.loads(zlib.decompress(data))}
 
 
@@ -116,7 +114,6 @@ def _read_status(root: bytes, path: bytes) -> LeftOut | None:
 
 
 Pairs = tuple[tuple[str, str], ...]
-"""Paths, each with a reason."""
 
 
 class LeftOutReport(NamedTuple):

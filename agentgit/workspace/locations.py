@@ -112,11 +112,6 @@ def create_storage(path: str | os.PathLike[str] | None, workspace: str) -> str:
     return real_path
 
 
-def undo_storage(storage: str) -> str:
-    """Return the directory of the undo stack in the storage of a workspace."""
-    return os.path.join(storage, "undo")
-
-
 def record_storage(storage: str, workspace: str) -> None:
     """Record that a program opened a workspace, in a directory that only this user can write."""
     if recorded_workspace(storage) == workspace:

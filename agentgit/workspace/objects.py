@@ -6,6 +6,7 @@ differences of others. The caller must ensure that only one process writes or co
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import tempfile
@@ -18,7 +19,7 @@ from hashlib import sha1
 from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
-from agentgit.errors import Corrupt, Unavailable
+from agentgit.errors import Corrupt, InvalidInput, Unavailable
 from agentgit.values import escape_path
 
 COMMIT, TREE, BLOB = 1, 2, 3
@@ -53,6 +54,22 @@ REPOSITORY = {
 }
 
 
+FREE, PERMIT = "Free some space", "Grant the permission"
+ADVICE = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EPERM: PERMIT, errno.EROFS: PERMIT}
+
+
+@contextmanager
+def naming(path: str | bytes) -> Iterator[None]:
+    """Convert an operating-system error into one that names the path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InvalidInput(f"{os.fsdecode(path)!r} is too long for the name of a file.") from error
+        advice = ADVICE.get(error.errno or 0, "Fix the cause")
+        raise Unavailable(f"{escape_path(path)}: {error.strerror or error}. {advice}, then try again.") from error
+
+
 class LargeContents:
     """Contents that are too large for memory. Iterating reads them in chunks from the start; `len` is their size."""
 
@@ -71,19 +88,15 @@ Data = bytes | LargeContents
 
 
 def iter_chunks(data: Data) -> Iterable[bytes]:
-    """Return contents as an iterable of chunks."""
     return (data,) if isinstance(data, bytes) else data
 
 
 class PackedObject(NamedTuple):
-    """An object as a pack file has it."""
-
     oid: bytes
     raw: bytes
 
 
 def pack_object(kind: int, data: bytes) -> PackedObject:
-    """Hash and compress an object."""
     oid = sha1(b"%s %d\0" % (KINDS[kind], len(data)), usedforsecurity=False)
     oid.update(data)
     return PackedObject(oid.digest(), _object_header(kind, len(data)) + zlib.compress(data, LEVEL))
@@ -107,8 +120,6 @@ def _object_header(kind: int, size: int) -> bytes:
 
 
 class Pack:
-    """One pack file and its index."""
-
     def __init__(self, index_path: str) -> None:
         self.path = index_path.removesuffix(".idx")
         with open(index_path, "rb") as file:
@@ -143,7 +154,6 @@ class Pack:
         return int.from_bytes(self._index[at : at + 8], "big")
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return bytes of the pack file."""
         descriptor = os.open(self.path + ".pack", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(descriptor, size, offset)
@@ -189,13 +199,11 @@ class PackWriter:
         return oid in self._entries or oid in self._objects
 
     def put(self, kind: int, data: bytes) -> bytes:
-        """Store an object, and return its id."""
         packed = pack_object(kind, data)
         self.put_packed(packed)
         return packed.oid
 
     def put_packed(self, packed: PackedObject) -> None:
-        """Store an object that is packed already."""
         if not self.has(packed.oid):
             self.put_raw(packed.oid, [packed.raw])
 
@@ -291,7 +299,6 @@ class PackWriter:
         return index + sha1(index, usedforsecurity=False).digest()
 
     def abandon(self) -> None:
-        """Remove the unfinished pack."""
         if self._opened is not None:
             self._opened[0].close()
             with suppress(FileNotFoundError):
@@ -299,18 +306,11 @@ class PackWriter:
 
 
 class Objects:
-    """The objects of one workspace.
-
-    Args:
-        folder: The directory of the store.
-        is_repository: True to make it a bare git repository, in which each tree is on a ref.
-    """
-
     def __init__(self, folder: str, *, is_repository: bool) -> None:
         self.folder, self._is_repository = folder, is_repository
         self.pack_folder = os.path.join(folder, "objects", "pack")
         self._packs: dict[str, Pack] = {}
-        with converting_errors(folder):
+        with naming(folder):
             os.makedirs(self.pack_folder, mode=0o700, exist_ok=True)
             if is_repository:
                 os.makedirs(os.path.join(folder, REFS), mode=0o700, exist_ok=True)
@@ -320,8 +320,7 @@ class Objects:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read which packs there are now."""
-        with converting_errors(self.folder):
+        with naming(self.folder):
             found = set(os.listdir(self.pack_folder))
             names = {name for name in found if name.endswith(".idx") and f"{name[:-4]}.pack" in found}
             for name in self._packs.keys() - names:
@@ -336,7 +335,7 @@ class Objects:
     @contextmanager
     def writing(self) -> Iterator[PackWriter]:
         """Write objects; they are stored when the block ends, all or none."""
-        with converting_errors(self.folder):
+        with naming(self.folder):
             self.refresh()
             writer = PackWriter(self)
             try:
@@ -347,12 +346,8 @@ class Objects:
                 raise
 
     def read(self, oid: bytes) -> Data:
-        """Return the contents of an object.
-
-        Raises:
-            Corrupt: The object is missing or damaged.
-        """
-        with converting_errors(self.folder):
+        """Return the contents of an object."""
+        with naming(self.folder):
             found = self._find(oid)
             if found.size > IN_MEMORY:
                 return LargeContents(found.size, partial(_verified, oid, found.kind, found.size, found.chunks))
@@ -373,7 +368,6 @@ class Objects:
             raise _damaged(missing.pop())
 
     def read_bytes(self, oid: bytes) -> bytes:
-        """Return the contents of an object, whatever their size."""
         return b"".join(iter_chunks(self.read(oid)))
 
     def _find(self, oid: bytes) -> _Inflated:
@@ -391,7 +385,7 @@ class Objects:
 
     def collect(self, trees: Collection[bytes], needed: set[bytes]) -> int:
         """Remove all objects except the needed ones and the commits of some trees; return the number of bytes freed."""
-        with converting_errors(self.folder):
+        with naming(self.folder):
             before = self._disk_usage()
             for name in os.listdir(self.pack_folder):
                 if name.startswith("tmp_"):
@@ -447,7 +441,6 @@ class Objects:
 
 
 def pack_id(kind: int, data: bytes) -> bytes:
-    """Return the id of an object."""
     return sha1(b"%s %d\0" % (KINDS[kind], len(data)) + data, usedforsecurity=False).digest()
 
 
@@ -512,15 +505,3 @@ def flush_folder(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def converting_errors(folder: str) -> Iterator[None]:
-    """Convert an operating-system error into one that names the path."""
-    try:
-        yield
-    except OSError as error:
-        location = escape_path(error.filename if isinstance(error.filename, str | bytes) else folder)
-        raise Unavailable(
-            f"{location}: {error.strerror}. Free some space, grant the permission, or use another storage_dir."
-        ) from error

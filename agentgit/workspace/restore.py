@@ -24,7 +24,6 @@ from agentgit.workspace.trees import Changes, TreeChange, is_directory, is_leaf
 CHANGED = "changed during the restore"
 
 MAX_NAMED_FAILURES = 5
-"""The maximum number of failures in one error message."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +92,6 @@ class RestoreOutcome:
 
 
 class Restore:
-    """One restore.
-
-    Args:
-        disk: The files of the workspace.
-        objects: The store of the wanted contents.
-        changes: The entries before and after, by path.
-        progress: A function to call for each file that was written.
-        is_resumed: True if a process was killed during this restore.
-    """
-
     def __init__(
         self,
         disk: Disk,

@@ -41,7 +41,7 @@ KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: 
 MAX_PATH, MAX_DEPTH = 3800, 200
 """The maximum length of the absolute path of a directory, and of directories in one another."""
 
-BATCH_FILES, FEW, WORKERS = 128, 64, 2
+BATCH_FILES, FEW, WORKERS = 128, 64, min(4, os.cpu_count() or 1)
 """The number of files that a thread reads at once; the number up to which there are no threads; and that of threads."""
 
 Progress = Callable[[int, int], None]
@@ -49,17 +49,7 @@ Progress = Callable[[int, int], None]
 
 
 class Scan:
-    """One scan. Afterwards `index` is the new index, and `changed` has the paths of the files that changed.
-
-    Args:
-        root: The directory of the workspace.
-        index: The index of the last scan, which is not changed.
-        rules: The rules by which paths are left out.
-        max_file_size: The maximum size of a file that was not captured before.
-        outside: Paths that do not belong to the workspace.
-        writer: The writer for what is new; None to store nothing.
-        only: The directories that may have changed; None for all.
-    """
+    """One scan. Afterwards `index` is the new index, and `changed` has the paths of the files that changed."""
 
     def __init__(
         self,
@@ -84,7 +74,6 @@ class Scan:
         self._is_fresh = index.settings != settings
 
     def run(self, progress: Progress | None = None) -> None:
-        """Scan the workspace."""
         try:
             descriptor = os.open(self._root, FOLDER_FLAGS)
         except OSError as error:
@@ -144,7 +133,6 @@ class Scan:
             self._forget(path, name, LeftOut(why, folder_mode(descriptor, name)))
 
     def _forget(self, path: bytes, name: bytes, left_out: LeftOut | None) -> None:
-        """Drop a directory that has gone or is left out."""
         folder = self.index.folders[path]
         folder = replace(folder, folders=[one for one in folder.folders if one != name], stamp=None)
         if left_out is not None:

@@ -27,12 +27,10 @@ class TreeEntry(NamedTuple):
 
     @property
     def is_directory(self) -> bool:
-        """True if it is a directory."""
         return stat.S_ISDIR(self.mode)
 
     @property
     def is_link(self) -> bool:
-        """True if it is a symbolic link."""
         return stat.S_ISLNK(self.mode)
 
 
@@ -55,7 +53,6 @@ def is_leaf(entry: TreeEntry | None) -> bool:
 
 
 def is_directory(entry: TreeEntry | None) -> bool:
-    """Return whether there is a directory."""
     return entry is not None and entry.is_directory
 
 
@@ -68,7 +65,6 @@ def encode_tree(entries: Mapping[bytes, TreeEntry]) -> bytes:
 
 
 def decode_tree(data: bytes) -> Entries:
-    """Return the entries of one directory."""
     entries: Entries = {}
     at = 0
     while at < len(data):
@@ -86,7 +82,6 @@ def encode_entries(entries: Mapping[bytes, TreeEntry | None]) -> dict[str, Any]:
 
 
 def decode_entries(data: Mapping[str, Any]) -> dict[bytes, TreeEntry | None]:
-    """Convert the values from `encode_entries` back."""
     return {
         path.encode("latin-1"): TreeEntry(one[0], bytes.fromhex(one[1])) if one else None for path, one in data.items()
     }
@@ -113,7 +108,6 @@ class Trees:
                 yield prefix + name, entry
 
     def has(self, tree: bytes, path: bytes) -> bool:
-        """Return whether a tree has an entry at a path."""
         *parents, name = path.split(b"/")
         for parent in parents:
             entry = self.folder(tree).get(parent)
