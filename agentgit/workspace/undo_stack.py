@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.values import escape_path
@@ -25,7 +25,7 @@ from agentgit.workspace.trees import (
     decode_entries,
     encode_entries,
 )
-from agentgit.workspace.values import UNDO, Undone, escape_surrogates
+from agentgit.workspace.values import UNDO, JsonLike, Undone, escape_surrogates
 
 REDO, SAFETY = "redo", "safety"
 """The stack of an entry that can be redone, and of one that was undone before another entry was added."""
@@ -35,7 +35,7 @@ MAX_LINKS = 40
 
 
 @dataclass(frozen=True)
-class UndoEntry:
+class UndoEntry(JsonLike):
     """The state of files before one call.
 
     Args:
@@ -51,10 +51,6 @@ class UndoEntry:
     created_at: datetime
     paths: tuple[str, ...]
     whole: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-like values."""
-        return {**vars(self), "created_at": self.created_at.isoformat(), "paths": list(self.paths)}
 
 
 class _Files(NamedTuple):

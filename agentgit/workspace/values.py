@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, runtime_checkable
 
@@ -49,12 +49,20 @@ def escape_surrogates(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _as_dict(value: WorkspaceDiff | RestorePlan | Restored) -> dict[str, Any]:
-    return {name: list(item) if isinstance(item, tuple) else item for name, item in asdict(value).items()}
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [_plain(one) for one in value] if isinstance(value, tuple | list) else value
 
 
-def _pair_lists(value: FileCheckpoint | RestorePlan | Restored, *names: str) -> dict[str, Any]:
-    return {name: [list(pair) for pair in getattr(value, name)] for name in names}
+class JsonLike:
+    """A dataclass whose fields are JSON-like, but for tuples and times."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-like values."""
+        return {name: _plain(value) for name, value in vars(self).items()}
 
 
 def _excluded_lines(missing: Iterable[tuple[str, str]], left: Iterable[tuple[str, str]]) -> list[str]:
@@ -70,7 +78,7 @@ MAX_LISTED = 1000
 
 
 @dataclass(frozen=True)
-class FileCheckpoint:
+class FileCheckpoint(JsonLike):
     """A snapshot of the files of a workspace.
 
     Args:
@@ -118,14 +126,9 @@ class FileCheckpoint:
         text = escape_path(" ".join(part for part in (self.name, self.message) if part))
         return f"{self.id}  {self.time}  {self.kind:<6}  {self.change_count:>5} changed  {text}".rstrip()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-like values."""
-        lists = {"files_changed": list(self.files_changed), "metadata": dict(self.metadata)}
-        return asdict(self) | {"timestamp": self.timestamp.isoformat(), **lists, **_pair_lists(self, "skipped")}
-
 
 @dataclass(frozen=True)
-class WorkspaceDiff:
+class WorkspaceDiff(JsonLike):
     """The differences between two snapshots. A renamed file counts as one deleted and one added.
 
     Args:
@@ -154,13 +157,9 @@ class WorkspaceDiff:
         lines += [f"deleted:  {escape_path(path)}" for path in self.deleted_files]
         return "\n".join(lines) or "no difference"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-like values."""
-        return _as_dict(self)
-
 
 @dataclass(frozen=True)
-class RestorePlan:
+class RestorePlan(JsonLike):
     """The changes that a restore would make if it ran now.
 
     Args:
@@ -194,13 +193,9 @@ class RestorePlan:
         lines += _excluded_lines(self.missing, self.left)
         return "\n".join(lines) or "nothing to restore"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-like values."""
-        return _as_dict(self) | _pair_lists(self, "missing", "left", "impossible")
-
 
 @dataclass(frozen=True)
-class Restored:
+class Restored(JsonLike):
     """The result of a restore.
 
     Args:
@@ -247,10 +242,6 @@ class Restored:
         lines += _excluded_lines(self.missing, self.left)
         return "\n".join(lines) or "nothing to restore"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-like values."""
-        return _as_dict(self) | _pair_lists(self, "moved_aside", "skipped", "conflicts", "missing", "left")
-
 
 @dataclass(frozen=True)
 class Freed:
@@ -266,7 +257,7 @@ def utc_datetime(nanoseconds: int) -> datetime:
 
 
 @dataclass(frozen=True)
-class Undone:
+class Undone(JsonLike):
     """The result of an undo. It is true if any entry was undone.
 
     Args:
@@ -304,14 +295,3 @@ class Undone:
         lines += [f"restored: the workspace, to {id}" for id in self.wholes]
         lines += [f"left: {escape_path(path)} ({why})" for path, why in self.left]
         return "\n".join(lines) or "nothing to undo"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-like values."""
-        return {
-            "labels": list(self.labels),
-            "restored": list(self.restored),
-            "deleted": list(self.deleted),
-            "left": [list(pair) for pair in self.left],
-            "wholes": list(self.wholes),
-            "safety": list(self.safety),
-        }
