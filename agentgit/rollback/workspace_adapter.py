@@ -94,7 +94,7 @@ class WorkspaceAdapter:
     def _candidate_paths(self, path: str) -> list[str]:
         """Return the paths in the workspace that a path may mean, relative to it or to the working directory."""
         candidates = dict.fromkeys([os.path.join(self.workspace.workspace_dir, path), os.path.abspath(path)])
-        return [candidate for candidate in candidates if self.engine.holds(candidate)]
+        return [candidate for candidate in candidates if self.engine.paths.holds(candidate)]
 
     def plan(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
         """Return what `restore` would do. Files that differ from `expected` were changed by someone else."""

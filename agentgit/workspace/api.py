@@ -9,9 +9,9 @@ from typing import Any
 
 from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.workspace.engine import AUTO, EVENTS, MANUAL, NUMBER, POSITION, SAFETY, Engine, Paths
+from agentgit.workspace.engine import AUTO, EVENTS, MANUAL, NUMBER, POSITION, SAFETY, Engine
 from agentgit.workspace.files import MAX_FILE_SIZE
-from agentgit.workspace.locations import create_storage, require_directory, require_not_moved, resolve_workspace
+from agentgit.workspace.locations import Paths, create_storage, require_directory, require_not_moved, resolve_workspace
 from agentgit.workspace.scan import Progress
 from agentgit.workspace.undo_stack import UndoStack
 from agentgit.workspace.values import Environment, FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
@@ -191,7 +191,7 @@ class Workspace:
             Corrupt: The stored contents of a path are lost; all other paths were restored.
         """
         with self._engine.locked():
-            selected = self._engine.relative_paths(paths)
+            selected = self._engine.paths.relative_paths(paths)
             return self._engine.restore(ref, paths=selected, expect=None if force else expect, progress=progress)
 
     def plan_restore(self, ref: str, *, paths: Paths = None, since: str | None = None) -> RestorePlan:
@@ -206,7 +206,7 @@ class Workspace:
             NotFound: There is no such snapshot.
         """
         with self._engine.locked():
-            return self._engine.plan(ref, self._engine.relative_paths(paths), since)
+            return self._engine.plan(ref, self._engine.paths.relative_paths(paths), since)
 
     def rewind(self, steps: int = 1) -> Restored:
         """Go back a number of snapshots from the current position; safety snapshots do not count.
@@ -243,7 +243,7 @@ class Workspace:
             NotFound: There is no such snapshot.
         """
         with self._engine.locked():
-            return self._engine.diff(a, b, self._engine.relative_paths(paths))
+            return self._engine.diff(a, b, self._engine.paths.relative_paths(paths))
 
     def delete(self, ref: str) -> FileCheckpoint:
         """Delete one snapshot. Its space is freed by `gc`, or automatically after more deletions.

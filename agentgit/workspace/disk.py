@@ -16,7 +16,16 @@ from typing import BinaryIO
 
 from agentgit.workspace.exchange import DirectoryEntry
 from agentgit.workspace.locations import require_not_moved
-from agentgit.workspace.objects import BLOB, CHUNK, IN_MEMORY, Data, PackWriter, digest_of, iter_chunks, naming
+from agentgit.workspace.packs import (
+    BLOB,
+    CHUNK,
+    IN_MEMORY,
+    Data,
+    PackWriter,
+    digest_of,
+    iter_chunks,
+    naming,
+)
 from agentgit.workspace.trees import LINK_MODE, PLAIN_DIRECTORY, TreeEntry
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,8 +20,9 @@ from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow
 from agentgit.workspace.custom import CustomEnvironment
 from agentgit.workspace.files import MAX_NAMED_PATHS, Captured, Files, RestoreRecord
 from agentgit.workspace.left_out import LeftOutPaths
-from agentgit.workspace.locations import exclusive_lock, record_storage
-from agentgit.workspace.objects import Objects, PackWriter
+from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, record_storage
+from agentgit.workspace.objects import Objects
+from agentgit.workspace.packs import PackWriter
 from agentgit.workspace.restore import RestoreOutcome
 from agentgit.workspace.scan import Progress
 from agentgit.workspace.trees import TreeEntry, put_tree
@@ -48,8 +49,6 @@ POSITION, NUMBER, PLACE, NOT_OURS = "position", "number", "place", "left_out"
 """Keys in the catalog: the current snapshot, the last number of a generated name, the owner of the storage, and the
 paths that no snapshot may contain and no restore may change."""
 
-Paths = Iterable[str | os.PathLike[str]] | None
-
 
 class StoredTree(NamedTuple):
     number: int
@@ -68,6 +67,7 @@ class Engine:
         max_file_size: int,
     ) -> None:
         self.root, self.storage, self._max_checkpoints = root, storage, max_checkpoints
+        self.paths = WorkspacePaths(root)
         self._patterns, self._max_file_size = patterns, max_file_size
         self.catalog = Catalog(os.path.join(storage, "catalog.db"))
         self._owner = json.loads(self.catalog.get(PLACE) or "null")
@@ -103,7 +103,7 @@ class Engine:
 
     def leave_out(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         """Never capture, restore or delete these files from now on. Paths outside the workspace are ignored."""
-        new = {os.fsdecode(self.relative(path)) for path in paths if self.holds(path)}
+        new = {os.fsdecode(self.paths.relative(path)) for path in paths if self.paths.holds(path)}
         old = set(json.loads(self.catalog.get(NOT_OURS) or "[]"))
         if not new <= old:
             with self.locked():
@@ -411,56 +411,13 @@ class Engine:
         files = [json.loads(row[5])["files"] for row in self.catalog.undo_rows("undo", "redo", "safety")]
         return {bytes.fromhex(entry[1]) for one in files for entry in one.values() if entry is not None and entry[1]}
 
+    def captures(self, path: str | os.PathLike[str]) -> bool:
+        """Return whether snapshots have the file at a path: it is in the workspace, and not excluded."""
+        return self.custom is None and self.paths.holds(path) and self.files.captures(self.paths.relative(path))
+
     def close(self) -> None:
         """Close the open files. They are opened again when they are needed."""
         self.catalog.close()
-
-    # -- paths
-
-    def relative_paths(self, paths: Paths) -> tuple[bytes, ...] | None:
-        """Return paths relative to the workspace, without following links in it."""
-        if paths is None:
-            return None
-        if isinstance(paths, str | bytes | os.PathLike):
-            raise InvalidInput("paths must be a list of paths; write [path] for one.")
-        return tuple(self._relative_as_written(path) for path in paths)
-
-    def _relative_as_written(self, path: str | os.PathLike[str]) -> bytes:
-        """Return a path relative to the workspace, even if it is absolute and reaches the workspace through a link."""
-        ancestor = absolute = self._absolute_path(path)
-        while ancestor != os.path.dirname(ancestor):
-            if ancestor == self.root or os.path.realpath(ancestor) == self.root:
-                return b"" if ancestor == absolute else os.fsencode(os.path.relpath(absolute, ancestor))
-            ancestor = os.path.dirname(ancestor)
-        return self.relative(path)
-
-    def _absolute_path(self, path: str | os.PathLike[str]) -> str:
-        with suppress(TypeError, UnicodeEncodeError):
-            text = os.fsdecode(path)
-            if text and b"\0" not in os.fsencode(text):
-                return os.path.normpath(os.path.join(self.root, text))
-        raise InvalidInput(f"{path!r} is not the path of a file.")
-
-    def relative(self, path: str | os.PathLike[str]) -> bytes:
-        """Return a path relative to the workspace, without following a link at its end."""
-        absolute = self._absolute_path(path)
-        real = os.path.join(os.path.realpath(os.path.dirname(absolute)), os.path.basename(absolute))
-        if absolute == self.root:
-            return b""
-        if not real.startswith(self.root + os.sep):
-            raise InvalidInput(f"{os.fspath(path)!r} is outside the workspace {self.root}.")
-        return os.fsencode(os.path.relpath(real, self.root))
-
-    def holds(self, path: str | os.PathLike[str]) -> bool:
-        try:
-            self.relative(path)
-        except InvalidInput:
-            return False
-        return True
-
-    def captures(self, path: str | os.PathLike[str]) -> bool:
-        """Return whether snapshots have the file at a path: it is in the workspace, and not excluded."""
-        return self.custom is None and self.holds(path) and self.files.captures(self.relative(path))
 
 
 def new_snapshot(

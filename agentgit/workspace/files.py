@@ -28,7 +28,8 @@ from agentgit.workspace.left_out import (
     report_left_out,
 )
 from agentgit.workspace.locations import require_not_moved
-from agentgit.workspace.objects import IN_MEMORY, LargeContents, Objects
+from agentgit.workspace.objects import Objects
+from agentgit.workspace.packs import IN_MEMORY, LargeContents
 from agentgit.workspace.restore import (
     Restore,
     RestoreOutcome,

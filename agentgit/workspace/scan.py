@@ -23,7 +23,7 @@ from agentgit.workspace.disk import FOLDER_FLAGS, READ_FLAGS, folder_mode, open_
 from agentgit.workspace.ignore_rules import GITIGNORE, IgnoreRules
 from agentgit.workspace.index import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
 from agentgit.workspace.left_out import EXCLUDED, UNREADABLE, LeftOut, left_out_as
-from agentgit.workspace.objects import (
+from agentgit.workspace.packs import (
     BLOB,
     CHUNK,
     IN_MEMORY,

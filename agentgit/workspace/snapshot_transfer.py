@@ -31,7 +31,8 @@ from agentgit.workspace.catalog import Catalog
 from agentgit.workspace.engine import StoredTree
 from agentgit.workspace.left_out import LeftOut
 from agentgit.workspace.locations import recorded_workspace
-from agentgit.workspace.objects import BLOB, Objects, PackWriter, iter_chunks
+from agentgit.workspace.objects import Objects
+from agentgit.workspace.packs import BLOB, PackWriter, iter_chunks
 from agentgit.workspace.trees import LINK_MODE, TreeEntry, Trees
 
 PERMISSION_BITS = 0o777

@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from agentgit.errors import Corrupt
-from agentgit.workspace.objects import TREE, Objects, PackWriter
+from agentgit.workspace.objects import Objects
+from agentgit.workspace.packs import TREE, PackWriter
 
 PLAIN_DIRECTORY = stat.S_IFDIR | 0o755
 

@@ -12,7 +12,7 @@ from process_memory import traced_memory
 from workspace_fixtures import adopt, left_out, unsaved
 
 from agentgit import Workspace
-from agentgit.workspace.objects import IN_MEMORY
+from agentgit.workspace.packs import IN_MEMORY
 
 SIZE = 100_000_000
 LITTLE = 40_000_000

@@ -13,8 +13,9 @@ import pytest
 import small_disks
 
 from agentgit.errors import Corrupt, Unavailable
-from agentgit.workspace import objects
-from agentgit.workspace.objects import BLOB, IN_MEMORY, Objects, iter_chunks
+from agentgit.workspace import packs
+from agentgit.workspace.objects import Objects
+from agentgit.workspace.packs import BLOB, IN_MEMORY, iter_chunks
 from agentgit.workspace.trees import TreeEntry, Trees, put_tree
 
 
@@ -117,7 +118,7 @@ def die_in(folder, verb, first):
             os.kill(os.getpid(), signal.SIGKILL)
         return plain(*arguments)
 
-    setattr(objects.os, verb, die)
+    setattr(packs.os, verb, die)
     if verb == "rename":
         write(store, {b"other": b"2"})
     collect(store, first)

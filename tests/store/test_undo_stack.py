@@ -26,7 +26,7 @@ from agentgit.workspace import engine, exchange
 from agentgit.workspace.catalog import Catalog
 from agentgit.workspace.disk import Disk
 from agentgit.workspace.locations import exclusive_lock
-from agentgit.workspace.objects import IN_MEMORY
+from agentgit.workspace.packs import IN_MEMORY
 
 __all__ = ["work"]  # the fixture
 
