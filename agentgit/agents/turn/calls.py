@@ -293,9 +293,8 @@ class Call(LocatedCall):
 class Interceptor(Protocol):
     """The decisions about each call before its tool runs; see `agentgit.agents.turn.call_interceptor`."""
 
-    @property
-    def is_simulated(self) -> bool:
-        """True if the turn is part of a rerun: no call reaches its tool unless the interceptor admits it."""
+    is_simulated: bool
+    """True if the turn is part of a rerun: no call reaches its tool unless the interceptor admits it."""
 
     def authorize(self, call: Call) -> None:
         """Admit a call, or answer it from the record."""
@@ -313,9 +312,7 @@ class Calls:
     def __init__(
         self, turn: RunningTurn, owner: str, interceptor: Interceptor, next_batch: int, unfinished: Batch | None
     ) -> None:
-        self.turn = turn
-        self.owner = owner
-        self.interceptor = interceptor
+        self.turn, self.owner, self.interceptor = turn, owner, interceptor
         settings, self.branch = turn.context.settings, turn.branch
         self.effects, self.workspace = settings.effects, settings.workspace
         self.scopes = Scopes(

@@ -202,7 +202,8 @@ class Scopes:
         with self._lock:
             if graph.id not in caller.graphs:
                 is_parallel = graph.line != caller.line
-                kind = _content_hash(graph) if is_parallel else ""
+                content = {"names": [*graph.names], "input": _without_ids(graph.inputs) if is_parallel else None}
+                kind = identity("", content, None) if is_parallel else ""
                 place = f"{kind}#{sum(one.rpartition('#')[0] == kind for one in caller.graphs.values())}"
                 if is_parallel and caller.call is not None:
                     self._begin_parallel_graph(caller.call, caller, place)
@@ -249,10 +250,6 @@ def _line() -> object:
     except RuntimeError:  # no event loop runs here
         task = None
     return threading.get_ident(), task and weakref.ref(task)
-
-
-def _content_hash(graph: ReportedRun) -> str:
-    return identity("", {"names": [*graph.names], "input": _without_ids(graph.inputs)}, None)
 
 
 def _without_ids(value: Any) -> Any:
