@@ -365,7 +365,7 @@ def test_a_running_branch_cannot_be_rolled_back(repo, world):
     stream = agent.stream(say("and a table"))
     next(stream)
     with pytest.raises(Conflict, match="running"):
-        agent.rollback("before")
+        agent.session.rollback("before")
     with pytest.raises(Conflict, match="running"):
         agent.checkpoint("now")
     stream.close()
