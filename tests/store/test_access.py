@@ -140,6 +140,7 @@ VERBS = {
     "Log.get": (VIEWER, lambda r, w: at(r, w).log().get("main#1") or at(r, w).info),
     "Log.is_filtered": (OWN, None),
     "Log.latest": (VIEWER, lambda r, w: at(r, w).log().latest()),
+    "Log.questions": (VIEWER, lambda r, w: at(r, w).log().questions),
     "Log.page": (VIEWER, lambda r, w: at(r, w).log().page(1)),
     "Log.since": (OWN, None),
     "Log.to_frame": (VIEWER, lambda r, w: at(r, w).log().to_frame()),

@@ -82,7 +82,13 @@ builder.add_edge(START, "model")
 builder.add_conditional_edges("model", tools_condition)
 builder.add_edge("tools", "model")
 
-undo = agentgit.reversible(cancel)
+
+def was_ordered(call):
+    """Look into the ledger for an order that was interrupted."""
+    return f"order {call.args['item']}\n" in (folder / "ledger").read_text()
+
+
+undo = agentgit.reversible(cancel, verify=was_ordered)
 repo = agentgit.open(folder / "agentgit.db")
 graph = repo.graph(
     builder.compile(),
