@@ -15,6 +15,7 @@ from agentgit.checkpoints import Retention
 from agentgit.checkpoints.retention import KeptPoint, judge
 from agentgit.errors import InvalidInput
 from agentgit.handles.rollbacks import Rollbacks
+from agentgit.rollback.request import RollbackOptions
 from agentgit.store.audit.trail import begin_events
 from agentgit.store.maintenance import retention
 
@@ -274,9 +275,9 @@ def test_bad_input_thinning_without_a_retention_is_refused(repo):
 def test_a_rollback_to_a_deleted_checkpoint_is_refused(repo, monkeypatch):
     agent = turns(repo, 4)
     rollbacks = Rollbacks(repo.context, agent.session.id)
-    held = repo.context.read(lambda connection: rollbacks._find_target(connection, None, "main#3"))
+    held = rollbacks._request("main#3", None, RollbackOptions())
     repo.session("s").retention.apply(ONE)
-    monkeypatch.setattr(Rollbacks, "_find_target", lambda *_: held)
+    monkeypatch.setattr(Rollbacks, "_request", lambda *_: held)
     # A fork finds its checkpoint in the transaction that creates the branch, so nothing can delete it in between.
     for verb, said in ((agent.rollback, "has been deleted"), (agent.fork, "does not exist")):
         with pytest.raises(agentgit.NotFound, match=said):

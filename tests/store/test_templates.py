@@ -3,7 +3,7 @@
 import pytest
 from file_tools import Desk, home
 from langgraph.types import Command
-from scripted import call, nested_graph, obedient, scripted, tool_node_graph
+from scripted import call, nested_graph, obedient, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit.errors import Conflict, InvalidInput, NotFound, WorkspaceChanged
@@ -80,7 +80,7 @@ def test_a_pending_question_can_be_answered_in_the_new_session(repo, world):
     """A checkpoint that waits for a person also waits in the new session, and each is answered separately."""
     model = scripted(call("add_if_approved", item="safe"), "fine", "fine")
     agent = repo.wrap(tool_node_graph(model, world.tools()), "old", effects=world.effects())
-    agent.run("buy a safe")
+    agent.invoke(say("buy a safe"))
     asking = agent.checkpoint("asking")
     made = repo.wrap(agent.graph, "new", effects=world.effects(), template=asking)
     made.invoke(Command(resume="yes"))
