@@ -17,7 +17,7 @@ import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -29,7 +29,6 @@ import soaks
 from faults import before, setting
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
-from hypothesis.errors import FlakyStrategyDefinition
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -722,17 +721,11 @@ def machine(request, lives):
     return type(lives.__name__, (lives,), {"url": url, "steps": 0})
 
 
-def live(machine, number, how) -> None:
-    """Run the lives of a seed, until two that began alike went on differently: the order of parallel calls is free."""
-    with suppress(FlakyStrategyDefinition):
-        run_state_machine_as_test(seed(number)(machine), settings=how)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("lives", KINDS)
 def test_journal_plans_and_reports_are_true_in_random_sessions(machine) -> None:
     """The failure names a seed with which it comes again; see `pytest_report_header`."""
-    live(machine, soaks.SEED, BRIEF)
+    run_state_machine_as_test(seed(soaks.SEED)(machine), settings=BRIEF)
 
 
 @pytest.mark.soak
@@ -741,7 +734,7 @@ def test_journal_plans_and_reports_are_true_in_random_sessions(machine) -> None:
 def test_journal_plans_and_reports_are_true_in_many_random_sessions(machine, capsys) -> None:
     """The same in this kind's share of the steps that `make soak` is told, with one seed after another."""
     for number in itertools.count(soaks.SEED):
-        live(machine, number, LONG)
+        run_state_machine_as_test(seed(number)(machine), settings=LONG)
         with capsys.disabled():
             print(f"{machine.__name__}: {machine.steps} steps, seeds {soaks.SEED} to {number}")  # noqa: T201  # a run for hours shows how far it is
         if machine.steps >= soaks.STEPS / (2 * len(KINDS)):
