@@ -103,12 +103,7 @@ def with_note(turn_input: TurnInput, note: str) -> TurnInput | None:
 
     The note is a user message, because not every provider accepts a system message inside a conversation.
     """
-    messages = turn_input.value.get(MESSAGES) if isinstance(turn_input.value, Mapping) else None
-    if not turn_input.is_new or messages is None:
-        return None
-    user_messages = messages if isinstance(messages, list) else [messages]
-    value = {**turn_input.value, MESSAGES: [HumanMessage(note, name=NOTE_NAME), *user_messages]}
-    return replace(turn_input, value=value)
+    return _with_before(turn_input, [HumanMessage(note, name=NOTE_NAME)]) if turn_input.is_new else None
 
 
 def answered_calls(turn_input: TurnInput) -> set[str | None]:
@@ -131,12 +126,19 @@ def with_answers(
         conversation: If there are messages after the calls already, the whole conversation, which replaces that of the
             state: a provider takes results only directly after the calls.
     """
-    messages = turn_input.value.get(MESSAGES) if isinstance(turn_input.value, Mapping) else None
-    if not answers or messages is None:
+    if not answers:
         return turn_input
     before: list[BaseMessage] = [*answers]
     if conversation:
         before = [RemoveMessage(REMOVE_ALL_MESSAGES), *insert_answers(conversation, answers)]
+    return _with_before(turn_input, before) or turn_input
+
+
+def _with_before(turn_input: TurnInput, before: Sequence[BaseMessage]) -> TurnInput | None:
+    """Insert messages before the user's; return None if the input has no messages."""
+    messages = turn_input.value.get(MESSAGES) if isinstance(turn_input.value, Mapping) else None
+    if messages is None:
+        return None
     user_messages = messages if isinstance(messages, list) else [messages]
     return replace(turn_input, value={**turn_input.value, MESSAGES: [*before, *user_messages]})
 

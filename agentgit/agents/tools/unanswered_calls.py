@@ -97,20 +97,20 @@ def read_unanswered(
     Args:
         messages: That message and those after it, in the form that users see.
     """
-    ids, path = unanswered_calls(messages), store.track_parts(connection, branch)
-    attempts = store.recorded_calls.attempts
+    ids = unanswered_calls(messages)
+    if not ids:  # at nearly every turn, so nothing is read
+        return []
+    path, attempts = store.track_parts(connection, branch), store.recorded_calls.attempts
     return [
         UnansweredCall(
             messages[0]["id"], call, next(iter(attempts(connection, path, call["name"], call["id"], None)), None)
         )
-        for call in (messages[0]["tool_calls"] if ids else ())
+        for call in messages[0]["tool_calls"]
         if call["id"] in ids
     ]
 
 
-def answer_all(
-    store: Store, connection: Connection, branch: StoredRow, conversation: Sequence[BaseMessage]
-) -> Sequence[BaseMessage]:
+def answer_all(store: Store, branch: StoredRow, conversation: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
     """Return a conversation with an answer to each open call of the last message of the model."""
     start = next((n for n in reversed(range(len(conversation))) if isinstance(conversation[n], AIMessage)), None)
     if start is None:
@@ -119,8 +119,11 @@ def answer_all(
     shown: list[dict[str, Any]] = [{"role": "assistant", "id": last.id, "tool_calls": getattr(last, "tool_calls", ())}]
     results = [one for one in conversation[start:] if isinstance(one, ToolMessage)]
     shown += [{"role": "tool", "tool_call_id": one.tool_call_id} for one in results]
-    calls = read_unanswered(store, connection, branch, shown)
-    return insert_answers(conversation, [call.answer() for call in calls]) if calls else conversation
+    if not unanswered_calls(shown):
+        return conversation
+    with store.database.reading() as connection:
+        calls = read_unanswered(store, connection, branch, shown)
+    return insert_answers(conversation, [call.answer() for call in calls])
 
 
 def insert_answers(conversation: Sequence[BaseMessage], answers: Sequence[BaseMessage]) -> list[BaseMessage]:

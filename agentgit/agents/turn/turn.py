@@ -339,8 +339,7 @@ class Turn(RunningTurn):
         values = found.checkpoint["channel_values"]
         if not self.turn_input.is_new or not isinstance(values.get(inputs.MESSAGES), list):
             return found
-        with self.context.store.database.reading() as connection:
-            messages = answer_all(self.context.store, connection, self.branch, values[inputs.MESSAGES])
+        messages = answer_all(self.context.store, self.branch, values[inputs.MESSAGES])
         return found._replace(checkpoint={**found.checkpoint, "channel_values": {**values, inputs.MESSAGES: messages}})
 
     def known_head(self, graph_key: GraphKey) -> GraphCheckpoint | None:
