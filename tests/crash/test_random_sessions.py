@@ -27,13 +27,12 @@ import points
 import pytest
 import soaks
 from faults import before, setting
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, note, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -149,6 +148,20 @@ wanted_calls = st.one_of(
 batches = st.lists(st.lists(wanted_calls, min_size=1, max_size=2), min_size=1, max_size=2)
 at_desk = st.one_of(st.just([]), st.just([]), st.lists(st.tuples(tools, st.none(), stuck), min_size=1, max_size=2))
 deaths = st.sampled_from([*[None] * 30, *range(14)])
+
+
+POSSIBLE: dict[str, Callable[[Any], Any]] = {}
+CHOICES: dict[str, st.SearchStrategy[dict[str, Any]]] = {}
+
+
+def step(is_possible: Callable[[Any], Any], **choices: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a step of a session, which gets the choices as arguments."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        POSSIBLE[function.__name__], CHOICES[function.__name__] = is_possible, st.fixed_dictionaries(choices)
+        return function
+
+    return register
 
 
 @functools.cache
@@ -305,8 +318,19 @@ class TrueWorld(RuleBasedStateMachine):
 
     # -- the steps of a session
 
-    @precondition(lambda self: self.usable())
-    @rule(which=some, wanted=batches, desk=at_desk, durability=durabilities, death=deaths)
+    @rule(which=some, choices=st.deferred(lambda: st.fixed_dictionaries(CHOICES)))
+    def make_step(self, which: int, choices: dict[str, dict[str, Any]]) -> None:
+        """Make a step that is possible now.
+
+        One rule with the choices of all: calls that run at once end in a free order, so two lives with the same choices
+        need not come to the same state, and Hypothesis must find the same rules in both.
+        """
+        type(self).steps += 1
+        name = pick([name for name in POSSIBLE if hasattr(self, name) and POSSIBLE[name](self)], which)
+        note(f"{name}: {choices[name]}")
+        getattr(self, name)(**choices[name])
+
+    @step(lambda self: self.usable(), which=some, wanted=batches, desk=at_desk, durability=durabilities, death=deaths)
     def run(
         self, which: int, wanted: list[list[Wanted]], desk: list[Order], durability: str, death: int | None
     ) -> None:
@@ -316,8 +340,9 @@ class TrueWorld(RuleBasedStateMachine):
             script.insert(0, self.calls(DESK, desk))
         self.turn(pick(self.usable(), which), script, durability, death)
 
-    @precondition(lambda self: self.usable())
-    @rule(which=some, way=helped, wanted=inner_orders, durability=durabilities, death=deaths)
+    @step(
+        lambda self: self.usable(), which=some, way=helped, wanted=inner_orders, durability=durabilities, death=deaths
+    )
     def run_helper(self, which: int, way: str, wanted: list[Order], durability: str, death: int | None) -> None:
         """Run a turn in which one helper makes all calls."""
         self.turn(pick(self.usable(), which), [self.calls(way, wanted, is_alone=True)], durability, death)
@@ -330,8 +355,11 @@ class TrueWorld(RuleBasedStateMachine):
         asked = [memory_request(item) for batch in script for way, item in batch if way == REMEMBER]
         self.turned(name, came, {item for _, item in orders}, asked)
 
-    @precondition(lambda self: self.repeatable())
-    @rule(which=some, way=st.sampled_from([None, "in_order", "at_once", "gathered", DELEGATE]))
+    @step(
+        lambda self: self.repeatable(),
+        which=some,
+        way=st.sampled_from([None, "in_order", "at_once", "gathered", DELEGATE]),
+    )
     def run_again(self, which: int, way: str | None) -> None:
         """Order what a rollback has kept again, which the fence answers."""
         name, item = pick(self.repeatable(), which)
@@ -350,8 +378,7 @@ class TrueWorld(RuleBasedStateMachine):
             if self.lines[name].is_fenced and self.has_plain_items and self.tool_of[item] in ("pay", "mail")
         ]
 
-    @precondition(lambda self: self.loose())
-    @rule(which=some, durability=durabilities, death=deaths)
+    @step(lambda self: self.loose(), which=some, durability=durabilities, death=deaths)
     def go_on(self, which: int, durability: str, death: int | None) -> None:
         """Resume a turn that died, which repeats no done call and no call of unknown outcome."""
         name = pick(self.loose(), which)
@@ -434,8 +461,8 @@ class TrueWorld(RuleBasedStateMachine):
             self.shop.stuck[item] = stuck
         return item
 
-    @precondition(lambda self: self.points() and self.usable())
-    @rule(
+    @step(
+        lambda self: self.points() and self.usable(),
         which=some, to=some, force=st.booleans(), death=deaths,
         tools=st.sampled_from(["reverse", "reverse", "keep", "require_clean"]),
         conversation=st.sampled_from([True, True, False]), replay=st.sampled_from(["record", "record", "redo"]),
@@ -461,9 +488,14 @@ class TrueWorld(RuleBasedStateMachine):
             assert self.shop.standing == before, "nothing was done"
         self.settle(came)
 
-    @precondition(lambda self: self.tool_of and self.usable())
-    @rule(which=some, other=some, sync=st.sampled_from(["world", "world", "note", "ignore"]), force=st.booleans(),
-          death=deaths)  # fmt: skip
+    @step(
+        lambda self: self.tool_of and self.usable(),
+        which=some,
+        other=some,
+        sync=st.sampled_from(["world", "world", "note", "ignore"]),
+        force=st.booleans(),
+        death=deaths,
+    )
     def switch(self, which: int, other: int, sync: str, force: bool, death: int | None) -> None:
         """Switch to a branch, and check that the world changes only with sync='world'."""
         agent, to = self.agent(pick(self.usable(), which)), pick(self.usable(), other)
@@ -476,8 +508,7 @@ class TrueWorld(RuleBasedStateMachine):
             self.aloof |= {one.id: self.now for one in self.repo.session("s").operations() if one.id not in known}
         self.settle(came)
 
-    @precondition(lambda self: self.redoable())
-    @rule(which=some, death=deaths)
+    @step(lambda self: self.redoable(), which=some, death=deaths)
     def redo(self, which: int, death: int | None) -> None:
         """Revert a rollback, which restores the world of the branch that it left."""
         agent = self.agent(pick(self.redoable(), which))
@@ -495,8 +526,7 @@ class TrueWorld(RuleBasedStateMachine):
         usable = self.usable()
         return [new for new, left in ways if {new, left} <= set(usable)]
 
-    @precondition(lambda self: self.tool_of and self.usable())
-    @rule(which=some, to=some, death=deaths)
+    @step(lambda self: self.tool_of and self.usable(), which=some, to=some, death=deaths)
     def fork(self, which: int, to: int, death: int | None) -> None:
         """Fork a branch, and check that the world does not change."""
         name, before = pick(self.usable(), which), self.shop.standing
@@ -516,15 +546,13 @@ class TrueWorld(RuleBasedStateMachine):
                 list(path), set(then), kept=set(left.kept), unseen=unseen, is_fenced=left.is_fenced, memory=memory
             )
 
-    @precondition(lambda self: self.stopped())
-    @rule(which=some, force=st.booleans(), death=deaths)
+    @step(lambda self: self.stopped(), which=some, force=st.booleans(), death=deaths)
     def resume(self, which: int, force: bool, death: int | None) -> None:
         """Resume an operation that is not done, and check its report."""
         operation = pick(self.stopped(), which)
         self.settle(self.attempt(death, lambda: self.repo.resume(operation, force=force)))
 
-    @precondition(lambda self: self.tool_of)
-    @rule()
+    @step(lambda self: self.tool_of)
     def mend(self) -> None:
         """Repair the shop and resolve every unclear call, as a person does."""
         self.shop.stuck.clear()
@@ -540,7 +568,6 @@ class TrueWorld(RuleBasedStateMachine):
     @invariant()
     def the_journal_is_true(self) -> None:
         """Check that each effect has a true status and that nothing in the world is missing from the journal."""
-        type(self).steps += 1
         assert not self.shop.asked("wrong undo"), "the undo function of a namesake was called"
         calls = self.journal()
         self.doubted |= self.unclear()
@@ -653,8 +680,8 @@ class ExecutedWorld(TrueWorld):
 
     has_plain_items = False
 
-    @precondition(lambda self: self.points() and self.usable())
-    @rule(
+    @step(
+        lambda self: self.points() and self.usable(),
         which=some, to=some, force=st.booleans(), death=deaths, tools=st.sampled_from(["reverse", "require_clean"]),
         on_error=st.sampled_from(["stop", "continue"]), on_drift=st.sampled_from(["continue", "continue", "stop"]),
     )  # fmt: skip
