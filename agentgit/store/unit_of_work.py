@@ -63,10 +63,11 @@ MAX_CALLS = 64
 
 
 class RecordedCall(NamedTuple):
-    """A call that has ended."""
+    """A call that has ended, with the intents of the calls that contain it and run on, the outermost first."""
 
     intent: Intent
     outcome: CallOutcome
+    outer_intents: Sequence[Intent] = ()
     is_replay: bool = False
 
 
@@ -312,6 +313,9 @@ class UnitOfWork:
         calls = self._leave_out_stored(connection, waiting.calls)
         new_calls = [(call.intent, call.outcome) for call in calls if not self._is_intended(call)]
         if new_calls:
+            ended_ids = {intent.id for intent, _ in new_calls}
+            outer = {one.id: one for call in calls for one in call.outer_intents if one.id not in ended_ids}
+            self.intend(connection, [*outer.values()])
             self._store.journal.add(connection, new_calls, self._next_arrival)
             self._next_arrival = None
         self._write_outcomes(connection, calls)
@@ -360,7 +364,7 @@ class UnitOfWork:
     def intend(self, connection: Connection, intents: Sequence[Intent]) -> None:
         """Record that calls are about to run or, for tools that are making another call, that they run."""
         known = self._intended | self._new_intended
-        if self._failures:  # the answer to a commit may have been lost
+        if self._failures and intents:  # the answer to a commit may have been lost
             known |= self._store.journal.calls_of_turn(connection, self._branch.id, intents[0].owner).keys()
         for intent in intents:
             if intent.id not in known:

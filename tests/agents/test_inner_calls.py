@@ -175,6 +175,38 @@ def test_calls_know_their_parents_at_any_depth(repo, orders, depth):
     assert orders.standing == []
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_call_that_only_reads_is_written_no_earlier_than_the_calls_that_contain_it(repo, orders, depth):
+    """A process that dies then leaves no call whose enclosing call is missing."""
+    findings: list[Any] = []
+
+    @tool
+    def look(at: str) -> str:
+        """Look at something."""
+        return at
+
+    def outer(inner: BaseTool, number: int) -> BaseTool:
+        @tool(f"level{number}")
+        def level(at: str) -> str:
+            """Look at something, and check the database, which writes what waits."""
+            inner.invoke({"at": at})
+            findings.extend(repo.maintenance.fsck(3).findings)
+            return at
+
+        return level
+
+    outermost: BaseTool = look
+    for number in range(depth):
+        outermost = outer(outermost, number)
+    graph = tool_node_graph(scripted(*asked(1, outermost.name, at="it")), [outermost])
+    agent = repo.wrap(graph, "s", effects=dict.fromkeys(["look", *(f"level{n}" for n in range(depth))], "read_only"))
+    agent.invoke(say())
+    assert findings == []
+    recorded = {one.id: one for one in agent.tool_track()}
+    assert [one.status for one in recorded.values()] == ["done"] * (depth + 1)
+    assert len([one for one in recorded.values() if one.parent_id in recorded]) == depth
+
+
 def test_a_hundred_parallel_calls_inside_a_tool_are_recorded_and_reversed(repo, orders):
     names = [f"n{number}" for number in range(100)]
     pay = orders.tool()

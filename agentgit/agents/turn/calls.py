@@ -486,7 +486,7 @@ class Calls:
     def _write(self, call: Call, outcome: CallOutcome, *, is_replay: bool = False) -> None:
         """Write an outcome now, unless the call was read-only."""
         unit_of_work = self.turn.unit_of_work
-        unit_of_work.add_call(RecordedCall(call.intent, outcome, is_replay=is_replay))
+        unit_of_work.add_call(RecordedCall(call.intent, outcome, call.outer_intents, is_replay))
         is_read = is_replay or call.is_simulated or call.intent.effect == READ_ONLY
         is_deferrable = is_read and outcome.status in (DONE, FAILED, SIMULATED) and outcome.answers is None
         # A checkpoint that is requested after this check does not matter: the request flushes the unit of work itself.
