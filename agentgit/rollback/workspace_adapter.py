@@ -76,7 +76,7 @@ class WorkspaceAdapter:
     def back_up(self, tool_name: str, tool: Any, args: Mapping[str, Any]) -> None:
         """Save the files of the workspace that a tool call is about to change on the undo stack."""
         modified = paths_of(tool_name, tool, args)
-        if modified is None:
+        if modified is None or not self.workspace.settings["environment"]:
             return
         stack = self.workspace.undo_stack
         if modified.everything:

@@ -1,4 +1,4 @@
-"""The catalog of a workspace: one SQLite file with its snapshots, its undo stack, its index, and a restore in progress.
+"""The catalog of a workspace: one SQLite file with its snapshots, its index, and a restore in progress.
 
 Contents are written first. Then everything that refers to them is stored here in one transaction. So a process that is
 killed in between leaves only unused objects behind.
@@ -14,26 +14,23 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agentgit.errors import Unavailable
 from agentgit.workspace.index import Folder, Index
 from agentgit.workspace.left_out import LeftOut, LeftOutPaths, decode_left_out, encode_left_out
-from agentgit.workspace.values import UNDO, FileCheckpoint, utc_datetime
+from agentgit.workspace.values import FileCheckpoint, utc_datetime
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS snapshot (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tree TEXT NOT NULL, name TEXT,
     message TEXT NOT NULL, created_at INTEGER NOT NULL, kind TEXT NOT NULL, files_changed TEXT NOT NULL,
-    change_count INTEGER NOT NULL, metadata TEXT NOT NULL, left_out TEXT NOT NULL) STRICT;
+    change_count INTEGER NOT NULL, metadata TEXT NOT NULL, left_out TEXT NOT NULL, paths TEXT, stack TEXT) STRICT;
 CREATE TABLE IF NOT EXISTS left_out (id TEXT PRIMARY KEY, paths BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS holding (
     snapshot TEXT NOT NULL, holder TEXT NOT NULL, PRIMARY KEY (snapshot, holder)) STRICT;
 CREATE TABLE IF NOT EXISTS dropped (tree TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS folder (path BLOB PRIMARY KEY, found BLOB NOT NULL) STRICT, WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS undo (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, stack TEXT NOT NULL, label TEXT NOT NULL, created_at REAL NOT NULL,
-    snapshot TEXT, files TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 """
 
@@ -41,9 +38,9 @@ PATIENCE = 30.0
 """The maximum time to wait for another process, in seconds."""
 
 COLUMNS = (
-    "id, tree, name, message, created_at, kind, files_changed, metadata, change_count, left_out,"
-    " EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id),"
-    " (SELECT paths FROM left_out WHERE left_out.id = snapshot.left_out)"
+    "id, name, message, created_at, files_changed, metadata, kind,"
+    " EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id), change_count,"
+    " tree, (SELECT paths FROM left_out WHERE left_out.id = snapshot.left_out), paths, stack, seq"
 )
 
 TREE, SETTINGS, GENERATION, PENDING = "tree", "settings", "generation", "pending"
@@ -51,9 +48,14 @@ TREE, SETTINGS, GENERATION, PENDING = "tree", "settings", "generation", "pending
 
 
 class CatalogRow(NamedTuple):
+    """A snapshot; of some paths only if it has `paths`. `stack` and `number` are its place on an undo stack."""
+
     snapshot: FileCheckpoint
     tree: str
     left_out: dict[bytes, LeftOut]
+    paths: tuple[bytes, ...] | None
+    stack: str | None
+    number: int
 
 
 class Catalog:
@@ -72,36 +74,59 @@ class Catalog:
 
     # -- snapshots
 
-    def add(self, snapshot: FileCheckpoint, tree: str, left_out: LeftOutPaths, index: Index | None = None) -> None:
+    def add(
+        self,
+        snapshot: FileCheckpoint,
+        tree: str,
+        left_out: LeftOutPaths,
+        index: Index | None = None,
+        *,
+        paths: Iterable[bytes] | None = None,
+        stack: str | None = None,
+    ) -> int:
         """Store a new snapshot, and the index if the files were taken from the workspace, safe from a power failure."""
         record = encode_left_out(left_out)
         created_at = int(snapshot.timestamp.timestamp() * 1_000_000) * 1000
         values = (snapshot.id, tree, snapshot.name, snapshot.message, created_at, snapshot.kind)
         changes = json.dumps(snapshot.files_changed), snapshot.change_count, json.dumps(dict(snapshot.metadata))
+        encoded = None if paths is None else json.dumps([path.decode("latin-1") for path in paths])
         with self._transaction(durable=True) as db:
             db.execute("INSERT OR IGNORE INTO left_out VALUES (?, ?)", record)
-            db.execute(
+            number = db.execute(
                 "INSERT INTO snapshot (id, tree, name, message, created_at, kind, files_changed, change_count,"
-                " metadata, left_out) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*values, *changes, record[0]),
-            )
+                " metadata, left_out, paths, stack) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*values, *changes, record[0], encoded, stack),
+            ).lastrowid
             if index is not None:
                 _save_index(db, index)
+        return number or 0
 
     def rows(self, *, limit: int | None = None) -> list[CatalogRow]:
-        return self._rows("ORDER BY seq DESC LIMIT ?", -1 if limit is None else limit)
+        """Return the snapshots of the whole workspace, newest first."""
+        return self._rows("WHERE paths IS NULL ORDER BY seq DESC LIMIT ?", -1 if limit is None else limit)
+
+    def stacked(self, *stacks: str) -> list[CatalogRow]:
+        """Return what is on some undo stacks, oldest first."""
+        return self._rows("WHERE stack IN (SELECT value FROM json_each(?)) ORDER BY seq", json.dumps(stacks))
+
+    def trees(self) -> set[str]:
+        with self._open() as db:
+            return {tree for (tree,) in db.execute("SELECT tree FROM snapshot")}
 
     def count_unpinned(self) -> int:
         with self._open() as db:
-            query = "SELECT count(*) FROM snapshot WHERE id NOT IN (SELECT snapshot FROM holding)"
+            query = "SELECT count(*) FROM snapshot WHERE stack IS NULL AND id NOT IN (SELECT snapshot FROM holding)"
             return int(db.execute(query).fetchone()[0])
 
     def find(self, ref: str) -> list[CatalogRow]:
         """Return the snapshot with this id, or else the newest with this name, or else all whose id starts with it."""
         for where, limit in (("id = ?", 1), ("name = ?", 1), ("substr(id, 1, length(?)) = ?1", -1)):
-            if rows := self._rows(f"WHERE {where} ORDER BY seq DESC LIMIT {limit}", ref):
+            if rows := self._rows(f"WHERE paths IS NULL AND {where} ORDER BY seq DESC LIMIT {limit}", ref):
                 return rows
         return []
+
+    def get_row(self, id: str) -> CatalogRow | None:
+        return next(iter(self._rows("WHERE id = ?", id)), None)
 
     def find_by_tree(self, tree: str, left_out: LeftOutPaths) -> FileCheckpoint | None:
         """Return the newest snapshot with this tree and exactly these left-out paths; None if there is none.
@@ -109,12 +134,12 @@ class Catalog:
         Snapshots of the undo stack are not returned, because the stack deletes them.
         """
         key = encode_left_out(left_out)[0]
-        rows = self._rows("WHERE tree = ? AND left_out = ? AND kind <> ? ORDER BY seq DESC LIMIT 1", tree, key, UNDO)
+        rows = self._rows("WHERE tree = ? AND left_out = ? AND stack IS NULL ORDER BY seq DESC LIMIT 1", tree, key)
         return rows[0].snapshot if rows else None
 
     def _rows(self, clauses: str, *values: object) -> list[CatalogRow]:
         with self._open() as db:
-            return [_catalog_row(row) for row in db.execute(f"SELECT {COLUMNS} FROM snapshot {clauses}", values)]  # noqa: S608
+            return [_catalog_row(*row) for row in db.execute(f"SELECT {COLUMNS} FROM snapshot {clauses}", values)]  # noqa: S608
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove snapshots from the catalog, and record that their trees may be waste."""
@@ -124,10 +149,10 @@ class Catalog:
                 db.execute("DELETE FROM snapshot WHERE id = ?", (id,))
                 db.execute("DELETE FROM holding WHERE snapshot = ?", (id,))
 
-    def drop(self, waste: Iterable[str]) -> None:
-        """Record what may be waste besides the trees of removed snapshots."""
+    def move(self, ids: Iterable[str], stack: str | None) -> None:
+        """Move snapshots to another undo stack, or off it."""
         with self._transaction() as db:
-            db.executemany("INSERT OR IGNORE INTO dropped VALUES (?)", [(one,) for one in waste])
+            db.executemany("UPDATE snapshot SET stack = ? WHERE id = ?", [(stack, id) for id in ids])
 
     def dropped_trees(self) -> set[str]:
         """Return the trees of removed snapshots that no snapshot has any more."""
@@ -166,28 +191,6 @@ class Catalog:
     def store_index(self, index: Index) -> None:
         with self._transaction() as db:
             _save_index(db, index)
-
-    # -- the undo stack
-
-    def add_undo(self, stack: str, label: str, snapshot: str | None, files: str) -> int:
-        """Add an entry to a stack, and return its id. It survives a power failure."""
-        query = "INSERT INTO undo (stack, label, created_at, snapshot, files) VALUES (?, ?, ?, ?, ?)"
-        with self._transaction(durable=True) as db:
-            return int(db.execute(query, (stack, label, time.time(), snapshot, files)).lastrowid or 0)
-
-    def undo_rows(self, *stacks: str) -> list[tuple[Any, ...]]:
-        query = "SELECT * FROM undo WHERE stack IN (SELECT value FROM json_each(?)) ORDER BY id"
-        with self._open() as db:
-            return db.execute(query, (json.dumps(stacks),)).fetchall()
-
-    def move_undo(self, ids: Iterable[int], stack: str | None) -> None:
-        """Move entries to another stack; None deletes them."""
-        with self._transaction() as db:
-            for id in ids:
-                if stack is None:
-                    db.execute("DELETE FROM undo WHERE id = ?", (id,))
-                else:
-                    db.execute("UPDATE undo SET stack = ? WHERE id = ?", (stack, id))
 
     # -- other values
 
@@ -261,22 +264,17 @@ def _set_value(db: sqlite3.Connection, name: str, value: str) -> None:
     db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
 
 
-def _catalog_row(columns: tuple[Any, ...]) -> CatalogRow:
-    id, tree, name, message, created_at, kind, files_changed, metadata, change_count, _, is_held, record = columns
+def _catalog_row(
+    id: str, name: str, message: str, created: int, changed: str, metadata: str, kind: str, is_held: int, count: int,
+    tree: str, record: bytes, paths: str | None, stack: str | None, number: int,
+) -> CatalogRow:  # fmt: skip
     left_out = decode_left_out(record)
-    snapshot = FileCheckpoint(
-        id,
-        name,
-        message,
-        utc_datetime(created_at),
-        tuple(json.loads(files_changed)),
-        json.loads(metadata),
-        kind,
-        bool(is_held),
-        change_count,
-        tuple((os.fsdecode(path), one.why) for path, one in left_out.items()),
-    )
-    return CatalogRow(snapshot, tree, left_out)
+    skipped = tuple((os.fsdecode(path), one.why) for path, one in left_out.items())
+    files = tuple(json.loads(changed))
+    at = utc_datetime(created)
+    snapshot = FileCheckpoint(id, name, message, at, files, json.loads(metadata), kind, bool(is_held), count, skipped)
+    decoded = None if paths is None else tuple(path.encode("latin-1") for path in json.loads(paths))
+    return CatalogRow(snapshot, tree, left_out, decoded, stack, number)
 
 
 def _use_wal(db: sqlite3.Connection) -> None:

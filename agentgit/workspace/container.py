@@ -33,7 +33,6 @@ NO_SETTINGS = {"Annotations", "Binds", "ConsoleSize", "ContainerIDFile", "Isolat
 """Fields of `HostConfig` that are no settings, or that the container's own `Mounts` covers."""
 
 Inspection = Mapping[str, Any]
-"""The description of one container or image, as `inspect` of docker or podman prints it."""
 
 
 class ContainerEnvironment:
@@ -115,8 +114,6 @@ class ContainerEnvironment:
                 raise
             raise Conflict(f"A container uses the snapshot {id}. Restore another snapshot first.") from error
 
-    # -- replacing the container
-
     def _replace(self, old: Inspection | None, new: Inspection, message: str) -> str | None:
         """Rename the new container to the name of the old one; return the id of the safety snapshot of the old one."""
         safety = None
@@ -163,8 +160,6 @@ class ContainerEnvironment:
         if self._inspect(name):
             self._run("rm", "--force", name)
 
-    # -- images
-
     def _commit(self, kind: str, message: str, is_running: bool | None = None) -> str:
         """Create an image of the container, which is paused meanwhile, and return the id of the snapshot."""
         container, id = self._require_container(self.container), f"{time.time_ns():016x}{secrets.token_hex(2)}"
@@ -185,8 +180,6 @@ class ContainerEnvironment:
             raise NotFound(f"The container {self.container} has no snapshot {id}. List its snapshots with list().")
         return snapshot
 
-    # -- the engine
-
     def _require_container(self, name: str) -> Inspection:
         if (container := self._inspect(name)) is None:
             raise NotFound(f"{self._engine[0]} has no container {name}. Create it first, with `{self._engine[0]} run`.")
@@ -201,7 +194,6 @@ class ContainerEnvironment:
             raise
 
     def _json(self, *words: str) -> Sequence[Inspection]:
-        """Run an `inspect`, and return its answer: at least one JSON object."""
         with suppress(ValueError):
             answer = json.loads(self._run(*words))
             if isinstance(answer, list) and answer and all(isinstance(one, dict) for one in answer):
@@ -239,7 +231,6 @@ def _snapshot(image: Inspection, tag: str, own: str) -> FileCheckpoint | None:
 
 
 def _mounts(container: Inspection) -> tuple[str, ...]:
-    """Return the paths in a container that its images do not contain: volumes, mounted directories, tmpfs mounts."""
     tmpfs = container["HostConfig"].get("Tmpfs") or {}
     return tuple(sorted({mount["Destination"] for mount in container.get("Mounts") or ()} | set(tmpfs)))
 

@@ -16,8 +16,11 @@ from agentgit.workspace.values import WorkspaceDiff
 BINARY_CHECK_BYTES = 8000
 """The number of bytes at the start of a file that are searched for a zero byte, which marks it as binary; as in git."""
 
-ReadContents = Callable[[bytes, TreeEntry], bytes | None]
-"""A function that returns the contents of a file or link; None if they are too large to show."""
+MAX_SHOWN = 8 << 20
+"""The size in bytes up to which files are compared line by line."""
+
+ReadContents = Callable[[bytes, TreeEntry], bytes]
+"""A function that returns the contents of a file or link."""
 
 
 class Side(NamedTuple):
@@ -91,11 +94,11 @@ def _diff_lines(path: bytes, change: TreeChange, read_old: ReadContents, read_ne
             return
     old_data = read_old(path, before) if before else b""
     new_data = read_new(path, after) if after else b""
-    if old_data is None or new_data is None:
-        yield f"Files {names[0]} and {names[1]} differ; too large to show\n"
-    elif old_data == new_data:
+    if old_data == new_data:
         if not (before and after):
             yield f"empty file {name} {'added' if after else 'deleted'}\n"
+    elif max(len(old_data), len(new_data)) > MAX_SHOWN:
+        yield f"Files {names[0]} and {names[1]} differ; too large to show\n"
     elif b"\0" in old_data[:BINARY_CHECK_BYTES] or b"\0" in new_data[:BINARY_CHECK_BYTES]:
         yield f"Binary files {names[0]} and {names[1]} differ\n"
     else:

@@ -9,23 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import BinaryIO
 
 from agentgit.workspace.exchange import DirectoryEntry
 from agentgit.workspace.locations import require_not_moved
-from agentgit.workspace.packs import (
-    BLOB,
-    CHUNK,
-    IN_MEMORY,
-    Data,
-    PackWriter,
-    digest_of,
-    iter_chunks,
-    naming,
-)
+from agentgit.workspace.objects import BLOB, PackWriter, naming, object_id
 from agentgit.workspace.trees import LINK_MODE, PLAIN_DIRECTORY, TreeEntry
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -84,8 +75,8 @@ class Disk:
         with naming(path), self._open_parent(path) as parent:
             return None if parent is None else _read_entry_at(parent, os.path.basename(path), writer)
 
-    def read(self, path: bytes, max_size: int) -> bytes | None:
-        """Read a file or a link; return None if it is too large, and no bytes if it does not exist any more."""
+    def read(self, path: bytes) -> bytes:
+        """Read a file or a link; return no bytes if it does not exist any more."""
         with naming(path), self._open_parent(path) as parent, suppress(FileNotFoundError, NotADirectoryError):
             name = os.path.basename(path)
             if parent is None:
@@ -93,21 +84,19 @@ class Disk:
             if stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode):
                 return os.readlink(name, dir_fd=parent)
             with open_regular(parent, name) as opened:
-                if opened is None:
-                    return b""
-                return opened[0].read() if opened[1].st_size <= max_size else None
+                return b"" if opened is None else opened[0].read()
         return b""
 
-    def put(self, path: bytes, entry: TreeEntry, data: Data, expected: TreeEntry | None) -> bool:
+    def put(self, path: bytes, entry: TreeEntry, data: bytes, expected: TreeEntry | None) -> bool:
         """Write a file or a link atomically. A file is always a new one, so other hard links keep the old contents."""
         self.make_folder(os.path.dirname(path))
         with naming(path), self._open_entry(path) as directory_entry:
             parent, name = directory_entry.parent, directory_entry.name
             create: Callable[[bytes], None]
             if entry.is_link:
-                create = partial(os.symlink, b"".join(iter_chunks(data)), dir_fd=parent)
+                create = partial(os.symlink, data, dir_fd=parent)
             else:
-                create = partial(_write, parent, chunks=iter_chunks(data), mode=entry.mode, owner=_owner(parent, name))
+                create = partial(_write, parent, data=data, mode=entry.mode, owner=_owner(parent, name))
             return directory_entry.put(create, entry, expected)
 
     def unlink(self, path: bytes, expected: TreeEntry) -> bool:
@@ -162,17 +151,16 @@ class Disk:
 
         The bits of a file are never changed in place, because it may have hard links outside the workspace.
         """
-        with naming(path), self._open_parent(path) as parent:
-            if parent is not None and folder_mode(parent, os.path.basename(path)) != mode:
+        with naming(path), self._open_parent(path) as parent, suppress(FileNotFoundError, NotADirectoryError):
+            name = os.path.basename(path) or b"."
+            if parent is not None and os.lstat(name, dir_fd=parent).st_mode != mode:
                 self._make_usable(parent, os.path.dirname(path))
-                _set_mode(parent, os.path.basename(path), mode)
+                _set_mode(parent, name, mode)
 
     def restore_modes(self) -> None:
         """Set the modes of the directories that were opened for a change, the deepest first."""
         for path in sorted(self.modes, key=len, reverse=True):
-            with naming(path), self._open_parent(path) as parent, suppress(FileNotFoundError, NotADirectoryError):
-                if parent is not None:
-                    _set_mode(parent, os.path.basename(path), self.modes[path])
+            self.set_mode(path, self.modes[path])
 
     def _move_in(self, parent: int, name: bytes, path: bytes) -> bytes:
         """Move an item aside, to the storage or to a place on its own file system, and return its new path."""
@@ -246,15 +234,14 @@ def _read_entry_at(parent: int, name: bytes, writer: PackWriter | None = None) -
     try:
         status = os.lstat(name, dir_fd=parent)
         if stat.S_ISLNK(status.st_mode):
-            target = os.readlink(name, dir_fd=parent)
-            return TreeEntry(LINK_MODE, _identify([target], len(target), writer))
+            return TreeEntry(LINK_MODE, _identify(os.readlink(name, dir_fd=parent), writer))
         if not stat.S_ISREG(status.st_mode):
             return TreeEntry(status.st_mode)
         with open_regular(parent, name) as opened:
             if opened is None:
                 return TreeEntry(stat.S_IFIFO)
             file, status = opened
-            return TreeEntry(status.st_mode, _identify(iter(partial(file.read, CHUNK), b""), status.st_size, writer))
+            return TreeEntry(status.st_mode, _identify(file.read(), writer))
     except FileNotFoundError:
         return None
     except PermissionError:
@@ -267,20 +254,13 @@ def _read_entry_at(parent: int, name: bytes, writer: PackWriter | None = None) -
         raise
 
 
-def _identify(parts: Iterable[bytes], size: int, writer: PackWriter | None) -> bytes:
-    """Return the id of contents, and store them."""
-    if writer is None:
-        return digest_of(parts, size)
-    if size <= IN_MEMORY:
-        return writer.put(BLOB, b"".join(parts))
-    if (oid := writer.put_large(size, parts)) is None:
-        raise OSError(errno.EAGAIN, "it changed while it was read")
-    return oid
+def _identify(data: bytes, writer: PackWriter | None) -> bytes:
+    return object_id(BLOB, data) if writer is None else writer.put(BLOB, data)
 
 
-def _write(parent: int, name: bytes, *, chunks: Iterable[bytes], mode: int, owner: tuple[int, int]) -> None:
+def _write(parent: int, name: bytes, *, data: bytes, mode: int, owner: tuple[int, int]) -> None:
     with open(os.open(name, CREATE_FLAGS, 0o600, dir_fd=parent), "wb") as file:
-        file.writelines(chunks)
+        file.write(data)
         file.flush()
         if os.geteuid() == 0:
             os.fchown(file.fileno(), *owner)
@@ -297,19 +277,7 @@ def _owner(parent: int, name: bytes) -> tuple[int, int]:
 
 
 def _set_mode(parent: int, name: bytes, mode: int) -> None:
-    """Set the permission bits of a directory, without following a link."""
-    try:
-        descriptor = os.open(name, FOLDER_FLAGS, dir_fd=parent)
-    except PermissionError:  # the owner can set the mode without permission to read
-        if not hasattr(os, "O_PATH"):
-            os.chmod(name, stat.S_IMODE(mode), dir_fd=parent, follow_symlinks=False)
-            return
-        descriptor = os.open(name, FOLDER_FLAGS | os.O_PATH, dir_fd=parent)
-        try:
-            os.chmod(f"/proc/self/fd/{descriptor}", stat.S_IMODE(mode))
-        finally:
-            os.close(descriptor)
-        return
+    descriptor = os.open(name, FOLDER_FLAGS, dir_fd=parent)
     try:
         os.fchmod(descriptor, stat.S_IMODE(mode))
     finally:

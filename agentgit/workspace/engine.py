@@ -11,22 +11,19 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Unavailable
 from agentgit.values import count, escape_path
 from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow
 from agentgit.workspace.custom import CustomEnvironment
-from agentgit.workspace.files import MAX_NAMED_PATHS, Captured, Files, RestoreRecord
+from agentgit.workspace.files import MAX_NAMED_PATHS, Captured, Files
 from agentgit.workspace.left_out import LeftOutPaths
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, record_storage
 from agentgit.workspace.objects import Objects
-from agentgit.workspace.packs import PackWriter
-from agentgit.workspace.restore import RestoreOutcome
 from agentgit.workspace.scan import Progress
-from agentgit.workspace.trees import TreeEntry, put_tree
 from agentgit.workspace.values import (
+    UNDO,
     Environment,
     FileCheckpoint,
     Restored,
@@ -50,12 +47,6 @@ POSITION, NUMBER, PLACE, NOT_OURS = "position", "number", "place", "left_out"
 paths that no snapshot may contain and no restore may change."""
 
 
-class StoredTree(NamedTuple):
-    number: int
-    entries: Mapping[bytes, TreeEntry]
-    left_out: LeftOutPaths
-
-
 class Engine:
     def __init__(
         self,
@@ -68,7 +59,6 @@ class Engine:
     ) -> None:
         self.root, self.storage, self._max_checkpoints = root, storage, max_checkpoints
         self.paths = WorkspacePaths(root)
-        self._patterns, self._max_file_size = patterns, max_file_size
         self.catalog = Catalog(os.path.join(storage, "catalog.db"))
         self._owner = json.loads(self.catalog.get(PLACE) or "null")
         if environment is None:
@@ -81,18 +71,18 @@ class Engine:
         self.environment = environment if isinstance(environment, str) else "own"
         self.listeners: dict[str, list[Callable[[Any], None]]] = {event: [] for event in EVENTS}
         self._thread_lock, self._is_locked = threading.RLock(), False
-        self.finished: tuple[RestoreRecord, RestoreOutcome, Restored] | None = None
+        self.finished: tuple[CatalogRow, Restored] | None = None
+        """The restore that `locked` has just finished, because a kill had interrupted it."""
         if self.custom is None:
-            self.files  # noqa: B018 - report a wrong storage or pattern now, not at the first use
+            objects = Objects(os.path.join(storage, self.environment), is_repository=self.environment == "git")
+            self._files = Files(root, storage, objects, self.catalog, patterns, max_file_size, self._outside)
         self._claim_storage()
 
-    @cached_property
-    def files(self) -> Files:
-        """The files of the directory. With a custom environment, only the undo stack uses them."""
-        folder = self.environment if self.custom is None else "directory"
-        objects = Objects(os.path.join(self.storage, folder), is_repository=folder == "git")
-        options = (self._patterns, self._max_file_size, self._outside)
-        return Files(self.root, self.storage, objects, self.catalog, *options)
+    def files_for(self, feature: str) -> Files:
+        """Return the files; refuse what only they can do if there is a custom environment."""
+        if self.custom is not None:
+            self.custom.refuse(feature)
+        return self._files
 
     def _outside(self) -> set[bytes]:
         """Return the paths in the workspace that do not belong to it."""
@@ -139,8 +129,8 @@ class Engine:
                     self._finish_interrupted()
                     yield
                 except BaseException as error:
-                    if "files" in self.__dict__:
-                        self.files.discard_cache()
+                    if self.custom is None:
+                        self._files.discard_cache()
                     if isinstance(error, AgentGitError):
                         self.notify(FAILED, error)
                     raise
@@ -149,8 +139,7 @@ class Engine:
 
     def _finish_interrupted(self) -> None:
         if pending := self.catalog.get(PENDING):
-            record = RestoreRecord.decode(pending)
-            self.finished = (record, *self.run(record, is_resumed=True))
+            self.finished = self._run(pending, is_resumed=True)
 
     def notify(self, event: str, value: Any) -> None:
         for callback in self.listeners[event]:
@@ -170,19 +159,19 @@ class Engine:
         metadata: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
         is_new: bool = True,
+        stack: str | None = None,
     ) -> FileCheckpoint:
         """Take a snapshot. If `is_new` is False, return an existing one of the same files if there is one."""
         snapshot = new_snapshot(message, kind, name, metadata)
-        captured = self._capture(progress)
-        snapshot = self._store(snapshot, captured, is_new=is_new)
+        captured = self._files.capture(progress) if self.custom is None else self.custom.capture()
+        snapshot = self._store(snapshot, captured, is_new=is_new, stack=stack)
         self.catalog.set(POSITION, snapshot.id)
         self._prune(protected=())
         return snapshot
 
-    def _capture(self, progress: Progress | None = None) -> Captured:
-        return self.files.capture(progress) if self.custom is None else self.custom.capture()
-
-    def _store(self, snapshot: FileCheckpoint, captured: Captured, *, is_new: bool = False) -> FileCheckpoint:
+    def _store(
+        self, snapshot: FileCheckpoint, captured: Captured, *, is_new: bool = False, stack: str | None = None
+    ) -> FileCheckpoint:
         """Add a snapshot to the catalog, unless there is one of the same files and no new one is wanted."""
         if not is_new and self.custom is None:
             existing = self.catalog.find_by_tree(captured.tree, captured.left_out)
@@ -191,7 +180,7 @@ class Engine:
                     self.catalog.store_index(captured.index)
                 return existing
         snapshot = snapshot.with_left_out(captured.changed, captured.left_out)
-        self.catalog.add(snapshot, captured.tree, captured.left_out, captured.index)
+        self.catalog.add(snapshot, captured.tree, captured.left_out, captured.index, stack=stack)
         self.notify(CREATED, snapshot)
         return snapshot
 
@@ -217,30 +206,25 @@ class Engine:
         """Copy a snapshot of another workspace into this storage, so that it can be restored here, and pin it."""
         with self.locked(), source.locked():
             row = source.require(ref)
-            if self.custom is not None or source.custom is not None:
-                raise InvalidInput('Snapshots are copied between workspaces with "git" or "directory" only.')
             if self.find(row.snapshot.id) is None:
-                self.files.copy(source.files, row.tree)
+                files = self.files_for("copying a snapshot")
+                files.copy(source.files_for("copying a snapshot").objects, [bytes.fromhex(row.tree)])
                 self.catalog.add(replace(row.snapshot, kind=AUTO), row.tree, row.left_out)
             self.catalog.hold(row.snapshot.id, holder)
             return self.require(row.snapshot.id).snapshot
 
-    def store_trees(self, write: Callable[[PackWriter], Iterable[StoredTree]], holder: str) -> dict[int, str]:
-        """Store trees as snapshots, and return the id of each by the number of its tree. All succeed, or none."""
+    def store_trees(
+        self, source: Objects, trees: Mapping[int, tuple[bytes, LeftOutPaths]], holder: str
+    ) -> dict[int, str]:
+        """Store the trees of an import as snapshots, and return the id of each by its number. All succeed, or none."""
         with self.locked():
-            if self.custom is not None:
-                raise InvalidInput('Files are imported into a workspace with "git" or "directory" only.')
-            trees: list[tuple[StoredTree, bytes]] = []
-            with self.files.objects.writing() as writer:
-                for tree in write(writer):
-                    trees.append((tree, put_tree(writer, tree.entries)))
-                    writer.name_tree(trees[-1][1])
+            self.files_for("an import of files").copy(source, {tree for tree, _ in trees.values()})
             ids: dict[int, str] = {}
             try:
-                for tree, key in trees:
-                    snapshot = new_snapshot("imported", AUTO).with_left_out((), tree.left_out)
-                    self.catalog.add(snapshot, key.hex(), tree.left_out)
-                    ids[tree.number] = snapshot.id
+                for number, (tree, left_out) in trees.items():
+                    snapshot = new_snapshot("imported", AUTO).with_left_out((), left_out)
+                    self.catalog.add(snapshot, tree.hex(), left_out)
+                    ids[number] = snapshot.id
                     self.catalog.hold(snapshot.id, holder)
             except BaseException:
                 self.catalog.remove(ids.values())
@@ -249,16 +233,34 @@ class Engine:
 
     def plan(self, ref: str, paths: tuple[bytes, ...] | None, since: str | None) -> RestorePlan:
         """Return what a restore would do; see `Workspace.plan_restore`."""
-        if self.custom is not None:
-            self.custom.refuse("plan_restore")
-        return self.files.plan(self.require(ref), paths, self.find(since) if since is not None else None)
+        files = self.files_for("plan_restore")
+        return files.plan(self.require(ref), paths, self.find(since) if since is not None else None)
 
     def diff(self, a: str | None, b: str | None, paths: tuple[bytes, ...] | None) -> WorkspaceDiff:
         """Return how two snapshots differ; see `Workspace.diff`."""
-        if self.custom is not None:
-            self.custom.refuse("diff")
+        files = self.files_for("diff")
         first = next(iter(self.catalog.rows(limit=1)), None) if a is None else self.require(a) if a else None
-        return self.files.diff(first, self.require(b) if b is not None else None, paths)
+        return files.diff(first, self.require(b) if b is not None else None, paths)
+
+    # -- undo stacks
+
+    def save_undo(self, label: str, stack: str, paths: Sequence[bytes] | None) -> CatalogRow:
+        """Save the files at some paths, or the whole workspace, on an undo stack."""
+        files = self.files_for("the undo stack")
+        if paths is None:
+            id = self.save(label, UNDO, stack=stack).id
+        else:
+            snapshot, captured = new_snapshot(label, UNDO), files.capture_paths(paths)
+            self.catalog.add(snapshot, captured.tree, {}, paths=paths, stack=stack)
+            id = snapshot.id
+        row = self.catalog.get_row(id)
+        assert row is not None  # noqa: S101 - it was just added
+        return row
+
+    def drop(self, rows: Iterable[CatalogRow]) -> None:
+        """Remove what is on an undo stack; after enough of it, free its space."""
+        self.catalog.remove(row.snapshot.id for row in rows)
+        self._collect_if_worth()
 
     # -- restoring
 
@@ -280,29 +282,35 @@ class Engine:
         paths: tuple[bytes, ...] | None = None,
         expect: str | None = None,
         progress: Progress | None = None,
-        undo: tuple[int, int] | None = None,
     ) -> Restored:
         """Restore a snapshot, after a safety snapshot of the current files."""
         row, expected = self.require(ref), self._expected(expect)
         safety = new_snapshot(f"before restoring {ref}", SAFETY)
         if self.custom is not None:
             return self._restore_custom(self.custom, row, safety, paths is not None, expected is not None)
-        captured = self.files.capture()
-        steps = self.files.prepare(row, captured, paths)
+        captured = self._files.capture()
         if expected is not None:
-            self.files.require_expected(steps, captured, *expected)
+            self._files.require_expected(row, paths, captured, *expected)
         safety = self._store(safety, captured)
-        record = self.files.record(row.snapshot.id, safety.id, steps, paths=paths, undo=undo)
         try:
-            self.catalog.begin(record.encode())
-            _, result = self.run(record, progress)
+            result = self.restore_from(row, safety.id, paths, progress)
         finally:
             self._prune(protected=(safety.id, row.snapshot.id))
-        interrupted = self.finished[2] if self.finished is not None else None
-        is_same = interrupted is not None and interrupted.id == result.id and paths is None
-        if interrupted is not None and is_same and not (result.restored or result.deleted):
-            return interrupted  # `locked` has just finished an interrupted restore of the same snapshot
+        if self.finished is not None and paths is None and not (result.restored or result.deleted):
+            interrupted = self.finished[1]
+            return interrupted if interrupted.id == result.id else result
         return result
+
+    def restore_from(
+        self, row: CatalogRow, safety: str, paths: tuple[bytes, ...] | None, progress: Progress | None = None
+    ) -> Restored:
+        """Change the files from one snapshot, of what is there now, to another."""
+        encoded = None if paths is None else [path.decode("latin-1") for path in paths]
+        pending = json.dumps([row.snapshot.id, safety, secrets.token_hex(8), encoded])
+        self.catalog.begin(pending)
+        done = self._run(pending, progress)
+        assert done is not None  # noqa: S101 - both snapshots are in the catalog
+        return done[1]
 
     def _expected(self, ref: str | None) -> tuple[str, str] | None:
         """Return the tree that the workspace must have, and its name in errors."""
@@ -328,38 +336,41 @@ class Engine:
         self.notify(RESTORED, result)
         return result
 
-    def run(
-        self, record: RestoreRecord, progress: Progress | None = None, *, is_resumed: bool = False
-    ) -> tuple[RestoreOutcome, Restored]:
+    def _run(
+        self, pending: str, progress: Progress | None = None, *, is_resumed: bool = False
+    ) -> tuple[CatalogRow, Restored] | None:
         """Make the changes of a restore that has begun, and record that it is done."""
+        id, safety_id, aside, encoded = json.loads(pending)
+        paths = None if encoded is None else tuple(path.encode("latin-1") for path in encoded)
+        row, safety = self.catalog.get_row(id), self.catalog.get_row(safety_id)
+        if row is None or safety is None or self.custom is not None:
+            self.catalog.end()
+            return None
         try:
-            outcome, disk = self.files.run(record, progress, is_resumed=is_resumed)
+            result = self._files.restore(row, safety, aside, paths, progress, is_resumed=is_resumed)
         except Exception:
             self.catalog.end()
             raise
-        row = self.find(record.snapshot) if record.snapshot else None
-        result = self.files.result(record, row, outcome, disk)
-        if record.undo is not None:
-            self.catalog.move_undo([record.undo[0]], None)
-        if record.snapshot:
-            self.catalog.set(POSITION, record.snapshot)
+        if row.stack is not None:
+            self.catalog.remove([id])
+        elif row.paths is None:
+            self.catalog.set(POSITION, id)
         self.catalog.end()
-        if record.snapshot:
+        if row.paths is None:
             self.notify(RESTORED, result)
-        return outcome, result
+        return row, result
 
     # -- deleting
 
-    def _needed(self) -> set[str]:
-        return {snapshot for _, _, _, _, snapshot, _ in self.catalog.undo_rows("undo", "redo", "safety") if snapshot}
+    def _deletable(self) -> list[CatalogRow]:
+        """Return the snapshots that no session and no undo stack needs, newest first."""
+        return [row for row in self.catalog.rows() if not row.snapshot.pinned and row.stack is None]
 
     def _prune(self, protected: Collection[str]) -> None:
         """Delete the oldest snapshots beyond the limit."""
         if self._max_checkpoints is None or self.catalog.count_unpinned() <= self._max_checkpoints:
             return
-        needed = self._needed()
-        rows = [row for row in reversed(self.catalog.rows()) if not row.snapshot.pinned]
-        rows = [row for row in rows if row.snapshot.id not in needed]
+        rows = self._deletable()[::-1]
         excess = max(0, len(rows) - self._max_checkpoints)
         if old := [row for row in rows if row.snapshot.id not in protected][:excess]:
             self.delete(old, PRUNED)
@@ -371,12 +382,6 @@ class Engine:
         self.notify(event, snapshots if event == PRUNED else snapshots[0])
         self._collect_if_worth()
 
-    def drop(self, waste: Iterable[str]) -> None:
-        """Record what else may be waste, under any names."""
-        if self.custom is None:
-            self.catalog.drop(waste)
-            self._collect_if_worth()
-
     def _collect_if_worth(self) -> None:
         if len(self.catalog.dropped_trees()) >= max(1, (self._max_checkpoints or 100) // 10):
             try:
@@ -386,9 +391,7 @@ class Engine:
                 self.notify(FAILED, error)
 
     def clear(self) -> tuple[FileCheckpoint, ...]:
-        needed = self._needed()
-        rows = [row for row in self.catalog.rows() if not row.snapshot.pinned and row.snapshot.id not in needed]
-        if rows:
+        if rows := self._deletable():
             self.delete(rows, PRUNED)
         self.collect()
         return tuple(row.snapshot for row in rows)
@@ -399,21 +402,14 @@ class Engine:
         if self.custom is not None:
             for tree in self.custom.collect(dropped):
                 self.catalog.forget_trees([tree])
-            dropped = set()
-        freed = 0
-        if self.custom is None or os.path.exists(os.path.join(self.storage, "directory")):
-            trees = {row.tree for row in self.catalog.rows()} if self.custom is None else set()
-            freed = self.files.collect(trees, self._undo_objects())
+            return 0
+        freed = self._files.collect(self.catalog.trees())
         self.catalog.forget_trees(dropped)
         return freed
 
-    def _undo_objects(self) -> set[bytes]:
-        files = [json.loads(row[5])["files"] for row in self.catalog.undo_rows("undo", "redo", "safety")]
-        return {bytes.fromhex(entry[1]) for one in files for entry in one.values() if entry is not None and entry[1]}
-
     def captures(self, path: str | os.PathLike[str]) -> bool:
         """Return whether snapshots have the file at a path: it is in the workspace, and not excluded."""
-        return self.custom is None and self.paths.holds(path) and self.files.captures(self.paths.relative(path))
+        return self.custom is None and self.paths.holds(path) and self._files.captures(self.paths.relative(path))
 
     def close(self) -> None:
         """Close the open files. They are opened again when they are needed."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+import stat
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,41 +14,24 @@ from agentgit.errors import WorkspaceChanged
 from agentgit.values import escape_path
 from agentgit.workspace.catalog import Catalog, CatalogRow
 from agentgit.workspace.diff import Side, compare, decode_paths
-from agentgit.workspace.disk import ASIDE, Disk, can_be_opened
+from agentgit.workspace.disk import ASIDE, USABLE, Disk, can_be_opened
 from agentgit.workspace.ignore_rules import IgnoreRules
 from agentgit.workspace.index import Index
 from agentgit.workspace.left_out import (
     LeftOut,
     LeftOutPaths,
-    LeftOutReport,
     compare_left_out,
     containing_path,
     is_selected,
+    parent_folders,
     paths_in_the_way,
     report_left_out,
 )
 from agentgit.workspace.locations import require_not_moved
-from agentgit.workspace.objects import Objects
-from agentgit.workspace.packs import IN_MEMORY, LargeContents
-from agentgit.workspace.restore import (
-    Restore,
-    RestoreOutcome,
-    RestoreSteps,
-    closed_folders,
-    plan_steps,
-    select_changes,
-)
+from agentgit.workspace.objects import Objects, naming
+from agentgit.workspace.restore import Restore, plan_steps, select_changes
 from agentgit.workspace.scan import Progress, Scan
-from agentgit.workspace.trees import (
-    Changes,
-    TreeChange,
-    TreeEntry,
-    Trees,
-    decode_entries,
-    encode_entries,
-    is_directory,
-    is_leaf,
-)
+from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_directory, is_leaf, put_tree
 from agentgit.workspace.values import Restored, RestorePlan, WorkspaceDiff
 
 Paths = tuple[bytes, ...] | None
@@ -64,46 +47,9 @@ class Captured:
     """The files as they are now: their tree, what is left out, the files that changed, and the index."""
 
     tree: str
-    left_out: dict[bytes, LeftOut]
-    changed: Collection[bytes]
+    left_out: dict[bytes, LeftOut] = field(default_factory=dict)
+    changed: Collection[bytes] = ()
     index: Index | None = None
-
-
-@dataclass(frozen=True)
-class RestoreRecord:
-    """A restore that begins: everything that finishing it after a kill needs."""
-
-    snapshot: str
-    safety: str
-    changes: Changes
-    modes: dict[bytes, int]
-    aside: str
-    unreachable: tuple[bytes, ...] = ()
-    paths: Paths = None
-    undo: tuple[int, int] | None = None
-
-    def encode(self) -> str:
-        before = encode_entries({path: change.before for path, change in self.changes.items()})
-        after = encode_entries({path: change.after for path, change in self.changes.items()})
-        modes = encode_entries({path: TreeEntry(mode) for path, mode in self.modes.items()})
-        paths = None if self.paths is None else encode_entries(dict.fromkeys(self.paths))
-        unreachable = encode_entries(dict.fromkeys(self.unreachable))
-        return json.dumps([self.snapshot, self.safety, self.aside, self.undo, before, after, modes, paths, unreachable])
-
-    @classmethod
-    def decode(cls, text: str) -> RestoreRecord:
-        snapshot, safety, aside, undo, before, after, modes, paths, unreachable = json.loads(text)
-        old, new = decode_entries(before), decode_entries(after)
-        return cls(
-            snapshot,
-            safety,
-            {path: TreeChange(old[path], new[path]) for path in old},
-            {path: entry.mode for path, entry in decode_entries(modes).items() if entry is not None},
-            aside,
-            tuple(decode_entries(unreachable)),
-            None if paths is None else tuple(decode_entries(paths)),
-            None if undo is None else tuple(undo),
-        )
 
 
 class Files:
@@ -132,6 +78,27 @@ class Files:
         self._cached_index = scan.index
         assert scan.index.tree is not None  # noqa: S101 - a scan sets it
         return Captured(scan.index.tree.hex(), scan.index.left_out(), scan.changed, scan.index)
+
+    def capture_paths(self, paths: Collection[bytes]) -> Captured:
+        """Store the files and links at some paths, also excluded ones, and the directories above them."""
+        disk, entries = Disk(self._root), dict[bytes, TreeEntry]()
+        with self.objects.writing() as writer:
+            for path in paths:
+                above = {parent: disk.read_entry(parent) for parent in parent_folders(path)}
+                found = {path: disk.read_entry(path, writer), **above}
+                entries |= {one: entry for one, entry in found.items() if entry and (entry.is_directory or entry.oid)}
+            tree = put_tree(writer, entries)
+            writer.name_tree(tree)
+        return Captured(tree.hex())
+
+    def is_file(self, path: bytes) -> bool:
+        """Return whether a file or a link is at a path, or could be created there."""
+        for one in (*parent_folders(path), path):
+            with naming(one), suppress(FileNotFoundError, NotADirectoryError):
+                mode = os.lstat(os.path.join(self._root, one)).st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) if one == path else stat.S_ISDIR(mode)):
+                    return False
+        return True
 
     def _store(self, index: Index, only: Collection[bytes] | None, progress: Progress | None = None) -> Scan:
         with self.objects.writing() as writer:
@@ -173,14 +140,13 @@ class Files:
     def plan(self, row: CatalogRow, paths: Paths, since: CatalogRow | None) -> RestorePlan:
         index, scan, trees = self._look()
         now = scan.index.left_out()
-        differences = self._inside(trees.differences(scan.index.tree, bytes.fromhex(row.tree)))
-        steps = plan_steps(select_changes(differences, paths), row.left_out, now)
+        changes, _ = self._steps(trees, scan.index.tree, now, row, paths)
         disk = Disk(self._root)
-        left_out_now = [path for path in steps.changes if containing_path(path, now) is not None]
-        done = {path for path in left_out_now if disk.read_entry(path) == steps.changes[path].after}
-        written = [path for path, change in steps.changes.items() if is_leaf(change.after) and path not in done]
-        deleted = [p for p, change in steps.changes.items() if is_leaf(change.before) and not is_leaf(change.after)]
-        aside = [path for path in paths_in_the_way(now, steps.changes) if path not in done]
+        left_out_now = [path for path in changes if containing_path(path, now) is not None]
+        done = {path for path in left_out_now if disk.read_entry(path) == changes[path].after}
+        written = [path for path, change in changes.items() if is_leaf(change.after) and path not in done]
+        deleted = [path for path, change in changes.items() if is_leaf(change.before) and not is_leaf(change.after)]
+        aside = [path for path in paths_in_the_way(now, changes) if path not in done]
         remaining = {path: one for path, one in now.items() if path not in aside}
         has = partial(trees.has, bytes.fromhex(row.tree))
         report = report_left_out(row.left_out, remaining, self._root, has, partial(is_selected, paths))
@@ -196,8 +162,15 @@ class Files:
             decode_paths(changed),
             decode_paths(aside),
             *report,
-            self._impossible(steps.changes, done),
+            self._impossible(changes, done),
         )
+
+    def _steps(
+        self, trees: Trees, tree: bytes | None, now: LeftOutPaths, row: CatalogRow, paths: Paths
+    ) -> tuple[Changes, list[bytes]]:
+        """Return what restoring a snapshot changes in a tree, and the paths that it cannot reach."""
+        differences = self._inside(trees.differences(tree, bytes.fromhex(row.tree)))
+        return plan_steps(select_changes(differences, paths), row.left_out, now)
 
     def _impossible(self, changes: Changes, done: Collection[bytes]) -> tuple[tuple[str, str], ...]:
         """Return the paths that a restore cannot change, each with the reason."""
@@ -228,21 +201,20 @@ class Files:
     def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Paths) -> WorkspaceDiff:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""
         old_tree = bytes.fromhex(old.tree) if old is not None else None
-        old_side = Side(old.snapshot.id if old else None, old.left_out if old else {}, self._read_stored)
+        old_side = Side(old.snapshot.id if old else None, old.left_out if old else {}, self._read)
         if new is not None:
             changes = Trees(self.objects).differences(old_tree, bytes.fromhex(new.tree))
-            new_side = Side(new.snapshot.id, new.left_out, self._read_stored)
+            new_side = Side(new.snapshot.id, new.left_out, self._read)
         else:
             _, scan, trees = self._look()
             changes = trees.differences(old_tree, scan.index.tree)
             disk = Disk(self._root)
-            new_side = Side(None, scan.index.left_out(), lambda path, _: disk.read(path, IN_MEMORY))
+            new_side = Side(None, scan.index.left_out(), lambda path, _: disk.read(path))
         changes = select_changes(self._inside(changes), paths)
         return compare(old_side, new_side, changes, None if new else self._root, partial(is_selected, paths))
 
-    def _read_stored(self, path: bytes, entry: TreeEntry) -> bytes | None:
-        data = self.objects.read(entry.oid)
-        return None if isinstance(data, LargeContents) else data
+    def _read(self, _: bytes, entry: TreeEntry) -> bytes:
+        return self.objects.read(entry.oid)
 
     def _inside(self, changes: Changes) -> Changes:
         """Return the changes without paths that do not belong to the workspace; an older snapshot may contain some."""
@@ -251,81 +223,89 @@ class Files:
 
     # -- restoring
 
-    def prepare(self, row: CatalogRow, captured: Captured, paths: Paths) -> RestoreSteps:
-        """Return what a restore changes in the files that were just captured."""
-        differences = Trees(self.objects).differences(bytes.fromhex(captured.tree), bytes.fromhex(row.tree))
-        return plan_steps(select_changes(self._inside(differences), paths), row.left_out, captured.left_out)
-
-    def require_expected(self, steps: RestoreSteps, captured: Captured, expected: str, name: str) -> None:
+    def require_expected(self, row: CatalogRow, paths: Paths, captured: Captured, expected: str, name: str) -> None:
         """Check that no file that a restore changes differs from a tree."""
-        tree = bytes.fromhex(expected) or None
-        changed = Trees(self.objects).differences(tree, bytes.fromhex(captured.tree))
-        if conflicts := sorted(steps.changes.keys() & changed.keys()):
+        trees, now = Trees(self.objects), bytes.fromhex(captured.tree)
+        changes, _ = self._steps(trees, now, captured.left_out, row, paths)
+        changed = trees.differences(bytes.fromhex(expected) or None, now)
+        if conflicts := sorted(changes.keys() & changed.keys()):
             more = f" and {len(conflicts) - MAX_NAMED_PATHS} more" if len(conflicts) > MAX_NAMED_PATHS else ""
             raise WorkspaceChanged(
                 f"Changed since {name}: {', '.join(map(escape_path, conflicts[:MAX_NAMED_PATHS]))}{more}. "
                 "Nothing was changed. Save them first, or restore with force=True to keep them in a safety snapshot."
             )
 
-    def record(self, snapshot: str, safety: str, steps: RestoreSteps, **more: Any) -> RestoreRecord:
-        modes, aside = closed_folders(self._root, steps.changes), secrets.token_hex(8)
-        return RestoreRecord(snapshot, safety, steps.changes, modes, aside, tuple(steps.unreachable), **more)
-
-    def run(
-        self, record: RestoreRecord, progress: Progress | None, *, is_resumed: bool = False
-    ) -> tuple[RestoreOutcome, Disk]:
-        """Change the files, and update the index."""
-        disk = Disk(self._root, os.path.join(self._storage, b"aside", record.aside.encode()), record.modes)
+    def restore(
+        self,
+        row: CatalogRow,
+        safety: CatalogRow,
+        aside: str,
+        paths: Paths,
+        progress: Progress | None,
+        *,
+        is_resumed: bool,
+    ) -> Restored:
+        """Change the files from one snapshot, of what is there now, to another, and update the index."""
+        trees, before = Trees(self.objects), bytes.fromhex(safety.tree)
+        changes, unreachable = self._steps(trees, before, safety.left_out, row, paths)
+        modes: dict[bytes, int] = {}
+        if is_resumed:  # the killed process may have opened directories
+            entries = {parent: trees.entry(before, parent) for path in changes for parent in parent_folders(path)}
+            modes = {path: one.mode for path, one in entries.items() if one and one.mode & USABLE != USABLE}
+        disk = Disk(self._root, os.path.join(self._storage, b"aside", aside.encode()), modes)
+        restore = Restore(disk, self.objects, changes, progress, is_resumed=is_resumed)
         try:
-            outcome = Restore(disk, self.objects, record.changes, progress, is_resumed=is_resumed).run()
+            restore.run()
         finally:
             disk.restore_modes()
-        outcome.conflicts += [(path, "cannot be read") for path in record.unreachable]
-        index, self._cached_index = self._catalog.load_index(self._cached_index), None
-        if index.tree is not None:
-            now = index.left_out()
-            moved = set(paths_in_the_way(now, record.changes))
-            outcome.left_out = {path: one for path, one in now.items() if path not in moved}
-            folders = {path for path, change in record.changes.items() if is_directory(change.after)}
-            folders |= {path.rpartition(b"/")[0] for path in record.changes}
-            index = self._store(index, folders).index
-            self._catalog.store_index(index)
-        self._cached_index = index
-        return outcome, disk
-
-    def result(self, record: RestoreRecord, row: CatalogRow | None, outcome: RestoreOutcome, disk: Disk) -> Restored:
-        now = self._cached_index.left_out() if self._cached_index is not None else {}
-        report = LeftOutReport((), ())
-        if row is not None:
-            has = partial(Trees(self.objects).has, bytes.fromhex(row.tree))
-            is_included = partial(is_selected, record.paths)
-            report = report_left_out(row.left_out, outcome.left_out, self._root, has, is_included)
+        left_out, now = self._update_index(changes)
+        report: tuple[Any, ...] = ()
+        if row.paths is None:
+            has = partial(trees.has, bytes.fromhex(row.tree))
+            report = report_left_out(row.left_out, left_out, self._root, has, partial(is_selected, paths))
         return Restored(
-            record.snapshot,
-            record.safety,
-            decode_paths(outcome.restored),
-            decode_paths(outcome.deleted),
+            row.snapshot.id,
+            safety.snapshot.id,
+            decode_paths(restore.restored),
+            decode_paths(restore.deleted),
             decode_paths(disk.created),
-            decode_paths(outcome.removed_folders),
+            decode_paths(restore.removed_folders),
             tuple((os.fsdecode(path), os.fsdecode(destination)) for path, destination in disk.moved()),
             tuple(sorted((os.fsdecode(path), one.why) for path, one in now.items())),
-            tuple((os.fsdecode(path), why) for path, why in outcome.conflicts),
+            tuple(
+                (os.fsdecode(path), why)
+                for path, why in (*restore.conflicts, *((path, "cannot be read") for path in unreachable))
+            ),
             *report,
         )
 
+    def _update_index(self, changes: Changes) -> tuple[LeftOutPaths, LeftOutPaths]:
+        """Look at the directories that a restore changed; return what is left out before, where it stays, and now."""
+        index, self._cached_index = self._catalog.load_index(self._cached_index), None
+        if index.tree is None:
+            return {}, {}
+        moved = set(paths_in_the_way(index.left_out(), changes))
+        before = {path: one for path, one in index.left_out().items() if path not in moved}
+        folders = {path for path, change in changes.items() if is_directory(change.after)}
+        folders |= {path.rpartition(b"/")[0] for path in changes}
+        index = self._store(index, folders).index
+        self._catalog.store_index(index)
+        self._cached_index = index
+        return before, index.left_out()
+
     # -- the store
 
-    def collect(self, trees: set[str], others: Iterable[bytes]) -> int:
+    def collect(self, trees: set[str]) -> int:
         """Remove stored objects that nothing needs, and return the number of bytes freed."""
         index = self._catalog.load_index(self._cached_index)
         needed = {bytes.fromhex(tree) for tree in trees} | ({index.tree} if index.tree is not None else set())
-        return self.objects.collect(needed, Trees(self.objects).reachable(needed).union(others))
+        return self.objects.collect(needed, Trees(self.objects).reachable(needed))
 
-    def copy(self, source: Files, tree: str) -> None:
-        """Copy a tree and all that it has from the store of another workspace."""
-        key = bytes.fromhex(tree)
+    def copy(self, source: Objects, trees: Collection[bytes]) -> None:
+        """Copy trees and all that they have from another store."""
         with self.objects.writing() as writer:
-            missing = [oid for oid in Trees(source.objects).reachable([key]) if not writer.has(oid)]
-            for oid, parts in source.objects.raw_objects(missing):
-                writer.put_raw(oid, parts)
-            writer.name_tree(key)
+            missing = [oid for oid in Trees(source).reachable(trees) if not writer.has(oid)]
+            for packed in source.raw_objects(missing):
+                writer.put_packed(packed)
+            for tree in trees:
+                writer.name_tree(tree)

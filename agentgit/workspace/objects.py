@@ -1,31 +1,43 @@
-"""The object store: blobs, trees and commits in pack files, as in a git repository, but no git runs.
+"""The object store: blobs, trees and commits in pack files of git's own format, written and read without git.
 
-So no hook, filter or configuration of a repository does. The caller must ensure that only one process writes or
-collects at a time; any number may read.
+So no hook, filter or configuration of a repository runs. Objects are never stored as differences of others, and are
+held in memory as a whole. Only one process may write or collect at a time; any number may read.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Collection, Iterator
+import struct
+import tempfile
+import time
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from hashlib import sha1
+from itertools import pairwise
+from typing import BinaryIO, NamedTuple
 
-from agentgit.errors import Corrupt
-from agentgit.workspace.packs import (
-    IN_MEMORY,
-    Data,
-    LargeContents,
-    Pack,
-    PackWriter,
-    StoredObject,
-    damaged,
-    iter_chunks,
-    naming,
-    pack_id,
-    verified,
-    write_file,
-)
+from agentgit.errors import Corrupt, InvalidInput, Unavailable
+from agentgit.values import escape_path
+
+COMMIT, TREE, BLOB = 1, 2, 3
+KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob"}
+
+CHUNK = 1 << 20
+"""The number of bytes of a pack that are read at once."""
+
+LEVEL = 1
+"""The level of compression: three times as fast as the default, a few per cent larger."""
+
+HEAD = 4096
+"""The number of bytes of an object that are read first."""
+
+HEADER, MAGIC, FANOUT = struct.Struct(">4sII"), b"\xfftOc\0\0\0\2", struct.Struct(">256I")
+FAR = 1 << 31
+"""The offset from which the index of a pack needs eight bytes for an offset."""
 
 REFS = "refs/agentgit"
 
@@ -39,6 +51,201 @@ REPOSITORY = {
     "\taggressiveWindow = 0\n[pack]\n\tdepth = 0\n\twindow = 0\n",
 }
 
+FREE, PERMIT = "Free some space", "Grant the permission"
+ADVICE = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EPERM: PERMIT, errno.EROFS: PERMIT}
+
+
+@contextmanager
+def naming(path: str | bytes) -> Iterator[None]:
+    """Convert an operating-system error into one that names the path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InvalidInput(f"{os.fsdecode(path)!r} is too long for the name of a file.") from error
+        advice = ADVICE.get(error.errno or 0, "Fix the cause")
+        raise Unavailable(f"{escape_path(path)}: {error.strerror or error}. {advice}, then try again.") from error
+
+
+def object_id(kind: int, data: bytes) -> bytes:
+    hasher = sha1(b"%s %d\0" % (KINDS[kind], len(data)), usedforsecurity=False)
+    hasher.update(data)
+    return hasher.digest()
+
+
+class PackedObject(NamedTuple):
+    oid: bytes
+    raw: bytes
+
+
+def pack_object(kind: int, data: bytes) -> PackedObject:
+    byte, size = kind << 4 | len(data) & 15, len(data) >> 4
+    header = bytearray()
+    while size:
+        header.append(byte | 0x80)
+        byte, size = size & 0x7F, size >> 7
+    return PackedObject(object_id(kind, data), bytes([*header, byte]) + zlib.compress(data, LEVEL))
+
+
+class Pack:
+    def __init__(self, index_path: str) -> None:
+        self.path = index_path.removesuffix(".idx")
+        with open(index_path, "rb") as file:
+            self._index = file.read()
+        if len(self._index) < 1072 or not self._index.startswith(MAGIC):
+            raise Corrupt(f"{escape_path(index_path)} is damaged. Other snapshots may be intact.", row=index_path)
+        self._fanout = FANOUT.unpack_from(self._index, 8)
+        self.count = self._fanout[255]
+
+    @property
+    def oids(self) -> Iterator[bytes]:
+        """The ids of its objects, sorted."""
+        return map(self._oid, range(self.count))
+
+    def _oid(self, number: int) -> bytes:
+        return self._index[1032 + 20 * number : 1052 + 20 * number]
+
+    def find(self, oid: bytes) -> int | None:
+        """Return the offset of an object; None if it is not in this pack."""
+        low, high = self._fanout[oid[0] - 1] if oid[0] else 0, self._fanout[oid[0]]
+        number = bisect_left(range(high), oid, low, high, key=self._oid)
+        return self._offset(number) if number < high and self._oid(number) == oid else None
+
+    def _offset(self, number: int) -> int:
+        table = 1032 + 24 * self.count
+        offset = int.from_bytes(self._index[table + 4 * number : table + 4 * number + 4], "big")
+        if offset < FAR:
+            return offset
+        at = table + 4 * self.count + 8 * (offset - FAR)
+        return int.from_bytes(self._index[at : at + 8], "big")
+
+    def load(self, offset: int) -> tuple[int, bytes]:
+        """Return the kind of an object and its contents, which the caller verifies."""
+        with open(self.path + ".pack", "rb", buffering=0) as file:
+            head = os.pread(file.fileno(), HEAD, offset)
+            byte, at, shift = head[0], 1, 4
+            kind, size = byte >> 4 & 7, byte & 15
+            while byte & 0x80:
+                byte = head[at]
+                size |= (byte & 0x7F) << shift
+                at, shift = at + 1, shift + 7
+            if kind not in KINDS:
+                raise Corrupt(f"{self.path} was packed by another program with differences.", row=self.path)
+            inflater, parts, raw = zlib.decompressobj(), list[bytes](), head[at:]
+            at, step = offset + len(head), min(CHUNK, size + size // 1000 + 64)
+            with suppress(zlib.error):  # the hash of the contents shows it
+                while raw:
+                    parts.append(inflater.decompress(raw))
+                    raw = b"" if inflater.eof else os.pread(file.fileno(), step, at)
+                    at += len(raw)
+        return kind, b"".join(parts)
+
+    def raw_objects(self, oids: Collection[bytes]) -> Iterator[PackedObject]:
+        """Yield objects as the file has them."""
+        offsets = {oid: self._offset(number) for number, oid in enumerate(self.oids)}
+        with open(self.path + ".pack", "rb") as file:
+            end_of = dict(pairwise(sorted([*offsets.values(), os.fstat(file.fileno()).st_size - 20])))
+            for oid in sorted(oids, key=offsets.__getitem__):
+                file.seek(offsets[oid])
+                yield PackedObject(oid, file.read(end_of[offsets[oid]] - offsets[oid]))
+
+    def remove(self) -> None:
+        """Delete the files, the index first: git ignores a pack without an index."""
+        for suffix in (".idx", ".rev", ".pack"):
+            with suppress(FileNotFoundError):
+                os.unlink(self.path + suffix)
+
+
+class PackWriter:
+    """Writes objects into a new pack file. Until `finish`, no reader sees them."""
+
+    def __init__(self, folder: str, refs: str | None, is_stored: Callable[[bytes], bool]) -> None:
+        self._folder, self._ref_folder, self._is_stored = folder, refs, is_stored
+        self._entries: dict[bytes, tuple[int, int]] = {}
+        self._refs: dict[str, bytes] = {}
+        self._opened: tuple[BinaryIO, str] | None = None
+        self._offset = HEADER.size
+
+    def has(self, oid: bytes) -> bool:
+        """Return whether an object is stored already, or here."""
+        return oid in self._entries or self._is_stored(oid)
+
+    def put(self, kind: int, data: bytes) -> bytes:
+        packed = pack_object(kind, data)
+        self.put_packed(packed)
+        return packed.oid
+
+    def put_packed(self, packed: PackedObject) -> None:
+        if self.has(packed.oid):
+            return
+        if self._opened is None:
+            descriptor, path = tempfile.mkstemp(prefix="tmp_", dir=self._folder)
+            self._opened = open(descriptor, "w+b"), path  # noqa: SIM115 - closed by `finish` and `abandon`
+            self._opened[0].write(HEADER.pack(b"PACK", 2, 0))
+        self._opened[0].write(packed.raw)
+        self._entries[packed.oid] = (self._offset, zlib.crc32(packed.raw))
+        self._offset += len(packed.raw)
+
+    def name_tree(self, tree: bytes) -> None:
+        """Put a tree on a ref, as a commit without parents, so that git keeps it."""
+        if self._ref_folder is None:
+            return
+        if not os.path.exists(ref := os.path.join(self._ref_folder, tree.hex())):
+            who = b"agentgit <agentgit> %d +0000" % int(time.time())
+            text = b"tree %s\nauthor %s\ncommitter %s\n\nA snapshot of agentgit\n" % (tree.hex().encode(), who, who)
+            self._refs[ref] = self.put(COMMIT, text)
+
+    def finish(self) -> str:
+        """Flush the pack to the disk, then make it visible; return the name of its index."""
+        if self._opened is None:
+            return ""
+        (file, path), folder = self._opened, self._folder
+        file.seek(0)
+        file.write(HEADER.pack(b"PACK", 2, len(self._entries)))
+        file.seek(0)
+        hasher = sha1(usedforsecurity=False)
+        for chunk in iter(partial(file.read, CHUNK), b""):
+            hasher.update(chunk)
+        file.write(hasher.digest())
+        _flush(file)
+        name = os.path.join(folder, f"pack-{hasher.hexdigest()}")
+        file.close()
+        os.rename(path, f"{name}.pack")
+        with open(path, "wb") as index:
+            index.write(self._index(hasher.digest()))
+            _flush(index)
+        os.rename(path, f"{name}.idx")
+        for ref, commit in self._refs.items():
+            _write_file(ref, f"{commit.hex()}\n")
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return f"{os.path.basename(name)}.idx"
+
+    def _index(self, checksum: bytes) -> bytes:
+        """Return the index of the pack, in version 2 of git's format."""
+        entries = sorted(self._entries.items())
+        counts = [0] * 256
+        for oid, _ in entries:
+            counts[oid[0]] += 1
+        totals = [sum(counts[: byte + 1]) for byte in range(256)]
+        far = [offset for _, (offset, _) in entries if offset >= FAR]
+        positions = {offset: FAR + number for number, offset in enumerate(far)}
+        parts = [MAGIC, FANOUT.pack(*totals), *(oid for oid, _ in entries)]
+        parts += [struct.pack(f">{len(entries)}I", *(crc for _, (_, crc) in entries))]
+        parts += [struct.pack(f">{len(entries)}I", *(positions.get(at, at) for _, (at, _) in entries))]
+        parts += [struct.pack(f">{len(far)}Q", *far), checksum]
+        index = b"".join(parts)
+        return index + sha1(index, usedforsecurity=False).digest()
+
+    def abandon(self) -> None:
+        if self._opened is not None:
+            self._opened[0].close()
+            with suppress(FileNotFoundError):
+                os.unlink(self._opened[1])
+
 
 class Objects:
     def __init__(self, folder: str, *, is_repository: bool) -> None:
@@ -51,7 +258,7 @@ class Objects:
                 os.makedirs(os.path.join(folder, REFS), mode=0o700, exist_ok=True)
                 for name, text in REPOSITORY.items():
                     if not os.path.exists(os.path.join(folder, name)):
-                        write_file(os.path.join(folder, name), text)
+                        _write_file(os.path.join(folder, name), text)
         self.refresh()
 
     def refresh(self) -> None:
@@ -72,7 +279,8 @@ class Objects:
         """Write objects; they are stored when the block ends, all or none."""
         with naming(self.folder):
             self.refresh()
-            writer = self._new_pack()
+            refs = os.path.join(self.folder, REFS) if self._is_repository else None
+            writer = PackWriter(self.pack_folder, refs, self.__contains__)
             try:
                 yield writer
                 writer.finish()
@@ -81,43 +289,28 @@ class Objects:
                 writer.abandon()
                 raise
 
-    def read(self, oid: bytes) -> Data:
+    def read(self, oid: bytes) -> bytes:
         """Return the contents of an object."""
         with naming(self.folder):
-            found = self._find(oid)
-            if found.size > IN_MEMORY:
-                return LargeContents(found.size, partial(verified, oid, found.kind, found.size, found.chunks))
-            data = b"".join(found.chunks())
-        if pack_id(found.kind, data) != oid:
-            raise damaged(oid)
-        return data
+            for _ in range(2):
+                for pack in self._packs.values():
+                    if (offset := pack.find(oid)) is not None:
+                        with suppress(FileNotFoundError):
+                            kind, data = pack.load(offset)
+                            if object_id(kind, data) == oid:
+                                return data
+                self.refresh()  # another process may have collected
+        raise Corrupt(f"The stored object {oid.hex()} is missing or damaged.", row=oid.hex())
 
-    def raw_objects(self, oids: Collection[bytes]) -> Iterator[tuple[bytes, Iterator[bytes]]]:
-        """Yield objects as the packs have them, each in chunks."""
+    def raw_objects(self, oids: Collection[bytes]) -> Iterator[PackedObject]:
+        """Yield objects as the packs have them."""
         missing = set(oids)
         for pack in list(self._packs.values()):
             here = {oid for oid in missing if pack.find(oid) is not None}
             missing -= here
-            if here:
-                yield from pack.raw_objects(here)
-        if missing:
-            raise damaged(missing.pop())
-
-    def read_bytes(self, oid: bytes) -> bytes:
-        return b"".join(iter_chunks(self.read(oid)))
-
-    def _find(self, oid: bytes) -> StoredObject:
-        for _ in range(2):
-            for pack in self._packs.values():
-                if (offset := pack.find(oid)) is not None:
-                    with suppress(FileNotFoundError):
-                        return StoredObject(pack, offset)
-            self.refresh()  # another process may have collected
-        raise damaged(oid)
-
-    def _new_pack(self) -> PackWriter:
-        refs = os.path.join(self.folder, REFS) if self._is_repository else None
-        return PackWriter(self.pack_folder, refs, self.__contains__)
+            yield from pack.raw_objects(here)
+        for oid in missing:
+            self.read(oid)  # says that it is missing
 
     def collect(self, trees: Collection[bytes], needed: set[bytes]) -> int:
         """Remove all objects except the needed ones and the commits of some trees; return the number of bytes freed."""
@@ -142,13 +335,11 @@ class Objects:
     def _rewrite(self, wasteful: list[tuple[Pack, set[bytes]]], before: int) -> None:
         """Copy what is needed into one pack. Without space for it, what could be freed has been freed."""
         old = {f"{os.path.basename(pack.path)}.idx": pack for pack, _ in wasteful}
-        writer = self._new_pack()
+        writer = PackWriter(self.pack_folder, None, lambda _: False)
         try:
-            written: set[bytes] = set()
             for pack, kept in wasteful:
-                for oid, parts in pack.raw_objects(kept - written):
-                    writer.put_raw(oid, parts)
-                written |= kept
+                for packed in pack.raw_objects(kept):
+                    writer.put_packed(packed)
             old.pop(writer.finish(), None)  # equal to one of them if a kill left the same objects in several
         except OSError:
             writer.abandon()
@@ -172,6 +363,17 @@ class Objects:
         return commits
 
     def _disk_usage(self) -> int:
-        return (
-            sum(os.lstat(os.path.join(self.pack_folder, name)).st_blocks for name in os.listdir(self.pack_folder)) * 512
-        )
+        names = os.listdir(self.pack_folder)
+        return sum(os.lstat(os.path.join(self.pack_folder, name)).st_blocks for name in names) * 512
+
+
+def _write_file(path: str, text: str) -> None:
+    """Write a file of the repository, whole or not at all."""
+    with open(f"{path}.tmp", "w") as file:
+        file.write(text)
+    os.rename(f"{path}.tmp", path)
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, Unavailable
 from agentgit.values import escape_path
-from agentgit.workspace.disk import Disk, can_be_opened
+from agentgit.workspace.disk import Disk
 from agentgit.workspace.left_out import UNREADABLE, LeftOutPaths, containing_path, is_selected, parent_folders
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.scan import Progress
@@ -26,16 +25,8 @@ CHANGED = "changed during the restore"
 MAX_NAMED_FAILURES = 5
 
 
-@dataclass(frozen=True)
-class RestoreSteps:
-    """The changes that a restore makes, and the paths that it cannot reach."""
-
-    changes: Changes
-    unreachable: Sequence[bytes] = ()
-
-
-def plan_steps(changes: Changes, snapshot: LeftOutPaths, now: LeftOutPaths) -> RestoreSteps:
-    """Return what a restore changes, from the differences between the workspace and a snapshot.
+def plan_steps(changes: Changes, snapshot: LeftOutPaths, now: LeftOutPaths) -> tuple[Changes, list[bytes]]:
+    """Return what a restore changes, from the differences between the workspace and a snapshot, and what it cannot.
 
     What the snapshot left out stays. A directory that is left out now keeps its mode, because no snapshot holds it.
     """
@@ -49,7 +40,7 @@ def plan_steps(changes: Changes, snapshot: LeftOutPaths, now: LeftOutPaths) -> R
         and not (change.after is None and containing_path(path, snapshot) is not None)
         and not (is_directory(change.after) and path in now and stat.S_ISDIR(now[path].mode))
     }
-    return RestoreSteps(kept, unreachable)
+    return kept, unreachable
 
 
 def select_changes(differences: Mapping[bytes, TreeChange], paths: tuple[bytes, ...] | None) -> Changes:
@@ -66,31 +57,6 @@ def select_changes(differences: Mapping[bytes, TreeChange], paths: tuple[bytes, 
     return selected
 
 
-def closed_folders(root: bytes, changes: Iterable[bytes]) -> dict[bytes, int]:
-    """Return the modes of the directories that must be opened to make changes, by path."""
-    modes = {}
-    folders = {parent for path in changes for parent in (*parent_folders(path), b"")}
-    for path in folders:
-        try:
-            status = os.lstat(os.path.join(root, path))
-        except OSError:
-            continue  # it is created, or the change itself reports the problem
-        if stat.S_ISDIR(status.st_mode) and can_be_opened(status):
-            modes[path] = status.st_mode
-    return modes
-
-
-@dataclass
-class RestoreOutcome:
-    """The outcome of a restore, by path. `left_out` is what was left out before it and has not been moved aside."""
-
-    restored: list[bytes] = field(default_factory=list)
-    deleted: list[bytes] = field(default_factory=list)
-    removed_folders: list[bytes] = field(default_factory=list)
-    conflicts: list[tuple[bytes, str]] = field(default_factory=list)
-    left_out: LeftOutPaths = field(default_factory=dict)
-
-
 class Restore:
     def __init__(
         self,
@@ -104,9 +70,10 @@ class Restore:
         self._disk, self._objects, self._changes, self._progress = disk, objects, changes, progress
         self._is_resumed = is_resumed
         self._failures: dict[bytes, AgentGitError] = {}
-        self.outcome = RestoreOutcome()
+        self.restored, self.deleted, self.removed_folders = list[bytes](), list[bytes](), list[bytes]()
+        self.conflicts: list[tuple[bytes, str]] = []
 
-    def run(self) -> RestoreOutcome:
+    def run(self) -> None:
         """Run the restore, or the rest of an interrupted one. A path that fails does not stop the others."""
         if self._is_resumed:
             self._recover()
@@ -121,7 +88,6 @@ class Restore:
         self._set_modes()
         if self._failures:
             raise _combine_failures(list(self._failures.values()))
-        return self.outcome
 
     def _is_in_the_way(self, path: bytes) -> bool:
         return any(parent in self._changes and is_leaf(self._changes[parent].after) for parent in parent_folders(path))
@@ -134,7 +100,7 @@ class Restore:
                 aside = self._disk.recover(path, *(one for one in change if one is not None and not one.is_directory))
                 if aside is not None:
                     reason = f"{CHANGED}; that version is now at {os.fsdecode(aside)}"
-                    self.outcome.conflicts.append((path, reason))
+                    self.conflicts.append((path, reason))
 
     @contextmanager
     def _collecting_failures(self, path: bytes) -> Iterator[None]:
@@ -155,20 +121,20 @@ class Restore:
                 current = self._disk.read_entry(path)
                 if current == before:
                     if self._disk.unlink(path, before):
-                        self.outcome.deleted.append(path)
+                        self.deleted.append(path)
                     else:
-                        self.outcome.conflicts.append((path, CHANGED))
+                        self.conflicts.append((path, CHANGED))
                 elif current is None and self._is_resumed:
-                    self.outcome.deleted.append(path)
+                    self.deleted.append(path)
                 elif current is not None and not current.is_directory:
-                    self.outcome.conflicts.append((path, CHANGED))
+                    self.conflicts.append((path, CHANGED))
 
     def _remove_folders(self, paths: Iterable[bytes]) -> None:
         """Remove directories that are empty, the deepest first."""
         for path in sorted(paths, key=len, reverse=True):
             with self._collecting_failures(path):
                 if self._disk.remove_folder(path):
-                    self.outcome.removed_folders.append(path)
+                    self.removed_folders.append(path)
 
     def _write_files(self) -> None:
         paths = sorted(path for path, change in self._changes.items() if is_leaf(change.after))
@@ -188,19 +154,19 @@ class Restore:
         current = self._disk.read_entry(path)
         if current == after:
             if self._is_resumed:
-                self.outcome.restored.append(path)
+                self.restored.append(path)
             return
         data = self._objects.read(after.oid)
         if current is not None and current != before and is_leaf(before) and not current.is_directory:
-            self.outcome.conflicts.append((path, CHANGED))
+            self.conflicts.append((path, CHANGED))
             return
         if current is not None and not (current == before and is_leaf(current)):
             self._disk.move_aside(path)
             current = None
         if self._disk.put(path, after, data, current):
-            self.outcome.restored.append(path)
+            self.restored.append(path)
         else:
-            self.outcome.conflicts.append((path, CHANGED))
+            self.conflicts.append((path, CHANGED))
 
     def _make_folders(self) -> None:
         for path in sorted(path for path, change in self._changes.items() if is_directory(change.after)):

@@ -17,23 +17,11 @@ from functools import partial
 from io import FileIO
 from typing import NamedTuple
 
-from agentgit.errors import Unavailable
-from agentgit.values import escape_path
 from agentgit.workspace.disk import FOLDER_FLAGS, READ_FLAGS, folder_mode, open_folder
 from agentgit.workspace.ignore_rules import GITIGNORE, IgnoreRules
 from agentgit.workspace.index import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
 from agentgit.workspace.left_out import EXCLUDED, UNREADABLE, LeftOut, left_out_as
-from agentgit.workspace.packs import (
-    BLOB,
-    CHUNK,
-    IN_MEMORY,
-    TREE,
-    PackedObject,
-    PackWriter,
-    digest_of,
-    pack_id,
-    pack_object,
-)
+from agentgit.workspace.objects import BLOB, TREE, PackedObject, PackWriter, naming, object_id, pack_object
 from agentgit.workspace.trees import LINK_MODE, TreeEntry, encode_tree
 
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
@@ -41,8 +29,8 @@ KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: 
 MAX_PATH, MAX_DEPTH = 3800, 200
 """The maximum length of the absolute path of a directory, and of directories in one another."""
 
-BATCH_FILES, FEW, WORKERS = 128, 64, min(4, os.cpu_count() or 1)
-"""The number of files that a thread reads at once; the number up to which there are no threads; and that of threads."""
+BATCH_FILES, BATCH_BYTES, FEW, WORKERS = 128, 8 << 20, 64, min(4, os.cpu_count() or 1)
+"""The files, and bytes, that a thread reads at once; the files up to which there are no threads; the threads."""
 
 Progress = Callable[[int, int], None]
 """A function that is called with the number of files done and their total."""
@@ -74,18 +62,12 @@ class Scan:
         self._is_fresh = index.settings != settings
 
     def run(self, progress: Progress | None = None) -> None:
-        try:
+        with naming(self._root):
             descriptor = os.open(self._root, FOLDER_FLAGS)
-        except OSError as error:
-            reason = "does not exist" if error.errno == errno.ENOENT else f"cannot be read: {error.strerror}"
-            raise Unavailable(f"The workspace {escape_path(self._root)} {reason}. Then try again.") from error
         try:
-            self._look(descriptor, b"", self._is_fresh)
+            with naming(self._root):
+                self._look(descriptor, b"", self._is_fresh)
             self._read_candidates(descriptor, progress)
-        except _Unreadable as error:
-            raise Unavailable(
-                f"The workspace {escape_path(self._root)} cannot be read. Grant the permission."
-            ) from error
         finally:
             os.close(descriptor)
         self._build_trees()
@@ -120,7 +102,7 @@ class Scan:
             return
         try:
             if len(self._root) + len(child) > MAX_PATH or child.count(b"/") > MAX_DEPTH:
-                raise _Unreadable("its path is too long")
+                raise OSError(errno.ENAMETOOLONG, "its path is too long")
             below = os.open(name, FOLDER_FLAGS, dir_fd=descriptor)
             try:
                 self._look(below, child, is_fresh)
@@ -128,9 +110,8 @@ class Scan:
                 os.close(below)
         except (FileNotFoundError, NotADirectoryError):
             self._forget(path, name, None)
-        except (OSError, _Unreadable) as error:
-            why = str(error) if isinstance(error, _Unreadable) else _reason(error)
-            self._forget(path, name, LeftOut(why, folder_mode(descriptor, name)))
+        except OSError as error:
+            self._forget(path, name, LeftOut(_reason(error), folder_mode(descriptor, name)))
 
     def _forget(self, path: bytes, name: bytes, left_out: LeftOut | None) -> None:
         folder = self.index.folders[path]
@@ -188,7 +169,9 @@ class Scan:
     def _list(self, descriptor: int, path: bytes, old: Folder, new: Folder, is_fresh: bool) -> None:
         """List a directory. What was captured before stays captured; new names are checked against the rules."""
         known_folders, candidates = set(old.folders), list[tuple[bytes, int]]()
-        for name in _names(descriptor):
+        with os.scandir(descriptor) as found:
+            names = [os.fsencode(entry.name) for entry in found]
+        for name in names:
             child = join(path, name)
             if child in self._outside:
                 continue
@@ -196,8 +179,8 @@ class Scan:
                 status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            except PermissionError as error:
-                raise _Unreadable(UNREADABLE) from error
+            except PermissionError:  # the whole directory is left out
+                raise
             except OSError as error:
                 new.left_out[name] = LeftOut(_reason(error))
                 continue
@@ -238,75 +221,63 @@ class Scan:
     def _read_candidates(self, root: int, progress: Progress | None) -> None:
         """Read the changed files, many of them in threads: reading, hashing and compressing release Python's lock."""
         total, done = sum(map(len, self._candidates.values())), 0
-        waiting: deque[tuple[Batch, Callable[[], list[Reading]]]] = deque()
+        waiting: deque[tuple[bytes, list[bytes], Callable[[], list[Reading]]]] = deque()
         with ThreadPoolExecutor(WORKERS) as pool:
             for batch in [*self._batches(), None]:
                 if batch is not None:
-                    read = partial(self._read_batch, root, batch)
-                    waiting.append((batch, read if total <= FEW or batch.is_large else pool.submit(read).result))
+                    read = partial(self._read_batch, root, *batch)
+                    waiting.append((*batch, read if total <= FEW else pool.submit(read).result))
                 while waiting and (batch is None or len(waiting) > WORKERS):
-                    finished, result = waiting.popleft()
-                    for name, reading in zip(finished.names, result(), strict=True):
-                        self._enter_file(finished.path, name, reading)
+                    path, names, result = waiting.popleft()
+                    for name, reading in zip(names, result(), strict=True):
+                        self._enter_file(path, name, reading)
                         done += 1
                         if progress is not None:
                             progress(done, total)
 
-    def _batches(self) -> Iterator[Batch]:
-        """Yield files to read at once, which all fit into memory; a large one is alone."""
+    def _batches(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Yield directories with files to read at once, which all fit into memory."""
         for path, candidates in self._candidates.items():
-            names, size = [], 0
+            names, size = list[bytes](), 0
             for name, bytes_ in candidates:
-                if bytes_ > IN_MEMORY:
-                    yield Batch(path, [name], is_large=True)
-                    continue
+                if names and (len(names) == BATCH_FILES or size + bytes_ > BATCH_BYTES):
+                    yield path, names
+                    names, size = [], 0
                 names.append(name)
                 size += bytes_
-                if len(names) == BATCH_FILES or size > IN_MEMORY:
-                    yield Batch(path, names)
-                    names, size = [], 0
-            if names:
-                yield Batch(path, names)
+            yield path, names
 
-    def _read_batch(self, root: int, batch: Batch) -> list[Reading]:
+    def _read_batch(self, root: int, path: bytes, names: list[bytes]) -> list[Reading]:
         try:
-            folder = open_folder(root, batch.path)
+            folder = open_folder(root, path)
         except OSError:  # it has just gone
-            return [None for _ in batch.names]
+            return [None for _ in names]
         try:
-            return [self._read(folder, name, batch.is_large) for name in batch.names]
+            return [self._read(folder, name) for name in names]
         finally:
             os.close(folder)
 
-    def _read(self, folder: int, name: bytes, is_large: bool) -> Reading:
+    def _read(self, folder: int, name: bytes) -> Reading:
         """Read a file or a link; a problem with one of them must not prevent the others from being captured."""
+        began, status = time.time_ns(), None
         try:
-            began, status = time.time_ns(), os.stat(name, dir_fd=folder, follow_symlinks=False)
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if stat.S_ISLNK(status.st_mode):
                 return self._contents(status, began, LINK_MODE, os.readlink(name, dir_fd=folder))
-            file = FileIO(os.open(name, READ_FLAGS, dir_fd=folder), "rb")
+            with FileIO(os.open(name, READ_FLAGS, dir_fd=folder), "rb") as file:
+                status = os.fstat(file.fileno())
+                return (
+                    self._contents(status, began, status.st_mode, file.readall())
+                    if stat.S_ISREG(status.st_mode)
+                    else None
+                )
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            return left_out_as(_reason(error), status)
-        with file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                return None
-            try:
-                if not is_large:
-                    return self._contents(status, began, status.st_mode, _read_all(file))
-                size = status.st_size
-                chunks = _chunks(file, size)
-                oid = digest_of(chunks, size) if self._writer is None else self._writer.put_large(size, chunks)
-            except _Unreadable as error:
-                return left_out_as(str(error), status)
-            if oid is None:
-                return left_out_as("it changed while it was read", status)
-            return Contents(reliable_stamp(status, began), status.st_mode, oid)
+            return LeftOut(_reason(error)) if status is None else left_out_as(_reason(error), status)
 
     def _contents(self, status: os.stat_result, began: int, mode: int, data: bytes) -> Contents:
-        oid, raw = digest_of([data], len(data)), None
+        oid, raw = object_id(BLOB, data), None
         if self._writer is not None and not self._writer.has(oid):
             raw = pack_object(BLOB, data).raw
         return Contents(reliable_stamp(status, began), mode, oid, raw)
@@ -344,7 +315,7 @@ class Scan:
             if self._writer is not None:
                 tree = self._writer.put(TREE, data)
             else:
-                tree = pack_id(TREE, data)
+                tree = object_id(TREE, data)
                 self.unstored_trees[tree] = data
             if tree != folder.tree:
                 folders[path] = replace(folder, tree=tree)
@@ -363,46 +334,6 @@ class Contents(NamedTuple):
 
 Reading = Contents | LeftOut | None
 """What reading a file gave: also the reason why it is left out, or None if it has gone."""
-
-
-class Batch(NamedTuple):
-    """Files of one directory that are read at once."""
-
-    path: bytes
-    names: list[bytes]
-    is_large: bool = False
-
-
-class _Unreadable(Exception):
-    """A directory or a file that must be left out, with the reason."""
-
-
-def _names(descriptor: int) -> list[bytes]:
-    try:
-        with os.scandir(descriptor) as entries:
-            return [os.fsencode(entry.name) for entry in entries]
-    except OSError as error:
-        raise _Unreadable(_reason(error)) from error
-
-
-def _read_all(file: FileIO) -> bytes:
-    try:
-        return file.readall()
-    except OSError as error:
-        raise _Unreadable(_reason(error)) from error
-
-
-def _chunks(file: FileIO, size: int) -> Iterator[bytes]:
-    while size > 0 and (chunk := _read_some(file, min(CHUNK, size))):
-        size -= len(chunk)
-        yield chunk
-
-
-def _read_some(file: FileIO, size: int) -> bytes:
-    try:
-        return file.read(size)
-    except OSError as error:
-        raise _Unreadable(_reason(error)) from error
 
 
 def _reason(error: OSError) -> str:

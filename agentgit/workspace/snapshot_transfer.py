@@ -6,7 +6,6 @@ snapshot that a checkpoint uses is never collected.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import tempfile
@@ -28,12 +27,10 @@ from agentgit.store.transfer.file_trees import (
 from agentgit.store.transfer.lines import records_with_contents
 from agentgit.workspace.api import Workspace, engine_of
 from agentgit.workspace.catalog import Catalog
-from agentgit.workspace.engine import StoredTree
 from agentgit.workspace.left_out import LeftOut
 from agentgit.workspace.locations import recorded_workspace
-from agentgit.workspace.objects import Objects
-from agentgit.workspace.packs import BLOB, PackWriter, iter_chunks
-from agentgit.workspace.trees import LINK_MODE, TreeEntry, Trees
+from agentgit.workspace.objects import BLOB, Objects, PackWriter
+from agentgit.workspace.trees import LINK_MODE, TreeEntry, Trees, put_tree
 
 PERMISSION_BITS = 0o777
 
@@ -119,10 +116,9 @@ class SnapshotExporter:
     def _write_contents(self, objects: Objects, oid: bytes) -> bytes | None:
         """Write contents unless they were already written, and return their hash; None if they are too large."""
         if oid not in self._hashes:
-            data = objects.read(oid)
-            if len(data) > MAX_FILE_BYTES:
+            contents = objects.read(oid)
+            if len(contents) > MAX_FILE_BYTES:
                 return None
-            contents = b"".join(iter_chunks(data))
             self._hashes[oid] = content_hash = sha256(contents).digest()
             record = {"record": "file", "id": content_hash.hex(), "size": len(contents)}
             for part in records_with_contents(record, contents, is_text=True):
@@ -136,7 +132,7 @@ def _portable(path: bytes, entry: TreeEntry, objects: Objects) -> TreeItem | str
     if why := paths.path_problem(paths.text_of(path)) or (SPECIAL_BITS if mode > PERMISSION_BITS else ""):
         return why
     if entry.is_link:
-        target = objects.read_bytes(entry.oid)
+        target = objects.read(entry.oid)
         return paths.link_problem(path, target) or TreeItem(PERMISSION_BITS, link=target)
     return TreeItem(mode) if entry.is_directory else TreeItem(mode, file=entry.oid)
 
@@ -151,73 +147,78 @@ def _item_fields(item: TreeItem | None) -> dict[str, Any]:
     }
 
 
-class _BufferedFile(NamedTuple):
-    """The offset of a file's contents in the buffer, and their size, both in bytes."""
-
-    start: int
-    size: int
-
-
 class SnapshotImporter:
-    """A buffer for the files of one export. A context manager; see `agentgit.store.transfer.file_trees.FileSink`."""
+    """Holds the files of one export in a temporary store. A context manager; it is the `FileSink` of the check."""
 
     def __init__(self) -> None:
-        self._contents = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
-        self._changes = tempfile.TemporaryFile()  # noqa: SIM115  # as above
-        self._files: dict[bytes, _BufferedFile] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="agentgit-")
+        with _converting_errors():
+            self._objects = Objects(self._folder.name, is_repository=False)
+        self._writer = PackWriter(self._objects.pack_folder, None, lambda _: False)
+        self._parts: list[bytes] = []
         self._oids: dict[bytes, bytes] = {}
-        self._contents_size = 0
-        self._open_tree: list[Any] | None = None
+        self._entries: dict[bytes, TreeEntry] = {}
+        self._left_out: dict[bytes, LeftOut] = {}
+        self._number = 0
+        self._trees: dict[int, tuple[bytes, dict[bytes, LeftOut]]] = {}
         self._stored_ids: list[str] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with closing(self._contents), closing(self._changes):
-            self._files.clear()
+        self._writer.abandon()
+        self._folder.cleanup()
 
     def data(self, part: bytes) -> None:
         """Store a part of the contents of a file."""
-        with _converting_errors():
-            self._contents.write(part)
+        self._parts.append(part)
 
-    def file(self, id: bytes, size: int) -> None:
+    def file(self, id: bytes, _size: int) -> None:
         """Combine the parts since the last file into one file."""
-        self._files[id] = _BufferedFile(self._contents_size, size)
-        self._contents_size += size
+        self._oids[id] = self._put(BLOB, b"".join(self._parts))
+        self._parts.clear()
 
     def tree(self, id: int, base: int | None) -> None:
         """Begin a tree, to which the following changes belong."""
-        self._flush_open_tree()
-        self._open_tree = [id, base, {}]
+        self._finish_tree()
+        self._number = id
+        if base is None:
+            self._entries, self._left_out = {}, {}
 
     def left(self, path: bytes, why: str | None) -> None:
         """Record the reason why the tree leaves out a path; None if it no longer does."""
-        assert self._open_tree is not None  # noqa: S101  # the checker ensures that a tree was begun and has no changes yet
-        self._open_tree[2][path.decode("latin-1")] = why
+        self._left_out.pop(path, None)
+        if why is not None:  # an export does not contain their status
+            self._left_out[path] = LeftOut(why)
 
     def change(self, path: bytes, item: TreeItem | None) -> None:
         """Add or replace the item at a path; None removes it."""
-        self._flush_open_tree()
-        values = (path, *(item[1:] if item is not None else (None, None)))
-        encoded = [part.decode("latin-1") if part is not None else None for part in values]
-        self._write_line([*encoded, item.mode if item is not None else None])
+        if item is None:
+            self._entries.pop(path, None)
+        elif item.link is not None:
+            self._entries[path] = TreeEntry(LINK_MODE, self._put(BLOB, item.link))
+        elif item.file is None:
+            self._entries[path] = TreeEntry(stat.S_IFDIR | item.mode)
+        else:
+            self._entries[path] = TreeEntry(stat.S_IFREG | item.mode, self._oids[item.file])
 
-    def _flush_open_tree(self) -> None:
-        if self._open_tree is not None:
-            self._write_line(self._open_tree)
-        self._open_tree = None
-
-    def _write_line(self, values: list[Any]) -> None:
+    def _put(self, kind: int, data: bytes) -> bytes:
         with _converting_errors():
-            self._changes.write(json.dumps(values).encode() + b"\n")
+            return self._writer.put(kind, data)
 
-    # -- into a workspace
+    def _finish_tree(self) -> None:
+        if self._number:
+            with _converting_errors():
+                self._trees[self._number] = put_tree(self._writer, self._entries), dict(self._left_out)
 
     def store_into(self, workspace: Workspace, holder: str) -> dict[int, str]:
         """Store all trees as snapshots, and return the id of each by the number of its tree. All succeed, or none."""
-        ids = engine_of(workspace).store_trees(self._trees, holder)
+        self._finish_tree()
+        with _converting_errors():
+            self._writer.finish()
+            self._objects.refresh()
+        ids = engine_of(workspace).store_trees(self._objects, self._trees, holder)
         self._stored_ids = list(ids.values())
         return ids
 
@@ -225,55 +226,6 @@ class SnapshotImporter:
         """Remove the stored snapshots from a workspace after a failed import."""
         engine_of(workspace).catalog.remove(self._stored_ids)
         self._stored_ids = []
-
-    def _trees(self, writer: PackWriter) -> Iterator[StoredTree]:
-        """Store the contents of the buffered trees, and yield the trees."""
-        self._flush_open_tree()
-        with _converting_errors():
-            self._contents.flush()
-            self._changes.seek(0)
-        entries: dict[bytes, TreeEntry] = {}
-        left_out: dict[bytes, LeftOut] = {}
-        number = None
-        for line in self._changes:
-            values = json.loads(line)
-            if len(values) != 3:
-                self._apply(entries, writer, *values)
-                continue
-            if number is not None:
-                yield StoredTree(number, dict(entries), dict(left_out))
-            number, base, reasons = values
-            if base is None:
-                entries, left_out = {}, {}
-            for path, why in reasons.items():  # an export does not contain their status
-                left_out.pop(path.encode("latin-1"), None)
-                if why is not None:
-                    left_out[path.encode("latin-1")] = LeftOut(why)
-        if number is not None:
-            yield StoredTree(number, entries, left_out)
-
-    def _apply(
-        self, entries: dict[bytes, TreeEntry], writer: PackWriter, path: str, file: str | None, link: str | None,
-        mode: int | None,
-    ) -> None:  # fmt: skip
-        """Apply one change to the entries of a tree."""
-        name = path.encode("latin-1")
-        if mode is None:
-            entries.pop(name, None)
-        elif link is not None:
-            entries[name] = TreeEntry(LINK_MODE, writer.put(BLOB, link.encode("latin-1")))
-        elif file is None:
-            entries[name] = TreeEntry(stat.S_IFDIR | mode)
-        else:
-            id = file.encode("latin-1")
-            if id not in self._oids:
-                self._oids[id] = writer.put(BLOB, self._read_file(id))
-            entries[name] = TreeEntry(stat.S_IFREG | mode, self._oids[id])
-
-    def _read_file(self, id: bytes) -> bytes:
-        buffered = self._files[id]
-        self._contents.seek(buffered.start)
-        return self._contents.read(buffered.size)
 
 
 @contextmanager

@@ -8,11 +8,10 @@ from __future__ import annotations
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from agentgit.errors import Corrupt
-from agentgit.workspace.objects import Objects
-from agentgit.workspace.packs import TREE, PackWriter
+from agentgit.workspace.objects import TREE, Objects, PackWriter
 
 PLAIN_DIRECTORY = stat.S_IFDIR | 0o755
 
@@ -77,17 +76,6 @@ def decode_tree(data: bytes) -> Entries:
     return entries
 
 
-def encode_entries(entries: Mapping[bytes, TreeEntry | None]) -> dict[str, Any]:
-    """Return entries by path as JSON-like values; None is an absent one."""
-    return {path.decode("latin-1"): one and [one.mode, one.oid.hex()] for path, one in entries.items()}
-
-
-def decode_entries(data: Mapping[str, Any]) -> dict[bytes, TreeEntry | None]:
-    return {
-        path.encode("latin-1"): TreeEntry(one[0], bytes.fromhex(one[1])) if one else None for path, one in data.items()
-    }
-
-
 class Trees:
     """The trees of a store, and those of a scan that stores nothing."""
 
@@ -97,7 +85,7 @@ class Trees:
     def folder(self, oid: bytes) -> Entries:
         """Return the entries of one directory by name."""
         data = self._unstored.get(oid)
-        return decode_tree(self._objects.read_bytes(oid) if data is None else data)
+        return decode_tree(self._objects.read(oid) if data is None else data)
 
     def entries(self, oid: bytes, prefix: bytes = b"") -> Iterator[tuple[bytes, TreeEntry]]:
         """Yield all entries of a tree by path, a directory before what is in it."""
@@ -108,14 +96,17 @@ class Trees:
             else:
                 yield prefix + name, entry
 
+    def entry(self, tree: bytes, path: bytes) -> TreeEntry | None:
+        found = TreeEntry(stat.S_IFDIR, tree)
+        for name in path.split(b"/"):
+            below = self.folder(found.oid).get(name) if found.is_directory else None
+            if below is None:
+                return None
+            found = below
+        return found
+
     def has(self, tree: bytes, path: bytes) -> bool:
-        *parents, name = path.split(b"/")
-        for parent in parents:
-            entry = self.folder(tree).get(parent)
-            if entry is None or not entry.is_directory:
-                return False
-            tree = entry.oid
-        return name in self.folder(tree)
+        return self.entry(tree, path) is not None
 
     def differences(self, before: bytes | None, after: bytes | None, prefix: bytes = b"") -> Changes:
         """Return the paths at which two trees differ; None is a tree without entries."""

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import NamedTuple
+from datetime import datetime
 
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.values import escape_path
-from agentgit.workspace.disk import Disk
+from agentgit.workspace.catalog import CatalogRow
 from agentgit.workspace.engine import Engine
 from agentgit.workspace.files import MAX_FILE_SIZE
-from agentgit.workspace.left_out import parent_folders
 from agentgit.workspace.locations import create_storage, resolve_workspace
-from agentgit.workspace.restore import RestoreOutcome, RestoreSteps
-from agentgit.workspace.trees import (
-    PLAIN_DIRECTORY,
-    Changes,
-    TreeChange,
-    TreeEntry,
-    decode_entries,
-    encode_entries,
-)
-from agentgit.workspace.values import UNDO, JsonLike, Undone, escape_surrogates
+from agentgit.workspace.values import UNDO, JsonLike, Restored, Undone, escape_surrogates
 
 REDO, SAFETY = "redo", "safety"
 """The stack of an entry that can be redone, and of one that was undone before another entry was added."""
@@ -51,22 +38,6 @@ class UndoEntry(JsonLike):
     created_at: datetime
     paths: tuple[str, ...]
     whole: str | None = None
-
-
-class _Files(NamedTuple):
-    """The files of an entry by path, None for an absent one, and the directories that did not exist."""
-
-    entries: dict[bytes, TreeEntry | None]
-    folders: list[bytes]
-
-    def encode(self) -> str:
-        folders = [path.decode("latin-1") for path in self.folders]
-        return json.dumps({"files": encode_entries(self.entries), "folders": folders})
-
-    @classmethod
-    def decode(cls, text: str) -> _Files:
-        data = json.loads(text)
-        return cls(decode_entries(data["files"]), [path.encode("latin-1") for path in data["folders"]])
 
 
 class UndoStack:
@@ -109,6 +80,7 @@ class UndoStack:
         if engine is None:
             root = resolve_workspace(workspace_dir)
             engine = Engine(root, create_storage(storage_dir, root), None, None, (), MAX_FILE_SIZE)
+        engine.files_for("the undo stack")
         self._engine, self._catalog = engine, engine.catalog
 
     # -- what is on it
@@ -127,11 +99,11 @@ class UndoStack:
         if isinstance(paths, str | bytes):
             raise InvalidInput(f"paths={paths!r} is one path; write paths=[{paths!r}].")
         with self._engine.locked():
-            names = None if paths is None else [name for path in paths for name in self._resolve(path)]
-            id = self._add(UNDO, label, names)
-            self._catalog.move_undo([row[0] for row in self._catalog.undo_rows(REDO)], SAFETY)
+            names = None if paths is None else list(self._resolve(paths))
+            row = self._engine.save_undo(escape_surrogates(label), UNDO, names)
+            self._catalog.move([one.snapshot.id for one in self._catalog.stacked(REDO)], SAFETY)
             self._evict(self._max_snapshots)
-            return id
+            return row.number
 
     def peek(self) -> UndoEntry | None:
         """Return the newest entry, which `undo` uses next; None if there is none."""
@@ -145,12 +117,12 @@ class UndoStack:
     @property
     def history(self) -> tuple[UndoEntry, ...]:
         """The entries, oldest first."""
-        return tuple(entry for entry, _ in self._entries(UNDO))
+        return tuple(map(_entry, self._catalog.stacked(UNDO)))
 
     @property
     def safety(self) -> tuple[UndoEntry, ...]:
         """The entries with the files as they were before each undo, oldest first. `redo(id)` restores one."""
-        return tuple(entry for entry, _ in self._entries(REDO, SAFETY))
+        return tuple(map(_entry, self._catalog.stacked(REDO, SAFETY)))
 
     def clear(self) -> None:
         """Delete all entries, and free their disk space."""
@@ -179,9 +151,9 @@ class UndoStack:
         if n < 1:
             raise InvalidInput(f"The number of entries to undo must be 1 or more, not {n}.")
         with self._engine.locked():
-            result = self._interrupted(REDO)
-            while len(result.labels) < n and (entries := self._entries(UNDO)):
-                result += self._swap(*entries[-1], REDO)
+            result = self._interrupted(UNDO)
+            while len(result.labels) < n and (rows := self._catalog.stacked(UNDO)):
+                result += self._swap(rows[-1], REDO)
             return result
 
     def redo(self, id: int | None = None) -> Undone:
@@ -195,140 +167,72 @@ class UndoStack:
             Unavailable: A file cannot be written. The entry stays where it is.
         """
         with self._engine.locked():
-            if result := self._interrupted(UNDO):
+            if result := self._interrupted(REDO):
                 return result
             stacks = (REDO,) if id is None else (REDO, SAFETY)
-            entries = [pair for pair in self._entries(*stacks) if id in (None, pair[0].id)]
-            if id is not None and not entries:
+            rows = [row for row in self._catalog.stacked(*stacks) if id in (None, row.number)]
+            if id is not None and not rows:
                 raise NotFound(f"There is no undo {id} to redo. Use the id that an undo returned.")
-            return self._swap(*entries[-1], UNDO) if entries else Undone()
+            return self._swap(rows[-1], UNDO) if rows else Undone()
 
-    def _swap(self, entry: UndoEntry, files: _Files, stack: str) -> Undone:
+    def _swap(self, row: CatalogRow, stack: str) -> Undone:
         """Save the current files of an entry on another stack, then restore the entry."""
-        paths = None if entry.whole is not None else list(files.entries)
-        saved = self._add(stack, entry.label, paths, any_kind=True)
-        result = Undone(labels=(entry.label,), safety=(saved,))
+        is_file = self._engine.files_for("the undo stack").is_file
+        paths = None if row.paths is None else tuple(filter(is_file, row.paths))
+        saved = self._engine.save_undo(row.snapshot.message, stack, paths)
         try:
-            if entry.whole is not None:
-                result += self._restore_workspace(entry.id, entry.whole, saved)
-            else:
-                result += self._restore_files(entry.id, files, saved)
+            done = self._engine.restore_from(row, saved.snapshot.id, paths)
         except BaseException:  # a later undo begins anew; what this one has replaced can be redone by its id
-            self._catalog.move_undo([saved], SAFETY)
+            self._catalog.move([saved.snapshot.id], SAFETY)
             raise
         self._evict(self._max_snapshots)
-        return result
-
-    def _restore_workspace(self, id: int, snapshot: str, saved: int) -> Undone:
-        try:
-            done = self._engine.restore(snapshot, undo=(id, saved))
-        except NotFound as error:  # the snapshot was deleted, so that the entry is useless
-            self._catalog.move_undo([id], None)
-            return Undone(left=(("the workspace", str(error)),))
-        self._catalog.move_undo([id], None)
-        self._release([snapshot])
-        return Undone(wholes=(snapshot,), left=(*done.conflicts, *done.missing, *done.left))
-
-    def _restore_files(self, id: int, files: _Files, saved: int) -> Undone:
-        now = next(files for entry, files in self._entries(UNDO, REDO) if entry.id == saved)
-        changes: Changes = {path: TreeChange(TreeEntry(PLAIN_DIRECTORY), None) for path in files.folders}
-        left: list[tuple[str, str]] = []
-        for path, wanted in files.entries.items():
-            current = now.entries[path]
-            if _is_no_file(current) or self._is_blocked(path):
-                left.append((os.fsdecode(path), "it is no longer a file"))
-            elif current != wanted:
-                changes[path] = TreeChange(current, wanted)
-        record = self._engine.files.record("", "", RestoreSteps(changes), undo=(id, saved))
-        self._catalog.begin(record.encode())
-        outcome, _ = self._engine.run(record)
-        return _undone(outcome) + Undone(left=tuple(left))
+        blocked = [os.fsdecode(path) for path in row.paths or () if path not in (paths or ())]
+        left = tuple((path, "it is no longer a file") for path in blocked)
+        return _undone(row, done, saved.number) + Undone(left=left)
 
     def _interrupted(self, stack: str) -> Undone:
         """Return the result of the undo that a kill interrupted and the lock has just completed."""
-        if self._engine.finished is None or self._engine.finished[0].undo is None:
+        if self._engine.finished is None or self._engine.finished[0].stack != stack:
             return Undone()
-        record, outcome, result = self._engine.finished
-        assert record.undo is not None  # noqa: S101 - checked above
-        saved = [entry for entry, _ in self._entries(stack) if entry.id == record.undo[1]]
-        if not saved:
-            return Undone()
-        label = Undone(labels=(saved[0].label,), safety=(saved[0].id,))
-        return label + (Undone(wholes=(result.id,)) if record.snapshot else _undone(outcome))
-
-    # -- keeping
-
-    def _entries(self, *stacks: str) -> list[tuple[UndoEntry, _Files]]:
-        entries = []
-        for id, _, label, created_at, whole, encoded in self._catalog.undo_rows(*stacks):
-            files = _Files.decode(encoded)
-            paths = tuple(map(os.fsdecode, files.entries))
-            entries.append((UndoEntry(id, label, datetime.fromtimestamp(created_at, UTC), paths, whole), files))
-        return entries
-
-    def _add(self, stack: str, label: str, paths: list[bytes] | None, *, any_kind: bool = False) -> int:
-        """Save the files at some paths, or the whole workspace, as an entry of a stack, and return its id."""
-        whole = self._engine.save(kind=UNDO).id if paths is None else None
-        files: dict[bytes, TreeEntry | None] = {}
-        disk = Disk(os.fsencode(self._engine.root))
-        with self._engine.files.objects.writing() as writer:
-            for path in paths or ():
-                files[path] = disk.read_entry(path, writer)
-                if _is_no_file(files[path]) and not any_kind:
-                    raise InvalidInput(f"{escape_path(path)} is not a file; the undo stack keeps files only.")
-        folders = dict.fromkeys(parent for path in files for parent in parent_folders(path) if not self._exists(parent))
-        return self._catalog.add_undo(stack, escape_surrogates(label), whole, _Files(files, list(folders)).encode())
-
-    def _exists(self, path: bytes) -> bool:
-        return os.path.lexists(os.path.join(os.fsencode(self._engine.root), path))
-
-    def _is_blocked(self, path: bytes) -> bool:
-        """Return whether something that is not a directory is in the place of a parent of a path."""
-        root = os.fsencode(self._engine.root)
-        parents = (os.path.join(root, parent) for parent in parent_folders(path))
-        return any(
-            os.path.islink(parent) or (os.path.lexists(parent) and not os.path.isdir(parent)) for parent in parents
-        )
+        row, done = self._engine.finished
+        saved = self._catalog.get_row(done.safety or "")
+        return _undone(row, done, saved.number if saved is not None else 0)
 
     def _evict(self, limit: int) -> None:
         """Delete the oldest entries beyond a limit."""
-        stacks = (self._entries(UNDO), self._entries(REDO, SAFETY))
-        old = [entry for entries in stacks for entry, _ in entries[: max(0, len(entries) - limit)]]
-        self._catalog.move_undo([entry.id for entry in old], None)
-        self._release([entry.whole for entry in old if entry.whole is not None])
-        self._engine.drop(f"undo {entry.id}" for entry in old if entry.paths)
+        stacks = (self._catalog.stacked(UNDO), self._catalog.stacked(REDO, SAFETY))
+        self._engine.drop(row for rows in stacks for row in rows[: max(0, len(rows) - limit)])
 
-    def _release(self, snapshots: Iterable[str]) -> None:
-        """Delete snapshots of the whole workspace, unless they have been pinned since."""
-        for id in snapshots:
-            row = self._engine.find(id)
-            if row is not None and not row.snapshot.pinned:
-                self._engine.delete([row])
-
-    def _resolve(self, path: str | bytes | os.PathLike[str]) -> Iterator[bytes]:
-        """Yield the path of a file and, if it is a symbolic link, the paths that it leads to."""
-        root, number = os.fsencode(self._engine.root), 0
-        absolute = os.path.join(root, os.fsencode(path))
-        while True:
-            parent, name = os.path.split(absolute)
-            full = os.path.join(os.path.realpath(parent), name) if b"\0" not in absolute else b""
-            if name in (b"", b".", b"..") or not full.startswith(root.rstrip(b"/") + b"/"):
-                raise InvalidInput(f"{os.fsdecode(path)!r} is not a file inside the workspace {self._engine.root}.")
-            yield os.path.relpath(full, root)
-            if not os.path.islink(full):
-                return
-            number += 1
-            if number > MAX_LINKS:
-                raise InvalidInput(f"{os.fsdecode(path)!r} is a symbolic link that leads to itself.")
-            absolute = os.path.join(os.path.dirname(full), os.readlink(full))
+    def _resolve(self, paths: Iterable[str | bytes | os.PathLike[str]]) -> Iterator[bytes]:
+        """Yield the paths of files and, where one is a symbolic link, the paths that it leads to."""
+        root = os.fsencode(self._engine.root)
+        for path in paths:
+            absolute, links = os.path.join(root, os.fsencode(path)), 0
+            while True:
+                parent, name = os.path.split(absolute)
+                full = os.path.join(os.path.realpath(parent), name) if b"\0" not in absolute else b""
+                relative = os.path.relpath(full, root) if full.startswith(root.rstrip(b"/") + b"/") else b""
+                is_file = self._engine.files_for("the undo stack").is_file
+                if name in (b"", b".", b"..") or not relative or not is_file(relative):
+                    where = f"not a file inside the workspace {self._engine.root}"
+                    raise InvalidInput(f"{os.fsdecode(path)!r} is {where}; the undo stack keeps files only.")
+                yield relative
+                if not os.path.islink(full):
+                    break
+                links += 1
+                if links > MAX_LINKS:
+                    raise InvalidInput(f"{os.fsdecode(path)!r} is a symbolic link that leads to itself.")
+                absolute = os.path.join(os.path.dirname(full), os.readlink(full))
 
 
-def _is_no_file(entry: TreeEntry | None) -> bool:
-    """Return whether there is something else than a file or a link: only those have an id."""
-    return entry is not None and not entry.oid
+def _entry(row: CatalogRow) -> UndoEntry:
+    paths = tuple(map(os.fsdecode, row.paths or ()))
+    whole = row.snapshot.id if row.paths is None else None
+    return UndoEntry(row.number, row.snapshot.message, row.snapshot.timestamp, paths, whole)
 
 
-def _undone(outcome: RestoreOutcome) -> Undone:
-    deleted = map(os.fsdecode, (*outcome.deleted, *outcome.removed_folders))
-    left = tuple((os.fsdecode(path), why) for path, why in outcome.conflicts)
-    return Undone(restored=tuple(map(os.fsdecode, outcome.restored)), deleted=tuple(deleted), left=left)
+def _undone(row: CatalogRow, done: Restored, saved: int) -> Undone:
+    label = Undone(labels=(row.snapshot.message,), safety=(saved,))
+    if row.paths is None:
+        return label + Undone(wholes=(row.snapshot.id,), left=(*done.conflicts, *done.missing, *done.left))
+    return label + Undone(restored=done.restored, deleted=done.deleted + done.deleted_directories, left=done.conflicts)

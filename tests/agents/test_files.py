@@ -276,7 +276,7 @@ def test_a_rollback_whose_files_cannot_be_restored_is_finished_by_resume(agent, 
         agent.rollback("before")
     assert desk.world.items == ["chair"]
     shutil.rmtree(desk.root)
-    with pytest.raises(RollbackIncomplete, match="does not exist"):
+    with pytest.raises(RollbackIncomplete, match="No such file"):
         repo.resume(caught.value.operation)
     desk.root.mkdir()
     repo.resume(caught.value.operation)

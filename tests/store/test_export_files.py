@@ -322,12 +322,11 @@ def test_a_failed_import_removes_its_snapshots(export, target, monkeypatch):
 
 
 def test_an_import_without_temporary_space_is_refused(export, target, monkeypatch):
-    class Full(BytesIO):
-        def write(self, data, /):
-            raise OSError(28, "No space left on device")
+    def full(**_):
+        raise OSError(28, "No space left on device")
 
     repo, workspace = target
-    monkeypatch.setattr("tempfile.TemporaryFile", Full)
+    monkeypatch.setattr("tempfile.mkstemp", full)
     with pytest.raises(agentgit.Unavailable, match=r"No space left on device.*TMPDIR"):
         repo.import_(BytesIO(export), workspace=workspace)
     assert repo.sessions() == []

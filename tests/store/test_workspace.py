@@ -465,7 +465,7 @@ def test_the_undo_stack_undoes_files_and_the_whole_workspace(workspace, work):
     stack.snapshot("edit", ["a"])
     (work / "a").write_text("2")
     stack.snapshot("shell")
-    assert (depths, stack.depth) == ([1], 2)
+    assert (depths, stack.depth) == ([2], 2)
     (work / "a").write_text("3")
     (work / "b").write_text("4")
     whole = stack.history[1].whole
