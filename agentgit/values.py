@@ -360,8 +360,9 @@ def count(n: int, noun: str) -> str:
         >>> count(1, "branch"), count(2, "branch"), count(8999, "call")
         ('1 branch', '2 branches', '8,999 calls')
     """
-    ending = "" if n == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{n:,} {noun}{ending}"
+    if n != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("ory") else f"{noun}es" if noun.endswith(("ch", "sh")) else f"{noun}s"
+    return f"{n:,} {noun}"
 
 
 UNSAFE_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")

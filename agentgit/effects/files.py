@@ -50,6 +50,8 @@ class FileChanges:
     safety: str = ""
     problem: str = ""
     everything: bool = False
+    unseen: list[str] = field(default_factory=list)
+    """Sentences on excluded directories, which are left as they are: what moved in a `.git`, and how many there are."""
 
     @property
     def is_needed(self) -> bool:
@@ -69,7 +71,8 @@ class FileChanges:
         text = ", ".join(f"{count(n, 'file')} {_WORDING[action]}" for action, n in counts.items() if n)
         if self.everything:
             text = ", ".join(["all restored by the environment", *([text] if text else [])])
-        return f"Files: {self.problem or text or 'unchanged'}."
+        nothing = "nothing to change" if self.unseen else "unchanged"
+        return f"Files: {'; '.join([self.problem or text or nothing, *self.unseen])}."
 
     def __str__(self) -> str:
         return "\n".join([*(f"  {change}" for change in self.changes), self.summary])

@@ -116,7 +116,11 @@ class WorkspaceAdapter:
         changes += _left_out_changes(plan)
         problem = "; ".join(f"{escape_path(path)}: {why}" for path, why in plan.impossible)
         return FileChanges(
-            workspace=self.workspace.workspace_dir, snapshot=snapshot.snapshot, changes=changes, problem=problem
+            workspace=self.workspace.workspace_dir,
+            snapshot=snapshot.snapshot,
+            changes=changes,
+            problem=problem,
+            unseen=list(plan.unseen),
         )
 
     def _existing_paths(self, paths: Iterable[str]) -> set[str]:
@@ -149,6 +153,7 @@ class WorkspaceAdapter:
             changes=changes,
             safety=result.safety or "",
             everything=result.everything,
+            unseen=list(result.unseen),
         )
 
     def _overwritten_paths(self, result: Restored, expected: SnapshotRef | None) -> list[str]:

@@ -20,6 +20,7 @@ from agentgit.workspace.index import Index
 from agentgit.workspace.left_out import (
     LeftOut,
     LeftOutPaths,
+    LeftOutReport,
     compare_left_out,
     containing_path,
     is_selected,
@@ -161,8 +162,8 @@ class Files:
             decode_paths(deleted),
             decode_paths(changed),
             decode_paths(aside),
-            *report,
-            self._impossible(changes, done),
+            impossible=self._impossible(changes, done),
+            **report._asdict(),
         )
 
     def _steps(
@@ -259,7 +260,7 @@ class Files:
         finally:
             disk.restore_modes()
         left_out, now = self._update_index(changes)
-        report: tuple[Any, ...] = ()
+        report = LeftOutReport()
         if row.paths is None:
             has = partial(trees.has, bytes.fromhex(row.tree))
             report = report_left_out(row.left_out, left_out, self._root, has, partial(is_selected, paths))
@@ -276,7 +277,7 @@ class Files:
                 (os.fsdecode(path), why)
                 for path, why in (*restore.conflicts, *((path, "cannot be read") for path in unreachable))
             ),
-            *report,
+            **report._asdict(),
         )
 
     def _update_index(self, changes: Changes) -> tuple[LeftOutPaths, LeftOutPaths]:

@@ -11,33 +11,48 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import NamedTuple
 
+from agentgit.values import count, escape_path
+from agentgit.workspace.git_state import git_moves
 from agentgit.workspace.trees import Changes, is_directory, is_leaf
 
 EXCLUDED, UNREADABLE = "excluded", "cannot be read"
 """Reasons: by a rule, and by a lack of permission."""
 
+MAX_NAMED = 5
+
 
 class LeftOut(NamedTuple):
-    """The reason why a snapshot leaves out a path, and its status at that time. A directory has only its mode."""
+    """The reason why a snapshot leaves out a path, and its status at that time; `state` is that of a `.git`."""
 
     why: str
     mode: int = 0
     size: int = 0
     mtime: int = 0
+    state: str = ""
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.mode)
 
     def has_same_status(self, other: LeftOut) -> bool:
-        """Return whether two records have the same status, or an import, which has none, made one of them."""
-        return not (self.mode and other.mode) or self[1:] == other[1:]
+        """Return whether two records have the same status, or an import, which has none, made one of them.
+
+        Of directories only the modes are compared, because nobody has looked into them.
+        """
+        if not (self.mode and other.mode):
+            return True
+        return self.mode == other.mode and (self.is_folder or self[2:4] == other[2:4])
 
 
 LeftOutPaths = Mapping[bytes, LeftOut]
 """What is left out, by path. Paths below a directory that is left out are not listed."""
 
 
-def left_out_as(why: str, status: os.stat_result) -> LeftOut:
-    if stat.S_ISDIR(status.st_mode):
-        return LeftOut(why, status.st_mode)
-    return LeftOut(why, status.st_mode, status.st_size, status.st_mtime_ns)
+def left_out_as(why: str, status: os.stat_result, state: str = "") -> LeftOut:
+    if state:  # git changes its directory without a change of the repository
+        return LeftOut(why, status.st_mode, state=state)
+    size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+    return LeftOut(why, status.st_mode, size, status.st_mtime_ns)
 
 
 def encode_left_out(record: LeftOutPaths) -> tuple[str, bytes]:
@@ -119,8 +134,9 @@ Pairs = tuple[tuple[str, str], ...]
 class LeftOutReport(NamedTuple):
     """The paths that a snapshot left out, as a plan or a report names them."""
 
-    missing: Pairs
-    left: Pairs
+    missing: Pairs = ()
+    left: Pairs = ()
+    unseen: tuple[str, ...] = ()
 
 
 def report_left_out(
@@ -135,12 +151,34 @@ def report_left_out(
     missing = {path: f"left out of the snapshot ({why})" for path, why in difference.missing.items()}
     left = {path: f"changed since; left out of the snapshot ({why})" for path, why in difference.changed.items()}
     left |= {path: f"added since; left out ({why})" for path, why in difference.new.items() if not has(path)}
-    return LeftOutReport(
-        *(
-            tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons) if is_included(path))
-            for reasons in (missing, left)
-        )
+    found, kept = (
+        tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons) if is_included(path))
+        for reasons in (missing, left)
     )
+    return LeftOutReport(found, kept, _not_looked_into(snapshot, now))
+
+
+def _not_looked_into(snapshot: LeftOutPaths, now: LeftOutPaths) -> tuple[str, ...]:
+    """Return sentences on excluded directories: what moved in a `.git`, which others changed, and their number."""
+    folders = {path: one for path, one in now.items() if one.why == EXCLUDED and one.is_folder}
+    sentences = list[str]()
+    for path, one in sorted(folders.items()):
+        before, moves = snapshot.get(path, one), list[str]()
+        if before.state and one.state:
+            moves = list(git_moves(before.state, one.state))
+        elif before.mtime and before.mtime != one.mtime:
+            moves = ["changed"]
+        if moves:
+            sentences.append(f"{escape_path(path)}: {', '.join(_some(moves))} (left as it is)")
+    sentences = _some(sentences)
+    if folders:
+        sentences.append(f"{count(len(folders), 'excluded directory')} not looked into")
+    return tuple(sentences)
+
+
+def _some(texts: list[str]) -> list[str]:
+    omitted = len(texts) - MAX_NAMED
+    return [*texts[:MAX_NAMED], f"and {omitted} more"] if omitted > 0 else texts
 
 
 def paths_in_the_way(now: LeftOutPaths, changes: Changes) -> Iterator[bytes]:

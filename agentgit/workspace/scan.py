@@ -18,7 +18,8 @@ from io import FileIO
 from typing import NamedTuple
 
 from agentgit.workspace.disk import FOLDER_FLAGS, READ_FLAGS, folder_mode, open_folder
-from agentgit.workspace.ignore_rules import GITIGNORE, IgnoreRules
+from agentgit.workspace.git_state import git_state
+from agentgit.workspace.ignore_rules import GIT, GITIGNORE, IgnoreRules
 from agentgit.workspace.index import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
 from agentgit.workspace.left_out import EXCLUDED, UNREADABLE, LeftOut, left_out_as
 from agentgit.workspace.objects import BLOB, TREE, PackedObject, PackWriter, naming, object_id, pack_object
@@ -157,7 +158,9 @@ class Scan:
             for name, one in old.left_out.items():
                 if one.why != EXCLUDED:
                     return None
-                left_out[name] = left_out_as(EXCLUDED, lstat(name, dir_fd=descriptor, follow_symlinks=False))
+                left_out[name] = self._left_out(
+                    path, name, EXCLUDED, lstat(name, dir_fd=descriptor, follow_symlinks=False)
+                )
         except OSError:
             return None
         if changed:
@@ -192,7 +195,7 @@ class Scan:
             else:
                 why = self._why_left_out(child, status)
             if why is not None:
-                new.left_out[name] = left_out_as(why, status)
+                new.left_out[name] = self._left_out(path, name, why, status)
             elif is_folder:
                 new.folders.append(name)
             elif known is not None and known.stamp == stamp_of(status):
@@ -207,6 +210,11 @@ class Scan:
         self.changed.update(join(path, name) for name in gone)
         for name in known_folders.difference(new.folders):
             self._drop(join(path, name))
+
+    def _left_out(self, path: bytes, name: bytes, why: str, status: os.stat_result) -> LeftOut:
+        is_repository = name == GIT and stat.S_ISDIR(status.st_mode)
+        state = git_state(os.path.join(self._root, path, name)) if is_repository else ""
+        return left_out_as(why, status, state)
 
     def _why_left_out(self, path: bytes, status: os.stat_result) -> str | None:
         kind = stat.S_IFMT(status.st_mode)

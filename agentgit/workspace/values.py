@@ -174,6 +174,8 @@ class RestorePlan(JsonLike):
         left: Paths that the snapshot left out, or may have left out, and that were changed or added since, each with
             the reason. They would not be changed.
         impossible: Paths that the restore could not write or delete, each with the reason.
+        unseen: Sentences on excluded directories: what moved in a `.git`, which others changed at their top level, and
+            how many nobody looked into. They would be left as they are.
     """
 
     to_id: str
@@ -184,6 +186,7 @@ class RestorePlan(JsonLike):
     missing: tuple[tuple[str, str], ...] = ()
     left: tuple[tuple[str, str], ...] = ()
     impossible: tuple[tuple[str, str], ...] = ()
+    unseen: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"impossible: {escape_path(path)} ({why})" for path, why in self.impossible]
@@ -191,7 +194,7 @@ class RestorePlan(JsonLike):
         lines += [f"delete:  {escape_path(path)}" for path in self.delete]
         lines += [f"move:    {escape_path(path)}" for path in self.aside]
         lines += _excluded_lines(self.missing, self.left)
-        return "\n".join(lines) or "nothing to restore"
+        return "\n".join([*(lines or ["nothing to restore"]), *(f"note:     {one}" for one in self.unseen)])
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,7 @@ class Restored(JsonLike):
         left: Paths that the snapshot left out, or may have left out, and that were changed or added since, each with
             the reason. They were not changed.
         everything: True if a custom environment was restored, which does not list files.
+        unseen: Sentences on excluded directories, as in a plan.
     """
 
     id: str
@@ -229,6 +233,7 @@ class Restored(JsonLike):
     missing: tuple[tuple[str, str], ...] = ()
     left: tuple[tuple[str, str], ...] = ()
     everything: bool = False
+    unseen: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"restored: {EVERYTHING}"] if self.everything else []
@@ -240,7 +245,7 @@ class Restored(JsonLike):
         ]
         lines += [f"conflict: {escape_path(path)} ({why})" for path, why in self.conflicts]
         lines += _excluded_lines(self.missing, self.left)
-        return "\n".join(lines) or "nothing to restore"
+        return "\n".join([*(lines or ["nothing to restore"]), *(f"note:     {one}" for one in self.unseen)])
 
 
 @dataclass(frozen=True)

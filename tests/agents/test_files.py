@@ -302,6 +302,53 @@ async def test_async_rollbacks_and_rewinds_restore_the_files(agent, desk):
     assert desk.files == {"a.txt": "one"}
 
 
+GIT = "git -c user.name=me -c user.email=me@example.org"
+
+NOT_LOOKED_INTO = "1 excluded directory not looked into"
+
+IN_GIT = {
+    "a new branch": ("git checkout -q -b topic", r"\.git: HEAD moved from main to topic, topic created"),
+    "a commit": (f"{GIT} commit -q --allow-empty -m more", r"\.git: main moved from [0-9a-f]{7} to [0-9a-f]{7}"),
+    "a tag": ("git tag v1", r"\.git: tag v1 created"),
+    "a stash": (f"echo more >> kept.txt && {GIT} stash -q", r"\.git: 1 stash instead of 0"),
+    "a planted hook": ("touch .git/hooks/pre-commit", r"\.git: hooks changed"),
+    "nothing": ("true", NOT_LOOKED_INTO),
+}
+"""What happens in the repository of a workspace, and what plan and report say of it."""
+
+
+@pytest.mark.parametrize("what", IN_GIT)
+def test_plan_and_report_say_what_moved_in_git_and_leave_it(repo, desk, what):
+    command, told = IN_GIT[what]
+    desk.shell(f"git init -q -b main && echo one > kept.txt && git add -A && {GIT} commit -q -m first")
+    agent = wrapped(repo, desk)
+    agent.checkpoint("before")
+    agent.run(f"shell sh -c '{command}'")
+    at = desk.shell("git for-each-ref && cat .git/HEAD")
+    plan = agent.plan_rollback("before")
+    report = agent.rollback("before").report
+    for files in (plan.files, report.files):
+        assert re.match(f"Files: nothing to change; {told}", files.summary), files.summary
+        assert files.summary.endswith(f"{NOT_LOOKED_INTO}."), files.summary
+    assert plan.files.summary in str(plan)
+    assert desk.shell("git for-each-ref && cat .git/HEAD") == at
+
+
+def test_a_changed_excluded_directory_is_named_or_counted(repo, desk):
+    (desk.root / ".gitignore").write_text("node_modules/\n.venv/\n")
+    for name in ("node_modules/lib", ".venv/lib"):
+        (desk.root / name).mkdir(parents=True)
+    agent = wrapped(repo, desk)
+    agent.checkpoint("before")
+    agent.run("write node_modules/lib/index.js changed")
+    told = "2 excluded directories not looked into"
+    assert agent.plan_rollback("before").files.summary == f"Files: nothing to change; {told}."
+    agent.run("shell mkdir node_modules/other; write a.txt one")
+    changed = f"node_modules: changed (left as it is); {told}"
+    assert agent.rewind_files("before").summary == f"Files: 1 file deleted; {changed}."
+    assert (desk.root / "node_modules" / "other").is_dir()
+
+
 def test_a_session_without_a_workspace_leaves_files_unchanged(repo, desk):
     agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False)
     agent.run("write a.txt one")

@@ -31,6 +31,11 @@ class Desk:
             if path.is_file()
         }
 
+    def shell(self, command: str) -> str:
+        """Run a command in the directory, and return what it prints."""
+        run = subprocess.run(command, shell=True, cwd=self.root, capture_output=True, text=True, check=True)  # noqa: S602  # the test's own
+        return run.stdout
+
     def graph(self) -> Graph:
         """Build a graph that obeys messages like `write a.txt hello; delete b.txt; shell mkdir c; add chair`."""
         return tool_node_graph(ScriptedModel(rule=_obey), self.tools())
@@ -50,8 +55,7 @@ class Desk:
 
         def shell(command: str) -> str:
             """Run a command in the directory."""
-            done = subprocess.run(command, shell=True, cwd=self.root, capture_output=True, text=True, check=True)  # noqa: S602  # the test's own
-            return done.stdout
+            return self.shell(command)
 
         return [tool(write_file), tool(delete_file), tool(shell), self.world.tool("add")]
 

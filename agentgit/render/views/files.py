@@ -66,7 +66,8 @@ def plan_lines(plan: RestorePlan) -> list[Line]:
         *_pairs("left", "dim", plan.left, ": "),
     ]
     summary = f"{count(len(plan.restore), 'file')} to restore, {len(plan.delete)} to delete"
-    return [*lines, (Span(summary if lines else "There is nothing to restore.", "dim"),)]
+    notes = _paths("note", "dim", plan.unseen)
+    return [*lines, *notes, (Span(summary if lines else "There is nothing to restore.", "dim"),)]
 
 
 def restored_lines(restored: Restored) -> list[Line]:
@@ -83,7 +84,8 @@ def restored_lines(restored: Restored) -> list[Line]:
         *_pairs("left", "dim", restored.left, ": "),
     ]
     safety_text = f"The previous files are in snapshot {restored.safety[:SHORT_ID_LENGTH]}." if restored.safety else ""
-    return [*lines, (Span(clean(safety_text if lines else "There was nothing to restore."), "dim"),)]
+    notes = _paths("note", "dim", restored.unseen)
+    return [*lines, *notes, (Span(clean(safety_text if lines else "There was nothing to restore."), "dim"),)]
 
 
 def undone_lines(undone: Undone) -> list[Line]:
