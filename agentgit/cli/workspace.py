@@ -12,7 +12,6 @@ import typer
 from agentgit.checkpoints import references
 from agentgit.cli import output
 from agentgit.cli.options import AsJson, CommandGroup, Limit, Yes, usage
-from agentgit.cli.output import bar
 from agentgit.errors import NotFound, WorkspaceChanged
 from agentgit.render.text import Span
 from agentgit.render.views import files
@@ -58,8 +57,7 @@ def save(
 ) -> None:
     """Save the files as they are now."""
     with _workspace(folder, store) as workspace:
-        with bar("saving", as_json) as progress:
-            snapshot = workspace.save(message, name=name, progress=progress)
+        snapshot = workspace.save(message, name=name)
         _print_snapshot(as_json, snapshot)
 
 
@@ -111,8 +109,7 @@ def restore(
             _require_saved(plan)
         if not yes:
             output.confirm("Restore?", as_json, lambda: output.show(files.plan_lines(plan)))
-        with bar("restoring", as_json) as progress:
-            restored = workspace.restore(snapshot.id, paths=paths, expect=LAST, force=force, progress=progress)
+        restored = workspace.restore(snapshot.id, paths=paths, expect=LAST, force=force)
         output.emit(as_json, restored.to_dict, lambda _: files.restored_lines(restored))
 
 

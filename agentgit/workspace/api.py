@@ -12,7 +12,6 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.workspace.engine import AUTO, EVENTS, MANUAL, NUMBER, POSITION, SAFETY, Engine
 from agentgit.workspace.files import MAX_FILE_SIZE
 from agentgit.workspace.locations import Paths, create_storage, require_directory, require_not_moved, resolve_workspace
-from agentgit.workspace.scan import Progress
 from agentgit.workspace.undo_stack import UndoStack
 from agentgit.workspace.values import Environment, FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
 
@@ -116,7 +115,6 @@ class Workspace:
         name: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         kind: str = MANUAL,
-        progress: Progress | None = None,
     ) -> FileCheckpoint:
         """Take a snapshot. If nothing has changed, it costs almost nothing.
 
@@ -125,13 +123,12 @@ class Workspace:
             name: The name of the snapshot. It need not be unique.
             metadata: JSON-like metadata to store with it.
             kind: `manual`, or another kind, such as `auto`.
-            progress: The function to call with the number of files done and their total.
 
         Raises:
             Unavailable: The storage or the workspace cannot be used, or another process uses it for too long.
         """
         with self._engine.locked():
-            return self._engine.save(message, kind, name=name, metadata=metadata, progress=progress)
+            return self._engine.save(message, kind, name=name, metadata=metadata)
 
     def create(self, name: str | None = None, description: str = "") -> FileCheckpoint:
         """Take a snapshot with a name, by default `checkpoint-1`, `checkpoint-2`, and so on."""
@@ -172,7 +169,6 @@ class Workspace:
         paths: Paths = None,
         expect: str | None = None,
         force: bool = False,
-        progress: Progress | None = None,
     ) -> Restored:
         """Restore the files to a snapshot. A safety snapshot, which the result names, keeps the current files.
 
@@ -182,7 +178,6 @@ class Workspace:
             expect: The snapshot that the current files must match, or `last`: the last save or restore. None skips
                 this check.
             force: True to restore even if they do not match.
-            progress: The function to call with the number of files done and their total.
 
         Raises:
             NotFound: There is no such snapshot.
@@ -192,7 +187,7 @@ class Workspace:
         """
         with self._engine.locked():
             selected = self._engine.paths.relative_paths(paths)
-            return self._engine.restore(ref, paths=selected, expect=None if force else expect, progress=progress)
+            return self._engine.restore(ref, paths=selected, expect=None if force else expect)
 
     def plan_restore(self, ref: str, *, paths: Paths = None, since: str | None = None) -> RestorePlan:
         """Return what `restore` would do, without changing anything.

@@ -2,19 +2,25 @@
 
 Paths are relative to the workspace. Each directory of a path is opened below its parent and no symbolic link is
 followed, so that a link which another process puts there cannot lead out of the workspace.
+
+A caller examines a name before it changes it, and another process may write between the two steps. Therefore the new
+item is exchanged with the old one in one step, and the item that comes out is examined again. If it is not the one that
+was examined before, it is put back. Two renames lose nothing: the exchange of two names, and the rename to a free name
+only. Linux has them as `renameat2`, macOS as `renameatx_np`. Not every file system supports them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import BinaryIO
+from dataclasses import dataclass
+from hashlib import sha256
 
-from agentgit.workspace.exchange import DirectoryEntry
 from agentgit.workspace.locations import require_not_moved
 from agentgit.workspace.objects import BLOB, PackWriter, naming, object_id
 from agentgit.workspace.trees import LINK_MODE, PLAIN_DIRECTORY, TreeEntry
@@ -33,6 +39,40 @@ USABLE = stat.S_IRWXU
 ASIDE = b".agentgit-aside"
 """The directory in the workspace for items moved aside if the storage is on another file system; never captured."""
 
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""Errors of opening a directory that does not exist, or is a file or a link by now."""
+
+UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
+"""Errors of a system without the call, a file system that does not support it, or a container that forbids it."""
+
+RenameCall = Callable[[int, bytes, int, bytes, int], int]
+"""A function that renames an entry of one open directory to a name in another; it returns 0 or an `errno`."""
+
+_MAC = sys.platform == "darwin"
+EXCHANGE, NO_REPLACE = (0x2, 0x4) if _MAC else (0x2, 0x1)
+
+
+def _system_call() -> RenameCall:
+    try:
+        function = getattr(ctypes.CDLL(None, use_errno=True), "renameatx_np" if _MAC else "renameat2")
+    except (AttributeError, OSError):
+        return lambda *_: errno.ENOSYS
+    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+
+    def call(source: int, name: bytes, target: int, new: bytes, flags: int) -> int:
+        return ctypes.get_errno() if function(source, name, target, new, flags) else 0
+
+    return call
+
+
+system_call: RenameCall = _system_call()
+"""The system call. Tests replace it, to simulate a system that does not have it."""
+
+
+def remove_file(parent: int, name: bytes) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=parent)
+
 
 def open_folder(root: int, path: bytes) -> int:
     """Open a directory below an open one, and return its descriptor."""
@@ -46,202 +86,334 @@ def open_folder(root: int, path: bytes) -> int:
     return descriptor
 
 
-def folder_mode(parent: int, name: bytes) -> int:
-    """Return the mode of a directory; if it has just gone, an ordinary one."""
-    try:
-        return os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
-    except OSError:
-        return PLAIN_DIRECTORY
-
-
-@contextmanager
-def open_regular(parent: int, name: bytes) -> Iterator[tuple[BinaryIO, os.stat_result] | None]:
-    """Open a file for reading; yield it with its status, or None if it is not a regular file."""
-    with open(os.open(name, READ_FLAGS, dir_fd=parent), "rb") as file:
-        status = os.fstat(file.fileno())
-        yield (file, status) if stat.S_ISREG(status.st_mode) else None
-
-
 class Disk:
     def __init__(self, root: bytes, aside: bytes = b"", modes: Mapping[bytes, int] | None = None) -> None:
         require_not_moved(root)
         self._root = root
-        self._places = (aside, os.path.join(root, ASIDE, os.path.basename(aside)))
+        self._asides = (aside, os.path.join(root, ASIDE, os.path.basename(aside)))
         self.modes = dict(modes or {})
         self.created: list[bytes] = []
 
     def read_entry(self, path: bytes, writer: PackWriter | None = None) -> TreeEntry | None:
         """Return the entry at a path; None if there is none. Only readable files and links have an id."""
-        with naming(path), self._open_parent(path) as parent:
-            return None if parent is None else _read_entry_at(parent, os.path.basename(path), writer)
+        with self._at(path, changing=False) as place:
+            return None if place is None else _read_entry(place.parent, place.name, writer)
 
     def read(self, path: bytes) -> bytes:
         """Read a file or a link; return no bytes if it does not exist any more."""
-        with naming(path), self._open_parent(path) as parent, suppress(FileNotFoundError, NotADirectoryError):
-            name = os.path.basename(path)
-            if parent is None:
-                return b""
-            if stat.S_ISLNK(os.lstat(name, dir_fd=parent).st_mode):
-                return os.readlink(name, dir_fd=parent)
-            with open_regular(parent, name) as opened:
-                return b"" if opened is None else opened[0].read()
+        with self._at(path, changing=False) as place, suppress(FileNotFoundError, NotADirectoryError):
+            return b"" if place is None else _read(place.parent, place.name)[1] or b""
         return b""
 
     def put(self, path: bytes, entry: TreeEntry, data: bytes, expected: TreeEntry | None) -> bool:
-        """Write a file or a link atomically. A file is always a new one, so other hard links keep the old contents."""
+        """Put a file or a link where an item was seen, in one step; return False if something else is there by now."""
         self.make_folder(os.path.dirname(path))
-        with naming(path), self._open_entry(path) as directory_entry:
-            parent, name = directory_entry.parent, directory_entry.name
-            create: Callable[[bytes], None]
-            if entry.is_link:
-                create = partial(os.symlink, data, dir_fd=parent)
-            else:
-                create = partial(_write, parent, data=data, mode=entry.mode, owner=_owner(parent, name))
-            return directory_entry.put(create, entry, expected)
+        with self._at(path) as place:
+            return place is not None and place.put(entry, data, expected)
 
     def unlink(self, path: bytes, expected: TreeEntry) -> bool:
         """Remove the file or link that was seen at a path; return False if something else is there by now."""
-        with naming(path), self._open_entry(path) as directory_entry:
-            return directory_entry.remove(expected)
+        with self._at(path) as place:
+            return place is not None and place.remove(expected)
 
     def recover(self, path: bytes, *known: TreeEntry) -> bytes | None:
-        """Clean up after a process that was killed while it changed a path; see `DirectoryEntry.recover`."""
-        with naming(path), self._open_parent(path) as parent:
-            if parent is None:
-                return None
-            self._make_usable(parent, os.path.dirname(path))
-            return self._entry(parent, path).recover(*known)
+        """Clean up after a process that was killed while it changed a path; see `Place.recover`."""
+        with self._at(path) as place:
+            return None if place is None else place.recover(*known)
 
     def remove_folder(self, path: bytes) -> bool:
         """Remove a directory if it is empty and not a mount point; return whether it was removed."""
-        with naming(path), self._open_parent(path) as parent:
-            if parent is None:
-                return False
-            self._make_usable(parent, os.path.dirname(path))
+        with self._at(path) as place:
             try:
-                os.rmdir(os.path.basename(path), dir_fd=parent)
+                os.rmdir(place.name, dir_fd=place.parent) if place is not None else None
             except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
-                    return False
-                raise
-            return True
+                if error.errno not in (*GONE, errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+                    raise
+                return False
+            return place is not None
 
     def make_folder(self, path: bytes) -> None:
         """Create a directory and its parents; move aside anything else that is in the way."""
         names = path.split(b"/") if path else []
         for end in range(1, len(names) + 1):
-            folder, name = b"/".join(names[:end]), names[end - 1]
-            with naming(folder), self._open_entry(folder) as directory_entry:
-                parent = directory_entry.parent
+            folder = b"/".join(names[:end])
+            with self._at(folder) as place:
+                if place is None:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                 with suppress(FileNotFoundError):
-                    if stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+                    if stat.S_ISDIR(os.lstat(place.name, dir_fd=place.parent).st_mode):
                         continue
-                    self._move_in(parent, name, folder)
-                os.mkdir(name, dir_fd=parent)
-                _set_mode(parent, name, PLAIN_DIRECTORY)
+                    place.move_aside(place.name)
+                os.mkdir(place.name, dir_fd=place.parent)
+                _set_mode(place.parent, place.name, PLAIN_DIRECTORY)
                 self.created.append(folder)
 
     def move_aside(self, path: bytes) -> None:
         """Move the item at a path, with everything in it, out of the workspace."""
-        with naming(path), self._open_entry(path) as directory_entry:
-            self._move_in(directory_entry.parent, directory_entry.name, path)
+        with self._at(path) as place:
+            if place is not None:
+                place.move_aside(place.name)
 
     def set_mode(self, path: bytes, mode: int) -> None:
         """Set the permission bits of a directory if they differ, without following a link.
 
         The bits of a file are never changed in place, because it may have hard links outside the workspace.
         """
-        with naming(path), self._open_parent(path) as parent, suppress(FileNotFoundError, NotADirectoryError):
-            name = os.path.basename(path) or b"."
-            if parent is not None and os.lstat(name, dir_fd=parent).st_mode != mode:
-                self._make_usable(parent, os.path.dirname(path))
-                _set_mode(parent, name, mode)
+        with self._at(path) as place, suppress(FileNotFoundError, NotADirectoryError):
+            if place is not None and os.lstat(place.name, dir_fd=place.parent).st_mode != mode:
+                _set_mode(place.parent, place.name, mode)
 
     def restore_modes(self) -> None:
         """Set the modes of the directories that were opened for a change, the deepest first."""
         for path in sorted(self.modes, key=len, reverse=True):
             self.set_mode(path, self.modes[path])
 
-    def _move_in(self, parent: int, name: bytes, path: bytes) -> bytes:
-        """Move an item aside, to the storage or to a place on its own file system, and return its new path."""
-        status = os.lstat(name, dir_fd=parent)
+    def moved(self) -> list[tuple[bytes, bytes]]:
+        """Return the files that were moved aside: the original path and the current path of each."""
+        items = []
+        for aside in self._asides:
+            for parent, folders, names in os.walk(aside):
+                links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+                leaves = names + links if names or folders or parent == aside else [b""]
+                paths = [os.path.join(parent, name).rstrip(b"/") for name in leaves]
+                items += [(os.path.relpath(path, aside), path) for path in paths]
+        return sorted(items)
+
+    @contextmanager
+    def _at(self, path: bytes, *, changing: bool = True) -> Iterator[Place | None]:
+        """Open the directory of a path, and let its owner change it; yield None if it does not exist.
+
+        `restore_modes` sets the mode back.
+        """
+        with naming(path):
+            parent, root = None, os.open(self._root, FOLDER_FLAGS)
+            try:
+                parent = open_folder(root, os.path.dirname(path))
+            except OSError as error:
+                if error.errno not in GONE:
+                    raise
+            finally:
+                os.close(root)
+            if parent is None:
+                yield None
+                return
+            try:
+                status = os.fstat(parent)
+                if changing and can_be_opened(status):
+                    self.modes.setdefault(os.path.dirname(path), status.st_mode)
+                    os.fchmod(parent, stat.S_IMODE(status.st_mode) | USABLE)
+                yield Place(parent, path, self._asides)
+            finally:
+                os.close(parent)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One path, whose directory is open."""
+
+    parent: int
+    path: bytes
+    asides: tuple[bytes, ...]
+
+    @property
+    def name(self) -> bytes:
+        return os.path.basename(self.path) or b"."
+
+    @property
+    def _new(self) -> bytes:
+        """The temporary name in the same directory under which a file is written."""
+        return b".agentgit-" + sha256(self.name).hexdigest()[:16].encode()
+
+    @property
+    def _old(self) -> bytes:
+        """The temporary name under which a replaced item is kept until it is checked."""
+        return self._new + b"-old"
+
+    def put(self, entry: TreeEntry, data: bytes, expected: TreeEntry | None) -> bool:
+        """Put a file or a link here; a file is always a new one, so other hard links keep the old contents."""
+        remove_file(self.parent, self._new)
+        try:
+            self._create(entry, data)
+            self._hide(self._new)
+        except BaseException:
+            remove_file(self.parent, self._new)
+            raise
+        try:
+            return self._swap(entry, expected)
+        except OSError:
+            if self._look(self._old) == entry:
+                remove_file(self.parent, self._old)
+            raise
+
+    def remove(self, expected: TreeEntry) -> bool:
+        """Remove the file or link that was seen here; return False, and keep the item, if it is no longer the same."""
+        try:
+            self._hide(self.name)
+        except FileNotFoundError:
+            return False
+        if self._look(self._old) == expected:
+            remove_file(self.parent, self._old)
+            return True
+        self._put_item_back()
+        return False
+
+    def recover(self, *known: TreeEntry) -> bytes | None:
+        """Clean up after a process that was killed while it changed this path.
+
+        An item of another process that it held is put back or, if the name is in use again, moved aside; then its new
+        path is returned.
+        """
+        remove_file(self.parent, self._new)
+        leftover = self._look(self._old)
+        if leftover is None:
+            return None
+        if leftover in known:
+            remove_file(self.parent, self._old)
+            return None
+        return self._put_item_back()
+
+    def move_aside(self, name: bytes) -> bytes:
+        """Move an item to the storage or, if that is on another file system, to a place in the workspace."""
+        status = os.lstat(name, dir_fd=self.parent)
         is_closed = stat.S_ISDIR(status.st_mode) and can_be_opened(status)
         if is_closed:  # only a writable directory can be moved to another one
-            _set_mode(parent, name, status.st_mode | USABLE)
-        for place in self._places:
-            destination = _unused_path(os.path.join(place, path))
+            _set_mode(self.parent, name, status.st_mode | USABLE)
+        for aside in self.asides:
+            destination, number = os.path.join(aside, self.path), 0
+            while os.path.lexists(destination):
+                number += 1
+                destination = os.path.join(aside, self.path) + b".%d" % number
             try:
                 os.makedirs(os.path.dirname(destination), mode=0o700, exist_ok=True)
-                os.rename(name, destination, src_dir_fd=parent)
+                os.rename(name, destination, src_dir_fd=self.parent)
+                break
             except OSError as error:
-                if error.errno != errno.EXDEV or place == self._places[-1]:
+                if error.errno != errno.EXDEV or aside == self.asides[-1]:
                     raise
-                continue
-            break
         if is_closed:
             os.chmod(destination, stat.S_IMODE(status.st_mode))
         return destination
 
-    def moved(self) -> list[tuple[bytes, bytes]]:
-        """Return the files that were moved aside: the original path and the current path of each."""
-        items = []
-        for place in self._places:
-            for parent, folders, names in os.walk(place):
-                links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-                leaves = names + links if names or folders or parent == place else [b""]
-                paths = [os.path.join(parent, name).rstrip(b"/") for name in leaves]
-                items += [(os.path.relpath(path, place), path) for path in paths]
-        return sorted(items)
+    def _create(self, entry: TreeEntry, data: bytes) -> None:
+        if entry.is_link:
+            os.symlink(data, self._new, dir_fd=self.parent)
+            return
+        with open(os.open(self._new, CREATE_FLAGS, 0o600, dir_fd=self.parent), "wb") as file:
+            file.write(data)
+            file.flush()
+            if os.geteuid() == 0:
+                try:
+                    owner = os.lstat(self.name, dir_fd=self.parent)
+                except FileNotFoundError:
+                    owner = os.fstat(self.parent)
+                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+            os.fchmod(file.fileno(), stat.S_IMODE(entry.mode))
 
-    def _entry(self, parent: int, path: bytes) -> DirectoryEntry:
-        return DirectoryEntry(parent, os.path.basename(path), path, _read_entry_at, self._move_in)
+    def _swap(self, new: TreeEntry, expected: TreeEntry | None) -> bool:
+        """Exchange the new item with the one that was seen; if a different item comes out, put it back."""
+        if expected is None:
+            if self._rename_to_free(self._old, self.name):
+                return True
+        elif (exchanged := self._exchange()) is None:
+            if self._look(self.name) == expected:
+                self._rename(self._old, self.name)
+                return True
+        elif exchanged:
+            if self._look(self._old) == expected:
+                remove_file(self.parent, self._old)
+                return True
+            self._undo_exchange(new)
+            return False
+        remove_file(self.parent, self._old)
+        return False
 
-    @contextmanager
-    def _open_entry(self, path: bytes) -> Iterator[DirectoryEntry]:
-        """Open the directory of a path for changes, and yield the entry of the path."""
-        with self._open_parent(path, required=True) as parent:
-            assert parent is not None  # noqa: S101 - `required` guarantees it
-            self._make_usable(parent, os.path.dirname(path))
-            yield self._entry(parent, path)
+    def _undo_exchange(self, new: TreeEntry) -> None:
+        """Exchange until the item that comes out is the one that was put in last.
 
-    def _make_usable(self, descriptor: int, path: bytes) -> None:
-        """Let the owner change the entries of a directory. `restore_modes` sets the mode back."""
-        status = os.fstat(descriptor)
-        if can_be_opened(status):
-            self.modes.setdefault(path, status.st_mode)
-            os.fchmod(descriptor, stat.S_IMODE(status.st_mode) | USABLE)
+        Then the newest item that another process wrote is here.
+        """
+        last_put: object = new
+        next_put = self._look(self._old)
+        while self._exchange():
+            removed = self._look(self._old)
+            if removed == last_put:
+                break
+            last_put, next_put = next_put, removed
+        else:  # another process deleted the item: the one under the temporary name is the newest
+            self._put_item_back()
+            return
+        if removed == new:
+            remove_file(self.parent, self._old)
+        else:
+            self.move_aside(self._old)
 
-    @contextmanager
-    def _open_parent(self, path: bytes, *, required: bool = False) -> Iterator[int | None]:
-        """Open the directory of a path; yield None if it does not exist, or is a link or a file."""
-        root = os.open(self._root, FOLDER_FLAGS)
-        descriptor = None
+    def _put_item_back(self) -> bytes | None:
+        """Put the removed item back; if the name is in use again, move the item out of the workspace."""
+        return None if self._rename_to_free(self._old, self.name) else self.move_aside(self._old)
+
+    def _hide(self, name: bytes) -> None:
+        """Rename an item to the temporary name. An item that a failure left under that name is put back first."""
+        if not self._rename_to_free(name, self._old):
+            self._put_item_back()
+            self._rename(name, self._old)
+
+    def _exchange(self) -> bool | None:
+        """Exchange the two names; return False if this name does not exist, None if the system cannot exchange."""
         try:
-            descriptor = open_folder(root, os.path.dirname(path))
-        except OSError as error:
-            if required or error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                raise
-        finally:
-            os.close(root)
+            return self._rename_with(EXCHANGE, self._old, self.name) or None
+        except FileNotFoundError:
+            return False
+
+    def _rename_to_free(self, name: bytes, new: bytes) -> bool:
+        """Rename an item if the new name is free.
+
+        If the system cannot do this in one step, check first and then rename. A file that another process creates in
+        between is then replaced.
+        """
         try:
-            yield descriptor
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
+            if self._rename_with(NO_REPLACE, name, new):
+                return True
+        except FileExistsError:
+            return False
+        with suppress(FileNotFoundError):
+            os.lstat(new, dir_fd=self.parent)
+            return False
+        self._rename(name, new)
+        return True
+
+    def _rename_with(self, flags: int, name: bytes, new: bytes) -> bool:
+        """Rename by a system call; return False if the system cannot."""
+        error_number = system_call(self.parent, name, self.parent, new, flags)
+        if error_number and error_number not in UNSUPPORTED:
+            raise OSError(error_number, os.strerror(error_number), os.fsdecode(name))
+        return not error_number
+
+    def _rename(self, name: bytes, new: bytes) -> None:
+        os.rename(name, new, src_dir_fd=self.parent, dst_dir_fd=self.parent)
+
+    def _look(self, name: bytes) -> object:
+        """Return the entry at a name; what cannot be read equals nothing that was seen."""
+        try:
+            return _read_entry(self.parent, name)
+        except OSError:
+            return object()
 
 
-def _read_entry_at(parent: int, name: bytes, writer: PackWriter | None = None) -> TreeEntry | None:
+def _read(parent: int, name: bytes) -> tuple[int, bytes | None]:
+    """Return the mode at a name, and the contents of a file or the target of a link."""
+    status = os.lstat(name, dir_fd=parent)
+    if stat.S_ISLNK(status.st_mode):
+        return LINK_MODE, os.readlink(name, dir_fd=parent)
+    if not stat.S_ISREG(status.st_mode):
+        return status.st_mode, None
+    with open(os.open(name, READ_FLAGS, dir_fd=parent), "rb") as file:
+        status = os.fstat(file.fileno())
+        return status.st_mode, file.read() if stat.S_ISREG(status.st_mode) else None
+
+
+def _read_entry(parent: int, name: bytes, writer: PackWriter | None = None) -> TreeEntry | None:
     try:
-        status = os.lstat(name, dir_fd=parent)
-        if stat.S_ISLNK(status.st_mode):
-            return TreeEntry(LINK_MODE, _identify(os.readlink(name, dir_fd=parent), writer))
-        if not stat.S_ISREG(status.st_mode):
-            return TreeEntry(status.st_mode)
-        with open_regular(parent, name) as opened:
-            if opened is None:
-                return TreeEntry(stat.S_IFIFO)
-            file, status = opened
-            return TreeEntry(status.st_mode, _identify(file.read(), writer))
+        mode, data = _read(parent, name)
     except FileNotFoundError:
         return None
     except PermissionError:
@@ -250,30 +422,11 @@ def _read_entry_at(parent: int, name: bytes, writer: PackWriter | None = None) -
         return TreeEntry(stat.S_IFREG)  # unknown contents must equal neither the old entry nor the new one
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EINVAL):  # since `lstat`, a file became a link, or a link a file
-            return _read_entry_at(parent, name, writer)
+            return _read_entry(parent, name, writer)
         raise
-
-
-def _identify(data: bytes, writer: PackWriter | None) -> bytes:
-    return object_id(BLOB, data) if writer is None else writer.put(BLOB, data)
-
-
-def _write(parent: int, name: bytes, *, data: bytes, mode: int, owner: tuple[int, int]) -> None:
-    with open(os.open(name, CREATE_FLAGS, 0o600, dir_fd=parent), "wb") as file:
-        file.write(data)
-        file.flush()
-        if os.geteuid() == 0:
-            os.fchown(file.fileno(), *owner)
-        os.fchmod(file.fileno(), stat.S_IMODE(mode))
-
-
-def _owner(parent: int, name: bytes) -> tuple[int, int]:
-    """Return the owner for a new file: that of the item that it replaces, or else that of the directory."""
-    try:
-        status = os.lstat(name, dir_fd=parent)
-    except FileNotFoundError:
-        status = os.fstat(parent)
-    return status.st_uid, status.st_gid
+    if data is None:
+        return TreeEntry(mode)
+    return TreeEntry(mode, object_id(BLOB, data) if writer is None else writer.put(BLOB, data))
 
 
 def _set_mode(parent: int, name: bytes, mode: int) -> None:
@@ -287,12 +440,3 @@ def _set_mode(parent: int, name: bytes, mode: int) -> None:
 def can_be_opened(status: os.stat_result) -> bool:
     """Return whether a directory restricts this user, who may change that."""
     return status.st_mode & USABLE != USABLE and status.st_uid == os.geteuid() != 0
-
-
-def _unused_path(path: bytes) -> bytes:
-    """Return an unused path for an item, so that items moved earlier are not overwritten."""
-    candidate, number = path, 0
-    while os.path.lexists(candidate):
-        number += 1
-        candidate = path + b".%d" % number
-    return candidate

@@ -21,7 +21,6 @@ from agentgit.workspace.files import MAX_NAMED_PATHS, Captured, Files
 from agentgit.workspace.left_out import LeftOutPaths
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, record_storage
 from agentgit.workspace.objects import Objects
-from agentgit.workspace.scan import Progress
 from agentgit.workspace.values import (
     UNDO,
     Environment,
@@ -157,13 +156,12 @@ class Engine:
         *,
         name: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
         is_new: bool = True,
         stack: str | None = None,
     ) -> FileCheckpoint:
         """Take a snapshot. If `is_new` is False, return an existing one of the same files if there is one."""
         snapshot = new_snapshot(message, kind, name, metadata)
-        captured = self._files.capture(progress) if self.custom is None else self.custom.capture()
+        captured = self._files.capture() if self.custom is None else self.custom.capture()
         snapshot = self._store(snapshot, captured, is_new=is_new, stack=stack)
         self.catalog.set(POSITION, snapshot.id)
         self._prune(protected=())
@@ -281,7 +279,6 @@ class Engine:
         *,
         paths: tuple[bytes, ...] | None = None,
         expect: str | None = None,
-        progress: Progress | None = None,
     ) -> Restored:
         """Restore a snapshot, after a safety snapshot of the current files."""
         row, expected = self.require(ref), self._expected(expect)
@@ -293,7 +290,7 @@ class Engine:
             self._files.require_expected(row, paths, captured, *expected)
         safety = self._store(safety, captured)
         try:
-            result = self.restore_from(row, safety.id, paths, progress)
+            result = self.restore_from(row, safety.id, paths)
         finally:
             self._prune(protected=(safety.id, row.snapshot.id))
         if self.finished is not None and paths is None and not (result.restored or result.deleted):
@@ -301,14 +298,12 @@ class Engine:
             return interrupted if interrupted.id == result.id else result
         return result
 
-    def restore_from(
-        self, row: CatalogRow, safety: str, paths: tuple[bytes, ...] | None, progress: Progress | None = None
-    ) -> Restored:
+    def restore_from(self, row: CatalogRow, safety: str, paths: tuple[bytes, ...] | None) -> Restored:
         """Change the files from one snapshot, of what is there now, to another."""
         encoded = None if paths is None else [path.decode("latin-1") for path in paths]
         pending = json.dumps([row.snapshot.id, safety, secrets.token_hex(8), encoded])
         self.catalog.begin(pending)
-        done = self._run(pending, progress)
+        done = self._run(pending)
         assert done is not None  # noqa: S101 - both snapshots are in the catalog
         return done[1]
 
@@ -336,9 +331,7 @@ class Engine:
         self.notify(RESTORED, result)
         return result
 
-    def _run(
-        self, pending: str, progress: Progress | None = None, *, is_resumed: bool = False
-    ) -> tuple[CatalogRow, Restored] | None:
+    def _run(self, pending: str, *, is_resumed: bool = False) -> tuple[CatalogRow, Restored] | None:
         """Make the changes of a restore that has begun, and record that it is done."""
         id, safety_id, aside, encoded = json.loads(pending)
         paths = None if encoded is None else tuple(path.encode("latin-1") for path in encoded)
@@ -347,7 +340,7 @@ class Engine:
             self.catalog.end()
             return None
         try:
-            result = self._files.restore(row, safety, aside, paths, progress, is_resumed=is_resumed)
+            result = self._files.restore(row, safety, aside, paths, is_resumed=is_resumed)
         except Exception:
             self.catalog.end()
             raise

@@ -12,11 +12,10 @@ from typing import Any
 
 from agentgit.errors import WorkspaceChanged
 from agentgit.values import escape_path
-from agentgit.workspace.catalog import Catalog, CatalogRow
+from agentgit.workspace.catalog import Catalog, CatalogRow, Index
 from agentgit.workspace.diff import Side, compare, decode_paths
 from agentgit.workspace.disk import ASIDE, USABLE, Disk, can_be_opened
 from agentgit.workspace.ignore_rules import IgnoreRules
-from agentgit.workspace.index import Index
 from agentgit.workspace.left_out import (
     LeftOut,
     LeftOutPaths,
@@ -31,7 +30,7 @@ from agentgit.workspace.left_out import (
 from agentgit.workspace.locations import require_not_moved
 from agentgit.workspace.objects import Objects, naming
 from agentgit.workspace.restore import Restore, plan_steps, select_changes
-from agentgit.workspace.scan import Progress, Scan
+from agentgit.workspace.scan import Scan
 from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_directory, is_leaf, put_tree
 from agentgit.workspace.values import Restored, RestorePlan, WorkspaceDiff
 
@@ -72,10 +71,10 @@ class Files:
 
     # -- capturing
 
-    def capture(self, progress: Progress | None = None) -> Captured:
+    def capture(self) -> Captured:
         """Store the files as they are now. The index is not stored yet."""
         index, self._cached_index = self._catalog.load_index(self._cached_index), None  # invalid until it is stored
-        scan = self._store(index, None, progress)
+        scan = self._store(index, None)
         self._cached_index = scan.index
         assert scan.index.tree is not None  # noqa: S101 - a scan sets it
         return Captured(scan.index.tree.hex(), scan.index.left_out(), scan.changed, scan.index)
@@ -101,10 +100,10 @@ class Files:
                     return False
         return True
 
-    def _store(self, index: Index, only: Collection[bytes] | None, progress: Progress | None = None) -> Scan:
+    def _store(self, index: Index, only: Collection[bytes] | None) -> Scan:
         with self.objects.writing() as writer:
             scan = self._scan(index, writer=writer, only=only)
-            scan.run(progress)
+            scan.run()
             if scan.index.tree != index.tree and scan.index.tree is not None:
                 writer.name_tree(scan.index.tree)
         return scan
@@ -242,7 +241,6 @@ class Files:
         safety: CatalogRow,
         aside: str,
         paths: Paths,
-        progress: Progress | None,
         *,
         is_resumed: bool,
     ) -> Restored:
@@ -254,7 +252,7 @@ class Files:
             entries = {parent: trees.entry(before, parent) for path in changes for parent in parent_folders(path)}
             modes = {path: one.mode for path, one in entries.items() if one and one.mode & USABLE != USABLE}
         disk = Disk(self._root, os.path.join(self._storage, b"aside", aside.encode()), modes)
-        restore = Restore(disk, self.objects, changes, progress, is_resumed=is_resumed)
+        restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
         try:
             restore.run()
         finally:

@@ -17,7 +17,6 @@ from agentgit.values import escape_path
 from agentgit.workspace.disk import Disk
 from agentgit.workspace.left_out import UNREADABLE, LeftOutPaths, containing_path, is_selected, parent_folders
 from agentgit.workspace.objects import Objects
-from agentgit.workspace.scan import Progress
 from agentgit.workspace.trees import Changes, TreeChange, is_directory, is_leaf
 
 CHANGED = "changed during the restore"
@@ -63,11 +62,10 @@ class Restore:
         disk: Disk,
         objects: Objects,
         changes: Changes,
-        progress: Progress | None = None,
         *,
         is_resumed: bool = False,
     ) -> None:
-        self._disk, self._objects, self._changes, self._progress = disk, objects, changes, progress
+        self._disk, self._objects, self._changes = disk, objects, changes
         self._is_resumed = is_resumed
         self._failures: dict[bytes, AgentGitError] = {}
         self.restored, self.deleted, self.removed_folders = list[bytes](), list[bytes](), list[bytes]()
@@ -138,11 +136,9 @@ class Restore:
 
     def _write_files(self) -> None:
         paths = sorted(path for path, change in self._changes.items() if is_leaf(change.after))
-        for number, path in enumerate(paths, 1):
+        for path in paths:
             with self._collecting_failures(path):
                 self._write_file(path, self._changes[path])
-            if self._progress is not None:
-                self._progress(number, len(paths))
 
     def _write_file(self, path: bytes, change: TreeChange) -> None:
         """Write one file, unless another process changed it.
@@ -185,10 +181,10 @@ class Restore:
 
 def _combine_failures(failures: Collection[AgentGitError]) -> AgentGitError:
     """Combine several failures into one, with damaged contents first."""
-    first, *others = sorted(failures, key=lambda error: not isinstance(error, Corrupt))
-    if not others:
+    ordered = sorted(failures, key=lambda error: not isinstance(error, Corrupt))
+    first, omitted = ordered[0], len(ordered) - MAX_NAMED_FAILURES
+    if len(ordered) == 1:
         return first
-    omitted = len(others) - (MAX_NAMED_FAILURES - 1)
-    named = [*map(str, [first, *others][:MAX_NAMED_FAILURES]), *([f"And {omitted} more."] if omitted > 0 else [])]
-    text = f"{len(failures)} paths were not restored; all others were. {' '.join(named)}"
+    named = " ".join(map(str, ordered[:MAX_NAMED_FAILURES])) + (f" And {omitted} more." if omitted > 0 else "")
+    text = f"{len(ordered)} paths were not restored; all others were. {named}"
     return Corrupt(text, row=first.row) if isinstance(first, Corrupt) else Unavailable(text)

@@ -17,13 +17,12 @@ from functools import partial
 from io import FileIO
 from typing import NamedTuple
 
-from agentgit.workspace.disk import FOLDER_FLAGS, READ_FLAGS, folder_mode, open_folder
-from agentgit.workspace.git_state import git_state
+from agentgit.workspace.catalog import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
+from agentgit.workspace.disk import FOLDER_FLAGS, READ_FLAGS, open_folder
 from agentgit.workspace.ignore_rules import GIT, GITIGNORE, IgnoreRules
-from agentgit.workspace.index import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
-from agentgit.workspace.left_out import EXCLUDED, UNREADABLE, LeftOut, left_out_as
+from agentgit.workspace.left_out import EXCLUDED, UNREADABLE, LeftOut, git_state, left_out_as
 from agentgit.workspace.objects import BLOB, TREE, PackedObject, PackWriter, naming, object_id, pack_object
-from agentgit.workspace.trees import LINK_MODE, TreeEntry, encode_tree
+from agentgit.workspace.trees import LINK_MODE, PLAIN_DIRECTORY, TreeEntry, encode_tree
 
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
@@ -32,9 +31,6 @@ MAX_PATH, MAX_DEPTH = 3800, 200
 
 BATCH_FILES, BATCH_BYTES, FEW, WORKERS = 128, 8 << 20, 64, min(4, os.cpu_count() or 1)
 """The files, and bytes, that a thread reads at once; the files up to which there are no threads; the threads."""
-
-Progress = Callable[[int, int], None]
-"""A function that is called with the number of files done and their total."""
 
 
 class Scan:
@@ -62,13 +58,13 @@ class Scan:
         self._candidates: dict[bytes, list[tuple[bytes, int]]] = {}
         self._is_fresh = index.settings != settings
 
-    def run(self, progress: Progress | None = None) -> None:
+    def run(self) -> None:
         with naming(self._root):
             descriptor = os.open(self._root, FOLDER_FLAGS)
         try:
             with naming(self._root):
                 self._look(descriptor, b"", self._is_fresh)
-            self._read_candidates(descriptor, progress)
+            self._read_candidates(descriptor)
         finally:
             os.close(descriptor)
         self._build_trees()
@@ -112,7 +108,7 @@ class Scan:
         except (FileNotFoundError, NotADirectoryError):
             self._forget(path, name, None)
         except OSError as error:
-            self._forget(path, name, LeftOut(_reason(error), folder_mode(descriptor, name)))
+            self._forget(path, name, LeftOut(_reason(error), _folder_mode(descriptor, name)))
 
     def _forget(self, path: bytes, name: bytes, left_out: LeftOut | None) -> None:
         folder = self.index.folders[path]
@@ -226,9 +222,9 @@ class Scan:
 
     # -- reading
 
-    def _read_candidates(self, root: int, progress: Progress | None) -> None:
+    def _read_candidates(self, root: int) -> None:
         """Read the changed files, many of them in threads: reading, hashing and compressing release Python's lock."""
-        total, done = sum(map(len, self._candidates.values())), 0
+        total = sum(map(len, self._candidates.values()))
         waiting: deque[tuple[bytes, list[bytes], Callable[[], list[Reading]]]] = deque()
         with ThreadPoolExecutor(WORKERS) as pool:
             for batch in [*self._batches(), None]:
@@ -239,9 +235,6 @@ class Scan:
                     path, names, result = waiting.popleft()
                     for name, reading in zip(names, result(), strict=True):
                         self._enter_file(path, name, reading)
-                        done += 1
-                        if progress is not None:
-                            progress(done, total)
 
     def _batches(self) -> Iterator[tuple[bytes, list[bytes]]]:
         """Yield directories with files to read at once, which all fit into memory."""
@@ -342,6 +335,14 @@ class Contents(NamedTuple):
 
 Reading = Contents | LeftOut | None
 """What reading a file gave: also the reason why it is left out, or None if it has gone."""
+
+
+def _folder_mode(parent: int, name: bytes) -> int:
+    """Return the mode of a directory; if it has just gone, an ordinary one."""
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+    except OSError:
+        return PLAIN_DIRECTORY
 
 
 def _reason(error: OSError) -> str:

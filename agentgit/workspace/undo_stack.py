@@ -17,9 +17,6 @@ from agentgit.workspace.values import UNDO, JsonLike, Restored, Undone, escape_s
 REDO, SAFETY = "redo", "safety"
 """The stack of an entry that can be redone, and of one that was undone before another entry was added."""
 
-MAX_LINKS = 40
-"""The maximum length of a chain of symbolic links, as in Linux."""
-
 
 @dataclass(frozen=True)
 class UndoEntry(JsonLike):
@@ -204,25 +201,19 @@ class UndoStack:
         self._engine.drop(row for rows in stacks for row in rows[: max(0, len(rows) - limit)])
 
     def _resolve(self, paths: Iterable[str | bytes | os.PathLike[str]]) -> Iterator[bytes]:
-        """Yield the paths of files and, where one is a symbolic link, the paths that it leads to."""
-        root = os.fsencode(self._engine.root)
+        """Yield the paths of files and, where one is a symbolic link, the path that it leads to."""
+        root, is_file = os.fsencode(self._engine.root), self._engine.files_for("the undo stack").is_file
         for path in paths:
-            absolute, links = os.path.join(root, os.fsencode(path)), 0
-            while True:
-                parent, name = os.path.split(absolute)
-                full = os.path.join(os.path.realpath(parent), name) if b"\0" not in absolute else b""
-                relative = os.path.relpath(full, root) if full.startswith(root.rstrip(b"/") + b"/") else b""
-                is_file = self._engine.files_for("the undo stack").is_file
+            parent, name = os.path.split(os.path.join(root, os.fsencode(path)))
+            full = os.path.join(os.path.realpath(parent), name) if b"\0" not in parent + name else b""
+            for one in dict.fromkeys((full, os.path.realpath(full))):
+                relative = os.path.relpath(one, root) if one.startswith(root.rstrip(b"/") + b"/") else b""
                 if name in (b"", b".", b"..") or not relative or not is_file(relative):
-                    where = f"not a file inside the workspace {self._engine.root}"
-                    raise InvalidInput(f"{os.fsdecode(path)!r} is {where}; the undo stack keeps files only.")
+                    raise InvalidInput(
+                        f"{os.fsdecode(path)!r} is not a file inside the workspace {self._engine.root}; the undo stack "
+                        "keeps files only."
+                    )
                 yield relative
-                if not os.path.islink(full):
-                    break
-                links += 1
-                if links > MAX_LINKS:
-                    raise InvalidInput(f"{os.fsdecode(path)!r} is a symbolic link that leads to itself.")
-                absolute = os.path.join(os.path.dirname(full), os.readlink(full))
 
 
 def _entry(row: CatalogRow) -> UndoEntry:

@@ -22,7 +22,7 @@ from workspace_fixtures import work
 import agentgit
 from agentgit import UndoStack
 from agentgit.errors import InvalidInput, NotFound, Unavailable
-from agentgit.workspace import engine, exchange
+from agentgit.workspace import disk, engine
 from agentgit.workspace.catalog import Catalog
 from agentgit.workspace.disk import Disk
 from agentgit.workspace.locations import exclusive_lock
@@ -175,7 +175,7 @@ def test_the_stack_survives_a_restart(work, tmp_path):
 
 @pytest.mark.parametrize(
     "path",
-    ["../out", "/etc/passwd", "a/../../out", "", ".", "out/secret", "link to out", "\0", "directory", "pipe", "loop"],
+    ["../out", "/etc/passwd", "a/../../out", "", ".", "out/secret", "link to out", "\0", "directory", "pipe"],
 )
 def test_a_path_that_is_no_file_of_the_workspace_is_refused(work, stack, path):
     (work.parent / "out").mkdir()
@@ -184,8 +184,7 @@ def test_a_path_that_is_no_file_of_the_workspace_is_refused(work, stack, path):
     (work / "link to out").symlink_to("../out/secret")
     (work / "directory").mkdir()
     os.mkfifo(work / "pipe")
-    (work / "loop").symlink_to("loop")
-    with pytest.raises(InvalidInput, match="leads to itself" if path == "loop" else "not a file"):
+    with pytest.raises(InvalidInput, match="not a file"):
         stack.snapshot("write_file", ["fine", path])
     assert stack.depth == 0
 
@@ -259,7 +258,7 @@ def die_in(work, store, where, point):
     stack, seen = UndoStack(work, store), []
     owner, name = {
         "put": (Disk, "put"),
-        "rename": (exchange, "system_call"),
+        "rename": (disk, "system_call"),
         "add": (Catalog, "add"),
     }[where]
     plain = getattr(owner, name)

@@ -122,17 +122,17 @@ BEGIN_RESTORE = Point("workspace.catalog", "Catalog.begin")
 RUN_RESTORE = Point("workspace.restore", "Restore.run")
 WRITE_FILE = Point("workspace.disk", "Disk.put")
 REMOVE_FILE = Point("workspace.disk", "Disk.unlink")
-HIDE_FILE = Point("workspace.exchange", "DirectoryEntry._hide")
-GIVE_FILE_BACK = Point("workspace.exchange", "DirectoryEntry._put_item_back")
-REMOVE_OLD_FILE = Point("workspace.exchange", "remove_file")
-RENAME_FILE = Point("workspace.exchange", "system_call")
+HIDE_FILE = Point("workspace.disk", "Place._hide")
+GIVE_FILE_BACK = Point("workspace.disk", "Place._put_item_back")
+REMOVE_OLD_FILE = Point("workspace.disk", "remove_file")
+RENAME_FILE = Point("workspace.disk", "system_call")
 """A rename by a system call that can exchange two files; it returns the number of the error, or 0."""
 END_RESTORE = Point("workspace.catalog", "Catalog.end")
 
 
 def is_exchange(arguments: tuple[Any, ...]) -> bool:
     """Return True if these arguments of `RENAME_FILE` exchange two files."""
-    return bool(arguments[-1] == importlib.import_module("agentgit.workspace.exchange").EXCHANGE)
+    return bool(arguments[-1] == importlib.import_module("agentgit.workspace.disk").EXCHANGE)
 
 
 # -- limits and durations
