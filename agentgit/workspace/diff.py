@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from agentgit.values import escape_path
-from agentgit.workspace.left_out import LeftOutDifference, LeftOutPaths, compare_left_out, containing_path
+from agentgit.workspace.left_out import LeftOutPaths, compare_left_out, containing_path
 from agentgit.workspace.trees import Changes, TreeChange, TreeEntry
 from agentgit.workspace.values import WorkspaceDiff
 
@@ -34,19 +34,27 @@ class Side(NamedTuple):
 def compare(
     old: Side, new: Side, changes: Changes, root: bytes | None, is_included: Callable[[bytes], bool]
 ) -> WorkspaceDiff:
-    """Compare two snapshots; `root` is the workspace if the new side is its current files."""
-    difference, uncertain = _compare_left_out(old, new, changes, root, is_included)
-    added, modified, deleted = set(difference.new), set(difference.changed), set(difference.missing)
+    """Compare two snapshots; `root` is the workspace if the new side is its current files.
+
+    A path that one side contains and the other left out existed on both sides. Whether it changed is not known.
+    """
+    groups = compare_left_out(old.left_out, new.left_out, root)
     lines: list[str] = []
+    added, modified, deleted = set[bytes](), set[bytes](), set[bytes]()
     for path, change in sorted(changes.items()):
         before, after = map(_leaf_or_none, change)
-        if (before or after) and path not in uncertain:
+        left_out = old.left_out if change.before is None else new.left_out if change.after is None else {}
+        if (ancestor := containing_path(path, left_out)) is not None:
+            groups.missing.pop(ancestor, None)
+            groups.new.pop(ancestor, None)
+            groups.changed[ancestor] = left_out[ancestor].why
+        elif before or after:
             (modified if before and after else added if after else deleted).add(path)
             lines.extend(_diff_lines(path, TreeChange(before, after), old.read, new.read))
-    not_compared = difference.missing | difference.changed | difference.new
-    lines += [
-        f"{escape_path(path)} is not compared: left out ({not_compared[path]})\n" for path in sorted(not_compared)
-    ]
+    for paths, group in ((deleted, groups.missing), (modified, groups.changed), (added, groups.new)):
+        paths.update(filter(is_included, group))
+    reasons = {path: why for group in groups for path, why in group.items() if is_included(path)}
+    lines += [f"{escape_path(path)} is not compared: left out ({reasons[path]})\n" for path in sorted(reasons)]
     return WorkspaceDiff(
         old.id, new.id, decode_paths(added), decode_paths(modified), decode_paths(deleted), "".join(lines)
     )
@@ -55,29 +63,6 @@ def compare(
 def decode_paths(paths: Iterable[bytes]) -> tuple[str, ...]:
     """Return paths as text, sorted, each once."""
     return tuple(os.fsdecode(path) for path in sorted(set(paths)))
-
-
-def _compare_left_out(
-    old: Side, new: Side, changes: Changes, root: bytes | None, is_included: Callable[[bytes], bool]
-) -> tuple[LeftOutDifference, set[bytes]]:
-    """Compare what the two sides left out; also return the changes that may not be changes.
-
-    A path that one side contains and the other left out existed on both sides. Whether it changed is not known.
-    """
-    difference, uncertain, reasons = compare_left_out(old.left_out, new.left_out, root), set(), dict[bytes, str]()
-    for path, (before, after) in changes.items():
-        left_out = old.left_out if before is None else new.left_out if after is None else {}
-        if (ancestor := containing_path(path, left_out)) is not None:
-            uncertain.add(path)
-            if root is None or ancestor not in old.left_out or ancestor in difference.changed:
-                reasons[ancestor] = left_out[ancestor].why
-    known = uncertain & old.left_out.keys() - reasons.keys()  # unchanged since the older snapshot
-    missing, changed, added = (
-        {path: why for path, why in group.items() if path not in reasons and path not in known and is_included(path)}
-        for group in difference
-    )
-    changed |= {path: why for path, why in reasons.items() if is_included(path)}
-    return LeftOutDifference(missing, changed, added), uncertain
 
 
 def _leaf_or_none(entry: TreeEntry | None) -> TreeEntry | None:

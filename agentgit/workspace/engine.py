@@ -298,10 +298,12 @@ class Engine:
             return interrupted if interrupted.id == result.id else result
         return result
 
-    def restore_from(self, row: CatalogRow, safety: str, paths: tuple[bytes, ...] | None) -> Restored:
-        """Change the files from one snapshot, of what is there now, to another."""
+    def restore_from(
+        self, row: CatalogRow, safety: str, paths: tuple[bytes, ...] | None, *, is_undo: bool = False
+    ) -> Restored:
+        """Change the files from one snapshot, of what is there now, to another, which leaves its stack if `is_undo`."""
         encoded = None if paths is None else [path.decode("latin-1") for path in paths]
-        pending = json.dumps([row.snapshot.id, safety, secrets.token_hex(8), encoded])
+        pending = json.dumps([row.snapshot.id, safety, secrets.token_hex(8), encoded, is_undo])
         self.catalog.begin(pending)
         done = self._run(pending)
         assert done is not None  # noqa: S101 - both snapshots are in the catalog
@@ -333,7 +335,7 @@ class Engine:
 
     def _run(self, pending: str, *, is_resumed: bool = False) -> tuple[CatalogRow, Restored] | None:
         """Make the changes of a restore that has begun, and record that it is done."""
-        id, safety_id, aside, encoded = json.loads(pending)
+        id, safety_id, aside, encoded, is_undo = json.loads(pending)
         paths = None if encoded is None else tuple(path.encode("latin-1") for path in encoded)
         row, safety = self.catalog.get_row(id), self.catalog.get_row(safety_id)
         if row is None or safety is None or self.custom is not None:
@@ -344,10 +346,11 @@ class Engine:
         except Exception:
             self.catalog.end()
             raise
-        if row.stack is not None:
+        if is_undo:
             self.catalog.remove([id])
-        elif row.paths is None:
+        else:
             self.catalog.set(POSITION, id)
+            row = row._replace(stack=None)
         self.catalog.end()
         if row.paths is None:
             self.notify(RESTORED, result)

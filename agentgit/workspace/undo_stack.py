@@ -178,7 +178,7 @@ class UndoStack:
         paths = None if row.paths is None else tuple(filter(is_file, row.paths))
         saved = self._engine.save_undo(row.snapshot.message, stack, paths)
         try:
-            done = self._engine.restore_from(row, saved.snapshot.id, paths)
+            done = self._engine.restore_from(row, saved.snapshot.id, paths, is_undo=True)
         except BaseException:  # a later undo begins anew; what this one has replaced can be redone by its id
             self._catalog.move([saved.snapshot.id], SAFETY)
             raise

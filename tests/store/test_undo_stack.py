@@ -421,9 +421,11 @@ def test_the_snapshots_of_the_whole_workspace_that_no_entry_needs_are_deleted(wo
             stack.snapshot("bash")
             (work / "file").write_text(content)
         assert [one.kind for one in workspace.list()] == ["undo", "undo"]
+        workspace.restore(stack.peek().whole)
+        assert stack.depth == 2
         workspace.delete(stack.peek().whole)
         assert stack.depth == 1
         assert stack.undo().wholes
         assert (work / "file").read_text() == "2"
         stack.clear()
-        assert workspace.list() == []
+        assert [one.kind for one in workspace.list()] == ["safety"]
