@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, Unavailable
@@ -76,19 +76,12 @@ class Restore:
         if self._is_resumed:
             self._recover()
         self._remove_files()
-        folders = [path for path, change in self._changes.items() if is_directory(change.before)]
-        self._remove_folders(
-            path for path in folders if is_leaf(self._changes[path].after) or self._is_in_the_way(path)
-        )
+        self._remove_folders()
         self._write_files()
         self._make_folders()
-        self._remove_folders(path for path in folders if self._changes[path].after is None)
         self._set_modes()
         if self._failures:
             raise _combine_failures(list(self._failures.values()))
-
-    def _is_in_the_way(self, path: bytes) -> bool:
-        return any(parent in self._changes and is_leaf(self._changes[parent].after) for parent in parent_folders(path))
 
     def _recover(self) -> None:
         """Remove temporary files of a process killed during this restore, and keep what other processes wrote."""
@@ -127,9 +120,10 @@ class Restore:
                 elif current is not None and not current.is_directory:
                     self.conflicts.append((path, CHANGED))
 
-    def _remove_folders(self, paths: Iterable[bytes]) -> None:
+    def _remove_folders(self) -> None:
         """Remove directories that are empty, the deepest first."""
-        for path in sorted(paths, key=len, reverse=True):
+        unwanted = {path for path, one in self._changes.items() if is_directory(one.before) > is_directory(one.after)}
+        for path in sorted(unwanted, key=len, reverse=True):
             with self._collecting_failures(path):
                 if self._disk.remove_folder(path):
                     self.removed_folders.append(path)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from agentgit.workspace.catalog import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
 from agentgit.workspace.disk import FOLDER_FLAGS, READ_FLAGS, open_folder
 from agentgit.workspace.ignore_rules import GIT, GITIGNORE, IgnoreRules
-from agentgit.workspace.left_out import EXCLUDED, UNREADABLE, LeftOut, git_state, left_out_as
+from agentgit.workspace.left_out import EXCLUDED, UNREADABLE, LeftOut, git_state, left_out_as, parent_folders
 from agentgit.workspace.objects import BLOB, TREE, PackedObject, PackWriter, naming, object_id, pack_object
 from agentgit.workspace.trees import LINK_MODE, PLAIN_DIRECTORY, TreeEntry, encode_tree
 
@@ -51,7 +51,7 @@ class Scan:
         self._root, self._old, self._rules, self._max_file_size = root, index.folders, rules, max_file_size
         self._outside, self._writer = frozenset(outside), writer
         self._only = None if only is None else set(only)
-        self._ways = {parent for path in only or () for parent in _with_parents(path)}
+        self._ways = {one for path in only or () for one in (path, *parent_folders(path), b"")}
         self.index = replace(index, folders=dict(index.folders), settings=settings, dirty=set(index.dirty))
         self.changed: set[bytes] = set()
         self.unstored_trees: dict[bytes, bytes] = {}
@@ -305,7 +305,7 @@ class Scan:
     def _build_trees(self) -> None:
         """Build the trees of the directories that changed, and of those above them."""
         folders = self.index.folders
-        pending = {parent for path in self.index.dirty for parent in _with_parents(path) if parent in folders}
+        pending = {one for path in self.index.dirty for one in (path, *parent_folders(path), b"") if one in folders}
         for path in sorted(pending, key=lambda path: path.count(b"/") if path else -1, reverse=True):
             folder = folders[path]
             entries = {name: TreeEntry(one.mode, one.oid) for name, one in folder.files.items()}
@@ -351,10 +351,3 @@ def _reason(error: OSError) -> str:
 
 def _can_be_captured(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
-
-
-def _with_parents(path: bytes) -> Iterator[bytes]:
-    yield path
-    while path:
-        path = path.rpartition(b"/")[0]
-        yield path
