@@ -2,14 +2,9 @@
 
 import io
 import json
-import os
-import pty
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import processes
 import pytest
 from command_line import Ran, run
 
@@ -134,21 +129,6 @@ def test_hostile_file_names_write_no_escapes(folder):
     folder.write(**{wild: "other"})
     assert "x1b[31mred" in folder.run("diff").out
     assert folder.run("diff").out.replace("\n", "").isprintable()
-
-
-def test_a_terminal_shows_the_progress_of_a_snapshot(folder):
-    folder.write(**{f"file-{number}": str(number) for number in range(30)})
-    ours, theirs = pty.openpty()
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
-    try:
-        done = subprocess.run(  # noqa: S603  # our own command
-            [sys.executable, "-m", "agentgit", *folder.words("save", "all")],
-            env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True, timeout=300,
-        )  # fmt: skip
-    finally:
-        os.close(theirs)
-    assert b"saving" in processes.shown_on(ours)
-    assert plainly(done.stdout) == "<short id>  <time>  manual  30 changed  all\n"
 
 
 def test_a_file_that_a_person_changed_is_overwritten_only_with_force(folder):
