@@ -23,6 +23,7 @@ import orjson
 
 from agentgit.errors import Unavailable
 from agentgit.workspace.left_out import LeftOut, LeftOutPaths, decode_left_out, encode_left_out
+from agentgit.workspace.locations import naming
 from agentgit.workspace.values import FileCheckpoint, utc_datetime
 
 SCHEMA = """
@@ -151,10 +152,8 @@ class Catalog:
         self._lock = threading.RLock()
         self._cached_connection: sqlite3.Connection | None = None
         self._finalizer: Callable[[], object] | None = None
-        try:
+        with naming(path):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        except OSError as error:
-            raise Unavailable(f"{path}: {error.strerror}. Free some space or grant the permission.") from error
         with self._open() as db:
             _use_wal(db)
             db.executescript(SCHEMA)

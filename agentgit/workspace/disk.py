@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
-from agentgit.workspace.locations import require_not_moved
-from agentgit.workspace.objects import BLOB, PackWriter, naming, object_id
+from agentgit.workspace.locations import naming, require_not_moved
+from agentgit.workspace.objects import BLOB, PackWriter, object_id
 from agentgit.workspace.trees import LINK_MODE, PLAIN_DIRECTORY, TreeEntry
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

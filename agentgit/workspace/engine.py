@@ -17,7 +17,7 @@ from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Un
 from agentgit.values import count, escape_path
 from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow
 from agentgit.workspace.custom import CustomEnvironment
-from agentgit.workspace.files import MAX_NAMED_PATHS, Captured, Files
+from agentgit.workspace.files import Captured, Files
 from agentgit.workspace.left_out import LeftOutPaths
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, record_storage
 from agentgit.workspace.objects import Objects
@@ -29,6 +29,7 @@ from agentgit.workspace.values import (
     RestorePlan,
     WorkspaceDiff,
     escape_surrogates,
+    some,
     utc_datetime,
 )
 
@@ -270,7 +271,7 @@ class Engine:
             with self.locked():
                 impossible = self.plan(ref, None, None).impossible
             if impossible:
-                named = ", ".join(f"{escape_path(path)} ({why})" for path, why in impossible[:MAX_NAMED_PATHS])
+                named = some([f"{escape_path(path)} ({why})" for path, why in impossible])
                 raise Unavailable(f"{count(len(impossible), 'path')} cannot be restored: {named}.")
 
     def restore(

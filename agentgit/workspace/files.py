@@ -27,19 +27,17 @@ from agentgit.workspace.left_out import (
     paths_in_the_way,
     report_left_out,
 )
-from agentgit.workspace.locations import require_not_moved
-from agentgit.workspace.objects import Objects, naming
+from agentgit.workspace.locations import naming, require_not_moved
+from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import Restore, plan_steps, select_changes
 from agentgit.workspace.scan import Scan
 from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_directory, is_leaf, put_tree
-from agentgit.workspace.values import Restored, RestorePlan, WorkspaceDiff
+from agentgit.workspace.values import Restored, RestorePlan, WorkspaceDiff, some
 
 Paths = tuple[bytes, ...] | None
 
 MAX_FILE_SIZE = 100_000_000
 """The default maximum size of files in snapshots, in bytes: enough for most databases, models and tables."""
-
-MAX_NAMED_PATHS = 5
 
 
 @dataclass(frozen=True)
@@ -229,9 +227,8 @@ class Files:
         changes, _ = self._steps(trees, now, captured.left_out, row, paths)
         changed = trees.differences(bytes.fromhex(expected) or None, now)
         if conflicts := sorted(changes.keys() & changed.keys()):
-            more = f" and {len(conflicts) - MAX_NAMED_PATHS} more" if len(conflicts) > MAX_NAMED_PATHS else ""
             raise WorkspaceChanged(
-                f"Changed since {name}: {', '.join(map(escape_path, conflicts[:MAX_NAMED_PATHS]))}{more}. "
+                f"Changed since {name}: {some([*map(escape_path, conflicts)])}. "
                 "Nothing was changed. Save them first, or restore with force=True to keep them in a safety snapshot."
             )
 

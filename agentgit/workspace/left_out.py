@@ -13,15 +13,17 @@ from typing import NamedTuple
 
 from agentgit.values import count, escape_path
 from agentgit.workspace.trees import Changes, is_directory, is_leaf
+from agentgit.workspace.values import MAX_NAMED, some
 
 EXCLUDED, UNREADABLE = "excluded", "cannot be read"
 """Reasons: by a rule, and by a lack of permission."""
 
-MAX_NAMED = 5
-
 HEAD, STASH, BRANCHES, REFS = "HEAD", "stash", "ref: refs/heads/", (b"heads", b"tags")
 STAMPED = ("config", "hooks", "reftable")
 """What is recorded by its time of change only."""
+
+MAX_GIT_BYTES = 1 << 24
+"""The maximum number of bytes that are read of a file in a `.git`."""
 
 
 class LeftOut(NamedTuple):
@@ -52,10 +54,9 @@ LeftOutPaths = Mapping[bytes, LeftOut]
 
 
 def left_out_as(why: str, status: os.stat_result, state: str = "") -> LeftOut:
-    if state:  # git changes its directory without a change of the repository
-        return LeftOut(why, status.st_mode, state=state)
-    size = 0 if stat.S_ISDIR(status.st_mode) else status.st_size
-    return LeftOut(why, status.st_mode, size, status.st_mtime_ns)
+    is_folder = stat.S_ISDIR(status.st_mode)
+    mtime = 0 if is_folder and state else status.st_mtime_ns  # git's commands that only read change it, too
+    return LeftOut(why, status.st_mode, 0 if is_folder else status.st_size, mtime, state)
 
 
 def encode_left_out(record: LeftOutPaths) -> tuple[str, bytes]:
@@ -123,7 +124,7 @@ def compare_left_out(old: LeftOutPaths, new: LeftOutPaths, root: bytes | None = 
 def _read_status(root: bytes, path: bytes) -> LeftOut | None:
     """Return the current status of a path; None if it does not exist. No link inside the workspace is followed."""
     try:
-        for parent in parent_folders(path):
+        for parent in reversed([*parent_folders(path)]):
             if not stat.S_ISDIR(os.lstat(os.path.join(root, parent)).st_mode):
                 return None
         return left_out_as("", os.lstat(os.path.join(root, path)))
@@ -163,7 +164,7 @@ def report_left_out(
 
 def _not_looked_into(snapshot: LeftOutPaths, now: LeftOutPaths) -> tuple[str, ...]:
     """Return sentences on excluded directories: what moved in a `.git`, which others changed, and their number."""
-    folders = {path: one for path, one in now.items() if one.why == EXCLUDED and one.is_folder}
+    folders = {path: one for path, one in now.items() if one.why == EXCLUDED and (one.is_folder or one.state)}
     sentences = list[str]()
     for path, one in sorted(folders.items()):
         before, moves = snapshot.get(path, one), list[str]()
@@ -172,16 +173,12 @@ def _not_looked_into(snapshot: LeftOutPaths, now: LeftOutPaths) -> tuple[str, ..
         elif before.mtime and before.mtime != one.mtime:
             moves = ["changed"]
         if moves:
-            sentences.append(f"{escape_path(path)}: {', '.join(_some(moves))} (left as it is)")
-    sentences = _some(sentences)
+            sentences.append(f"{escape_path(path)}: {some(moves)} (left as it is)")
+    if len(sentences) > MAX_NAMED:
+        sentences[MAX_NAMED:] = [f"{len(sentences) - MAX_NAMED} more changed"]
     if folders:
         sentences.append(f"{count(len(folders), 'excluded directory')} not looked into")
     return tuple(sentences)
-
-
-def _some(texts: list[str]) -> list[str]:
-    omitted = len(texts) - MAX_NAMED
-    return [*texts[:MAX_NAMED], f"and {omitted} more"] if omitted > 0 else texts
 
 
 def paths_in_the_way(now: LeftOutPaths, changes: Changes) -> Iterator[bytes]:
@@ -194,9 +191,11 @@ def paths_in_the_way(now: LeftOutPaths, changes: Changes) -> Iterator[bytes]:
             yield path
 
 
-def git_state(folder: bytes) -> str:
-    """Return the state of a `.git` directory as JSON. What cannot be read is not in it."""
-    state = {HEAD: _read(folder, b"HEAD").strip().removeprefix(BRANCHES)}
+def git_state(path: bytes) -> str:
+    """Return the state of a `.git`, or of the directory that it names, as JSON. What cannot be read is not in it."""
+    own = path if os.path.isdir(path) else os.path.join(os.path.dirname(path), _line(path).removeprefix(b"gitdir: "))
+    folder = os.path.join(own, _line(own, b"commondir"))
+    state = {HEAD: _read(own, b"HEAD").strip().removeprefix(BRANCHES)}
     for line in _read(folder, b"packed-refs").splitlines():
         oid, _space, ref = line.partition(" ")
         if ref.startswith(("refs/heads/", "refs/tags/")) and not line.startswith(("#", "^")):
@@ -237,9 +236,13 @@ def _short(target: str) -> str:
     return target[:7] if is_commit else escape_path(target)
 
 
-def _read(folder: bytes, name: bytes) -> str:
+def _line(*path: bytes) -> bytes:
+    return os.fsencode(_read(*path).rstrip("\n"))
+
+
+def _read(*path: bytes) -> str:
     try:
-        with open(os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return file.read().decode("utf-8", "backslashreplace")
+        with open(os.open(os.path.join(*path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return os.fsdecode(file.read(MAX_GIT_BYTES))
     except OSError:
         return ""

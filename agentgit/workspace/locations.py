@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -15,6 +16,22 @@ from pathlib import Path
 
 from agentgit.errors import InvalidInput, NotAllowed, Unavailable
 from agentgit.values import escape_path
+
+FREE, PERMIT = "Free some space", "Grant the permission"
+ADVICE = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EPERM: PERMIT, errno.EROFS: PERMIT}
+
+
+@contextmanager
+def naming(path: str | bytes) -> Iterator[None]:
+    """Convert an operating-system error into one that names the path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InvalidInput(f"{os.fsdecode(path)!r} is too long for the name of a file.") from error
+        advice = ADVICE.get(error.errno or 0, "Fix the cause")
+        raise Unavailable(f"{escape_path(path)}: {error.strerror or error}. {advice}, then try again.") from error
+
 
 RETRY_INTERVAL = 0.002
 """The pause before the next attempt to lock a file, in seconds."""
@@ -32,10 +49,8 @@ def exclusive_lock(path: str | os.PathLike[str], *, timeout: float, description:
         raise Unavailable(
             f"This was called while {description} is in use, for example in a callback. Call it afterwards."
         )
-    try:
+    with naming(os.fspath(path)):
         lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise Unavailable(f"{description} cannot be locked: {path}: {error.strerror}. Grant the permission.") from error
     try:
         while not _try_lock(lock_fd):
             if time.monotonic() > deadline:
@@ -71,10 +86,8 @@ def resolve_workspace(path: str | os.PathLike[str]) -> str:
     if real_path in {os.path.realpath(folder) for folder in protected}:
         raise InvalidInput(f"{real_path} is protected: it holds more than one session's files. Use a directory in it.")
     if not os.path.lexists(real_path):
-        try:
+        with naming(real_path):
             os.makedirs(real_path, exist_ok=True)
-        except OSError as error:
-            raise Unavailable(f"{real_path}: {error.strerror}. Create the directory, or use another one.") from error
     require_directory(real_path)
     return real_path
 
@@ -103,12 +116,8 @@ def create_storage(path: str | os.PathLike[str] | None, workspace: str) -> str:
         raise InvalidInput(
             f"The storage {real_path} must not contain the workspace {workspace}. Use another directory."
         )
-    try:
+    with naming(real_path):
         os.makedirs(real_path, mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise Unavailable(
-            f"{real_path}: {error.strerror}. Grant the permission, or use another storage_dir."
-        ) from error
     return real_path
 
 

@@ -6,7 +6,6 @@ held in memory as a whole. Only one process may write or collect at a time; any 
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 import tempfile
@@ -20,8 +19,9 @@ from hashlib import sha1
 from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
-from agentgit.errors import Corrupt, InvalidInput, Unavailable
+from agentgit.errors import Corrupt
 from agentgit.values import escape_path
+from agentgit.workspace.locations import naming
 
 COMMIT, TREE, BLOB = 1, 2, 3
 KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob"}
@@ -50,21 +50,6 @@ REPOSITORY = {
     "config": "[core]\n\trepositoryformatversion = 0\n\tbare = true\n[gc]\n\tauto = 0\n\taggressiveDepth = 0\n"
     "\taggressiveWindow = 0\n[pack]\n\tdepth = 0\n\twindow = 0\n",
 }
-
-FREE, PERMIT = "Free some space", "Grant the permission"
-ADVICE = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EPERM: PERMIT, errno.EROFS: PERMIT}
-
-
-@contextmanager
-def naming(path: str | bytes) -> Iterator[None]:
-    """Convert an operating-system error into one that names the path."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise InvalidInput(f"{os.fsdecode(path)!r} is too long for the name of a file.") from error
-        advice = ADVICE.get(error.errno or 0, "Fix the cause")
-        raise Unavailable(f"{escape_path(path)}: {error.strerror or error}. {advice}, then try again.") from error
 
 
 def object_id(kind: int, data: bytes) -> bytes:

@@ -18,10 +18,9 @@ from agentgit.workspace.disk import Disk
 from agentgit.workspace.left_out import UNREADABLE, LeftOutPaths, containing_path, is_selected, parent_folders
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.trees import Changes, TreeChange, is_directory, is_leaf
+from agentgit.workspace.values import some
 
 CHANGED = "changed during the restore"
-
-MAX_NAMED_FAILURES = 5
 
 
 def plan_steps(changes: Changes, snapshot: LeftOutPaths, now: LeftOutPaths) -> tuple[Changes, list[bytes]]:
@@ -176,9 +175,8 @@ class Restore:
 def _combine_failures(failures: Collection[AgentGitError]) -> AgentGitError:
     """Combine several failures into one, with damaged contents first."""
     ordered = sorted(failures, key=lambda error: not isinstance(error, Corrupt))
-    first, omitted = ordered[0], len(ordered) - MAX_NAMED_FAILURES
+    first = ordered[0]
     if len(ordered) == 1:
         return first
-    named = " ".join(map(str, ordered[:MAX_NAMED_FAILURES])) + (f" And {omitted} more." if omitted > 0 else "")
-    text = f"{len(ordered)} paths were not restored; all others were. {named}"
+    text = f"{len(ordered)} paths were not restored; all others were. {some([*map(str, ordered)], ' ')}"
     return Corrupt(text, row=first.row) if isinstance(first, Corrupt) else Unavailable(text)

@@ -21,7 +21,8 @@ from agentgit.workspace.catalog import Folder, Index, KnownFile, Stamp, join, re
 from agentgit.workspace.disk import FOLDER_FLAGS, READ_FLAGS, open_folder
 from agentgit.workspace.ignore_rules import GIT, GITIGNORE, IgnoreRules
 from agentgit.workspace.left_out import EXCLUDED, UNREADABLE, LeftOut, git_state, left_out_as, parent_folders
-from agentgit.workspace.objects import BLOB, TREE, PackedObject, PackWriter, naming, object_id, pack_object
+from agentgit.workspace.locations import naming
+from agentgit.workspace.objects import BLOB, TREE, PackedObject, PackWriter, object_id, pack_object
 from agentgit.workspace.trees import LINK_MODE, PLAIN_DIRECTORY, TreeEntry, encode_tree
 
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
@@ -208,8 +209,7 @@ class Scan:
             self._drop(join(path, name))
 
     def _left_out(self, path: bytes, name: bytes, why: str, status: os.stat_result) -> LeftOut:
-        is_repository = name == GIT and stat.S_ISDIR(status.st_mode)
-        state = git_state(os.path.join(self._root, path, name)) if is_repository else ""
+        state = git_state(os.path.join(self._root, path, name)) if name == GIT else ""
         return left_out_as(why, status, state)
 
     def _why_left_out(self, path: bytes, status: os.stat_result) -> str | None:

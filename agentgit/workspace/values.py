@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, runtime_checkable
@@ -47,6 +47,16 @@ UNDO = "undo"
 def escape_surrogates(text: str) -> str:
     r"""Return a text that can be stored and printed. A surrogate, as in some file names, is escaped, as in `\udcff`."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+MAX_NAMED = 5
+"""The number of texts that one sentence lists."""
+
+
+def some(texts: Sequence[str], separator: str = ", ") -> str:
+    """Join texts; of more than five, only the first ones, with the number of the others."""
+    omitted = len(texts) - MAX_NAMED
+    return separator.join(texts[:MAX_NAMED]) + (f"{separator}and {omitted} more" if omitted > 0 else "")
 
 
 def _plain(value: Any) -> Any:

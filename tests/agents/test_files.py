@@ -334,6 +334,20 @@ def test_plan_and_report_say_what_moved_in_git_and_leave_it(repo, desk, what):
     assert desk.shell("git for-each-ref && cat .git/HEAD") == at
 
 
+def test_commits_in_a_linked_worktree_are_seen_too(repo, desk, tmp_path):
+    source = Desk(tmp_path / "source")
+    source.shell(f"git init -q -b main && {GIT} commit -q --allow-empty -m first")
+    desk.root.rmdir()
+    source.shell(f"git worktree add -q -b topic {desk.root}")
+    agent = wrapped(repo, desk)
+    agent.checkpoint("before")
+    desk.shell(f"{GIT} commit -q --allow-empty -m more")
+    agent.run("write a.txt one")
+    summary = agent.rollback("before").report.files.summary
+    told = rf"Files: 1 file deleted; \.git: topic moved from \w{{7}} to \w{{7}} \(left as it is\); {NOT_LOOKED_INTO}\."
+    assert re.fullmatch(told, summary), summary
+
+
 def test_a_changed_excluded_directory_is_named_or_counted(repo, desk):
     (desk.root / ".gitignore").write_text("node_modules/\n.venv/\n")
     for name in ("node_modules/lib", ".venv/lib"):

@@ -292,3 +292,13 @@ def test_an_invalid_path_is_refused(workspace, work, paths):
         with pytest.raises(InvalidInput, match="path"):
             verb(first.id, paths=paths)
     assert (work / "a").read_text() == "2"
+
+
+def test_a_link_to_itself_above_an_excluded_path_stops_no_plan(workspace, work):
+    large(work / "d/e/left")
+    first = workspace.save()
+    gone("d")(work)
+    (work / "d").symlink_to("d")
+    assert workspace.plan_restore(first.id).missing == (
+        ("d/e/left", "left out of the snapshot (larger than 1,000 bytes)"),
+    )

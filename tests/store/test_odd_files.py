@@ -128,7 +128,7 @@ def test_several_failures_are_reported_in_one_error(workspace, work):
     first = workspace.save()
     for number in range(9):
         (work / str(number)).write_text("two")
-    told = pytest.raises(Unavailable, match=r"^8 paths were not .* 0: No space .* 1: No space .* And 3 more")
+    told = pytest.raises(Unavailable, match=r"^8 paths were not .* 0: No space .* 1: No space .* and 3 more")
     with faults.full_for({b"%d" % number for number in range(9)} - {b"3"}), told:
         workspace.restore(first.id)
     assert sorted(path.read_text() for path in work.iterdir()) == ["one"] + ["two"] * 8

@@ -265,7 +265,7 @@ def test_invalid_workspaces_and_storages_are_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInput, match="not a directory"):
         Workspace(tmp_path / "file")
-    with pytest.raises(Unavailable, match="Create the directory"):
+    with pytest.raises(Unavailable, match="Not a directory"):
         Workspace(tmp_path / "file" / "below")
     work = home / "work"
     work.mkdir()
