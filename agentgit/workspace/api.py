@@ -9,7 +9,7 @@ from typing import Any
 
 from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.workspace.engine import AUTO, EVENTS, MANUAL, NUMBER, POSITION, SAFETY, Engine
+from agentgit.workspace.engine import AUTO, EVENTS, MANUAL, NUMBER, POSITION, PRUNED, SAFETY, Engine
 from agentgit.workspace.files import MAX_FILE_SIZE
 from agentgit.workspace.locations import Paths, create_storage, require_directory, require_not_moved, resolve_workspace
 from agentgit.workspace.undo_stack import UndoStack
@@ -238,7 +238,13 @@ class Workspace:
             NotFound: There is no such snapshot.
         """
         with self._engine.locked():
-            return self._engine.diff(a, b, self._engine.paths.relative_paths(paths))
+            engine, selected = self._engine, self._engine.paths.relative_paths(paths)
+            newest = next(iter(engine.catalog.rows(limit=1)), None)
+            old, new = (
+                newest if a is None else engine.require(a) if a else None,
+                engine.require(b) if b is not None else None,
+            )
+            return engine.files_for("diff").diff(old, new, selected)
 
     def delete(self, ref: str) -> FileCheckpoint:
         """Delete one snapshot. Its space is freed by `gc`, or automatically after more deletions.
@@ -257,7 +263,10 @@ class Workspace:
         Snapshots that a session needs, and that belong to the undo stack, are kept.
         """
         with self._engine.locked():
-            return self._engine.clear()
+            if rows := self._engine.deletable():
+                self._engine.delete(rows, PRUNED)
+            self._engine.collect()
+            return tuple(row.snapshot for row in rows)
 
     def gc(self) -> Freed:
         """Free the space of data that no snapshot needs."""
@@ -281,7 +290,7 @@ class Workspace:
 
     def close(self) -> None:
         """Close the open files. The workspace can be used again afterwards."""
-        self._engine.close()
+        self._engine.catalog.close()
 
     def __enter__(self) -> Workspace:
         self.initialize()

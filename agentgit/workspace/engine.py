@@ -27,7 +27,6 @@ from agentgit.workspace.values import (
     FileCheckpoint,
     Restored,
     RestorePlan,
-    WorkspaceDiff,
     escape_surrogates,
     some,
     utc_datetime,
@@ -235,12 +234,6 @@ class Engine:
         files = self.files_for("plan_restore")
         return files.plan(self.require(ref), paths, self.find(since) if since is not None else None)
 
-    def diff(self, a: str | None, b: str | None, paths: tuple[bytes, ...] | None) -> WorkspaceDiff:
-        """Return how two snapshots differ; see `Workspace.diff`."""
-        files = self.files_for("diff")
-        first = next(iter(self.catalog.rows(limit=1)), None) if a is None else self.require(a) if a else None
-        return files.diff(first, self.require(b) if b is not None else None, paths)
-
     # -- undo stacks
 
     def save_undo(self, label: str, stack: str, paths: Sequence[bytes] | None) -> CatalogRow:
@@ -359,7 +352,7 @@ class Engine:
 
     # -- deleting
 
-    def _deletable(self) -> list[CatalogRow]:
+    def deletable(self) -> list[CatalogRow]:
         """Return the snapshots that no session and no undo stack needs, newest first."""
         return [row for row in self.catalog.rows() if not row.snapshot.pinned and row.stack is None]
 
@@ -367,7 +360,7 @@ class Engine:
         """Delete the oldest snapshots beyond the limit."""
         if self._max_checkpoints is None or self.catalog.count_unpinned() <= self._max_checkpoints:
             return
-        rows = self._deletable()[::-1]
+        rows = self.deletable()[::-1]
         excess = max(0, len(rows) - self._max_checkpoints)
         if old := [row for row in rows if row.snapshot.id not in protected][:excess]:
             self.delete(old, PRUNED)
@@ -387,12 +380,6 @@ class Engine:
                 log.warning("Could not free the space of old snapshots of %s", self.root, exc_info=True)
                 self.notify(FAILED, error)
 
-    def clear(self) -> tuple[FileCheckpoint, ...]:
-        if rows := self._deletable():
-            self.delete(rows, PRUNED)
-        self.collect()
-        return tuple(row.snapshot for row in rows)
-
     def collect(self) -> int:
         """Free the space of data that no snapshot needs, and return the number of bytes."""
         dropped = self.catalog.dropped_trees()
@@ -407,10 +394,6 @@ class Engine:
     def captures(self, path: str | os.PathLike[str]) -> bool:
         """Return whether snapshots have the file at a path: it is in the workspace, and not excluded."""
         return self.custom is None and self.paths.holds(path) and self._files.captures(self.paths.relative(path))
-
-    def close(self) -> None:
-        """Close the open files. They are opened again when they are needed."""
-        self.catalog.close()
 
 
 def new_snapshot(

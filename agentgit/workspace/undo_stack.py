@@ -129,7 +129,7 @@ class UndoStack:
 
     def close(self) -> None:
         """Close the storage. All entries are already on disk."""
-        self._engine.close()
+        self._catalog.close()
 
     # -- going back and forth
 
