@@ -254,7 +254,7 @@ class Files:
             restore.run()
         finally:
             disk.restore_modes()
-        left_out, now = self._update_index(changes)
+        left_out = self._update_index(changes)
         report = LeftOutReport()
         if row.paths is None:
             has = partial(trees.has, bytes.fromhex(row.tree))
@@ -267,7 +267,6 @@ class Files:
             decode_paths(disk.created),
             decode_paths(restore.removed_folders),
             tuple((os.fsdecode(path), os.fsdecode(destination)) for path, destination in disk.moved()),
-            tuple(sorted((os.fsdecode(path), one.why) for path, one in now.items())),
             tuple(
                 (os.fsdecode(path), why)
                 for path, why in (*restore.conflicts, *((path, "cannot be read") for path in unreachable))
@@ -275,11 +274,11 @@ class Files:
             **report._asdict(),
         )
 
-    def _update_index(self, changes: Changes) -> tuple[LeftOutPaths, LeftOutPaths]:
-        """Look at the directories that a restore changed; return what is left out before, where it stays, and now."""
+    def _update_index(self, changes: Changes) -> LeftOutPaths:
+        """Look at the directories that a restore changed; return what was left out before and is not moved aside."""
         index, self._cached_index = self._catalog.load_index(self._cached_index), None
         if index.tree is None:
-            return {}, {}
+            return {}
         moved = set(paths_in_the_way(index.left_out(), changes))
         before = {path: one for path, one in index.left_out().items() if path not in moved}
         folders = {path for path, change in changes.items() if is_directory(change.after)}
@@ -287,7 +286,7 @@ class Files:
         index = self._store(index, folders).index
         self._catalog.store_index(index)
         self._cached_index = index
-        return before, index.left_out()
+        return before
 
     # -- the store
 

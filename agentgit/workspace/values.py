@@ -220,7 +220,6 @@ class Restored(JsonLike):
         deleted_directories: Paths of directories that were deleted.
         moved_aside: Items that were in no snapshot and were moved because the restore wrote there, each as its
             original path and its new path.
-        skipped: All paths that are left out now, each with the reason. They were not changed.
         conflicts: Paths that could not be restored safely, each with the reason, for example because another process
             changed them during the restore. The restore did not change them.
         missing: Paths that the snapshot left out and that no longer exist, each with the reason. They cannot be
@@ -238,7 +237,6 @@ class Restored(JsonLike):
     created_directories: tuple[str, ...] = ()
     deleted_directories: tuple[str, ...] = ()
     moved_aside: tuple[tuple[str, str], ...] = ()
-    skipped: tuple[tuple[str, str], ...] = ()
     conflicts: tuple[tuple[str, str], ...] = ()
     missing: tuple[tuple[str, str], ...] = ()
     left: tuple[tuple[str, str], ...] = ()

@@ -182,7 +182,7 @@ def test_ignored_files_stay_and_are_moved_aside_where_they_are_in_the_way(worksp
     assert path == "d/x.log"
     assert Path(to).read_text() == "precious"
     assert (work / "out" / "y").read_text() == "ignored"
-    assert ("out", "excluded") in done.skipped
+    assert ("out", "excluded") in workspace.get(done.safety).skipped
     assert done.deleted == ("new/a",)
     assert (work / "new" / "b.log").read_text() == "2"
 
@@ -237,7 +237,7 @@ def test_ignored_and_large_files_are_left_out_unless_captured_before(work, tmp_p
     done = workspace.restore(first.id)
     assert ((work / "later").read_text(), (work / "grows").read_bytes()) == ("1", b"1" * 1000)
     assert (work / "large").stat().st_size == 5000
-    assert ("large", "larger than 1,000 bytes") in done.skipped
+    assert ("large", "larger than 1,000 bytes") in workspace.get(done.safety).skipped
 
 
 def test_named_pipes_and_sockets_are_listed_and_left_as_they_are(workspace, work):

@@ -31,15 +31,15 @@ def test_a_diff_has_a_style_for_each_sign():
     assert plain(files.diff_lines(WorkspaceDiff("a", "b"))) == "no difference"
 
 
-def test_a_restore_report_lists_moved_skipped_and_conflicting_files():
-    """Files moved aside, skipped or in conflict are listed with a reason or place, with the safety snapshot."""
+def test_a_restore_report_lists_moved_and_conflicting_files():
+    """Files moved aside or in conflict are listed with a reason or place, with the safety snapshot."""
     done = Restored(
         "a", "b" * 32, restored=("x",), deleted=("y",), created_directories=("d",), deleted_directories=("e",),
-        moved_aside=(("z", "/aside/z"),), skipped=(("big", "too big"),),
+        moved_aside=(("z", "/aside/z"),),
         conflicts=(("c", "changed during the restore"),),
     )  # fmt: skip
     assert plain(files.restored_lines(done)).splitlines() == [
-        "restored  x", "deleted  y", "deleted  e", "created  d", "moved aside  z -> /aside/z", "skipped  big: too big",
+        "restored  x", "deleted  y", "deleted  e", "created  d", "moved aside  z -> /aside/z",
         "conflict  c: changed during the restore", "The previous files are in snapshot bbbbbbbbbb.",
     ]  # fmt: skip
     assert plain(files.restored_lines(Restored("a"))) == "There was nothing to restore."

@@ -78,7 +78,6 @@ def restored_lines(restored: Restored) -> list[Line]:
         *_paths("deleted", "removed", (*restored.deleted, *restored.deleted_directories)),
         *_paths("created", "added", restored.created_directories),
         *_pairs("moved aside", "changed", restored.moved_aside, " -> "),
-        *_pairs("skipped", "dim", restored.skipped, ": "),
         *_pairs("conflict", "bad", restored.conflicts, ": "),
         *_pairs("missing", "bad", restored.missing, ": "),
         *_pairs("left", "dim", restored.left, ": "),
