@@ -35,7 +35,7 @@ from agentgit.handles.context import BranchRef, Context
 from agentgit.render import html, svg
 from agentgit.render.text import waiting_text
 from agentgit.render.views import lists
-from agentgit.rollback.request import ConfirmedPlan, RollbackOptions
+from agentgit.rollback.request import ConfirmedPlan, FilesOption, RollbackOptions
 from agentgit.sessions.messages import with_text
 from agentgit.sessions.tree import Exploration, ExploredBranch
 from agentgit.store.queries.graph_points import BranchHead
@@ -140,7 +140,7 @@ class RollbackAgent(BranchReader):
         to: CheckpointRef,
         *,
         tools: str = "reverse",
-        files: bool = True,
+        files: FilesOption = True,
         conversation: bool = True,
         replay: str = "record",
         name: str | None = None,
@@ -159,16 +159,15 @@ class RollbackAgent(BranchReader):
                 `message:<id>` for the point before a user's message.
             tools: `reverse`, `reversible` (reverse only reversible effects), `keep` (leave the world alone) or
                 `require_clean` (refuse if any effect would have to be reversed).
-            files: True to restore the files of the workspace, if one is attached. The current files are first kept in
-                a safety snapshot.
+            files: True to restore what turns changed in the workspace, if one is attached; `"overwrite"` to restore
+                also files that a turn and somebody else have changed. A safety snapshot keeps the current files.
             conversation: False to reverse only effects and restore only files, and stay on this branch.
             replay: How the tool calls before that point are brought to the new branch. `record`: from the record; no
                 tool runs. `redo`: calls that were reversed since run again. `execute`: the effects that still exist
                 are reversed, then all calls run again; not allowed with `tools="keep"`, because the effects would
                 happen twice.
             name: The name of the new branch; None for the next free name, like `main-2`.
-            force: True to leave effects in the world that cannot be reversed, and to restore files that others have
-                changed.
+            force: True to leave effects in the world that cannot be reversed, and files in conflict.
             on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
             on_drift: `stop` at the first tool that runs again and returns something else, or `continue`.
             request_id: An idempotency key: a second rollback with the same one returns the same branch.
@@ -177,7 +176,7 @@ class RollbackAgent(BranchReader):
         Raises:
             PlanChanged: Another plan than `plan` would be carried out; nothing was done, and the error has that one.
             RollbackBlocked: An effect cannot be reversed; nothing was done.
-            WorkspaceChanged: Somebody else has changed the files since the last turn; nothing was done.
+            WorkspaceChanged: A turn has changed files, and so has somebody else; nothing was done.
             Unavailable: The workspace or the snapshot of the files to restore is missing; nothing was done.
             RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
             Conflict: The branch is running. A turn whose stream the caller reads is ended first, unless a tool runs.
@@ -202,8 +201,7 @@ class RollbackAgent(BranchReader):
 
         Args:
             steps: The number of such checkpoints to go back, at least 1.
-            force: True to leave effects in the world that cannot be reversed, and to restore files that others have
-                changed.
+            force: True to leave effects in the world that cannot be reversed, and files in conflict.
             plan: As `rollback` takes it.
 
         Raises:
@@ -240,8 +238,7 @@ class RollbackAgent(BranchReader):
         If only files were rewound since the last turn, the rewind is undone and the new agent is on this branch.
 
         Args:
-            force: True to leave effects in the world that cannot be reversed or run again, and to restore files that
-                others have changed.
+            force: True to leave effects in the world that cannot be reversed or run again, and files in conflict.
             plan: As `rollback` takes it.
 
         Raises:
@@ -274,8 +271,7 @@ class RollbackAgent(BranchReader):
                 `WorldDiverged` if the change matters. `world`: reverse the effects that do not belong to that branch,
                 and run its reversed calls again. `note`: leave the world, and tell the model with the next message.
                 `ignore`: leave the world, and record that.
-            force: True to leave effects in the world that cannot be reversed or run again, and to restore files that
-                others have changed.
+            force: True to leave effects in the world that cannot be reversed or run again, and files in conflict.
             on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
             plan: As `rollback` takes it. It is carried out with `sync="world"`, which can be left out.
 
@@ -283,7 +279,7 @@ class RollbackAgent(BranchReader):
             NotFound: The session has no such branch.
             InvalidInput: `sync` is none of these, or not `world` although there is a plan.
             RollbackBlocked: `sync="world"` is blocked by a call that cannot be reversed or run again; nothing was done.
-            WorkspaceChanged: Somebody else has changed the files; nothing was done.
+            WorkspaceChanged: A turn has changed files, and so has somebody else; nothing was done.
             RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
             Conflict: This agent is running, or the rollback of that branch is incomplete.
         """
@@ -314,23 +310,29 @@ class RollbackAgent(BranchReader):
         return self._on_branch(self._branching.fork(self.branch_id, to, name, snapshot))
 
     def rewind_files(
-        self, restore_point: CheckpointRef, *, force: bool = False, plan: ConfirmedPlan = None
+        self,
+        restore_point: CheckpointRef,
+        *,
+        files: FilesOption = True,
+        force: bool = False,
+        plan: ConfirmedPlan = None,
     ) -> FileChanges:
         """Restore the files to their state when the user sent a message; the conversation does not change.
 
         Args:
             restore_point: The id of the user's message, or any reference that `rollback` accepts.
-            force: True to restore also files that others have changed since the last turn.
+            files: `"overwrite"` to restore also the files that a turn and somebody else have changed.
+            force: True to leave those as they are, and to restore the others.
             plan: As `rollback` takes it.
 
         Raises:
             NotFound: No workspace is attached, or there is no such restore point.
-            WorkspaceChanged: Somebody else has changed the files since the last turn; no file was changed.
+            WorkspaceChanged: A turn has changed files, and so has somebody else; no file was changed.
             RollbackIncomplete: The files could not be restored; `repo.resume(operation)` continues from there.
             Conflict: The branch is running. A turn whose stream the caller reads is ended first, unless a tool runs.
         """
         self._leave_stream()
-        return self.session.rewind_files(restore_point, branch=self.branch_id, force=force, plan=plan)
+        return self.session.rewind_files(restore_point, branch=self.branch_id, files=files, force=force, plan=plan)
 
     def edit(
         self, message_id: str, text: str, *, name: str | None = None, force: bool = False, plan: ConfirmedPlan = None
@@ -343,8 +345,7 @@ class RollbackAgent(BranchReader):
             message_id: The id of the message, as `history` lists it.
             text: The new text.
             name: The name of the new branch; None for the next free name, like `main-2`.
-            force: True to leave effects in the world that cannot be reversed, and to restore files that others have
-                changed.
+            force: True to leave effects in the world that cannot be reversed, and files in conflict.
             plan: As `rollback` takes it; the plan of a rollback to `message:<id>`.
 
         Returns:

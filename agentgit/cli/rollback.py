@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -47,13 +47,16 @@ Replay = Annotated[
     ),
 ]
 NoFiles = Annotated[bool, typer.Option("--no-files", help="Do not restore the files of the workspace.")]
+OverwriteFiles = Annotated[
+    bool, typer.Option("--overwrite-files", help="Also restore files that a turn and somebody else have changed.")
+]
 NoConversation = Annotated[
     bool, typer.Option("--no-conversation", help="Do not roll back the conversation, and create no branch.")
 ]
 Force = Annotated[
     bool,
     typer.Option(
-        "--force", help="Keep effects that cannot be reversed or run again; restore files that others changed."
+        "--force", help="Keep effects that cannot be reversed or run again, and files that others have changed, too."
     ),
 ]
 OnError = Annotated[
@@ -81,6 +84,7 @@ def plan(
     target: Target,
     tools: Tools = "reverse",
     no_files: NoFiles = False,
+    overwrite_files: OverwriteFiles = False,
     replay: Replay = "record",
     no_conversation: NoConversation = False,
     trust: Trust = None,
@@ -90,7 +94,8 @@ def plan(
     """Show what a rollback would do; nothing is changed."""
     with repository(db, trust=trust) as repo:
         session, branch, ref = references.parse_changed_at(repo, target, "REF")
-        options: dict[str, Any] = {"files": not no_files, "conversation": not no_conversation}
+        files = "overwrite" if overwrite_files else not no_files
+        options: dict[str, Any] = {"files": files, "conversation": not no_conversation}
         options |= {"tools": tools, "replay": replay}
         print_rollback(as_json, session.plan_rollback(ref, branch=branch, **options))
 
@@ -99,6 +104,7 @@ def rollback(
     target: Target,
     tools: Tools = "reverse",
     no_files: NoFiles = False,
+    overwrite_files: OverwriteFiles = False,
     replay: Replay = "record",
     no_conversation: NoConversation = False,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The name of the new branch.")] = None,
@@ -128,7 +134,8 @@ def rollback(
     """Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
         session, branch, ref = references.parse_changed_at(repo, target, "REF")
-        options: dict[str, Any] = {"files": not no_files, "conversation": not no_conversation}
+        files = "overwrite" if overwrite_files else not no_files
+        options: dict[str, Any] = {"files": files, "conversation": not no_conversation}
         options |= {"tools": tools, "replay": replay}
         run = partial(
             session.rollback,
@@ -154,7 +161,8 @@ def rewind_files(
             help="The id of a user's message, or a checkpoint; and its session, if there are several.",
         ),
     ],
-    force: Annotated[bool, typer.Option("--force", help="Also restore files that others changed.")] = False,
+    overwrite_files: OverwriteFiles = False,
+    force: Annotated[bool, typer.Option("--force", help="Leave files that a turn and others have changed.")] = False,
     yes: Yes = False,
     db: DatabaseOption = None,
     as_json: AsJson = False,
@@ -163,10 +171,9 @@ def rewind_files(
     with repository(db) as repo, show_plan_on_error(as_json):
         session, branch, ref = references.parse_changed_at(repo, target, "RESTORE_POINT")
         branch_name = session.branch(branch).name
-        plan, run = (
-            session.plan_rewind(ref, branch=branch),
-            partial(session.rewind_files, ref, branch=branch, force=force),
-        )
+        files: bool | Literal["overwrite"] = "overwrite" if overwrite_files else True
+        plan = session.plan_rewind(ref, branch=branch, files=files)
+        run = partial(session.rewind_files, ref, branch=branch, files=files, force=force)
         changes = run_confirmed(plan, run, "Restore the files of", as_json, yes=yes)
         output.emit_at(
             session,

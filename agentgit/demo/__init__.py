@@ -240,6 +240,7 @@ def run_story(repo: Repository, shop: str | Path, say: Say, *, database: str | P
     _show_first_branch(agent, say)
     _show_blocked_rollback(retry, say)
     _show("agent.tree()", "every branch, where it left", draw(retry.tree()), say)
+    _show_file_in_conflict(Path(shop).absolute().parent, say)
     database_option = _database_option(database)
     say(
         f"\nLook around:\n  agentgit tree {session}{database_option}\n  agentgit serve --open --trust "
@@ -278,6 +279,27 @@ def _show_blocked_rollback(retry: RollbackAgent, say: Say) -> None:
     except RollbackBlocked as blocked:
         explanation = "\n".join([*textwrap.wrap(f"RollbackBlocked: {blocked}", 110), str(blocked.plan)])
         _show('retry.rollback("before the mail")', "a mail cannot be unsent", explanation, say)
+
+
+def _show_file_in_conflict(folder: Path, say: Say) -> None:
+    """Let a person edit a file that an agent wrote, and plan a rollback to before it."""
+    offer = folder / "offers" / "sofa.txt"
+
+    def write_offer(state: MessagesState) -> dict[str, Any]:
+        offer.write_text(state["messages"][-1].text, "utf-8")
+        return {"messages": [AIMessage(f"Wrote {offer.name}.")]}
+
+    graph = StateGraph(MessagesState).add_node("write", write_offer).add_edge(START, "write").compile()
+    with agentgit.open(folder / "offers.db") as repo:
+        workspace = agentgit.Workspace(offer.parent, folder / "snapshots")
+        writer = repo.wrap(
+            graph, session=free_name("offer", {one.session_name for one in repo.sessions()}), workspace=workspace
+        )
+        writer.run("offer a sofa for 300 euros")
+        offer.write_text("a sofa for 270 euros", "utf-8")
+        changes = writer.plan_rollback("main#1").files
+    for change in changes.changes if changes is not None else ():
+        say(f"A file that an agent wrote and you edit: {change}")
 
 
 def _chat(agent: RollbackAgent, text: str, say: Say) -> None:

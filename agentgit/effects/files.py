@@ -15,14 +15,24 @@ OUTSIDE = "outside"
 - `write`: the path gets its earlier content back.
 - `delete`: the path is deleted, because it was created since.
 - `aside`: the path is moved aside, because no snapshot has it and it is in the way.
-- `conflict`: someone else has changed the path since the last turn.
+- `conflict`: a turn changed the path since then, and so did somebody else while no turn ran.
 - `missing`: the path is gone and cannot be restored, because the snapshot left it out.
-- `left`: the path changed or was created since, but is left as it is, because the snapshot left it out.
+- `left`: the path changed since, but is left as it is: somebody else changed it, or the snapshot left it out.
 - `outside`: a later tool call named the path, which is not in the workspace and is left as it is.
 """
 
 OVERWRITTEN = "overwritten"
-"""The action for a path where someone else's changes were replaced or deleted by force; a safety snapshot has them."""
+"""The action for a conflict where the other's version was replaced or deleted; a safety snapshot has it."""
+
+TURN, PERSON, UNKNOWN, CRASH, STORED = CHANGED_BY = ("turn", "person", "unknown", "crash", "stored")
+"""Who changed the files between two recorded states of a directory.
+
+- `turn`: a turn of the session or one of its rollbacks.
+- `person`: somebody else, because no turn of the session ran.
+- `unknown`: both may have.
+- `crash`: nobody; a turn died after this state, so that it is not known who changed what follows.
+- `stored`: nobody; the files of a checkpoint, which the directory did not have at that time.
+"""
 
 IMPORTED = "imported"
 """The settings key that marks imported files that have never been in this workspace."""
@@ -52,6 +62,8 @@ class FileChanges:
     everything: bool = False
     unseen: list[str] = field(default_factory=list)
     """Sentences on excluded directories, which are left as they are: what moved in a `.git`, and how many there are."""
+    now: str = ""
+    """The snapshot after a restore that left files as they were."""
 
     @property
     def is_needed(self) -> bool:
@@ -61,7 +73,7 @@ class FileChanges:
 
     @property
     def conflicts(self) -> list[str]:
-        """The paths that someone else has changed since the last turn."""
+        """The paths that both a turn and somebody else have changed."""
         return [change.path for change in self.changes if change.action == CONFLICT]
 
     @property
@@ -91,7 +103,7 @@ _WORDING = {
     WRITE: "restored",
     DELETE: "deleted",
     ASIDE: "moved aside",
-    CONFLICT: "changed by somebody else",
+    CONFLICT: "in conflict with a change by somebody else",
     MISSING: "missing",
     LEFT: "left unchanged",
     OUTSIDE: "outside the workspace, left unchanged",

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.queries import Tag, Tags
-from agentgit.effects.files import SnapshotRef
+from agentgit.effects.files import PERSON, UNKNOWN, SnapshotRef
 from agentgit.errors import AgentGitError, Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.handles.rollbacks import point_key
@@ -190,7 +190,10 @@ class Branching(SessionAccess):
         point = self.context.store.head_state(connection, branch).checkpoint_state
         if snapshot is None:
             return point
-        return replace(point, workspace_snapshot_id=self.context.store.snapshots.record(connection, branch, snapshot))
+        store = self.context.store
+        is_busy = bool(store.sessions.query_running(connection, branch.external_session_id).all())
+        row_id = store.snapshots.record(connection, branch, snapshot, UNKNOWN if is_busy else PERSON)
+        return replace(point, workspace_snapshot_id=row_id)
 
     def fork(
         self,

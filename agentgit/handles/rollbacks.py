@@ -14,7 +14,7 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.rollback import Request, SwitchRequest
 from agentgit.rollback.crash_recovery import require_idle
-from agentgit.rollback.request import ConfirmedPlan, RollbackOptions
+from agentgit.rollback.request import OVERWRITE, ConfirmedPlan, FilesOption, RollbackOptions
 from agentgit.sessions.session import DONE
 from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.queries.lookup import CheckpointRef
@@ -66,7 +66,12 @@ class Rollbacks(SessionAccess):
             source = self.context.lookup.branch(connection, session, branch)
             target, label = self.context.lookup.target(connection, session, source, to)
             return Request(
-                user_id=self.context.user.id, source_id=source.id, target=target, label=label, **vars(options)
+                user_id=self.context.user.id,
+                source_id=source.id,
+                target=target,
+                label=label,
+                overwrites_files=options.files == OVERWRITE,
+                **vars(options),
             )
 
         return self.context.read(create_request)
@@ -82,7 +87,9 @@ class Rollbacks(SessionAccess):
         """Return what restoring files would do, without doing anything."""
         return self.context.engine().plan(request)
 
-    def rewind_request(self, restore_point: CheckpointRef, branch: BranchRef, required_role: Role = EDITOR) -> Request:
+    def rewind_request(
+        self, restore_point: CheckpointRef, branch: BranchRef, files: FilesOption = True, required_role: Role = EDITOR
+    ) -> Request:
         """Return the request to restore the files of a restore point."""
         store, lookup = self.context.store, self.context.lookup
 
@@ -102,7 +109,8 @@ class Rollbacks(SessionAccess):
             # From another session, only the files are restored; this session stays at its own head.
             is_own = checkpoint.external_session_id == session.id
             target = checkpoint if is_own else lookup.target(connection, session, source, "HEAD")[0]
-            return self._files_request(source.id, target, label, snapshot)
+            request = self._files_request(source.id, target, label, snapshot)
+            return replace(request, overwrites_files=files == OVERWRITE)
 
         return self.context.read(create_request)
 

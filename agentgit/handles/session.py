@@ -23,7 +23,7 @@ from agentgit.handles.retention import SessionRetention, delete_unneeded, erase
 from agentgit.handles.session_reader import SessionReader
 from agentgit.handles.sharing import Sharing
 from agentgit.handles.templates import require_name
-from agentgit.rollback.request import ConfirmedPlan, RollbackOptions
+from agentgit.rollback.request import ConfirmedPlan, FilesOption, RollbackOptions
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.reports import Erased
 from agentgit.store.maintenance import erasure
@@ -214,7 +214,7 @@ class Session(SessionReader):
         *,
         branch: BranchRef = None,
         tools: str = "reverse",
-        files: bool = True,
+        files: FilesOption = True,
         conversation: bool = True,
         replay: str = "record",
         name: str | None = None,
@@ -231,15 +231,15 @@ class Session(SessionReader):
             branch: The branch to leave; None is the current one.
             tools: `reverse`, `reversible` (reverse only reversible effects), `keep` (leave the world alone) or
                 `require_clean` (refuse if anything is to be reversed).
-            files: True to restore the files of the workspace, if one is attached. A safety snapshot keeps their
-                previous content.
+            files: True to restore what turns changed in the workspace, if one is attached; `"overwrite"` to also
+                restore files that a turn and somebody else have changed. A safety snapshot keeps the current files.
             conversation: False to roll back only tool effects and files, and stay on the branch.
             replay: How the new branch gets the tool calls before the checkpoint. `record`: from the record, without
                 running a tool. `redo`: calls that were reversed since run again. `execute`: effects in the world are
                 reversed, then all calls run again. `execute` is refused with `tools="keep"`, because the effects would
                 happen twice.
             name: The name of the new branch; None for the next free one, like `main-2`.
-            force: True to keep effects that cannot be reversed, and to restore files that others have changed.
+            force: True to keep effects that cannot be reversed, and files in conflict.
             on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
             on_drift: `stop` at the first repeated call that returns a different result, or `continue`.
             request_id: Your own id for this rollback. A second rollback with the same id returns the same branch.
@@ -251,7 +251,7 @@ class Session(SessionReader):
         Raises:
             PlanChanged: Another plan than `plan` would be carried out; nothing was done, and the error has that one.
             RollbackBlocked: An effect cannot be reversed; nothing was done.
-            WorkspaceChanged: Someone else has changed the files since the last turn; nothing was done.
+            WorkspaceChanged: A turn has changed files, and so has somebody else; nothing was done.
             Unavailable: The files cannot be restored, because the workspace or the snapshot is gone; nothing was done.
             RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
             Conflict: The branch is running.
@@ -329,8 +329,7 @@ class Session(SessionReader):
                 it matters. `world`: reverse the effects of other branches, and run this branch's reversed calls again.
                 `note`: leave the world as it is, and tell the model with the next message. `ignore`: leave the world as
                 it is, and record that.
-            force: True to keep effects that cannot be reversed or run again, and to restore files that others have
-                changed.
+            force: True to keep effects that cannot be reversed or run again, and files in conflict.
             on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
             plan: See `rollback`. It is carried out with `sync="world"`, which can be left out.
 
@@ -341,7 +340,7 @@ class Session(SessionReader):
             NotFound: The session has no such branch.
             InvalidInput: `sync` is not one of these, or not `world` although there is a plan.
             RollbackBlocked: An effect or a call blocks `sync="world"`; nothing was done.
-            WorkspaceChanged: Someone else has changed the files; nothing was done.
+            WorkspaceChanged: A turn has changed files, and so has somebody else; nothing was done.
             RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
             Conflict: The branch's rollback is incomplete.
         """
@@ -389,23 +388,30 @@ class Session(SessionReader):
         return self._rollbacks.report(self._branching.fork(branch_row.id, to, name, snapshot, request_id), kind="fork")
 
     def rewind_files(
-        self, restore_point: CheckpointRef, *, branch: BranchRef = None, force: bool = False, plan: ConfirmedPlan = None
+        self,
+        restore_point: CheckpointRef,
+        *,
+        branch: BranchRef = None,
+        files: FilesOption = True,
+        force: bool = False,
+        plan: ConfirmedPlan = None,
     ) -> FileChanges:
         """Restore the files to their state when the user sent a message. The conversation is unchanged.
 
         Args:
             restore_point: The id of the user's message, or any checkpoint.
             branch: The branch whose files to restore; None is the current one.
-            force: True to also restore files that others have changed since the last turn.
+            files: `"overwrite"` to also restore the files that a turn and somebody else have changed.
+            force: True to leave those as they are, and to restore the others.
             plan: See `rollback`.
 
         Raises:
             NotFound: No workspace is attached, or there is no such restore point.
-            WorkspaceChanged: Someone else has changed the files since the last turn; no file was changed.
+            WorkspaceChanged: A turn has changed files, and so has somebody else; no file was changed.
             RollbackIncomplete: The files could not be restored; `repo.resume(operation)` continues from there.
             Conflict: The branch is running.
         """
-        request = self._rollbacks.rewind_request(restore_point, branch)
+        request = self._rollbacks.rewind_request(restore_point, branch, files)
         report = self._rollbacks.rewind(request, force=force, plan=plan)
         assert report.files is not None  # noqa: S101  # the request names files
         return report.files

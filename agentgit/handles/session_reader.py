@@ -25,7 +25,7 @@ from agentgit.handles.export import Exporter
 from agentgit.handles.log import Log, LogReader, Scope, TextSearch
 from agentgit.handles.reruns import RerunReader
 from agentgit.handles.rollbacks import Rollbacks
-from agentgit.rollback.request import RollbackOptions
+from agentgit.rollback.request import FilesOption, RollbackOptions
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.folded_tree import FoldedTree
 from agentgit.sessions.reports import OnProgress, Operation
@@ -265,7 +265,7 @@ class SessionReader:
         *,
         branch: BranchRef = None,
         tools: str = "reverse",
-        files: bool = True,
+        files: FilesOption = True,
         conversation: bool = True,
         replay: str = "record",
     ) -> RollbackPlan:
@@ -290,9 +290,11 @@ class SessionReader:
         """Return what `switch(branch, sync="world")` would do, without doing anything."""
         return self._rollbacks.plan_switch(branch)
 
-    def plan_rewind(self, restore_point: CheckpointRef, *, branch: BranchRef = None) -> RollbackPlan:
+    def plan_rewind(
+        self, restore_point: CheckpointRef, *, branch: BranchRef = None, files: FilesOption = True
+    ) -> RollbackPlan:
         """Return what `rewind_files` would do, without doing anything."""
-        return self._rollbacks.plan_request(self._rollbacks.rewind_request(restore_point, branch, VIEWER))
+        return self._rollbacks.plan_request(self._rollbacks.rewind_request(restore_point, branch, files, VIEWER))
 
     def operations(self) -> list[Operation]:
         """List the rollbacks, switches and forks, newest first."""

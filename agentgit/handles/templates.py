@@ -117,7 +117,7 @@ class SessionFactory:
             raise WorkspaceChanged(
                 "The directory is not empty. Nothing in it was changed, and no template file was restored. Give an "
                 f"empty directory; or call repo.session({session.session_name!r}).rewind_files({checkpoint_id}, "
-                "force=True), which keeps the existing files in a snapshot."
+                "files='overwrite'), which keeps the existing files in a snapshot."
             ) from error
         self.context.change(lambda c: templates.attach_files(self.context.store, c, session.id))
 

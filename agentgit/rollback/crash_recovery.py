@@ -59,6 +59,7 @@ def mark_interrupted(store: Store, connection: Connection, row: StoredRow) -> No
         )
     store.journal.abandon(connection, row.internal_session_id, row.owner)
     store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
+    store.snapshots.record_crash(connection, row.external_session_id)
     store.operations.end(connection, row.id, PARTIAL, as_object(row.report))
 
 

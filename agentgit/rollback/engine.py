@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, RollbackReport
-from agentgit.effects.files import FileChanges, SnapshotRef
+from agentgit.effects.files import STORED, TURN, FileChanges, SnapshotRef
 from agentgit.effects.invocation import DECISIONS, REDO, SIMULATED
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
@@ -67,7 +67,8 @@ class RollbackEngine:
         plan, _ = self.verification.plan_with_prechecks(
             lambda c, refusals: self.planner.plan_request(c, request, refusals)
         )
-        plan = self._add_files(plan, target.external_session_id, self._snapshot_to_restore(request))
+        snapshot, overwrites = self._snapshot_to_restore(request), request.overwrites_files
+        plan = self._add_files(plan, target.external_session_id, snapshot, overwrites=overwrites)
         with self.store.database.reading() as connection:
             place = request.source_id, target.internal_session_id, target.position
             return self.planner.complete(connection, plan, *place)
@@ -85,8 +86,11 @@ class RollbackEngine:
         with self.store.database.reading() as connection:
             return self.planner.complete(connection, plan, branch_id, branch_id)
 
-    def _add_files(self, plan: RollbackPlan, session_id: int, snapshot: SnapshotRef | None) -> RollbackPlan:
-        return self.files.add_to_plan(plan, session_id, snapshot, self.files.plan(session_id, snapshot))
+    def _add_files(
+        self, plan: RollbackPlan, session_id: int, snapshot: SnapshotRef | None, *, overwrites: bool = False
+    ) -> RollbackPlan:
+        files = self.files.plan(session_id, snapshot, overwrites=overwrites)
+        return self.files.add_to_plan(plan, session_id, snapshot, files)
 
     def _snapshot_to_restore(self, request: Request) -> SnapshotRef | None:
         """Return the files that a rollback restores; None if it leaves them alone or the target has none."""
@@ -103,11 +107,11 @@ class RollbackEngine:
     def _plan_files(
         self, session_id: int, snapshot: SnapshotRef | None, request: Request | SwitchRequest
     ) -> FileChanges | None:
-        """Return what restoring the files would do; unless forced, check that nothing is in its way."""
-        if request.force:
-            return self.files.plan(session_id, snapshot) if request.plan is not None else None
+        """Return what restoring the files would do, and check that nothing is in its way."""
         try:
-            return self.files.require_safe_restore(session_id, snapshot)
+            return self.files.require_safe_restore(
+                session_id, snapshot, overwrites=request.overwrites_files, force=request.force
+            )
         except WorkspaceChanged:
             with self.store.database.reading() as connection:
                 require_nothing_running(self.store, connection, session_id)
@@ -127,10 +131,11 @@ class RollbackEngine:
         self.verification.verify_unsettled_calls(request.target.external_session_id)
         snapshot = self._snapshot_to_restore(request)
         files = self._plan_files(request.target.external_session_id, snapshot, request)
+        found = self.files.take_found(request.target.external_session_id, snapshot)
         with self.store.register_owner() as owner:
             operation_id, is_new = self._precheck_and_record(
                 lambda c, refusals: self.planner.plan_request(c, request, refusals),
-                lambda answers, c: self.starter.record_rollback(c, request, owner, answers, snapshot, files),
+                lambda answers, c: self.starter.record_rollback(c, request, owner, answers, snapshot, files, found),
             )
             if is_new:
                 return self._execute_and_publish(operation_id, owner)
@@ -149,10 +154,11 @@ class RollbackEngine:
         self.verification.verify_unsettled_calls(request.branch.external_session_id)
         snapshot = self.files.of_branch(request.branch) if request.sync == "world" else None
         files = self._plan_files(request.branch.external_session_id, snapshot, request)
+        found = self.files.take_found(request.branch.external_session_id, snapshot)
         with self.store.register_owner() as owner:
             operation_id = self._precheck_and_record(
                 lambda c, refusals: self._plan_switch_to(c, request.branch.id, refusals),
-                lambda answers, c: self.starter.record_switch(c, request, owner, answers, snapshot, files),
+                lambda answers, c: self.starter.record_switch(c, request, owner, answers, snapshot, files, found),
             )
             self._execute_and_publish(operation_id, owner)
         return operation_id
@@ -254,7 +260,14 @@ class RollbackEngine:
         last_row = self.store.snapshots.newest_of_session(connection, target.external_session_id)
         last_snapshot = snapshot_ref_from_row(last_row) if last_row is not None else None
         self.finisher.publish_branch(
-            connection, branch_id, user_id, snapshot or last_snapshot, target, current=False, world_seen=world_seen
+            connection,
+            branch_id,
+            user_id,
+            snapshot or last_snapshot,
+            target,
+            current=False,
+            world_seen=world_seen,
+            changed_by=TURN if snapshot is None else STORED,
         )
         if snapshot is not None and last_row is not None:  # the files on disk are still the last ones
             last_branch = self.store.sessions.branch(connection, last_row.internal_session_id)

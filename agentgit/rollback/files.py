@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import RollbackPlan
-from agentgit.effects.files import OUTSIDE, OVERWRITTEN, FileChange, FileChanges, SnapshotRef
-from agentgit.effects.plan import KEEP, SWITCH
+from agentgit.effects.files import (
+    CRASH,
+    OUTSIDE,
+    PERSON,
+    TURN,
+    UNKNOWN,
+    FileChange,
+    FileChanges,
+    SnapshotRef,
+)
+from agentgit.effects.plan import KEEP
 from agentgit.effects.registry import Registry
 from agentgit.errors import AgentGitError, NotFound, Unavailable, WorkspaceChanged
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
@@ -20,6 +30,17 @@ from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
 from agentgit.values import as_object, escape_path
 from agentgit.workspace.api import Workspace
+from agentgit.workspace.file_history import EITHER, OWN, THEIRS, FileHistory, FileState
+
+_BY = {TURN: OWN, PERSON: THEIRS, UNKNOWN: EITHER, CRASH: OWN}
+"""Who changed the files before a row, as the workspace's history says it. A crash is a row without changes."""
+
+
+class FoundFiles(NamedTuple):
+    """The files that an operation found, and the newest row of its session at that time."""
+
+    newest_id: int
+    snapshot: SnapshotRef
 
 
 class RollbackFiles:
@@ -85,21 +106,44 @@ class RollbackFiles:
                 tools.setdefault(path, call.tool_name)
         return [FileChange(action=OUTSIDE, path=path, why=f"{tool} named it") for path, tool in sorted(tools.items())]
 
-    def plan(self, session_id: int, snapshot: SnapshotRef | None) -> FileChanges | None:
+    def plan(self, session_id: int, snapshot: SnapshotRef | None, *, overwrites: bool = False) -> FileChanges | None:
         """Return what restoring the files would do, without doing anything; None if they are left alone."""
         if snapshot is None:
             return None
-        with self.store.database.reading() as connection:
-            row = self.store.snapshots.newest_of_session(connection, session_id)
         try:
-            return self._adapter(session_id, snapshot).plan(
-                snapshot, snapshot_ref_from_row(row) if row is not None else None
-            )
+            adapter = self._adapter(session_id, snapshot)
+            return adapter.plan(snapshot, self._history(session_id, snapshot, adapter, overwrites=overwrites))
         except AgentGitError as error:
             return failed_restore(snapshot, error)
 
-    def require_safe_restore(self, session_id: int, snapshot: SnapshotRef | None) -> FileChanges | None:
-        """Check that the files can be restored and that nobody else has changed them; return the planned changes."""
+    def _history(
+        self,
+        session_id: int,
+        snapshot: SnapshotRef,
+        adapter: WorkspaceAdapter,
+        *,
+        overwrites: bool,
+        has_begun: bool = False,
+    ) -> FileHistory:
+        """Return who changed the files since a snapshot; once an operation has begun, its own steps may have, too."""
+        with self.store.database.reading() as connection:
+            rows = self.store.snapshots.since(connection, session_id, snapshot.snapshot)
+            is_running = bool(self.store.sessions.query_running(connection, session_id).all())
+        states = [FileState(snapshot.snapshot, OWN)]
+        if rows and rows[0].snapshot != snapshot.snapshot:  # the directory never had it
+            states.append(FileState(rows[0].snapshot, OWN))
+        for earlier, row in pairwise(rows):
+            changed_by = UNKNOWN if earlier.changed_by == CRASH else row.changed_by
+            states.append(FileState(row.snapshot, _BY[changed_by]))
+        for row in rows:
+            adapter.fetch_if_moved(snapshot_ref_from_row(row))
+        is_known = bool(rows) and rows[-1].changed_by != CRASH and not (is_running or has_begun)
+        return FileHistory(states, THEIRS if is_known else EITHER, overwrites=overwrites)
+
+    def require_safe_restore(
+        self, session_id: int, snapshot: SnapshotRef | None, *, overwrites: bool, force: bool
+    ) -> FileChanges | None:
+        """Check that the files can be restored and, unless forced, that nothing is in conflict; return the changes."""
         if snapshot is None:
             return None
         try:
@@ -109,40 +153,49 @@ class RollbackFiles:
                 f"Nothing was done. The files cannot be restored: {str(error).rstrip('.')}. To keep them, pass "
                 "files=False, or sync='ignore' for a switch."
             ) from error
-        changes = self.plan(session_id, snapshot)
-        if changes is not None and changes.conflicts:
+        changes = self.plan(session_id, snapshot, overwrites=overwrites)
+        if changes is not None and changes.conflicts and not force:
             paths = ", ".join(map(escape_path, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
             raise WorkspaceChanged(
-                f"Nothing was done. Since this session last looked at {changes.workspace}, somebody else "
-                f"(or a turn that was killed) has changed {paths}. With force, the files are restored "
-                "anyway, and the changes are kept in a snapshot."
+                f"Nothing was done. In {changes.workspace}, both a turn and somebody else have changed {paths} (or a "
+                "turn that was killed has). With force, these files stay as they are. A rollback with "
+                "files='overwrite' restores them, and a safety snapshot keeps the other's version."
             )
         return changes
+
+    def take_found(self, session_id: int, snapshot: SnapshotRef | None) -> FoundFiles | None:
+        """Take a snapshot of the files as an operation that will restore some finds them."""
+        if snapshot is None:
+            return None
+        with self.store.database.reading() as connection:
+            newest = self.store.snapshots.newest_of_session(connection, session_id)
+        adapter = self._adapter(session_id, snapshot)
+        if newest is None or not adapter.workspace.settings["environment"]:
+            return None
+        return FoundFiles(newest.id, adapter.take_snapshot("before a rollback"))
+
+    def record_found(self, connection: Connection, session_id: int, found: FoundFiles | None) -> None:
+        """Record the files that an operation found, which others have changed since the session last looked."""
+        newest = self.store.snapshots.newest_of_session(connection, session_id) if found is not None else None
+        if found is not None and newest is not None and newest.id == found.newest_id:
+            branch = self.store.sessions.branch(connection, newest.internal_session_id)
+            self.store.snapshots.record(connection, branch, found.snapshot, PERSON)
 
     def restore(self, row: StoredRow) -> FileChanges | None:
         """Restore the files that an operation leads to; None if it leaves them alone. Idempotent."""
         snapshot_data = as_object(row.request).get("files")
         if snapshot_data is None:
             return None
-        snapshot, expected_data = SnapshotRef(**snapshot_data), as_object(row.request).get("files_known")
+        snapshot, session_id = SnapshotRef(**snapshot_data), row.external_session_id
+        overwrites = bool(as_object(row.request).get("overwrites"))
         try:
-            result = self._adapter(row.external_session_id, snapshot).restore(
-                snapshot, SnapshotRef(**expected_data) if expected_data is not None else None
-            )
+            adapter = self._adapter(session_id, snapshot)
+            history = self._history(session_id, snapshot, adapter, overwrites=overwrites, has_begun=True)
+            result = adapter.restore(snapshot, history)
             outside = [FileChange(**change) for change in as_object(row.request).get("files_outside", ())]
-            return replace(result, changes=[*result.changes, *outside, *self._overwritten_by_rollback(row)])
+            return replace(result, changes=[*result.changes, *outside])
         except (AgentGitError, OSError) as error:
             return failed_restore(snapshot, error)
-
-    def _overwritten_by_rollback(self, row: StoredRow) -> list[FileChange]:
-        """List what was overwritten by the rollback that a switch undoes; only its safety snapshot has that."""
-        if row.kind != SWITCH:
-            return []
-        with self.store.database.reading() as connection:
-            rollback = self.store.operations.find_rollback_from(connection, row.internal_session_id, row.id)
-        data = as_object(rollback.report).get("files") if rollback is not None else None
-        changes = FileChanges.from_dict(data).changes if data else []
-        return [change for change in changes if change.action == OVERWRITTEN]
 
     def diff(self, a: Checkpoint, b: Checkpoint) -> dict[str, Any]:
         """Compare the files of two checkpoints; return the fields of a `Diff` by name, or `{}` if one has no files."""
@@ -207,7 +260,13 @@ class RollbackFiles:
         return released, problems
 
     def request_fields(
-        self, connection: Connection, session_id: int, snapshot: SnapshotRef | None, plan: RollbackPlan
+        self,
+        connection: Connection,
+        session_id: int,
+        snapshot: SnapshotRef | None,
+        plan: RollbackPlan,
+        *,
+        overwrites: bool,
     ) -> dict[str, Any]:
         """Return what an operation records: the files to restore (None to leave them alone) and the current files."""
         row = self.store.snapshots.newest_of_session(connection, session_id)
@@ -215,6 +274,7 @@ class RollbackFiles:
         return {
             "files_outside": [vars(change) for change in outside],
             "files": vars(snapshot) if snapshot is not None else None,
+            "overwrites": overwrites,
             "files_known": vars(snapshot_ref_from_row(row)) if row is not None else None,
         }
 
@@ -225,6 +285,19 @@ class RollbackFiles:
             return SnapshotRef(**request["files"]).without_import_mark() if request.get("files") is not None else None
         earlier_data = request.get("files_known")
         return SnapshotRef(**earlier_data) if earlier_data is not None else None
+
+    def record_after(
+        self, connection: Connection, branch: StoredRow, row: StoredRow, changes: FileChanges | None
+    ) -> None:
+        """Record what the directory has after an operation that left some of its files as they were."""
+        if changes is None or not changes.now:
+            return
+        request = as_object(row.request)
+        settings = self._adapter(row.external_session_id, SnapshotRef(**request["files"])).settings
+        found = request.get("files_known") or {}
+        changed_by = TURN if changes.safety == found.get("snapshot") else UNKNOWN
+        ref = SnapshotRef(snapshot=changes.now, settings=settings)
+        self.store.snapshots.record(connection, branch, ref, changed_by)
 
     def _adapter(self, session_id: int, snapshot: SnapshotRef) -> WorkspaceAdapter:
         """Return the attached workspace of a session; if none is attached here, the workspace of the files."""

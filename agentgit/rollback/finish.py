@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.files import FileChanges, SnapshotRef
+from agentgit.effects.files import STORED, TURN, FileChanges, SnapshotRef
 from agentgit.effects.invocation import SIMULATED
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
@@ -47,12 +47,14 @@ class Finisher:
             row, must_wait = self._skip_failed_steps(connection, row, groups), False
             groups = self.reports.outcome(connection, row)
         snapshot = self.files.snapshot_after(row, file_changes)
+        changed_by = STORED if file_changes is not None and file_changes.now else TURN
         must_wait |= any(stops_at_drift(row, item.invocation) for item in groups["drifted"])
         status = PARTIAL if groups["failed"] or groups["remaining"] or must_wait else DONE
         if status != DONE:
             drifted_ids = [item.invocation.id for item in groups["drifted"]]
             self.store.operations.set_request(connection, row.id, as_object(row.request) | {"told": drifted_ids})
             sessions.set_status(connection, row.internal_session_id, PARTIAL)
+            self.store.snapshots.record_crash(connection, row.external_session_id)
         elif row.kind == ROLLBACK and row.internal_session_id != row.source_id:
             session = sessions.load_row(connection, row.external_session_id)
             # Somebody may have moved the session to another branch before a stopped rollback was resumed.
@@ -67,13 +69,17 @@ class Finisher:
                 move(target, point) if point else target,
                 current=is_on_source,
                 created_by=row,
+                changed_by=changed_by,
             )
         else:
             current = row.kind == SWITCH and request["current"]
             # With "note" and "ignore", the branch has seen the world only as it was when the switch began.
             world_seen = request.get("seen") if request.get("sync") in ("note", "ignore") else None
             branch = sessions.branch(connection, row.internal_session_id)
-            self._open_branch(connection, branch, snapshot, current=current, world_seen=world_seen)
+            self._open_branch(connection, branch, snapshot, changed_by, current=current, world_seen=world_seen)
+        if status == DONE:
+            branch = sessions.branch(connection, row.internal_session_id)
+            self.files.record_after(connection, branch, row, file_changes)
         if status == DONE and groups["drifted"]:
             branch = sessions.branch(connection, row.internal_session_id)
             store_notes(self.store, connection, branch, after_drift(as_object(branch.meta), groups["drifted"]))
@@ -122,6 +128,7 @@ class Finisher:
         current: bool,
         created_by: StoredRow | None = None,
         world_seen: int | None = None,
+        changed_by: str = TURN,
     ) -> None:
         """Open a branch at its branch point, or at the state that its calls produced when they ran again."""
         branch = self.store.sessions.branch(connection, branch_id)
@@ -138,7 +145,7 @@ class Finisher:
             state_hash=state_hash,
             position=branch_point.position,
             message_count=branch_point.message_count,
-            workspace_snapshot_id=self.store.snapshots.record(connection, branch, snapshot)
+            workspace_snapshot_id=self.store.snapshots.record(connection, branch, snapshot, changed_by)
             if snapshot is not None
             else None,
             pending=self.store.pending(connection, branch, branch_point.graph_checkpoint_id),
@@ -149,13 +156,14 @@ class Finisher:
             self.store.search_index.index_fork(connection, branch_id)
         else:
             self.store.checkpoints.add(connection, branch_id, content, label)
-        self._open_branch(connection, branch, snapshot, current=current, world_seen=world_seen)
+        self._open_branch(connection, branch, snapshot, changed_by, current=current, world_seen=world_seen)
 
     def _open_branch(
         self,
         connection: Connection,
         branch: StoredRow,
         snapshot: SnapshotRef | None,
+        changed_by: str,
         *,
         current: bool,
         world_seen: int | None = None,
@@ -163,7 +171,7 @@ class Finisher:
         """Open a branch and record that it has seen the world log up to `world_seen`, or up to its end."""
         sessions = self.store.sessions
         if snapshot is not None:
-            self.store.snapshots.record(connection, branch, snapshot)
+            self.store.snapshots.record(connection, branch, snapshot, changed_by)
         if world_seen is None:
             world_seen = self.store.world.last_seq(connection, branch.external_session_id)
         sessions.set_world_seen(connection, branch, world_seen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from agentgit.effects import RollbackPlan
 from agentgit.effects.files import SnapshotRef
@@ -17,6 +17,11 @@ ON_ERROR = ("stop", "continue")
 SYNC_MODES = ("world", "note", "ignore")
 """How a switch handles a world that another branch has changed: reconcile it, note the changes, or ignore them."""
 
+OVERWRITE = "overwrite"
+
+FilesOption = bool | Literal["overwrite"]
+"""Whether files are restored, or also over the versions of others that are in conflict."""
+
 AS_REQUESTED = "the files of the workspace are left as they are, as requested"
 """Why files stay if the user does not want them restored."""
 
@@ -29,7 +34,7 @@ class RollbackOptions:
     """The options of a rollback; see `Session.rollback`."""
 
     tools: str = "reverse"
-    files: bool | SnapshotRef = True
+    files: FilesOption | SnapshotRef = True
     conversation: bool = True
     replay: str = RECORD
     name: str | None = None
@@ -51,8 +56,11 @@ class Request(RollbackOptions):
     source_id: int
     target: StoredRow
     label: str
+    overwrites_files: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.files, SnapshotRef):
+            require_one_of("files", self.files, (True, False, OVERWRITE))
         require_one_of("tools", self.tools, TOOLS_MODES)
         require_one_of("replay", self.replay, REPLAY_MODES)
         require_one_of("on_error", self.on_error, ON_ERROR)
@@ -95,6 +103,7 @@ class SwitchRequest:
     current: bool = True
     only_from_current: bool = False
     plan: ConfirmedPlan = None
+    overwrites_files: ClassVar = False
 
     def __post_init__(self) -> None:
         require_one_of("sync", self.sync, SYNC_MODES)
@@ -104,7 +113,7 @@ class SwitchRequest:
         require_one_of("on_drift", self.on_drift, ON_ERROR)
 
 
-def require_one_of(name: str, value: Any, modes: tuple[str, ...]) -> None:
+def require_one_of(name: str, value: Any, modes: tuple[str | bool, ...]) -> None:
     """Check that an argument is one of several allowed values."""
     if value not in modes:
         raise InvalidInput(f"{name} must be {', '.join(map(repr, modes[:-1]))} or {modes[-1]!r}, not {value!r}.")

@@ -13,7 +13,7 @@ from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import Conflict, InvalidInput, NotFound, PlanChanged, RollbackBlocked
 from agentgit.rollback.crash_recovery import require_idle
-from agentgit.rollback.files import RollbackFiles
+from agentgit.rollback.files import FoundFiles, RollbackFiles
 from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.report import at_switch, store_notes
 from agentgit.rollback.request import ConfirmedPlan, Request, SwitchRequest
@@ -50,6 +50,7 @@ class Starter:
         precheck_answers: dict[int, str],
         snapshot: SnapshotRef | None,
         files: FileChanges | None,
+        found: FoundFiles | None,
     ) -> tuple[int, bool]:
         """Record a rollback and its branch, which is not published yet."""
         target = request.target
@@ -73,6 +74,7 @@ class Starter:
             place = request.source_id, target.internal_session_id, target.position
             self._require_confirmed(connection, request.plan, planned, *place)
         plan = self._require_admissible(connection, plan, request, filter_refusals(precheck_answers))
+        self.files.record_found(connection, session_id, found)
         if request.conversation:
             branch_id = self.create_branch(connection, target, request.name, request.source_id)
         else:
@@ -95,7 +97,9 @@ class Starter:
                 "force": request.force,
                 "point": moved_to(target),
                 "accepted": sorted(self.planner.accepted_ids(connection, request.source_id)),
-                **self.files.request_fields(connection, session_id, snapshot, plan),
+                **self.files.request_fields(
+                    connection, session_id, snapshot, plan, overwrites=request.overwrites_files
+                ),
                 "conflicts": plan.conflict_ids(),
                 "steps": plan.as_request(),
             },
@@ -110,6 +114,7 @@ class Starter:
         precheck_answers: dict[int, str],
         snapshot: SnapshotRef | None,
         files: FileChanges | None,
+        found: FoundFiles | None,
     ) -> int:
         """Record a switch, block its branch until the switch is done, and return the id of the operation."""
         self.authorize(connection, request.branch.external_session_id)
@@ -132,6 +137,7 @@ class Starter:
             plan = self._require_admissible(connection, plan, request, filter_refusals(precheck_answers))
         else:
             plan = replace(plan, steps=[])
+        self.files.record_found(connection, branch.external_session_id, found)
         self.store.sessions.set_status(connection, branch.id, REPLAYING)
         new_operation = NewOperation(
             kind=SWITCH,
@@ -148,7 +154,9 @@ class Starter:
                 "on_error": request.on_error,
                 "on_drift": request.on_drift,
                 "force": request.force,
-                **self.files.request_fields(connection, branch.external_session_id, snapshot, plan),
+                **self.files.request_fields(
+                    connection, branch.external_session_id, snapshot, plan, overwrites=request.overwrites_files
+                ),
                 "conflicts": plan.conflict_ids(),
                 "steps": plan.as_request(),
             },

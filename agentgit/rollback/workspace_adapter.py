@@ -20,10 +20,11 @@ from agentgit.effects.files import (
     FileChanges,
     SnapshotRef,
 )
-from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.errors import InvalidInput
 from agentgit.values import escape_path
 from agentgit.workspace.api import Workspace, engine_of, open_workspace
 from agentgit.workspace.engine import AUTO
+from agentgit.workspace.file_history import CONFLICT_WHY, FileHistory
 from agentgit.workspace.locations import require_known_storage
 from agentgit.workspace.modified_files import named_paths, paths_of
 from agentgit.workspace.values import Restored, RestorePlan
@@ -96,22 +97,14 @@ class WorkspaceAdapter:
         candidates = dict.fromkeys([os.path.join(self.workspace.workspace_dir, path), os.path.abspath(path)])
         return [candidate for candidate in candidates if self.engine.paths.holds(candidate)]
 
-    def plan(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
-        """Return what `restore` would do. Files that differ from `expected` were changed by someone else."""
+    def plan(self, snapshot: SnapshotRef, history: FileHistory) -> FileChanges:
+        """Return what `restore` would do."""
         self._fetch_snapshot(snapshot)
-        since, is_imported = None, expected is not None and expected.is_imported
-        if expected is not None and not is_imported and (self._is_own_snapshot(expected) or self._was_moved(expected)):
-            self._fetch_snapshot(expected)
-            since = expected.snapshot
-        plan: RestorePlan = self.workspace.plan_restore(snapshot.snapshot, since=since)
-        changed_paths = self._existing_paths((*plan.restore, *plan.delete)) if is_imported else plan.changed
-        actions = {path: action for action, paths in ((WRITE, plan.restore), (DELETE, plan.delete)) for path in paths}
-        changes = [
-            FileChange(action=CONFLICT, path=path, why=f"to {action}; changed by somebody else")
-            if path in changed_paths
-            else FileChange(action=action, path=path)
-            for path, action in sorted(actions.items())
-        ]
+        with self.engine.locked():
+            plan: RestorePlan = self.engine.plan(snapshot.snapshot, history=history)
+        changes = [FileChange(action=CONFLICT, path=path, why=CONFLICT_WHY) for path in plan.changed]
+        changes += _actions(plan.restore, plan.delete, history, "a safety snapshot will have the other's version")
+        changes.sort(key=lambda change: change.path)
         changes += [FileChange(action=ASIDE, path=path, why="no snapshot holds it") for path in plan.aside]
         changes += _left_out_changes(plan)
         problem = "; ".join(f"{escape_path(path)}: {why}" for path, why in plan.impossible)
@@ -123,30 +116,24 @@ class WorkspaceAdapter:
             unseen=list(plan.unseen),
         )
 
-    def _existing_paths(self, paths: Iterable[str]) -> set[str]:
-        """Return the paths that exist. An imported session owns none of them."""
-        return {path for path in paths if os.path.lexists(os.path.join(self.workspace.workspace_dir, path))}
-
     def require_restorable(self, snapshot: SnapshotRef) -> None:
         """Check that `restore` is possible."""
         self._fetch_snapshot(snapshot)
         self.engine.require_restorable(snapshot.snapshot)
 
-    def restore(self, snapshot: SnapshotRef, expected: SnapshotRef | None = None) -> FileChanges:
-        """Restore the files. The caller has checked that nobody else has changed them, or forces the restore."""
+    def restore(self, snapshot: SnapshotRef, history: FileHistory) -> FileChanges:
+        """Restore the files, except those that belong to others."""
         self._fetch_snapshot(snapshot)
-        result: Restored = self.workspace.restore(snapshot.snapshot)
-        changes = [FileChange(action=WRITE, path=path) for path in result.restored]
-        changes += [FileChange(action=DELETE, path=path) for path in result.deleted]
+        with self.engine.locked():
+            result: Restored = self.engine.restore(snapshot.snapshot, history=history)
+        changes = _actions(
+            result.restored, result.deleted, history, f"snapshot {result.safety} has the other's version"
+        )
         changes += [
             FileChange(action=ASIDE, path=path, why=f"now at {new_path}") for path, new_path in result.moved_aside
         ]
         changes += [FileChange(action=CONFLICT, path=path, why=why) for path, why in result.conflicts]
         changes += _left_out_changes(result)
-        changes += [
-            FileChange(action=OVERWRITTEN, path=path, why=_overwritten_reason(result.safety, path))
-            for path in self._overwritten_paths(result, expected)
-        ]
         return FileChanges(
             workspace=self.workspace.workspace_dir,
             snapshot=snapshot.snapshot,
@@ -154,20 +141,8 @@ class WorkspaceAdapter:
             safety=result.safety or "",
             everything=result.everything,
             unseen=list(result.unseen),
+            now="" if self.engine.is_at(snapshot.snapshot) else self.take_snapshot("after a rollback").snapshot,
         )
-
-    def _overwritten_paths(self, result: Restored, expected: SnapshotRef | None) -> list[str]:
-        """List the files that somebody else wrote since the session last looked, and that a restore overwrote."""
-        changed_paths = [*result.restored, *result.deleted]
-        if expected is None or result.safety is None or not changed_paths:
-            return []
-        earlier_id = result.id if expected.is_imported else expected.snapshot  # imported files have never been here
-        try:
-            self._fetch_snapshot(expected)
-            difference = self.workspace.diff(earlier_id, result.safety, paths=changed_paths)
-        except AgentGitError:  # `known` cannot be read; the files are restored, and the result names `safety`
-            return []
-        return sorted({*difference.added_files, *difference.modified_files} & set(changed_paths))
 
     def _is_own_snapshot(self, snapshot: SnapshotRef) -> bool:
         """Return whether a snapshot was taken by this workspace."""
@@ -176,6 +151,11 @@ class WorkspaceAdapter:
     def _was_moved(self, snapshot: SnapshotRef) -> bool:
         """Return whether the directory of a snapshot is missing; it is then assumed to have been moved here."""
         return not self._is_own_snapshot(snapshot) and not os.path.isdir(str(snapshot.settings.get("workspace")))
+
+    def fetch_if_moved(self, snapshot: SnapshotRef) -> None:
+        """Copy a snapshot here whose directory was moved here."""
+        if self._was_moved(snapshot) and not snapshot.is_imported:
+            self._fetch_snapshot(snapshot)
 
     def _fetch_snapshot(self, snapshot: SnapshotRef) -> None:
         """Copy a snapshot of another workspace here, even if its directory was moved and only its storage is left."""
@@ -216,11 +196,16 @@ def _left_out_changes(result: Restored | RestorePlan) -> list[FileChange]:
     return missing + [FileChange(action=LEFT, path=path, why=why) for path, why in result.left]
 
 
-def _overwritten_reason(safety_snapshot: str | None, path: str) -> str:
-    return (
-        f"somebody else had changed it; that version is in snapshot {safety_snapshot}. To restore it: "
-        f"Workspace.restore({safety_snapshot!r}, paths=[{path!r}])"
-    )
+def _actions(written: Iterable[str], deleted: Iterable[str], history: FileHistory, why: str) -> list[FileChange]:
+    """List the paths that a restore writes and deletes; `why` tells where the version of others is that it replaces."""
+    overwritten = set(map(os.fsdecode, history.overwritten))
+    return [
+        FileChange(action=OVERWRITTEN, path=path, why=why)
+        if path in overwritten
+        else FileChange(action=action, path=path)
+        for action, paths in ((WRITE, written), (DELETE, deleted))
+        for path in paths
+    ]
 
 
 def attach_workspace(

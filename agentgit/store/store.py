@@ -248,6 +248,7 @@ class Store:
             return branch
         self.journal.abandon(connection, branch.id, branch.owner)
         self.sessions.release_abandoned(connection, branch)
+        self.snapshots.record_crash(connection, branch.external_session_id)
         record_event(connection, self.tenant_id, "turn.abandoned", branch_id=branch.id)
         return self.sessions.branch(connection, branch.id)
 

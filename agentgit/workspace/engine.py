@@ -17,6 +17,7 @@ from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Un
 from agentgit.values import count, escape_path
 from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow
 from agentgit.workspace.custom import CustomEnvironment
+from agentgit.workspace.file_history import FileHistory
 from agentgit.workspace.files import Captured, Files
 from agentgit.workspace.left_out import LeftOutPaths
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, record_storage
@@ -229,10 +230,16 @@ class Engine:
                 raise
             return ids
 
-    def plan(self, ref: str, paths: tuple[bytes, ...] | None, since: str | None) -> RestorePlan:
+    def plan(
+        self,
+        ref: str,
+        paths: tuple[bytes, ...] | None = None,
+        since: str | None = None,
+        history: FileHistory | None = None,
+    ) -> RestorePlan:
         """Return what a restore would do; see `Workspace.plan_restore`."""
         files = self.files_for("plan_restore")
-        return files.plan(self.require(ref), paths, self.find(since) if since is not None else None)
+        return files.plan(self.require(ref), paths, self.find(since) if since is not None else None, history)
 
     # -- undo stacks
 
@@ -262,7 +269,7 @@ class Engine:
             raise Unavailable(f"The workspace {self.root} does not exist. Create it, then try again.")
         if self.custom is None:
             with self.locked():
-                impossible = self.plan(ref, None, None).impossible
+                impossible = self.plan(ref).impossible
             if impossible:
                 named = some([f"{escape_path(path)} ({why})" for path, why in impossible])
                 raise Unavailable(f"{count(len(impossible), 'path')} cannot be restored: {named}.")
@@ -273,8 +280,9 @@ class Engine:
         *,
         paths: tuple[bytes, ...] | None = None,
         expect: str | None = None,
+        history: FileHistory | None = None,
     ) -> Restored:
-        """Restore a snapshot, after a safety snapshot of the current files."""
+        """Restore a snapshot, after a safety snapshot of the current files; with a history, what others made stays."""
         row, expected = self.require(ref), self._expected(expect)
         safety = new_snapshot(f"before restoring {ref}", SAFETY)
         if self.custom is not None:
@@ -283,25 +291,39 @@ class Engine:
         if expected is not None:
             self._files.require_expected(row, paths, captured, *expected)
         safety = self._store(safety, captured)
+        kept = self._files.kept(history, row, captured) if history is not None else set[bytes]()
         try:
-            result = self.restore_from(row, safety.id, paths)
+            result = self.restore_from(row, safety.id, paths, kept)
         finally:
             self._prune(protected=(safety.id, row.snapshot.id))
         if self.finished is not None and paths is None and not (result.restored or result.deleted):
             interrupted = self.finished[1]
-            return interrupted if interrupted.id == result.id else result
-        return result
+            result = interrupted if interrupted.id == result.id else result
+        return history.add_to(result) if history is not None else result
 
     def restore_from(
-        self, row: CatalogRow, safety: str, paths: tuple[bytes, ...] | None, *, is_undo: bool = False
+        self,
+        row: CatalogRow,
+        safety: str,
+        paths: tuple[bytes, ...] | None,
+        kept: Iterable[bytes] = (),
+        *,
+        is_undo: bool = False,
     ) -> Restored:
-        """Change the files from one snapshot, of what is there now, to another, which leaves its stack if `is_undo`."""
-        encoded = None if paths is None else [path.decode("latin-1") for path in paths]
-        pending = json.dumps([row.snapshot.id, safety, secrets.token_hex(8), encoded, is_undo])
+        """Change the files from one snapshot, of what is there now, to another, which leaves its stack if `is_undo`.
+
+        The paths that are kept stay as they are.
+        """
+        encoded = [None if some is None else [path.decode("latin-1") for path in some] for some in (paths, kept)]
+        pending = json.dumps([row.snapshot.id, safety, secrets.token_hex(8), *encoded, is_undo])
         self.catalog.begin(pending)
         done = self._run(pending)
         assert done is not None  # noqa: S101 - both snapshots are in the catalog
         return done[1]
+
+    def is_at(self, ref: str) -> bool:
+        """Return whether the files, as a save or restore last left them, are exactly those of a snapshot."""
+        return self.custom is not None or self.catalog.get("tree") == self.require(ref).tree
 
     def _expected(self, ref: str | None) -> tuple[str, str] | None:
         """Return the tree that the workspace must have, and its name in errors."""
@@ -329,14 +351,14 @@ class Engine:
 
     def _run(self, pending: str, *, is_resumed: bool = False) -> tuple[CatalogRow, Restored] | None:
         """Make the changes of a restore that has begun, and record that it is done."""
-        id, safety_id, aside, encoded, is_undo = json.loads(pending)
-        paths = None if encoded is None else tuple(path.encode("latin-1") for path in encoded)
+        id, safety_id, aside, *encoded, is_undo = json.loads(pending)
+        paths, kept = (None if some is None else tuple(path.encode("latin-1") for path in some) for some in encoded)
         row, safety = self.catalog.get_row(id), self.catalog.get_row(safety_id)
         if row is None or safety is None or self.custom is not None:
             self.catalog.end()
             return None
         try:
-            result = self._files.restore(row, safety, aside, paths, is_resumed=is_resumed)
+            result = self._files.restore(row, safety, aside, paths, set(kept or ()), is_resumed=is_resumed)
         except Exception:
             self.catalog.end()
             raise

@@ -15,6 +15,7 @@ from agentgit.values import escape_path
 from agentgit.workspace.catalog import Catalog, CatalogRow, Index
 from agentgit.workspace.diff import Side, compare, decode_paths
 from agentgit.workspace.disk import ASIDE, USABLE, Disk, can_be_opened
+from agentgit.workspace.file_history import FileHistory
 from agentgit.workspace.ignore_rules import IgnoreRules
 from agentgit.workspace.left_out import (
     LeftOut,
@@ -135,10 +136,13 @@ class Files:
         scan.run()
         return index, scan, Trees(self.objects, scan.unstored_trees)
 
-    def plan(self, row: CatalogRow, paths: Paths, since: CatalogRow | None) -> RestorePlan:
+    def plan(self, row: CatalogRow, paths: Paths, since: CatalogRow | None, history: FileHistory | None) -> RestorePlan:
         index, scan, trees = self._look()
         now = scan.index.left_out()
         changes, _ = self._steps(trees, scan.index.tree, now, row, paths)
+        if history is not None and scan.index.tree is not None:
+            kept = self._kept(history, changes, trees, scan.index.tree)
+            changes = {path: change for path, change in changes.items() if path not in kept}
         disk = Disk(self._root)
         left_out_now = [path for path in changes if containing_path(path, now) is not None]
         done = {path for path in left_out_now if disk.read_entry(path) == changes[path].after}
@@ -148,11 +152,12 @@ class Files:
         remaining = {path: one for path, one in now.items() if path not in aside}
         has = partial(trees.has, bytes.fromhex(row.tree))
         report = report_left_out(row.left_out, remaining, self._root, has, partial(is_selected, paths))
-        changed = (
-            self._changed(trees, scan, index.tree, index.left_out())
-            if since is None
-            else self._changed(trees, scan, bytes.fromhex(since.tree), since.left_out)
-        )
+        if history is not None:
+            changed, report = history.conflicts, report._replace(left=history.with_left(report.left))
+        elif since is None:
+            changed = self._changed(trees, scan, index.tree, index.left_out())
+        else:
+            changed = self._changed(trees, scan, bytes.fromhex(since.tree), since.left_out)
         return RestorePlan(
             row.snapshot.id,
             decode_paths(written),
@@ -169,6 +174,19 @@ class Files:
         """Return what restoring a snapshot changes in a tree, and the paths that it cannot reach."""
         differences = self._inside(trees.differences(tree, bytes.fromhex(row.tree)))
         return plan_steps(select_changes(differences, paths), row.left_out, now)
+
+    def kept(self, history: FileHistory, row: CatalogRow, captured: Captured) -> set[bytes]:
+        """Return the paths that a restore leaves as they are, because they belong to others."""
+        trees, now = Trees(self.objects), bytes.fromhex(captured.tree)
+        changes, _ = self._steps(trees, now, captured.left_out, row, None)
+        return self._kept(history, changes, trees, now)
+
+    def _kept(self, history: FileHistory, changes: Changes, trees: Trees, now: bytes) -> set[bytes]:
+        def tree_of(snapshot: str) -> bytes | None:
+            row = self._catalog.get_row(snapshot)
+            return bytes.fromhex(row.tree) if row is not None else None
+
+        return history.kept(changes, trees, tree_of, now)
 
     def _impossible(self, changes: Changes, done: Collection[bytes]) -> tuple[tuple[str, str], ...]:
         """Return the paths that a restore cannot change, each with the reason."""
@@ -238,12 +256,14 @@ class Files:
         safety: CatalogRow,
         aside: str,
         paths: Paths,
+        kept: Collection[bytes],
         *,
         is_resumed: bool,
     ) -> Restored:
         """Change the files from one snapshot, of what is there now, to another, and update the index."""
         trees, before = Trees(self.objects), bytes.fromhex(safety.tree)
         changes, unreachable = self._steps(trees, before, safety.left_out, row, paths)
+        changes = {path: change for path, change in changes.items() if path not in kept}
         modes: dict[bytes, int] = {}
         if is_resumed:  # the killed process may have opened directories
             entries = {parent: trees.entry(before, parent) for path in changes for parent in parent_folders(path)}

@@ -167,7 +167,7 @@ _table(
 _table(
     "workspace_snapshot",
     _id("id", key=True), _id("external_session_id"), _id("internal_session_id"), _words("snapshot"),
-    _bytes("settings"), _moment("created_at"),
+    _bytes("settings"), _word("changed_by", 16), _moment("created_at"),
     _of("external_session_id", "external_session"), _index("external_session_id", "id"),
 )  # fmt: skip
 

@@ -392,7 +392,7 @@ def test_snapshots_without_a_checkpoint_are_unpinned_and_deleted_in_time(agent, 
     (desk.root / "a.txt").write_text("new")
     newest = Workspace(desk.root, max_checkpoints=1).save("new")
     assert {one.id for one in workspace.list()} == pinned | {newest.id}
-    agent.rewind_files(kept, force=True)
+    agent.rewind_files(kept, files="overwrite")
     assert desk.files == {"a.txt": "one"}
 
 
@@ -413,7 +413,10 @@ def test_files_are_rewound_from_the_command_line(tmp_path, desk, monkeypatch):
     (desk.root / "a.txt").write_text("by hand")
     assert run("rewind-files", "s", "second", "--yes").code == 10
     assert run("rewind-files", "s", "nothing", "--yes").code == 3
-    done = run("rewind-files", "s", "second", "--yes", "--force", "--json")
+    assert run("rewind-files", "s", "second", "--yes", "--force").code == 0
+    assert desk.files == {"a.txt": "by hand"}
+    (desk.root / "b.txt").write_text("made")
+    done = run("rewind-files", "s", "second", "--yes", "--overwrite-files", "--json")
     assert (done.code, desk.files) == (0, {"a.txt": "one"})
     assert json.loads(done.out)["safety"]
 
@@ -480,7 +483,7 @@ def _by_hand_and_saved(repo, desk, tmp_path):
 
 @pytest.mark.parametrize("change", [_by_hand, _by_another_session, _by_another_database, _by_hand_and_saved])
 def test_a_change_by_somebody_else_is_a_conflict(agent, repo, desk, tmp_path, change):
-    """It stops everything before anything is touched; force keeps it in a safety snapshot."""
+    """It stops everything before anything is touched; force leaves it, and `overwrite` keeps it in a snapshot."""
     change(repo, desk, tmp_path)
     assert agent.plan_rollback("before").files.conflicts == ["a.txt"]
     for going_back in (agent.rollback, agent.rewind_files):
@@ -489,11 +492,14 @@ def test_a_change_by_somebody_else_is_a_conflict(agent, repo, desk, tmp_path, ch
     assert desk.files == NOW | {"a.txt": "theirs"}
     assert desk.world.items == ["chair", "table"]
     assert [branch.name for branch in agent.session.branches()] == ["main"]
-    for going_back in (agent.rewind_files, lambda *to, **how: agent.rollback(*to, **how).report.files):
-        changes = going_back("before", force=True)
-        assert desk.files == {"a.txt": "one"}
-        Workspace(desk.root).restore(changes.safety, force=True)
-        assert desk.files == NOW | {"a.txt": "theirs"}
+    changes = agent.rewind_files("before", force=True)
+    assert desk.files == {"a.txt": "theirs"}
+    Workspace(desk.root).restore(changes.safety, force=True)
+    changes = agent.rollback("before", files="overwrite").report.files
+    assert desk.files == {"a.txt": "one"}
+    assert {one.path for one in changes.changes if one.action == "overwritten"} == {"a.txt"}
+    Workspace(desk.root).restore(changes.safety, force=True)
+    assert desk.files == NOW | {"a.txt": "theirs"}
 
 
 def _lose_the_folder(desk):

@@ -1,4 +1,4 @@
-"""A forced rollback and its redo report which files of other writers they overwrote and where these are kept."""
+"""A rollback that overwrites files in conflict reports which ones, and which snapshot has the versions of others."""
 
 from __future__ import annotations
 
@@ -31,37 +31,30 @@ def overwritten(report):
     return {one.path: one.why for one in report.files.changes if one.action == "overwritten"}
 
 
-def test_files_a_forced_rollback_reports_each_overwritten_file(agent, desk):
-    """The report lists each overwritten path, the safety snapshot that contains it, and how to restore it."""
+def test_files_a_rollback_reports_each_overwritten_file(agent, desk):
+    """Only a file that a turn changed, too, is overwritten; if a person deleted it, it comes back."""
     with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
         agent.rollback("before")
-    report = agent.rollback("before", force=True).report
-    named = overwritten(report)
-    assert sorted(named) == ["a.txt", "c.txt"]
-    assert all(report.files.safety in why for why in named.values())
-    assert f"Workspace.restore('{report.files.safety}', paths=['a.txt'])" in named["a.txt"]
-    assert "2 files overwritten (changed by somebody else)" in report.files.summary
+    report = agent.rollback("before", files="overwrite").report
+    assert desk.files == {"a.txt": "one", "b.txt": "one", "c.txt": "mine too", "d.txt": "one"}
+    assert overwritten(report) == {"a.txt": f"snapshot {report.files.safety} has the other's version"}
+    assert "1 file overwritten (changed by somebody else)" in report.files.summary
     assert "overwritten" in report._repr_mimebundle_()["text/plain"]
-    Workspace(desk.root).restore(report.files.safety, paths=["a.txt", "c.txt"])
-    assert desk.files == {"a.txt": "mine", "b.txt": "one", "c.txt": "mine too", "d.txt": "one"}
+    Workspace(desk.root).restore(report.files.safety, paths=["a.txt"])
+    assert desk.files["a.txt"] == "mine"
 
 
-def test_files_a_redo_reports_files_held_only_by_the_safety_snapshot(agent, repo, desk):
-    before = agent.rollback("before", force=True)
-    named, safety = overwritten(before.report), before.report.files.safety
-    again = before.redo()
-    assert desk.files == {"a.txt": "two", "b.txt": "two", "d.txt": "two"}
-    assert overwritten(again.report) == overwritten(repo.report(again.report.operation_id)) == named
-    assert sorted(named) == ["a.txt", "c.txt"]
-    assert overwritten(again.switch("main-2", sync="world").switch("main", sync="world").report) == {}
-    Workspace(desk.root).restore(safety, paths=["a.txt", "c.txt"])
-    assert (desk.files["a.txt"], desk.files["c.txt"]) == ("mine", "mine too")
+def test_files_a_redo_brings_back_what_a_rollback_has_overwritten(agent, desk):
+    before = agent.rollback("before", files="overwrite")
+    before.redo()
+    assert desk.files == {"a.txt": "mine", "b.txt": "two", "c.txt": "mine too"}
 
 
 def test_files_a_rollback_that_overwrites_nothing_reports_nothing(agent, desk):
     agent.run("write e.txt five")
-    before = agent.rollback("before")
+    before = agent.rollback("before", force=True)
     assert overwritten(before.report) == {}
+    assert desk.files == {"a.txt": "mine", "b.txt": "one", "c.txt": "mine too", "d.txt": "one"}
     assert overwritten(before.redo().report) == {}
 
 
@@ -79,7 +72,7 @@ at = {
     "after the restore": (points.PUBLISH_OPERATION,),
 }
 with faults.killed(*at[point], time=2 if point == "in the restore" else 1):
-    agent.rollback("before", force=True)
+    agent.rollback("before", files="overwrite")
 """
 
 
@@ -92,12 +85,11 @@ def test_files_a_rollback_killed_around_its_restore_is_finished_once(agent, repo
     (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
     report = repo.resume(stopped)
     assert (report.status, report.branch, repo.session("s").branch().name) == ("done", "main-2", "main-2")
-    assert desk.files == {"a.txt": "one", "b.txt": "one", "d.txt": "one"}
+    assert desk.files == {"a.txt": "one", "b.txt": "one", "c.txt": "mine too", "d.txt": "one"}
     repo.wrap(desk.graph(), "s", workspace=desk.root, check_effects=False).run("write e.txt on")
     if point == "after the restore":
         return  # after a restore that had ended, the resumed report names neither its files nor its safety snapshot
-    assert {one.path for one in report.files.changes if one.action == "write"} == {"a.txt", "b.txt", "d.txt"}
-    assert {one.path for one in report.files.changes if one.action == "delete"} == {"c.txt"}
-    assert sorted(overwritten(report)) == ["a.txt", "c.txt"]
+    named = {one.path for one in report.files.changes if one.action in ("write", "overwritten")}
+    assert named == {"a.txt", "b.txt", "d.txt"}
     Workspace(desk.root).restore(report.files.safety)
     assert desk.files == {"a.txt": "mine", "b.txt": "two", "c.txt": "mine too"}

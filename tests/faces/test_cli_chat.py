@@ -239,7 +239,7 @@ def scribe(folder, monkeypatch):
 
 @pytest.mark.long
 def test_undo_redo_and_rewind_restore_files_in_the_chat(folder, scribe):
-    """/undo, /redo and /rewind-files restore files only with --yes, others' changes with --force."""
+    """/undo, /redo and /rewind-files restore files only with --yes, and leave files in conflict with --force."""
     chat, note = scribe, folder.path / "work" / "a.txt"
     chat("write a.txt one", "write a.txt two", words=("--workspace", "work"))
     asked = chat("/rewind-files HEAD~1")  # in a later chat, which names no workspace
@@ -249,12 +249,11 @@ def test_undo_redo_and_rewind_restore_files_in_the_chat(folder, scribe):
     for order in ("/rewind-files HEAD~1", "/undo"):
         refused = chat(f"{order} --yes")
         assert (refused.code, note.read_text()) == (WorkspaceChanged.exit_code, "by hand")
-        assert "With force, the files are restored anyway" in refused.err
+        assert "these files stay as they are" in refused.err
     assert chat("/undo --yes --force").code == 0
-    assert note.read_text() == "one"
-    note.write_text("by hand")
-    assert chat("/redo --yes").code == WorkspaceChanged.exit_code
-    assert chat("/redo --yes --force").code == 0
+    assert note.read_text() == "by hand"
+    note.write_text("one")
+    assert chat("/redo --yes").code == 0
     assert note.read_text() == "two"
     assert chat("/rewind-files HEAD~1 --yes").out.endswith("Files: 1 file restored.\n")
     assert note.read_text() == "one"

@@ -137,7 +137,7 @@ def test_files_of_others_are_not_overwritten_after_an_import(repo, agent, other,
         with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
             verb()
         assert new.files == {"a.txt": "theirs"}
-    done = back.rewind_files("HEAD", force=True)
+    done = back.rewind_files("HEAD", files="overwrite")
     assert new.root.joinpath("a.txt").read_text() == "two"
     Workspace(new.root).restore(done.safety)
     assert new.files == {"a.txt": "theirs"}

@@ -7,6 +7,7 @@ from typing import Annotated
 import backend
 import pytest
 from exports import carried
+from file_tools import Desk
 from langchain_core.messages import AIMessage
 from langgraph.graph import MessagesState, StateGraph
 from scripted import obeying
@@ -143,13 +144,13 @@ def test_a_thinned_out_session_can_be_exported(repo):
 
 
 @pytest.mark.parametrize("branches", [1, 3])
-def test_an_incomplete_rollback_is_resumed_after_a_collection(repo, world, tmp_path, branches):
-    (folder := tmp_path / "work").mkdir()
-    with Workspace(folder, tmp_path / "store") as workspace:
-        agent = obeying(repo, world, workspace=workspace)
+def test_an_incomplete_rollback_is_resumed_after_a_collection(repo, tmp_path, branches):
+    desk = Desk(tmp_path / "work")
+    world = desk.world
+    with Workspace(desk.root, tmp_path / "store") as workspace:
+        agent = repo.wrap(desk.graph(), "s", effects=world.effects(), check_effects=False, workspace=workspace)
         for n in range(4):
-            (folder / "a").write_text(str(n))
-            agent.run(f"add i{n}")
+            agent.run(f"write a {n}; add i{n}")
         for n in range(1, branches):
             agent.fork(f"main#{2 * n}")
         world.broken.add("i1")
@@ -162,5 +163,5 @@ def test_an_incomplete_rollback_is_resumed_after_a_collection(repo, world, tmp_p
         (stopped,) = [one for one in repo.session("s").operations() if one.status != "done"]
         assert repo.resume(stopped).status == "done"
         assert world.items == ["i0"]
-        assert (folder / "a").read_text() == "0"
+        assert desk.files == {"a": "0"}
         assert repo.maintenance.fsck(level=3).is_sound

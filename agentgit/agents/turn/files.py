@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan
-from agentgit.effects.files import FileChanges, SnapshotRef
+from agentgit.effects.files import TURN, FileChanges, SnapshotRef
 from agentgit.errors import AgentGitError
 from agentgit.rollback import Planner
-from agentgit.rollback.files import failed_restore
+from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
@@ -24,13 +24,10 @@ LOG = logging.getLogger("agentgit")
 
 
 class TurnFiles:
-    """The workspace files of one turn. Without a workspace the methods do nothing.
+    """The workspace files of one turn. Snapshots are taken while no transaction is open."""
 
-    Snapshots are taken while no transaction is open; `record_snapshot` only records which snapshot a branch has.
-    """
-
-    def __init__(self, store: Store, workspace: WorkspaceAdapter | None, branch_id: int) -> None:
-        self.store = store
+    def __init__(self, store: Store, workspace: WorkspaceAdapter | None, branch_id: int, files: RollbackFiles) -> None:
+        self.store, self._plan = store, files.plan
         self.workspace = workspace if workspace is not None and workspace.is_automatic else None
         self.branch_id = branch_id
         self.last_snapshot: SnapshotRef | None = None
@@ -53,11 +50,7 @@ class TurnFiles:
         if snapshot_ref_from_row(last_row).is_imported:
             return  # no branch has changed anything here yet
         if own_row.snapshot not in (last_row.snapshot, self.last_snapshot.snapshot):
-            snapshot = snapshot_ref_from_row(own_row)
-            try:
-                self._restore_changes = self.workspace.plan(snapshot)
-            except AgentGitError as error:
-                self._restore_changes = failed_restore(snapshot, error)
+            self._restore_changes = self._plan(branch.external_session_id, snapshot_ref_from_row(own_row))
 
     def divergence(
         self, connection: Connection, branch: StoredRow, planner: Planner, last_seq: int
@@ -70,10 +63,16 @@ class TurnFiles:
             return plan
         return replace(plan or planner.plan_switch(connection, branch), files=file_changes)
 
-    def record_snapshot(self, connection: Connection, branch: StoredRow, batch: int | None = None) -> int | None:
-        """Record which files the branch has, and return the id of the row."""
+    def record_snapshot(
+        self, connection: Connection, branch: StoredRow, batch: int | None = None, changed_by: str = TURN
+    ) -> int | None:
+        """Record which files the branch has and who has changed them, and return the id of the row."""
         snapshot = self.last_snapshot if batch is None else self._batch_snapshots.get(batch, self.last_snapshot)
-        return None if snapshot is None else self.store.snapshots.record(connection, branch, snapshot)
+        if snapshot is not None:
+            return self.store.snapshots.record(connection, branch, snapshot, changed_by)
+        if self.workspace is not None:
+            self.store.snapshots.record_crash(connection, branch.external_session_id)
+        return None
 
     def back_up(self, tool_name: str, tool: Any, args: Mapping[str, Any]) -> None:
         """Back up what a tool call is about to change, so that this call alone can be undone."""

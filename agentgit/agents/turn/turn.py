@@ -25,6 +25,7 @@ from agentgit.agents.turn.files import TurnFiles
 from agentgit.agents.turn.recorder import Recorder
 from agentgit.agents.turn.requests import Batch, message_name
 from agentgit.agents.turn.running_turn import RunningTurn
+from agentgit.effects.files import PERSON, UNKNOWN
 from agentgit.errors import AgentGitError, Conflict, Corrupt, Unavailable
 from agentgit.rollback.crash_recovery import recover_abandoned
 from agentgit.rollback.report import DELIVERED, note_for_model
@@ -77,7 +78,8 @@ class Turn(RunningTurn):
         self._resources = ExitStack()
         owner = self._resources.enter_context(context.store.register_owner())
         try:
-            self.files = TurnFiles(context.store, context.settings.workspace, context.branch_id)
+            files = context.context.engine().files
+            self.files = TurnFiles(context.store, context.settings.workspace, context.branch_id, files)
             self.files.begin(self._first_title)
             # Need not be durable: the first intent of the turn is, and takes everything written before it to disk.
             next_batch, unfinished_batch = context.store.database.write(
@@ -134,7 +136,7 @@ class Turn(RunningTurn):
             inputs.require_no_question(context.questions(connection, state.newest.checkpoint), has_run=False)
         if given.is_answer and state.newest.is_interrupted and state.newest.checkpoint is not None:
             context.require_asking_nodes(connection, state.newest.checkpoint)
-        self.files.record_snapshot(connection, branch)
+        self.files.record_snapshot(connection, branch, changed_by=UNKNOWN if state.is_busy else PERSON)
         self.turn_input = given = self._with_note(connection, given)
         if given.is_new:
             self.turn_input = self._with_answers(connection, given, head_state, dead_owner)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, exists, select
+from sqlalchemy import Connection, Select, bindparam, delete, exists, func, select
 
-from agentgit.effects.files import SnapshotRef
+from agentgit.effects.files import CRASH, STORED, TURN, SnapshotRef
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -24,13 +25,16 @@ class SnapshotReferences:
     def __init__(self, tenant_id: int) -> None:
         self.tenant_id = tenant_id
 
-    def record(self, connection: Connection, branch: StoredRow, snapshot_ref: SnapshotRef) -> int:
-        """Record the files of a branch, and return the id of the row.
+    def record(
+        self, connection: Connection, branch: StoredRow, snapshot_ref: SnapshotRef, changed_by: str = TURN
+    ) -> int:
+        """Record the files of a branch and who changed them since the row before, and return the id of the row.
 
         The newest row of the session is reused if it belongs to the branch and has the same files.
         """
         last = self.newest_of_session(connection, branch.external_session_id)
-        if last is not None and last.internal_session_id == branch.id:
+        is_state = last is not None and (last.changed_by not in (CRASH, STORED) or last.changed_by == changed_by)
+        if last is not None and is_state and last.internal_session_id == branch.id:
             last_ref = snapshot_ref_from_row(last)
             if (last_ref.snapshot, last_ref.is_imported) == (snapshot_ref.snapshot, snapshot_ref.is_imported):
                 return int(last.id)
@@ -42,10 +46,30 @@ class SnapshotReferences:
             "internal_session_id": branch.id,
             "snapshot": snapshot_ref.snapshot,
             "settings": to_json(snapshot_ref.settings),
+            "changed_by": changed_by,
             "created_at": datetime.now(UTC),
         }
         insert_rows(connection, WORKSPACE_SNAPSHOT, row)
         return row_id
+
+    def record_crash(self, connection: Connection, session_id: int) -> None:
+        """Record that nobody will know who changed the files of a session from now on until they are recorded again."""
+        last = self.newest_of_session(connection, session_id)
+        if last is not None and last.changed_by != CRASH:
+            row = last._asdict() | {"id": new_id(), "changed_by": CRASH, "created_at": datetime.now(UTC)}
+            insert_rows(connection, WORKSPACE_SNAPSHOT, row)
+
+    def since(self, connection: Connection, session_id: int, snapshot: str) -> list[StoredRow]:
+        """Read what the directory of a session had since it last had a snapshot, oldest first.
+
+        If it never had the snapshot, only the newest row is read. Files that it did not have are left out.
+        """
+        c = WORKSPACE_SNAPSHOT.c
+        in_directory = (self._in_tenant(), c.external_session_id == session_id, c.changed_by != STORED)
+        newest = select(func.max(c.id)).where(*in_directory)
+        start = func.coalesce(newest.where(c.snapshot == snapshot).scalar_subquery(), newest.scalar_subquery())
+        query = select(WORKSPACE_SNAPSHOT).where(*in_directory, c.id >= start).order_by(c.id)
+        return [*connection.execute(query).all()]
 
     def find(self, connection: Connection, snapshot_id: int) -> SnapshotRef | None:
         """Read one snapshot reference; None if it does not exist."""
@@ -125,34 +149,45 @@ class SnapshotReferences:
     ) -> list[tuple[int, SnapshotRef]]:
         """List the rows that can be deleted, each with its snapshot.
 
-        These are the rows that no checkpoint refers to, that are not the newest of their branch, and whose snapshot no
-        other row uses.
+        These are the rows that no checkpoint refers to, that are not the newest of their branch, whose snapshot no
+        other row uses, and that do not tell what others changed after a row with a checkpoint.
         """
         later, other = WORKSPACE_SNAPSHOT.alias("later"), WORKSPACE_SNAPSHOT.alias("other")
-        in_tenant = CHECKPOINT.c.tenant_id == self.tenant_id
         has_later_row = exists().where(
             later.c.tenant_id == self.tenant_id,
             later.c.internal_session_id == WORKSPACE_SNAPSHOT.c.internal_session_id,
             later.c.id > WORKSPACE_SNAPSHOT.c.id,
         )
-        has_checkpoint = exists().where(in_tenant, CHECKPOINT.c.workspace_snapshot_id == WORKSPACE_SNAPSHOT.c.id)
         is_used_elsewhere = exists().where(
             other.c.tenant_id == self.tenant_id,
             other.c.snapshot == WORKSPACE_SNAPSHOT.c.snapshot,
             other.c.id != WORKSPACE_SNAPSHOT.c.id,
         )
-        query = select(WORKSPACE_SNAPSHOT).where(self._in_tenant(), has_later_row, ~is_used_elsewhere)
-        if not deleted_checkpoints:
-            rows = connection.execute(query.where(~has_checkpoint)).all()
-            return [(row.id, snapshot_ref_from_row(row)) for row in rows]
-        checkpoint_query = select(CHECKPOINT.c.id, CHECKPOINT.c.workspace_snapshot_id).where(in_tenant)
+        checkpoint_query = select(CHECKPOINT.c.id, CHECKPOINT.c.workspace_snapshot_id).where(
+            CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.workspace_snapshot_id.is_not(None)
+        )
         used_ids = {
             row.workspace_snapshot_id
             for row in connection.execute(checkpoint_query)
             if row.id not in deleted_checkpoints
         }
-        rows = connection.execute(query).all()
-        return [(row.id, snapshot_ref_from_row(row)) for row in rows if row.id not in used_ids]
+        used_ids |= self._at_changes_of_others(connection, used_ids)
+        query = select(WORKSPACE_SNAPSHOT).where(self._in_tenant(), has_later_row, ~is_used_elsewhere)
+        return [
+            (row.id, snapshot_ref_from_row(row)) for row in connection.execute(query).all() if row.id not in used_ids
+        ]
+
+    def _at_changes_of_others(self, connection: Connection, used_ids: Collection[int]) -> set[int]:
+        """Return the rows at which it changes who changes the files, if a rollback could go back to an older row."""
+        c = WORKSPACE_SNAPSHOT.c
+        query = select(c.external_session_id, c.id, c.changed_by).where(self._in_tenant(), c.changed_by != STORED)
+        rows = connection.execute(query.order_by(c.external_session_id, c.id)).all()
+        needed_ids, reachable_session = set[int](), None
+        for row, following in pairwise(rows):
+            reachable_session = row.external_session_id if row.id in used_ids else reachable_session
+            if reachable_session == following.external_session_id and row.changed_by != following.changed_by:
+                needed_ids.add(row.id)
+        return needed_ids
 
     def delete(self, connection: Connection, ids: Sequence[int]) -> None:
         """Delete rows that `find_unused` returned."""

@@ -262,6 +262,7 @@ class WorkspaceSnapshotRow(TableRow, table=True):
     """A snapshot of a workspace's files as a branch left or found them. The files are in the workspace's own store.
 
     `snapshot` is the snapshot's id in that store. `settings` has what is needed to open the workspace again.
+    `changed_by` says who changed the files since the row before; see `agentgit.effects.files`.
     """
 
     __tablename__ = "workspace_snapshot"
@@ -276,6 +277,7 @@ class WorkspaceSnapshotRow(TableRow, table=True):
     internal_session_id: int = column.bigint()
     snapshot: str = column.safe_text()
     settings: bytes = column.encrypted("workspace_snapshot.settings")
+    changed_by: str = column.string(16)
     created_at: datetime = column.timestamp()
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from agentgit.effects.files import SnapshotRef
+from agentgit.effects.files import STORED, SnapshotRef
 from agentgit.sessions.session import DONE, IMPORTED, RERUN, idle_status
 from agentgit.store.objects.blobs import RECORD, Leaf, compact, leaf, list_hash, pack, unpack
 from agentgit.store.objects.packing import CHUNK
@@ -272,6 +272,7 @@ class ImportedRows:
             "internal_session_id": self._new_id("branch", record["branch"]),
             "snapshot": snapshot_ref.snapshot,
             "settings": to_json(snapshot_ref.settings),
+            "changed_by": STORED,
             "created_at": record["created_at"],
         }
 

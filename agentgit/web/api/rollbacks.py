@@ -23,13 +23,19 @@ REF = Field(min_length=1, max_length=300, description="A checkpoint: `main#3`, `
 Plan = Annotated[str | None, Field(max_length=64, description="The `identity` of the plan to carry out.")]
 
 
+Files = Annotated[
+    bool | Literal["overwrite"],
+    Field(description="Whether to restore files; `overwrite` also restores those that others have changed, too."),
+]
+
+
 class Rollback(RequestBody):
     """A rollback to run."""
 
     to: str = REF
     branch: str | None = Field(None, max_length=300, description="The branch to roll back; null is the current one.")
     tools: Tools = "reverse"
-    files: bool = True
+    files: Files = True
     conversation: bool = True
     replay: Replay = "record"
     name: str | None = Field(None, min_length=1, max_length=200, description="The name of the new branch.")
@@ -47,6 +53,7 @@ class RewindFiles(RequestBody):
 
     restore_point: str = REF
     branch: str | None = Field(None, max_length=300)
+    files: Literal[True, "overwrite"] = True
     force: bool = False
     plan: Plan = None
 
@@ -81,7 +88,7 @@ def plan_rollback(
     to: ReferenceParameter,
     branch: BranchName = None,
     tools: Tools = "reverse",
-    files: bool = True,
+    files: Files = True,
     conversation: bool = True,
     replay: Replay = "record",
 ) -> JsonResponse:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, func, select
 
 from agentgit.auth.principal import ROLES, SCOPES, SIGN_IN
+from agentgit.effects.files import CHANGED_BY
 from agentgit.effects.invocation import REDO
 from agentgit.errors import Corrupt
 from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING, SIMULATED
@@ -227,8 +228,9 @@ class RowCheck:
     def check_snapshots(self) -> None:
         """Check the snapshots of workspaces: their session, branch and settings."""
         c = WORKSPACE_SNAPSHOT.c
-        for row in self.read(c.id, c.external_session_id, c.internal_session_id, c.settings):
+        for row in self.read(c.id, c.external_session_id, c.internal_session_id, c.settings, c.changed_by):
             name = f"workspace_snapshot {row.id}"
+            self.require_known(name, "changed_by", row.changed_by, CHANGED_BY)
             self.require_existing(name, "session", row.external_session_id, self.current_branches)
             self.require_same_session(name, "branch", row.internal_session_id, row.external_session_id)
             self.require_valid_json(name, settings=row.settings)

@@ -1,0 +1,203 @@
+"""Files that a person changes while no turn runs are the person's: nothing that a session does takes them back."""
+
+from __future__ import annotations
+
+import backend
+import processes
+import pytest
+from file_tools import desk, home
+
+import agentgit
+from agentgit import Workspace, WorkspaceChanged
+
+__all__ = ["desk", "home"]  # fixtures that the tests use
+
+
+def wrapped(repo, desk, session="s", **options):
+    """Wrap the graph of a desk with its directory as the workspace."""
+    return repo.wrap(
+        desk.graph(), session, effects=desk.world.effects(), check_effects=False, workspace=desk.root, **options
+    )
+
+
+@pytest.fixture
+def agent(repo, desk):
+    """Create an agent after two turns, between which a person changed one file and wrote another one."""
+    (desk.root / "mine.txt").write_text("at first")
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    (desk.root / "mine.txt").write_text("edited")
+    (desk.root / "new.txt").write_text("written")
+    agent.run("write a.txt two; write b.txt two")
+    return agent
+
+
+MINE = {"mine.txt": "edited", "new.txt": "written"}
+
+
+def of_action(changes, action):
+    return {one.path: one.why for one in changes.changes if one.action == action}
+
+
+@pytest.mark.parametrize("to", ["main#2", "main#1"])
+@pytest.mark.parametrize("verb", ["rollback", "rewind_files"])
+def test_what_changed_between_turns_stays_and_plan_and_report_say_so(agent, desk, to, verb):
+    plan = agent.plan_rollback(to).files
+    changes = agent.rewind_files(to) if verb == "rewind_files" else agent.rollback(to).report.files
+    assert desk.files == MINE | ({"a.txt": "one"} if to == "main#2" else {})
+    for said in (plan, changes):
+        assert of_action(said, "left") == dict.fromkeys(MINE, "somebody else changed it while no turn ran")
+        assert said.conflicts == []
+        assert "2 files left unchanged" in said.summary
+
+
+def test_going_back_and_forth_leaves_what_a_person_made(agent, desk):
+    (desk.root / "late.txt").write_text("late")
+    back = agent.undo()
+    assert desk.files == MINE | {"a.txt": "one", "late.txt": "late"}
+    (desk.root / "later.txt").write_text("later")
+    forth = back.redo()
+    both = MINE | {"late.txt": "late", "later.txt": "later"}
+    assert desk.files == both | {"a.txt": "two", "b.txt": "two"}
+    assert forth.switch("main-2", sync="world")
+    assert desk.files == both | {"a.txt": "one"}
+    (desk.root / "new.txt").unlink()
+    forth.rollback("main#1", force=True)
+    assert desk.files == {path: text for path, text in both.items() if path != "new.txt"}
+
+
+def test_a_checkpoint_by_hand_takes_nothing_back_either(repo, desk):
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    before = agent.checkpoint("before")
+    (desk.root / "mine.txt").write_text("edited")
+    agent.checkpoint("after")
+    (desk.root / "mine.txt").write_text("edited again")
+    agent.rollback(before)
+    assert desk.files == {"a.txt": "one", "mine.txt": "edited again"}
+
+
+@pytest.mark.parametrize("first", ["turn", "person"])
+def test_a_file_that_both_changed_is_a_conflict(repo, desk, first):
+    """Force leaves it; overwriting keeps the person's version in the safety snapshot, which the report names."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one; write b.txt one")
+    start = agent.checkpoint("start")
+    if first == "person":
+        (desk.root / "a.txt").write_text("mine")
+    agent.run("write a.txt two; write b.txt two; add chair")
+    if first == "turn":
+        (desk.root / "a.txt").write_text("mine")
+    text = desk.files["a.txt"]
+    assert agent.plan_rollback(start).files.conflicts == ["a.txt"]
+    with pytest.raises(WorkspaceChanged, match=r"both a turn and somebody else have changed a\.txt"):
+        agent.rollback(start)
+    assert desk.world.items == ["chair"]
+    forced = agent.rollback(start, force=True).report.files
+    assert desk.files == {"a.txt": text, "b.txt": "one"}
+    assert list(of_action(forced, "conflict")) == ["a.txt"]
+    agent.switch("main", sync="world", force=True)
+    plan = agent.plan_rollback(start, files="overwrite")
+    assert list(of_action(plan.files, "overwritten")) == ["a.txt"]
+    report = agent.rollback(start, files="overwrite", plan=plan).report.files
+    assert desk.files == {"a.txt": "one", "b.txt": "one"}
+    assert report.safety in of_action(report, "overwritten")["a.txt"]
+    Workspace(desk.root).restore(report.safety, paths=["a.txt"])
+    assert desk.files["a.txt"] == text
+
+
+def _save_by_rename(path, text):
+    (path.parent / ".saving").write_text(text)
+    (path.parent / ".saving").rename(path)
+
+
+@pytest.mark.parametrize("save", [lambda path, text: path.write_text(text), _save_by_rename], ids=["write", "rename"])
+@pytest.mark.parametrize("opened", ["the same", "again"])
+def test_it_does_not_matter_how_a_file_is_saved_and_which_process_goes_back(repo, desk, save, opened):
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    save(desk.root / "mine.txt", "edited")
+    agent.run("write a.txt two")
+    save(desk.root / "late.txt", "late")
+    if opened == "again":
+        with agentgit.open(backend.url(repo)) as other:
+            other.session("s").rollback("main#2")
+    else:
+        agent.rollback("main#2")
+    assert desk.files == {"a.txt": "one", "mine.txt": "edited", "late.txt": "late"}
+
+
+def test_a_formatter_that_runs_after_each_turn_makes_conflicts_of_what_it_changed_only(repo, desk):
+    agent = wrapped(repo, desk)
+    for text in ("one", "two", "three"):
+        agent.run(f"write a.txt {text}; write b.txt {text}")
+        (desk.root / "a.txt").write_text(text.upper())
+    with pytest.raises(WorkspaceChanged, match=r"a\.txt"):
+        agent.undo()
+    agent.undo(force=True)
+    assert desk.files == {"a.txt": "THREE", "b.txt": "two"}
+
+
+def test_another_session_in_the_same_directory_is_somebody_else(repo, desk):
+    one, two = wrapped(repo, desk), wrapped(repo, desk, "t")
+    start = one.checkpoint("start")
+    one.run("write a.txt one")
+    two.run("write b.txt two")
+    one.run("write c.txt one")
+    one.rollback(start)
+    assert desk.files == {"b.txt": "two"}
+    two.rollback("main#1")
+    assert desk.files == {}
+
+
+def test_a_file_in_the_place_of_a_directory_and_below_it_is_not_torn_apart(repo, desk):
+    agent = wrapped(repo, desk)
+    agent.run("write d/x.txt one; write e one")
+    start = agent.checkpoint("start")
+    agent.run("shell rm -r d e && mkdir e && echo -n two > e/y.txt")
+    (desk.root / "d").write_text("mine")
+    (desk.root / "e" / "z.txt").write_text("mine")
+    agent.rollback(start, force=True)
+    assert desk.files == {"d": "mine", "e/z.txt": "mine"}
+
+
+def test_what_a_turn_that_died_left_is_nobodys_for_sure(repo, desk):
+    """Its files are in conflict, as are those that a person wrote after it; force leaves both."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    start = agent.checkpoint("start")
+    died = processes.run(DIES, backend.address(repo), desk.root)
+    assert died.returncode == 9, died.stderr
+    (desk.root / "mine.txt").write_text("mine")
+    again = wrapped(repo, desk)
+    again.run("write c.txt on")
+    assert again.plan_rollback(start).files.conflicts == ["a.txt", "mine.txt"]
+    again.rollback(start, force=True)
+    assert desk.files == {"a.txt": "half", "mine.txt": "mine"}
+
+
+DIES = """
+import os, sys
+import agentgit
+from file_tools import Desk
+url, root = sys.argv[1:]
+desk = Desk(__import__("pathlib").Path(root))
+repo = agentgit.open(url)
+agent = repo.wrap(desk.graph(), "s", workspace=root, effects=desk.world.effects(), check_effects=False)
+desk.shell = lambda command: ((desk.root / "a.txt").write_text("half"), os._exit(9))
+agent.run("shell die")
+"""
+
+
+def test_snapshots_that_tell_a_persons_changes_are_kept_as_long_as_somebody_can_go_back(repo, desk):
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    start = agent.checkpoint("start")
+    for number in range(3):
+        agent.run(f"write a.txt {number}")
+        (desk.root / f"mine{number}.txt").write_text("mine")
+    agent.run("write a.txt last")
+    repo.session("s").cleanup_auto_checkpoints(keep=0)
+    repo.maintenance.gc()
+    agent.rollback(start)
+    assert desk.files == {"a.txt": "one"} | {f"mine{number}.txt": "mine" for number in range(3)}
