@@ -98,7 +98,10 @@ def make_plan(
     reversals, reruns = _plan_path(track, plan_call)
     steps = [
         PlanStep(action=KEEP, invocation=call, why="an earlier rollback kept it")
-        if call.first_id in accepted_ids and not call.is_imported and call.id not in reversals
+        if call.first_id in accepted_ids
+        and call.status != invocation.FAILED  # which left nothing to keep
+        and not call.is_imported
+        and call.id not in reversals
         else _add_remark(step, knowledge.remark)
         for call in later
         if (step := reversals[call.id] if call.id in reversals else plan_call(call)) is not None
@@ -113,7 +116,6 @@ def make_plan(
 
 
 def _add_remark(step: PlanStep, remark: ReasonFunction) -> PlanStep:
-    """Add the remark about the functions that this step calls, or would have to call."""
     needs_functions = step.action in (REVERSE, BLOCK) or step.invocation.status == invocation.UNKNOWN
     text = remark(step.invocation) if needs_functions else None
     return step if text is None else replace(step, why=f"{step.why}; {text}")
@@ -122,7 +124,6 @@ def _add_remark(step: PlanStep, remark: ReasonFunction) -> PlanStep:
 def _plan_path(
     track: Sequence[PastCall], plan_call: Callable[[ToolInvocation], PlanStep | None]
 ) -> tuple[dict[int, PlanStep | None], list[PlanStep]]:
-    """Plan the calls on the path that run again."""
     reversals: dict[int, PlanStep | None] = {}
     reruns: list[PlanStep] = []
     for call in track:
@@ -163,7 +164,6 @@ def _plan_redos(
 
 
 def _tool_and_identity(call: ToolInvocation) -> tuple[str | None, ...]:
-    """Return what two calls have in common if one would do what the other has done."""
     place = call.enclosing if SEVERAL in (call.tool_path or "") else None
     return call.identity, call.tool_path, place
 

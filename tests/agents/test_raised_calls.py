@@ -331,6 +331,15 @@ class Receipt(BaseModel):
     number: int
 
 
+def test_no_rollback_has_kept_a_call_that_did_nothing(here):
+    agent = wrapped(here, Till(("before", NotDone("declined"))), "compensable")
+    agent.invoke(say())
+    told = "it failed (NotDone: declined), so there is no result to reverse"
+    for _ in range(2):
+        agent = agent.rollback("before")
+        assert [item.reason for item in agent.report.kept] == [told]
+
+
 @pytest.mark.parametrize("error", ["a result of another form", "a validation error inside", "a returned message"])
 def test_an_error_after_the_tool_has_acted_leaves_its_call_unknown(here, error):
     till = Till()

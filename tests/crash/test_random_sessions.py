@@ -27,7 +27,7 @@ import points
 import pytest
 import soaks
 from faults import before, setting
-from hypothesis import HealthCheck, note, seed, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -226,6 +226,8 @@ class TrueWorld(RuleBasedStateMachine):
         self.memory_at: dict[int, list[str] | None] = {}
         """The `memory` of each checkpoint."""
         self.notes = Notes()
+        self.told: list[str] = []
+        """The steps so far."""
         self.mortal = Mortal()
         self.start()
 
@@ -327,8 +329,12 @@ class TrueWorld(RuleBasedStateMachine):
         """
         type(self).steps += 1
         name = pick([name for name in POSSIBLE if hasattr(self, name) and POSSIBLE[name](self)], which)
-        note(f"{name}: {choices[name]}")
-        getattr(self, name)(**choices[name])
+        self.told.append(f"{name}: {choices[name]}")
+        try:
+            getattr(self, name)(**choices[name])
+        except AssertionError as failure:  # the life may go on differently when Hypothesis repeats it
+            failure.add_note("\n".join(self.told))
+            raise
 
     @step(lambda self: self.usable(), which=some, wanted=batches, desk=at_desk, durability=durabilities, death=deaths)
     def run(
@@ -635,7 +641,8 @@ class TrueWorld(RuleBasedStateMachine):
     def finished(self, line: Line, report: Any, path: set[str], aloof: set[str] | None) -> None:
         """Check the report of a done operation, and the world against `path` unless `aloof` is given."""
         self.agrees(report)
-        vague, kept, gone = self.unclear(), items_of(report.kept), items_of(report.gone)
+        stands = [step for step in report.kept if step.invocation.status != "failed"]  # which kept nothing
+        vague, kept, gone = self.unclear(), items_of(stands), items_of(report.gone)
         line.then = self.now if aloof is None else aloof
         line.kept |= kept
         if aloof is None:
