@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, SupportsIndex
 import orjson
 
 from agentgit.errors import Corrupt, InvalidInput, Unavailable
+from agentgit.next_steps import Next
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # type: ignore[import-untyped]  # pandas has no types without pandas-stubs
@@ -165,7 +166,7 @@ class Tabular:
         try:
             import pandas
         except ImportError as error:
-            raise Unavailable('to_frame needs pandas. Run: pip install "agentgit[pandas]"') from error
+            raise Unavailable("to_frame needs pandas.", Next("install", package="agentgit[pandas]")) from error
         rows = [[_cell(record, column) for column in self._COLUMNS] for record in self._records()]
         return pandas.DataFrame(rows, columns=list(self._COLUMNS), dtype=object).astype(dict(self._COLUMNS))
 
@@ -347,10 +348,7 @@ def as_strings(data: bytes) -> tuple[str, ...]:
 
 
 def _unreadable_json() -> Corrupt:
-    return Corrupt(
-        "JSON in the database cannot be read. Run: agentgit fsck, which names the row; then restore the database "
-        "from a backup."
-    )
+    return Corrupt("JSON in the database cannot be read.", Next("fsck"))
 
 
 def count(n: int, noun: str) -> str:

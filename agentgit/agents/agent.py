@@ -32,6 +32,7 @@ from agentgit.effects.kinds import UNDECLARED
 from agentgit.errors import Conflict, WorldDiverged
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import BranchRef, Context
+from agentgit.next_steps import Next
 from agentgit.render import html, svg
 from agentgit.render.text import waiting_text
 from agentgit.render.views import lists
@@ -226,9 +227,10 @@ class RollbackAgent(BranchReader):
         plan, own_ids = self.plan_undo(steps), {call.first_id for call in self.tool_track()}
         if foreign := [str(s.invocation) for s in plan.reversals if s.invocation.first_id not in own_ids]:
             raise WorldDiverged(
-                f"Nothing was done, because this would also take back what other branches did: {'; '.join(foreign)}. "
-                "Switch to this branch with sync='world' first, or show plan_undo() and pass it as plan=.",
-                plan,
+                f"Nothing was done, because this would also take back what other branches did: {'; '.join(foreign)}.",
+                Next("switch_world", branch=row.name),
+                Next("undo_planned"),
+                plan=plan,
             )
         return plan
 

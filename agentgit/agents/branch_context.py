@@ -22,6 +22,7 @@ from agentgit.effects.registry import Registry
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.handles.context import Context
 from agentgit.langgraph_internals import PULL, TASKS, task_path_str
+from agentgit.next_steps import Next
 from agentgit.rollback import Planner
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter
 from agentgit.saver.branch_saver import BranchSaver, SessionSaver
@@ -227,8 +228,9 @@ class BranchContext:
         """Check that nobody has moved the branch since this agent last saw it."""
         if newest_id != self.seen_checkpoint_id and row.head_id not in self.interrupted_heads:
             raise Conflict(
-                f"Branch {row.name} has moved since this agent last saw it. Nothing was done. "
-                f"Switch to {row.name!r} to continue at its head, or fork.",
+                f"Branch {row.name} has moved since this agent last saw it. Nothing was done.",
+                Next("switch", branch=row.name),
+                Next("fork"),
                 head=row.head_id,
             )
 

@@ -16,6 +16,7 @@ from langgraph.types import Command, Interrupt
 from agentgit.agents.tools.unanswered_calls import insert_answers
 from agentgit.errors import AnswerRequired, InvalidInput
 from agentgit.langgraph_internals import messages_delta_reducer
+from agentgit.next_steps import Next
 from agentgit.store.threads.graph_rows import INTERRUPT
 
 MESSAGES = "messages"
@@ -69,8 +70,9 @@ def require_no_question(questions: Sequence[Interrupt], *, has_run: bool) -> Non
         values = [question.value for question in questions]
         raise AnswerRequired(
             f"{'The turn' if has_run else 'Nothing was run: the graph'} waits for an answer to "
-            f"{', '.join(map(str, values))}. Answer with agent.invoke(Command(resume=...)), or send a message "
-            "in its place with agent.run(text, on_question='drop').",
+            f"{', '.join(map(str, values))}.",
+            Next("answer"),
+            Next("drop_question"),
             questions=values,
         )
 

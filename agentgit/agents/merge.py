@@ -44,6 +44,7 @@ from agentgit.checkpoints.merge import (
 )
 from agentgit.errors import Conflict, Corrupt, InvalidInput, MergeConflict
 from agentgit.langgraph_internals import ChannelWrite, ChannelWriteTupleEntry, PregelNode
+from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import recover_abandoned, recover_all_abandoned
 from agentgit.saver.branch_saver import SessionSaver
 from agentgit.sessions.session import RUNNING
@@ -289,10 +290,7 @@ class Merger:
         head_state = self.store.head_state(connection, row)
         self.branch.require_unmoved(row, head_state.latest_id)
         if not head_state.is_settled:
-            raise Conflict(
-                f"Branch {row.name} is in the middle of a turn. Answer its question, or continue the turn with "
-                "agent.invoke(None); then try again."
-            )
+            raise Conflict(f"Branch {row.name} is in the middle of a turn.", Next("answer"), Next("continue"))
         return row, head_state
 
     # -- writing
@@ -307,7 +305,7 @@ class Merger:
             raise MergeConflict(
                 f"Nothing was changed. Both branches have changed {keys} since {plan.base}. Choose which to "
                 "keep: ours or theirs, for all or for each key.",
-                plan,
+                plan=plan,
             )
         # A merge that keeps our side of all conflicts is recorded, so that the next one begins after it.
         if plan.is_empty if picks else not (plan.values or plan.messages):
@@ -337,7 +335,7 @@ class Merger:
         config: Any = {"configurable": {"thread_id": self.branch.thread_id}}
         with detached():
             if copy.get_state(config).next:
-                raise Conflict("The branch is in the middle of a turn. First continue it with agent.invoke(None).")
+                raise Conflict("The branch is in the middle of a turn.", Next("continue"))
             written = copy.update_state(config, merge.updates, WRITER)
         return collected.steps, str(written["configurable"]["checkpoint_id"])
 

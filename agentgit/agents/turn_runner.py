@@ -34,6 +34,7 @@ from agentgit.errors import AgentGitError, BranchMoved, Conflict, InvalidInput, 
 from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
+from agentgit.next_steps import Next
 from agentgit.rollback.request import RollbackOptions
 from agentgit.saver.config import RESTORE_POINT
 from agentgit.store.queries.graph_points import BranchHead
@@ -288,9 +289,10 @@ class TurnRunner(DescribedGraph):
             )
             session_name = branch.session(connection).reference
         warn_caller(
-            f"Session {session_name} now continues on branch {current_name!r}, but this agent runs on {own_name!r}. "
-            f"Switch to {current_name!r} to continue there.",
-            BranchMoved,
+            BranchMoved(
+                f"Session {session_name} is now on branch {current_name!r}, but this agent runs on {own_name!r}.",
+                Next("switch", branch=current_name),
+            )
         )
 
     def _end(self, turn: Turn, *, completed: bool) -> None:

@@ -32,17 +32,17 @@ app = typer.Typer(
 
 def run() -> int:
     """Run the application, and return its exit code. With `--json`, an error is a JSON object."""
-    as_json = "--json" in sys.argv  # not yet parsed if the error is in the options
+    output.JSON.set("--json" in sys.argv)  # not yet parsed if the error is in the options
     try:
-        return app(prog_name="agentgit", standalone_mode=not as_json) or 0
+        return app(prog_name="agentgit", standalone_mode=not output.as_json()) or 0
     except AgentGitError as error:
-        return output.fail(error, as_json=as_json)
+        return output.fail(error)
     except typer.Abort:
-        return output.fail(AgentGitError("Interrupted."), as_json=as_json)
+        return output.fail(AgentGitError("Interrupted."))
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer exports no base class of its errors
             raise
-        return output.fail(InvalidInput(error.format_message()), as_json=as_json)
+        return output.fail(InvalidInput(error.format_message()))
 
 
 TERMINAL_ONLY = ("chat", "demo", "mcp", "serve")
@@ -102,7 +102,6 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def before(
-    context: typer.Context,
     db: Annotated[str | None, typer.Option("--db", metavar="PATH|URL", help="The database: a path or a URL.")] = None,
     user: Annotated[
         str | None,
@@ -135,6 +134,5 @@ def before(
     ] = False,
 ) -> None:
     """Store the options that are given before the command."""
-    context.obj = db
-    GLOBAL_OPTIONS.set(GlobalOptions(user, tenant))
+    GLOBAL_OPTIONS.set(GlobalOptions(user, tenant, db))
     output.SETTINGS.set(output.Settings(dates, has_pager=not no_pager))

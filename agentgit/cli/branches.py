@@ -14,10 +14,8 @@ import typer
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.options import (
-    AsJson,
     Changed,
     CommandGroup,
-    DatabaseOption,
     Effects,
     Folder,
     Graph,
@@ -57,23 +55,10 @@ app = typer.Typer(
 NoFiles = Annotated[bool, typer.Option("--no-files", help="Leave out the files of the workspace.")]
 
 
-def add_to(parent: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command(cls=usage("[SESSION[@BRANCH]]", "NAME"))(create)
-    app.command(cls=usage("[SESSION[@BRANCH]]", "[REF]"))(delete)
-    parent.add_typer(app)
-    parent.command(cls=usage("[SESSION[@BRANCH]]", "REF"))(annotate)
-    parent.command(cls=usage("[SESSION[@BRANCH]]", "[REF]"))(fork)
-    parent.command(cls=usage("[SESSION[@BRANCH]]", "NAME"))(rename)
-    parent.command()(undo)
-    parent.command()(redo)
-    parent.command()(recover)
-    parent.command()(explore)
-
-
 # -- checkpoints
 
 
+@app.command(cls=usage("[SESSION[@BRANCH]]", "NAME"))
 def create(
     words: Annotated[
         list[str],
@@ -84,16 +69,15 @@ def create(
     ],
     description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the checkpoint.")] = None,
     no_files: NoFiles = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Create a checkpoint with a name at the head of a branch."""
-    with repository(db) as repo:
+    with repository() as repo:
         session, branch, name = references.parse_changed_at(repo, words, "NAME")
         checkpoint = session.checkpoint(name, branch=branch, description=description, files=not no_files)
-        _print_checkpoint(session, checkpoint, as_json)
+        _print_checkpoint(session, checkpoint)
 
 
+@app.command(cls=usage("[SESSION[@BRANCH]]", "[REF]"))
 def delete(
     words: Annotated[
         list[str] | None,
@@ -107,28 +91,26 @@ def delete(
     keep: Annotated[int, typer.Option("--keep", metavar="N", min=0, help="How many --auto keeps.")] = 5,
     every: Annotated[bool, typer.Option("--all", help="Delete all, named ones included.")] = False,
     yes: Yes = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Delete checkpoints that nothing needs; the conversation and the tool track stay."""
     if len(words or ()) > 2 - (auto or every) or (not words and not (auto or every)) or (auto and every):
         raise InvalidInput("Name a checkpoint: agentgit checkpoint delete [SESSION] REF. Or write --auto, or --all.")
-    with repository(db) as repo:
+    with repository() as repo:
         if auto or every:
             session, branch = references.parse_changed(repo, words[0] if words else None)
-            _delete_many(session, branch, None if every else keep, yes=yes, as_json=as_json)
+            _delete_many(session, branch, None if every else keep, yes=yes)
             return
         session, branch, ref = references.parse_changed_at(repo, words or [], "REF")
         checkpoint = session.get_checkpoint(ref, branch=branch)
         label = f"{clean(checkpoint.metadata['reference'])} of {place(session.reference)}"
         if not yes:
-            output.confirm(f"Delete {label}?", as_json)
+            output.confirm(f"Delete {label}?")
         deleted = session.delete_checkpoint(checkpoint)
         data = {"session_name": session.reference, **records.of_checkpoint(deleted)}
-        output.line(as_json, lambda: data, f"{label} is deleted")
+        output.line(lambda: data, f"{label} is deleted")
 
 
-def _delete_many(session: Session, branch: str | None, keep: int | None, *, yes: bool, as_json: bool) -> None:
+def _delete_many(session: Session, branch: str | None, keep: int | None, *, yes: bool) -> None:
     """Delete the automatic checkpoints of a branch but the newest; or if none are to be kept, all checkpoints."""
     if keep is not None:
         branch = session.branch(branch).name
@@ -136,10 +118,10 @@ def _delete_many(session: Session, branch: str | None, keep: int | None, *, yes:
     else:
         branch = session.branch(branch).name if branch is not None else None
         if not yes:
-            output.confirm(f"Delete all checkpoints of {place(session.reference, branch)} that nothing needs?", as_json)
+            output.confirm(f"Delete all checkpoints of {place(session.reference, branch)} that nothing needs?")
         number = len(session.retention.clear(branch=branch).gone)
     text = f"{count(number, 'checkpoint')} deleted"
-    output.emit_at(session, branch, lambda: {"deleted": number}, lambda _: [(Span(text),)], as_json=as_json)
+    output.emit_at(session, branch, lambda: {"deleted": number}, lambda _: [(Span(text),)])
 
 
 def annotate(
@@ -153,13 +135,11 @@ def annotate(
     data: Annotated[
         str | None, typer.Option("--data", metavar="JSON", help="The new data, for programs; null removes it.")
     ] = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Rename a checkpoint, or change its description or data."""
     if name is None and description is None and data is None:
         raise InvalidInput("There is nothing to change. Add --name NAME, --description TEXT or --data JSON.")
-    with repository(db) as repo:
+    with repository() as repo:
         session, branch, ref = references.parse_changed_at(repo, target, "REF")
         checkpoint = session.annotate(
             ref,
@@ -168,16 +148,15 @@ def annotate(
             description=... if description is None else description or None,
             data=... if data is None else output.parse_json(data, "--data"),
         )
-        _print_checkpoint(session, checkpoint, as_json)
+        _print_checkpoint(session, checkpoint)
 
 
-def _print_checkpoint(session: Session, checkpoint: Checkpoint, as_json: bool) -> None:
+def _print_checkpoint(session: Session, checkpoint: Checkpoint) -> None:
     output.emit_at(
         session,
         checkpoint.metadata["branch"],
         lambda: records.of_checkpoint(checkpoint),
         lambda width: logs.lines([checkpoint], width=width, zone=output.zone()),
-        as_json=as_json,
     )
 
 
@@ -199,48 +178,43 @@ def fork(
         typer.Option("--session", metavar="NEW", help="Create a session instead, with a world of its own."),
     ] = None,
     no_files: NoFiles = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Create a branch without touching the world; the session stays on its current branch."""
-    with repository(db) as repo:
+    with repository() as repo:
         session, branch, ref = references.parse_changed_optional(repo, list(words or ()))
         if new_session is not None:
             template = session.get_checkpoint(ref or "HEAD", branch=branch)
             info = repo.session(new_session, create=True, template=template).info
             lines: output.Lines = lambda width: session_lines([info], width=width, zone=output.zone())  # noqa: E731
-            output.emit(as_json, lambda: records.of_session(info), lines)
+            output.emit(lambda: records.of_session(info), lines)
             return
         report = session.fork(ref, branch=branch, name=name, files=not no_files)
-        _print_branch(session, session.branch(report.branch), as_json)
+        _print_branch(session, session.branch(report.branch))
 
 
 def rename(
     words: Annotated[
         list[str], typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="The session or branch, and its new name.")
     ],
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Rename a session or, with @BRANCH, one of its branches."""
-    with repository(db) as repo:
+    with repository() as repo:
         session, branch, name = references.parse_changed_at(repo, words, "NAME")
         if branch is not None:
-            _print_branch(session, session.rename_branch(branch, name), as_json)
+            _print_branch(session, session.rename_branch(branch, name))
             return
         old_name, renamed = session.reference, session.rename(name)
         text = f"{place(old_name)} is now called {clean(quote_name(renamed.session_name))}"
-        output.line(as_json, lambda: records.of_session(renamed), text)
+        output.line(lambda: records.of_session(renamed), text)
 
 
-def _print_branch(session: Session, branch: InternalSession, as_json: bool) -> None:
+def _print_branch(session: Session, branch: InternalSession) -> None:
     tree = session.tree()
     output.emit_at(
         session,
         None,
         lambda: records.of_branch(branch),
         lambda width: branch_lines([branch], tree, width=width, zone=output.zone()),
-        as_json=as_json,
     )
 
 
@@ -255,14 +229,12 @@ def undo(
     force: Force = False,
     yes: Yes = False,
     trust: Trust = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."""
-    with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
+    with repository(trust=trust) as repo, show_plan_on_error():
         session, branch = references.parse_changed(repo, session_ref)
         plan, run = session.plan_undo(steps, branch=branch), partial(session.undo, steps, branch=branch, force=force)
-        print_rollback(as_json, run_confirmed(plan, run, "Undo in", as_json, yes=yes, force=force))
+        print_rollback(run_confirmed(plan, run, "Undo in", yes=yes, force=force))
 
 
 def redo(
@@ -270,14 +242,12 @@ def redo(
     force: Force = False,
     yes: Yes = False,
     trust: Trust = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Take back the rollback that created a branch: run again what it reversed."""
-    with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
+    with repository(trust=trust) as repo, show_plan_on_error():
         session, branch = references.parse_changed(repo, session_ref)
         plan, run = session.plan_redo(branch=branch), partial(session.redo, branch=branch, force=force)
-        print_rollback(as_json, run_confirmed(plan, run, "Redo in", as_json, yes=yes, force=force))
+        print_rollback(run_confirmed(plan, run, "Redo in", yes=yes, force=force))
 
 
 # -- recovery and exploration
@@ -292,11 +262,9 @@ def recover(
             help="Recover the branch even if its process still runs on this machine, for example because it hangs.",
         ),
     ] = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Recover a branch whose process died on another machine."""
-    with repository(db) as repo:
+    with repository() as repo:
         session, branch_name = references.parse_changed(repo, session_ref)
         branch = session.branch(branch_name)
         running = [one for one in session.operations() if one.status == RUNNING]
@@ -307,7 +275,7 @@ def recover(
             output.print_notice(f"Nothing to recover: no turn and no rollback is unfinished in {label}.")
             for one in running:
                 output.print_notice(f"To finish {one.kind} {one.id} of another branch: agentgit resume {one.id}")
-        _print_branch(session, recovered, as_json)
+        _print_branch(session, recovered)
 
 
 DEFAULT_CHOICES = 2
@@ -349,13 +317,11 @@ def explore(
     branch: OnBranch = None,
     effects: Effects = None,
     workspace: Folder = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Try alternatives, each on a branch of its own, and compare the results."""
     planned_steps, planned_choices = _steps_and_choices(step, choices, choice, steps)
     import_from_here()
-    with repository(db, create=True) as repo, show_plan_on_error(as_json):
+    with repository(create=True) as repo, show_plan_on_error():
         agent = references.wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace)
         try:
             exploration = agent.explore(
@@ -374,7 +340,6 @@ def explore(
             None,
             exploration.to_dict,
             lambda width: explorations.exploration_lines(exploration, width=width),
-            as_json=as_json,
         )
 
 

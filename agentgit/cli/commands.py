@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_group
 
-from agentgit.cli.options import CommandGroup
+from agentgit.cli.options import CommandGroup, add_shared_options, usage
 
 
 class Entry(NamedTuple):
@@ -21,6 +21,8 @@ class Entry(NamedTuple):
 
     module: str
     help: str
+    usage: str = ""
+    """The words after the command, if the parser cannot declare them."""
 
 
 HEADINGS: Mapping[str, Mapping[str, Entry]] = {
@@ -41,36 +43,56 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
             "sessions", "List the tool calls of a branch, oldest first, with their effects and statuses."
         ),
         "branches": Entry("sessions", "List the branches of a session; * marks the current one."),
-        "diff": Entry("history", "Compare two checkpoints: state, messages, tool calls, files, tokens."),
+        "diff": Entry(
+            "history", "Compare two checkpoints: state, messages, tool calls, files, tokens.", "[SESSION] [A B]"
+        ),
         "search": Entry(
-            "history", "Find messages, tool calls and named checkpoints by words: names first, then newest first."
+            "history",
+            "Find messages, tool calls and named checkpoints by words: names first, then newest first.",
+            "[SESSION[@BRANCH]] TEXT",
         ),
         "events": Entry("events", "List events, newest last."),
         "stats": Entry("maintenance", "Count checkpoints, calls, rollbacks, reversals and tokens."),
     },
     "Roll back and branch": {
-        "plan": Entry("rollback", "Show what a rollback would do; nothing is changed."),
+        "plan": Entry("rollback", "Show what a rollback would do; nothing is changed.", "[SESSION[@BRANCH]] REF"),
         "rollback": Entry(
-            "rollback", "Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects."
+            "rollback",
+            "Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects.",
+            "[SESSION[@BRANCH]] REF",
         ),
         "undo": Entry(
             "branches", "Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."
         ),
         "redo": Entry("branches", "Take back the rollback that created a branch: run again what it reversed."),
         "rewind-files": Entry(
-            "rollback", "Restore only the files, as they were before a user's message; the conversation stays."
+            "rollback",
+            "Restore only the files, as they were before a user's message; the conversation stays.",
+            "[SESSION[@BRANCH]] RESTORE_POINT",
         ),
         "switch": Entry(
-            "rollback", "Continue a session on another branch; with --sync world, change the world to match it."
+            "rollback",
+            "Continue a session on another branch; with --sync world, change the world to match it.",
+            "[SESSION] BRANCH",
         ),
         "fork": Entry(
-            "branches", "Create a branch without touching the world; the session stays on its current branch."
+            "branches",
+            "Create a branch without touching the world; the session stays on its current branch.",
+            "[SESSION[@BRANCH]] [REF]",
         ),
-        "rename": Entry("branches", "Rename a session or, with @BRANCH, one of its branches."),
+        "rename": Entry(
+            "branches", "Rename a session or, with @BRANCH, one of its branches.", "[SESSION[@BRANCH]] NAME"
+        ),
         "checkpoint": Entry("branches", "Create and delete checkpoints; `agentgit log` lists them."),
-        "annotate": Entry("branches", "Rename a checkpoint, or change its description or data."),
-        "tag": Entry("history", "Tag a checkpoint, so that it is kept; or list the tags."),
-        "merge": Entry("merge", "Merge the messages and values of another branch, or of one checkpoint; no tool runs."),
+        "annotate": Entry(
+            "branches", "Rename a checkpoint, or change its description or data.", "[SESSION[@BRANCH]] REF"
+        ),
+        "tag": Entry("history", "Tag a checkpoint, so that it is kept; or list the tags.", "[SESSION] [REF NAME]"),
+        "merge": Entry(
+            "merge",
+            "Merge the messages and values of another branch, or of one checkpoint; no tool runs.",
+            "MODULE:GRAPH [SESSION[@BRANCH]] REF",
+        ),
         "explore": Entry("branches", "Try alternatives, each on a branch of its own, and compare the results."),
         "rerun": Entry("rerun", "Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."),
     },
@@ -80,7 +102,9 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
         "recover": Entry("branches", "Recover a branch whose process died on another machine."),
     },
     "Exchange and connect": {
-        "export": Entry("transfer", "Export a session, a branch or a checkpoint to one file."),
+        "export": Entry(
+            "transfer", "Export a session, a branch or a checkpoint to one file.", "[SESSION[@BRANCH] [REF]] FILE"
+        ),
         "import": Entry(
             "transfer", "Create sessions from an exported file, from plain checkpoints, or from threads of LangGraph."
         ),
@@ -136,9 +160,13 @@ class AllCommands(CommandGroup):
 
     def _load(self, name: str) -> None:
         if isinstance(self.commands.get(name), UnloadedCommand):
-            module = typer.Typer(rich_markup_mode=None, callback=lambda: None)
-            importlib.import_module(f"agentgit.cli.{COMMANDS[name].module}").add_to(module)
-            loaded = get_group(module)
+            app, module = typer.Typer(rich_markup_mode=None, callback=lambda: None), COMMANDS[name].module
+            imported = importlib.import_module(f"agentgit.cli.{module}")
+            for one, entry in COMMANDS.items():
+                if entry.module == module:
+                    _add_to(app, one, entry, imported)
+            add_shared_options(app)
+            loaded = get_group(app)
             _hide_types(loaded)
             self.commands.update(loaded.commands)
 
@@ -146,6 +174,15 @@ class AllCommands(CommandGroup):
         """Write the commands, each group under its heading."""
         for heading, entries in HEADINGS.items():
             self.write_section(formatter, heading, entries)
+
+
+def _add_to(app: typer.Typer, name: str, entry: Entry, imported: Any) -> None:
+    """Add the function or the group of a command to an application."""
+    found = getattr(imported, "import_" if name == "import" else name.replace("-", "_"), None) or imported.app
+    if isinstance(found, typer.Typer):
+        app.add_typer(found)
+    else:
+        app.command(name, cls=usage(entry.usage) if entry.usage else None)(found)
 
 
 def _hide_types(command: Any) -> None:

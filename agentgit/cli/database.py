@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, database, repository
+from agentgit.cli.options import CommandGroup, DatabaseOption, database, name_database, repository
 from agentgit.cli.output import bar
 from agentgit.render.text import Span, clean
 from agentgit.render.views import maintenance as drawn
@@ -24,50 +24,43 @@ app = typer.Typer(
 )
 
 
-def add_to(parent: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    parent.add_typer(app)
-
-
 @app.callback()
-def before(context: typer.Context, db: DatabaseOption = None) -> None:
+def before(db: DatabaseOption = None) -> None:
     """Store the database that is given before the command."""
-    context.obj = db
+    name_database(db)
 
 
 @app.command()
-def check(db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def check() -> None:
     """Check the schema, and compare it with the models; if it does not fit, fail and print what to do."""
     from agentgit.store.schema import schema
 
-    with database(db) as target_db:
+    with database() as target_db:
         schema.compare(target_db)
-        _print_revision(target_db, as_json)
+        _print_revision(target_db)
 
 
 @app.command()
-def upgrade(db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def upgrade() -> None:
     """Upgrade the schema to the required revision, or create it."""
     from agentgit.store.schema import schema
 
-    with database(db, create=True) as target_db:
+    with database(create=True) as target_db:
         schema.upgrade(target_db)
-        _print_revision(target_db, as_json)
+        _print_revision(target_db)
 
 
 @app.command()
 def grant(
     role: Annotated[str, typer.Argument(metavar="ROLE", help="A role of the server, which must not own the tables.")],
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Grant a PostgreSQL role the rights that agentgit needs, and no more; run it again after each upgrade."""
     from agentgit.store.schema import roles
 
-    with database(db) as target_db:
+    with database() as target_db:
         count = roles.grant(target_db, role)
         data = {"database": target_db.name, "role": role, "tables": count}
-        output.line(as_json, lambda: data, clean(f"{role} can use {count} tables of {target_db.name}"))
+        output.line(lambda: data, clean(f"{role} can use {count} tables of {target_db.name}"))
 
 
 @app.command()
@@ -75,32 +68,29 @@ def rotate(
     off: Annotated[bool, typer.Option("--off", help="Decrypt everything.")] = False,
     new_key: Annotated[bool, typer.Option("--new-key", help="Generate a key, print it, and do nothing else.")] = False,
     count: Annotated[bool, typer.Option("--count", help="Only count the stored values of each key.")] = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Encrypt all stored data with the first key; $AGENTGIT_ENCRYPTION_KEYS lists the keys."""
     from agentgit.auth import Keyring
 
     if new_key:
         key = Keyring.new_key()
-        output.line(as_json, lambda: {"key": key}, key)
+        output.line(lambda: {"key": key}, key)
         return
-    with repository(db) as repo, bar("encrypting", as_json) as progress:
+    with repository() as repo, bar("encrypting") as progress:
         if count:
             counts = repo.maintenance.encryption_keys()
-            output.emit(as_json, lambda: counts, lambda width: drawn.key_lines(counts, width=width))
+            output.emit(lambda: counts, lambda width: drawn.key_lines(counts, width=width))
             return
         rotated = repo.maintenance.rotate_keys(off=off, progress=progress)
-    output.emit(as_json, rotated.to_dict, lambda width: drawn.rotated_lines(rotated, width=width))
+    output.emit(rotated.to_dict, lambda width: drawn.rotated_lines(rotated, width=width))
 
 
-def _print_revision(target_db: Database, as_json: bool) -> None:
+def _print_revision(target_db: Database) -> None:
     """Write the current and the required revision."""
     from agentgit.store.schema import schema
 
     revision = schema.current_revision(target_db)
     output.emit(
-        as_json,
         lambda: {"database": target_db.name, "schema": revision, "needed": schema.REVISION},
         lambda _: [
             (Span(target_db.name, "reference"), Span(f"  schema {revision or 'none'}, needed {schema.REVISION}"))

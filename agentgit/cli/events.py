@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import TIME_HELP, AsJson, DatabaseOption, repository
+from agentgit.cli.options import TIME_HELP, repository
 from agentgit.render.text import Line, Span
 from agentgit.render.views import events as drawn
 from agentgit.values import parse_time
@@ -33,12 +33,6 @@ OfSession = Annotated[
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep running until Ctrl-C or SIGTERM.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command()(events)
-    app.command()(audit)
-
-
 def events(
     session: OfSession = None,
     kind: Kinds = None,
@@ -56,12 +50,10 @@ def events(
         ),
     ] = 50,
     follow: Follow = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """List events, newest last."""
     kinds, since_time = kind or "*", parse_time(since)
-    with repository(db) as repo:
+    with repository() as repo:
         if after is not None and not follow:
             matches = list(repo.events.list(session=session, after=after, kinds=kinds, since=since_time))
         else:
@@ -72,7 +64,6 @@ def events(
         if not follow:
             placeholder: list[Line] = [(Span("no events found"),)]
             output.emit(
-                as_json,
                 lambda: [event.to_dict() for event in matches],
                 lambda width: drawn.event_lines(matches, width=width, zone=output.zone()) or placeholder,
             )
@@ -80,10 +71,10 @@ def events(
         start = after or (matches[-1].cursor if matches else repo.events.end())
         with _until_stopped():
             for event in matches:
-                _print_event(event, as_json)
+                _print_event(event)
             for event in repo.events.follow(session=session, after=start, kinds=kinds, since=since_time):
                 if event not in matches:
-                    _print_event(event, as_json)
+                    _print_event(event)
 
 
 @contextmanager
@@ -97,13 +88,13 @@ def _until_stopped() -> Iterator[None]:
         yield
 
 
-def _print_event(event: Event, as_json: bool) -> None:
-    _print_result(as_json, event.to_dict, lambda width: drawn.event_lines([event], width=width, zone=output.zone()))
+def _print_event(event: Event) -> None:
+    _print_result(event.to_dict, lambda width: drawn.event_lines([event], width=width, zone=output.zone()))
 
 
-def _print_result(as_json: bool, data: Callable[[], Any], lines: Callable[[int], list[Line]]) -> None:
+def _print_result(data: Callable[[], Any], lines: Callable[[int], list[Line]]) -> None:
     """Write one result of a stream immediately; as JSON it is one line."""
-    if as_json:
+    if output.as_json():
         output.stream(f"{output.dump(data())}\n")
     else:
         output.show(lines(output.width()))
@@ -115,15 +106,12 @@ def audit(
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, help="The number of newest events to show.")
     ] = 50,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """List events that belong to no session: users, keys, refusals; for admins."""
-    with repository(db) as repo:
+    with repository() as repo:
         matches = repo.events.audit(kinds=kind or "*", limit=limit)
         user_names = {user.id: user.name for user in repo.users.list()}
         output.emit(
-            as_json,
             lambda: [event.to_dict() for event in matches],
             lambda width: (
                 drawn.event_lines(matches, width=width, zone=output.zone(), user_names=user_names)

@@ -10,7 +10,7 @@ import typer
 from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
-from agentgit.cli.options import TIME_HELP, AsJson, DatabaseOption, Limit, OfBranch, repository, usage
+from agentgit.cli.options import TIME_HELP, Limit, OfBranch, repository
 from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render import records
@@ -36,14 +36,6 @@ Own = Annotated[
     bool, typer.Option("--branch-only", help="Only checkpoints made on this branch, not on its whole path.")
 ]
 Every = Annotated[bool, typer.Option("--all-branches", help="Checkpoints of all branches of the session.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command()(log)
-    app.command(cls=usage("[SESSION[@BRANCH]]", "TEXT"))(search)
-    app.command(cls=usage("[SESSION]", "[REF NAME]"))(tag)
-    app.command(cls=usage("[SESSION]", "[A B]"))(diff)
 
 
 def log(
@@ -77,13 +69,11 @@ def log(
     branch_only: Own = False,
     all_branches: Every = False,
     count: Annotated[bool, typer.Option("--count", help="Print only the number.")] = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """List the checkpoints of a branch, newest first."""
     if branch_only and all_branches:
         raise InvalidInput("Write --branch-only or --all-branches, not both.")
-    with repository(db) as repo:
+    with repository() as repo:
         session, branch = references.parse_session(repo, session_ref)
         branch = references.one_branch(branch, on_branch)
         query = session.log(
@@ -99,12 +89,11 @@ def log(
         )
         if count:
             total = len(query)
-            output.line(as_json, lambda: {"count": total}, str(total))
+            output.line(lambda: {"count": total}, str(total))
             return
         checkpoints = _read_checkpoints(query, limit, _parse_cursor(session, branch, after))
         questions = query.questions if after is None else []
         output.emit(
-            as_json,
             lambda: [records.of_checkpoint(checkpoint) for checkpoint in checkpoints],
             lambda width: (
                 logs.lines(checkpoints[::-1], width=width, zone=output.zone(), questions=questions)
@@ -152,19 +141,16 @@ def search(
     ] = 20,
     after: After = None,
     all_branches: Every = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Find messages, tool calls and named checkpoints by words: names first, then newest first."""
-    with repository(db) as repo:
+    with repository() as repo:
         session, branch, text = references.parse_optional(repo, words)
-        with bar("reading", as_json) as progress:
+        with bar("reading") as progress:
             hits = session.search(
                 text, branch=branch, all_branches=all_branches, limit=limit, after=after, progress=progress
             )
         hint: list[Line] = [(Span("Only one branch was searched: --all-branches searches the others too.", "dim"),)]
         output.emit(
-            as_json,
             hits.to_dict,
             lambda width: [
                 *logs.hit_lines(hits, width=width, zone=output.zone()),
@@ -185,8 +171,6 @@ def tag(
     ] = None,
     description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the tag.")] = None,
     delete: Annotated[str | None, typer.Option("--delete", "-d", metavar="NAME", help="Remove this tag.")] = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Tag a checkpoint, so that it is kept; or list the tags."""
     parts = list(words or [])
@@ -194,27 +178,22 @@ def tag(
         raise InvalidInput(f"{' '.join(parts)}: write a session, a reference and a name; put quotes around each.")
     # Two words are a reference and a name; with one or three the first is a session.
     session = parts[0] if len(parts) in (1, 3) else None
-    with repository(db) as repo:
+    with repository() as repo:
         if delete is not None:
             changed = references.changed_session(repo, session)
             removed = changed.untag(delete)
             text = f"{clean(removed.reference)} of {place(changed.reference)} no longer has that tag"
-            output.line(as_json, lambda: {"session_name": changed.reference, **removed.to_dict()}, text)
+            output.line(lambda: {"session_name": changed.reference, **removed.to_dict()}, text)
         elif len(parts) > 1:
             changed = references.changed_session(repo, session, "SESSION REF NAME")
             new_tag = changed.tag(parts[-2], parts[-1], description=description)
             output.emit_at(
-                changed,
-                None,
-                new_tag.to_dict,
-                lambda width: logs.tag_lines([new_tag], width=width, zone=output.zone()),
-                as_json=as_json,
+                changed, None, new_tag.to_dict, lambda width: logs.tag_lines([new_tag], width=width, zone=output.zone())
             )
         else:
             all_tags = _session_of_tags(repo, session).tags()
             placeholder: list[Line] = [(Span("no tags yet; add one with: agentgit tag REF NAME"),)]
             output.emit(
-                as_json,
                 lambda: [one.to_dict() for one in all_tags],
                 lambda width: logs.tag_lines(all_tags, width=width, zone=output.zone()) or placeholder,
                 all_tags,
@@ -251,23 +230,20 @@ def diff(
     ] = False,
     patch: Annotated[bool, typer.Option("--patch", "-p", help="Also show file changes line by line.")] = False,
     as_page: AsPage = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Compare two checkpoints: state, messages, tool calls, files, tokens."""
-    with repository(db) as repo:
+    with repository() as repo:
         if since_fork:
             session, a, b = references.parse_pair(repo, words or [])
-            _print_comparison(session.compare(a, b), as_page=as_page, as_json=as_json)
+            _print_comparison(session.compare(a, b), as_page=as_page)
             return
         session, a, b = _parse_diff(repo, words or [])
         difference = session.diff(a, b, other=other)
         if as_page:
-            _write_page(f"{difference.from_reference} -> {difference.to_reference}", difference, as_json)
+            _write_page(f"{difference.from_reference} -> {difference.to_reference}", difference)
             return
         patch_lines = diffs.patch(difference.diff_content) if patch else []
         output.emit(
-            as_json,
             difference.to_dict,
             lambda width: [*diffs.lines(difference, width=width), *patch_lines],
             None if patch else difference,
@@ -285,15 +261,15 @@ def _parse_diff(repo: Repository, words: list[str]) -> tuple[Session, Any, Any]:
     return session, before, after
 
 
-def _print_comparison(comparison: Comparison, *, as_page: bool, as_json: bool) -> None:
+def _print_comparison(comparison: Comparison, *, as_page: bool) -> None:
     if as_page:
-        _write_page(comparison.heading, comparison, as_json)
+        _write_page(comparison.heading, comparison)
         return
-    output.emit(as_json, comparison.to_dict, lambda width: diffs.lines(comparison, width=width), comparison)
+    output.emit(comparison.to_dict, lambda width: diffs.lines(comparison, width=width), comparison)
 
 
-def _write_page(title: str, value: PrintableDrawing, as_json: bool) -> None:
+def _write_page(title: str, value: PrintableDrawing) -> None:
     """Write a value as HTML."""
-    if as_json:
+    if output.as_json():
         raise InvalidInput("Write --html or --json, not both.")
     output.page(title, value._repr_html_())

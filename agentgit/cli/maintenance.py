@@ -12,8 +12,6 @@ import typer
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_session
 from agentgit.cli.options import (
-    AsJson,
-    DatabaseOption,
     ForceErase,
     OfBranch,
     Price,
@@ -58,15 +56,6 @@ Age = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command()(stats)
-    app.command()(retention)
-    app.command()(gc)
-    app.command()(fsck)
-    app.command()(delete)
-
-
 def retention(
     session_ref: Session = None,
     on: Annotated[bool, typer.Option("--on", help="Use the default limits.")] = False,
@@ -77,13 +66,11 @@ def retention(
     age: Age = None,
     now: Annotated[bool, typer.Option("--now", help="Also delete the checkpoints that exceed the limits now.")] = False,
     dry_run: DryRun = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show or set which checkpoints a session keeps."""
     if off and (now or dry_run):
         raise InvalidInput("--off keeps everything, so there is nothing to delete. Leave out --now and --dry-run.")
-    with repository(db) as repo:
+    with repository() as repo:
         has_changes = on or off or any(option is not None for option in (most, after, last, age))
         needs_name = has_changes or now
         session = references.changed_session(repo, session_ref) if needs_name else repo.session(session_ref)
@@ -101,11 +88,9 @@ def retention(
                 None,
                 result.to_dict,
                 lambda width: drawn.thinned_lines(result, width=width, zone=output.zone()),
-                as_json=as_json,
             )
             return
         output.emit(
-            as_json,
             lambda: {"session_name": session.name, "retention": limits.to_dict() if limits else None},
             lambda _: drawn.retention_lines(session.reference, limits),
         )
@@ -155,15 +140,13 @@ def gc(
     imports: Annotated[
         bool, typer.Option("--imports", help="Also delete what interrupted imports left behind.")
     ] = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Delete data that nothing needs any more, and free its space."""
-    with repository(db) as repo, bar("collecting", as_json) as progress:
+    with repository() as repo, bar("collecting") as progress:
         reclaimed = repo.maintenance.gc(
             dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress
         )
-    output.emit(as_json, reclaimed.to_dict, lambda _: drawn.reclaimed_lines(reclaimed))
+    output.emit(reclaimed.to_dict, lambda _: drawn.reclaimed_lines(reclaimed))
 
 
 def fsck(
@@ -173,13 +156,11 @@ def fsck(
             "--level", metavar="N", help="What to check: 1 references, 2 also hashes, 3 also the state of every head."
         ),
     ] = 2,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Check the integrity of everything that is stored; nothing is changed."""
-    with repository(db) as repo, bar("checking", as_json) as progress:
+    with repository() as repo, bar("checking") as progress:
         checked = repo.maintenance.fsck(level, progress=progress)
-    output.emit(as_json, checked.to_dict, lambda _: drawn.checked_lines(checked))
+    output.emit(checked.to_dict, lambda _: drawn.checked_lines(checked))
     if not checked.is_sound:
         raise typer.Exit(Corrupt.exit_code)
 
@@ -190,17 +171,15 @@ def delete(
     ],
     yes: Yes = False,
     force: ForceErase = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Erase a session and its trail permanently."""
-    with repository(db) as repo:
+    with repository() as repo:
         session = repo.session(session_ref)
         name = session.reference
         if not yes:
-            output.confirm(f"Permanently delete {place(name)}?", as_json)
+            output.confirm(f"Permanently delete {place(name)}?")
         erased = session.delete(force=force)
-    output.emit(as_json, erased.to_dict, lambda _: erased_lines(name, erased))
+    output.emit(erased.to_dict, lambda _: erased_lines(name, erased))
 
 
 def stats(
@@ -208,12 +187,10 @@ def stats(
     every: Annotated[bool, typer.Option("--all", help="Count all your sessions.")] = False,
     price: Price = None,
     storage: Annotated[bool, typer.Option("--storage", help="Also measure the space used in the database.")] = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Count checkpoints, calls, rollbacks, reversals and tokens."""
     prices = parse_prices(price)
-    with repository(db) as repo:
+    with repository() as repo:
         if every and session_ref is not None:
             raise InvalidInput("--all counts all sessions. Leave out the session.")
         if every:
@@ -221,6 +198,4 @@ def stats(
         else:
             session, branch = references.parse_session(repo, session_ref)
             result = session.stats(branch=branch, prices=prices, storage=storage)
-        output.emit(
-            as_json, result.to_dict, lambda width: drawn.stats_lines(result, width=width, zone=output.zone()), result
-        )
+        output.emit(result.to_dict, lambda width: drawn.stats_lines(result, width=width, zone=output.zone()), result)

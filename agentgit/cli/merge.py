@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output, references
-from agentgit.cli.options import AsJson, DatabaseOption, import_from_here, repository, usage
+from agentgit.cli.options import import_from_here, repository
 from agentgit.errors import MergeConflict
 from agentgit.render import records
 from agentgit.render.views import diff as merges
@@ -39,11 +39,6 @@ Resolve = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan, and change nothing.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command(cls=usage("MODULE:GRAPH", "[SESSION[@BRANCH]]", "REF"))(merge)
-
-
 def merge(
     graph: Graph,
     words: Words,
@@ -53,15 +48,13 @@ def merge(
         bool, typer.Option("--only", help="Copy only what this one checkpoint changed, as git's cherry-pick does.")
     ] = False,
     dry_run: DryRun = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Merge the messages and values of another branch, or of one checkpoint; no tool runs."""
-    with repository(db) as repo:
+    with repository() as repo:
         agent, ref, choices = _parse(repo, graph, words, resolve)
         verb = agent.cherry_pick if only else agent.merge
         plan = verb(ref, resolve=choices, dry_run=True)
-        _run(plan, lambda: verb(ref, resolve=choices, name=name), dry_run, as_json)
+        _run(plan, lambda: verb(ref, resolve=choices, name=name), dry_run)
 
 
 def _parse(
@@ -87,20 +80,19 @@ def _choices(values: Sequence[str]) -> dict[str, str]:
     return {key if equals else "*": side for key, equals, side in parts}
 
 
-def _run(plan: MergePlan, run: Callable[[], Checkpoint], dry_run: bool, as_json: bool) -> None:
+def _run(plan: MergePlan, run: Callable[[], Checkpoint], dry_run: bool) -> None:
     """Merge, and write the plan and the checkpoint that was created."""
     try:
         checkpoint = None if dry_run else run()
     except MergeConflict as error:
-        _print_merge(as_json, error.plan, None)
+        _print_merge(error.plan, None)
         raise
-    _print_merge(as_json, plan, checkpoint)
+    _print_merge(plan, checkpoint)
 
 
-def _print_merge(as_json: bool, plan: MergePlan, checkpoint: Checkpoint | None) -> None:
+def _print_merge(plan: MergePlan, checkpoint: Checkpoint | None) -> None:
     """Write the plan, and the checkpoint that was created."""
     output.emit(
-        as_json,
         lambda: {
             "plan": plan.to_dict(),
             "checkpoint": records.of_checkpoint(checkpoint) if checkpoint is not None else None,

@@ -5,18 +5,21 @@ Nothing heavy is imported before a command runs, so that `agentgit --help` answe
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from agentgit.cli import output
 from agentgit.cli.completion import complete_checkpoint, complete_session
 from agentgit.cli.output import HOST
 from agentgit.errors import InvalidInput
@@ -71,17 +74,11 @@ class CommandGroup(TyperGroup):
                 formatter.write_dl(rows)
 
 
-def _from_before(context: typer.Context, value: str | None) -> str | None:
-    """Return the database given after the command, or else the one given before it."""
-    return value or context.obj
-
-
 DatabaseOption = Annotated[
     str | None,
     typer.Option(
         "--db",
         metavar="PATH|URL",
-        callback=_from_before,
         help="The database; by default $AGENTGIT_DATABASE_URL, then ./agentgit.db.",
     ),
 ]
@@ -219,9 +216,9 @@ def usage(*pieces: str) -> type[TyperCommand]:
     return Command
 
 
-def address(db: str | None) -> str:
+def address() -> str:
     """Return the database to use: the named one, else the environment's, else the default in this directory."""
-    return db or default_location()
+    return GLOBAL_OPTIONS.get().db or default_location()
 
 
 def import_from_here() -> None:
@@ -241,21 +238,64 @@ def trusted_modules(named: Sequence[str] | None) -> list[str]:
 
 
 class GlobalOptions(NamedTuple):
-    """The user and the tenant, from the options before the command or from the environment."""
+    """The user, the tenant and the database, from options or from the environment."""
 
     user: str | None = None
     tenant: str | None = None
+    db: str | None = None
 
 
 GLOBAL_OPTIONS: ContextVar[GlobalOptions] = ContextVar("agentgit_who", default=GlobalOptions())  # noqa: B039  # the default is immutable
 
 
+def name_database(db: str | None) -> None:
+    """Use a database for the command, if it is given."""
+    if db is not None:
+        GLOBAL_OPTIONS.set(GLOBAL_OPTIONS.get()._replace(db=db))
+
+
+def add_shared_options(app: typer.Typer) -> None:
+    """Add `--db` and `--json` to commands, for which their values are kept."""
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            add_shared_options(group.typer_instance)
+    for command in app.registered_commands:
+        if command.callback is not None and not hasattr(command.callback, "__wrapped__"):
+            command.callback = _with_shared_options(command.callback)
+
+
+WITHOUT_JSON = ("chat", "mcp", "serve")
+
+
+def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(function, eval_str=True)
+    shared = {"db": (DatabaseOption, None), "as_json": (AsJson, False)}
+    if function.__module__.endswith(".workspace"):  # it opens no database
+        del shared["db"]
+    if function.__name__ in WITHOUT_JSON:
+        del shared["as_json"]
+
+    @wraps(function)
+    def run(*, db: str | None = None, as_json: bool = False, **given: Any) -> None:
+        name_database(db)
+        output.JSON.set(as_json)
+        function(**given)
+
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in shared.items()
+    ]
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]  # typer reads it
+    run.__annotations__ = {**function.__annotations__, **{name: kind for name, (kind, _) in shared.items()}}
+    return run
+
+
 @contextmanager
-def repository(db: str | None, *, create: bool = False, trust: Sequence[str] | None = ()) -> Iterator[Repository]:
+def repository(*, create: bool = False, trust: Sequence[str] | None = ()) -> Iterator[Repository]:
     """Open an existing database for one command, as the given user or the local owner."""
     from agentgit.repository import open
 
-    user, tenant = GLOBAL_OPTIONS.get()
+    user, tenant, db = GLOBAL_OPTIONS.get()
     modules = trusted_modules(trust)
     host = HOST.get()
     if host is not None and db is None:
@@ -263,16 +303,16 @@ def repository(db: str | None, *, create: bool = False, trust: Sequence[str] | N
         repo.trust(*modules)
         yield repo
         return
-    with open(address(db), create=create and user is None, user=user, tenant=tenant, trust=modules) as repo:
+    with open(address(), create=create and user is None, user=user, tenant=tenant, trust=modules) as repo:
         yield repo
 
 
 @contextmanager
-def database(db: str | None, *, create: bool = False) -> Iterator[Database]:
+def database(*, create: bool = False) -> Iterator[Database]:
     """Open a database for one command without checking its schema."""
     from agentgit.store.database import Database
 
-    target_db = Database(address(db))
+    target_db = Database(address())
     try:
         if not create:
             target_db.require_file()

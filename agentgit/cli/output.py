@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO, TypeAlias
 import typer
 
 from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.next_steps import Face
 from agentgit.render.html import escape
 from agentgit.render.text import ASCII, Line, Span, Zone, clean, place, plain, visible
 from agentgit.values import portable
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 class Host(Protocol):
     """A program that runs commands: a notebook or a chat."""
 
+    face: Face
+    """Whose words are shown."""
     yes: bool
     """True if nobody is to be asked."""
 
@@ -147,15 +150,24 @@ Lines: TypeAlias = Callable[[int], Sequence[Line]]
 SETTINGS: ContextVar[Settings] = ContextVar("agentgit_output", default=Settings())  # noqa: B039  # the default is immutable
 
 
+JSON: ContextVar[bool] = ContextVar("agentgit_json", default=False)
+"""Whether results, and errors, are written as JSON."""
+
+
+def as_json() -> bool:
+    """Return whether results are written as JSON."""
+    return JSON.get()
+
+
 def zone() -> Zone:
     """Return how to show times: by default relative to now in a terminal, and exact in a pipe or a file."""
     dates = SETTINGS.get().dates
     return datetime.now(UTC) if dates == "relative" or (dates == "auto" and sys.stdout.isatty()) else None
 
 
-def emit(as_json: bool, data: Callable[[], Any], lines: Lines, value: Any = None) -> None:
+def emit(data: Callable[[], Any], lines: Lines, value: Any = None) -> None:
     """Write one result, as JSON or as text. A notebook shows the value itself, if there is one."""
-    if as_json:
+    if as_json():
         _write(sys.stdout, dump(data(), indent=2))
     elif (host := HOST.get()) is not None:
         host.show(value, lines(width()))
@@ -169,19 +181,18 @@ def dump(data: Any, indent: int | None = None) -> str:
     return json.dumps(portable(data), indent=indent).replace("\x7f", "\\u007f")
 
 
-def emit_at(session: Session, branch: str | None, data: Callable[[], Any], lines: Lines, *, as_json: bool) -> None:
+def emit_at(session: Session, branch: str | None, data: Callable[[], Any], lines: Lines) -> None:
     """Write the result of a change, which begins with the session and the branch that have changed; see `emit`."""
     name = session.reference
     emit(
-        as_json,
         lambda: {"session_name": name, **({"branch": branch} if branch else {}), **data()},
         lambda width: [(Span(place(name, branch), "dim"),), *lines(width)],
     )
 
 
-def line(as_json: bool, data: Callable[[], Any], text: str) -> None:
+def line(data: Callable[[], Any], text: str) -> None:
     """Write a result whose text form is one line; see `emit`."""
-    emit(as_json, data, lambda _: [(Span(text),)])
+    emit(data, lambda _: [(Span(text),)])
 
 
 def page(title: str, content: str) -> None:
@@ -244,12 +255,12 @@ def ask_here(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None) -> None:
+def confirm(question: str, show: Callable[[], None] | None = None) -> None:
     """Ask for confirmation; without a yes, end the command with exit code 1."""
     host = HOST.get()
     if host is not None and host.yes:
         return
-    if as_json:
+    if as_json():
         raise InvalidInput("--json cannot ask for confirmation. Add --yes to confirm.")
     if show is not None:
         show()
@@ -260,11 +271,18 @@ def confirm(question: str, as_json: bool, show: Callable[[], None] | None = None
         raise typer.Exit(1)
 
 
-def fail(error: AgentGitError, *, as_json: bool = False) -> int:
+def face() -> Face:
+    """Return whose words are shown: those of the program that runs the command, or of a terminal."""
+    host = HOST.get()
+    return "cli" if host is None else host.face
+
+
+def fail(error: AgentGitError) -> int:
     """Write an error as one line to standard error, and return its exit code."""
-    message = clean(str(error))
-    record = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
-    _write(sys.stderr, dump(record) if as_json else f"error: {message}")
+    message = clean(error.worded("cli"))
+    record: dict[str, Any] = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
+    record["next"] = [step.to_dict() for step in error.next]
+    _write(sys.stderr, dump(record) if as_json() else f"error: {message}")
     return error.exit_code
 
 
@@ -305,9 +323,9 @@ def encodable(text: str, stream: TextIO) -> str:
 
 
 @contextmanager
-def bar(description: str, as_json: bool) -> Iterator[OnProgress | None]:
+def bar(description: str) -> Iterator[OnProgress | None]:
     """Show a progress bar in a terminal; yield the function that updates it, or None."""
-    if as_json or not sys.stderr.isatty():
+    if as_json() or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console

@@ -13,17 +13,13 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.completion import complete_session
-from agentgit.cli.options import AsJson, DatabaseOption, Price, import_from_here, parse_prices, repository
+from agentgit.cli.options import Price, import_from_here, parse_prices, repository
 from agentgit.errors import InvalidInput
+from agentgit.next_steps import Next
 from agentgit.sessions.rerun import LIVE, RECORD
 
 BELOW_BAR = 1
 """The exit code if the sessions do not reach the bar."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(rerun)
 
 
 def rerun(
@@ -100,8 +96,6 @@ def rerun(
         str | None, typer.Option("--name", metavar="NAME", help="The name of the reruns; by default one with the time.")
     ] = None,
     price: Price = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."""
     from agentgit.handles.export import open_target
@@ -114,13 +108,13 @@ def rerun(
     import_from_here()
     options = _graph_or_factory(graph) | {"effects": _import(effects), "judge": _import(judge)}
     with ExitStack() as stack:
-        repo = stack.enter_context(repository(db))
+        repo = stack.enter_context(repository())
         executor = stack.enter_context(ThreadPoolExecutor(parallel)) if parallel > 1 else None
         found = list(repo.sessions(name=matching)) if matching is not None else []
         if matching is not None and not found:
-            raise InvalidInput(f"No session has {matching!r} in its name. agentgit sessions lists them.")
+            raise InvalidInput(f"No session has {matching!r} in its name.", Next("list_sessions"))
         file = stack.enter_context(open_target(junit)) if junit is not None else None  # before the models run
-        with output.bar("running again", as_json) as progress:
+        with output.bar("running again") as progress:
             results = repo.rerun(
                 [*(sessions or ()), *found],
                 executor=executor,
@@ -137,7 +131,7 @@ def rerun(
             file.write(document(results, fail_under))
     is_passed = results.is_passed(fail_under)
     data = {"fail_under": fail_under, "is_passed": is_passed}
-    output.emit(as_json, lambda: results.to_dict() | data, lambda width: reruns.lines(results, width=width))
+    output.emit(lambda: results.to_dict() | data, lambda width: reruns.lines(results, width=width))
     if not is_passed:
         raise typer.Exit(BELOW_BAR)
 

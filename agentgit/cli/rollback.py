@@ -13,13 +13,10 @@ import typer
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.options import (
-    AsJson,
-    DatabaseOption,
     Target,
     Trust,
     Yes,
     repository,
-    usage,
 )
 from agentgit.cli.output import HOST
 from agentgit.effects import RollbackPlan, RollbackReport
@@ -67,16 +64,6 @@ OnError = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command(cls=usage("[SESSION[@BRANCH]]", "REF"))(plan)
-    app.command(cls=usage("[SESSION[@BRANCH]]", "REF"))(rollback)
-    app.command(cls=usage("[SESSION[@BRANCH]]", "RESTORE_POINT"))(rewind_files)
-    app.command(cls=usage("[SESSION]", "BRANCH"))(switch)
-    app.command()(resume)
-    app.command()(resolve)
-
-
 # -- plan and run
 
 
@@ -88,16 +75,14 @@ def plan(
     replay: Replay = "record",
     no_conversation: NoConversation = False,
     trust: Trust = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show what a rollback would do; nothing is changed."""
-    with repository(db, trust=trust) as repo:
+    with repository(trust=trust) as repo:
         session, branch, ref = references.parse_changed_at(repo, target, "REF")
         files = "overwrite" if overwrite_files else not no_files
         options: dict[str, Any] = {"files": files, "conversation": not no_conversation}
         options |= {"tools": tools, "replay": replay}
-        print_rollback(as_json, session.plan_rollback(ref, branch=branch, **options))
+        print_rollback(session.plan_rollback(ref, branch=branch, **options))
 
 
 def rollback(
@@ -128,11 +113,9 @@ def rollback(
         ),
     ] = None,
     trust: Trust = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects."""
-    with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
+    with repository(trust=trust) as repo, show_plan_on_error():
         session, branch, ref = references.parse_changed_at(repo, target, "REF")
         files = "overwrite" if overwrite_files else not no_files
         options: dict[str, Any] = {"files": files, "conversation": not no_conversation}
@@ -149,7 +132,7 @@ def rollback(
             **options,
         )
         plan = session.plan_rollback(ref, branch=branch, **options)
-        print_rollback(as_json, run_confirmed(plan, run, "Roll back", as_json, yes=yes, force=force))
+        print_rollback(run_confirmed(plan, run, "Roll back", yes=yes, force=force))
 
 
 def rewind_files(
@@ -164,24 +147,16 @@ def rewind_files(
     overwrite_files: OverwriteFiles = False,
     force: Annotated[bool, typer.Option("--force", help="Leave files that a turn and others have changed.")] = False,
     yes: Yes = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Restore only the files, as they were before a user's message; the conversation stays."""
-    with repository(db) as repo, show_plan_on_error(as_json):
+    with repository() as repo, show_plan_on_error():
         session, branch, ref = references.parse_changed_at(repo, target, "RESTORE_POINT")
         branch_name = session.branch(branch).name
         files: bool | Literal["overwrite"] = "overwrite" if overwrite_files else True
         plan = session.plan_rewind(ref, branch=branch, files=files)
         run = partial(session.rewind_files, ref, branch=branch, files=files, force=force)
-        changes = run_confirmed(plan, run, "Restore the files of", as_json, yes=yes)
-        output.emit_at(
-            session,
-            branch_name,
-            changes.to_dict,
-            lambda width: rollbacks.file_lines(changes, width=width),
-            as_json=as_json,
-        )
+        changes = run_confirmed(plan, run, "Restore the files of", yes=yes)
+        output.emit_at(session, branch_name, changes.to_dict, lambda width: rollbacks.file_lines(changes, width=width))
 
 
 def switch(
@@ -205,23 +180,21 @@ def switch(
     yes: Yes = False,
     on_error: OnError = "stop",
     trust: Trust = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Continue a session on another branch; with --sync world, change the world to match it."""
-    with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
+    with repository(trust=trust) as repo, show_plan_on_error():
         session, _, branch = references.parse_changed_at(repo, target, "BRANCH")
         run = partial(session.switch, branch, sync=sync, force=force, on_error=on_error)
         if sync == "world":
-            report = run_confirmed(session.plan_switch(branch), run, "Switch to", as_json, yes=yes, force=force)
+            report = run_confirmed(session.plan_switch(branch), run, "Switch to", yes=yes, force=force)
         else:
             report = run(plan=None)
         if sync is not None:
-            print_rollback(as_json, report)
+            print_rollback(report)
             return
         current = session.branch()
         line = (Span(clean(current.name), "head"), Span(" is the current branch; the world is unchanged"))
-        output.emit_at(session, None, lambda: records.of_branch(current), lambda _: [line], as_json=as_json)
+        output.emit_at(session, None, lambda: records.of_branch(current), lambda _: [line])
 
 
 # -- interrupted operations
@@ -231,13 +204,11 @@ def resume(
     operation: Annotated[int, typer.Argument(metavar="OPERATION", help="The id that `agentgit status` shows.")],
     force: Annotated[bool, typer.Option("--force", help="Finish without the steps that still fail.")] = False,
     trust: Trust = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Finish an interrupted rollback or switch; completed steps are not repeated."""
-    with repository(db, trust=trust) as repo, show_plan_on_error(as_json):
+    with repository(trust=trust) as repo, show_plan_on_error():
         unfinished = repo.operation(operation)
-        print_rollback(as_json, repo.resume(unfinished, force=force))
+        print_rollback(repo.resume(unfinished, force=force))
 
 
 def resolve(
@@ -247,22 +218,18 @@ def resolve(
         str | None,
         typer.Option("--result", metavar="JSON", help="The return value of the call, for its undo function."),
     ] = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Record whether a call or its reversal happened, if its outcome is unknown."""
     return_value = output.parse_result(result)
-    with repository(db) as repo:
+    with repository() as repo:
         call = repo.resolve(invocation, outcome.replace("-", "_"), result=return_value)
-        output.emit(as_json, call.to_dict, lambda width: conversation.call_lines([call], width=width))
+        output.emit(call.to_dict, lambda width: conversation.call_lines([call], width=width))
 
 
 # -- shared helpers
 
 
-def run_confirmed(
-    plan: RollbackPlan, run: Callable[..., Any], verb: str, as_json: bool, *, yes: bool, force: bool = False
-) -> Any:
+def run_confirmed(plan: RollbackPlan, run: Callable[..., Any], verb: str, *, yes: bool, force: bool = False) -> Any:
     """Show a plan, ask for confirmation, and run that plan; at a terminal, ask again if another one would be run.
 
     A blocked plan is not asked about, because it raises an error; a notebook or a chat asks only before a change.
@@ -271,28 +238,28 @@ def run_confirmed(
         shown = plan.forced() if force else plan
         if not yes and shown.is_admissible and (shown.changes_world or HOST.get() is None):
             question = f"{verb} {place(plan.session_name, plan.branch)}?"
-            output.confirm(question, as_json, partial(print_rollback, False, shown))
+            output.confirm(question, partial(print_rollback, shown))
         try:
             return run(plan=plan)
         except PlanChanged as changed:
             if yes or not sys.stdin.isatty():
                 raise
-            output.print_notice(str(changed))
+            output.print_notice(clean(changed.worded(output.face())))
             plan = changed.plan
 
 
-def print_rollback(as_json: bool, value: RollbackPlan | RollbackReport) -> None:
-    output.emit(as_json, value.to_dict, lambda width: rollbacks.lines(value, width=width), value)
+def print_rollback(value: RollbackPlan | RollbackReport) -> None:
+    output.emit(value.to_dict, lambda width: rollbacks.lines(value, width=width, face=output.face()), value)
 
 
 @contextmanager
-def show_plan_on_error(as_json: bool) -> Iterator[None]:
+def show_plan_on_error() -> Iterator[None]:
     """Write the plan or report of an error before the error itself."""
     try:
         yield
     except (PlanChanged, RollbackBlocked) as error:
-        print_rollback(as_json, error.plan)
+        print_rollback(error.plan)
         raise
     except RollbackIncomplete as error:
-        print_rollback(as_json, error.report)
+        print_rollback(error.report)
         raise

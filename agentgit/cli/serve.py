@@ -11,7 +11,6 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.options import (
-    DatabaseOption,
     Effects,
     PublicUrl,
     Session,
@@ -21,16 +20,11 @@ from agentgit.cli.options import (
     trusted_modules,
 )
 from agentgit.errors import InvalidInput, Unavailable
+from agentgit.next_steps import Next
 
 if TYPE_CHECKING:
     from agentgit.agents.graph.rollback_graph import RollbackGraph
     from agentgit.repository import Repository
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command()(mcp)
-    app.command()(serve)
 
 
 SERVER_PACKAGES = ("fastapi", "jinja2", "markdown_it", "python_multipart", "uvicorn")
@@ -74,7 +68,6 @@ def serve(
     ] = False,
     public_url: PublicUrl = None,
     trust: Trust = None,
-    db: DatabaseOption = None,
 ) -> None:
     """Serve the web pages and the HTTP API."""
     try:
@@ -83,8 +76,8 @@ def serve(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in SERVER_PACKAGES:
             raise
-        raise Unavailable('The server needs more packages. Run: pip install "agentgit[server]"') from error
-    with repository(db, trust=trust) as repo:
+        raise Unavailable("The server needs more packages.", Next("install", package="agentgit[server]")) from error
+    with repository(trust=trust) as repo:
         server_module.serve(
             repo,
             graph=_served_graph(repo, graph, effects, workspace or ()),
@@ -129,12 +122,11 @@ def mcp(
         bool, typer.Option("--allow-force", help="Let clients roll back past effects that cannot be undone.")
     ] = False,
     trust: Trust = None,
-    db: DatabaseOption = None,
 ) -> None:
     """Serve the checkpoints of one session, or of all, as MCP tools over standard input and output."""
     server_module = _import_mcp_server()
     modules = trusted_modules(trust)
-    with repository(db) as repo:
+    with repository() as repo:
         session = repo.session(session_ref) if session_ref is not None else None
         server_module.serve(repo, session, read_only=read_only, may_force=allow_force, trust=modules)
 
@@ -145,4 +137,4 @@ def _import_mcp_server() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "mcp":
             raise
-        raise Unavailable('The MCP server needs the package mcp. Run: pip install "agentgit[mcp]"') from error
+        raise Unavailable("The MCP server needs the package mcp.", Next("install", package="agentgit[mcp]")) from error

@@ -10,8 +10,6 @@ from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.history import OnBranch
 from agentgit.cli.options import (
-    AsJson,
-    DatabaseOption,
     Limit,
     OfBranch,
     Session,
@@ -35,19 +33,12 @@ DEFAULT_BRANCH_LIMIT = 40
 """The number of branches that `tree` shows by default."""
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (sessions, status, branches, tree, tool_track, show):
-        app.command()(command)
-
-
-def sessions(limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def sessions(limit: Limit = None) -> None:
     """List the sessions, most recently updated first."""
-    with repository(db) as repo:
+    with repository() as repo:
         all_sessions = repo.sessions(limit)
         placeholder = [(Span("no sessions yet; start one with `agentgit demo` or `agentgit chat MODULE:GRAPH`"),)]
         output.emit(
-            as_json,
             lambda: [records.of_session(session) for session in all_sessions],
             lambda width: session_lines(all_sessions, width=width, zone=output.zone()) or placeholder,
             all_sessions,
@@ -60,20 +51,17 @@ def status(
         bool, typer.Option("--operations", help="List all rollbacks, switches and forks instead, newest first.")
     ] = False,
     limit: Limit = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show a session's branch, head and unfinished operations."""
-    with repository(db) as repo:
+    with repository() as repo:
         session, branch_name = references.parse_session(repo, session_ref, shows_session=True)
         if operations:
-            _print_operations(session, limit, as_json=as_json)
+            _print_operations(session, limit)
             return
         branch = session.branch(branch_name)
         head = session.get_checkpoint("HEAD", branch=branch) if branch.checkpoint_count else None
         unfinished = [operation for operation in session.operations() if operation.status != DONE]
         output.emit(
-            as_json,
             lambda: {
                 "session": records.of_session(session.info),
                 "branch": records.of_branch(branch),
@@ -84,10 +72,9 @@ def status(
         )
 
 
-def _print_operations(session: SessionHandle, limit: int | None, *, as_json: bool) -> None:
+def _print_operations(session: SessionHandle, limit: int | None) -> None:
     history, names = session.operations()[:limit], {branch.id: branch.name for branch in session.branches()}
     output.emit(
-        as_json,
         lambda: [records.of_operation(operation) for operation in history],
         lambda width: (
             rollbacks.operation_lines(history, names, width=width, zone=output.zone()) or [(Span("no operations yet"),)]
@@ -96,13 +83,12 @@ def _print_operations(session: SessionHandle, limit: int | None, *, as_json: boo
     )
 
 
-def branches(session: Session = None, limit: Limit = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def branches(session: Session = None, limit: Limit = None) -> None:
     """List the branches of a session; * marks the current one."""
-    with repository(db) as repo:
+    with repository() as repo:
         handle = references.read_session(repo, session)
         all_branches = handle.branches()[-(limit or 0) :]
         output.emit(
-            as_json,
             lambda: [records.of_branch(branch) for branch in all_branches],
             lambda width: branch_lines(all_branches, handle.tree(), width=width, zone=output.zone()),
             all_branches,
@@ -127,17 +113,14 @@ def tree(
         typer.Option("--branch", metavar="NAME", help="Show only the way to this branch, and what leaves from it."),
     ] = None,
     times: Annotated[bool, typer.Option("--times", help="Show when each checkpoint was created.")] = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Draw the branches of a session as a tree."""
-    with repository(db) as repo:
+    with repository() as repo:
         handle = references.default_session(repo, session)
         session_tree = handle.tree()
         branch_id = handle.branch(branch).id if branch is not None else None
         folded = fold(session_tree, limit=limit or None, branch=branch_id)
         output.emit(
-            as_json,
             lambda: records.of_tree(session_tree if branch is None else folded.tree),
             lambda width: trees.lines(folded, width=width, every=every, times=times, zone=output.zone()),
             session_tree if branch is None else folded.tree,
@@ -148,16 +131,13 @@ def tool_track(
     session_ref: OfBranch = None,
     limit: Limit = None,
     on_branch: OnBranch = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """List the tool calls of a branch, oldest first, with their effects and statuses."""
-    with repository(db) as repo:
+    with repository() as repo:
         session, branch = references.parse_session(repo, session_ref)
         branch = references.one_branch(branch, on_branch)
         invocations = session.tool_track(branch=branch)[-(limit or 0) :]
         output.emit(
-            as_json,
             lambda: [call.to_dict() for call in invocations],
             lambda width: conversation.call_lines(invocations, width=width) or [(Span("no tool calls yet"),)],
             invocations,
@@ -181,15 +161,10 @@ def show(
             help="A checkpoint, like main#7, HEAD~1, a name or an id; by default HEAD.",
         ),
     ] = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Show a checkpoint: its state, messages and tool calls."""
-    with repository(db) as repo:
+    with repository() as repo:
         checkpoint = references.checkpoint(repo, first, second)
         output.emit(
-            as_json,
-            checkpoint.to_dict,
-            lambda width: shows.lines(checkpoint, width=width, zone=output.zone()),
-            checkpoint,
+            checkpoint.to_dict, lambda width: shows.lines(checkpoint, width=width, zone=output.zone()), checkpoint
         )

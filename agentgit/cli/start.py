@@ -8,8 +8,6 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.options import (
-    AsJson,
-    DatabaseOption,
     Effects,
     Folder,
     Graph,
@@ -22,25 +20,17 @@ from agentgit.cli.options import (
 from agentgit.cli.references import wrap_graph
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command()(demo)
-    app.command()(chat)
-
-
 def demo(
-    db: DatabaseOption = None,
     shop: Annotated[str, typer.Option(metavar="PATH", help="The database of the demo shop.")] = "shop.db",
-    as_json: AsJson = False,
 ) -> None:
     """Run a demo of rollbacks in a small shop, without an API key or network."""
     from agentgit.demo import run_story
 
     story_lines: list[str] = []
-    with repository(db, create=True) as repo:
-        run_story(repo, shop, story_lines.append if as_json else output.say, database=address(db))
-    if as_json:
-        output.emit(True, lambda: {"database": address(db), "shop": shop, "said": story_lines}, lambda _: [])
+    with repository(create=True) as repo:
+        run_story(repo, shop, story_lines.append if output.as_json() else output.say, database=address())
+    if output.as_json():
+        output.emit(lambda: {"database": address(), "shop": shop, "said": story_lines}, lambda _: [])
 
 
 def chat(
@@ -56,13 +46,12 @@ def chat(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask before effects are reversed or files change.")
     ] = False,
-    db: DatabaseOption = None,
 ) -> None:
     """Talk with your graph; every turn is recorded, and /help lists the commands for going back."""
     from agentgit.cli.chat.conversation import Chat  # late, because `--help` does not need it
 
     import_from_here()
-    with repository(db, create=True, trust=None) as repo:
+    with repository(create=True, trust=None) as repo:
         agent = wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
         with Chat(repo, agent, yes=yes) as chat_loop:
             exit_code = chat_loop.run()

@@ -14,12 +14,9 @@ import typer
 from agentgit.cli import output, references
 from agentgit.cli.options import (
     GLOBAL_OPTIONS,
-    AsJson,
-    DatabaseOption,
     address,
     import_from_here,
     repository,
-    usage,
 )
 from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput, NotFound
@@ -34,12 +31,6 @@ if TYPE_CHECKING:
 
 PIPE = "-"
 """The file that stands for standard output, or for standard input."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command(cls=usage("[SESSION[@BRANCH] [REF]]", "FILE"))(export)
-    app.command("import")(import_)
 
 
 def export(
@@ -67,12 +58,10 @@ def export(
     trajectories: Annotated[
         bool, typer.Option("--trajectories", help="Write trajectories for training: a line for each AI message.")
     ] = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Export a session, a branch or a checkpoint to one file."""
     *selection, file = words
-    with repository(db) as repo, bar("exporting", as_json) as progress:
+    with repository() as repo, bar("exporting") as progress:
         if not selection and _is_session(repo, file):
             raise InvalidInput(f"{file} is a session; name the file too: agentgit export {file} FILE")
         session, branch, checkpoint = _parse_target(repo, selection)
@@ -90,7 +79,7 @@ def export(
             redact=_import_redaction(redact_with) or redact or as_test,
             progress=progress,
         )
-    _print_summary("exported", summary, as_json=as_json, piped=file == PIPE)
+    _print_summary("exported", summary, piped=file == PIPE)
 
 
 def _import_redaction(path: str | None) -> Callable[[str], str] | None:
@@ -140,36 +129,34 @@ def import_(
     as_threads: Annotated[
         bool, typer.Option("--as-threads", help="Import them as threads of SQLModelSaver, not as sessions.")
     ] = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Create sessions from an exported file, from plain checkpoints, or from threads of LangGraph."""
     if not langgraph:
         if thread or session_prefix or as_threads:
             raise InvalidInput("--thread, --session-prefix and --as-threads are for threads of LangGraph: --langgraph")
-        _import_file(source, session, workspace, db, as_json=as_json)
+        _import_file(source, session, workspace)
         return
     from agentgit.render.views import transfer
 
-    with repository(db, create=True) as repo, _show_progress(as_json) as progress:
+    with repository(create=True) as repo, _show_progress() as progress:
         report = repo.import_langgraph(
             source, thread, progress, session_prefix=session_prefix, as_threads=as_threads, on_error="continue"
         )
-    output.emit(as_json, report.to_dict, lambda _: transfer.import_lines(report))
+    output.emit(report.to_dict, lambda _: transfer.import_lines(report))
     for failure in report.failed:
         raise typer.Exit(failure.error.exit_code if failure.error else 1)  # the exit code of the first failed thread
 
 
-def _import_file(file: str, session: str | None, workspace: str | None, db: str | None, *, as_json: bool) -> None:
+def _import_file(file: str, session: str | None, workspace: str | None) -> None:
     from agentgit.repository import open
 
     source = sys.stdin.buffer if file == PIPE else file
     with (
-        open(address(db), user=GLOBAL_OPTIONS.get().user, tenant=GLOBAL_OPTIONS.get().tenant) as repo,
-        bar("importing", as_json) as progress,
+        open(address(), user=GLOBAL_OPTIONS.get().user, tenant=GLOBAL_OPTIONS.get().tenant) as repo,
+        bar("importing") as progress,
     ):
         summary = repo.import_(source, session=session, workspace=workspace, progress=progress)
-    _print_summary("imported", summary, as_json=as_json)
+    _print_summary("imported", summary)
 
 
 def _write_trajectories(steps: Iterator[Any], file: str) -> None:
@@ -200,13 +187,13 @@ def _parse_target(repo: Repository, words: list[str]) -> tuple[Session, str | No
     return session, branch, session.get_checkpoint(words[1], branch=branch)
 
 
-def _print_summary(verb: str, summary: TransferSummary, *, as_json: bool, piped: bool = False) -> None:
+def _print_summary(verb: str, summary: TransferSummary, *, piped: bool = False) -> None:
     if piped:
         for line in lines(verb, summary):
             output.print_notice("".join(span.text for span in line))
         return
     data: dict[str, Any] = summary.to_dict()
-    output.emit(as_json, lambda: data, lambda _: lines(verb, summary))
+    output.emit(lambda: data, lambda _: lines(verb, summary))
 
 
 PROGRESS_STEP = 200
@@ -214,9 +201,9 @@ PROGRESS_STEP = 200
 
 
 @contextmanager
-def _show_progress(as_json: bool) -> Iterator[Callable[[Progress], None] | None]:
+def _show_progress() -> Iterator[Callable[[Progress], None] | None]:
     """Show the progress: a bar in a terminal, lines elsewhere, nothing with --json."""
-    if as_json:
+    if output.as_json():
         yield None
     elif not sys.stderr.isatty():
         yield _ProgressLines()

@@ -10,7 +10,7 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.completion import complete_session
-from agentgit.cli.options import AsJson, CommandGroup, DatabaseOption, ForceErase, PublicUrl, Yes, repository
+from agentgit.cli.options import CommandGroup, ForceErase, PublicUrl, Yes, repository
 from agentgit.errors import InvalidInput
 from agentgit.render.records import of_value
 from agentgit.render.text import Line, Span, clean
@@ -44,14 +44,6 @@ users = typer.Typer(name="users", help="Manage the users of the database; for ad
 keys = typer.Typer(name="keys", help="Manage API keys.", **GROUP_OPTIONS)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (share, accept):
-        app.command()(command)
-    for group in (users, keys):
-        app.add_typer(group)
-
-
 def parse_lifetime(text: str | None) -> timedelta | None:
     """Parse a lifetime; None never expires."""
     lifetime = parse_duration(text) if text is not None else None
@@ -60,25 +52,22 @@ def parse_lifetime(text: str | None) -> timedelta | None:
     return lifetime
 
 
-def _print_list(as_json: bool, values: Sequence[Any], lines: Callable[..., list[Line]], placeholder: str) -> None:
+def _print_list(values: Sequence[Any], lines: Callable[..., list[Line]], placeholder: str) -> None:
     output.emit(
-        as_json,
         lambda: [of_value(value) for value in values],
         lambda width: lines(values, width=width) or [(Span(placeholder),)],
     )
 
 
-def _print_value(as_json: bool, value: Any, text: str) -> None:
-    output.line(as_json, lambda: of_value(value), clean(text))
+def _print_value(value: Any, text: str) -> None:
+    output.line(lambda: of_value(value), clean(text))
 
 
-def _print_sign_in_link(as_json: bool, repo: Repository, user: User, public_url: str | None, text: str) -> None:
+def _print_sign_in_link(repo: Repository, user: User, public_url: str | None, text: str) -> None:
     """Create a sign-in link for a user, and print its address."""
     address = f"{(public_url or LOCAL_SERVER).rstrip('/')}/sign-in?token={repo.users.create_link(user).secret}"
     text = f"{text}. This link signs a browser in once, within 24 hours:"
-    output.emit(
-        as_json, lambda: {**of_value(user), "sign_in_link": address}, lambda _: [(Span(clean(text)),), (Span(address),)]
-    )
+    output.emit(lambda: {**of_value(user), "sign_in_link": address}, lambda _: [(Span(clean(text)),), (Span(address),)])
 
 
 # -- sessions
@@ -99,41 +88,37 @@ def share(
         int | None,
         typer.Option("--revoke", metavar="ID", help="Revoke a link, and all roles got with it."),
     ] = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Share a session with a user or with a link; without a user, list its members."""
     if sum([user is not None, link, links, revoke is not None]) > 1 or (remove and user is None):
         raise InvalidInput("Write a user, --link, --links or --revoke; and --remove only with a user.")
-    with repository(db) as repo:
+    with repository() as repo:
         sharing = repo.session(session).sharing
         if link:
             new_link = sharing.create_link(role, parse_lifetime(expires or "7d"))
-            _print_value(as_json, new_link, f"{new_link.token}")
+            _print_value(new_link, f"{new_link.token}")
         elif links:
-            _print_list(as_json, sharing.links(), drawn.link_lines, "no links")
+            _print_list(sharing.links(), drawn.link_lines, "no links")
         elif revoke is not None:
-            _print_value(as_json, sharing.revoke_link(revoke), f"link {revoke} is revoked")
+            _print_value(sharing.revoke_link(revoke), f"link {revoke} is revoked")
         elif user is None:
-            _print_list(as_json, sharing.members(), drawn.member_lines, "not shared")
+            _print_list(sharing.members(), drawn.member_lines, "not shared")
         elif remove:
             sharing.unshare(user)
             data = {"session": session, "user": user}
-            _print_value(as_json, data, f"{user} no longer has a role in {session}")
+            _print_value(data, f"{user} no longer has a role in {session}")
         else:
             member = sharing.share(user, role, parse_lifetime(expires))
-            _print_value(as_json, member, f"{member.user_name} is {member.role} of {session}")
+            _print_value(member, f"{member.user_name} is {member.role} of {session}")
 
 
 def accept(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token that `agentgit share --link` printed.")],
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Join a session with a link."""
-    with repository(db) as repo:
+    with repository() as repo:
         session = repo.accept(token).info
-        _print_value(as_json, session, f"you are {session.role} of {session.reference}")
+        _print_value(session, f"you are {session.role} of {session.reference}")
 
 
 # -- users
@@ -144,44 +129,43 @@ def users_add(
     name: Name,
     admin: Annotated[bool, typer.Option("--admin", help="Make the user an admin.")] = False,
     public_url: PublicUrl = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Create a user with a sign-in link; for the local owner, also the database or tenant if it does not exist."""
-    with repository(db, create=True) as repo:
+    with repository(create=True) as repo:
         user = repo.users.add(name, is_admin=admin)
-        _print_sign_in_link(as_json, repo, user, public_url, f"user {user.name} is created")
+        _print_sign_in_link(repo, user, public_url, f"user {user.name} is created")
 
 
 @users.command("link")
 def users_link(
-    user: UserArgument, public_url: PublicUrl = None, db: DatabaseOption = None, as_json: AsJson = False
+    user: UserArgument,
+    public_url: PublicUrl = None,
 ) -> None:
     """Create a link that signs a user's browser in, once within 24 hours."""
-    with repository(db) as repo:
+    with repository() as repo:
         found = repo.users.find(user)
-        _print_sign_in_link(as_json, repo, found, public_url, f"{found.name} can sign in")
+        _print_sign_in_link(repo, found, public_url, f"{found.name} can sign in")
 
 
 @users.command("list")
-def users_list(db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def users_list() -> None:
     """List the users."""
-    with repository(db) as repo:
-        _print_list(as_json, repo.users.list(), drawn.user_lines, "no users")
+    with repository() as repo:
+        _print_list(repo.users.list(), drawn.user_lines, "no users")
 
 
 @users.command("disable")
-def users_disable(user: UserArgument, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def users_disable(user: UserArgument) -> None:
     """Disable a user with immediate effect."""
-    with repository(db) as repo:
-        _print_value(as_json, repo.users.disable(user), f"{user} is disabled")
+    with repository() as repo:
+        _print_value(repo.users.disable(user), f"{user} is disabled")
 
 
 @users.command("enable")
-def users_enable(user: UserArgument, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def users_enable(user: UserArgument) -> None:
     """Enable a disabled user again."""
-    with repository(db) as repo:
-        _print_value(as_json, repo.users.enable(user), f"{user} is enabled")
+    with repository() as repo:
+        _print_value(repo.users.enable(user), f"{user} is enabled")
 
 
 @users.command("delete")
@@ -189,16 +173,14 @@ def users_delete(
     user: UserArgument,
     yes: Yes = False,
     force: ForceErase = False,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Erase a user and all their sessions permanently."""
-    with repository(db) as repo:
+    with repository() as repo:
         target = repo.users.find(user)
         if not yes:
-            output.confirm(f"Permanently delete {clean(target.name)} and all their sessions?", as_json)
+            output.confirm(f"Permanently delete {clean(target.name)} and all their sessions?")
         erased = repo.users.delete(target, force=force)
-    output.emit(as_json, erased.to_dict, lambda _: erased_lines(f"user {target.name}", erased))
+    output.emit(erased.to_dict, lambda _: erased_lines(f"user {target.name}", erased))
 
 
 # -- keys
@@ -212,24 +194,22 @@ def keys_create(
     ] = "read",
     expires: KeyExpires = "90d",
     of: OwnerOption = None,
-    db: DatabaseOption = None,
-    as_json: AsJson = False,
 ) -> None:
     """Create an API key; it is shown only once."""
-    with repository(db) as repo:
+    with repository() as repo:
         new_key = repo.keys.create(name, scope, parse_lifetime(expires if expires != "never" else None), of)
-        output.line(as_json, lambda: {**of_value(new_key.key), "secret": new_key.secret}, new_key.secret)
+        output.line(lambda: {**of_value(new_key.key), "secret": new_key.secret}, new_key.secret)
 
 
 @keys.command("list")
-def keys_list(of: OwnerOption = None, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def keys_list(of: OwnerOption = None) -> None:
     """List API keys."""
-    with repository(db) as repo:
-        _print_list(as_json, repo.keys.list(of), drawn.key_lines, "no keys")
+    with repository() as repo:
+        _print_list(repo.keys.list(of), drawn.key_lines, "no keys")
 
 
 @keys.command("revoke")
-def keys_revoke(id: Id, db: DatabaseOption = None, as_json: AsJson = False) -> None:
+def keys_revoke(id: Id) -> None:
     """Revoke an API key with immediate effect."""
-    with repository(db) as repo:
-        _print_value(as_json, repo.keys.revoke(id), f"key {id} is revoked")
+    with repository() as repo:
+        _print_value(repo.keys.revoke(id), f"key {id} is revoked")

@@ -11,8 +11,9 @@ import typer
 
 from agentgit.checkpoints import references
 from agentgit.cli import output
-from agentgit.cli.options import AsJson, CommandGroup, Limit, Yes, usage
+from agentgit.cli.options import CommandGroup, Limit, Yes, usage
 from agentgit.errors import NotFound, WorkspaceChanged
+from agentgit.next_steps import Next
 from agentgit.render.text import Span
 from agentgit.render.views import files
 
@@ -42,46 +43,38 @@ CURRENT_FOLDER = Path()
 LAST_NAMES = ("last", "latest")
 
 
-def add_to(parent: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    parent.add_typer(app)
-
-
 @app.command()
 def save(
     message: Annotated[str, typer.Argument(metavar="MESSAGE", help="A description of the snapshot.")] = "",
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The name of the snapshot.")] = None,
     folder: Dir = CURRENT_FOLDER,
     store: Store = None,
-    as_json: AsJson = False,
 ) -> None:
     """Save the files as they are now."""
     with _workspace(folder, store) as workspace:
         snapshot = workspace.save(message, name=name)
-        _print_snapshot(as_json, snapshot)
+        _print_snapshot(snapshot)
 
 
 @app.command("list")
-def list_(limit: Limit = None, folder: Dir = CURRENT_FOLDER, store: Store = None, as_json: AsJson = False) -> None:
+def list_(limit: Limit = None, folder: Dir = CURRENT_FOLDER, store: Store = None) -> None:
     """List the snapshots, newest first."""
     with _workspace(folder, store) as workspace:
         snapshots = workspace.list(limit=limit)
         placeholder = [(Span("no snapshots yet; agentgit workspace save creates one"),)]
         output.emit(
-            as_json,
             lambda: [snapshot.to_dict() for snapshot in snapshots],
             lambda width: files.snapshot_lines(snapshots, width=width, zone=output.zone()) or placeholder,
         )
 
 
 @app.command()
-def show(ref: Ref, folder: Dir = CURRENT_FOLDER, store: Store = None, as_json: AsJson = False) -> None:
+def show(ref: Ref, folder: Dir = CURRENT_FOLDER, store: Store = None) -> None:
     """Show a snapshot, and the files that have changed since then."""
     with _workspace(folder, store) as workspace:
         snapshot = _require_snapshot(workspace, ref)
         changes = workspace.diff(snapshot.id)
         output.emit(
-            as_json,
             lambda: {**snapshot.to_dict(), "since": changes.to_dict()},
             lambda width: files.show_lines(snapshot, changes, width=width, zone=output.zone()),
         )
@@ -97,7 +90,6 @@ def restore(
     yes: Yes = False,
     folder: Dir = CURRENT_FOLDER,
     store: Store = None,
-    as_json: AsJson = False,
 ) -> None:
     """Restore files: show the plan, ask, save the current files, then restore."""
     from agentgit.workspace.engine import LAST
@@ -108,13 +100,13 @@ def restore(
         if not force:
             _require_saved(plan)
         if not yes:
-            output.confirm("Restore?", as_json, lambda: output.show(files.plan_lines(plan)))
+            output.confirm("Restore?", lambda: output.show(files.plan_lines(plan)))
         restored = workspace.restore(snapshot.id, paths=paths, expect=LAST, force=force)
-        output.emit(as_json, restored.to_dict, lambda _: files.restored_lines(restored))
+        output.emit(restored.to_dict, lambda _: files.restored_lines(restored))
 
 
 @app.command(cls=usage("[A]", "[B]", "[PATH]..."))
-def diff(words: Refs = None, folder: Dir = CURRENT_FOLDER, store: Store = None, as_json: AsJson = False) -> None:
+def diff(words: Refs = None, folder: Dir = CURRENT_FOLDER, store: Store = None) -> None:
     """Compare two snapshots, or one (by default the newest) with the current files."""
     with _workspace(folder, store) as workspace:
         remaining = list(words or ())
@@ -123,20 +115,18 @@ def diff(words: Refs = None, folder: Dir = CURRENT_FOLDER, store: Store = None, 
             snapshot_ids.append(snapshot.id)
             remaining.pop(0)
         difference = workspace.diff(*snapshot_ids, paths=remaining or None)
-        output.emit(as_json, difference.to_dict, lambda _: files.diff_lines(difference))
+        output.emit(difference.to_dict, lambda _: files.diff_lines(difference))
 
 
 @app.command()
-def delete(
-    ref: Ref, yes: Yes = False, folder: Dir = CURRENT_FOLDER, store: Store = None, as_json: AsJson = False
-) -> None:
+def delete(ref: Ref, yes: Yes = False, folder: Dir = CURRENT_FOLDER, store: Store = None) -> None:
     """Delete a snapshot; the files stay as they are."""
     with _workspace(folder, store) as workspace:
         snapshot = _require_snapshot(workspace, ref)
         if not yes:
             lines = files.snapshot_lines([snapshot], width=output.width(), zone=output.zone())
-            output.confirm("Delete?", as_json, lambda: output.show(lines))
-        _print_snapshot(as_json, workspace.delete(snapshot.id))
+            output.confirm("Delete?", lambda: output.show(lines))
+        _print_snapshot(workspace.delete(snapshot.id))
 
 
 @app.command()
@@ -147,18 +137,17 @@ def undo(
     last: Annotated[bool, typer.Option("--last", help="Restore the newest snapshot instead.")] = False,
     folder: Dir = CURRENT_FOLDER,
     store: Store = None,
-    as_json: AsJson = False,
 ) -> None:
     """Undo what the last tool calls did to files; the current files are saved first."""
     with _workspace(folder, store) as workspace:
         if not last:
             undone = workspace.undo_stack.undo(steps)
-            output.emit(as_json, undone.to_dict, lambda _: files.undone_lines(undone))
+            output.emit(undone.to_dict, lambda _: files.undone_lines(undone))
             return
         restored = workspace.undo()
         if restored is None:
-            raise NotFound(f"There is no snapshot of {folder} yet. Create one: agentgit workspace save")
-        output.emit(as_json, restored.to_dict, lambda _: files.restored_lines(restored))
+            raise NotFound(f"There is no snapshot of {folder} yet.", Next("save_files"))
+        output.emit(restored.to_dict, lambda _: files.restored_lines(restored))
 
 
 # -- shared helpers
@@ -187,8 +176,7 @@ def _require_snapshot(workspace: Workspace, ref: str) -> FileCheckpoint:
     if snapshot is None:
         names = [name for candidate in workspace.list() for name in (candidate.name, candidate.id) if name]
         raise NotFound(
-            f"There is no snapshot {ref!r}. List them: agentgit workspace list.",
-            near=references.similar_names(ref, names),
+            f"There is no snapshot {ref!r}.", Next("list_snapshots"), near=references.similar_names(ref, names)
         )
     return snapshot
 
@@ -198,12 +186,11 @@ def _require_saved(plan: RestorePlan) -> None:
     unsaved = sorted({*plan.restore, *plan.delete} & set(plan.changed))
     if unsaved:
         raise WorkspaceChanged(
-            f"Changed since the last snapshot: {', '.join(unsaved)}. Nothing was changed. Save the files first "
-            "(agentgit workspace save), or add --force: they are then kept in a safety snapshot."
+            f"Changed since the last snapshot: {', '.join(unsaved)}. Nothing was changed.",
+            Next("save_files"),
+            Next("force_restore"),
         )
 
 
-def _print_snapshot(as_json: bool, snapshot: FileCheckpoint) -> None:
-    output.emit(
-        as_json, snapshot.to_dict, lambda width: files.snapshot_lines([snapshot], width=width, zone=output.zone())
-    )
+def _print_snapshot(snapshot: FileCheckpoint) -> None:
+    output.emit(snapshot.to_dict, lambda width: files.snapshot_lines([snapshot], width=width, zone=output.zone()))

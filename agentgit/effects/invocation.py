@@ -33,11 +33,6 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def how_to_resolve(invocation_id: int | None) -> str:
-    """Return the end of a message about an invocation of which it is unknown whether it happened."""
-    return f"check, then resolve call {invocation_id}: happened, or did not happen"
-
-
 def call_key(branch_id: int, caller_id: str, call_id: str, tool_name: str) -> str:
     """Return the idempotency key of a call. Every attempt at the call has the same key."""
     return _digest(f"{branch_id}\0{caller_id}\0{call_id}\0{tool_name}")

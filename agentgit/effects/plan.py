@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from typing import Any, Self
@@ -10,6 +10,7 @@ from typing import Any, Self
 from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import SIMULATED, ToolInvocation
 from agentgit.errors import InvalidInput
+from agentgit.next_steps import Face, Next, Reason, word_once
 from agentgit.values import PrintableDrawing, count, escape_path, quote_name, to_json
 
 REVERSE = "reverse"
@@ -34,7 +35,7 @@ MAX_NAMED_TOOLS = 3
 """The maximum number of blocking tools that a summary names."""
 
 
-class Stays(str):
+class Stays(Reason):
     """A reason that blocks nothing: the effect stays as it is, or is not had again, and the other steps are done."""
 
 
@@ -59,6 +60,10 @@ class PlanStep:
 
     def __str__(self) -> str:
         return f"{self.action} {self.invocation}: {self.why}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the step as JSON-like data."""
+        return vars(self) | {"invocation": self.invocation.to_dict(), **Reason.of(self.why).to_dict("why")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,14 +168,17 @@ class RollbackPlan(PrintableDrawing):
         """Why the plan is blocked: the calls that block it, those with the same reason together."""
         calls: dict[str, list[str]] = {}
         for step in self.blockers:
-            calls.setdefault(str(step.why), []).append(str(step.invocation))
-        reasons = zip(calls.values(), hint_once(calls), strict=True)
-        return "; ".join(f"{', '.join(blocked)}: {why}" for blocked, why in reasons)
+            calls.setdefault(Reason.of(step.why).message, []).append(str(step.invocation))
+        return "; ".join(f"{', '.join(blocked)}: {why}" for why, blocked in calls.items())
 
     @property
-    def steps_with_reasons(self) -> list[tuple[PlanStep, str]]:
-        """Each step with its reason as people read it: a hint that several calls share stands once."""
-        return list(zip(self.steps, hint_once(step.why for step in self.steps), strict=True))
+    def next(self) -> tuple[Next, ...]:
+        """The next steps of the blocked steps, each once."""
+        return tuple(dict.fromkeys(one for step in self.blockers for one in Reason.of(step.why).next))
+
+    def worded_steps(self, face: Face) -> list[tuple[PlanStep, str]]:
+        """Return each step with its reason in the words of a face; a next step that several share stands once."""
+        return list(zip(self.steps, word_once((step.why for step in self.steps), face), strict=True))
 
     @property
     def summary(self) -> str:
@@ -194,7 +202,9 @@ class RollbackPlan(PrintableDrawing):
 
     def as_request(self) -> list[dict[str, Any]]:
         """Return the steps in the form in which an operation stores them."""
-        return [{"action": s.action, "why": s.why, "invocation": s.invocation.id} for s in self.steps]
+        return [
+            {"action": s.action, "invocation": s.invocation.id, **Reason.of(s.why).to_dict("why")} for s in self.steps
+        ]
 
     def conflict_ids(self) -> list[int]:
         """Return the ids of the calls that stay only because the world has changed, so that nobody accepts them."""
@@ -205,7 +215,7 @@ class RollbackPlan(PrintableDrawing):
         return vars(self) | {
             "identity": self.identity,
             "is_admissible": self.is_admissible,
-            "steps": [{**vars(step), "invocation": step.invocation.to_dict()} for step in self.steps],
+            "steps": [step.to_dict() for step in self.steps],
             "replayed": [call.to_dict() for call in self.replayed],
             "files": self.files.to_dict() if self.files else None,
         }
@@ -223,7 +233,15 @@ class RollbackPlan(PrintableDrawing):
             True
         """
         try:
-            steps = [PlanStep(**{**s, "invocation": ToolInvocation.from_dict(s["invocation"])}) for s in data["steps"]]
+            steps = [
+                PlanStep(
+                    action=step["action"],
+                    invocation=ToolInvocation.from_dict(step["invocation"]),
+                    why=Reason.from_dict(step, "why"),
+                    otherwise=step["otherwise"],
+                )
+                for step in data["steps"]
+            ]
             replayed = [ToolInvocation.from_dict(call) for call in data["replayed"]]
             files = FileChanges.from_dict(data["files"]) if data["files"] else None
             nested = {"steps": steps, "replayed": replayed, "files": files}
@@ -242,18 +260,6 @@ _WORDING = {
 """The wording for one effect and for several."""
 
 
-def hint_once(reasons: Iterable[str]) -> list[str]:
-    """Return the reasons; a hint to name a module, which many calls can share, stands only in the first one."""
-    shown: set[str] = set()
-    shortened = []
-    for why in map(str, reasons):
-        reason, _, hint = why.partition("; ")
-        shortened.append(reason if hint in shown else why)
-        if hint.startswith("wrap "):
-            shown.add(hint)
-    return shortened
-
-
 def _count_steps(steps: list[PlanStep]) -> str:
     counts = {action: sum(step.action == action for step in steps) for action in _WORDING}
     return ", ".join(f"{n} {_WORDING[action][n > 1]}" for action, n in counts.items() if n)
@@ -269,4 +275,4 @@ def _force_step(step: PlanStep) -> PlanStep:
     """Replace the action of a blocked step by its `otherwise` action, unless its call is simulated."""
     if step.action != BLOCK or step.invocation.status == SIMULATED:
         return step
-    return replace(step, action=step.otherwise, why=f"forced: {step.why}")
+    return replace(step, action=step.otherwise, why=Reason.of(step.why).within("forced: "))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from agentgit.effects import invocation
 from agentgit.effects.function_names import SEVERAL
-from agentgit.effects.invocation import IMPORTED_REASON, NEVER_RUNS_REASON, ToolInvocation, how_to_resolve
+from agentgit.effects.invocation import IMPORTED_REASON, NEVER_RUNS_REASON, ToolInvocation
 from agentgit.effects.kinds import COMPENSABLE, IDEMPOTENT, IRREVERSIBLE, MEMORY, STATE, UNDECLARED, WORKSPACE
 from agentgit.effects.memory import MemoryWrite
 from agentgit.effects.plan import (
@@ -24,6 +24,7 @@ from agentgit.effects.plan import (
     RollbackPlan,
     Stays,
 )
+from agentgit.next_steps import Next, Reason, join_reasons
 from agentgit.values import count
 
 NOT_RERUN_REASON = "it was reversed later, and its tool does not run again"
@@ -118,7 +119,7 @@ def make_plan(
 def _add_remark(step: PlanStep, remark: ReasonFunction) -> PlanStep:
     needs_functions = step.action in (REVERSE, BLOCK) or step.invocation.status == invocation.UNKNOWN
     text = remark(step.invocation) if needs_functions else None
-    return step if text is None else replace(step, why=f"{step.why}; {text}")
+    return step if text is None else replace(step, why=join_reasons([step.why, text]))
 
 
 def _plan_path(
@@ -183,9 +184,9 @@ def _plan_redo(call: ToolInvocation, redo_obstacle: ReasonFunction) -> PlanStep:
 def _uncertainty(call: ToolInvocation) -> str | None:
     """Return why it is unknown whether the effect of a call is still in the world; None if it is known."""
     if call.status in (invocation.REVERSING, invocation.REVERSE_UNKNOWN):
-        return f"it is unknown whether it has been reversed since; {how_to_resolve(call.id)}"
+        return Reason("it is unknown whether it has been reversed since", Next("resolve", call=call.id))
     if call.status == invocation.UNKNOWN and call.kind == invocation.REDO:
-        return f"it is unknown whether it ran again; {how_to_resolve(call.id)}"
+        return Reason("it is unknown whether it ran again", Next("resolve", call=call.id))
     return None
 
 
@@ -204,12 +205,13 @@ def _plan_call(call: ToolInvocation, knowledge: Knowledge, tools: str) -> PlanSt
             return PlanStep(action=KEEP, invocation=call, why=why_kept)
     action, reason = _decide(call, knowledge)
     if call.runs > 1:
-        reason += f"; its tool started {call.runs} times to ask a person, so what it does before asking ran each time"
+        again = f"its tool started {call.runs} times to ask a person, so what it does before asking ran each time"
+        reason = join_reasons([reason, again])
     is_reversible = action == REVERSE and call.effect != COMPENSABLE
     if tools == "keep" and action != KEEP:
         action, reason = KEEP, "the world is left alone, as requested"
     elif tools == "reversible" and action != KEEP and not is_reversible and call.status != invocation.INTENDED:
-        action, reason = KEEP, f"only reversible effects are reversed; {reason}"
+        action, reason = KEEP, join_reasons(["only reversible effects are reversed", reason])
     elif tools == "require_clean" and action == REVERSE:
         action, reason = BLOCK, "it would have to be reversed, but a clean world is required"
     return PlanStep(action=action, invocation=call, why=reason)
@@ -220,14 +222,12 @@ def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
         ending = call.failure if call.ended_with_error else "was interrupted"
         return KEEP, f"it {ending}, and calling it again is harmless"
     if not call.ended_with_error:
-        return (
-            BLOCK,
-            f"it is unknown whether it happened: it was interrupted; {how_to_resolve(call.id)}",
-        )
+        text = "it is unknown whether it happened: it was interrupted"
+        return BLOCK, Reason(text, Next("resolve", call=call.id))
     reason = f"it {call.failure}, but may have happened"
     if call.may_be_repeated:
-        return KEEP, f"{reason}; if it did, resolve call {call.id} as happened to have it reversed"
-    return BLOCK, f"{reason}; {how_to_resolve(call.id)}"
+        return KEEP, Reason(reason, Next("resolve_to_reverse", call=call.id))
+    return BLOCK, Reason(reason, Next("resolve", call=call.id))
 
 
 def _decide(call: ToolInvocation, knowledge: Knowledge) -> tuple[str, str]:
@@ -245,9 +245,10 @@ def _decide(call: ToolInvocation, knowledge: Knowledge) -> tuple[str, str]:
     if call.status == invocation.UNKNOWN and not knowledge.undoes_unknown(call):
         return _decide_unknown(call)
     if call.status == invocation.REVERSING:
-        return BLOCK, "a rollback is reversing it, or died doing so; see session.operations()"
+        return BLOCK, Reason("a rollback is reversing it, or died doing so", Next("list_operations"))
     if call.status == invocation.REVERSE_UNKNOWN and not knowledge.undoes_unknown(call):
-        return BLOCK, f"it is unknown whether an earlier rollback reversed it; {how_to_resolve(call.id)}"
+        reason = Reason("it is unknown whether an earlier rollback reversed it", Next("resolve", call=call.id))
+        return BLOCK, reason
     if call.effect == IRREVERSIBLE:
         return BLOCK, "it cannot be undone"
     if call.effect == IDEMPOTENT:
@@ -255,10 +256,10 @@ def _decide(call: ToolInvocation, knowledge: Knowledge) -> tuple[str, str]:
     if (obstacle := knowledge.undo_obstacle(call)) is not None:
         return KEEP if isinstance(obstacle, Stays) else BLOCK, obstacle
     if call.effect == MEMORY:
-        reason = MemoryWrite.of(call).undo_reason
+        why = MemoryWrite.of(call).undo_reason
     else:
-        reason = "its undo compensates for it" if call.effect == COMPENSABLE else "its undo reverses it"
-    return REVERSE, f"{reason}{_undo_note(call)}"
+        why = "its undo compensates for it" if call.effect == COMPENSABLE else "its undo reverses it"
+    return REVERSE, f"{why}{_undo_note(call)}"
 
 
 def _undo_note(call: ToolInvocation) -> str:

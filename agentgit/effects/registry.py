@@ -27,17 +27,15 @@ from agentgit.effects.invocation import (
     REVERSE_UNKNOWN,
     UNKNOWN,
     ToolInvocation,
-    how_to_resolve,
 )
 from agentgit.effects.kinds import COMPENSABLE, IDEMPOTENT, IRREVERSIBLE, MEMORY, REVERSIBLE, UNDECLARED
 from agentgit.effects.memory import Memory, may_be_written, redo_write, undo_write
 from agentgit.effects.served_sessions import NO_DECLARATIONS, Declarations, ServedSession, add_recent
 from agentgit.errors import NotFound
+from agentgit.next_steps import Next, Reason, join_reasons
 
 ALL_SESSIONS = 0
 """The session id that means all sessions."""
-
-DECLARE_HINT = "wrap the graph again, or trust the module that declares it"
 
 RECENT_SESSIONS = 256
 """The number of sessions without an agent or a handle whose resources are kept. A workspace keeps a file open."""
@@ -118,10 +116,7 @@ class Registry:
         self._run_deferred()
         memory = self._declarations(session_id).memory or self.memory_of_all
         if memory is None:
-            raise NotFound(
-                "the store that it wrote to is not attached here; wrap the graph with its store again, or trust the "
-                "module that has the store"
-            )
+            raise NotFound("the store that it wrote to is not attached here", Next("declare"))
         return memory
 
     def undo(self, session_id: int, call: ToolInvocation) -> Undo:
@@ -132,7 +127,7 @@ class Registry:
             return partial(undo_write, self.memory(session_id))
         undo = self._find_function("undo", session_id, call)
         if undo is None:
-            raise NotFound(f"no undo function for {printable_name(call.tool_name)} is declared here; {DECLARE_HINT}")
+            raise NotFound(f"no undo function for {printable_name(call.tool_name)} is declared here", Next("declare"))
         return undo
 
     def verify(self, session_id: int, call: ToolInvocation) -> CheckFunction | None:
@@ -170,11 +165,9 @@ class Registry:
                 (runner,) = runners.values()
                 break
         if runner is None:
-            raise NotFound(
-                self._other_tool(session_id, call)
-                or f"the tool {printable_name(call.tool_name)} is unknown; wrap a graph that has it in a ToolNode, "
-                "or trust its module (MODULE:NAME if a function returns it)"
-            )
+            if other := self._other_tool(session_id, call):
+                raise NotFound(other)
+            raise NotFound(f"the tool {printable_name(call.tool_name)} is unknown", Next("declare"))
         if isinstance(runner, str):
             raise NotFound(runner)
         if call.undo is not None and any(
@@ -193,7 +186,7 @@ class Registry:
         try:
             self.runner(session_id, call)
         except NotFound as error:
-            return str(error)
+            return Reason(error.message, *error.next)
         return None
 
     def rerun_prohibition(self, session_id: int, call: ToolInvocation) -> str | None:
@@ -217,10 +210,11 @@ class Registry:
         try:
             self.undo(session_id, call)
         except NotFound as error:
-            return str(error) if call.is_imported else f"cannot be reversed here: {error}"
+            return Reason(f"{'' if call.is_imported else 'cannot be reversed here: '}{error.message}", *error.next)
         is_compensable = COMPENSABLE in (call.effect, *(one.kind for one in self._current_effects(session_id, call)))
         if call.undo_may_have_acted and is_compensable and not self.undoes_unknown(session_id, call):
-            return f"its undo raised {call.error_message}, but may have happened; {how_to_resolve(call.id)}"
+            text = f"its undo raised {call.error_message}, but may have happened"
+            return Reason(text, Next("resolve", call=call.id))
         return None
 
     def remark(self, session_id: int, call: ToolInvocation) -> str | None:
@@ -235,8 +229,8 @@ class Registry:
                 remarks.append(possible_change(FunctionName.read(recorded), declared.name))
             except NotFound as error:  # other roles report the error when their function is used
                 if role == "verify" and call.status in (UNKNOWN, REVERSE_UNKNOWN, REVERSE_FAILED):
-                    remarks.append(str(error))
-        return "; ".join(filter(None, remarks)) or None
+                    remarks.append(Reason(error.message, *error.next))
+        return join_reasons(remarks) or None
 
     # -- lookup of declarations
 
@@ -265,10 +259,9 @@ class Registry:
             if role in one.functions
         ]
         if not others:
-            raise NotFound(
-                self._other_tool(session_id, call)
-                or f"its {role_name} {printable_name(recorded)} is not declared here; {DECLARE_HINT}"
-            )
+            if other := self._other_tool(session_id, call):
+                raise NotFound(other)
+            raise NotFound(f"its {role_name} {printable_name(recorded)} is not declared here", Next("declare"))
         raise NotFound(
             f"its {role_name} was {printable_name(recorded)} at the call, and {printable_name(others[0].name)} "
             "is declared here instead; declare the recorded one again"

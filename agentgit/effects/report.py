@@ -10,6 +10,7 @@ from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import ToolInvocation
 from agentgit.effects.plan import FORK, ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.errors import InvalidInput
+from agentgit.next_steps import Next, Reason
 from agentgit.values import PrintableDrawing, count, quote_name
 
 GROUPS = ("reversed", "redone", "drifted", "answered", "replayed", "kept", "gone", "failed", "remaining")
@@ -32,6 +33,10 @@ class ReportItem:
 
     def __str__(self) -> str:
         return f"{self.invocation}: {self.reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the item as JSON-like data."""
+        return {"invocation": self.invocation.to_dict(), **Reason.of(self.reason).to_dict("reason")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +81,7 @@ class RollbackReport(PrintableDrawing):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-like data, which `from_dict` reads."""
-        groups = {
-            group: [{**vars(item), "invocation": item.invocation.to_dict()} for item in items]
-            for group, items in self.groups().items()
-        }
+        groups = {group: [item.to_dict() for item in items] for group, items in self.groups().items()}
         return vars(self) | groups | {"files": self.files.to_dict() if self.files else None}
 
     @classmethod
@@ -118,13 +120,13 @@ class RollbackReport(PrintableDrawing):
         return f"{self.kind.capitalize()} {self.status}: {place}, {calls} replayed from the record."
 
     @property
-    def summary(self) -> str:
-        """A sentence that counts the effects by outcome."""
+    def summary(self) -> Reason:
+        """A sentence that counts the effects by outcome, with the next step if the operation is not done."""
         items = self.groups()
         counts = [f"{len(items[group])} {word}" for group, word in _WORDING.items() if items[group]]
         empty_text = "The world is unchanged" if self.kind in (SWITCH, FORK) else "There was nothing to reverse"
         text = f"{', '.join(counts) or empty_text}." + (f" {self.files.summary}" if self.files else "")
-        return text if self.status == DONE else f"{text} To finish, resume operation {self.operation_id}."
+        return Reason(text, *([] if self.status == DONE else [Next("resume", operation=self.operation_id)]))
 
 
 _WORDING = {group: group for group in GROUPS if group != "replayed"} | {
@@ -135,4 +137,4 @@ _WORDING = {group: group for group in GROUPS if group != "replayed"} | {
 
 
 def _item_from_dict(data: Mapping[str, Any]) -> ReportItem:
-    return ReportItem(invocation=ToolInvocation.from_dict(data["invocation"]), reason=data["reason"])
+    return ReportItem(invocation=ToolInvocation.from_dict(data["invocation"]), reason=Reason.from_dict(data, "reason"))

@@ -16,6 +16,7 @@ from agentgit.effects.files import PERSON, UNKNOWN, SnapshotRef
 from agentgit.errors import AgentGitError, Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.handles.rollbacks import point_key
+from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import mark_interrupted
 from agentgit.rollback.request import require_request_id
 from agentgit.sessions import InternalSession
@@ -43,8 +44,8 @@ def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> Interna
         ]
         if not force and any(map(process.is_alive_here, [row.owner, *(one.owner for one in operations)])):
             raise Conflict(
-                f"Branch {row.name} is running in a process on this machine. Wait until it ends, or end that "
-                "process. With force, the branch is taken from it."
+                f"Branch {row.name} is running in a process on this machine. Wait until it ends, or end that process.",
+                Next("force_recover"),
             )
         store.journal.abandon(connection, row.id, row.owner)
         store.sessions.release_abandoned(connection, row)
@@ -103,7 +104,8 @@ class Tagging(SessionAccess):
         if match is None:
             names = [tag.name for tag in tags.all(connection, self.session_id)]
             raise NotFound(
-                f"Session {self.load_session(connection).session_name} has no tag {name!r}. session.tags() lists them.",
+                f"Session {self.load_session(connection).session_name} has no tag {name!r}.",
+                Next("list_tags"),
                 near=references.similar_names(name, names),
             )
         return match
@@ -142,10 +144,8 @@ class Branching(SessionAccess):
         try:
             return self.context.engine().files.take_snapshot(self.session_id, reason)
         except AgentGitError as error:
-            raise Unavailable(
-                f"Nothing was done. The session's files cannot be saved: {str(error).rstrip('.')}. To save the "
-                "checkpoint without them, pass files=False."
-            ) from error
+            text = f"Nothing was done. The session's files cannot be saved: {error.message}"
+            raise Unavailable(text, *error.next, Next("no_files")) from error
 
     def save(self, branch_id: int, label: Label, snapshot: SnapshotRef | None) -> Checkpoint:
         """Save the current point of a branch as a checkpoint.

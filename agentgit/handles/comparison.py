@@ -11,6 +11,7 @@ from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff, diff
 from agentgit.errors import InvalidInput
 from agentgit.handles.context import SessionAccess
+from agentgit.next_steps import Next
 from agentgit.sessions import ExternalSession
 from agentgit.store.queries.comparison import CheckpointComparer, CheckpointComparison
 from agentgit.store.queries.lookup import CheckpointRef
@@ -47,7 +48,7 @@ class Comparator(SessionAccess):
             row_a, row_b = (self._find_checkpoint(connection, self, ref)[0] for ref in (a, b))
             fork = comparer.common_ancestor(connection, row_a, row_b)
             if fork is None:
-                raise InvalidInput("These are in two sessions without a common history. Use a diff, which needs none.")
+                raise InvalidInput("These are in two sessions without a common history.", Next("diff"))
             pairs = ((fork, row_a), (fork, row_b), (row_a, row_b))
             to_checkpoint = self.context.read_models.checkpoint
             return to_checkpoint(fork), [

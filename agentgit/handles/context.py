@@ -16,6 +16,7 @@ from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.effects import Effect
 from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
+from agentgit.next_steps import Next
 from agentgit.rollback import RollbackEngine, awaiter_for_current_loop
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.store.queries.lookup import CheckpointRef, Lookup
@@ -115,7 +116,7 @@ class Context:
         match = self.store.users.find(connection, user) if isinstance(user, User | str | int) else None
         if match is None:
             name = user.name if isinstance(user, User) else user
-            raise NotFound(f"There is no user {name!r}. repo.users.list() lists them for admins.")
+            raise NotFound(f"There is no user {name!r}.", Next("list_users"))
         return match
 
     @contextmanager

@@ -12,6 +12,7 @@ from agentgit.checkpoints.retention import Retention, RetentionResult, Retention
 from agentgit.effects.invocation import FAILED, UNOWNED
 from agentgit.errors import Conflict, InvalidInput, Unavailable
 from agentgit.handles.context import BranchRef, Context, SessionAccess
+from agentgit.next_steps import Next
 from agentgit.sessions.reports import Erased
 from agentgit.store.audit.trail import record_event
 from agentgit.store.database import Database
@@ -81,7 +82,8 @@ def _require_no_effects(context: Context, connection: Connection, session_ids: S
         raise Conflict(
             f"Nothing was erased, because afterwards nobody could undo {count(len(standing), 'effect')} in the world: "
             f"{', '.join(standing[:MAX_NAMED_EFFECTS])}{', …' if len(standing) > MAX_NAMED_EFFECTS else ''}. "
-            "Roll back first, or erase with force, which leaves them."
+            "Roll back first.",
+            Next("force_delete"),
         )
 
 
@@ -170,9 +172,7 @@ class SessionRetention:
                 connection, self._context.store, session.id
             )
             if effective_retention is None:
-                raise InvalidInput(
-                    f"Session {session.session_name} keeps everything. Set its retention first, or pass one here."
-                )
+                raise InvalidInput(f"Session {session.session_name} keeps everything.", Next("retain"))
             if dry_run:
                 verdicts: Sequence[RetentionVerdict] = retention_store.judge_session(
                     connection, self._context.store, session.id, effective_retention

@@ -12,6 +12,7 @@ from agentgit.effects.files import SnapshotRef
 from agentgit.effects.plan import ROLLBACK
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import BranchRef, SessionAccess
+from agentgit.next_steps import Next
 from agentgit.rollback import Request, SwitchRequest
 from agentgit.rollback.crash_recovery import require_idle
 from agentgit.rollback.request import OVERWRITE, ConfirmedPlan, FilesOption, RollbackOptions
@@ -102,10 +103,8 @@ class Rollbacks(SessionAccess):
                 f"{checkpoint.branch_name}#{checkpoint.number}",
             )
             if snapshot is None:
-                raise NotFound(
-                    f"{label} has no files: no workspace was attached when it was created. Wrap the graph with "
-                    "workspace=... to keep its files from then on."
-                )
+                text = f"{label} has no files: no workspace was attached when it was created."
+                raise NotFound(text, Next("keep_files"))
             # From another session, only the files are restored; this session stays at its own head.
             is_own = checkpoint.external_session_id == session.id
             target = checkpoint if is_own else lookup.target(connection, session, source, "HEAD")[0]

@@ -14,6 +14,7 @@ from agentgit.auth.credentials import expiry_time
 from agentgit.auth.principal import OWNER, VIEWER, WRITE, Role, require_role
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context, SessionAccess, UserRef
+from agentgit.next_steps import Next
 from agentgit.store.sql.ids import is_id
 
 T = TypeVar("T")
@@ -84,8 +85,7 @@ class Sharing:
             links = self._context.store.members.remove(connection, session.id, removed_user.id, self._context.user.id)
             if not links:
                 raise NotFound(
-                    f"Session {session.reference} is not shared with {removed_user.name}. "
-                    "session.sharing.members() lists its members."
+                    f"Session {session.reference} is not shared with {removed_user.name}.", Next("list_members")
                 )
             # A removed user could join again with these links. A user who leaves must not remove others.
             for link_id in () if is_leaving else links:
@@ -148,7 +148,7 @@ class Sharing:
         def revoke(connection: Connection) -> ShareLink:
             stored_link = self._context.store.members.link(connection, link_id) if is_id(link_id) else None
             if stored_link is None or stored_link.session_id != self._access.session_id:
-                raise NotFound(f"There is no link {link_id!r}. session.sharing.links() lists those of a session.")
+                raise NotFound(f"There is no link {link_id!r}.", Next("list_links"))
             self._access.load_session(connection, OWNER)
             self._context.store.members.revoke_link(
                 connection, stored_link.session_id, stored_link.id, self._context.user.id

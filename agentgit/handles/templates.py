@@ -11,6 +11,7 @@ from agentgit.effects.plan import EXECUTE
 from agentgit.errors import InvalidInput, NotFound, RollbackBlocked, WorkspaceChanged
 from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import Rollbacks
+from agentgit.next_steps import Next
 from agentgit.rollback import Request
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import DONE
@@ -148,9 +149,10 @@ class SessionFactory:
         plan = planner.plan_request(connection, self._run_request(first_checkpoint, force=False))
         if not plan.is_admissible:
             raise RollbackBlocked(
-                f"Nothing was done, and no session was created. {plan.blocking_reasons}. With force, these are "
-                "answered from the record.",
-                planner.add_names(connection, plan, branch.id),
+                f"Nothing was done, and no session was created. {plan.blocking_reasons}.",
+                *plan.next,
+                Next("force_template"),
+                plan=planner.add_names(connection, plan, branch.id),
             )
 
     def _run_request(self, first_checkpoint: StoredRow, *, force: bool) -> Request:

@@ -237,7 +237,7 @@ class ReadTools:
 def _plan_answer(plan: RollbackPlan, *, force: bool) -> ToolAnswer:
     """Return the answer for a plan, with its identity if nothing blocks it."""
     effective_plan = plan.forced() if force else plan
-    data, lines = effective_plan.to_dict(), list(rollbacks.lines(effective_plan, width=WIDTH))
+    data, lines = effective_plan.to_dict(), list(rollbacks.lines(effective_plan, width=WIDTH, face="mcp"))
     del data["replayed"]
     if effective_plan.is_admissible:
         lines.append((Span(f"To do exactly this: plan={plan.identity}"),))

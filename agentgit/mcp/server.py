@@ -174,15 +174,16 @@ def _result(answer: ToolAnswer) -> types.CallToolResult:
 
 def _failure(error: AgentGitError) -> types.CallToolResult:
     """Return the result for an error, with its name and message as text and its details as structured data."""
-    message = str(error)
+    message = error.worded("mcp")
     details: dict[str, Any] = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
+    details["next"] = [step.to_dict() for step in error.next]
     text = f"{type(error).__name__}: {message}"
     if isinstance(error, PlanChanged | RollbackBlocked):
         details["plan"] = error.plan.to_dict()
-        text += f"\n{plain(rollbacks.lines(error.plan))}"
+        text += f"\n{plain(rollbacks.lines(error.plan, face='mcp'))}"
     elif isinstance(error, RollbackIncomplete):
         details |= {"operation": error.operation, "report": error.report.to_dict()}
-        text += f"\n{plain(rollbacks.lines(error.report))}"
+        text += f"\n{plain(rollbacks.lines(error.report, face='mcp'))}"
     return types.CallToolResult(content=[_text_content(text)], structuredContent=portable(details), isError=True)
 
 

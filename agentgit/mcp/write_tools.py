@@ -197,4 +197,4 @@ def _text_answer(text: str) -> ToolAnswer:
 def _report_answer(report: RollbackReport) -> ToolAnswer:
     data = report.to_dict()
     del data["replayed"]
-    return ToolAnswer(rollbacks.lines(report, width=WIDTH), data)
+    return ToolAnswer(rollbacks.lines(report, width=WIDTH, face="mcp"), data)

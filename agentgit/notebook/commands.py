@@ -12,6 +12,7 @@ from agentgit.cli.app import MOVING, complete_in, quote_word, run_in
 from agentgit.cli.completion import Names, NamesHere
 from agentgit.errors import AgentGitError, InvalidInput, NotFound
 from agentgit.handles.session import Session
+from agentgit.next_steps import Face, Next
 from agentgit.render import html
 from agentgit.render.text import Line, Span, clean, place, plain
 from agentgit.repository import Repository
@@ -39,7 +40,7 @@ class NotebookNamespace:
         """Return the agent of a variable, or the only agent, and its variable."""
         agents = self.agents()
         if not agents:
-            raise InvalidInput("This needs an agent. Create one: agent = repo.wrap(graph, session=...)")
+            raise InvalidInput("This needs an agent, in a variable.", Next("wrap"))
         found = [pair for pair in agents if variable in (None, pair[0])]
         if len(found) != 1:
             names = ", ".join(name for name, _ in agents)
@@ -53,7 +54,7 @@ class NotebookNamespace:
         repositories: list[Repository] = [one for _, one in self._variables("agentgit.repository", "Repository")]
         opened = [one for one in repositories if not one.context.store.database.is_closed] or repositories
         if not opened:
-            raise NotFound("There is no agent here yet. Create one: agent = repo.wrap(graph, session=...)")
+            raise NotFound("There is no agent here yet, in a variable.", Next("wrap"))
         return opened[-1]
 
     def _variables(self, module: str, name: str) -> Iterator[tuple[str, Any]]:
@@ -79,6 +80,8 @@ class DisplayLines:
 
 class Notebook:
     """The notebook that runs a command: the `Host` of the command line."""
+
+    face: Face = "notebook"
 
     yes = False
 

@@ -194,9 +194,8 @@ def _switch_back_after(
     try:
         _switch_back(agent, arguments)
     except AgentGitError as error:
-        failure.add_note(
-            clean(f"The session is still on branch {branch_agent.branch.name}. {type(error).__name__}: {error}")
-        )
+        text = f"{type(error).__name__}: {error.worded('notebook')}"
+        failure.add_note(clean(f"The session is still on branch {branch_agent.branch.name}. {text}"))
 
 
 def _summary(variable: str, agent: RollbackAgent, branch_agent: RollbackAgent) -> DisplayLines:
@@ -226,4 +225,4 @@ def _short_errors() -> Iterator[None]:
     try:
         yield
     except AgentGitError as error:
-        raise UsageError(clean(f"{type(error).__name__}: {error}")) from error
+        raise UsageError(clean(f"{type(error).__name__}: {error.worded('notebook')}")) from error

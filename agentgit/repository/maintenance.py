@@ -18,6 +18,7 @@ from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.handles.retention import wipe
 from agentgit.handles.session_reader import collect_stats
+from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import recover_abandoned
 from agentgit.sessions.reports import Checked, OnProgress, ProgressParts, Reclaimed, Rotated
 from agentgit.sessions.stats import Prices, Stats
@@ -317,4 +318,4 @@ class Resolution:
             branch = self.context.store.sessions.branch(connection, call.internal_session_id)
             if self.context.lookup.find_visible(connection, branch.external_session_id) is not None:
                 return call
-        raise NotFound(f"There is no tool invocation {invocation_id}. session.tool_track() lists a branch's calls.")
+        raise NotFound(f"There is no tool invocation {invocation_id}.", Next("list_calls"))

@@ -19,6 +19,7 @@ from agentgit.effects.memory import require_declarable
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.location import default_location
+from agentgit.next_steps import Next
 from agentgit.repository.repository import Repository
 from agentgit.repository.users import disabled_user_error
 from agentgit.store.database import Database
@@ -135,10 +136,7 @@ def _find_or_add_user(store: Store, name: str, *, create: bool) -> User:
         existing = store.users.find_by_name(connection, name)
         if existing is None and not create:
             names = [user.name for user in store.users.all(connection)]
-            raise NotFound(
-                f"There is no user {name!r}. Add one: agentgit users add NAME",
-                near=references.similar_names(name, names),
-            )
+            raise NotFound(f"There is no user {name!r}.", Next("add_user"), near=references.similar_names(name, names))
     if existing is not None and existing.disabled_at is not None:
         raise disabled_user_error(existing)
     return existing or store.database.write(

@@ -21,6 +21,7 @@ from agentgit.handles.context import Context, SessionAccess, UserRef
 from agentgit.handles.session import Session
 from agentgit.handles.session_reader import SessionRef
 from agentgit.handles.templates import SessionFactory
+from agentgit.next_steps import Next
 from agentgit.repository.events import Events
 from agentgit.repository.maintenance import Maintenance, Resolution
 from agentgit.repository.transfer import Importer
@@ -582,7 +583,7 @@ class Repository:
                 external_session = lookup.session_of(connection, checkpoint)
                 if external_session is None:
                     checkpoint_id = checkpoint.id if isinstance(checkpoint, Checkpoint) else checkpoint
-                    raise NotFound(f"There is no checkpoint {checkpoint_id}. session.log() lists those of a branch.")
+                    raise NotFound(f"There is no checkpoint {checkpoint_id}.", Next("list_checkpoints"))
             return lookup.session(connection, external_session or ref).id
 
         return Session(self._context, self._context.read(find))
@@ -621,7 +622,7 @@ class Repository:
         def find(connection: Connection) -> int:
             share_link = self._context.store.members.link(connection, link_id) if is_id(link_id) else None
             if share_link is None or self._context.lookup.find_visible(connection, share_link.session_id) is None:
-                raise NotFound(f"There is no link {link_id!r}. session.sharing.links() lists those of a session.")
+                raise NotFound(f"There is no link {link_id!r}.", Next("list_links"))
             return share_link.session_id
 
         return Session(self._context, self._context.read(find)).sharing.revoke_link(link_id)
@@ -684,7 +685,7 @@ class Repository:
         def load(connection: Connection) -> Operation:
             row = self._context.store.operations.find(connection, operation) if is_id(operation) else None
             if row is None or self._context.lookup.find_visible(connection, row.external_session_id) is None:
-                raise NotFound(f"There is no operation {operation}. session.operations() lists those of a session.")
+                raise NotFound(f"There is no operation {operation}.", Next("list_operations"))
             return operation_from_row(row)
 
         return self._context.read(load)

@@ -22,6 +22,7 @@ from agentgit.auth.principal import ADMIN, ALL_SCOPES, LOCAL, READ, require_name
 from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
 from agentgit.handles.context import Context, UserRef
 from agentgit.handles.retention import erase
+from agentgit.next_steps import Next
 from agentgit.sessions.reports import Erased
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import erasure
@@ -30,7 +31,7 @@ from agentgit.store.sql.ids import is_id
 
 def disabled_user_error(user: User) -> NotAllowed:
     """Return the error for acting as a disabled user."""
-    return NotAllowed(f"User {user.name} is disabled. An admin can enable them: repo.users.enable({user.name!r}).")
+    return NotAllowed(f"User {user.name} is disabled.", Next("enable_user", name=user.name))
 
 
 def invalid_key_error() -> NotAllowed:
@@ -43,9 +44,7 @@ def principal_of_user(context: Context, user: UserRef) -> Principal:
     context.require_admin("as_user")
     target = context.read(lambda c: context.find_user(c, user))
     if isinstance(user, str) and (user == LOCAL or target.name != user):  # often from a token: never an id, nor `local`
-        raise NotFound(
-            f"There is no user {user!r} whom a program may act for. repo.users.list() lists them for admins."
-        )
+        raise NotFound(f"There is no user {user!r} whom a program may act for.", Next("list_users"))
     if target.disabled_at is not None:
         raise disabled_user_error(target)
     return Principal(tenant_id=context.store.tenant_id, user=target, by=context.principal)
@@ -281,7 +280,7 @@ class Users:
 def _require_not_local(user: User) -> None:
     """Check that a user is one who signs in."""
     if user.name == LOCAL:
-        raise InvalidInput("The local owner has no credentials and cannot be disabled. Add a user: agentgit users add")
+        raise InvalidInput("The local owner has no credentials and cannot be disabled.", Next("add_user"))
 
 
 class Keys:
@@ -375,7 +374,7 @@ class Keys:
             me = self._context.user
             existing = self._keys.find(connection, key_id) if is_id(key_id) else None
             if existing is None or (existing.user_id != me.id and not me.is_admin):
-                raise NotFound(f"There is no key {key_id!r}. repo.keys.list() lists yours.")
+                raise NotFound(f"There is no key {key_id!r}.", Next("list_keys"))
             self._keys.revoke(connection, existing.id, me.id)
             return self._keys.find(connection, existing.id) or existing
 

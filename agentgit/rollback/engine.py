@@ -17,6 +17,7 @@ from agentgit.effects.files import STORED, TURN, FileChanges, SnapshotRef
 from agentgit.effects.invocation import DECISIONS, REDO, SIMULATED
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
+from agentgit.next_steps import Next, Reason
 from agentgit.rollback.crash_recovery import require_nothing_running
 from agentgit.rollback.executor import Executor, RerunTrack
 from agentgit.rollback.files import RollbackFiles
@@ -98,10 +99,7 @@ class RollbackEngine:
             return request.files
         snapshot = self.files.of_checkpoint(request.target) if request.files else None
         if snapshot is None and not request.conversation and request.tools == "keep":
-            raise InvalidInput(
-                f"Nothing would be rolled back: {request.label} has no files. Wrap the graph with workspace=... to "
-                "keep its files from then on."
-            )
+            raise InvalidInput(f"Nothing would be rolled back: {request.label} has no files.", Next("keep_files"))
         return snapshot
 
     def _plan_files(
@@ -217,7 +215,8 @@ class RollbackEngine:
             is_forcible = all(call.status != SIMULATED for call in calls.values())
             described = _describe_stop(report, is_forcible=is_forcible)
             raise RollbackIncomplete(
-                f"{row.kind.capitalize()} {operation_id} stopped half way: {described}",
+                f"{row.kind.capitalize()} {operation_id} stopped half way: {described.message}",
+                *described.next,
                 operation=operation_id,
                 report=report,
             )
@@ -291,20 +290,19 @@ def _span_attributes(session_id: int) -> dict[str, Any]:
     return {"gen__ai_conversation_id": str(session_id)}
 
 
-def _describe_stop(report: RollbackReport, *, is_forcible: bool) -> str:
-    """Describe where an operation stopped and how to resume it."""
-    resume, branch_status = f"resume operation {report.operation_id}", "The previous branch is unchanged."
+def _describe_stop(report: RollbackReport, *, is_forcible: bool) -> Reason:
+    """Describe where an operation stopped, and how to go on."""
+    resume, branch_status = Next("resume", operation=report.operation_id), "The previous branch is unchanged."
     if not report.failed and report.drifted and all(item.reason == DRIFTED_BEFORE for item in report.remaining):
         drifted = "; ".join(map(str, report.drifted))
-        return f"{drifted}. {branch_status} If that is acceptable, {resume}."
+        return Reason(f"{drifted}. {branch_status} If that is acceptable, it can be resumed.", resume)
     unfinished_items = report.failed or report.remaining
-    ways = [f"Fix the cause, then {resume}"]
     calls = [item.invocation for item in unfinished_items if item.invocation.kind != REDO]  # a redo says it
-    if undecided := [call.id for call in calls if call.status in DECISIONS]:
-        ways.append(f"do it by hand, resolve call {undecided[0]} as happened, and resume")
-    if is_forcible:
-        ways.append("resume with force, which skips what still cannot be done")
-    file_problem = report.files.problem.rstrip(".") if report.files else ""
-    causes = "; ".join(filter(None, [*map(str, unfinished_items), file_problem])).rstrip(".")
+    undecided = [Next("resolve_happened", call=call.id) for call in calls if call.status in DECISIONS][:1]
+    forced = [Next("resume_forced", operation=report.operation_id)] if is_forcible else []
+    items = [f"{item.invocation}: {Reason.of(item.reason).message}" for item in unfinished_items]
+    causes = "; ".join(filter(None, [*items, report.files.problem if report.files else ""]))
+    also = dict.fromkeys(step for item in unfinished_items for step in Reason.of(item.reason).next)
     unskippable = "" if is_forcible else " A simulated call cannot be skipped."
-    return f"{causes}. {branch_status} {'; or '.join(ways)}.{unskippable}"
+    text = f"{causes}. {branch_status}{unskippable} First fix the cause."
+    return Reason(text, *also, *undecided, resume, *forced)

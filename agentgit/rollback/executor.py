@@ -168,7 +168,7 @@ class Executor:
             request = as_object(current.request if current is not None else row.request)
             for step in request["steps"]:
                 if step["invocation"] == call.id and step["action"] == action:
-                    step |= {"action": KEEP if action == REVERSE else GONE, "why": conflict}
+                    step |= {"action": KEEP if action == REVERSE else GONE, **conflict.to_dict("why")}
             request["conflicts"] = [*request.get("conflicts", ()), call.id]
             self.store.operations.set_request(connection, row.id, request)
 

@@ -24,6 +24,7 @@ from agentgit.effects.files import (
 from agentgit.effects.plan import KEEP
 from agentgit.effects.registry import Registry
 from agentgit.errors import AgentGitError, NotFound, Unavailable, WorkspaceChanged
+from agentgit.next_steps import Next
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
@@ -73,9 +74,7 @@ class RollbackFiles:
             with self.store.database.reading() as connection:
                 row = self.store.snapshots.newest_of_session(connection, session_id)
             if row is None:
-                raise NotFound(
-                    "This session has no workspace. Wrap the graph with workspace=... to keep its files from then on."
-                )
+                raise NotFound("This session has no workspace.", Next("keep_files"))
             adapter = reopen(snapshot_ref_from_row(row).settings)
         workspace: Workspace = adapter.workspace
         return workspace
@@ -149,17 +148,16 @@ class RollbackFiles:
         try:
             self._adapter(session_id, snapshot).require_restorable(snapshot)
         except AgentGitError as error:
-            raise Unavailable(
-                f"Nothing was done. The files cannot be restored: {str(error).rstrip('.')}. To keep them, pass "
-                "files=False, or sync='ignore' for a switch."
-            ) from error
+            text = f"Nothing was done. The files cannot be restored: {error.message}"
+            raise Unavailable(text, *error.next, Next("no_files")) from error
         changes = self.plan(session_id, snapshot, overwrites=overwrites)
         if changes is not None and changes.conflicts and not force:
             paths = ", ".join(map(escape_path, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
             raise WorkspaceChanged(
                 f"Nothing was done. In {changes.workspace}, both a turn and somebody else have changed {paths} (or a "
-                "turn that was killed has). With force, these files stay as they are. A rollback with "
-                "files='overwrite' restores them, and a safety snapshot keeps the other's version."
+                "turn that was killed has).",
+                Next("force_files"),
+                Next("overwrite_files"),
             )
         return changes
 

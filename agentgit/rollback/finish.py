@@ -11,6 +11,7 @@ from agentgit.effects.files import STORED, TURN, FileChanges, SnapshotRef
 from agentgit.effects.invocation import SIMULATED
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
+from agentgit.next_steps import Reason
 from agentgit.rollback.executor import RerunTrack, stops_at_drift
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.report import Reports, after_drift, store_notes
@@ -84,7 +85,7 @@ class Finisher:
             branch = sessions.branch(connection, row.internal_session_id)
             store_notes(self.store, connection, branch, after_drift(as_object(branch.meta), groups["drifted"]))
         report: dict[str, Any] = {
-            group: [{"invocation": item.invocation.id, "reason": item.reason} for item in items]
+            group: [{"invocation": item.invocation.id, **Reason.of(item.reason).to_dict("reason")} for item in items]
             for group, items in groups.items()
         }
         report["files"] = file_changes.to_dict() if file_changes is not None else None
@@ -108,7 +109,7 @@ class Finisher:
             call = calls[step["invocation"]]
             if call.first_id in reasons and not (is_rerun and call.status == SIMULATED):
                 action = KEEP if step["action"] == REVERSE else self._action_for_skipped_redo(connection, row, call)
-                step |= {"action": action, "why": f"forced: {reasons[call.first_id]}"}
+                step |= {"action": action, **Reason.of(reasons[call.first_id]).within("forced: ").to_dict("why")}
         self.store.operations.set_request(connection, row.id, request)
         return self.resumption.load_operation(connection, row.id)
 

@@ -23,7 +23,6 @@ from agentgit.effects.invocation import (
     REVERSING,
     STANDING,
     UNKNOWN,
-    how_to_resolve,
 )
 from agentgit.effects.invocation import SIMULATED as CALL_SIMULATED
 from agentgit.effects.kinds import MEMORY, STATE, UNDECLARED, WORKSPACE
@@ -31,6 +30,7 @@ from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.effects.plan import BLOCK, EXECUTE, GONE, KEEP, RECORD, REDO, REVERSE, ROLLBACK, SWITCH, PlanStep
 from agentgit.effects.planning import Knowledge, PastCall, ReasonFunction, make_plan
 from agentgit.effects.registry import Registry
+from agentgit.next_steps import Next, Reason, join_reasons
 from agentgit.rollback.request import AS_REQUESTED, Request
 from agentgit.sessions.session import DONE as OPERATION_DONE
 from agentgit.sessions.session import SIMULATED, idle_status
@@ -133,7 +133,8 @@ class PathCalls:
             None,
         )
         if uncertain_call is not None and not call.effect.is_repeatable:
-            return f"its outcome is unknown ({uncertain_call.status}); {how_to_resolve(uncertain_call.id)}"
+            text = f"its outcome is unknown ({uncertain_call.status})"
+            return Reason(text, Next("resolve", call=uncertain_call.id))
         if inner_calls := self.store.recorded_calls.inner_calls(connection, call, HAPPENED):
             return f"it called {inner_calls[0]}, which is not recorded outside a turn"
         if answer_reason is not None or call.effect in (STATE, WORKSPACE):
@@ -371,7 +372,7 @@ class Planner:
     def _remark(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return a remark on a call's functions for the plan: one has changed, is missing here, or raised."""
         remarks = (self.registry.remark(session_id, call), call.verify_raised)
-        return "; ".join(remark for remark in remarks if remark) or None
+        return join_reasons(remarks) or None
 
     def _file_calls(self, connection: Connection, branch_id: int, calls: Sequence[ToolInvocation]) -> set[int]:
         """Return the ids of the calls whose changes to files are there on a branch.

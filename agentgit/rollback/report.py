@@ -9,10 +9,10 @@ from sqlalchemy import Connection
 
 from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation, invocation
 from agentgit.effects.files import FileChanges
-from agentgit.effects.invocation import how_to_resolve
 from agentgit.effects.plan import ANSWER, EXECUTE, GONE, REDO, REVERSE, ROLLBACK, SWITCH, WORLD_ONLY
 from agentgit.effects.registry import Registry
 from agentgit.effects.report import GROUPS, ReportItem
+from agentgit.next_steps import Next, Reason, join_reasons
 from agentgit.rollback.executor import IN_THE_WORLD, Executor, describe_drift
 from agentgit.rollback.planner import Planner
 from agentgit.sessions.session import DONE
@@ -68,7 +68,7 @@ class Reports:
                     yield "drifted", ReportItem(invocation=run, reason=difference)
         else:
             group, reason = self._untouched_outcome(connection, call, _GROUP_OF_ACTION.get(step["action"], "kept"))
-        yield group, ReportItem(invocation=shown, reason=reason or step["why"])
+        yield group, ReportItem(invocation=shown, reason=reason or Reason.from_dict(step, "why"))
 
     def _untouched_outcome(self, connection: Connection, call: ToolInvocation, group: str) -> tuple[str, str]:
         """Return the current state of an effect that was left alone; other operations may have changed it since."""
@@ -85,14 +85,12 @@ class Reports:
         if call.status == invocation.REVERSED:
             return "reversed", ""
         if call.status == invocation.REVERSE_UNKNOWN:
-            return (
-                "failed",
-                f"it is unknown whether it was reversed ({call.error_message}); {how_to_resolve(call.id)}",
-            )
+            text = f"it is unknown whether it was reversed ({call.error_message})"
+            return "failed", Reason(text, Next("resolve", call=call.id))
         obstacle = self.registry.undo_obstacle(row.external_session_id, call)
         if call.status == invocation.REVERSE_FAILED:
             error = f"its undo raised {call.error_message}" if call.undo_may_have_acted else call.error_message
-            return "failed", "; ".join(filter(None, [error, obstacle]))
+            return "failed", join_reasons([error, obstacle])
         return "remaining", obstacle or untried_reason
 
     def _redo_outcome(
@@ -111,11 +109,8 @@ class Reports:
             return "remaining", "it ran again, but has been reversed since"
         if rerun.ended_with_error:
             reason = f"it {rerun.failure} when it ran again, but may have happened"
-            return (
-                "failed",
-                reason if rerun.may_be_repeated else f"{reason}; {how_to_resolve(rerun.id)}",
-            )
-        return "failed", f"it is unknown whether it ran again; {how_to_resolve(rerun.id)}"
+            return "failed", Reason(reason, *([] if rerun.may_be_repeated else [Next("resolve", call=rerun.id)]))
+        return "failed", Reason("it is unknown whether it ran again", Next("resolve", call=rerun.id))
 
     def _load_groups(self, connection: Connection, row: StoredRow) -> dict[str, list[ReportItem]]:
         report = as_object(row.report)
@@ -125,7 +120,7 @@ class Reports:
         )
         return {
             group: [
-                ReportItem(invocation=calls[i["invocation"]], reason=i["reason"])
+                ReportItem(invocation=calls[i["invocation"]], reason=Reason.from_dict(i, "reason"))
                 for i in items
                 if i["invocation"] in calls
             ]

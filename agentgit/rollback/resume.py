@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from agentgit.effects import RollbackPlan
 from agentgit.effects.plan import REDO, SWITCH
 from agentgit.errors import Conflict, NotFound, RollbackBlocked
+from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import recover_abandoned, require_idle
 from agentgit.rollback.executor import Executor
 from agentgit.rollback.planner import Planner, Refusals
@@ -32,7 +33,7 @@ class Resumption:
         """Read the row of an operation."""
         row = self.store.operations.find(connection, operation_id)
         if row is None:
-            raise NotFound(f"There is no operation {operation_id}. session.operations() lists those of a session.")
+            raise NotFound(f"There is no operation {operation_id}.", Next("list_operations"))
         return row
 
     def take_over(self, connection: Connection, operation_id: int, owner: str) -> StoredRow | None:
@@ -74,9 +75,10 @@ class Resumption:
             if not new_plan.is_admissible:
                 branch_id = row.internal_session_id if row.kind == SWITCH else row.source_id
                 raise RollbackBlocked(
-                    f"Nothing was done. Since this was planned: {new_plan.blocking_reasons}. "
-                    "Resumed with force, it keeps what cannot be reversed.",
-                    self.planner.add_names(connection, new_plan, branch_id),
+                    f"Nothing was done. Since this was planned: {new_plan.blocking_reasons}.",
+                    *new_plan.next,
+                    Next("resume_forced", operation=operation_id),
+                    plan=self.planner.add_names(connection, new_plan, branch_id),
                 )
             steps = new_plan.as_request()
             other_steps = [step for step in steps if step["action"] != REDO]

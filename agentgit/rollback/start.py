@@ -12,6 +12,7 @@ from agentgit.effects import RollbackPlan
 from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import Conflict, InvalidInput, NotFound, PlanChanged, RollbackBlocked
+from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import require_idle
 from agentgit.rollback.files import FoundFiles, RollbackFiles
 from agentgit.rollback.planner import Planner, Refusals
@@ -172,8 +173,8 @@ class Starter:
         self, connection: Connection, confirmed: ConfirmedPlan, plan: RollbackPlan, *place: int
     ) -> None:
         if plan.identity != getattr(confirmed, "identity", confirmed):
-            text = "Nothing was done: the confirmed plan is not what would be done now. Check and confirm the new one."
-            raise PlanChanged(text, self.planner.complete(connection, plan, *place))
+            text = "Nothing was done: the confirmed plan is not what would be done now."
+            raise PlanChanged(text, Next("confirm"), plan=self.planner.complete(connection, plan, *place))
 
     @staticmethod
     def _require_same_request(earlier_operation: StoredRow, request: Request, snapshot: SnapshotRef | None) -> int:
@@ -219,21 +220,19 @@ class Starter:
         nearest = self.planner.find_nearest(connection, request, refusals) if isinstance(request, Request) else None
         branch_id = request.source_id if isinstance(request, Request) else request.branch.id
         hint = "" if nearest is None else f" The nearest checkpoint to roll back to is {_checkpoint_name(nearest)}."
+        unskippable = "" if plan.is_forcible else " A simulated call cannot be skipped."
         raise RollbackBlocked(
-            f"Nothing was done. {plan.blocking_reasons}.{hint} "
-            + (
-                "With force, what cannot be reversed is kept."
-                if plan.is_forcible
-                else "A simulated call cannot be skipped."
-            ),
-            self.planner.add_names(connection, plan, branch_id),
+            f"Nothing was done. {plan.blocking_reasons}.{hint}{unskippable}",
+            *plan.next,
+            *([Next("force")] if plan.is_forcible else []),
+            plan=self.planner.add_names(connection, plan, branch_id),
             nearest=f"{nearest.branch_name}#{nearest.number}" if nearest is not None else None,
         )
 
     def require_checkpoint_exists(self, connection: Connection, target: StoredRow, label: str) -> None:
         """Check that a checkpoint still exists. The session is locked, so nobody else can delete it any more."""
         if not self.store.checkpoints.exists(connection, target.id):
-            raise NotFound(f"Checkpoint {label} has been deleted. session.log() lists the others.")
+            raise NotFound(f"Checkpoint {label} has been deleted.", Next("list_checkpoints"))
 
     def create_branch(
         self,

@@ -26,6 +26,7 @@ from agentgit.effects.invocation import VERIFIED, idempotency_key_set, join_erro
 from agentgit.effects.kinds import MEMORY, RECORDED_KINDS
 from agentgit.effects.registry import Registry
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
+from agentgit.next_steps import Reason
 from agentgit.rollback.crash_recovery import recover_all_abandoned
 from agentgit.rollback.memory import MemoryConflicts
 from agentgit.rollback.planner import Refusals
@@ -200,7 +201,7 @@ class Verification:
         try:
             precheck = self.registry.precheck(session_id, call)
         except NotFound as error:
-            return str(error)
+            return Reason(error.message, *error.next)
         try:
             answer = await_answer(self.awaiter, precheck, call, call) if precheck is not None else None
         except Exception as error:  # noqa: BLE001  # any error of a user's function blocks the reversal and is reported

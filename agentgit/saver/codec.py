@@ -23,6 +23,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from agentgit.errors import Corrupt, InvalidInput
+from agentgit.next_steps import Next
 from agentgit.saver.leaf_codec import (
     ALONE_BYTES,
     MESSAGE_TYPES,
@@ -136,11 +137,7 @@ class Codec:
             return self.serde.loads_typed((kind, stored.data))
         except (ValueError, NotImplementedError) as error:
             row = f"blob {stored.hash.hex()}"
-            raise Corrupt(
-                f"{row} of type {kind!r} cannot be read ({error}). Run: agentgit fsck; then restore the database from "
-                "a backup.",
-                row=row,
-            ) from error
+            raise Corrupt(f"{row} of type {kind!r} cannot be read ({error}).", Next("fsck"), row=row) from error
 
 
 class SealedCodec(Codec):

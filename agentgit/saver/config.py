@@ -19,6 +19,7 @@ from langgraph.constants import START
 from agentgit.auth.secret_names import is_secret_name
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.langgraph_internals import TASKS, DeltaSnapshot
+from agentgit.next_steps import Next
 from agentgit.saver.codec import Codec
 from agentgit.saver.delta_reducer import Channels, encode, folds
 from agentgit.saver.leaf_codec import is_plain
@@ -190,4 +191,4 @@ def read_typed_fields(graph_key: GraphKey, value: Any) -> tuple[dict[str, Any], 
         case {"checkpoint": dict() as checkpoint, "metadata": dict() as metadata}:
             return checkpoint, metadata
     row = f"graph_checkpoint {'/'.join(graph_key)}"
-    raise Corrupt(f"{row} has damaged metadata. Run: agentgit fsck; then restore the database from a backup.", row=row)
+    raise Corrupt(f"{row} has damaged metadata.", Next("fsck"), row=row)

@@ -23,6 +23,7 @@ from sqlalchemy.exc import TimeoutError as NoneFree
 from agentgit.async_api import on_loop
 from agentgit.auth.keyring import Keyring
 from agentgit.errors import AgentGitError, NotAllowed, NotFound, Unavailable
+from agentgit.next_steps import Next
 from agentgit.store.audit.callbacks import Callbacks
 from agentgit.store.audit.trail import begin_events, finish_events, read_event
 from agentgit.store.sql import postgres, process
@@ -190,7 +191,7 @@ class Database:
     def require_file(self) -> None:
         """Check that the file of a SQLite database exists. A server or a database in memory has none."""
         if self.path is not None and not os.path.exists(self.path):
-            raise NotFound(f"There is no database {self.url.database}. Create it, or name another.")
+            raise NotFound(f"There is no database {self.url.database}.", Next("create_database"))
 
     def require_open(self) -> None:
         """Check that the database is not closed. Otherwise a connection would be opened that nobody closes."""

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from agentgit.effects import ToolInvocation
 from agentgit.errors import Corrupt
+from agentgit.next_steps import Next
 from agentgit.sessions.messages import from_stored, unanswered_calls
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import Trail, record_event
@@ -267,7 +268,8 @@ class Store:
         head = self.graphs.head(connection, branch.thread_id)
         if (head.state_hash if head else b"") != state_hash:
             raise Corrupt(
-                f"Branch {branch.name} does not have the state of the checkpoint it was made from. Run: agentgit fsck",
+                f"Branch {branch.name} does not have the state of the checkpoint it was made from.",
+                Next("fsck"),
                 row=f"internal_session {branch.id}",
             )
 

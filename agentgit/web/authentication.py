@@ -12,6 +12,7 @@ from starlette.requests import HTTPConnection
 from agentgit.auth.credentials import BROWSER_KEY_NAME
 from agentgit.auth.principal import LOCAL
 from agentgit.errors import Conflict, NotAllowed, NotFound
+from agentgit.next_steps import Next
 from agentgit.web.proxies import FROM_PROXY
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Authenticator:
             user = None
         if name == LOCAL or user is None or user.name != name:  # a name with only digits could be the id of another
             if name == LOCAL or not self.create_users:
-                raise NotAllowed(f"There is no user {name!r}. An admin can add one: agentgit users add NAME")
+                raise NotAllowed(f"There is no user {name!r}.", Next("add_user"))
             try:
                 user = users.add(name)
             except Conflict:  # another request has just added the user

@@ -24,6 +24,7 @@ from agentgit.errors import (
     WorkspaceChanged,
     WorldDiverged,
 )
+from agentgit.next_steps import Face
 from agentgit.values import is_database_error, to_json
 
 LOG = logging.getLogger("agentgit.web")
@@ -54,6 +55,7 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str = Field(description="What happened, and what to do next.")
+    next: list[dict[str, Any]] = Field([], description="The next steps: each a verb, and its arguments.")
 
 
 class Unauthenticated(NotAllowed):
@@ -101,8 +103,8 @@ DATABASE_MESSAGES: dict[type[AgentGitError], str] = {
 """What web users read about a database error. Its own message, which may name internals, goes to the log."""
 
 
-def problem_of_error(error: AgentGitError) -> dict[str, Any]:
-    """Return the problem details of an error, with its data, such as the new head, the blocked plan or the report.
+def problem_of_error(error: AgentGitError, face: Face = "python") -> dict[str, Any]:
+    """Return the problem details of an error in the words of a face, with its data, such as the blocked plan.
 
     For a database error they name only its kind; the rest goes to the log.
     """
@@ -110,7 +112,7 @@ def problem_of_error(error: AgentGitError) -> dict[str, Any]:
         LOG.warning("The database failed.", exc_info=error)
         kind = next(kind for kind in type(error).__mro__ if kind in DATABASE_MESSAGES)
         return problem(status_of(error), DATABASE_MESSAGES[kind], kind.__name__)
-    details: dict[str, Any] = {}
+    details: dict[str, Any] = {"next": [step.to_dict() for step in error.next]}
     for name in ("near", "candidates", "head", "invocation", "nearest", "operation"):
         if (value := getattr(error, name, None)) not in (None, ()):
             details[name] = value
@@ -118,7 +120,7 @@ def problem_of_error(error: AgentGitError) -> dict[str, Any]:
         if (value := getattr(error, name, None)) is not None and hasattr(value, "to_dict"):
             details[name] = value.to_dict()
     name = "NotAllowed" if isinstance(error, Unauthenticated) else type(error).__name__
-    return problem(status_of(error), str(error), name, **details)
+    return problem(status_of(error), error.worded(face), name, **details)
 
 
 def problem_response(details: dict[str, Any], headers: dict[str, str] | None = None) -> Response:

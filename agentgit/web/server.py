@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from agentgit.auth.principal import LOCAL
 from agentgit.errors import InvalidInput, Unavailable
+from agentgit.next_steps import Next
 from agentgit.web.app import create_app, serve_graph
 from agentgit.web.authentication import Authenticator, OwnerLink
 from agentgit.web.proxies import TrustedProxies
@@ -97,7 +98,7 @@ def serve(
     users = _enabled_users(repo)
     link = OwnerLink() if is_loopback and not proxies and users <= {repo.user.name} else None
     if link is None and not users and not create_users:
-        raise InvalidInput("Nobody could sign in: there is no user yet. Add one: agentgit users add NAME --admin")
+        raise InvalidInput("Nobody could sign in: there is no user yet.", Next("add_user"))
     if graph is not None:
         serve_graph(graph)
     host_names = {*LOOPBACK, *hosts} if is_loopback else set(hosts) or None

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Unavailable
+from agentgit.next_steps import Next
 from agentgit.values import count, escape_path
 from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow
 from agentgit.workspace.custom import CustomEnvironment
@@ -196,9 +197,7 @@ class Engine:
         row = self.find(ref)
         if row is None:
             suggestions = tuple(row.snapshot.name or row.snapshot.id for row in self.catalog.rows(limit=3))
-            raise NotFound(
-                f"There is no snapshot {ref!r} of {self.root}. Workspace.list() lists them.", near=suggestions
-            )
+            raise NotFound(f"There is no snapshot {ref!r} of {self.root}.", Next("list_snapshots"), near=suggestions)
         return row
 
     def adopt(self, source: Engine, ref: str, holder: str) -> FileCheckpoint:

@@ -225,7 +225,7 @@ def test_an_interrupted_payment_is_never_blindly_repeated(repo, bank, case):
     with pytest.raises(KeyboardInterrupt):
         agent.invoke(say())
     if runs is None:
-        with pytest.raises(Fenced, match="then resolve call") as refused:
+        with pytest.raises(Fenced, match=r"repo\.resolve") as refused:
             agent.invoke(None)
         repo.resolve(refused.value.invocation, "happened", result="seen")
         assert agent.invoke(None)["messages"][-1].content == "seen"

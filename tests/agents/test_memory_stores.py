@@ -205,10 +205,10 @@ def test_without_the_store_a_plan_says_so_and_a_trusted_module_brings_it(tmp_pat
         begun(repo, store).invoke(said("+food=pizza"))
     with agentgit.open(path) as repo:
         session = repo.session("ours")
-        with pytest.raises(RollbackBlocked, match="wrap the graph with its store again"):
+        with pytest.raises(RollbackBlocked, match="the store that it wrote to is not attached here"):
             session.rollback("before")
         report = session.rollback("before", force=True)
-        assert "wrap the graph with its store again" in reasons(report.kept)["food"]
+        assert "the store that it wrote to is not attached here" in reasons(report.kept)["food"]
         session.switch("main")
     assert contents(store) == {"food": "pizza"}
     module = types.ModuleType("shop_memory")
@@ -229,7 +229,7 @@ def test_after_a_restart_different_stores_of_one_name_are_not_guessed(database, 
             other.put(NAMESPACE, "food", {"is": text.removeprefix("+food=")})
     with agentgit.open(database.url) as restarted:
         apps = [restarted.graph(noting(one)) for one in (store, other)]
-        with pytest.raises(RollbackBlocked, match="wrap the graph with its store again"):
+        with pytest.raises(RollbackBlocked, match="the store that it wrote to is not attached here"):
             restarted.session("t").undo()
         assert (contents(store), contents(other)) == ({"food": "pasta"}, {"food": "pasta"})
         apps[0].invoke(said("hello"), THREAD)

@@ -234,7 +234,7 @@ def test_replay_execute_stops_at_each_drift_until_it_is_resumed(repo, world):
     assert world.items == ["their chair", "their table", "chair"]
     left = [(item.invocation.args["item"], item.reason) for item in caught.value.report.remaining]
     assert left == [("table", "not tried, because an earlier one returned something different")]
-    with pytest.raises(RollbackIncomplete, match="If that is acceptable, resume operation") as again:
+    with pytest.raises(RollbackIncomplete, match="If that is acceptable, it can be resumed") as again:
         repo.resume(caught.value.operation)
     assert world.items == ["their chair", "their table", "chair", "table"], "the last one stops it as well"
     assert (again.value.report.status, again.value.report.remaining) == ("partial", [])

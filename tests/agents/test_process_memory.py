@@ -88,9 +88,9 @@ def test_calls_of_a_forgotten_session_are_undone_once_it_is_wrapped_again(repo, 
         graph = tool_node_graph(obedient(), world.tools())
         repo.wrap(graph, f"s{number}", effects=world.effects()).run(f"add item{number}")
     gc.collect()
-    assert "wrap the graph again" in repo.session("s0").plan_rollback("main#1").steps[0].why
+    assert "is not declared here" in repo.session("s0").plan_rollback("main#1").steps[0].why
     agent = repo.wrap(graph, "s0", effects=world.effects())
-    assert "wrap the graph again" not in repo.session("s0").plan_rollback("main#1").steps[0].why
+    assert "is not declared here" not in repo.session("s0").plan_rollback("main#1").steps[0].why
     agent.rollback("main#1")
     assert "item0" not in world.items
 

@@ -139,8 +139,8 @@ def test_a_call_that_raised_after_acting_blocks_a_rollback(repo, effect_kind, gr
     (step,) = agent.plan_rollback("before").steps
     assert step.action == "block"
     assert step.why == (
-        "it raised ConnectionError: no answer, but may have happened; check, then "
-        f"resolve call {raised.id}: happened, or did not happen"
+        "it raised ConnectionError: no answer, but may have happened; "
+        f"repo.resolve({raised.id}, 'happened'), or 'did_not_happen', records what you find"
     )
     with pytest.raises(RollbackBlocked):
         agent.rollback("before")
@@ -190,7 +190,7 @@ def test_the_fence_refuses_a_raised_call_until_it_is_resolved(repo, told):
     raised = agent.tool_track()[0]
     back = agent.rollback("before", force=True)
     with pytest.raises(
-        Fenced, match=r"It raised ConnectionError: no answer, and it is unknown.*resolve call"
+        Fenced, match=r"It raised ConnectionError: no answer, and it is unknown.*repo.resolve"
     ) as refused:
         back.invoke(say("five"))
     assert refused.value.invocation == raised.id
@@ -223,7 +223,7 @@ def test_a_call_of_which_verify_cannot_tell_stays_unknown(here):
     agent = wrapped(here, Till(("after", LOST)), "irreversible", verify=lambda call: None)
     agent.run("five")
     assert statuses(agent) == ["unknown"]
-    with pytest.raises(RollbackBlocked, match="resolve call"):
+    with pytest.raises(RollbackBlocked, match=r"repo\.resolve"):
         agent.rollback("before")
 
 
@@ -235,10 +235,10 @@ def test_a_call_of_which_verify_cannot_tell_stays_unknown(here):
 def test_a_retried_node_does_not_repeat_a_raised_call(repo, effect_kind, when):
     till = Till((when, LOST))
     agent = repo.wrap(retrying(till), "s", effects=till.effects(effect_kind))
-    with pytest.raises(Fenced, match=r"resolve call"):
+    with pytest.raises(Fenced, match=r"repo\.resolve"):
         agent.invoke(say())
     assert (till.ledger, statuses(agent)) == ([5] * (when == "after"), ["unknown"])
-    with pytest.raises(Fenced, match=r"resolve call"):
+    with pytest.raises(Fenced, match=r"repo\.resolve"):
         agent.invoke(None)
     happened = {"outcome": "happened", "result": {"charged": 5}} if when == "after" else {"outcome": "did_not_happen"}
     repo.resolve(agent.tool_track()[0], **happened)
@@ -521,8 +521,8 @@ def test_a_raised_reversible_call_does_not_block_a_rollback(repo, told):
     if told is None:
         (item,) = report.kept
         assert item.reason == (
-            f"it raised ConnectionError: no answer, but may have happened; if it did, resolve call {raised.id} as "
-            "happened to have it reversed"
+            "it raised ConnectionError: no answer, but may have happened; "
+            f"repo.resolve({raised.id}, 'happened') has it reversed, if it did"
         )
         repo.resolve(raised, "happened")
         agent.rollback("before")
@@ -587,14 +587,14 @@ def test_a_redo_stops_at_a_raised_call_until_it_is_resolved(repo, told):
     till = Till(None, ("after" if told == "happened" else "before", LOST))
     back = gone(repo, till, "compensable")
     with pytest.raises(
-        RollbackIncomplete, match=r"it raised ConnectionError.*may have happened.*resolve call"
+        RollbackIncomplete, match=r"it raised ConnectionError.*may have happened.*repo.resolve"
     ) as error:
         back.redo()
     with pytest.raises(RollbackIncomplete):
         repo.resume(error.value.operation)
     assert till.ledger == [5] * (told == "happened")
     (failed,) = error.value.report.failed
-    assert f"resolve call {failed.invocation.id}: " in failed.reason
+    assert f"repo.resolve({failed.invocation.id}, " in failed.reason
     repo.resolve(failed.invocation, told, result={"charged": 5} if told == "happened" else None)
     assert repo.resume(error.value.operation).status == "done"
     assert till.ledger == [5]
@@ -650,7 +650,7 @@ def test_the_chat_resolves_a_raised_call(here):
         assert agent.tool_track()[0].result == {"charged": 5}
         chat.handle_line("/undo")
     blocked, no_json = err.getvalue().splitlines()
-    assert f"check, then resolve call {raised}: happened, or did not happen. With force," in blocked
+    assert f"/resolve {raised} happened, or did-not-happen, records what you find. --force keeps" in blocked
     assert "--result is not valid JSON" in no_json
     assert till.ledger == []
 

@@ -120,7 +120,7 @@ def test_a_compensation_that_raised_is_never_run_again_unasked(repo):
     assert status(agent) == "reverse_unknown"
     with pytest.raises(RollbackIncomplete, match="unknown whether it was reversed"):
         repo.resume(error.operation)
-    with pytest.raises(RollbackBlocked, match="resolve call"):
+    with pytest.raises(RollbackBlocked, match=r"repo\.resolve"):
         agent.rollback("before")
     again = wrapped(repo, bank, "compensable", branch="main")  # as another process wraps it
     assert not again.plan_rollback("before").is_admissible

@@ -231,7 +231,7 @@ def test_an_interrupted_call_is_never_repeated_blindly(repo, world, case):
     effects = {"work": declared} if declared else {}
     agent = broken(repo, world, call("work", what="y"), error=KeyboardInterrupt, tools=[], effects=effects)
     if outcome is not None:
-        with pytest.raises(Fenced, match="then resolve call") as refused:
+        with pytest.raises(Fenced, match=r"repo\.resolve") as refused:
             agent.invoke(None)
         with pytest.raises(InvalidInput, match="only a call that happened"):
             repo.resolve(refused.value.invocation, "did_not_happen", result="told")
@@ -427,5 +427,5 @@ def test_the_chat_warns_of_a_killed_turn(repo, dead_turn, capsys):
         chat.handle_line("hello")
     warning, *others = capsys.readouterr().err.splitlines()
     assert warning.startswith("warning: The last turn of session s, branch main, died before")
-    assert warning.endswith("To avoid that, first continue the turn with agent.invoke(None).")
+    assert warning.endswith("unless that turn is continued first. /continue continues the turn.")
     assert others == []

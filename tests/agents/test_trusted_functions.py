@@ -120,7 +120,7 @@ def test_a_restarted_notebook_can_undo_once_the_graph_is_wrapped(repo, monkeypat
     with reopened(repo) as later:
         restarted.run(CELL)
         (step,) = later.session("s").plan_rollback("main#1").steps
-        assert (step.action, "is not declared here; wrap the graph again" in step.why) == ("block", True)
+        assert (step.action, "is not declared here; repo.wrap(graph)" in step.why) == ("block", True)
         agent = later.wrap(restarted.main.graph, "s", effects=restarted.main.effects)
         (step,) = agent.plan_rollback("main#1").steps
         assert (step.action, step.why) == ("reverse", "its undo reverses it")
@@ -404,7 +404,7 @@ def test_no_face_imports_what_a_row_names(attacked):
     for line in (["plan", "main#1"], ["rollback", "main#1", "--yes"], ["undo", "--yes"]):
         code, out = command(*line, "--db", where)
         assert code in (0, RollbackBlocked.exit_code)
-        assert "evil:undo is not declared here; wrap the graph again, or trust the module that declares it" in out
+        assert "evil:undo is not declared here; --trust MODULE declares it here" in out
     code, out = command("rollback", "main#1", "--yes", "--trust", "agentgit.demo", "--db", where)
     assert code == RollbackBlocked.exit_code
     ada = attacked.as_user(attacked.users.add("ada"))

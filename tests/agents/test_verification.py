@@ -79,7 +79,7 @@ def test_verify_decides_whether_an_interrupted_call_happened(repo, world, there)
     agent, before = wrapped(repo, world, verify=lambda call: there)
     call = _unknown(repo, agent)
     if there is None:
-        with pytest.raises(RollbackBlocked, match="then resolve call"):
+        with pytest.raises(RollbackBlocked, match=r"repo\.resolve"):
             agent.rollback(before)
         return
     if there is False:

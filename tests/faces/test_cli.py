@@ -166,7 +166,7 @@ def test_a_missing_database_is_reported_and_not_created(agentgit, tmp_path, comm
     out, err, code = agentgit(*command.split())
     assert (out, code) == ("", NotFound.exit_code)
     assert err.startswith("error: There is no database agentgit.db.")
-    assert "Create it, or name another." in err
+    assert "agentgit db upgrade creates one." in err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -152,8 +152,8 @@ def test_a_chat_runs_through_a_pipe(folder):
     done = folder.chat(*STORY.splitlines(), words=("shop", "--yes"))
     assert plainly(done.out) == (GOLDEN / "chat.txt").read_text(encoding="utf-8")
     assert done.err.startswith("error: The world has changed since branch main last ran")
-    assert done.err.endswith(" continue anyway with sync='ignore'.\n")
-    assert "Restore it by a switch to 'main' with sync='world'" in done.err
+    assert done.err.endswith(" /switch main --sync ignore goes on anyway.\n")
+    assert "/switch main --sync world brings the world to it." in done.err
     assert done.err.count("\n") == 1
     assert done.code == WorldDiverged.exit_code
     assert folder.world.items == ["chair", "table"]
@@ -206,9 +206,9 @@ def test_a_blocked_rollback_can_be_forced_in_the_chat(folder):
     """A rollback past a sent mail shows what blocks it and what to write, and runs with --force."""
     blocked = folder.chat("hello", "add chair", "send mail", "/undo 2", "/checkpoint undo", "/rewind-files main#1")
     assert "block    send(text='mail')" in blocked.out
-    assert "With force, what cannot be reversed is kept." in blocked.err
+    assert "--force keeps what cannot be reversed." in blocked.err
     assert "There is no named checkpoint on this branch." in blocked.err
-    assert "Wrap the graph with workspace=" in blocked.err
+    assert "agentgit chat MODULE:GRAPH --workspace DIR keeps its files" in blocked.err
     assert blocked.code == RollbackBlocked.exit_code
     forced = folder.chat("/rollback main#1 --force")
     assert forced.out.endswith("1 reversed, 1 kept.\n")
@@ -249,7 +249,8 @@ def test_undo_redo_and_rewind_restore_files_in_the_chat(folder, scribe):
     for order in ("/rewind-files HEAD~1", "/undo"):
         refused = chat(f"{order} --yes")
         assert (refused.code, note.read_text()) == (WorkspaceChanged.exit_code, "by hand")
-        assert "these files stay as they are" in refused.err
+        assert "--force leaves these files as they are" in refused.err
+        assert "/rollback REF --overwrite-files restores them" in refused.err
     assert chat("/undo --yes --force").code == 0
     assert note.read_text() == "by hand"
     note.write_text("one")
@@ -268,7 +269,7 @@ def test_an_incomplete_rollback_is_resumed_in_the_chat(folder):
     stopped = folder.chat("add chair", "/undo")
     assert stopped.code == RollbackIncomplete.exit_code
     assert "failed  add(item='chair')" in stopped.out
-    operation = re.search(r"then resume operation (\d+);", stopped.err)
+    operation = re.search(r"/resume (\d+) finishes it", stopped.err)
     folder.world.broken.clear()
     assert operation is not None
     done = folder.chat(f"/resume {operation[1]}", "/branches")

@@ -112,7 +112,7 @@ def test_a_stopped_rollback_is_resolved_and_resumed(folder):
     assert stopped.code == RollbackIncomplete.exit_code
     report = json.loads(stopped.out)
     operation, failed = str(report["operation_id"]), str(report["failed"][0]["invocation"]["id"])
-    assert f"resume operation {operation}" in stopped.err
+    assert f"agentgit resume {operation} finishes it" in stopped.err
     assert re.search(
         rf"^{operation} .* partial  1 reversed, 1 failed, 1 remai", folder.run("status", "--operations").out
     )

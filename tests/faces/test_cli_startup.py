@@ -121,11 +121,11 @@ MISSING = {
         1,
         'The command line needs typer and rich. Run: pip install "agentgit[cli]"',
     ),
-    "mcp": (COMMAND, Unavailable.exit_code, 'Run: pip install "agentgit[mcp]"'),
+    "mcp": (COMMAND, Unavailable.exit_code, "pip install 'agentgit[mcp]' installs it."),
     "pandas": (
         "import agentgit; agentgit.open(':memory:').sessions().to_frame()",
         1,
-        'agentgit.errors.Unavailable: to_frame needs pandas. Run: pip install "agentgit[pandas]"',
+        "agentgit.errors.Unavailable: to_frame needs pandas. pip install 'agentgit[pandas]' installs it.",
     ),
 }
 """For each optional package: what needs it, the exit code and the end of the last line on standard error."""

@@ -1,4 +1,4 @@
-"""The most usual refusals say the same on every face: what the library says."""
+"""The most usual refusals say the same on every face; each face words the next step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from chats import chatting
 from command_line import run
 from mcp_clients import connected
+from stubborn_tools import Face
 from web_servers import repo, told
 from web_visitors import ada
 
@@ -34,11 +35,11 @@ REFUSED: dict[str, Callable[[agentgit.Repository], object]] = {
 }
 
 
-def sentence(repo: agentgit.Repository, subject: str) -> str:
+def sentence(repo: agentgit.Repository, subject: str, face: Face) -> str:
     repo.session("support-42").tag("HEAD", "v1")
     with pytest.raises(AgentGitError) as refused:
         REFUSED[subject](repo)
-    return str(refused.value)
+    return refused.value.worded(face)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def sentence(repo: agentgit.Repository, subject: str) -> str:
     ],
 )
 def test_the_command_line_says_what_the_library_says(repo, tmp_path, subject, command):
-    said = sentence(repo, subject)
+    said = sentence(repo, subject, "cli")
     done = run("--db", tmp_path / "agentgit.db", "--user", "ada", *command.split())
     assert done.code > 0
     assert f"error: {said}" in done.err
@@ -79,12 +80,12 @@ def answer(chat: Any, line: str) -> str:
     ("subject", "line"), [("a mail", "/undo"), ("a place", "/rollback nowhere"), ("a branch", "/switch nowhere")]
 )
 def test_the_chat_says_what_the_library_says(repo, chat, subject, line):
-    assert answer(chat, line) == f"error: {sentence(repo, subject)}\n"
+    assert answer(chat, line) == f"error: {sentence(repo, subject, 'chat')}\n"
 
 
 def test_the_chat_says_how_to_follow_a_branch_that_has_moved(repo, chat, tmp_path):
     repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS).run("order a lamp")
-    assert "Switch to 'main-2' to continue at its head, or fork." in answer(chat, "order a chair")
+    assert "/switch main-2 continues at its head. /fork begins a branch of its own." in answer(chat, "order a chair")
     chat.handle_line("/switch main-2")
     chat.handle_line("order a chair")
     assert len(chat.agent.tool_track()) == 6
@@ -100,7 +101,7 @@ def test_the_chat_says_how_to_follow_a_branch_that_has_moved(repo, chat, tmp_pat
     ],
 )
 def test_a_page_says_what_the_library_says(repo, ada, subject, path):
-    said = sentence(repo, subject)
+    said = sentence(repo, subject, "page")
     page = ada.get(path.format(at=f"/sessions/{repo.session('support-42').id}"), 404)
     assert f'role="alert">{said}</p>' in html.unescape(page.text)
 
@@ -114,7 +115,7 @@ def test_a_page_says_what_the_library_says(repo, ada, subject, path):
     ],
 )
 async def test_mcp_says_what_the_library_says(repo, subject, tool, arguments):
-    said = sentence(repo, subject)
+    said = sentence(repo, subject, "mcp")
     async with connected(repo, repo.session("support-42")) as client:
         refused = await client.call_tool(tool, arguments)
     assert refused.isError

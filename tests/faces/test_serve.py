@@ -95,7 +95,7 @@ def test_serve_without_its_extra_names_the_pip_command(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     _, said, code = command_line.run("serve", "--db", str(tmp_path / "agentgit.db"))
-    assert (code, 'pip install "agentgit[server]"' in said) == (13, True)
+    assert (code, "pip install 'agentgit[server]'" in said) == (13, True)
 
 
 def test_serve_on_a_port_in_use_names_the_port_option(tmp_path):

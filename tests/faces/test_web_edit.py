@@ -267,7 +267,7 @@ def test_the_panel_of_an_edit_resolves_the_calls_whose_outcome_is_unknown(ada, r
         agent.run("pay")
     at, message = f"/sessions/{agent.session.id}", agent.history()[0]["id"]
     page = ada.get(f"{at}/edit?branch=main&message={message}")
-    assert "check, then resolve call" in page.text
+    assert "“It happened” or “It did not happen” records what you find" in page.text
     (pending,) = agent.tool_track()
     shown = ada.post(page, f"/invocations/{pending.id}/resolve", outcome="did_not_happen")
     assert shown.url.path == f"{at}/edit"

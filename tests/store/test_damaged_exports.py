@@ -394,7 +394,7 @@ def test_an_export_in_another_format_is_refused_with_advice(exports, target, oth
     edited = forged(exports(a_session), lambda found: found[0].update(format=other))
     refused = str(refusal(target, edited, InvalidInput))
     assert f"This export has format {other!r}, and this version of agentgit reads format {FORMAT}." in refused
-    assert "Export the session again with this version, or run: pip install --upgrade agentgit" in refused
+    assert "Export the session again with this version. pip install --upgrade agentgit updates it." in refused
 
 
 def test_deep_json_is_refused(exports, target):

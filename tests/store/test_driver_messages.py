@@ -140,7 +140,7 @@ def failures(url, driver):
         error.__cause__ = kept
         yield error
     yield Corrupt("The row user 7 in postgres was changed.", row="user 7")
-    yield SchemaMismatch("127.0.0.1:5432/agentgit_test lacks: relation user. Run: agentgit db check")
+    yield SchemaMismatch("127.0.0.1:5432/agentgit_test lacks: relation user.")
 
 
 def test_responses_do_not_name_a_failing_database(database, caplog):

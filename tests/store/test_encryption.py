@@ -181,7 +181,7 @@ def test_a_missing_encryption_library_is_reported_with_a_pip_command(monkeypatch
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(encryption, "import_module", gone)
-    with pytest.raises(Unavailable, match=r"pip install \"agentgit\[encryption\]\""):
+    with pytest.raises(Unavailable, match=r"pip install 'agentgit\[encryption\]'"):
         agentgit.open(":memory:", keyring=Keyring({"a": ONE}))
 
 

@@ -403,7 +403,7 @@ def test_a_session_with_an_incomplete_rollback_is_not_exported(repo):
     shop.broken = {"chair"}
     with pytest.raises(agentgit.RollbackIncomplete):
         agent.rollback("main#1")
-    with pytest.raises(Conflict, match="then resume it"):
+    with pytest.raises(Conflict, match="can be resumed"):
         written(repo, "s")
     assert written(repo, "s", branch="main")
 

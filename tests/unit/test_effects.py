@@ -27,6 +27,7 @@ from agentgit.effects.registry import Registry
 from agentgit.effects.results import SERIALIZED_KEY, comparable
 from agentgit.effects.served_sessions import Declarations
 from agentgit.errors import InvalidInput, NotFound
+from agentgit.next_steps import Next
 from agentgit.store.threads.message_rewrite import content_of
 
 
@@ -317,11 +318,11 @@ def test_a_recorded_name_finds_only_declared_functions():
 
 def test_the_reason_for_a_missing_function_names_the_next_step():
     registry = Registry()
-    assert "wrap the graph" in registry.undo_obstacle(1, invoked("nobody"))
+    assert registry.undo_obstacle(1, invoked("nobody")).next == (Next("declare"),)
     assert "no.such:thing is not declared here" in registry.undo_obstacle(1, invoked("nobody", undo="no.such:thing"))
     registry.declare(1, Declarations.of([Declaration("nobody", reversible("no.such:thing"))]))
     assert "cannot be imported" in registry.undo_obstacle(1, invoked("nobody", undo="no.such:thing"))
-    with pytest.raises(NotFound, match="wrap a graph that has it"):
+    with pytest.raises(NotFound, match="the tool pay is unknown"):
         registry.runner(1, invoked())
     registry.declare(1, Declarations.of([Runnable("pay", runs="only its graph can call it")]))
     with pytest.raises(NotFound, match="only its graph"):

@@ -7,10 +7,10 @@ import pytest
 from markup import HOSTILE, TABLE_TAGS, Page, call, golden
 
 from agentgit import RollbackPlan, RollbackReport, ToolInvocation
-from agentgit.effects.invocation import how_to_resolve
 from agentgit.effects.plan import BLOCK, GONE, KEEP, REDO, REVERSE, SWITCH, WORLD_ONLY, PlanStep
 from agentgit.effects.report import ReportItem
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
+from agentgit.next_steps import Next, Reason
 from agentgit.render.text import STYLES, cells, plain, wrap
 from agentgit.render.views import rollback
 
@@ -29,7 +29,7 @@ def plan(*steps: tuple[str, ...], **more) -> RollbackPlan:
     return RollbackPlan(**(known | more), steps=made)
 
 
-UNKNOWN = f"it is unknown whether it happened: it was interrupted; {how_to_resolve(6)}"
+UNKNOWN = Reason("it is unknown whether it happened: it was interrupted", Next("resolve", call=6))
 FULL = plan(
     (BLOCK, HEAVY, UNKNOWN),
     (KEEP, NOTE, "nothing was declared about this tool; declare its effect and its undo function"),
@@ -88,7 +88,7 @@ def test_reasons_are_never_cut():
             "Blocked by 2 calls (lift, send_mail). Nothing was changed. "
             "With force: 2 will be reversed, 3 stay, 1 is gone.",
         ),
-        (PARTIAL, "1 reversed, 1 kept, 1 failed, 1 not tried. To finish, resume operation 240000000000001."),
+        (PARTIAL, "1 reversed, 1 kept, 1 failed, 1 not tried. repo.resume(240000000000001) finishes it."),
     ],
 )
 def test_the_last_line_counts_the_planned_actions(value, said):
@@ -110,11 +110,11 @@ def test_plans_and_reports_name_their_kind_of_operation():
 
 def test_a_hint_that_blocked_calls_share_is_shown_once():
     """Two calls whose undo functions are missing name the module to trust once, in the plan and in its error."""
-    hint = "wrap the graph again, or trust the module that declares it"
-    blocked = plan((BLOCK, TABLE, f"a is not declared here; {hint}"), (BLOCK, MAIL, f"b is not declared here; {hint}"))
-    pages = (plain(rollback.lines(blocked, width=400)), rollback.page(blocked), blocked.blocking_reasons)
-    for shown in pages:
-        assert shown.count(hint) == 1
+    reasons = [Reason(f"{name} is not declared here", Next("declare")) for name in "ab"]
+    blocked = plan((BLOCK, TABLE, reasons[0]), (BLOCK, MAIL, reasons[1]))
+    error = RollbackBlocked(f"{blocked.blocking_reasons}.", *blocked.next, plan=blocked)
+    for shown in (plain(rollback.lines(blocked, width=400)), rollback.page(blocked), str(error)):
+        assert shown.count(Next("declare").worded("python")) == 1
         assert "a is not declared here" in shown
         assert "b is not declared here" in shown
 
@@ -156,8 +156,8 @@ def test_values_have_text_and_html_for_notebooks():
 
 def test_rollback_errors_show_their_plan_or_report_as_html():
     for error in (
-        RollbackBlocked("<no>", FULL),
-        WorldDiverged("<no>", FULL),
+        RollbackBlocked("<no>", plan=FULL),
+        WorldDiverged("<no>", plan=FULL),
         RollbackIncomplete("<no>", operation=1, report=PARTIAL),
     ):
         page = Page(error._repr_html_())

@@ -32,6 +32,7 @@ from agentgit.effects.plan import BLOCK, REDO, REVERSE
 from agentgit.errors import Conflict, InvalidInput, WorldDiverged
 from agentgit.handles.branching import Branching
 from agentgit.handles.rollbacks import Rollbacks
+from agentgit.next_steps import Next
 from agentgit.rollback import awaiter_for_current_loop
 from agentgit.rollback.crash_recovery import recover_all_abandoned
 from agentgit.rollback.verification import await_result
@@ -261,9 +262,9 @@ class Explorer:
         if blocking_steps and acting_tools:
             raise WorldDiverged(
                 "An exploration reverses every effect that is not on its own path, and these are not its own: "
-                f"{'; '.join(map(str, blocking_steps))}. First bring the world to this branch by a "
-                f"switch to {start_row.branch_name!r} with sync='world', or choose a new name.",
-                plan,
+                f"{'; '.join(map(str, blocking_steps))}. Choose a new name, or bring the world to this branch first.",
+                Next("switch_world", branch=start_row.branch_name),
+                plan=plan,
             )
         self._initial_log_length = None if plan.changes_world else last_seq
         return bool(acting_tools) or not blocking_steps

@@ -18,6 +18,8 @@ from agentgit.effects import RollbackPlan
 from agentgit.effects.kinds import COMPENSABLE, MEMORY
 from agentgit.effects.plan import REDO, REVERSE, PlanStep
 from agentgit.langgraph_internals import CONFIG_KEY_TASK_ID, RunnableCallable
+from agentgit.next_steps import Reason
+from agentgit.render.views import rollback as rollbacks
 
 KEY = "confirm"
 """The key in the metadata of a branch."""
@@ -66,12 +68,18 @@ def describe(plan: RollbackPlan) -> dict[str, Any]:
             "tool": step.invocation.tool_name,
             "args": step.invocation.args,
             "effect": step.invocation.effect,
-            "reason": step.why,
+            "reason": Reason.of(step.why).worded("graph"),
         }
         for step in plan.steps
     ]
     resume = "true continues, anything else cancels"
-    return {"type": TYPE, "message": str(plan), "identity": plan.identity, "steps": steps, "resume": resume}
+    return {
+        "type": TYPE,
+        "message": rollbacks.draw(plan, face="graph"),
+        "identity": plan.identity,
+        "steps": steps,
+        "resume": resume,
+    }
 
 
 def is_question(value: Any) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -18,8 +18,9 @@ from agentgit.agents.branch_context import Graph
 from agentgit.agents.graph.thread_runner import Run
 from agentgit.agents.graph.threads import Threads
 from agentgit.agents.turn_runner import require_not_nested
-from agentgit.errors import InvalidInput
+from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_TASK_ID
+from agentgit.next_steps import Next
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -35,6 +36,16 @@ def _signed_as(original: Callable[..., Any]) -> Callable[[Method], Method]:
         return method
 
     return sign
+
+
+@contextmanager
+def _worded_for_clients() -> Iterator[None]:
+    """Word the next steps of an error for the clients of a graph."""
+    try:
+        yield
+    except AgentGitError as error:
+        error.face = "graph"
+        raise
 
 
 class RollbackGraph(Pregel[Any, Any, Any, Any]):
@@ -64,17 +75,19 @@ class RollbackGraph(Pregel[Any, Any, Any, Any]):
         return self._iterate(input, config, kwargs)
 
     def _iterate(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Iterator[Any]:
-        run = self._begin(input, config)
-        yield from run.runner.iterate(run, options)
+        with _worded_for_clients():
+            run = self._begin(input, config)
+            yield from run.runner.iterate(run, options)
 
     @_signed_as(Pregel.astream)
     async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """Run the graph on the session of the thread, as the graph's `astream`."""
-        await self.agentgit_threads.await_previous_run(self._config(config))
-        run = await asyncio.to_thread(self._begin, input, config)
-        async with aclosing(run.runner.aiterate(run, kwargs)) as stream:
-            async for chunk in stream:
-                yield chunk
+        with _worded_for_clients():
+            await self.agentgit_threads.await_previous_run(self._config(config))
+            run = await asyncio.to_thread(self._begin, input, config)
+            async with aclosing(run.runner.aiterate(run, kwargs)) as stream:
+                async for chunk in stream:
+                    yield chunk
 
     def bulk_update_state(self, config: RunnableConfig, supersteps: Sequence[Any]) -> RunnableConfig:
         """Update the state, as the graph's `bulk_update_state`. At an older checkpoint, this begins a new branch.
@@ -82,32 +95,33 @@ class RollbackGraph(Pregel[Any, Any, Any, Any]):
         The world stays as it is until the next run, which asks before it reverses what needs consent. If the update
         fails, the thread stays on its branch.
         """
-        run = self.agentgit_threads.update(self._config(config), self._plain())
-        try:
-            return run.runner.bulk_update_state(run.config, supersteps)
-        except Exception:
-            if run.cancel is not None:
-                run.cancel()
-            raise
+        with _worded_for_clients():
+            run = self.agentgit_threads.update(self._config(config), self._plain())
+            try:
+                return run.runner.bulk_update_state(run.config, supersteps)
+            except Exception:
+                if run.cancel is not None:
+                    run.cancel()
+                raise
 
     async def abulk_update_state(self, config: RunnableConfig, supersteps: Sequence[Any]) -> RunnableConfig:
         """Update the state, as `bulk_update_state`."""
-        await self.agentgit_threads.await_previous_run(self._config(config))
-        run = await asyncio.to_thread(self.agentgit_threads.update, self._config(config), self._plain())
-        try:
-            updated: RunnableConfig = await run.runner.abulk_update_state(run.config, supersteps)
-        except Exception:
-            if run.cancel is not None:
-                await asyncio.to_thread(run.cancel)
-            raise
-        return updated
+        with _worded_for_clients():
+            await self.agentgit_threads.await_previous_run(self._config(config))
+            run = await asyncio.to_thread(self.agentgit_threads.update, self._config(config), self._plain())
+            try:
+                updated: RunnableConfig = await run.runner.abulk_update_state(run.config, supersteps)
+            except Exception:
+                if run.cancel is not None:
+                    await asyncio.to_thread(run.cancel)
+                raise
+            return updated
 
     def _begin(self, input: Any, config: RunnableConfig | None) -> Run:
         run = self.agentgit_threads.run(self._config(config), input, self._plain())
         if run.is_declined and self.get_state(run.config).next:
             raise InvalidInput(
-                "Nothing was done. The thread is where it was, in the middle of a run; to continue that, run it with "
-                "None."
+                "Nothing was done. The thread is where it was, in the middle of a run.", Next("continue")
             )
         return run
 

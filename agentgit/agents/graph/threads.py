@@ -28,6 +28,7 @@ from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.handles.templates import LONGEST_NAME, require_name
+from agentgit.next_steps import Next
 from agentgit.rollback.request import RollbackOptions
 from agentgit.saver.config import address, require_checkpoint_id
 from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint
@@ -191,12 +192,12 @@ class Threads(ThreadSessions):
     def _requires_consent(self, plan: RollbackPlan) -> bool:
         """Return whether a run must ask before it acts on the world."""
         if plan.blockers:
-            raise RollbackBlocked(f"Nothing was done. {plan.blocking_reasons}.", plan)
+            raise RollbackBlocked(f"Nothing was done. {plan.blocking_reasons}.", *plan.next, plan=plan)
         steps = [step for step in plan.steps if confirmation.needs_consent(step)]
         if not steps or self.confirm == "never":
             return False
         if self.confirm == "raise":
-            raise RollbackBlocked(f"Nothing was done. This needs consent: {'; '.join(map(str, steps))}.", plan)
+            raise RollbackBlocked(f"Nothing was done. This needs consent: {'; '.join(map(str, steps))}.", plan=plan)
         return True
 
     def _reconcile(self, thread: _Thread, branch_id: int, plan: RollbackPlan | str) -> None:
@@ -292,8 +293,8 @@ class _Thread(NamedTuple):
 
 def _no_checkpoint(thread_id: str, checkpoint_id: str) -> NotFound:
     return NotFound(
-        f"Thread {printable_name(thread_id)} has no checkpoint {printable_name(checkpoint_id)}. List them: "
-        "graph.get_state_history(config)."
+        f"Thread {printable_name(thread_id)} has no checkpoint {printable_name(checkpoint_id)}.",
+        Next("list_checkpoints"),
     )
 
 

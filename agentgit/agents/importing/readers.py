@@ -21,6 +21,7 @@ from sqlalchemy import URL
 
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotFound, SchemaMismatch, Unavailable
 from agentgit.langgraph_internals import set_task_path_column
+from agentgit.next_steps import Next
 from agentgit.saver.config import config_of
 from agentgit.saver.leaf_codec import type_names
 from agentgit.saver.serializer import SAFE_TYPES, StrictSerializer
@@ -306,7 +307,9 @@ def _import_saver(module: str, name: str, package: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        raise InvalidInput(f"Reading this database needs LangGraph's own saver. Run: pip install {package}") from error
+        raise InvalidInput(
+            "Reading this database needs LangGraph's own saver.", Next("install", package=package)
+        ) from error
 
 
 # -- SQLite

@@ -61,7 +61,7 @@ def checkpoint_tools(default_session: Session, branch_id: int) -> list[BaseTool]
         plan = session.plan_rollback(checkpoint, branch=branch)
         # Calls that run in parallel with this one have ended when the rollback starts, at the end of the turn.
         if any(calls is None or step.invocation.status != INTENDED for step in plan.blockers):
-            raise RollbackBlocked(f"A rollback to that checkpoint is blocked. {plan}", plan)
+            raise RollbackBlocked(f"A rollback to that checkpoint is blocked. {plan}", plan=plan)
 
         def roll_back() -> RollbackReport:
             report = session.rollback(plan.checkpoint_id, branch=branch)

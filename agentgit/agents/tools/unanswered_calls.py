@@ -21,6 +21,7 @@ from agentgit.agents.tools.recorded_results import UnreadableResult, rebuild_res
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, SIMULATED, UNKNOWN, call_text
 from agentgit.errors import Conflict, TurnAbandoned, warn_caller
+from agentgit.next_steps import Next
 from agentgit.sessions.messages import unanswered_calls
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.store import Store
@@ -147,8 +148,8 @@ def require_answered(branch_name: str, calls: Sequence[UnansweredCall], mode: st
     if calls and mode == REFUSE:
         raise Conflict(
             f"The last turn of branch {branch_name} broke off before these calls were answered: {_named(calls)}. "
-            "Nothing was run. Continue that turn with agent.invoke(None), or take it back with agent.undo(). "
-            "on_unanswered='answer' tells the model what is known of the calls instead."
+            "Nothing was run.",
+            *(Next("continue"), Next("undo"), Next("answer_calls")),
         )
 
 
@@ -169,12 +170,12 @@ def warn_of_abandoned(
     # A call that no message requested is answered when its node ends, which the conversation does not show.
     unsure = [one for one in recorded.values() if one.tool_call_id is None or one.status == UNKNOWN]
     if named := _named([*calls, *(one for one in unsure if one.tool_call_id not in ids)]):
-        warn_caller(
+        text = (
             f"The last turn of session {session_name}, branch {branch.name}, died before these calls were answered: "
             f"{named}. This message begins another turn. Its model is told what is known of them, and may make them "
-            "again. To avoid that, first continue the turn with agent.invoke(None).",
-            TurnAbandoned,
+            "again, unless that turn is continued first."
         )
+        warn_caller(TurnAbandoned(text, Next("continue")))
 
 
 def _named(calls: Sequence[object]) -> str:

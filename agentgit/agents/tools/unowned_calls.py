@@ -86,10 +86,8 @@ def note_unowned_call(tool: BaseTool) -> None:
                     "wrap the graph with unowned_calls='report'."
                 )
     if declared:  # a filter that makes the warning an error keeps the call from running
-        warn_caller(
-            f"{tool.name} was called in a thread that no turn owns, and is not recorded. {SHARE_CONTEXT}.",
-            UnownedCall,
-        )
+        text = f"{tool.name} was called in a thread that no turn owns, and is not recorded. {SHARE_CONTEXT}."
+        warn_caller(UnownedCall(text))
     with _lock:
         for watch, _ in declared:
             database = watch.calls.turn.context.store.database

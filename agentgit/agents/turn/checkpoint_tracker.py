@@ -15,6 +15,7 @@ from typing import Any
 from agentgit.agents.turn.fence_errors import as_bubble_up
 from agentgit.errors import AgentGitError, Unavailable
 from agentgit.langgraph_internals import CONFIG_KEY_CHECKPOINT_MAP, CONFIG_KEY_DURABILITY, CONFIG_KEY_THREAD_ID
+from agentgit.next_steps import Next
 from agentgit.store.threads.graph_rows import GraphKey
 
 SAVE_TIMEOUT = 60.0
@@ -81,7 +82,7 @@ def _unsaved_error(error: BaseException) -> AgentGitError:
     return as_bubble_up(
         Unavailable(
             f"The step of the graph before this call could not be saved ({type(error).__name__}: {error}), so the call "
-            "was not made: after a crash it could not be recognized. Fix the database, then continue the turn with "
-            "agent.invoke(None)."
+            "was not made: after a crash it could not be recognized. Fix the database first.",
+            Next("continue"),
         )
     )

@@ -9,11 +9,10 @@ from langgraph.errors import GraphBubbleUp
 
 from agentgit.agents.tools.recorded_results import UnreadableResult
 from agentgit.effects import ToolInvocation
-from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN, call_text, how_to_resolve
+from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN, call_text
 from agentgit.errors import AgentGitError, Conflict, Fenced, InvalidInput
+from agentgit.next_steps import Next
 from agentgit.store.records.journal import Intent
-
-CONTINUE = "Then continue this turn with agent.invoke(None)."
 
 
 def other_args_error(intent: Intent, args: Any) -> Fenced:
@@ -51,13 +50,14 @@ def unrecorded_call_error(name: str, caller: str) -> Fenced:
 
 def unmatched_error(call: ToolInvocation, intent: Intent) -> Fenced:
     """Return the error for a call of a task that runs again without repeating an earlier call."""
-    settle_hint = f" Whether that happened is unknown; {how_to_resolve(call.id)}." if call.status == UNKNOWN else ""
+    is_unknown, then = call.status == UNKNOWN, [Next("force_rollback"), Next("unfenced"), Next("continue")]
     return Fenced(
         f"This task runs again and calls {intent.tool_name} with {intent.args}. Earlier it called {call} (invocation "
         f"{call.id}, {call.status}), which cannot be undone and has not been repeated; so this may be a new call, or "
-        f"that one with other arguments. It was not made.{settle_hint} Let the task call it with the same "
-        "arguments first, list the arguments that count in identity_args, or roll back to before it with force=True. "
-        "If both calls are intended, wrap with fence='off'. Then continue this turn with agent.invoke(None).",
+        "that one with other arguments. It was not made. Let the task call it with the same arguments first, or list "
+        "the arguments that count in identity_args.",
+        *([Next("resolve", call=call.id)] if is_unknown else []),
+        *then,
         invocation=call.id,
     )
 
@@ -66,7 +66,8 @@ def in_effect_error(call: ToolInvocation) -> Fenced:
     """Return the error for a call whose effect is already in place."""
     return Fenced(
         f"{call} is already done (invocation {call.id}), so the same call was not made again. To make a different "
-        "call, change its identity arguments; to make the same one again, reverse it first.",
+        "call, change its identity arguments.",
+        Next("rollback"),
         invocation=call.id,
     )
 
@@ -75,8 +76,9 @@ def other_tool_error(call: ToolInvocation, intent: Intent) -> Fenced:
     """Return the error for a call of which it is not known whether a tool of the same name has made it before."""
     return Fenced(
         f"{call} (invocation {call.id}, {call.status}) was made by {call.tool_path}. It is not known whether "
-        f"{intent.tool_path} is the same tool, so this call was not made. If they are two tools, rename one; else "
-        "reverse that call first, or wrap with fence='off' to make it again.",
+        f"{intent.tool_path} is the same tool, so this call was not made. If they are two tools, rename one.",
+        Next("rollback"),
+        Next("unfenced"),
         invocation=call.id,
     )
 
@@ -87,7 +89,8 @@ def parallel_graphs_error(intent: Intent, reason: str) -> Fenced:
         f"{call_text(intent.tool_name, intent.args)} runs again. It ran graphs in tasks or threads of their own, and "
         f"it is not known which of them this is: they {reason}. It was not run, so that none takes another's place. "
         "Give such graphs inputs that stay the same, and names or tags of their own (run_name, tags) if their inputs "
-        "are equal; or let the tool itself call them one after the other. Here, roll back to before this call.",
+        "are equal; or let the tool itself call them one after the other.",
+        Next("rollback"),
     )
 
 
@@ -95,7 +98,8 @@ def unreadable_error(call: ToolInvocation, error: UnreadableResult) -> Fenced:
     """Return the error for a call that is already done and whose result cannot be rebuilt from the record."""
     return Fenced(
         f"{call} is already done (invocation {call.id}) and was not made again, but {error}. Let the tool return "
-        "plain data, or a Command of plain data, and roll back to before this call.",
+        "plain data, or a Command of plain data.",
+        Next("rollback"),
         invocation=call.id,
     )
 
@@ -104,8 +108,9 @@ def aborted_call_error(intent: Intent) -> Fenced:
     """Return the error for a call that was aborted earlier in this turn."""
     return Fenced(
         f"The call {intent.tool_call_id} of {intent.tool_name} (invocation {intent.id}) was interrupted, and it "
-        "is unknown whether it happened. It was not made again; "
-        f"{how_to_resolve(intent.id)}. {CONTINUE}",
+        "is unknown whether it happened. It was not made again.",
+        Next("resolve", call=intent.id),
+        Next("continue"),
         invocation=intent.id,
     )
 
@@ -113,16 +118,18 @@ def aborted_call_error(intent: Intent) -> Fenced:
 def open_outcome_error(call: ToolInvocation, relation: str) -> Fenced:
     """Return the error for a call that is refused because the outcome of an earlier call is open."""
     cause = f"It {call.failure}, and" if call.ended_with_error else "It was interrupted, and"
-    instruction = {
-        INTENDED: f"It is running now. Wait until it ends. {CONTINUE}",
-        REVERSING: f"It is being reversed now. Wait until that ends. {CONTINUE}",
-        UNKNOWN: f"{cause} it is unknown whether it happened; {how_to_resolve(call.id)}. {CONTINUE}",
-        REVERSE_UNKNOWN: (
-            "Its reversal was interrupted, and it is unknown whether that happened; "
-            f"{how_to_resolve(call.id)}. {CONTINUE}"
-        ),
+    state = {
+        INTENDED: "It is running now. Wait until it ends.",
+        REVERSING: "It is being reversed now. Wait until that ends.",
+        UNKNOWN: f"{cause} it is unknown whether it happened.",
+        REVERSE_UNKNOWN: "Its reversal was interrupted, and it is unknown whether that happened.",
     }[call.status]
-    return Fenced(f"{call} (invocation {call.id}) is {call.status}. {relation} {instruction}", invocation=call.id)
+    return Fenced(
+        f"{call} (invocation {call.id}) is {call.status}. {relation} {state}",
+        *([Next("resolve", call=call.id)] if call.status in (UNKNOWN, REVERSE_UNKNOWN) else []),
+        Next("continue"),
+        invocation=call.id,
+    )
 
 
 def as_bubble_up(error: AgentGitError) -> AgentGitError:

@@ -15,6 +15,7 @@ from agentgit.agents.turn.files import TurnFiles
 from agentgit.effects.kinds import Kind
 from agentgit.effects.plan import KEEP
 from agentgit.errors import WorldDiverged
+from agentgit.next_steps import Next
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.unit_of_work import UnitOfWork
@@ -63,10 +64,11 @@ class RunningTurn:
             if plan.files is not None:
                 changes.append(plan.files.problem or ", ".join(escape_path(c.path) for c in plan.files.changes[:5]))
             raise WorldDiverged(
-                f"The world has changed since branch {branch.name} last ran, so nothing was run: {'; '.join(changes)}. "
-                f"Restore it by a switch to {branch.name!r} with sync='world', tell the model with "
-                "sync='note', or continue anyway with sync='ignore'.",
-                planner.add_names(connection, plan, branch.id),
+                f"The world has changed since branch {branch.name} last ran, so nothing was run: {'; '.join(changes)}.",
+                Next("switch_world", branch=branch.name),
+                Next("switch_note", branch=branch.name),
+                Next("switch_ignore", branch=branch.name),
+                plan=planner.add_names(connection, plan, branch.id),
             )
         self.context.store.sessions.set_world_seen(connection, branch, last_seq)
 

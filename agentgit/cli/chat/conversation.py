@@ -31,6 +31,7 @@ from agentgit.errors import (
     TurnAbandoned,
 )
 from agentgit.handles.session import Session
+from agentgit.next_steps import Face
 from agentgit.render.text import Line, Span, clean, cut, table, visible
 from agentgit.render.views import conversation
 from agentgit.render.views import rollback as rollbacks
@@ -67,6 +68,8 @@ HELP_NOTES = (
 
 class Chat:
     """A conversation at a terminal or in a pipe, and the `Host` of its slash commands. A context manager."""
+
+    face: Face = "chat"
 
     def __init__(self, repo: Repository, agent: RollbackAgent, *, yes: bool = False) -> None:
         self.repo = repo
@@ -123,9 +126,9 @@ class Chat:
     def fail(self, error: Exception) -> None:
         """Write an error; the chat continues."""
         self.exit_code = self.exit_code or getattr(error, "exit_code", 1)
-        name = "" if isinstance(error, AgentGitError) else f"{type(error).__name__}: "
+        text = error.worded("chat") if isinstance(error, AgentGitError) else f"{type(error).__name__}: {error}"
         output.flush()
-        output.print_notice(f"error: {clean(f'{name}{error}')}")
+        output.print_notice(f"error: {clean(text)}")
 
     # -- slash commands
 
@@ -241,7 +244,7 @@ class Chat:
         if (current := agent.session.branch()).id not in (previous_id, agent.branch_id):  # a tool requested a rollback
             self.agent = agent.at(current)
             if isinstance(report := self.agent.report, RollbackReport):
-                output.show(rollbacks.lines(report, width=output.width()))
+                output.show(rollbacks.lines(report, width=output.width(), face="chat"))
         if agent.rollback_error is not None and agent.rollback_error is not previous_error:
             self._fail_turn(agent.rollback_error)
 
@@ -273,16 +276,16 @@ class Chat:
     def _fail_turn(self, error: Exception) -> None:
         """Write an error of a turn, with its plan or report."""
         if isinstance(error, RollbackBlocked):
-            output.show(rollbacks.lines(error.plan, width=output.width()))
+            output.show(rollbacks.lines(error.plan, width=output.width(), face="chat"))
         elif isinstance(error, RollbackIncomplete):
-            output.show(rollbacks.lines(error.report, width=output.width()))
+            output.show(rollbacks.lines(error.report, width=output.width(), face="chat"))
         self.fail(error)
 
 
 def _show_warning(show: Callable[..., None], message: Warning | str, *details: Any, **options: Any) -> None:
     """Show a warning of agentgit in the words of the chat, and any other as Python does."""
     if isinstance(message, BranchMoved | TurnAbandoned):
-        output.print_notice(f"warning: {clean(str(message))}")
+        output.print_notice(f"warning: {clean(message.worded('chat'))}")
     else:
         show(message, *details, **options)
 

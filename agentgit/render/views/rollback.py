@@ -7,8 +7,9 @@ from datetime import UTC
 
 from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.effects.files import ASIDE, CONFLICT, DELETE, LEFT, MISSING, OUTSIDE, OVERWRITTEN, WRITE, FileChanges
-from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE, hint_once
+from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.effects.report import GROUPS
+from agentgit.next_steps import Face, Reason, word_once
 from agentgit.render import html
 from agentgit.render.text import Line, Span, Zone, clean, format_time, plain, table
 from agentgit.render.views.conversation import cell, effect, status
@@ -74,7 +75,7 @@ Row = tuple[str, ToolInvocation, str]
 """The action, its call, and the reason."""
 
 
-def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
+def draw(value: RollbackPlan | RollbackReport, *, width: int = 100, face: Face = "python") -> str:
     """Draw a plan or a report as plain text.
 
     Example:
@@ -86,20 +87,21 @@ def draw(value: RollbackPlan | RollbackReport, *, width: int = 100) -> str:
           keep  add_note(text='hi')  undeclared  nothing was declared about this tool
         1 stays; no blockers.
     """
-    return plain(lines(value, width=width))
+    return plain(lines(value, width=width, face=face))
 
 
-def lines(value: RollbackPlan | RollbackReport, *, width: int = 100) -> list[Line]:
-    """Draw a plan or a report. Reasons are never cut."""
+def lines(value: RollbackPlan | RollbackReport, *, width: int = 100, face: Face = "python") -> list[Line]:
+    """Draw a plan or a report in the words of a face. Reasons are never cut."""
     cells = [
         [Span(action, STYLES[action]), Span(clean(str(call))), effect(call), Span(clean(why))]
-        for action, call, why in _rows(value)
+        for action, call, why in _rows(value, face)
     ]
+    summary = Reason.of(value.summary).worded(face)
     return [
         (Span(clean(value.heading), "heading"),),
         *table(cells, width=width, indent="  ", wrap_last=True),
         *table(_file_cells(value.files), width=width, indent="  ", wrap_last=True),
-        (Span(value.summary, "bad" if _needs_attention(value) else "dim"),),
+        (Span(summary, "bad" if _needs_attention(value) else "dim"),),
     ]
 
 
@@ -118,7 +120,7 @@ def page(value: RollbackPlan | RollbackReport) -> str:
             html.styled(effect(call)),
             html.wrapping_cell(html.escape(why), len(why)),
         ]
-        for action, call, why in _rows(value)
+        for action, call, why in _rows(value, "python")
     ]
     return "".join(
         [
@@ -133,12 +135,11 @@ def page(value: RollbackPlan | RollbackReport) -> str:
     )
 
 
-def _rows(value: RollbackPlan | RollbackReport) -> Iterable[Row]:
+def _rows(value: RollbackPlan | RollbackReport, face: Face) -> Iterable[Row]:
     if isinstance(value, RollbackPlan):
-        return [(step.action, step.invocation, why) for step, why in value.steps_with_reasons]
-    groups = value.groups()
-    items = [(group, item) for group in groups if group != "replayed" for item in groups[group]]
-    reasons = hint_once(item.reason for _, item in items)
+        return [(step.action, step.invocation, why) for step, why in value.worded_steps(face)]
+    items = [(group, item) for group, found in value.groups().items() if group != "replayed" for item in found]
+    reasons = word_once((item.reason for _, item in items), face)
     return [(group, item.invocation, why) for (group, item), why in zip(items, reasons, strict=True)]
 
 

@@ -37,6 +37,7 @@ from sqlalchemy import (
 )
 
 from agentgit.errors import Corrupt, NotFound
+from agentgit.next_steps import Next
 from agentgit.sessions.events import Cursor, Event
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
@@ -139,7 +140,7 @@ def _read_names(connection: Connection, event: PendingEvent) -> _Names:
         return _Names(_present_epoch(connection, event.tenant_id))
     row = _NAMES_OF_SESSION.first(connection, {"tenant": event.tenant_id, "session": event.session_id})
     if row is None:
-        raise NotFound("This session has been deleted. repo.sessions() lists the others.")
+        raise NotFound("This session has been deleted.", Next("list_sessions"))
     return _Names(row.event_epoch, event.session_id, row.session_name, row.session_owner)
 
 
@@ -191,7 +192,7 @@ def read_event(row: Mapping[str, Any], cursor: Cursor | None = None) -> Event:
         )
     except (Corrupt, ValueError, TypeError, LookupError, AttributeError) as error:
         name = f"event {row['id']}"
-        raise Corrupt(f"{name} cannot be read. Run: agentgit fsck", row=name) from error
+        raise Corrupt(f"{name} cannot be read.", Next("fsck"), row=name) from error
 
 
 Scope = Sequence[ColumnElement[bool]]

@@ -30,6 +30,7 @@ from uuid import UUID
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, update
 
 from agentgit.errors import Corrupt
+from agentgit.next_steps import Next
 from agentgit.sessions.reports import ProgressParts
 from agentgit.sessions.session import OPEN
 from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, unpack
@@ -410,7 +411,7 @@ def _parse_hashes(parse: Callable[[bytes], Iterable[bytes]], data: bytes, table:
         return parse(data)
     except ValueError as error:
         row = f"{table} {'/'.join(key)}"
-        raise Corrupt(f"{row} is damaged, so its session was not collected. Run: agentgit fsck", row=row) from error
+        raise Corrupt(f"{row} is damaged, so its session was not collected.", Next("fsck"), row=row) from error
 
 
 def _load_record_parts(connection: Connection, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:

@@ -28,6 +28,7 @@ from sqlalchemy import Connection, bindparam, case, cast, false, func, null, or_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
+from agentgit.next_steps import Next
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.packing import (
     CHUNK,
@@ -518,9 +519,10 @@ class Blobs:
     def damaged(self, key: bytes, problem: str) -> Corrupt:
         """Create the exception for a damaged value. `problem` completes "The value … in table blob"."""
         return Corrupt(
-            f"The value {key.hex()} in table blob {problem}. Run: agentgit fsck; then restore the database from a "
-            "backup.",
+            f"The value {key.hex()} in table blob {problem}.",
+            Next("fsck"),
             row=f"blob {self.session_id}/{key.hex()}",
+            problem=problem,
         )
 
 

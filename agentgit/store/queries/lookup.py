@@ -13,6 +13,7 @@ from agentgit.auth.principal import ADMIN, OWNER, SCOPE_OF_ROLE, VIEWER, Role, a
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.queries import Filter
 from agentgit.errors import Ambiguous, InvalidInput, NotAllowed, NotFound
+from agentgit.next_steps import Next
 from agentgit.sessions import ExternalSession, InternalSession
 from agentgit.sessions.messages import from_stored
 from agentgit.store.audit.trail import record_event
@@ -142,7 +143,7 @@ class Lookup:
                 connection, self.user_id, limit=1
             )
             if not matches:
-                raise NotFound("There is no session yet. repo.wrap(graph, session=...) creates one.")
+                raise NotFound("There is no session yet.", Next("create_session"))
         else:
             matches = visible.find(connection, self.user_id, ref)
         if not matches:
@@ -153,7 +154,8 @@ class Lookup:
 
     def _missing_session(self, connection: Connection, ref: str | int | None) -> NotFound:
         return NotFound(
-            f"There is no session {ref!r} here. repo.sessions() lists them.",
+            f"There is no session {ref!r} here.",
+            Next("list_sessions"),
             near=references.similar_names(str(ref), self.store.visible_sessions.references(connection, self.user_id)),
         )
 
@@ -177,7 +179,8 @@ class Lookup:
             if name_or_id in (row.name, row.id):
                 return row
         raise NotFound(
-            f"Session {session.session_name} has no branch {name_or_id!r}. session.branches() lists them.",
+            f"Session {session.session_name} has no branch {name_or_id!r}.",
+            Next("list_branches"),
             near=references.similar_names(str(name_or_id), [row.name for row in rows]),
         )
 
@@ -215,7 +218,8 @@ class Lookup:
             raise self._missing_restore_point(connection, session, ref)
         if row is None:
             raise NotFound(
-                f"Session {session.session_name} has no checkpoint {ref!r}. session.log() lists them.",
+                f"Session {session.session_name} has no checkpoint {ref!r}.",
+                Next("list_checkpoints"),
                 near=references.similar_names(ref, self._reference_names(connection, session)),
             )
         return row
@@ -261,7 +265,8 @@ class Lookup:
         ids = [row.restore_point for row in self._restore_points(connection, session)]
         return NotFound(
             f"Session {session.session_name} has no restore point {ref!r}. Every checkpoint is one, and "
-            "every user message if auto_checkpoint is 'turn' or 'tool'. session.log() lists them.",
+            "every user message if auto_checkpoint is 'turn' or 'tool'.",
+            Next("list_checkpoints"),
             near=references.similar_names(ref.removeprefix(references.MESSAGE_PREFIX), ids),
         )
 
@@ -300,7 +305,7 @@ class Lookup:
                     f"Checkpoint {checkpoint_id} belongs to session {other_session.reference}, not to "
                     f"{session.session_name}. Open that session to use it."
                 )
-        raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}. session.log() lists them.")
+        raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}.", Next("list_checkpoints"))
 
     def session_of(self, connection: Connection, ref: CheckpointRef) -> ExternalSession | None:
         """Return the session of a Checkpoint or checkpoint id; None if the principal cannot see it, or for a name."""
@@ -375,7 +380,7 @@ class Lookup:
     ) -> StoredRow:
         """Raise `NotFound` for a position that does not exist, with the number of existing checkpoints."""
         existing = count(self.store.log.count(connection, parts_of_path(path), Filter(), None), "checkpoint")
-        raise NotFound(f"{reference.text!r} does not exist: {prefix} {existing}{suffix}. session.log() lists them.")
+        raise NotFound(f"{reference.text!r} does not exist: {prefix} {existing}{suffix}.", Next("list_checkpoints"))
 
     def _reference_names(self, connection: Connection, session: ExternalSession) -> list[str]:
         sessions = self.store.sessions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, and_, select
 
 from agentgit.errors import Conflict, NotFound
+from agentgit.next_steps import Next
 from agentgit.sessions.session import IMPORTED
 from agentgit.store.records import recorded_calls
 from agentgit.store.records.checkpoints import CheckpointState, Label
@@ -39,7 +40,7 @@ def create_session(
     # An erasure of the template's session runs before this, or after it and then sees the new session.
     store.sessions.lock(connection, checkpoint.external_session_id)
     if not store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint.id):
-        raise NotFound(f"Checkpoint {reference} has been deleted. session.log() lists the others.")
+        raise NotFound(f"Checkpoint {reference} has been deleted.", Next("list_checkpoints"))
     require_real(store.sessions.branch(connection, checkpoint.internal_session_id))
     is_imported = store.sessions.is_imported(connection, checkpoint.external_session_id)
     session_id = store.sessions.create(connection, user_id, name, metadata={IMPORTED: True} if is_imported else {})

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert
 
 from agentgit.checkpoints.queries import Tag
 from agentgit.errors import Conflict, InvalidInput
+from agentgit.next_steps import Next
 from agentgit.store.audit.trail import record_event
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.batch import slices
@@ -332,7 +333,7 @@ class TagStore:
             tag = self.find(connection, checkpoint.external_session_id, name)
             assert tag is not None  # noqa: S101  # the row was just added
         if tag.checkpoint_id != checkpoint.id:
-            raise Conflict(f"{tag.reference} already has the tag {name!r}. Remove it first: session.untag({name!r}).")
+            raise Conflict(f"{tag.reference} already has the tag {name!r}.", Next("untag", name=name))
         return tag
 
     def remove(self, connection: Connection, session_id: int, name: str, user_id: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, bindparam, func, or_, select, update
 
 from agentgit.errors import Conflict
+from agentgit.next_steps import Next
 from agentgit.sessions.reports import Operation
 from agentgit.sessions.session import DONE, RUNNING
 from agentgit.store.audit.trail import record_event
@@ -101,8 +102,8 @@ class OperationStore:
             raise missing_row("operation", operation_id)
         if (row.status, row.owner) != (RUNNING, owner):
             raise Conflict(
-                f"Operation {operation_id} was taken over because this process was assumed dead. It stops here. If "
-                "it is partial, resume it."
+                f"Operation {operation_id} was taken over because this process was assumed dead. It stops here.",
+                Next("resume", operation=operation_id),
             )
 
     def set_request(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, bind
 
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict, Simulated
+from agentgit.next_steps import Next
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.rerun import DONE
 from agentgit.sessions.session import IMPORTED, OPEN, RERUN, RUNNING, SIMULATED, idle_status
@@ -267,9 +268,7 @@ class SessionStore:
         if idle == OPEN:
             require_real(row)
         raise Conflict(  # also if the branch was released at this very moment
-            f"Another agent is running branch {row.name}. Wait for its turn to end, or fork, and work on a "
-            "branch of your own.",
-            head=row.head_id,
+            f"Another agent is running branch {row.name}. Wait for its turn to end.", Next("fork"), head=row.head_id
         )
 
     def queue_acquire(
@@ -526,7 +525,8 @@ class TakenOver(Conflict):
     def __init__(self) -> None:
         super().__init__(
             "This turn was taken over: its process was assumed dead and its branch recovered. Nothing more of it is "
-            "recorded or saved. Wrap the graph again to continue."
+            "recorded or saved.",
+            Next("wrap_again"),
         )
 
 
@@ -535,7 +535,8 @@ def require_real(branch: StoredRow) -> None:
     if idle_status(as_object(branch.meta)) == SIMULATED:  # also while it runs, or its switch is not finished
         raise Simulated(
             f"Branch {branch.name} is a rerun: what its tools returned was simulated, and nothing of it happened. "
-            f"Nothing was done. Run these calls now by a switch to {branch.name!r} with sync='world'."
+            "Nothing was done.",
+            Next("switch_run", branch=branch.name),
         )
 
 
@@ -562,6 +563,6 @@ def require_no_unfinished_rollback(branch: StoredRow) -> None:
     """Check that no rollback of a branch is unfinished."""
     if branch.status not in (OPEN, RUNNING, SIMULATED):
         raise Conflict(
-            f"Branch {branch.name} is {branch.status}: its rollback was not finished. See session.operations(), "
-            "then resume it."
+            f"Branch {branch.name} is {branch.status}: its rollback was not finished, and can be resumed.",
+            Next("list_operations"),
         )

@@ -14,6 +14,7 @@ from agentgit.auth.principal import require_name
 from agentgit.checkpoints import references
 from agentgit.errors import NotAllowed, NotFound, SchemaMismatch
 from agentgit.location import DEFAULT_TENANT
+from agentgit.next_steps import Next
 from agentgit.store.database import Database
 from agentgit.store.schema import migrations
 from agentgit.store.schema.migrations import TABLE_NAMES, VERSION_TABLE
@@ -87,8 +88,7 @@ def _describe(difference: Any) -> str:
 def _require_not_newer(database: Database, revision: str | None) -> None:
     if revision is not None and revision > REVISION:
         raise SchemaMismatch(
-            f"{database.name} has schema {revision}, which is newer than this library's {REVISION}. "
-            "Run: pip install --upgrade agentgit"
+            f"{database.name} has schema {revision}, which is newer than this library's {REVISION}.", Next("update")
         )
 
 

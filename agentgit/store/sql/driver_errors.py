@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotAllowed, NotFound, SchemaMismatch, Unavailable
+from agentgit.next_steps import Next
 from agentgit.store.sql.sqlite import BUSY_SECONDS
 
 RETRYABLE_STATES = {"40001", "40P01", "55P03"}
@@ -138,15 +139,16 @@ def _safe_message(error: Exception, text: str, state: str | None) -> str:
 def _refused_statement(database_name: str, text: str) -> AgentGitError:
     """Return the error for a statement that fails every time."""
     return AgentGitError(
-        f"{database_name} refused a statement of agentgit: {text}. Retrying does not help. Run agentgit fsck; if it "
-        "finds nothing, this is a bug: please report it."
+        f"{database_name} refused a statement of agentgit: {text}. Retrying does not help. If fsck finds nothing, this "
+        "is a bug: please report it.",
+        Next("fsck"),
     )
 
 
 def _error_of_sqlstate(state: str, text: str, database_name: str) -> AgentGitError | None:
     """Return the error for an SQLSTATE; None if its meaning depends on the connection."""
     if state == PERMISSION_STATE:
-        return NotAllowed(f"{database_name} denied permission: {text}. Ask its owner to run: agentgit db grant ROLE")
+        return NotAllowed(f"{database_name} denied permission: {text}.", Next("grant"))
     if state == CANCELED_STATE:
         return Unavailable(
             f"{database_name} canceled a statement: {text}. Raise its statement_timeout, then try again."
@@ -158,7 +160,7 @@ def _error_of_sqlstate(state: str, text: str, database_name: str) -> AgentGitErr
             f"{database_name} cannot be written: {text}. Connect to the primary server, or make it writable."
         )
     if state in CORRUPT_STATES:
-        return Corrupt(f"{database_name} is damaged: {text}. Restore it from a backup.", row="the database")
+        return Corrupt(f"{database_name} is damaged: {text}.", Next("fsck"), row="the database")
     if state in UNDEFINED_NAME_STATES:
         return _schema_mismatch(database_name, text)
     if state[:2] in BAD_VALUE_CLASSES:
@@ -173,7 +175,7 @@ def _bad_value(database_name: str, text: str) -> AgentGitError:
 
 
 def _schema_mismatch(database_name: str, text: str) -> AgentGitError:
-    return SchemaMismatch(f"{database_name} lacks something that agentgit needs: {text}. Run: agentgit db check")
+    return SchemaMismatch(f"{database_name} lacks something that agentgit needs: {text}.", Next("check_schema"))
 
 
 def _error_of_sqlite(error: Exception, text: str, database_name: str) -> AgentGitError | None:
@@ -193,10 +195,7 @@ def _error_of_sqlite(error: Exception, text: str, database_name: str) -> AgentGi
             f"{database_name} cannot be opened. Check that its folder exists and this user can write to it."
         )
     if name.startswith("SQLITE_CORRUPT"):
-        return Corrupt(
-            f"{database_name} is damaged: {text}. Restore it from a backup. Details: agentgit fsck",
-            row="the database file",
-        )
+        return Corrupt(f"{database_name} is damaged: {text}.", Next("fsck"), row="the database file")
     if name == "SQLITE_NOTADB":
         return SchemaMismatch(f"{database_name} is not a SQLite database. Use another path; this file was not changed.")
     if name.startswith(("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_NOMEM")):
@@ -210,17 +209,13 @@ def _error_of_sqlite(error: Exception, text: str, database_name: str) -> AgentGi
 
 def unreadable_row(table: str, key: object) -> Corrupt:
     """Return the error for a row whose contents cannot be decoded."""
-    return Corrupt(
-        f"The row {key} in table {table} cannot be read. Run: agentgit fsck; then restore the database from a backup.",
-        row=f"{table} {key}",
-    )
+    return Corrupt(f"The row {key} in table {table} cannot be read.", Next("fsck"), row=f"{table} {key}")
 
 
 def missing_row(kind: str, row_id: object) -> NotFound:
     """Return the error for a row that does not exist although other rows refer to it or a caller has its id."""
     return NotFound(
-        f"There is no {kind} {row_id} in this database. If its session was not deleted, the row is lost. To find the "
-        "rows that need it, run: agentgit fsck"
+        f"There is no {kind} {row_id} in this database. If its session was not deleted, the row is lost.", Next("fsck")
     )
 
 

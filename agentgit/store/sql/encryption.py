@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Dialect
 
 from agentgit.auth.keyring import Keyring
 from agentgit.errors import Corrupt, KeyMissing, Unavailable
+from agentgit.next_steps import Next
 
 MAGIC = b"\xffagit"
 PLAIN, SEALED = 0, 1
@@ -69,7 +70,9 @@ class Seal:
         try:
             return import_module("cryptography.hazmat.primitives.ciphers.aead")
         except ModuleNotFoundError as error:
-            raise Unavailable('Encryption needs an extra package. Run: pip install "agentgit[encryption]"') from error
+            raise Unavailable(
+                "Encryption needs an extra package.", Next("install", package="agentgit[encryption]")
+            ) from error
 
     def seal(self, place: str, value: bytes | memoryview, row_key: str = "", *, key_name: str | None = None) -> bytes:
         """Encrypt a value of a column and a row."""
@@ -89,8 +92,8 @@ class Seal:
         except (self._decryption_error, ValueError) as error:
             raise Corrupt(
                 f"A value in {place} does not decrypt with the key {name}: it was changed or moved, or this is "
-                "another key of that name. Run: agentgit fsck, which names the row; then restore the database from a "
-                "backup.",
+                "another key of that name.",
+                Next("fsck"),
                 row=place,
             ) from error
         return plaintext
@@ -164,8 +167,8 @@ def is_refused(seal: Seal | None, data: bytes) -> bool:
 def unencrypted_value(place: str) -> UnencryptedValue:
     """Return the error for an unencrypted value."""
     return UnencryptedValue(
-        f"A value in {place} is not encrypted, although this database is: somebody without the key wrote "
-        "it. Run: agentgit fsck, which names the row; then restore the database from a backup.",
+        f"A value in {place} is not encrypted, although this database is: somebody without the key wrote it.",
+        Next("fsck"),
         row=place,
     )
 

@@ -16,6 +16,7 @@ from sqlalchemy.exc import ArgumentError, DisconnectionError
 from sqlalchemy.util import await_only
 
 from agentgit.errors import InvalidInput, Unavailable
+from agentgit.next_steps import Next
 from agentgit.store.sql.batch import Batch, Statement, flush_batch
 from agentgit.store.sql.url import PREPARE_THRESHOLD, redacted_url
 
@@ -103,7 +104,7 @@ def create_server_engine(url: URL, pool_size: int, connect: Callable[[], Any] | 
         creator = {} if connect is None else {"creator": connect}
         engine = create_engine(driver_url(url), **creator, **engine_options(pool_size))
     except ModuleNotFoundError as error:
-        raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
+        raise Unavailable("PostgreSQL needs its driver.", Next("install", package="agentgit[postgres]")) from error
     except ArgumentError as error:
         raise InvalidInput(f"{redacted_url(url)} cannot be used: {error}") from error
     add_listeners(engine, url)

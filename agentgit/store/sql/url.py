@@ -15,6 +15,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.util import asbool
 
 from agentgit.errors import InvalidInput, Unavailable
+from agentgit.next_steps import Next
 
 POSTGRES_DRIVER = "postgresql+psycopg"
 
@@ -89,7 +90,7 @@ def libpq_url(text: str, parameters: Mapping[str, Any] | None = None) -> URL:
     try:
         psycopg, conninfo = import_module("psycopg"), import_module("psycopg.conninfo")
     except ImportError as error:
-        raise Unavailable('PostgreSQL needs its driver. Run: pip install "agentgit[postgres]"') from error
+        raise Unavailable("PostgreSQL needs its driver.", Next("install", package="agentgit[postgres]")) from error
     try:
         found = conninfo.conninfo_to_dict(
             text.replace(f"{POSTGRES_DRIVER}://", "postgresql://", 1), **(parameters or {})

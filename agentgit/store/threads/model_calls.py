@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from agentgit.errors import Corrupt
+from agentgit.next_steps import Next
 from agentgit.store.objects.blobs import Leaf, NewValues, compact, leaf, list_hash
 from agentgit.store.objects.content import Content
 from agentgit.store.objects.packing import HASH_BYTES, split_hashes
@@ -166,9 +167,7 @@ def _reporting_damage(hashes: bytes) -> Iterator[None]:
         yield
     except (ValueError, LookupError, TypeError) as error:
         row = f"blob {hashes.hex()[: 2 * HASH_BYTES]}"
-        raise Corrupt(
-            f"{row} has damaged model calls. Run: agentgit fsck; then restore the database from a backup.", row=row
-        ) from error
+        raise Corrupt(f"{row} has damaged model calls.", Next("fsck"), row=row) from error
 
 
 def _parse_step(step: dict[str, Any], messages: Sequence[Leaf]) -> Iterator[RecordedModelCall]:

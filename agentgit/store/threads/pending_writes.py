@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, select
 
 from agentgit.errors import Corrupt
+from agentgit.next_steps import Next
 from agentgit.store.objects.blobs import compact
 from agentgit.store.objects.packing import HASH_BYTES, split_hashes
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -106,9 +107,7 @@ def unpack(data: bytes | None, row: str) -> list[PendingWrites] | None:
             for ns, id, writes in from_json(data)
         ]
     except (ValueError, TypeError) as error:
-        raise Corrupt(
-            f"{row} has damaged pending writes. Run: agentgit fsck; then restore the database from a backup.", row=row
-        ) from error
+        raise Corrupt(f"{row} has damaged pending writes.", Next("fsck"), row=row) from error
 
 
 def hashes(data: bytes | None, row: str) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ from agentgit.effects.kinds import WORKSPACE, kind_of
 from agentgit.effects.plan import KEEP
 from agentgit.effects.report import GROUPS
 from agentgit.errors import Conflict
+from agentgit.next_steps import Next
 from agentgit.sessions.session import DONE, SIMULATED, idle_status
 from agentgit.store.queries.explorations import MARK_KEY
 from agentgit.store.records.journal import TrackPart as TrackPart
@@ -195,8 +196,8 @@ class _SessionExport(_Export):
         for row in operations:
             if row.status != DONE:
                 raise Conflict(
-                    f"{row.kind.capitalize()} {row.id} of this session is {row.status}. First "
-                    "resume it; or export another branch of it."
+                    f"{row.kind.capitalize()} {row.id} of this session is {row.status}. Export another branch.",
+                    Next("resume", operation=row.id),
                 )
         return operations
 

@@ -184,6 +184,7 @@ def _answers_record(answers: bytes | None) -> Any:
 def operation_record(row: Row[Any]) -> Record:
     """Return the record of a finished operation, without its files, because they are not exported."""
     request, report = as_object(row.request), as_object(row.report)
+    groups = {group: _without_next_steps(report.get(group, ())) for group in GROUPS}
     return {
         "record": "operation",
         "id": row.id,
@@ -195,9 +196,9 @@ def operation_record(row: Row[Any]) -> Record:
         "created_at": row.created_at.isoformat(),
         "ended_at": row.ended_at.isoformat() if row.ended_at else None,
         "request": {name: value for name, value in request.items() if name in SETTINGS and value is not None},
-        "steps": request["steps"],
+        "steps": _without_next_steps(request["steps"]),
         "accepted": request.get("accepted", []),
-        "report": report if row.kind == RERUN else {group: report.get(group, []) for group in GROUPS},
+        "report": report if row.kind == RERUN else groups,
     }
 
 
@@ -218,3 +219,8 @@ def referenced_hashes(states: Iterable[Mapping[str, Any]], writes: Iterable[Mapp
     """Return the hashes of the values that graph checkpoints and pending writes refer to."""
     state_hashes = [key for row in states for key in unpack(row["channels"]).values()]
     return state_hashes + [key for row in writes for key in split_hashes(row["value"])]
+
+
+def _without_next_steps(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the steps of an operation without what to do next, which names calls of this database."""
+    return [{name: value for name, value in item.items() if name != "next"} for item in items]

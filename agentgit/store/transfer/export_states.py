@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, literal, or_, select, tuple_
 
 from agentgit.errors import Corrupt, InvalidInput
+from agentgit.next_steps import Next
 from agentgit.store.objects.blobs import RECORD, Blobs, Leaf, shared_prefix, unpack
 from agentgit.store.objects.plain_values import READERS
 from agentgit.store.sql.batch import slices
@@ -254,8 +255,8 @@ class StateWriter:
         start = self._read_row(thread, checkpoint_id)
         if start is None:
             raise Corrupt(
-                f"The graph checkpoint {checkpoint_id} of thread {thread} is missing, and a branch begins there. Run: "
-                "agentgit fsck",
+                f"The graph checkpoint {checkpoint_id} of thread {thread} is missing, and a branch begins there.",
+                Next("fsck"),
                 row=f"graph_checkpoint {thread}//{checkpoint_id}",
             )
         ancestor_ids = [

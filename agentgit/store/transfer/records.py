@@ -17,6 +17,7 @@ from agentgit.effects.kinds import RECORDED_KINDS
 from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
 from agentgit.effects.report import GROUPS
 from agentgit.errors import InvalidInput
+from agentgit.next_steps import Next
 from agentgit.sessions.session import RERUN
 from agentgit.store.transfer import file_trees, json_checks, paths, rerun_records
 from agentgit.store.transfer.fields import (
@@ -268,5 +269,6 @@ def require_header(record: Mapping[str, Any] | None) -> None:
     if record.get("format") != FORMAT:
         raise InvalidInput(
             f"This export has format {record.get('format')!r}, and this version of agentgit reads format {FORMAT}. "
-            "Export the session again with this version, or run: pip install --upgrade agentgit"
+            "Export the session again with this version.",
+            Next("update"),
         )

@@ -53,7 +53,7 @@ def caller_of(request: Request, bearer: Bearer) -> Repository:
     try:
         return authenticator.by_credential(credential)
     except NotAllowed as error:
-        raise Unauthenticated(str(error)) from error
+        raise Unauthenticated(error.message, *error.next) from error
 
 
 Caller = Annotated[Repository, Depends(caller_of)]

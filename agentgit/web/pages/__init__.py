@@ -37,7 +37,7 @@ def _render_error(request: Request, error: Exception) -> Response:
     if isinstance(error, problems.Unauthenticated):
         return redirect_to_sign_in(request)
     plan = error.plan if isinstance(error, PlanChanged | RollbackBlocked) else None
-    return _render_problem(request, problems.problem_of_error(error), problems.headers_of(error), plan)
+    return _render_problem(request, problems.problem_of_error(error, "page"), problems.headers_of(error), plan)
 
 
 def _render_invalid_request(request: Request, error: Exception) -> Response:

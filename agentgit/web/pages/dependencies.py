@@ -50,7 +50,7 @@ def visitor_of(request: Request) -> Visitor:
     try:
         return Visitor(request, authenticator.by_credential(credential), by_proxy=False)
     except NotAllowed as error:
-        raise Unauthenticated(str(error)) from error
+        raise Unauthenticated(error.message, *error.next) from error
 
 
 Visit = Annotated[Visitor, Depends(visitor_of)]

@@ -27,6 +27,7 @@ from starlette.responses import HTMLResponse
 import agentgit
 from agentgit.auth.principal import widest
 from agentgit.effects.invocation import MARKS
+from agentgit.next_steps import Reason
 from agentgit.render.layout import KINDS
 from agentgit.render.svg import mark_svg
 from agentgit.render.text import Line, clean, distance, format_time, visible, waiting_text
@@ -251,6 +252,7 @@ def templates() -> Environment:
         "spans": spans,
         "when": when,
         "widest": widest,
+        "worded": lambda text: Reason.of(text).worded("page"),
     }
     return environment
 

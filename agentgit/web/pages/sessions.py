@@ -53,7 +53,7 @@ def search(
         try:
             hits = handle.search(text, all_branches=not branch_only, limit=PAGE, after=after)
         except InvalidInput as error:
-            error_text = str(error)
+            error_text = error.worded("page")
     return visit.page("search", session=handle.info, text=text, branch_only=branch_only, hits=hits, wrong=error_text)
 
 

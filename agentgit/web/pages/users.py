@@ -45,7 +45,7 @@ def _show_form(request: Request, next: str, key: str, error: NotAllowed | None =
     context = {
         "is_local": site_of(request).authenticator.link is not None,
         "key": key,
-        "wrong": error,
+        "wrong": error.worded("page") if error else None,
         "next": local_path_or_home(next, request.scope.get("root_path", "")),
     }
     return render_page(request, "sign_in", context, status=200 if error is None else 401)

@@ -19,7 +19,7 @@ from agentgit.effects.invocation import FAILED, PAUSED, REVERSED, SIMULATED, TRA
 from agentgit.effects.kinds import MEMORY, RECORDED_KINDS
 from agentgit.effects.memory import names_item
 from agentgit.effects.plan import ROLLBACK, SWITCH
-from agentgit.errors import Corrupt
+from agentgit.errors import AgentGitError, Corrupt
 from agentgit.sessions.reports import Checked, Finding, OnProgress
 from agentgit.sessions.session import DONE, PARTIAL, RERUN, RUNNING
 from agentgit.store.maintenance.fsck.cells import RowReader, select_suspicious, tolerate_invalid_text
@@ -168,7 +168,7 @@ def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checke
         with store.database.reading(repeatable_read=True) as connection, tolerate_invalid_text(connection):
             _run_checks(connection, uncached_store, level, report)
     except Corrupt as error:  # the database itself cannot read its file
-        report.add(error.row or "the database", str(error).split(". ")[0], RESTORE)
+        report.add(error.row or "the database", error.message.rstrip("."), RESTORE)
     return Checked(
         level=level,
         objects=report.objects,
@@ -264,7 +264,8 @@ class _FsckProgress(FsckReport):
         except Exception as error:  # a damaged row may make anything raise; the others are still checked
             if error is self._callback_error or (_is_database_error(error) and not _is_conversion_error(error)):
                 raise  # an error of the database itself is not a finding either
-            message = str(error).split(" Run: ")[0].rstrip(".") or type(error).__name__
+            text = error.message if isinstance(error, AgentGitError) else str(error)
+            message = text.rstrip(".") or type(error).__name__
             self.add(row, f"it cannot be read: {message}", RESTORE)
 
 

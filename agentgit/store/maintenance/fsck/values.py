@@ -118,7 +118,7 @@ class _ValueCheck:
         try:
             yield
         except (KeyMissing, Corrupt) as error:
-            self._add_finding(key, str(error).split(": it was")[0].split(": somebody")[0])
+            self._add_finding(key, error.message.rstrip("."))
         except (ValueError, TypeError, LookupError, ArithmeticError, struct.error) as error:
             self._add_finding(key, f"it cannot be read ({error})")
 
@@ -147,7 +147,7 @@ class _ValueCheck:
             else:
                 value = unpacked(codec, data)
         except AgentGitError as error:
-            self._add_finding(key, str(error).split(" in table blob ")[-1].split(". ")[0].rstrip("."))
+            self._add_finding(key, getattr(error, "problem", error.message.rstrip(".")))
             return
         except ValueError as error:
             self._add_finding(key, f"cannot be unpacked ({error})")
