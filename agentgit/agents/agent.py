@@ -99,7 +99,13 @@ class RollbackAgent(BranchReader):
         return self._on_branch(self.session.branch(branch).id)
 
     def checkpoint(
-        self, name: str | None = None, *, description: str | None = None, data: Any = None, files: bool = True
+        self,
+        name: str | None = None,
+        *,
+        description: str | None = None,
+        data: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        files: bool = True,
     ) -> Checkpoint:
         """Save the current point of the branch as a checkpoint.
 
@@ -110,14 +116,15 @@ class RollbackAgent(BranchReader):
             name: The name of the checkpoint; names may repeat.
             description: A sentence about it.
             data: Any JSON-like data to keep with it.
+            metadata: JSON-like entries to add to the checkpoint's `metadata`; those of agentgit are not replaced.
             files: False to save it without the files of the workspace.
 
         Raises:
             Conflict: The branch is running.
-            InvalidInput: The name is empty or too long.
+            InvalidInput: The name is empty or too long, or the metadata is no dict.
             Unavailable: The workspace is not available here, or its files cannot be saved.
         """
-        label = named_label(self._branch.settings.user_id, name, description, data)
+        label = named_label(self._branch.settings.user_id, name, description, data, metadata)
         snapshot = self._branch.take_snapshot(f"checkpoint {name}" if name else "checkpoint") if files else None
         return self._branching.save(self.branch_id, label, snapshot)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,7 @@ class Session(SessionReader):
         branch: BranchRef = None,
         description: str | None = None,
         data: Any = None,
+        metadata: Mapping[str, Any] | None = None,
         files: bool = True,
     ) -> Checkpoint:
         """Save the current point of a branch as a checkpoint.
@@ -90,14 +92,15 @@ class Session(SessionReader):
             branch: The branch; None is the current one.
             description: A sentence about the checkpoint.
             data: Any JSON-like data to keep with it.
+            metadata: JSON-like entries to add to the checkpoint's `metadata`; those of agentgit are not replaced.
             files: False to save it without the files of the workspace.
 
         Raises:
             Conflict: The branch is running.
-            InvalidInput: The name is empty or too long.
+            InvalidInput: The name is empty or too long, or the metadata is no dict.
             Unavailable: The workspace is not available here, or its files cannot be saved.
         """
-        label = named_label(self._context.user.id, name, description, data)
+        label = named_label(self._context.user.id, name, description, data, metadata)
         branch_row = self._access.read_branch(branch, EDITOR)
         snapshot = self._branching.take_snapshot(f"checkpoint {name}") if files else None
         return self._branching.save(branch_row.id, label, snapshot)

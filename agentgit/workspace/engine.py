@@ -342,7 +342,7 @@ class Engine:
         result, taken = custom.restore(row.snapshot.id, row.tree)
         if taken is not None:
             stored = self._store(safety, Captured(taken, {}, ()))
-        result = replace(result, safety=stored.id if stored is not None else None)
+        result = replace(result, safety=stored.id if stored is not None else None).of(row.snapshot)
         self.catalog.set(POSITION, row.snapshot.id)
         self._prune(protected=(row.snapshot.id, result.safety or ""))
         self.notify(RESTORED, result)
@@ -358,6 +358,7 @@ class Engine:
             return None
         try:
             result = self._files.restore(row, safety, aside, paths, set(kept or ()), is_resumed=is_resumed)
+            result = result.of(row.snapshot)
         except Exception:
             self.catalog.end()
             raise

@@ -228,6 +228,9 @@ class Restored(JsonLike):
             the reason. They were not changed.
         everything: True if a custom environment was restored, which does not list files.
         unseen: Sentences on excluded directories, as in a plan.
+        name: The name of the snapshot that was restored; None if it has none.
+        message: The description of that snapshot.
+        time_str: The local time at which that snapshot was taken, as `2030-01-31 13:59:00`.
     """
 
     id: str
@@ -242,6 +245,13 @@ class Restored(JsonLike):
     left: tuple[tuple[str, str], ...] = ()
     everything: bool = False
     unseen: tuple[str, ...] = ()
+    name: str | None = None
+    message: str = ""
+    time_str: str = ""
+
+    def of(self, snapshot: FileCheckpoint) -> Restored:
+        """Return the same result with the name, the description and the time of the snapshot that was restored."""
+        return replace(self, name=snapshot.name, message=snapshot.message, time_str=snapshot.time)
 
     def __str__(self) -> str:
         lines = [f"restored: {EVERYTHING}"] if self.everything else []

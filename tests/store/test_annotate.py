@@ -105,3 +105,16 @@ def test_a_log_can_be_limited_to_checkpoints_with_tool_calls(repo):
     assert len(session.log(with_calls=True, auto=False)) == 0
     with pytest.raises(InvalidInput, match="with_calls"):
         session.log(with_calls="yes")
+
+
+def test_a_checkpoint_has_the_metadata_that_a_person_gave(repo):
+    """Entries of agentgit are not replaced; new data leaves the metadata as they are."""
+    session = repo.session("s", create=True)
+    given = {"reward": 1.5, "kind": "mine"}
+    made = session.checkpoint("one", data=[1], metadata=given)
+    assert (made.metadata["reward"], made.metadata["kind"], made.metadata["data"]) == (1.5, "named", [1])
+    changed = session.annotate("one", data={"more": True})
+    assert (changed.metadata["reward"], changed.metadata["data"]) == (1.5, {"more": True})
+    assert session.checkpoint("two", data="x").metadata.get("reward") is None
+    with pytest.raises(InvalidInput, match="metadata must be a dict"):
+        session.checkpoint("three", metadata=["reward"])

@@ -84,6 +84,13 @@ def test_snapshots_have_default_names_and_are_found_by_name(workspace, work):
     assert (work / "a").read_text() == "2"
 
 
+def test_a_restore_tells_the_name_the_description_and_the_time_of_its_snapshot(workspace, work):
+    first = workspace.save("the first draft", name="draft")
+    workspace.save("later")
+    for done in (workspace.rewind(), workspace.restore("draft"), workspace.restore(first.id)):
+        assert (done.id, done.name, done.message, done.time_str) == (first.id, "draft", "the first draft", first.time)
+
+
 def test_undo_restores_the_newest_snapshot_and_rewind_earlier_ones(workspace, work):
     assert workspace.undo() is None
     for number in range(4):

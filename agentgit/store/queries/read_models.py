@@ -14,12 +14,13 @@ from agentgit.sessions.folded_tree import FoldedTree
 from agentgit.sessions.tree import Point
 from agentgit.store.queries.folded_trees import FoldChoice, read_folded_tree, tree_branch, tree_point
 from agentgit.store.queries.graph_points import read_questions
+from agentgit.store.records.checkpoints import split_data
 from agentgit.store.records.recorded_calls import add_marks, call_marks
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
-from agentgit.values import as_object, stored_json
+from agentgit.values import as_object
 
 
 class ReadModels:
@@ -45,6 +46,7 @@ class ReadModels:
                 content = self.store.read_state(connection, row.thread_id, row.graph_checkpoint_id)
             return {**content, "tool_invocations": [call.to_dict() for call in track]}
 
+        metadata, data = split_data(row.data)
         return Checkpoint.deferred(
             load,
             id=row.id,
@@ -53,6 +55,7 @@ class ReadModels:
             is_auto=row.is_auto,
             created_at=row.created_at,
             metadata={
+                **metadata,
                 "reference": f"{row.branch_name}#{row.number}",
                 "branch": row.branch_name,
                 "number": row.number,
@@ -63,7 +66,7 @@ class ReadModels:
                 "tool_track_position": row.position,
                 "state_hash": row.state_hash.hex(),
                 "workspace_snapshot": row.workspace_snapshot_id,
-                "data": stored_json(row.data) if row.data is not None else None,
+                "data": data,
                 **_pending_metadata(row),
                 **({"tags": list(tags)} if tags else {}),
             },

@@ -55,10 +55,32 @@ NAME_LIMIT = 200
 """The maximum length of a checkpoint's name in characters."""
 
 
-def named_label(user_id: int, name: str | None, description: str | None = None, data: Any = None) -> Label:
+def named_label(
+    user_id: int,
+    name: str | None,
+    description: str | None = None,
+    data: Any = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Label:
     """Create the label of a checkpoint that was explicitly requested."""
     require_text(name, description)
+    if metadata is not None:
+        if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
+            raise InvalidInput(f"metadata must be a dict with texts as keys, not {short_repr(metadata)}.")
+        data = {METADATA: dict(metadata), "data": data}
     return Label(kind="named", user_id=user_id, name=name, description=description, data=data, id=new_id())
+
+
+METADATA = "agentgit_metadata"
+"""The key in the data of a checkpoint for the metadata that a person gave; the data itself is beside it."""
+
+
+def split_data(stored: bytes | None) -> tuple[dict[str, Any], Any]:
+    """Return the metadata that a person gave to a checkpoint, and its data."""
+    data = stored_json(stored) if stored is not None else None
+    if not isinstance(data, dict) or not isinstance(data.get(METADATA), dict):
+        return {}, data
+    return data[METADATA], data.get("data")
 
 
 def require_text(name: object, description: object) -> None:
@@ -167,7 +189,9 @@ class CheckpointStore:
     def annotate(self, connection: Connection, row: StoredRow, user_id: int, changes: Mapping[str, Any]) -> None:
         """Change what people wrote about a checkpoint."""
         conditions = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == row.id)
-        values = dict(changes)
+        values, (metadata, _) = dict(changes), split_data(row.data)
+        if "data" in values and metadata:
+            values["data"] = {METADATA: metadata, "data": values["data"]}
         if values.get("data") is not None:
             values["data"] = to_json(values["data"])
         update_rows(connection, CHECKPOINT, *conditions, **values)
