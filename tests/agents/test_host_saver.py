@@ -5,6 +5,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from file_tools import Desk
 from langgraph.types import Command
 from scripted import World, call, calls, obedient, scripted, tool_node_graph
 from served import THREAD, contents, run, said
@@ -127,21 +128,22 @@ def test_an_answer_is_taken_back_and_the_question_is_open_again(repo, saver, wor
     assert world.items == ["chair"]
 
 
-def test_files_that_others_have_changed_stay_and_the_report_says_why(repo, saver, world, tmp_path):
+def test_files_in_conflict_stay_and_the_report_says_why(repo, saver, tmp_path):
     """The effects of tools are still reversed, and an undo that raises stops nothing."""
-    graph = tool_node_graph(obedient(), world.tools())
-    app = repo.graph(graph, effects=world.effects(note="workspace"), workspace=tmp_path / "files")
+    desk = Desk(tmp_path / "files")
+    effects = desk.world.effects(write_file="workspace")
+    app = repo.graph(desk.graph(), effects=effects, workspace=desk.root, check_effects=False)
     run(app, "add chair")
-    id = cancelled_run(app, "add table; note draft; add lamp")
-    (tmp_path / "files" / "theirs").write_text("keep me")
-    world.broken.add("table")
+    id = cancelled_run(app, "add table; write a.txt draft; add lamp")
+    (desk.root / "a.txt").write_text("keep me")
+    desk.world.broken.add("table")
     saver.delete_for_runs([id])
-    assert world.items == ["chair", "table"]
+    assert desk.world.items == ["chair", "table"]
     report = repo.session("t").operations()[0].report
     kept = {one["reason"] for one in report["kept"]}
-    assert "others have changed the files of the workspace, so they are left as they are" in kept
+    assert "both a turn and somebody else have changed files, so all are left as they are" in kept
     assert not any("as requested" in reason for reason in kept)
-    assert (tmp_path / "files" / "theirs").read_text() == "keep me"
+    assert desk.files == {"a.txt": "keep me"}
 
 
 async def test_waiting_for_a_run_holds_no_thread_of_the_loop(repo, app, saver):

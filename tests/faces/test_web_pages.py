@@ -7,6 +7,7 @@ import re
 import backend
 import pytest
 from fastapi.testclient import TestClient
+from file_tools import Desk
 from langchain_core.tools import tool
 from scripted import call, scripted, tool_node_graph
 from sqlalchemy import insert, select
@@ -179,3 +180,27 @@ def test_a_name_in_the_place_of_an_id_is_not_found_and_a_parameter_that_no_page_
     for name in ("self", "_loop_vars", "_Context__obj", "request"):
         for path in ("", "/tree", "/diff"):
             ada.get(f"/sessions/{repo.session('support-42').id}{path}?{name}=1")
+
+
+@pytest.mark.parametrize("choice", ["leave", "overwrite"])
+def test_a_file_in_conflict_stays_or_is_overwritten_as_its_page_says(ada, repo, tmp_path, monkeypatch, choice):
+    monkeypatch.setenv("AGENTGIT_HOME", str(tmp_path / "home"))
+    desk = Desk(tmp_path / "work")
+    agent = repo.wrap(desk.graph(), "s", check_effects=False, workspace=desk.root)
+    agent.run("write a.txt one")
+    agent.checkpoint("before")
+    agent.run("write a.txt two; write b.txt two")
+    (desk.root / "a.txt").write_text("mine")
+    at = f"/sessions/{agent.session.id}"
+    page = ada.get(f"{at}/rollback?to=before&scope={'overwrite' if choice == 'overwrite' else 'all'}")
+    if choice == "leave":
+        assert "a turn changed it, and so did somebody else" in page.text
+        assert "leaves files in conflict as they are" in page.text
+        ada.post(page, f"{at}/rollback", force="true")
+        assert desk.files == {"a.txt": "mine"}
+    else:
+        assert "a safety snapshot will have the other&#39;s version" in page.text
+        assert "Roll back anyway" not in page.text
+        done = ada.post(page, f"{at}/rollback")
+        assert desk.files == {"a.txt": "one"}
+        assert "overwritten" in done.text

@@ -254,7 +254,7 @@ class HostSaver(ThreadReader):
                 try:
                     rollbacks.run(start, branch.id, options)
                 except WorkspaceChanged:  # the effects of tools are reversed
-                    why = "others have changed the files of the workspace, so they are left as they are"
+                    why = "both a turn and somebody else have changed files, so all are left as they are"
                     rollbacks.run(start, branch.id, replace(options, files=False, why_files_stay=why))
             except RollbackIncomplete as incomplete:  # an undo function raised; what still cannot be undone stays
                 self._context.engine().resume(incomplete.operation, force=True)

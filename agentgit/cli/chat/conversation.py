@@ -62,7 +62,7 @@ HELP_NOTES = (
     "Every other command of agentgit runs here too, like /tool-track and /fork; --help shows its options.",
     "Anything else is a message to the agent; // starts a message with a slash. Quote names that contain spaces.",
     "REF is a checkpoint, like main#3, HEAD~1, a name or an id. --yes: do not ask.",
-    "--force: keep what cannot be reversed, and restore files that others changed.",
+    "--force: keep what cannot be reversed, and leave files in conflict as they are.",
 )
 
 

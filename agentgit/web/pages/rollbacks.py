@@ -31,6 +31,8 @@ router = APIRouter()
 
 Tools = Literal["reverse", "reversible", "keep", "require_clean"]
 
+Scope = Literal["all", "overwrite", "conversation", "files"]
+
 
 @router.get("/sessions/{session_id}/rollback")
 def plan_rollback(
@@ -39,7 +41,7 @@ def plan_rollback(
     to: Annotated[str, Query(max_length=300)] = "HEAD",
     branch: BranchName = None,
     tools: Tools = "reverse",
-    scope: Literal["all", "conversation", "files"] = "all",
+    scope: Scope = "all",
     message: Annotated[str, Query(max_length=300)] = "",
 ) -> Response:
     """Show what a rollback would do, without doing it; `message` is the id of the message that it takes back first."""
@@ -63,7 +65,8 @@ def plan_rollback(
 def _parts_of_scope(scope: str, tools: str) -> dict[str, Any]:
     """Return the options of a rollback of a part of a session."""
     is_files = scope == "files"
-    return {"conversation": not is_files, "files": scope != "conversation", "tools": "keep" if is_files else tools}
+    files = "overwrite" if scope == "overwrite" else scope != "conversation"
+    return {"conversation": not is_files, "files": files, "tools": "keep" if is_files else tools}
 
 
 @router.post("/sessions/{session_id}/rollback", dependencies=[Depends(require_same_site)])
@@ -76,7 +79,7 @@ def rollback(
     branch: Text = "",
     name: Name = "",
     tools: Annotated[Tools, Form()] = "reverse",
-    scope: Annotated[Literal["all", "conversation", "files"], Form()] = "all",
+    scope: Annotated[Scope, Form()] = "all",
     force: Checkbox = False,
     on_error: Annotated[Literal["stop", "continue"], Form()] = "stop",
 ) -> Response:
