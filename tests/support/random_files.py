@@ -34,6 +34,7 @@ class Life:
 
     def __init__(self, url: str, root: Path, seed: int) -> None:
         self.url, self.desk, self.random, self.made = url, Desk(root), random.Random(seed), 0  # noqa: S311  # not a secret
+        self.session_names = {name: f"{name} {seed}" for name in SESSIONS}
         self.writer: dict[str, str] = {}
         self.maker: dict[str, str] = {}
         """Who has made each text."""
@@ -51,7 +52,11 @@ class Life:
     def agent(self, name: str) -> Any:
         desk = self.desk
         return self.repo.wrap(
-            desk.graph(), name, effects=desk.world.effects(), check_effects=False, workspace=desk.root
+            desk.graph(),
+            self.session_names[name],
+            effects=desk.world.effects(),
+            check_effects=False,
+            workspace=desk.root,
         )
 
     def step(self) -> None:
@@ -122,7 +127,7 @@ class Life:
         to = self.random.choice(list(self.points[name]))
         options: dict[str, Any] = self.random.choice([{}, {"force": True}, {"files": "overwrite"}])
         force = {"force": options.get("force", False)}
-        branch = self.random.choice(self.repo.session(name).branches()).name
+        branch = self.random.choice(self.repo.session(self.session_names[name]).branches()).name
         verb, go = self.random.choice(
             [
                 ("rollback", lambda: agent.rollback(to, **options).report.files),
