@@ -276,6 +276,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         "restores them, and keeps the other's version in a snapshot",
         "files='overwrite'",
         "{run}rollback REF --overwrite-files",
+        page="“all, also files in conflict”",
     ),
     "resolve": _words(
         "records what you find",

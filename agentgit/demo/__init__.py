@@ -8,6 +8,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
@@ -240,7 +241,7 @@ def run_story(repo: Repository, shop: str | Path, say: Say, *, database: str | P
     _show_first_branch(agent, say)
     _show_blocked_rollback(retry, say)
     _show("agent.tree()", "every branch, where it left", draw(retry.tree()), say)
-    _show_file_in_conflict(Path(shop).absolute().parent, say)
+    _show_file_in_conflict(say)
     database_option = _database_option(database)
     say(
         f"\nLook around:\n  agentgit tree {session}{database_option}\n  agentgit serve --open --trust "
@@ -281,21 +282,19 @@ def _show_blocked_rollback(retry: RollbackAgent, say: Say) -> None:
         _show('retry.rollback("before the mail")', "a mail cannot be unsent", explanation, say)
 
 
-def _show_file_in_conflict(folder: Path, say: Say) -> None:
+def _show_file_in_conflict(say: Say) -> None:
     """Let a person edit a file that an agent wrote, and plan a rollback to before it."""
-    offer = folder / "offers" / "sofa.txt"
+    with TemporaryDirectory() as folder, agentgit.open(":memory:") as repo:
+        offer = Path(folder, "work", "sofa.txt")
 
-    def write_offer(state: MessagesState) -> dict[str, Any]:
-        offer.write_text(state["messages"][-1].text, "utf-8")
-        return {"messages": [AIMessage(f"Wrote {offer.name}.")]}
+        def write_offer(state: MessagesState) -> dict[str, Any]:
+            offer.write_text(state["messages"][-1].text, "utf-8")
+            return {"messages": [AIMessage("Written.")]}
 
-    graph = StateGraph(MessagesState).add_node("write", write_offer).add_edge(START, "write").compile()
-    with agentgit.open(folder / "offers.db") as repo:
-        workspace = agentgit.Workspace(offer.parent, folder / "snapshots")
-        writer = repo.wrap(
-            graph, session=free_name("offer", {one.session_name for one in repo.sessions()}), workspace=workspace
-        )
-        writer.run("offer a sofa for 300 euros")
+        graph = StateGraph(MessagesState).add_node("write", write_offer).add_edge(START, "write").compile()
+        workspace = agentgit.Workspace(offer.parent, Path(folder, "snapshots"))
+        writer = repo.wrap(graph, "offer", workspace=workspace)
+        writer.run("a sofa for 300 euros")
         offer.write_text("a sofa for 270 euros", "utf-8")
         changes = writer.plan_rollback("main#1").files
     for change in changes.changes if changes is not None else ():
