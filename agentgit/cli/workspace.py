@@ -12,7 +12,7 @@ import typer
 from agentgit.checkpoints import references
 from agentgit.cli import output
 from agentgit.cli.options import CommandGroup, Limit, Yes, usage
-from agentgit.errors import NotFound, WorkspaceChanged
+from agentgit.errors import NotFound, PlanChanged, WorkspaceChanged
 from agentgit.next_steps import Next
 from agentgit.render.text import Span
 from agentgit.render.views import files
@@ -101,6 +101,8 @@ def restore(
             _require_saved(plan)
         if not yes:
             output.confirm("Restore?", lambda: output.show(files.plan_lines(plan)))
+            if workspace.plan_restore(snapshot.id, paths=paths) != plan:
+                raise PlanChanged("The files have changed since the plan was shown. Nothing was restored.", plan=plan)
         restored = workspace.restore(snapshot.id, paths=paths, expect=LAST, force=force)
         output.emit(restored.to_dict, lambda _: files.restored_lines(restored))
 

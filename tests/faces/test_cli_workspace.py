@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import Ran, run
 
-from agentgit import Ambiguous, InvalidInput, NotFound, Workspace, WorkspaceChanged
+from agentgit import Ambiguous, InvalidInput, NotFound, PlanChanged, Workspace, WorkspaceChanged
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
@@ -142,7 +142,11 @@ def test_a_file_that_a_person_changed_is_overwritten_only_with_force(folder):
             folder.write(a="a person's")
             return "yes\n"
 
-    assert folder.run("restore", "first", say=Thinking()).code == WorkspaceChanged.exit_code
+    for words in ((), ("--force",)):
+        folder.write(a="two")
+        folder.run("save")
+        assert folder.run("restore", "first", *words, say=Thinking()).code == PlanChanged.exit_code
+        assert folder.texts == {"a": "a person's"}
     stopped = folder.run("restore", "first", "--yes")
     assert (stopped.out, stopped.code) == ("", WorkspaceChanged.exit_code)
     assert "Changed since the last snapshot: a." in stopped.err
