@@ -17,7 +17,13 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from agentgit.agents.memory import as_memory, is_wrappable
-from agentgit.agents.tools.graph_tools import ToolDeclaration, declare_tools, is_checkpoint_tool, tool_path
+from agentgit.agents.tools.graph_tools import (
+    ToolDeclaration,
+    declare_tools,
+    is_checkpoint_tool,
+    tool_likeness,
+    tool_path,
+)
 from agentgit.agents.tools.reachable_tools import ReachableTool, reachable_tools, search
 from agentgit.agents.tools.tool_caller import require_fit
 from agentgit.effects.declarations import Declaration
@@ -64,7 +70,9 @@ def _register_paths(registry: Registry, paths: Sequence[str]) -> None:
 
 def _declare(tool: BaseTool, enclosing: str | None) -> ToolDeclaration:
     own = tool.name, declared_on(tool), tool_path(tool), enclosing
-    return ToolDeclaration(*own, tool=tool, declare=lambda inner: [_declare(inner, None)])
+    return ToolDeclaration(
+        *own, tool=tool, tool_likeness=tool_likeness(tool), declare=lambda inner: [_declare(inner, None)]
+    )
 
 
 def graph_in(path: str) -> Any:

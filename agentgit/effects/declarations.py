@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from types import MethodType
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from agentgit.closures import likeness
 from agentgit.effects.effects import Effect, Undo, as_effect, import_function
 from agentgit.effects.function_names import FunctionName, is_different, name_of
 from agentgit.effects.invocation import identity
@@ -104,6 +103,8 @@ class Declaration:
     """What is known of the tool, if its effect depends on the arguments of the call."""
     default: Effect | None = None
     """The effect of a call for which the profile has none."""
+    tool_likeness: Hashable = None
+    """A key that is equal for tools that do the same in this process, although one of them was made again."""
 
     def effect_of(self, args: Mapping[str, Any], holds: Holds) -> Effect | None:
         """Return the effect of one call."""
@@ -134,6 +135,16 @@ class Declaration:
         roles = self.effect.functions() if self.effect is not None else ()
         object.__setattr__(self, "functions", {role: list(_declared_functions(one)) for role, one in roles})
 
+    def is_like(self, other: Declaration) -> bool:
+        """Return whether another declaration of the same key declares the same, so that it can take its place."""
+        functions = ([one.function for named in each.functions.values() for one in named] for each in (self, other))
+        is_alike = all(one is two or likeness(one) == likeness(two) for one, two in zip(*functions, strict=True))
+        return is_alike and self.is_like_tool(other)
+
+    def is_like_tool(self, other: Declaration) -> bool:
+        """Return whether the tool of another declaration is the same one, or does the same in this process."""
+        return self.tool_identity == other.tool_identity or self.tool_likeness == other.tool_likeness
+
     def function(self, role: str, recorded: FunctionName | None) -> DeclaredFunction | None:
         """Return the function of a role, if it has the name that a call recorded; None if it has another or none."""
         functions = self.functions.get(role, ())
@@ -161,21 +172,6 @@ def _declared_functions(function: Undo | str) -> Iterator[DeclaredFunction]:
         yield DeclaredFunction(name_of(function), str(error))
         return
     yield from (DeclaredFunction(name, resolved) for name in dict.fromkeys((name_of(function), name_of(resolved))))
-
-
-def effect_identity(effect: Effect) -> Hashable:
-    """Return a key that is equal for effects with the same functions."""
-    return tuple(function_identity(getattr(effect, one.name)) for one in fields(effect))
-
-
-def function_identity(value: Any) -> Hashable:
-    """Return a key that is equal for the same function, and for other values that are equal."""
-    if isinstance(value, MethodType):  # each access of a method creates a new object
-        return id(value.__self__), id(value.__func__)
-    if isinstance(value, functools.partial):
-        keywords = ((name, id(one)) for name, one in value.keywords.items())
-        return function_identity(value.func), *map(id, value.args), *keywords
-    return id(value) if callable(value) else value
 
 
 def as_effects(declared: Mapping[Any, Effect | str] | None, *, by_name: bool = False) -> dict[Any, Effect]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -125,7 +126,7 @@ class Effect:
         """True if identical calls must be recognized: the call leaves a trace, or may happen only once."""
         return kind_of(self.kind).leaves_trace or self.once
 
-    @property
+    @functools.cached_property
     def paths(self) -> dict[str, str | None]:
         """The qualified names of its functions by role, as a call records them; None for a role without a function."""
         return {**dict.fromkeys(ROLES), **{role: str(name_of(function)) for role, function in self.functions()}}

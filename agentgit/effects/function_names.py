@@ -12,6 +12,8 @@ from pathlib import PurePath
 from types import CodeType
 from typing import Any, NamedTuple, Self
 
+from agentgit.closures import plain_values_hash
+
 MAIN = "__main__"
 
 SPAWNED = "__mp_main__"
@@ -20,6 +22,9 @@ SPAWNED = "__mp_main__"
 SEVERAL = " (one of several)"
 """The end of the recorded name of a tool's function if several tools of the graph have this name and the tool's name.
 Where only one of them is declared, it is then not taken for another one."""
+
+VALUES = " (values "
+"""What the name of a function has before a hash of the plain values that it holds."""
 
 MAX_SHOWN_LENGTH = 200
 """The maximum number of characters of a name to show, because a row may contain anything."""
@@ -53,17 +58,25 @@ def name_of(function: Callable[..., Any] | str) -> FunctionName:
     """Return the name of a function.
 
     A method is named by its class, a partial by its function, a callable object by its type. The name of a function
-    of `__main__` includes a hash of its source, because every script and every notebook is called `__main__`.
+    of `__main__` includes a hash of its source, because every script and every notebook is called `__main__`. That of a
+    function that another function has made, or of a partial, includes a hash of the plain values that it holds.
     """
     if isinstance(function, str):
         return FunctionName.read(function)
+    values = values_text(function)
     while isinstance(function, functools.partial):
         function = function.func
     named: Any = function if isinstance(getattr(function, "__qualname__", None), str) else type(function)
     module = getattr(named, "__module__", None)
     module = MAIN if module == SPAWNED else module if isinstance(module, str) else "builtins"
-    path = f"{module}:{named.__qualname__}"
+    path = f"{module}:{named.__qualname__}{values}"
     return FunctionName(path, *_origin(function)) if module == MAIN else FunctionName(path)
+
+
+def values_text(holder: Any) -> str:
+    """Return the end of the name of what holds plain values; empty if there are none."""
+    digest = plain_values_hash(holder)
+    return "" if digest is None else f"{VALUES}{digest})"
 
 
 def _origin(function: Callable[..., Any]) -> tuple[str | None, str | None]:

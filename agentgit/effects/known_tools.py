@@ -7,11 +7,12 @@ so does a function that wraps the known one.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
 
+from agentgit.closures import variables_of
 from agentgit.effects.effects import Effect
 from agentgit.effects.kinds import READ_ONLY, STATE, WORKSPACE
 
@@ -140,7 +141,7 @@ def profile_of(tool: Any) -> ToolProfile | None:
     known = [_BY_FUNCTION.get(_code_name(function)) for function in functions]
     if known[0] is None or any(other is not known[0] for other in known):
         return None
-    return ToolProfile(known[0], dict(_variables(functions[0])))
+    return ToolProfile(known[0], variables_of(functions[0]))
 
 
 def _code_name(function: Any) -> tuple[str, str]:
@@ -148,14 +149,6 @@ def _code_name(function: Any) -> tuple[str, str]:
     if not isinstance(function, FunctionType):
         return "", ""
     return str(function.__globals__.get("__name__")), function.__code__.co_qualname
-
-
-def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
 
 
 def _class_path(value: Any) -> str:

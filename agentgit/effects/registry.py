@@ -7,16 +7,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import FunctionType
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+from agentgit.closures import is_defined_by_name, likeness
 from agentgit.effects.declarations import (
     ALL,
     Declaration,
     DeclaredFunction,
     ToolRunner,
-    function_identity,
 )
 from agentgit.effects.effects import ROLES, CheckFunction, Effect, Undo
 from agentgit.effects.function_names import FunctionName, possible_change, printable_name
@@ -176,6 +175,12 @@ class Registry:
             self._find_recorded("undo", session_id, call)  # a tool with a different undo function is a different tool
         return runner
 
+    def may_be_of_other(self, session_id: int, call: ToolInvocation, declaration: Declaration) -> bool:
+        """Return whether a call may be of another tool that has the qualified name and place of a declared one."""
+        ran = self._declaration_of(call)
+        made = [ran] if ran is not None else [one for group in self._declared_for(session_id, call) for one in group]
+        return any(one.tool is not None and not one.is_like_tool(declaration) for one in made)
+
     def current(self, call: ToolInvocation) -> ToolInvocation:
         """Return a call as this process knows it: one that goes on after its turn was cancelled is running."""
         is_running = call.status == UNKNOWN and call.id in self.running_calls
@@ -273,11 +278,11 @@ class Registry:
         """Return the most specific function that is declared for the tool of a call; None if there is none."""
         ran = self._declaration_of(call)
         own = ran.function(role, recorded) if ran is not None else None
-        if own is not None and not _is_defined_by_name(own):
+        if own is not None and not is_defined_by_name(own.function):
             return own
         for group in self._declared_for(session_id, call):
             functions = {
-                function_identity(one.function): one
+                likeness(one.function): one
                 for one in (declared.function(role, recorded) for declared in group)
                 if one is not None
             }
@@ -353,8 +358,3 @@ def _undistinguishable(call: ToolInvocation) -> str:
         f"several tools called {printable_name(call.tool_name)} are declared here, and the record does not say which "
         "one it was; rename one of them"
     )
-
-
-def _is_defined_by_name(declared: DeclaredFunction) -> bool:
-    """Return whether a function can be defined again under its name, as in a notebook, and has no world of its own."""
-    return type(declared.function) is FunctionType and "<locals>" not in declared.name.path

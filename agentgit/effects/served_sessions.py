@@ -35,13 +35,20 @@ class Declarations:
         return cls(groups, memory)
 
     def extended(self, newer: Declarations) -> Declarations:
-        """Return these declarations with newer ones. Those that the newer ones do not replace are kept."""
+        """Return these declarations with newer ones. Those that the newer ones do not replace are kept.
+
+        Of tools with one key that do not do the same, one earlier one is kept beside the newer ones: a call may be of
+        either, and is not taken for one of the newest.
+        """
         if self in (NO_DECLARATIONS, newer):
             return newer
         groups = dict(self.groups)
         for name, by_key in newer.groups.items():
             earlier = groups.get(name, {})
-            groups[name] = {key: earlier[key] for key in earlier if key not in by_key} | by_key
+            groups[name] = {key: earlier[key] for key in earlier if key not in by_key}
+            for key, group in by_key.items():
+                others = [one for one in earlier.get(key, ()) if not any(map(one.is_like, group))]
+                groups[name][key] = (*others[-1:], *group)
         return Declarations(groups, newer.memory or self.memory)
 
 

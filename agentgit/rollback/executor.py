@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.declarations import ToolRunner
 from agentgit.effects.effects import Undo, takes_invocation
-from agentgit.effects.function_names import name_of, printable_name
+from agentgit.effects.function_names import VALUES, name_of, printable_name
 from agentgit.effects.invocation import (
     FAILED,
     NOTHING_UNDONE,
@@ -219,7 +219,7 @@ class Executor:
     def _run_undo(self, undo: Undo, call: ToolInvocation) -> None:
         arguments = (call.args, call.result, call) if takes_invocation(undo) else (call.args, call.result)
         if await_answer(self.awaiter, undo, call, *arguments) is False:
-            raise NothingDone(f"{printable_name(name_of(undo).path)} returned False")
+            raise NothingDone(f"{printable_name(name_of(undo).path.partition(VALUES)[0])} returned False")
 
     # -- redo
 

@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 
 from agentgit.async_api import WAITING_LOOP
 from agentgit.effects import RollbackPlan, ToolInvocation, invocation
-from agentgit.effects.function_names import name_of, printable_name
+from agentgit.effects.function_names import VALUES, name_of, printable_name
 from agentgit.effects.invocation import VERIFIED, idempotency_key_set, join_errors, short_repr
 from agentgit.effects.kinds import MEMORY, RECORDED_KINDS
 from agentgit.effects.registry import Registry
@@ -120,7 +120,7 @@ def await_answer(awaiter: Awaiter, function: Callable[..., Any], call: ToolInvoc
     answer = await_result(awaiter, call_in_operation(function, *args, key=call.idempotency_key))
     if answer is None or answer is True or answer is False:
         return answer
-    name = printable_name(name_of(function).path)
+    name = printable_name(name_of(function).path.partition(VALUES)[0])
     if inspect.isgenerator(answer) or inspect.isasyncgen(answer) or isinstance(answer, (map, filter)):
         raise InvalidInput(f"{name} returned a {type(answer).__name__} that has not run; consume it in the function.")
     if not _is_result(answer):

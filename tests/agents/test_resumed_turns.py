@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import warnings
+from types import SimpleNamespace
 from typing import Annotated, Any, TypedDict
 
 import backend
@@ -308,20 +309,24 @@ agent.invoke({{"messages": [("user", "go")]}}, durability="sync")
 
 
 def writing_tools(path: Any, work_on: Any) -> list[BaseTool]:
-    """Make a tool that writes a line, and one that goes on with something before it does so."""
+    """Make a tool that writes a line, and one that goes on with something before it does so.
+
+    They are the same tools in each process, because they hold what differs in an object.
+    """
+    world = SimpleNamespace(path=path, work_on=work_on)
 
     @tool
     def add(item: str) -> dict[str, str]:
         """Write a line."""
-        with open(path, "a") as log:
+        with open(world.path, "a") as log:
             log.write(f"{item}\n")
         return {"item": item}
 
     @tool
     def work(what: str) -> str:
         """Write a line later."""
-        work_on()
-        with open(path, "a") as log:
+        world.work_on()
+        with open(world.path, "a") as log:
             log.write(f"{what}\n")
         return f"did {what}"
 

@@ -15,7 +15,21 @@ import pytest
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import MessagesState
 from langgraph.types import interrupt
-from namesakes import FORMS, KINDS, Ledger, asking, declared, go_back, graph_of, made_tool, pairs, session_name, shown
+from namesakes import (
+    FORMS,
+    KINDS,
+    Desk,
+    Ledger,
+    asking,
+    declared,
+    go_back,
+    graph_of,
+    made_tool,
+    pairs,
+    session_name,
+    shop_of,
+    shown,
+)
 from scripted import node_graph
 
 import agentgit
@@ -398,13 +412,148 @@ def test_a_renamed_function_of_a_tool_is_refused_with_both_names(repo, ledger):
     order_of(repo.wrap(namesakes.by_closure(*two_kinds(ledger)), "s"), "chair")
     with agentgit.open(backend.url(repo)) as later:
         agent = later.wrap(two_of_a_factory(ledger, "chair"), "s")
-        with pytest.raises(RollbackBlocked, match=r"its tool was namesakes:hidden_tool.*namesakes:made_tool"):
+        with pytest.raises(RollbackBlocked, match=r"its tool was namesakes:hidden_tool.*namesakes:tool_of"):
             agent.rollback("start")
     assert ledger.standing() == ["hidden chair"]
 
 
 def two_kinds(ledger):
     return namesakes.visible_tool("reversible", ledger), namesakes.hidden_tool("reversible", ledger)
+
+
+# -- one factory, one session, one shop after the other
+
+SHOP_FORMS = ("decorator", "effects", "class")
+
+
+def wrap_shop(repo, form, shop, ledger, kind="reversible", **options):
+    graph, effects = shop_of(form, shop, kind, ledger, **options)
+    return repo.wrap(graph, "s", effects=effects)
+
+
+def order_at_both(repo, form, ledger, shops, **options):
+    for shop, item in zip(shops, ("chair", "sofa"), strict=True):
+        agent = wrap_shop(repo, form, shop, ledger, **options)
+        if agent.head is None:
+            agent.checkpoint("start")
+        agent.invoke({"messages": [("user", f"visible {item}")]})
+    return agent
+
+
+@pytest.mark.parametrize("form", SHOP_FORMS)
+@pytest.mark.parametrize("later", [(), ("eu", "us"), ("us", "eu")])
+def test_each_shop_of_a_factory_cancels_its_own_orders(repo, ledger, form, later):
+    """In the process that ordered, and in another one that has wrapped the session for both shops again."""
+    agent = order_at_both(repo, form, ledger, ("eu", "us"))
+    with agentgit.open(backend.url(repo)) as again:
+        for shop in later:
+            agent = wrap_shop(again, form, shop, ledger)
+        agent.rollback("start")
+    assert ledger.lines()[2:] == ["cancel us sofa", "cancel eu chair"]
+
+
+@pytest.mark.parametrize("form", SHOP_FORMS)
+def test_a_shop_does_not_cancel_what_another_one_of_the_factory_ordered(repo, ledger, form):
+    """After a restart, only one shop is left."""
+    order_at_both(repo, form, ledger, ("eu", "us"))
+    with agentgit.open(backend.url(repo)) as later:
+        agent = wrap_shop(later, form, "us", ledger)
+        with pytest.raises(
+            RollbackBlocked, match=r"chair'\): cannot be reversed here: its .* was .* declared here instead"
+        ):
+            agent.rollback("start")
+        agent.rollback("start", force=True)
+    assert ledger.lines()[2:] == ["cancel us sofa"]
+
+
+@pytest.mark.parametrize("form", SHOP_FORMS)
+def test_shops_that_only_objects_tell_apart_are_not_guessed_after_a_restart(repo, ledger, form):
+    order_at_both(repo, form, ledger, (Desk("eu"), Desk("us")))
+    with agentgit.open(backend.url(repo)) as later:
+        wrap_shop(later, form, Desk("eu"), ledger)
+        agent = wrap_shop(later, form, Desk("us"), ledger)
+        with pytest.raises(RollbackBlocked, match="cannot be reversed here: several tools called order"):
+            agent.rollback("start")
+    assert len(ledger.lines()) == 2
+
+
+def test_shops_are_not_guessed_when_it_is_forgotten_which_one_ordered(repo, ledger):
+    """A process remembers the tool objects of its last thousand calls."""
+    agent = order_at_both(repo, "decorator", ledger, (Desk("eu"), Desk("us")))
+
+    @tool
+    @effect("state")
+    def look(item: str) -> str:
+        """Look at something."""
+        return item
+
+    def look_often(state: MessagesState):
+        look.batch([{"item": "chair"}] * 1010, {"max_concurrency": 1})
+        return {"messages": [("ai", "done")]}
+
+    repo.wrap(node_graph(look_often), "other").invoke({"messages": [("user", "look")]})
+    with pytest.raises(RollbackBlocked, match="cannot be reversed here: several tools called order"):
+        agent.rollback("start")
+    assert len(ledger.lines()) == 2
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize("form", SHOP_FORMS)
+def test_redo_does_not_order_at_another_shop(repo, ledger, form, is_plain):
+    shops = ("eu", "us") if is_plain else (Desk("eu"), Desk("us"))
+    order_at_both(repo, form, ledger, shops).rollback("start")
+    with agentgit.open(backend.url(repo)) as later:
+        if not is_plain:
+            wrap_shop(later, form, Desk("eu"), ledger)
+        wrap_shop(later, form, shops[1], ledger).redo(force=True)
+    assert ledger.lines()[4:] == (["order us sofa"] if is_plain else [])
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize("form", SHOP_FORMS)
+@pytest.mark.parametrize("how", ["fence", "once"])
+def test_a_shop_is_not_answered_with_the_order_of_another_one(repo, ledger, form, how, is_plain):
+    def shop(name):
+        return wrap_shop(repo, form, name if is_plain else Desk(name), ledger, kind="compensable", once=how == "once")
+
+    agent = shop("eu")
+    agent.checkpoint("start")
+    agent.invoke({"messages": [("user", "visible chair")]})
+    if how == "fence":
+        agent.rollback("start", tools="keep")
+    with pytest.raises(Fenced, match=r"was made by .* is the same tool, so this call was not made"):
+        shop("us").invoke({"messages": [("user", "visible chair")]})
+    assert ledger.lines() == ["order eu chair"]
+
+
+@pytest.mark.parametrize("form", SHOP_FORMS)
+def test_a_tool_that_a_factory_makes_again_is_the_same_tool(repo, ledger, form):
+    """It holds the same values and objects: as when a graph is built for each request."""
+    order_at_both(repo, form, ledger, ("eu", "eu"), kind="compensable", once=True)
+    agent = wrap_shop(repo, form, "eu", ledger, kind="compensable", once=True)
+    agent.invoke({"messages": [("user", "visible chair")]})
+    assert ledger.lines() == ["order eu chair", "order eu sofa"]
+    with agentgit.open(backend.url(repo)) as later:
+        wrap_shop(later, form, "eu", ledger)
+        wrap_shop(later, form, "eu", ledger).rollback("start")
+    assert ledger.standing() == []
+
+
+def test_a_tool_that_counts_its_calls_is_the_same_tool_when_it_is_wrapped_again(repo, ledger):
+    count = 0
+
+    @tool
+    @effect("irreversible", once=True)
+    def order(item: str) -> str:
+        """Order something."""
+        nonlocal count
+        count += 1
+        ledger.write("order", "once", item)
+        return item
+
+    for _ in range(2):
+        repo.wrap(shown([order]), "s").invoke({"messages": [("user", "visible chair")]})
+    assert ledger.lines() == ["order once chair"]
 
 
 # -- the fence
@@ -434,7 +583,7 @@ def test_a_call_that_another_function_made_is_neither_answered_nor_made_again(re
     agent.checkpoint("start")
     agent.invoke({"messages": [("user", "visible chair")]})
     agent.rollback("start", tools="keep")
-    with pytest.raises(Fenced, match=r"visible_tool.*not known whether .*made_tool.* is the same tool"):
+    with pytest.raises(Fenced, match=r"visible_tool.*not known whether .*tool_of.* is the same tool"):
         agent_with(made_tool("compensable", "moved", ledger)).invoke({"messages": [("user", "visible chair")]})
     assert ledger.standing() == ["visible chair"]
 
@@ -480,7 +629,7 @@ def test_equal_calls_of_two_tools_of_a_factory_in_a_node_are_not_guessed(repo, l
     agent = ordering(repo, lambda: tools if are_shown else [one.tool() for one in hidden])
     tools.reverse()
     hidden.reverse()
-    with pytest.raises(Fenced, match=r"made_tool.*not known whether .*made_tool.* is the same tool"):
+    with pytest.raises(Fenced, match=r"tool_of.*not known whether .*tool_of.* is the same tool"):
         agent.invoke(None)
     assert ledger.standing() == ["one chair"]
 
@@ -585,7 +734,8 @@ def test_a_hidden_call_that_happens_once_is_compared_by_its_normal_arguments(rep
 def test_the_record_names_the_function_and_the_place_of_a_tool(repo, ledger, kind):
     agent = repo.wrap(graph_of("subagent", kind, kind, ledger), "s")
     order_both(agent)
-    assert [(c.tool_name, c.enclosing, c.tool_path) for c in agent.tool_track() if c.tool_name == "order"] == [
-        ("order", None, "namesakes:visible_tool.<locals>.visible_order"),
-        ("order", "ask", "namesakes:hidden_tool.<locals>.hidden_order"),
+    orders = [call for call in agent.tool_track() if call.tool_name == "order"]
+    assert [(call.enclosing, call.tool_path.partition(" (")[0]) for call in orders] == [
+        (None, "namesakes:visible_tool.<locals>.visible_order"),
+        ("ask", "namesakes:hidden_tool.<locals>.hidden_order"),
     ]

@@ -48,19 +48,29 @@ class Ledger:
         return orders
 
 
-def declared(kind: str, who: str, ledger: Ledger) -> Any:
+class Desk:
+    """Somebody who orders: an object that nothing tells apart from another one of its class after a restart."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def declared(kind: str, who: str | Desk, ledger: Ledger) -> Any:
     """Return the effect of a tool whose undo cancels what this tool ordered, whatever it is called with."""
 
     def cancel(args: Any, result: Any) -> None:
-        ledger.write("cancel", who, args["item"])
+        ledger.write("cancel", str(who), args["item"])
 
     return {"reversible": reversible, "compensable": compensable}[kind](cancel) if kind in KINDS[:2] else effect(kind)
 
 
-def placing(kind: str, who: str, ledger: Ledger) -> Callable[[str], str]:
+def placing(kind: str, who: str | Desk, ledger: Ledger) -> Callable[[str], str]:
     def place(item: str) -> str:
         if kind != "read_only":
-            ledger.write("order", who, item)
+            ledger.write("order", str(who), item)
         return f"{who} {item}"
 
     return place
@@ -91,7 +101,12 @@ def hidden_tool(kind: str, ledger: Ledger) -> BaseTool:
 
 
 def made_tool(kind: str, who: str, ledger: Ledger) -> BaseTool:
-    """Return a tool of a factory, whose functions all have the same names."""
+    """Return a tool of a factory, whose functions all have the same names and hold the same plain values."""
+    return tool_of(kind, Desk(who), ledger)
+
+
+def tool_of(kind: str, who: str | Desk, ledger: Ledger) -> BaseTool:
+    """Return a tool of a factory. Its functions hold who orders: a plain value, or an object."""
     place = placing(kind, who, ledger)
 
     @tool("order")
@@ -101,6 +116,39 @@ def made_tool(kind: str, who: str, ledger: Ledger) -> BaseTool:
         return place(item)
 
     return order
+
+
+class Order(BaseTool):
+    """A tool of a class of its own."""
+
+    name: str = "order"
+    description: str = "Order something."
+    shop: str | Desk
+    ledger: Any
+
+    def _run(self, item: str) -> str:
+        self.ledger.write("order", str(self.shop), item)
+        return item
+
+
+def shop_of(form: str, shop: str | Desk, kind: str, ledger: Ledger, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Build a graph with the tool of one shop, and the effects to wrap it with."""
+
+    def cancel(args: Any, result: Any) -> None:
+        ledger.write("cancel", str(shop), args["item"])
+
+    effect_of_shop = {"reversible": reversible, "compensable": compensable}[kind](cancel, **options)
+
+    @tool
+    def order(item: str) -> str:
+        """Order something."""
+        ledger.write("order", str(shop), item)
+        return item
+
+    ordering = Order(shop=shop, ledger=ledger) if form == "class" else order
+    if form == "decorator":
+        return shown([effect_of_shop(ordering)]), {}
+    return shown([ordering]), {"order": effect_of_shop}
 
 
 def wants(name: str, item: str) -> AIMessage:

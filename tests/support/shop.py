@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sqlite3
 from collections import Counter
@@ -211,7 +212,13 @@ def obey(messages: Sequence[Any]) -> AIMessage:
 
 
 def here() -> Shop:
-    return Shop(os.environ["SHOP"])
+    """Return the shop of this process, which tools are made for again and again."""
+    return _shop_at(os.environ["SHOP"])
+
+
+@functools.cache
+def _shop_at(path: str) -> Shop:
+    return Shop(path)
 
 
 def cancel(args: dict[str, Any], result: Any) -> None:

@@ -80,7 +80,27 @@ def test_a_function_is_named_by_what_it_calls():
     """A method by its class, a partial by its function, a callable object by its type."""
     functions = (textwrap.dedent, functools.partial(textwrap.dedent), [].append, functools.partial(Effect, "state"))
     names = ["textwrap:dedent", "textwrap:dedent", "builtins:list.append", "agentgit.effects.effects:Effect"]
-    assert [str(name_of(function)) for function in functions] == names
+    assert [str(name_of(function)).partition(" (values ")[0] for function in functions] == names
+
+
+def test_the_name_of_a_function_that_was_made_tells_the_plain_values_that_it_holds():
+    """A string, a number or a tuple of them, also in a function that it calls; not a list, which often changes."""
+
+    def made(value, other=None):
+        def inner():
+            return value
+
+        return lambda args, result, log=(): (inner(), other, log)
+
+    def values(function):
+        return str(name_of(function)).partition(" (values ")[2]
+
+    told_apart = [made("eu"), made("us"), made(1), made(True), made(1.0), made(("eu", "us")), made(None, "eu")]
+    assert len({values(function) for function in told_apart}) == len(told_apart)
+    assert values(made("eu")) == values(made("eu"))
+    assert values(made("eu", [1])) == values(made("eu", {"a": 2}))
+    assert values(functools.partial(textwrap.dedent, "eu")) != values(functools.partial(textwrap.dedent, "us"))
+    assert values(textwrap.dedent) == values(functools.partial(textwrap.dedent, [])) == ""
 
 
 def test_a_function_of_another_script_is_another_one():

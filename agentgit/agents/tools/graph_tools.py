@@ -6,7 +6,8 @@ import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from types import MethodType
 from typing import Any
 
 from langchain_core.tools import BaseTool
@@ -20,18 +21,24 @@ from agentgit.agents.tools.reachable_tools import (
     search,
 )
 from agentgit.agents.tools.tool_caller import require_fit, tool_caller
+from agentgit.closures import is_defined_by_name, likeness
 from agentgit.effects.declarations import (
     ALL,
     Declaration,
     Declare,
     ToolRunner,
-    effect_identity,
-    function_identity,
     hints_in,
     stricter,
 )
 from agentgit.effects.effects import Effect, declared_on, decorated_kinds
-from agentgit.effects.function_names import SEVERAL, FunctionName, is_different, name_of
+from agentgit.effects.function_names import (
+    SEVERAL,
+    VALUES,
+    FunctionName,
+    is_different,
+    name_of,
+    values_text,
+)
 from agentgit.effects.invocation import ToolInvocation
 from agentgit.effects.kinds import UNDECLARED, kind_of
 from agentgit.effects.known_tools import Holds, profile_of
@@ -81,15 +88,29 @@ class ToolDeclaration(Declaration):
 def tool_identity(tool: Any) -> Hashable:
     """Return a key that is equal for tools that run the same function; a function stands for its tool."""
     function = _function_of(tool)
-    if isinstance(function, BaseTool):  # it cannot be a key
-        return id(function)
-    return function_identity(function)
+    return function if isinstance(function, MethodType) else id(function)  # each access of a method makes a new object
 
 
 def tool_path(tool: BaseTool) -> str:
     """Return the qualified name of the function of a tool, or of its class."""
     function = _function_of(tool)
-    return str(name_of(type(tool) if function is tool else function))
+    if function is not tool:
+        return str(name_of(function))
+    name = name_of(type(tool))
+    return str(name._replace(path=name.path + values_text(_fields_of(tool))))
+
+
+def tool_likeness(tool: BaseTool) -> Hashable:
+    """Return a key that is equal for tools that do the same in this process, although one of them was made again."""
+    function = _function_of(tool)
+    return likeness(_fields_of(tool) if function is tool else function)
+
+
+def _fields_of(tool: BaseTool) -> tuple[Any, ...]:
+    """Return the fields of a tool of a class of its own, and its functions, if another function has made the class."""
+    own = sorted(type(tool).model_fields.keys() - BaseTool.model_fields.keys())
+    functions = (one for one in (type(tool)._run, type(tool)._arun) if not is_defined_by_name(one))
+    return *functions, *(getattr(tool, name) for name in own)
 
 
 def _function_of(tool: Any) -> Any:
@@ -162,7 +183,7 @@ class GraphTools:
         for name, effect in defaults.items():
             meant = [one for one in self._called(name) if not self._own_effect(one.tool, one.enclosing)]
             self._require_one(name, effect, meant)
-            self._paths_of_named.update((name, tool_path(one.tool)) for one in meant)
+            self._paths_of_named.update((name, tool_path(one.tool).partition(VALUES)[0]) for one in meant)
         unknown = sorted({*self._unknown} - MEMORY_TOOLS)
         if check and shown and unknown:
             names = sorted({found.tool.name for found in self._reachable})
@@ -267,7 +288,7 @@ class GraphTools:
             require_fit(name, effect, [tool])
         is_recorded = not is_checkpoint_tool(tool)
         own = name, effect, tool_path(tool), enclosing, is_recorded, tool, profile, default
-        return ToolDeclaration(*own, declare=self._declare_anywhere)
+        return ToolDeclaration(*own, tool_likeness(tool), declare=self._declare_anywhere)
 
     def _labels(self, listed: Iterable[ToolDeclaration]) -> dict[str, ToolDeclaration]:
         """Return tools by their names, with the place if several tools have the name, and the function if need be."""
@@ -300,14 +321,17 @@ class GraphTools:
         for one in self._known.values():
             if (one.tool_name, one.tool_identity) == (name, identity):
                 return replace(declared, tool_path=one.tool_path)
-        path, defaults = str(declared.tool_path), self.defaults if not self._own_effect(tool, enclosing) else {}
+        path = str(declared.tool_path).partition(VALUES)[0]
+        defaults = self.defaults if not self._own_effect(tool, enclosing) else {}
         for key in (_full_name(enclosing, name), name):
             if (key in self._named or key in defaults) and self._paths_of_named.setdefault(key, path) != path:
                 raise InvalidInput(
                     f"effects names {key}, and two tools are called that: {self._paths_of_named[key]} and {path}. The "
                     f"second one was not run. {TELL_APART}"
                 )
-        others = [one for one in self._known.values() if (one.tool_name, tool_path(one.tool)) == (name, path)]
+        others = [
+            one for one in self._known.values() if (one.tool_name, tool_path(one.tool)) == (name, declared.tool_path)
+        ]
         if any(_effect_key(one.effect) != _effect_key(declared.effect) for one in others):
             raise InvalidInput(
                 f"The graph shows another tool {name} than the one that was called, and both have a function of the "
@@ -374,7 +398,7 @@ def _full_name(enclosing: str | None, name: str) -> str:
 
 
 def _effect_key(effect: Effect | None) -> Hashable:
-    return effect and effect_identity(effect)
+    return effect and tuple(likeness(getattr(effect, one.name)) for one in fields(effect))
 
 
 def _is_copy(one: ToolDeclaration, other: ToolDeclaration) -> bool:

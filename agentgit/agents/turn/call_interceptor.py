@@ -238,7 +238,7 @@ class CallInterceptor:
         equal = [one for one in earlier_calls if one.status in POSSIBLY_IN_EFFECT and call.arguments.equal(one.args)]
         if not slots.are_of_several_tools(slot):
             doubt = False if slot.name == call.call_id else None
-            is_known = attempt is None or self._is_of_tool(attempt, call.intent) is not doubt
+            is_known = attempt is None or self._is_of_tool(attempt, call) is not doubt
             equal = [] if is_known else [one for one in equal if attempt is not None and one.id == attempt.id]
         if equal and not call.is_harmless and self.fence_mode != OFF:
             raise other_tool_error(equal[0], call.intent)
@@ -270,7 +270,7 @@ class CallInterceptor:
 
     def _may_be(self, earlier: ToolInvocation, call: Call) -> bool:
         """Return whether a call may be an earlier one by a function with another name, or with other arguments."""
-        is_of_tool = self._is_of_tool(earlier, call.intent)
+        is_of_tool = self._is_of_tool(earlier, call)
         if is_of_tool is False or earlier.status not in POSSIBLY_IN_EFFECT:
             return False
         is_lasting = call.intent.effect.leaves_trace and earlier.effect == IRREVERSIBLE
@@ -370,7 +370,7 @@ class CallInterceptor:
         call.intent, call.answer = intent, None  # an attempt of the transaction may have answered it
         self.turn.unit_of_work.lock_session(connection)
         identical_calls = self._load_identical_calls(connection, call.intent)
-        identical_calls = [one for one in identical_calls if self._is_of_same_tool(one, call.intent)]
+        identical_calls = [one for one in identical_calls if self._is_of_same_tool(one, call)]
         if not call.is_once:
             path = self.store.track_parts(connection, self.turn.branch)
             path_ids = self.store.world.ids_on_path(connection, path, (one.first_id for one in identical_calls))
@@ -393,14 +393,16 @@ class CallInterceptor:
             self.store.recover(connection, self.store.sessions.branch(connection, call.internal_session_id))
         return find(connection, intent.session_id, identity) if running else identical_calls
 
-    def _is_of_tool(self, call: ToolInvocation, intent: Intent) -> bool | None:
+    def _is_of_tool(self, earlier: ToolInvocation, call: Call) -> bool | None:
         """Return whether a call was made by the tool that is now called; None if that is not known."""
-        return self.turn.context.settings.effects.is_of_tool(call, intent.tool_path, intent.enclosing)
+        intent, effects = call.intent, self.turn.context.settings.effects
+        is_same = effects.is_of_tool(earlier, intent.tool_path, intent.enclosing)
+        is_doubtful = is_same and self.registry.may_be_of_other(intent.session_id, earlier, call.declaration)
+        return None if is_doubtful else is_same
 
-    def _is_of_same_tool(self, call: ToolInvocation, intent: Intent) -> bool:
-        is_same = self._is_of_tool(call, intent)
-        if is_same is None:
-            raise other_tool_error(call, intent)
+    def _is_of_same_tool(self, earlier: ToolInvocation, call: Call) -> bool:
+        if (is_same := self._is_of_tool(earlier, call)) is None:
+            raise other_tool_error(earlier, call.intent)
         return is_same
 
     def _answer_as_replay(self, connection: Connection, call: Call, earlier: ToolInvocation) -> None:
