@@ -6,14 +6,13 @@ as in a thread of its own. Nothing tells such a call from one of other code, so 
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
-from weakref import WeakSet
 
+from agentgit.agents.late_threads import ThreadsDuring
 from agentgit.errors import OutsideRerun
 from agentgit.rollback.verification import IN_OPERATION
 from agentgit.store.sql.process import count_active_owners
@@ -23,25 +22,15 @@ NEXT_STEP = (
     "contextvars.copy_context().run, or use asyncio.to_thread."
 )
 
-WORK_SHARERS = frozenset({"asyncio", "concurrent", "langchain_core", "langgraph"})
-"""The packages that let other threads work for the thread that called them."""
 
-
-class _RunningRerun(NamedTuple):
+class _Rerun(NamedTuple):
     name: str
     stop: Callable[[OutsideRerun], None]
-    earlier_threads: WeakSet[threading.Thread]
+    threads: ThreadsDuring
 
 
-class _EndedRerun(NamedTuple):
-    name: str
-    earlier_threads: WeakSet[threading.Thread]
-    threads: WeakSet[threading.Thread]
-    """The threads that began during the rerun and have outlived it."""
-
-
-_running: list[_RunningRerun] = []
-_ended: list[_EndedRerun] = []
+_running: list[_Rerun] = []
+_ended: list[_Rerun] = []
 """The reruns of which threads are still alive."""
 
 _lock = threading.Lock()
@@ -50,7 +39,7 @@ _lock = threading.Lock()
 @contextmanager
 def guarding(name: str, stop: Callable[[OutsideRerun], None]) -> Iterator[None]:
     """Refuse calls outside turns while the block runs a rerun, and stop the rerun at the first one."""
-    rerun = _RunningRerun(name, stop, WeakSet(threading.enumerate()))
+    rerun = _Rerun(name, stop, ThreadsDuring())
     with _lock:
         has_turns = count_active_owners() > len(_running)  # a rerun does one piece of work at a time
         _running.append(rerun)
@@ -65,9 +54,8 @@ def guarding(name: str, stop: Callable[[OutsideRerun], None]) -> Iterator[None]:
     finally:
         with _lock:
             _running.remove(rerun)
-            threads = WeakSet(thread for thread in threading.enumerate() if thread not in rerun.earlier_threads)
-            ended = (*_ended, _EndedRerun(name, rerun.earlier_threads, threads))
-            _ended[:] = [one for one in ended if any(thread.is_alive() for thread in one.threads)]
+            rerun.threads.end()
+            _ended[:] = [one for one in (*_ended, rerun) if one.threads.are_alive]
 
 
 def require_outside_reruns(action: str) -> None:
@@ -89,20 +77,9 @@ def require_outside_reruns(action: str) -> None:
         )
 
 
-def _reason_to_refuse(rerun: _EndedRerun) -> str | None:
+def _reason_to_refuse(rerun: _Rerun) -> str | None:
     thread = threading.current_thread()
-    if thread in rerun.threads:
+    origin = rerun.threads.origin_of(thread)
+    if origin is thread:
         return f"began during the rerun {rerun.name}, which has ended"
-    if thread in rerun.earlier_threads:
-        return None
-    starter = next((one.name for one in rerun.threads if _has_others_work(one)), None)
-    return f"{starter} may have started, which began during the rerun {rerun.name}" if starter is not None else None
-
-
-def _has_others_work(thread: threading.Thread) -> bool:
-    """Return whether a thread is in code that runs tools in further threads; Python does not tell who started those."""
-    frame = sys._current_frames().get(thread.ident or 0) if thread.is_alive() else None  # another one may have its id
-    while frame is not None and (frame := frame.f_back) is not None:  # an idle worker of a pool is at its first frame
-        if frame.f_globals.get("__name__", "").partition(".")[0] in WORK_SHARERS:
-            return True
-    return False
+    return f"{origin.name} may have started, which began during the rerun {rerun.name}" if origin is not None else None

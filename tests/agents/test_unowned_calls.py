@@ -12,7 +12,7 @@ import pytest
 from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
-from scripted import call, say, scripted, tool_node_graph
+from scripted import call, calls, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Fenced, compensable, effect
@@ -134,23 +134,78 @@ def test_plans_and_reports_name_calls_in_threads_that_no_turn_owns(repo, databas
     assert repo.maintenance.fsck(3).is_sound
 
 
-def test_a_thread_that_outlives_its_turn_is_still_counted_for_it(repo, shop):
-    def later(order: Any) -> None:
-        def wait() -> None:
-            shop.gate.wait(10)
-            order()
+async def two_at_once(made: BaseTool) -> None:
+    await asyncio.gather(made.ainvoke({"item": "chair"}), made.ainvoke({"item": "table"}))
 
-        shop.late.append(threading.Thread(target=wait))
+
+def by_subagent(made: BaseTool) -> None:
+    orders = calls(*(call("create_order", item=item) for item in ("chair", "table")))
+    tool_node_graph(scripted(orders, "done"), [made]).invoke(say())
+
+
+LATE: dict[str, Any] = {
+    "invoke": lambda made: [made.invoke({"item": item}) for item in ("chair", "table")],
+    "ainvoke": lambda made: asyncio.run(two_at_once(made)),
+    "batch": lambda made: made.batch([{"item": "chair"}, {"item": "table"}]),
+    "subagent": by_subagent,
+}
+"""Ways to call a tool twice. Most of them run it in threads that begin when it is called."""
+
+
+def late_agent(repo: Any, shop: Shop, work: Any, **options: Any) -> Any:
+    """Wrap a graph whose node starts a thread that does some work when the gate opens, after the turn."""
+
+    def later(order: Any) -> None:
+        shop.late.append(threading.Thread(target=lambda: (shop.gate.wait(10), work(shop.tool))))
         shop.late[0].start()
 
-    agent = wrapped(repo, shop, later)
+    return wrapped(repo, shop, later, **options)
+
+
+@pytest.mark.parametrize("way", LATE)
+def test_a_thread_that_outlives_its_turn_is_still_counted_for_it(repo, shop, way):
+    agent = late_agent(repo, shop, LATE[way])
     before = agent.checkpoint("before")
     agent.invoke(say())
     assert "threads that no turn owns" not in said(agent.plan_rollback(before))
     shop.gate.set()
     with pytest.warns(UnownedCall):
         shop.late[0].join()
-    assert said(agent.plan_rollback(before)).count("in threads that no turn owns") == 2
+    assert sorted(shop.orders) == ["chair", "table"]
+    assert said(agent.plan_rollback(before)).count("in threads that no turn owns") == 1
+    assert SENTENCE in said(agent.plan_rollback(before))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("way", LATE)
+def test_a_call_of_a_thread_that_outlives_its_turn_can_be_refused(repo, shop, way):
+    agent = late_agent(repo, shop, LATE[way], unowned_calls="refuse")
+    agent.invoke(say())
+    shop.gate.set()
+    shop.late[0].join()
+    assert shop.orders == []
+
+
+@pytest.mark.filterwarnings("ignore::agentgit.errors.UnownedCall")
+def test_late_calls_before_and_after_a_checkpoint_are_counted_apart(repo, shop):
+    called, again = threading.Event(), threading.Event()
+
+    def twice(made: BaseTool) -> None:
+        made.invoke({"item": "chair"})
+        called.set()
+        again.wait(10)
+        made.invoke({"item": "table"})
+
+    agent = late_agent(repo, shop, twice)
+    before = agent.checkpoint("before")
+    agent.invoke(say())
+    shop.gate.set()
+    assert called.wait(10)
+    between = agent.checkpoint("between")
+    again.set()
+    shop.late[0].join()
+    for checkpoint, lines in ((before, 2), (between, 1)):
+        assert said(agent.plan_rollback(checkpoint)).count("it was called 1 time in threads") == lines
 
 
 @pytest.mark.filterwarnings("ignore::agentgit.errors.UnownedCall")

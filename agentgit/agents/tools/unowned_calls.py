@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from weakref import WeakSet
 
 from langchain_core.tools import BaseTool
 from sqlalchemy import Connection
 
 from agentgit.agents.isolation import is_detached
+from agentgit.agents.late_threads import ThreadsDuring
 from agentgit.agents.turn.calls import Calls
 from agentgit.effects.invocation import DONE, TIMES, UNOWNED
 from agentgit.effects.kinds import UNDECLARED, kind_of
@@ -41,15 +41,14 @@ class _Watch:
     """A turn that runs, or whose threads have outlived it."""
 
     calls: Calls
-    earlier_threads: WeakSet[threading.Thread]
-    threads: WeakSet[threading.Thread] | None = None
-    """The threads that began during the turn; None while it runs."""
-    rows: dict[str, Intent] = field(default_factory=dict)
-    """The record of the calls of each tool."""
+    threads: ThreadsDuring = field(default_factory=ThreadsDuring)
+    is_running: bool = True
+    rows: dict[str, tuple[Intent, int | None]] = field(default_factory=dict)
+    """The record of the calls of each tool, and the newest checkpoint of the branch then."""
 
     def may_own(self, thread: threading.Thread) -> bool:
-        """Return whether the turn runs now, or ran when a thread began."""
-        return self.threads is None or thread in self.threads
+        """Return whether the turn runs now, or its threads may have started one."""
+        return self.is_running or self.threads.origin_of(thread) is not None
 
 
 _watches: list[_Watch] = []
@@ -59,15 +58,16 @@ _lock = threading.Lock()
 @contextmanager
 def watching(calls: Calls) -> Iterator[None]:
     """Count the calls in threads that no turn owns for a turn that runs in the block, and for its threads later."""
-    watch = _Watch(calls, WeakSet(threading.enumerate()))
+    watch = _Watch(calls)
     with _lock:
         _watches.append(watch)
     try:
         yield
     finally:
         with _lock:
-            watch.threads = WeakSet(one for one in threading.enumerate() if one not in watch.earlier_threads)
-            _watches[:] = [one for one in _watches if one.threads is None or any(t.is_alive() for t in one.threads)]
+            watch.threads.end()
+            watch.is_running = False
+            _watches[:] = [one for one in _watches if one.is_running or one.threads.are_alive]
 
 
 def note_unowned_call(tool: BaseTool) -> None:
@@ -100,16 +100,18 @@ def _record(watch: _Watch, tool_name: str, connection: Connection) -> None:
     calls, store = watch.calls, watch.calls.turn.context.store
     branch = store.sessions.branch(connection, calls.branch.id)  # it may have been deleted
     store.sessions.lock(connection, branch.external_session_id)
-    known, now = watch.rows.get(tool_name), datetime.now(UTC)
-    if known is not None and watch.threads is None:
+    known, head_id = watch.rows.get(tool_name, (None, None))
+    batch, now = store.journal.tally(connection, calls.branch.id).next_batch, datetime.now(UTC)
+    # After the turn, a row counts the calls up to the next checkpoint.
+    if known is not None and (watch.is_running or (known.batch + 1, head_id) == (batch, branch.head_id)):
         known = replace(known, args={TIMES: known.args[TIMES] + 1})
         store.journal.change(connection, known.id, args=to_json(known.args))
-        watch.rows[tool_name] = known
+        watch.rows[tool_name] = known, head_id
         return
     intent = Intent(
         session_id=calls.branch.external_session_id,
         branch_id=calls.branch.id,
-        batch=store.journal.tally(connection, calls.branch.id).next_batch,
+        batch=batch,
         batch_index=0,
         tool_name=tool_name,
         tool_call_id=None,
@@ -123,4 +125,4 @@ def _record(watch: _Watch, tool_name: str, connection: Connection) -> None:
     )
     store.journal.intend(connection, intent)
     store.journal.end(connection, intent.id, CallOutcome(status=DONE, ended_at=now))
-    watch.rows[tool_name] = intent
+    watch.rows[tool_name] = intent, branch.head_id
