@@ -202,62 +202,67 @@ MAX_DEPTH = 100
 """The number of levels of a value that are converted. A deeper value becomes its repr."""
 
 
-def portable(value: Any) -> Any:
+def portable(value: Any, lossy: list[Any] | None = None) -> Any:
     """Return the JSON-like form of any Python value.
 
     JSON values are unchanged; everything else becomes plain data or its repr. The function never raises, and never
-    consumes an iterator or a file.
+    consumes an iterator or a file. It appends to `lossy` the values that may not be told apart in this form: secrets,
+    and those of which only the repr is left.
 
     Example:
         >>> from datetime import date
         >>> portable({"on": date(2026, 1, 2), "ids": {7}})
         {'on': '2026-01-02', 'ids': [7]}
     """
-    return _portable(value, ())
+    return _portable(value, (), [] if lossy is None else lossy)
 
 
-def _portable(value: Any, ancestor_ids: tuple[int, ...]) -> Any:
+def _portable(value: Any, ancestor_ids: tuple[int, ...], lossy: list[Any]) -> Any:
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return str.__str__(value) if isinstance(value, str) else value  # an enum's own text is another one
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(value)
     if id(value) in ancestor_ids or len(ancestor_ids) >= MAX_DEPTH or isinstance(value, (Iterator, IOBase)):
-        return _safe_repr(value)
+        return _safe_repr(value, lossy)
     inner_ids = (*ancestor_ids, id(value))
     if isinstance(value, Mapping):
         return {
-            key if isinstance(key, str) else _key_text(key): _portable(item, inner_ids) for key, item in value.items()
+            key if isinstance(key, str) else _key_text(key): _portable(item, inner_ids, lossy)
+            for key, item in value.items()
         }
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_portable(item, inner_ids) for item in value]
+        return [_portable(item, inner_ids, lossy) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _portable(getattr(value, field.name, None), inner_ids) for field in fields(value)}
-    return _from_pydantic(value, inner_ids)
+        return {field.name: _portable(getattr(value, field.name, None), inner_ids, lossy) for field in fields(value)}
+    return _from_pydantic(value, inner_ids, lossy)
 
 
-def _from_pydantic(value: Any, ancestor_ids: tuple[int, ...]) -> Any:
+def _from_pydantic(value: Any, ancestor_ids: tuple[int, ...], lossy: list[Any]) -> Any:
     """Convert models to dicts, and types that pydantic supports (times, UUIDs, enums, decimals, paths) as it does."""
     from pydantic import BaseModel
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 
     try:
         if isinstance(value, BaseModel):
-            return _portable(value.model_dump(), ancestor_ids)
+            return _portable(value.model_dump(), ancestor_ids, lossy)
         if hasattr(value, "__fields_set__"):  # a model of pydantic 1
-            return _portable(value.dict(), ancestor_ids)
+            return _portable(value.dict(), ancestor_ids, lossy)
         if isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, Enum)):
-            return _safe_repr(value)
+            return _safe_repr(value, lossy)
+        if hasattr(value, "get_secret_value"):
+            lossy.append(value)
         return to_jsonable_python(value, bytes_mode="base64")
     except (PydanticSerializationError, ValueError, TypeError, AttributeError):
-        return _safe_repr(value)
+        return _safe_repr(value, lossy)
 
 
 def _key_text(key: Any) -> str:
-    plain = _portable(key, ())
+    plain = _portable(key, (), [])
     return plain if isinstance(plain, str) else json.dumps(plain)
 
 
-def _safe_repr(value: Any) -> str:
+def _safe_repr(value: Any, lossy: list[Any]) -> str:
+    lossy.append(value)
     try:
         return repr(value)
     except Exception:  # noqa: BLE001  # the repr of a user's class may raise anything

@@ -188,13 +188,13 @@ def as_effects(declared: Mapping[Any, Effect | str] | None, *, by_name: bool = F
 
 
 def record_fields(
-    effect: Effect | None, tool_name: str, args: Mapping[str, Any], *, is_named: bool = True
+    effect: Effect | None, tool_name: str, args: Mapping[str, Any], *, is_named: bool = True, has_hidden: bool = False
 ) -> dict[str, Any]:
-    """Return the fields that a tool's effect adds to the record of a call."""
-    if effect is None:
-        return {"effect": UNDECLARED, "undo": None}
+    """Return the fields that a tool's effect adds to the record of a call; its arguments may not show all."""
+    key: str | None = None
     if isinstance(effect, MemoryEffect):
-        key: str | None = item_identity(effect.store, args)
-    else:
-        key = identity(tool_name, args, effect.identity_args if is_named else None) if effect.has_identity else None
-    return {"effect": effect.kind, **effect.paths, "identity": key}
+        key = item_identity(effect.store, args)
+    elif has_hidden or (effect is not None and effect.has_identity):
+        key = identity(tool_name, args, effect.identity_args if effect is not None and is_named else None)
+    functions = {"undo": None} if effect is None else effect.paths
+    return {"effect": UNDECLARED if effect is None else effect.kind, **functions, "identity": key}

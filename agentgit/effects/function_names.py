@@ -89,10 +89,7 @@ def _origin(function: Callable[..., Any]) -> tuple[str | None, str | None]:
 
 @functools.lru_cache(maxsize=1024)
 def _source(code: CodeType) -> str | None:
-    """Return a hash of the source of a function.
-
-    It is cached, because the file may be edited while the program runs.
-    """
+    """Return a hash of the source of a function as it was first read: the file may be edited later."""
     if code.co_filename == "<string>":  # `exec` keeps no source; Python 3.13 would return that of `python -c`
         return None
     try:
@@ -105,9 +102,7 @@ def _source(code: CodeType) -> str | None:
 def is_different(recorded: FunctionName, declared: FunctionName) -> bool:
     """Return whether a function that is declared here differs from the one that the call recorded.
 
-    Two functions of `__main__` with the same path differ if they come from two scripts and their sources differ. A
-    function whose source has changed within its script or notebook counts as the same function; `possible_change`
-    mentions the change.
+    One of `__main__` whose source has changed within its script or notebook does not; `possible_change` mentions it.
     """
     if recorded.path != declared.path:
         return True
@@ -117,10 +112,7 @@ def is_different(recorded: FunctionName, declared: FunctionName) -> bool:
 
 
 def possible_change(recorded: FunctionName, declared: FunctionName) -> str | None:
-    """Return why a function of `__main__` may not be the recorded one, although `is_different` accepts it.
-
-    Returns None if there is no doubt.
-    """
+    """Return why a function of `__main__` may not be the recorded one, although `is_different` accepts it, or None."""
     if not recorded.is_of_main or (recorded.source is not None and recorded.source == declared.source):
         return None
     if recorded.source is None or declared.source is None:
@@ -129,10 +121,7 @@ def possible_change(recorded: FunctionName, declared: FunctionName) -> str | Non
 
 
 def printable_name(name: FunctionName | str) -> str:
-    """Return a name in a form that is safe to print.
-
-    A row may contain a long text or terminal control characters, so the name is truncated, and quoted if needed.
-    """
+    """Return a name in a form that is safe to print: a row may contain a long text or terminal control characters."""
     text = str(name)
     text = text if len(text) <= MAX_SHOWN_LENGTH else f"{text[:MAX_SHOWN_LENGTH]}…"
     return text if text.isprintable() else repr(text)

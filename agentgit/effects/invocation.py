@@ -216,6 +216,11 @@ class ToolInvocation(Displayable):
         object.__setattr__(self, "effect", kind_of(self.effect))
 
     @property
+    def secret_argument(self) -> str | None:
+        """The name of an argument that contains a secret, which is not stored; None if there is none."""
+        return next((name for name, value in self.args.items() if b'"**********"' in to_json(value)), None)
+
+    @property
     def is_imported(self) -> bool:
         """True if the call was imported: its effect is not in the world of this session."""
         return self.made_on is not None

@@ -11,12 +11,7 @@ from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 from agentgit.closures import is_defined_by_name, likeness
-from agentgit.effects.declarations import (
-    ALL,
-    Declaration,
-    DeclaredFunction,
-    ToolRunner,
-)
+from agentgit.effects.declarations import ALL, Declaration, DeclaredFunction, ToolRunner
 from agentgit.effects.effects import ROLES, CheckFunction, Effect, Undo
 from agentgit.effects.function_names import FunctionName, possible_change, printable_name
 from agentgit.effects.invocation import (
@@ -169,6 +164,7 @@ class Registry:
             raise NotFound(f"the tool {printable_name(call.tool_name)} is unknown", Next("declare"))
         if isinstance(runner, str):
             raise NotFound(runner)
+        _require_stored_arguments(call)
         if call.undo is not None and any(
             "undo" in one.functions for group in self._fitting(session_id, call) for one in group
         ):
@@ -250,6 +246,7 @@ class Registry:
             return None
         if isinstance(declared.function, str):
             raise NotFound(declared.function)
+        _require_stored_arguments(call)
         return declared.function
 
     def _find_recorded(self, role: str, session_id: int, call: ToolInvocation) -> DeclaredFunction:
@@ -281,11 +278,8 @@ class Registry:
         if own is not None and not is_defined_by_name(own.function):
             return own
         for group in self._declared_for(session_id, call):
-            functions = {
-                likeness(one.function): one
-                for one in (declared.function(role, recorded) for declared in group)
-                if one is not None
-            }
+            found = filter(None, (one.function(role, recorded) for one in group))
+            functions = {likeness(one.function): one for one in found}
             if len(functions) == 1:
                 return next(iter(functions.values()))
             if functions and ran is None:
@@ -351,6 +345,11 @@ def _first_effects(groups: Iterable[Sequence[Declaration]]) -> list[Effect]:
     """Return the effects of the first group that has any: several, if it is not known which tool it was."""
     effects = ([one.effect for one in group if one.effect is not None] for group in groups)
     return next(filter(None, effects), [])
+
+
+def _require_stored_arguments(call: ToolInvocation) -> None:
+    if call.secret_argument is not None:
+        raise NotFound(f"its argument {printable_name(call.secret_argument)} is a secret, which is not stored")
 
 
 def _undistinguishable(call: ToolInvocation) -> str:

@@ -35,11 +35,7 @@ class Declarations:
         return cls(groups, memory)
 
     def extended(self, newer: Declarations) -> Declarations:
-        """Return these declarations with newer ones. Those that the newer ones do not replace are kept.
-
-        Of tools with one key that do not do the same, one earlier one is kept beside the newer ones: a call may be of
-        either, and is not taken for one of the newest.
-        """
+        """Return these declarations with newer ones; those of tools that do something else are kept."""
         if self in (NO_DECLARATIONS, newer):
             return newer
         groups = dict(self.groups)

@@ -17,12 +17,12 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, StructuredTool, Tool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, ToolNode
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, SecretBytes, SecretStr, field_validator
 from pydantic.v1 import BaseModel as OldModel
 from pydantic.v1 import Field as OldField
 from scripted import call, calls, node_graph, say
 
-from agentgit import AgentGitError, compensable, effect, reversible
+from agentgit import AgentGitError, Fenced, RollbackBlocked, compensable, effect, reversible
 
 
 class Item(BaseModel):
@@ -364,3 +364,163 @@ def test_a_rerun_matches_calls_of_a_tool_that_has_got_an_argument_since(repo):
 
     rerun = agent.rerun(graph_of([newer], {"query": "chair"}, hidden=False, name="search"))
     assert [one.is_matched for one in rerun.report.calls] == [True]
+
+
+# -- arguments that the record does not show
+
+
+class Token:
+    """An object that has no JSON form, and the same repr as any other."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return "<token>"
+
+
+class Card(BaseModel):
+    """A card with a secret number."""
+
+    number: SecretBytes
+
+
+def charging(kind: str, charged: list[Any]) -> BaseTool:
+    """Return a tool that charges a card: a secret, a secret in a list of models, or an object."""
+    if kind == "object":
+
+        def charge(card: Any, euros: int) -> str:
+            """Charge a card."""
+            charged.append(card.number)
+            return f"receipt {card.number}"
+
+    elif kind == "secret":
+
+        def charge(card: SecretStr, euros: int) -> str:
+            """Charge a card."""
+            charged.append(card.get_secret_value())
+            return f"receipt {card.get_secret_value()}"
+
+    else:
+
+        def charge(card: list[Card], euros: int) -> str:
+            """Charge a card."""
+            charged.append(card[0].number.get_secret_value().decode())
+            return f"receipt {charged[-1]}"
+
+    return tool("charge")(charge)
+
+
+def card_of(kind: str, number: str) -> Any:
+    return {"secret": number, "nested": [{"number": number}], "object": Token(int(number))}[kind]
+
+
+@pytest.mark.parametrize("kind", ["secret", "nested"])
+@pytest.mark.parametrize("fence", ["fence", "once"])
+@pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
+def test_two_secrets_are_two_calls_and_the_same_one_is_one(repo, kind, fence, hidden):
+    charged: list[str] = []
+    cards = [{"card": card_of(kind, number), "euros": 5} for number in ("1111", "2222", "1111")]
+    graph = graph_of([charging(kind, charged)], *cards, hidden=hidden, name="charge")
+    effects = {"charge": compensable(lambda args, result: None, once=fence == "once")}
+    agent = repo.wrap(graph, "s", effects=effects, check_effects=False)
+    start = agent.checkpoint("start")
+    for _ in cards:
+        agent.invoke(say())
+        agent = agent if fence == "once" else agent.rollback(start, tools="keep")
+    assert charged == ["1111", "2222"]
+    stored = [str(one.args) for one in agent.tool_track()]
+    assert not [args for args in stored if "1111" in args or "2222" in args]
+
+
+@pytest.mark.parametrize("effect_of", ["compensable", "irreversible", "reversible"])
+def test_a_node_that_runs_again_with_another_secret_is_not_answered_with_the_first(repo, effect_of):
+    charged: list[str] = []
+    charge, numbers = charging("secret", charged), ["1111", "1111", "2222"]
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        receipt = charge.invoke({"card": numbers.pop(0), "euros": 5})
+        if len(numbers) > 0:
+            raise ValueError("broken off")
+        return {"messages": [("ai", receipt)]}
+
+    undo = {"compensable": compensable, "reversible": reversible}.get(effect_of)
+    declared = effect("irreversible") if undo is None else undo(lambda args, result: None)
+    agent = repo.wrap(node_graph(act), "s", effects={"charge": declared}, check_effects=False)
+    with pytest.raises(ValueError, match="broken off"):
+        agent.invoke(say())
+    with pytest.raises(ValueError, match="broken off"):
+        agent.invoke(None)
+    assert charged == ["1111"]
+    if effect_of == "irreversible":
+        with pytest.raises(Fenced, match="this may be a new call"):
+            agent.invoke(None)
+    else:
+        assert agent.invoke(None)["messages"][-1].content == "receipt 2222"
+        assert charged == ["1111", "2222"]
+
+
+def test_a_rerun_does_not_answer_with_the_call_of_another_secret(repo):
+    charged: list[str] = []
+    cards = [{"card": number, "euros": 5} for number in ("1111", "1111", "2222")]
+    graph = graph_of([charging("secret", charged)], *cards, hidden=True, name="charge")
+    effects = {"charge": compensable(lambda args, result: None)}
+    agent = repo.wrap(graph, "s", effects=effects, check_effects=False)
+    agent.invoke(say())
+    assert [len(agent.rerun().report.matched) for _ in range(2)] == [1, 0]
+    assert charged == ["1111"]
+
+
+def test_a_call_with_a_secret_is_neither_undone_nor_redone(repo):
+    undone: list[Any] = []
+    graph = graph_of(
+        [charging("nested", [])], {"card": card_of("nested", "1111"), "euros": 5}, hidden=False, name="charge"
+    )
+    agent = repo.wrap(graph, "s", effects={"charge": reversible(lambda args, result: undone.append(args))})
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    with pytest.raises(
+        RollbackBlocked, match="cannot be reversed here: its argument card is a secret, which is not stored"
+    ):
+        agent.rollback(start)
+    assert undone == []
+
+
+@pytest.mark.parametrize("how", ["fence", "once", "again"])
+def test_a_call_with_an_object_without_a_json_form_is_not_compared(repo, how):
+    """A person lists the arguments that count."""
+    charged: list[int] = []
+    charge, numbers, broken = charging("object", charged), ["1", "2"], [how == "again"]
+
+    def act(state: MessagesState) -> dict[str, Any]:
+        receipt = charge.invoke({"card": card_of("object", numbers.pop(0)), "euros": 5})
+        if broken.pop():
+            broken.append(False)
+            raise ValueError("broken off")
+        broken.append(False)
+        return {"messages": [("ai", receipt)]}
+
+    declared = compensable(lambda args, result: None, once=how == "once")
+    agent = repo.wrap(node_graph(act), "s", effects={"charge": declared}, check_effects=False)
+    start = agent.checkpoint("start")
+    if how == "once":
+        with pytest.raises(Fenced, match=r"its argument card is an object .* identity_args"):
+            agent.invoke(say())
+        agent = repo.wrap(
+            node_graph(act),
+            "s",
+            effects={"charge": compensable(lambda args, result: None, once=True, identity_args=["euros"])},
+            check_effects=False,
+        )
+        assert agent.invoke(say())["messages"][-1].content == "receipt 2"
+        return
+    if how == "fence":
+        agent.invoke(say())
+        with pytest.raises(Fenced, match=r"its argument card is an object .* identity_args"):
+            agent.rollback(start, tools="keep").invoke(say())
+    else:
+        with pytest.raises(ValueError, match="broken off"):
+            agent.invoke(say())
+        with pytest.raises(Fenced, match="identity_args"):
+            agent.invoke(None)
+    assert charged == [1]

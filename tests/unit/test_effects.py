@@ -198,7 +198,7 @@ def test_an_identity_is_recorded_only_for_calls_that_need_one():
     has_not = [reversible(undo), effect("idempotent"), effect("read_only")]
     assert all(record_fields(declared, "pay", args)["identity"] == identity("pay", args, None) for declared in has)
     assert all(record_fields(declared, "pay", args)["identity"] is None for declared in has_not)
-    assert record_fields(None, "pay", args) == {"effect": "undeclared", "undo": None}
+    assert record_fields(None, "pay", args) == {"effect": "undeclared", "undo": None, "identity": None}
 
 
 def test_equivalent_arguments_have_the_same_identity():

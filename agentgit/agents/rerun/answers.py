@@ -236,7 +236,7 @@ class Answers:
                 )
             of_name = [one for one in self._unused.values() if one and one[0].tool_name == request.intent.tool_name]
             # Its tool may have got arguments with defaults since.
-            equal = (one for one in of_name if request.arguments.equal(one[0].args, request.effect))
+            equal = (one for one in of_name if request.is_equal(one[0], request.effect))
             for unused in itertools.chain([self._unused[request.repeat_hash]], equal):
                 if (found := self._choose(unused, request)) is not None:
                     unused.remove(found)

@@ -13,7 +13,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -131,7 +130,6 @@ class CallInterceptor:
     """Admits, answers or refuses the calls of one turn."""
 
     is_simulated = False
-    """True if the turn is part of a rerun: no call reaches its tool unless the interceptor admits it."""
 
     result_statuses = RESULT_STATUSES
     """The statuses of earlier calls of the branch from which a repeated call is answered."""
@@ -163,7 +161,7 @@ class CallInterceptor:
                 and not (call.intent.effect == STATE and earlier.has_only_written)
                 and earlier.intent.tool_path == call.intent.tool_path
                 and not slots.are_of_several_tools(slot)
-                and self._is_answerable(call, slot, earlier.intent.args)
+                and self._is_answerable(call, slot, earlier.intent)
             ):
                 slot.attempt = earlier
                 call.answer, call.used_numbers = earlier.result, earlier.used_numbers
@@ -196,10 +194,10 @@ class CallInterceptor:
 
     # -- calls that may have been made before
 
-    def _is_answerable(self, call: Call, slot: Slot, args: Any) -> bool:
+    def _is_answerable(self, call: Call, slot: Slot, earlier: ToolInvocation | Intent) -> bool:
         """Return whether to answer a call that is done from the record; False to run it again."""
-        if slot.name == call.call_id and not call.arguments.equal(args):
-            raise other_args_error(call.intent, args)
+        if slot.name == call.call_id and not call.is_equal(earlier):
+            raise other_args_error(call.intent, earlier.args)
         return call.is_requested or not call.is_harmless
 
     def _answer_repeated(self, call: Call, slots: Slots, slot: Slot) -> bool:
@@ -220,7 +218,7 @@ class CallInterceptor:
             return False
         if attempt.status in self.result_statuses:
             return self._answer_from_record(call, slot, attempt)
-        if slot.name == call.call_id and not call.arguments.equal(attempt.args):
+        if slot.name == call.call_id and not call.is_equal(attempt):
             raise other_args_error(call.intent, attempt.args)
         if attempt.status in UNRESOLVABLE or not call.is_harmless:
             raise open_outcome_error(
@@ -231,11 +229,8 @@ class CallInterceptor:
     def _require_known_tool(
         self, call: Call, slots: Slots, slot: Slot, attempt: ToolInvocation | None, earlier_calls: list[ToolInvocation]
     ) -> None:
-        """Check that no other tool of the name may have made the call that this one repeats.
-
-        A call that a model requested is known by its id, unless another tool of the graph has made it.
-        """
-        equal = [one for one in earlier_calls if one.status in POSSIBLY_IN_EFFECT and call.arguments.equal(one.args)]
+        """Check that no other tool of the name may have made the call that this one repeats; a model's has an id."""
+        equal = [one for one in earlier_calls if one.status in POSSIBLY_IN_EFFECT and call.is_equal(one)]
         if not slots.are_of_several_tools(slot):
             doubt = False if slot.name == call.call_id else None
             is_known = attempt is None or self._is_of_tool(attempt, call) is not doubt
@@ -265,19 +260,18 @@ class CallInterceptor:
             with self._matched:  # a call that the task makes at the same time may be the one that was made before
                 self._matched.wait_for(lambda: unmatched() is None, timeout=SIBLING_SECONDS)
                 if (left := unmatched()) is not None:
-                    is_equal = call.arguments.equal(left.args)
-                    raise other_tool_error(left, call.intent) if is_equal else unmatched_error(left, call.intent)
+                    raise (other_tool_error if call.is_equal(left) else unmatched_error)(left, call.intent)
 
     def _may_be(self, earlier: ToolInvocation, call: Call) -> bool:
         """Return whether a call may be an earlier one by a function with another name, or with other arguments."""
         is_of_tool = self._is_of_tool(earlier, call)
         if is_of_tool is False or earlier.status not in POSSIBLY_IN_EFFECT:
             return False
-        is_lasting = call.intent.effect.leaves_trace and earlier.effect == IRREVERSIBLE
-        return is_lasting or (is_of_tool is None and call.arguments.equal(earlier.args))
+        is_single = earlier.effect == IRREVERSIBLE or call.arguments.unidentifiable(call.effect)
+        return bool(call.intent.effect.leaves_trace and is_single) or (is_of_tool is None and call.is_equal(earlier))
 
     def _answer_from_record(self, call: Call, slot: Slot, attempt: ToolInvocation) -> bool:
-        if not self._is_answerable(call, slot, attempt.args):
+        if not self._is_answerable(call, slot, attempt):
             return False
         try:
             value = rebuild_result(attempt.result, call.intent.tool_call_id)
@@ -357,6 +351,7 @@ class CallInterceptor:
     def _admit_fenced(self, call: Call) -> None:
         """Admit or answer a call whose effect may exist. Check and record are atomic, so only one call can begin."""
         intent = call.intent
+        call.arguments.require_identifiable(intent.tool_name, call.effect)
         blocking = self.turn.unit_of_work.write(lambda connection: self._check_fence(connection, call, intent))
         if blocking is not None:
             if not self._verify(blocking):
@@ -369,8 +364,10 @@ class CallInterceptor:
         """Answer or admit a call, or return the invocation that blocks it."""
         call.intent, call.answer = intent, None  # an attempt of the transaction may have answered it
         self.turn.unit_of_work.lock_session(connection)
-        identical_calls = self._load_identical_calls(connection, call.intent)
-        identical_calls = [one for one in identical_calls if self._is_of_same_tool(one, call)]
+        of_tool = [(one, self._is_of_tool(one, call)) for one in self._load_identical_calls(connection, call.intent)]
+        if (unknown := next((one for one, is_of_tool in of_tool if is_of_tool is None), None)) is not None:
+            raise other_tool_error(unknown, call.intent)
+        identical_calls = [one for one, is_of_tool in of_tool if is_of_tool]
         if not call.is_once:
             path = self.store.track_parts(connection, self.turn.branch)
             path_ids = self.store.world.ids_on_path(connection, path, (one.first_id for one in identical_calls))
@@ -399,11 +396,6 @@ class CallInterceptor:
         is_same = effects.is_of_tool(earlier, intent.tool_path, intent.enclosing)
         is_doubtful = is_same and self.registry.may_be_of_other(intent.session_id, earlier, call.declaration)
         return None if is_doubtful else is_same
-
-    def _is_of_same_tool(self, earlier: ToolInvocation, call: Call) -> bool:
-        if (is_same := self._is_of_tool(earlier, call)) is None:
-            raise other_tool_error(earlier, call.intent)
-        return is_same
 
     def _answer_as_replay(self, connection: Connection, call: Call, earlier: ToolInvocation) -> None:
         """Answer a call with the result of an earlier one, and record that as a replay, inner calls included."""

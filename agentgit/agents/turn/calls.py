@@ -28,6 +28,7 @@ from agentgit.agents.turn.interrupts import Interrupts
 from agentgit.agents.turn.requests import Batch, Requests
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.agents.turn.scopes import LocatedCall, ReportedRun, Scopes, TaskPlace, enclosing_name, scope_name
+from agentgit.effects import ToolInvocation
 from agentgit.effects.declarations import Declaration, record_fields
 from agentgit.effects.effects import Effect
 from agentgit.effects.invocation import DONE, FAILED, PAUSED, REPLAY, SIMULATED, UNKNOWN, idempotency_key_set
@@ -137,6 +138,11 @@ class Call(LocatedCall):
     def repeat_hash(self) -> str:
         """A hash that is equal for calls that may be the same one."""
         return self.arguments.repeat_hash(self.declaration.tool_name, self.effect)
+
+    def is_equal(self, recorded: ToolInvocation | Intent, effect: Effect | None = None) -> bool:
+        """Return whether another call had the same arguments."""
+        is_equal = bool(recorded.identity) and recorded.identity == self.intent.identity
+        return is_equal if self.arguments.hidden else self.arguments.equal(recorded.args, effect)
 
     @property
     def retry_key(self) -> tuple[str, str, int]:
@@ -434,7 +440,7 @@ class Calls:
             parent_id=parent.intent.id if parent is not None and parent.is_recorded else None,
             tool_path=declaration.tool_path,
             enclosing=declaration.enclosing,
-            **record_fields(effect, declaration.tool_name, arguments.identifying, is_named=arguments.is_named),
+            **record_fields(effect, declaration.tool_name, arguments.identifying, **arguments.options),
         )
 
     def _holds(self, path: str) -> bool:
