@@ -556,6 +556,17 @@ def test_a_tool_that_counts_its_calls_is_the_same_tool_when_it_is_wrapped_again(
     assert ledger.lines() == ["order once chair"]
 
 
+def test_redo_does_not_run_another_function_of_the_same_tool(repo, ledger):
+    """Somebody has replaced `tool.func` since."""
+    made = made_tool("reversible", "before", ledger)
+    agent = order_visible(repo.wrap(shown([made]), "s"))
+    back = agent.rollback("start")
+    made.func = lambda item: ledger.write("order", "after", item)
+    with pytest.raises(RollbackBlocked, match=r"ran .*tool_of.* then, and runs .*<lambda>.* now"):
+        back.redo()
+    assert ledger.standing() == []
+
+
 # -- the fence
 
 
@@ -679,10 +690,11 @@ def test_a_tool_that_is_replaced_between_call_and_undo_is_undone_by_the_one_that
     assert ledger.standing() == []
 
 
-def order_visible(agent) -> None:
+def order_visible(agent):
     if agent.head is None:
         agent.checkpoint("start")
     agent.invoke({"messages": [("user", "visible chair")]})
+    return agent
 
 
 def test_a_tool_that_calls_itself_is_undone_at_each_depth(repo, ledger):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -74,9 +73,18 @@ class ToolDeclaration(Declaration):
     declare: Declare = field(kw_only=True)
     """The function that declares the tools which this one calls."""
 
-    @functools.cached_property
+    runs: Any = field(init=False)
+    """What the tool runs. A user may replace it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "runs", _function_of(self.tool))
+
+    @property
     def runner(self) -> ToolRunner | str | None:
         """The function that calls the tool again, or the reason why it cannot be called."""
+        if self.runs is not _function_of(self.tool):
+            return f"the tool {self.tool_name} ran {self.tool_path} then, and runs {tool_path(self.tool)} now"
         return tool_caller(self.tool, self.declare)
 
     @property
