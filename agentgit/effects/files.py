@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from agentgit.values import count, escape_path
 
-WRITE, DELETE, ASIDE, CONFLICT, MISSING, LEFT = "write", "delete", "aside", "conflict", "missing", "left"
-OUTSIDE = "outside"
+WRITE, DELETE, ASIDE, CONFLICT = "write", "delete", "aside", "conflict"
+MISSING, LEFT, OUTSIDE = "missing", "left", "outside"
 """The actions for a path.
 
 - `write`: the path gets its earlier content back.

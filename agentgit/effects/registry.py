@@ -7,13 +7,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 from agentgit.closures import is_defined_by_name, likeness
 from agentgit.effects.declarations import ALL, Declaration, DeclaredFunction, ToolRunner
 from agentgit.effects.effects import ROLES, CheckFunction, Effect, Undo
-from agentgit.effects.function_names import FunctionName, possible_change, printable_name
+from agentgit.effects.function_names import VALUES, FunctionName, possible_change, printable_name
 from agentgit.effects.invocation import (
     IMPORTED_REASON,
     INTENDED,
@@ -250,7 +251,6 @@ class Registry:
         return declared.function
 
     def _find_recorded(self, role: str, session_id: int, call: ToolInvocation) -> DeclaredFunction:
-        """Return the declared function whose name a call recorded."""
         recorded, role_name = FunctionName.read(getattr(call, role)), "undo function" if role == "undo" else role
         if declared := self._find_declared(role, session_id, call, recorded):
             return declared
@@ -284,6 +284,11 @@ class Registry:
                 return next(iter(functions.values()))
             if functions and ran is None:
                 raise NotFound(_undistinguishable(call))
+        path = str(call.tool_path).partition(VALUES)[0]
+        for one in chain.from_iterable(self._named(session_id, call)):  # of one factory, whatever values they hold
+            shared = one.function(role, recorded) if str(one.tool_path).partition(VALUES)[0] == path else None
+            if shared is not None and is_defined_by_name(shared.function):
+                return shared
         return own
 
     def _current_effects(self, session_id: int, call: ToolInvocation) -> list[Effect]:
@@ -333,7 +338,6 @@ class Registry:
         yield from (group for group in named if group[0].tool_path is None)
 
     def _named(self, session_id: int, call: ToolInvocation) -> list[Sequence[Declaration]]:
-        """List the declarations for the name of a call's tool, the most specific and newest first."""
         self._run_deferred()
         own, for_all = self._declarations(session_id).groups, self._all.declarations.groups
         place = f"{call.enclosing}.{call.tool_name}"

@@ -466,6 +466,36 @@ def test_a_shop_does_not_cancel_what_another_one_of_the_factory_ordered(repo, le
     assert ledger.lines()[2:] == ["cancel us sofa"]
 
 
+CANCELLED: list[str] = []
+
+
+def cancel_anywhere(args, result):
+    CANCELLED.append(args["item"])
+
+
+@pytest.mark.parametrize("role", ["undo", "verify"])
+def test_tools_that_hold_different_values_share_a_function_of_a_module(repo, ledger, role):
+    """A key was replaced before a restart: the undo does not depend on it; the tool does, so it is not run again."""
+
+    def wrapped(here, key):
+        effect_of_key = reversible(cancel_anywhere, verify=knows if role == "verify" else None)
+        return here.wrap(shown([namesakes.tool_of_key(key, ledger)]), "s", effects={"order": effect_of_key})
+
+    CANCELLED.clear()
+    agent = wrapped(repo, "key 1")
+    agent.checkpoint("start")
+    agent.invoke({"messages": [("user", "visible chair")]})
+    with agentgit.open(backend.url(repo)) as later:
+        back = wrapped(later, "key 2").rollback("start")
+        assert CANCELLED == ["chair"]
+        with pytest.raises(RollbackBlocked, match="declared here instead"):
+            back.redo()
+
+
+def knows(invocation):
+    return True
+
+
 @pytest.mark.parametrize("form", SHOP_FORMS)
 def test_shops_that_only_objects_tell_apart_are_not_guessed_after_a_restart(repo, ledger, form):
     order_at_both(repo, form, ledger, (Desk("eu"), Desk("us")))

@@ -324,3 +324,15 @@ def go_back_everywhere(address: str, folder: str) -> None:
                 name = session_name(form, visible, hidden)
                 blocked[name] = go_back(repo.wrap(graph_of(form, visible, hidden, Ledger(Path(folder) / name)), name))
     sys.stdout.write(json.dumps(blocked))
+
+
+def tool_of_key(key: str, ledger: Ledger) -> BaseTool:
+    """Return a tool that holds a key."""
+
+    @tool
+    def order(item: str) -> str:
+        """Order something."""
+        ledger.write("order", key, item)
+        return item
+
+    return order

@@ -106,12 +106,7 @@ class ReportedRun:
 
 
 def enclosing_name(caller: str | None, caller_task: str, task: str) -> str | None:
-    """Return the name of the innermost tool or subgraph node that contains a call.
-
-    Example:
-        >>> enclosing_name(None, "", "desk:1|tools:2"), enclosing_name("ask", "tools:1", "tools:1|tools:2")
-        ('desk', 'ask')
-    """
+    """Return the name of the innermost tool or subgraph node that contains a call."""
     inside = task.removeprefix(caller_task) if caller is not None else task
     *nodes, _ = recast_checkpoint_ns(inside.strip("|")).split("|")
     return nodes[-1] if nodes else caller
@@ -123,13 +118,6 @@ def scope_name(*parts: object) -> str:
 
 
 class Scopes:
-    """The runs of one turn.
-
-    Args:
-        saved_graphs: A function that returns the numbers of the saved graphs that a task has called.
-        begin_parallel_graph: A function that records the place of a graph before a tool runs it beside others.
-    """
-
     def __init__(
         self,
         saved_graphs: Callable[[str], Iterable[int]],
