@@ -140,7 +140,7 @@ class RollbackFiles:
         return FileHistory(states, THEIRS if is_known else EITHER, overwrites=overwrites)
 
     def require_safe_restore(
-        self, session_id: int, snapshot: SnapshotRef | None, *, overwrites: bool, force: bool
+        self, session_id: int, snapshot: SnapshotRef | None, instead: Next, *, overwrites: bool, force: bool
     ) -> FileChanges | None:
         """Check that the files can be restored and, unless forced, that nothing is in conflict; return the changes."""
         if snapshot is None:
@@ -149,7 +149,7 @@ class RollbackFiles:
             self._adapter(session_id, snapshot).require_restorable(snapshot)
         except AgentGitError as error:
             text = f"Nothing was done. The files cannot be restored: {error.message}"
-            raise Unavailable(text, *error.next, Next("no_files")) from error
+            raise Unavailable(text, *error.next, instead) from error
         changes = self.plan(session_id, snapshot, overwrites=overwrites)
         if changes is not None and changes.conflicts and not force:
             paths = ", ".join(map(escape_path, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")

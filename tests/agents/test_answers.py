@@ -189,7 +189,7 @@ async def test_run_raises_what_the_graph_asks_until_it_is_answered_or_dropped(re
     graph = tool_node_graph(obedient(), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     with pytest.raises(
-        AnswerRequired, match=r"The turn waits for an answer to \{'add': 'sofa'\}\. Answer with"
+        AnswerRequired, match=r"The turn waits for an answer to \{'add': 'sofa'\}\. agent\.invoke"
     ) as asked:
         agent.run("add_if_approved sofa")
     assert asked.value.questions == [{"add": "sofa"}]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple, Self
 from weakref import WeakSet
 
 from agentgit.agents.wrap import PreparedGraph
+from agentgit.effects.declarations import Declaration
 from agentgit.effects.registry import Registry
 from agentgit.effects.served_sessions import NO_DECLARATIONS, Declarations, add_recent
 from agentgit.sessions import ExternalSession
@@ -74,12 +75,17 @@ class ServedGraphs:
         if not graphs or served.declarations is not NO_DECLARATIONS:
             return
         declared = [one for graph in graphs for one in graph.declarations]
-        keys = defaultdict[Hashable, set[Hashable]](set)
-        for one in declared:
-            if one.effect is not None:
-                keys[one.tool_name, one.tool_path, one.enclosing].add(one.key)
         if len(graphs) > 1:
-            declared = [one for one in declared if len(keys[one.tool_name, one.tool_path, one.enclosing]) < 2]
+            tools = defaultdict[Hashable, list[Declaration]](list)
+            for one in declared:
+                tools[one.tool_name, one.tool_path, one.enclosing].append(one)
+            declared = [one for group in tools.values() if _are_alike(group) for one in group]
         memories = [graph.memory for graph in graphs if graph.memory is not None]
         memory = memories[0] if memories and all(one is memories[0] for one in memories) else None
         self._registry.declare(session.id, Declarations.of(declared, memory))
+
+
+def _are_alike(declarations: Iterable[Declaration]) -> bool:
+    """Return whether all that declare an effect declare the same."""
+    declared = [one for one in declarations if one.effect is not None]
+    return all(one.key == declared[0].key and one.is_like(declared[0]) for one in declared)
