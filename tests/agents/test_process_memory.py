@@ -4,6 +4,7 @@ import gc
 import weakref
 
 import pytest
+from file_tools import Desk
 from langchain_core.messages import HumanMessage
 from process_memory import kept_bytes, limit_caches, limit_sessions
 from scripted import World, obedient, tool_node_graph
@@ -142,20 +143,16 @@ def test_an_agent_is_warned_of_a_move_however_many_sessions_have_moved(repo, mon
 def test_files_of_a_session_without_an_agent_are_restored(repo, tmp_path, monkeypatch):
     """A rollback opens the workspace of a session again from its settings, once the process has let it go."""
     limit_sessions(monkeypatch, 1)
-    graph = tool_node_graph(obedient(), World().tools())
-    for name in ("one", "two", "three"):
-        folder = tmp_path / name
-        folder.mkdir()
-        agent = repo.wrap(graph, name, workspace=folder)
-        (folder / "a.txt").write_text("first")
+    desks = [Desk(tmp_path / name) for name in ("one", "two", "three")]
+    for desk in desks:
+        agent = repo.wrap(desk.graph(), desk.root.name, check_effects=False, workspace=desk.root)
+        agent.run("write a.txt first")
         agent.checkpoint("first")
-        (folder / "a.txt").write_text("second")
-        agent.run("hello")
+        agent.run("write a.txt second")
         del agent
     gc.collect()
     repo.session("one").rollback("first")
-    texts = [(tmp_path / name / "a.txt").read_text() for name in ("one", "two", "three")]
-    assert texts == ["first", "second", "second"]
+    assert [desk.files["a.txt"] for desk in desks] == ["first", "second", "second"]
 
 
 # -- the caches

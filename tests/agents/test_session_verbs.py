@@ -2,6 +2,7 @@
 
 import backend
 import pytest
+from file_tools import Desk
 from scripted import World, call, obedient, scripted, tool_node_graph
 
 import agentgit
@@ -168,36 +169,34 @@ def test_undo_and_redo_work_without_the_graph(repo, agent, world):
         repo.session().undo(9)
 
 
-def test_a_checkpoint_saves_the_files_of_an_existing_workspace(repo, world, tmp_path):
-    work = tmp_path / "work"
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), workspace=work)
-    agent.run("hello")
-    (work / "a.txt").write_text("one")
+def test_a_checkpoint_saves_the_files_of_an_existing_workspace(repo, tmp_path):
+    desk = Desk(tmp_path / "work")
+    agent = repo.wrap(desk.graph(), "s", check_effects=False, workspace=desk.root)
+    agent.run("write a.txt one")
     with agentgit.open(backend.url(repo)) as other:
         other.session().checkpoint("with a")
-        (work / "a.txt").write_text("two")
-        other.session().rewind_files("with a", force=True)
-        assert (work / "a.txt").read_text() == "one"
-        work.rename(tmp_path / "elsewhere")
+        agent.run("write a.txt two")
+        other.session().rewind_files("with a")
+        assert desk.files == {"a.txt": "one"}
+        desk.root.rename(tmp_path / "elsewhere")
         with pytest.raises(Unavailable, match="files=False"):
             other.session().checkpoint("no files here")
-        assert other.session().checkpoint("without files", files=False).metadata["reference"] == "main#4"
+        assert other.session().checkpoint("without files", files=False).metadata["reference"] == "main#6"
 
 
-def test_redo_reverts_a_file_rewind(repo, world, tmp_path):
+def test_redo_reverts_a_file_rewind(repo, tmp_path):
     """Redo after `rewind_files` restores the earlier files; after another turn there is nothing to redo."""
-    work = tmp_path / "work"
-    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(), workspace=work)
-    agent.run("hello")
-    (work / "a.txt").write_text("by hand")
-    agent.run("hello again")
-    agent.rewind_files("main#1")
-    assert not (work / "a.txt").exists()
+    desk = Desk(tmp_path / "work")
+    agent = repo.wrap(desk.graph(), "s", check_effects=False, workspace=desk.root)
+    agent.run("add chair")
+    agent.run("write a.txt made")
+    agent.rewind_files("main#2")
+    assert desk.files == {}
     assert "a.txt" in str(agent.plan_redo())
     assert agent.redo().branch.name == "main"
-    assert (work / "a.txt").read_text() == "by hand"
+    assert desk.files == {"a.txt": "made"}
     assert repo.session().redo().files is not None  # a second redo reverts the first one
-    assert not (work / "a.txt").exists()
-    agent.run("on we go")
+    assert desk.files == {}
+    agent.run("add table")
     with pytest.raises(NotFound, match="nothing to redo"):
         agent.redo()
