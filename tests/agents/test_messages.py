@@ -83,7 +83,7 @@ def test_an_agent_on_a_branch_its_session_left_warns_once(repo):
     agent = repo.wrap(tool_node_graph(obedient(), []), "s")
     agent.run("hello")
     back = agent.rollback("main#1")
-    with pytest.warns(BranchMoved, match=r"continues on branch 'main-2'.*runs on 'main'") as told:
+    with pytest.warns(BranchMoved, match=r"now on branch 'main-2'.*runs on 'main'") as told:
         agent.run("hello")
     assert told[0].filename == __file__
     with warnings.catch_warnings():
@@ -92,7 +92,7 @@ def test_an_agent_on_a_branch_its_session_left_warns_once(repo):
         back.run("hello")
         agent.at("main").run("and again")
     back.session.switch("main")
-    with pytest.warns(BranchMoved, match=r"continues on branch 'main'.*runs on 'main-2'"):
+    with pytest.warns(BranchMoved, match=r"now on branch 'main'.*runs on 'main-2'"):
         back.run("hello")
 
 

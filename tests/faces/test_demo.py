@@ -186,8 +186,9 @@ def test_the_story_matches_the_state_of_the_shop_and_leaves_both_branches_readab
     assert [name for name, _ in tracks["main-2"]] == ["create_order", "create_order", "charge_card", "send_mail"]
 
 
-def test_the_command_that_the_story_suggests_undoes_and_redoes(told: Told):
-    """The `--trust` of the suggested server knows the undo functions, and the tools that a redo runs again."""
+def test_the_command_that_the_story_suggests_undoes_and_redoes(told: Told, tmp_path: Path, monkeypatch):
+    """The `--trust` of the suggested server knows the undo functions and, in the folder of the shop, the tools."""
+    monkeypatch.chdir(tmp_path)
     (trusted,) = re.findall(r"--trust (\S+)", "\n".join(told.lines))
     with agentgit.open(told.database, trust=[trusted]) as repo:
         session = repo.session("demo")

@@ -65,7 +65,7 @@ def require_untouched(shelf):
 
 # -- the command line
 
-SWITCH = "by a switch to 'again' with sync='world'"
+SWITCH = "runs these calls now"
 
 CLI = by_line({
     SHOWN: [

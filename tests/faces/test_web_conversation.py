@@ -68,7 +68,11 @@ def test_a_call_that_a_rollback_kept_is_shown_as_kept(ada, repo):
 
 def test_a_call_that_ran_again_is_shown_with_its_new_result(ada, repo, tmp_path):
     """After a redo, the card, the tool track and the API show the new run; the card also has the old result."""
-    session = repo.wrap(build(tmp_path / "shop.db"), "support-42", effects=EFFECTS).session
+    agent = repo.wrap(build(tmp_path / "shop.db"), "again", effects=EFFECTS)
+    agent.run("order two chairs")
+    agent.checkpoint("before")
+    agent.run("a table and two lamps, please")
+    session = agent.rollback("before").session
     before = session.tool_track(branch="main")[1]
     assert "undone" in ada.get(f"/sessions/{session.id}?branch=main").text
     session.switch("main", sync="world", force=True)

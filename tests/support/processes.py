@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -83,6 +84,15 @@ def run(code: str, *words: object, timeout: float = 300, **how: Any) -> Done:
 
 def agentgit(*words: object, **how: Any) -> Done:
     return run("from agentgit.cli import main; main()", *words, **how)
+
+
+def shown_on(terminal: int) -> bytes:
+    """Return the output of ended processes to a terminal, and close it; its other end must be closed here."""
+    parts = []
+    with os.fdopen(terminal, "rb", buffering=0) as ours, suppress(OSError):  # Linux reports the end as OSError
+        while part := ours.read(100_000):  # one read returns at most 4 KB
+            parts.append(part)
+    return b"".join(parts)
 
 
 def _run(code_and_words: list[str], cwd: str, environment: dict[str, str], streams: list[str]) -> None:
