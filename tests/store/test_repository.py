@@ -212,7 +212,7 @@ def test_open_uses_the_environment_variable_or_the_default_path(tmp_path, monkey
     monkeypatch.setenv("AGENTGIT_DATABASE_URL", f"sqlite:///{tmp_path}/other.db")
     agentgit.open().close()
     assert (tmp_path / "other.db").exists()
-    with pytest.raises(NotFound, match="Create it"):
+    with pytest.raises(NotFound, match="creates one"):
         agentgit.open(tmp_path / "none.db", create=False)
     assert not (tmp_path / "none.db").exists()
 
