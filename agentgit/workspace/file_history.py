@@ -1,11 +1,12 @@
-"""Who changed which files since a snapshot: what a restore takes back, and what it leaves as it is."""
+"""The changes of files since a snapshot: those that a restore takes back, and those that it leaves as they are."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from agentgit.workspace.left_out import Pairs, parent_folders
@@ -55,25 +56,25 @@ class FileHistory:
         )
         return kept
 
-    def _intervals(self, tree_of: Callable[[str], bytes | None], now: bytes) -> list[tuple[bytes, bytes, str]]:
-        """Return the trees between which the files changed, without detours that ended where they began."""
-        path: list[tuple[bytes, str]] = []
+    def _intervals(self, tree_of: Callable[[str], bytes | None], now: bytes) -> Iterator[tuple[bytes, bytes, str]]:
+        """Yield the trees between which the files changed, without detours that ended where they began."""
+        path: dict[bytes, str] = {}
         missed = set[str]()
         for snapshot, changed_by in [*self._states, FileState("", self._changed_since)]:
             tree = tree_of(snapshot) if snapshot else now
             missed.add(changed_by)
             if tree is None:  # the snapshot is gone; its changes count with those of the next state
                 continue
-            by = changed_by if len(missed) == 1 else EITHER
+            if tree not in path:
+                path[tree] = changed_by if len(missed) == 1 else EITHER
+            while next(reversed(path)) != tree:
+                path.popitem()
             missed.clear()
-            earlier = next((index for index, (known, _) in enumerate(path) if known == tree), None)
-            if earlier is not None:
-                del path[earlier + 1 :]
-            elif len(path) > 1 and path[-1][1] == by:
-                path[-1] = (tree, by)
-            else:
-                path.append((tree, by))
-        return [(before, after, by) for (before, _), (after, by) in pairwise(path)]
+        (before, _), *steps = path.items()
+        for by, group in groupby(steps, key=itemgetter(1)):
+            *_, (after, _) = group
+            yield before, after, by
+            before = after
 
     def add_to(self, result: Restored) -> Restored:
         """Return the result of a restore with the paths that it left as they are."""

@@ -106,6 +106,22 @@ def test_a_file_that_both_changed_is_a_conflict(repo, desk, first):
     assert desk.files["a.txt"] == text
 
 
+def test_a_conflict_that_was_overwritten_is_none_for_a_later_rollback(repo, desk):
+    """What happened between two equal states of the directory does not count."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    start = agent.checkpoint("start")
+    agent.run("write a.txt two")
+    middle = agent.checkpoint("middle")
+    agent.run("write b.txt more")
+    (desk.root / "a.txt").write_text("mine")
+    agent.run("write a.txt three")
+    agent.rewind_files(middle, files="overwrite")
+    assert agent.plan_rollback(start).files.conflicts == []
+    agent.rollback(start)
+    assert desk.files == {"a.txt": "one"}
+
+
 def _save_by_rename(path, text):
     (path.parent / ".saving").write_text(text)
     (path.parent / ".saving").rename(path)
