@@ -146,11 +146,14 @@ class RollbackFiles:
         if snapshot is None:
             return None
         try:
-            self._adapter(session_id, snapshot).require_restorable(snapshot)
+            adapter = self._adapter(session_id, snapshot)
+            adapter.require_restorable(snapshot)
+            changes = self.plan(session_id, snapshot, overwrites=overwrites)
+            if changes is not None and changes.problem and not adapter.is_custom:
+                raise Unavailable(changes.problem)
         except AgentGitError as error:
-            text = f"Nothing was done. The files cannot be restored: {error.message}"
+            text = f"Nothing was done. The files cannot be restored: {error.message.rstrip('.')}."
             raise Unavailable(text, *error.next, instead) from error
-        changes = self.plan(session_id, snapshot, overwrites=overwrites)
         if changes is not None and changes.conflicts and not force:
             paths = ", ".join(map(escape_path, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
             raise WorkspaceChanged(
@@ -168,7 +171,7 @@ class RollbackFiles:
         with self.store.database.reading() as connection:
             newest = self.store.snapshots.newest_of_session(connection, session_id)
         adapter = self._adapter(session_id, snapshot)
-        if newest is None or not adapter.workspace.settings["environment"]:
+        if newest is None or adapter.is_custom:
             return None
         return FoundFiles(newest.id, adapter.take_snapshot("before a rollback"))
 

@@ -81,9 +81,8 @@ class Finisher:
         if status == DONE:
             branch = sessions.branch(connection, row.internal_session_id)
             self.files.record_after(connection, branch, row, file_changes)
-        if status == DONE and groups["drifted"]:
-            branch = sessions.branch(connection, row.internal_session_id)
-            store_notes(self.store, connection, branch, after_drift(as_object(branch.meta), groups["drifted"]))
+            if groups["drifted"]:
+                store_notes(self.store, connection, branch, after_drift(as_object(branch.meta), groups["drifted"]))
         report: dict[str, Any] = {
             group: [{"invocation": item.invocation.id, **Reason.of(item.reason).to_dict("reason")} for item in items]
             for group, items in groups.items()

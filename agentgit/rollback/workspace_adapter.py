@@ -27,7 +27,7 @@ from agentgit.workspace.engine import AUTO
 from agentgit.workspace.file_history import CONFLICT_WHY, FileHistory
 from agentgit.workspace.locations import require_known_storage
 from agentgit.workspace.modified_files import named_paths, paths_of
-from agentgit.workspace.values import Restored, RestorePlan
+from agentgit.workspace.values import Restored, RestorePlan, some
 
 HOLDER = "holder"
 """The key in the settings of a keeper for the holder of its snapshots."""
@@ -50,6 +50,11 @@ class WorkspaceAdapter:
         """True if snapshots are taken automatically."""
         return bool(self.workspace.settings["auto_checkpoint"])
 
+    @property
+    def is_custom(self) -> bool:
+        """True if an environment of the user has the files, of which single paths are not known."""
+        return self.engine.custom is not None
+
     def take_snapshot(self, reason: str) -> SnapshotRef:
         """Take a snapshot, or return the one that matches the files; it is pinned while a checkpoint may need it."""
         with self.engine.locked():
@@ -63,21 +68,21 @@ class WorkspaceAdapter:
 
     def covers(self, args: Mapping[str, Any]) -> bool:
         """Return whether every file that the arguments of a call name is in the workspace."""
-        if not self.workspace.settings["environment"]:
+        if self.is_custom:
             return True  # only a custom environment knows what it restores
         return all(any(map(self.holds, self._candidate_paths(path))) for path in named_paths(args))
 
     def outside(self, tool_name: str, args: Mapping[str, Any]) -> list[str]:
         """Return the paths that a tool call may have changed, and that are not in the workspace."""
         modified = paths_of(tool_name, None, args)
-        if modified is None or not self.workspace.settings["environment"]:
+        if modified is None or self.is_custom:
             return []
         return [path for path in modified.paths if not self._candidate_paths(path)]
 
     def back_up(self, tool_name: str, tool: Any, args: Mapping[str, Any]) -> None:
         """Save the files of the workspace that a tool call is about to change on the undo stack."""
         modified = paths_of(tool_name, tool, args)
-        if modified is None or not self.workspace.settings["environment"]:
+        if modified is None or self.is_custom:
             return
         stack = self.workspace.undo_stack
         if modified.everything:
@@ -107,7 +112,7 @@ class WorkspaceAdapter:
         changes.sort(key=lambda change: change.path)
         changes += [FileChange(action=ASIDE, path=path, why="no snapshot holds it") for path in plan.aside]
         changes += _left_out_changes(plan)
-        problem = "; ".join(f"{escape_path(path)}: {why}" for path, why in plan.impossible)
+        problem = some([f"{escape_path(path)} ({why})" for path, why in plan.impossible])
         return FileChanges(
             workspace=self.workspace.workspace_dir,
             snapshot=snapshot.snapshot,
@@ -117,7 +122,7 @@ class WorkspaceAdapter:
         )
 
     def require_restorable(self, snapshot: SnapshotRef) -> None:
-        """Check that `restore` is possible."""
+        """Check that there is a snapshot to restore, and a directory; the plan says which paths cannot be restored."""
         self._fetch_snapshot(snapshot)
         self.engine.require_restorable(snapshot.snapshot)
 

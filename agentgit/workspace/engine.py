@@ -15,7 +15,6 @@ from typing import Any
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Unavailable
 from agentgit.next_steps import Next
-from agentgit.values import count, escape_path
 from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow
 from agentgit.workspace.custom import CustomEnvironment
 from agentgit.workspace.file_history import FileHistory
@@ -30,7 +29,6 @@ from agentgit.workspace.values import (
     Restored,
     RestorePlan,
     escape_surrogates,
-    some,
     utc_datetime,
 )
 
@@ -263,15 +261,10 @@ class Engine:
     # -- restoring
 
     def require_restorable(self, ref: str) -> None:
+        """Check that there is a snapshot, and a directory to restore it in."""
         self.require(ref)
         if not os.path.isdir(self.root):
             raise Unavailable(f"The workspace {self.root} does not exist. Create it, then try again.")
-        if self.custom is None:
-            with self.locked():
-                impossible = self.plan(ref).impossible
-            if impossible:
-                named = some([f"{escape_path(path)} ({why})" for path, why in impossible])
-                raise Unavailable(f"{count(len(impossible), 'path')} cannot be restored: {named}.")
 
     def restore(
         self,
