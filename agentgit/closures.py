@@ -1,4 +1,4 @@
-"""What functions hold, such as the variables of the function that made them. It tells those of one name apart."""
+"""The values that functions hold, such as variables of the function that made them. They tell namesakes apart."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Worded(Exception):
 
 
 class Reason(str):
-    """Why a step of a plan is planned, or how it ended, with next steps. As a string, it has the words of Python."""
+    """The reason for a step of a plan, or for its end, with next steps. As a string, it has the words of Python."""
 
     message: str
     next: tuple[Next, ...]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from agentgit.agents.late_threads import ThreadsDuring
+from agentgit.agents.tools.late_threads import ThreadsDuring
 from agentgit.errors import OutsideRerun
 from agentgit.rollback.verification import IN_OPERATION
 from agentgit.store.sql.process import count_active_owners

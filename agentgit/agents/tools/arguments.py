@@ -55,7 +55,7 @@ class Arguments(NamedTuple):
 
     @property
     def options(self) -> dict[str, bool]:
-        """What the record of the call depends on besides."""
+        """The options of the record of the call."""
         return {"is_named": self.is_named, "has_hidden": bool(self.hidden)}
 
     def repeat_hash(self, tool_name: str, effect: Effect | None) -> str:
@@ -120,7 +120,7 @@ def received_arguments(tool: BaseTool, tool_input: Any, args: Sequence[Any], kwa
         defaults = _fixed_defaults(own_fields)
         if not args and _generated_fields(own_fields, set()):
             generated += [(name,) for name in _generated_fields(own_fields, _fields_set(schema, tool_input))]
-    found = _Found(generated, [])
+    found = _Findings(generated, [])
     plain = _plain(values, (), found, tool_input)
     hidden, opaque = defaultdict[str, list[str]](list), set[str]()
     for name, value, given in found.lossy:
@@ -168,8 +168,8 @@ def _generated_fields(fields: Mapping[str, FieldInfo], given: set[str]) -> list[
     ]
 
 
-class _Found(NamedTuple):
-    """What is found in the arguments of a call besides their JSON form."""
+class _Findings(NamedTuple):
+    """The findings in the arguments of a call besides their JSON form."""
 
     generated: list[Path]
     lossy: list[tuple[str, Any, Any]]
@@ -185,7 +185,7 @@ def _text_of(value: Any, given: Any) -> str | None:
     return None if given is None or lossy else text
 
 
-def _plain(value: Any, path: Path, found: _Found, given: Any) -> Any:
+def _plain(value: Any, path: Path, found: _Findings, given: Any) -> Any:
     """Return a validated value as JSON types, and note what it does not show."""
     generated = found.generated
     if isinstance(value, BaseModel):
@@ -222,7 +222,9 @@ def _plain(value: Any, path: Path, found: _Found, given: Any) -> Any:
 
 def _key(name: Any) -> str:
     """Return the key that a validated key of a dict has in JSON."""
-    return str(next(iter(portable({name if isinstance(name, str) else _plain(name, (), _Found([], []), None): None}))))
+    return str(
+        next(iter(portable({name if isinstance(name, str) else _plain(name, (), _Findings([], []), None): None})))
+    )
 
 
 def _without(value: Any, path: Path, paths: frozenset[Path]) -> Any:

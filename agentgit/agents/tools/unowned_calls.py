@@ -18,7 +18,7 @@ from langchain_core.tools import BaseTool
 from sqlalchemy import Connection
 
 from agentgit.agents.isolation import is_detached
-from agentgit.agents.late_threads import ThreadsDuring
+from agentgit.agents.tools.late_threads import ThreadsDuring
 from agentgit.agents.turn.calls import Calls
 from agentgit.effects.invocation import DONE, TIMES, UNOWNED
 from agentgit.effects.kinds import UNDECLARED, kind_of

@@ -169,16 +169,6 @@ class OperationStore:
         )
         return connection.execute(query, {"branches": list(branch_ids)}).all()
 
-    def find_rollback_from(self, connection: Connection, branch_id: int, before: int) -> Row[Any] | None:
-        """Read the newest rollback that left a branch; None if an operation has led back to the branch since."""
-        involves_branch = or_(OPERATION.c.source_id == branch_id, OPERATION.c.internal_session_id == branch_id)
-        conditions = (OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id < before, OPERATION.c.kind != "fork")
-        row = connection.execute(
-            select(OPERATION).where(*conditions, involves_branch).order_by(OPERATION.c.id.desc()).limit(1)
-        ).first()
-        is_rollback_away = row is not None and row.kind == "rollback" and row.internal_session_id != branch_id
-        return row if is_rollback_away else None
-
     def query_running(self, connection: Connection, session_id: int) -> PendingResult:
         """Query the running operations of a session, including those whose process has died."""
         return _RUNNING.submit(connection, {"tenant": self.tenant_id, "session": session_id})
