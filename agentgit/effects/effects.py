@@ -25,7 +25,6 @@ Tool = TypeVar("Tool")
 ATTRIBUTE = "__agentgit_effect__"
 """The attribute in which a decorated tool function carries its effect."""
 
-
 decorated_kinds: set[str] = set()
 """The kinds of effects that decorators have declared in this process."""
 
@@ -239,10 +238,7 @@ def import_function(path: str) -> Undo:
 
 
 def require_function(role: str, function: Undo | str) -> None:
-    """Check that a function accepts the arguments of its role.
-
-    It is checked at declaration, because in the middle of a rollback it would be too late.
-    """
+    """Check at its declaration that a function accepts the arguments of its role: in a rollback it is too late."""
     if isinstance(function, str):
         require_path(function)
         return
@@ -275,10 +271,7 @@ def _argument_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _exception_classes(classes: Any) -> tuple[type[Exception], ...]:
-    """Check that these are subclasses of `Exception`.
-
-    A `BaseException` such as `KeyboardInterrupt` aborts the call and reports nothing about its outcome.
-    """
+    """Check that these are subclasses of `Exception`: a `BaseException` aborts a call and leaves its outcome open."""
     if not isinstance(classes, tuple | list):
         raise InvalidInput(f"failed_on={classes!r} must be a tuple of exception classes: failed_on=(ToolException,).")
     if invalid := [item for item in classes if not (isinstance(item, type) and issubclass(item, Exception))]:
@@ -287,10 +280,7 @@ def _exception_classes(classes: Any) -> tuple[type[Exception], ...]:
 
 
 def takes_invocation(undo: Undo) -> bool:
-    """Return whether an undo function takes the invocation.
-
-    It does if its third parameter has no default or is called `invocation`.
-    """
+    """Return whether the third parameter of an undo function is the invocation: no default, or called `invocation`."""
     try:
         parameters = inspect.signature(undo).parameters.values()
     except (TypeError, ValueError):

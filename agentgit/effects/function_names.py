@@ -26,6 +26,9 @@ Where only one of them is declared, it is then not taken for another one."""
 VALUES = " (values "
 """What the name of a function has before a hash of the plain values that it holds."""
 
+ELSEWHERE = f"{VALUES}of another world)"
+"""What it has instead if the function was one of another world, and held the values of that world."""
+
 MAX_SHOWN_LENGTH = 200
 """The maximum number of characters of a name to show, because a row may contain anything."""
 
@@ -79,6 +82,12 @@ def values_text(holder: Any) -> str:
     return "" if digest is None else f"{VALUES}{digest})"
 
 
+def in_another_world(name: str) -> str:
+    """Return the name that stands for a function with any values."""
+    path, values, _ = name.partition(VALUES)
+    return path + ELSEWHERE if values else path
+
+
 def _origin(function: Callable[..., Any]) -> tuple[str | None, str | None]:
     body: Any = function if hasattr(function, "__code__") else type(function).__call__
     code = getattr(inspect.unwrap(body), "__code__", None)
@@ -104,7 +113,8 @@ def is_different(recorded: FunctionName, declared: FunctionName) -> bool:
 
     One of `__main__` whose source has changed within its script or notebook does not; `possible_change` mentions it.
     """
-    if recorded.path != declared.path:
+    path = in_another_world(declared.path) if recorded.path.endswith(ELSEWHERE) else declared.path
+    if recorded.path != path:
         return True
     if not recorded.is_of_main or recorded.source is None or recorded.source == declared.source:
         return False

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from agentgit.closures import is_defined_by_name, likeness
 from agentgit.effects.declarations import ALL, Declaration, DeclaredFunction, ToolRunner
 from agentgit.effects.effects import ROLES, CheckFunction, Effect, Undo
-from agentgit.effects.function_names import VALUES, FunctionName, possible_change, printable_name
+from agentgit.effects.function_names import ELSEWHERE, VALUES, FunctionName, possible_change, printable_name
 from agentgit.effects.invocation import (
     IMPORTED_REASON,
     INTENDED,
@@ -47,8 +47,6 @@ class Registry:
     tool object that ran. Any other call belongs to the declarations with the name, the qualified name and the place of
     its tool that it recorded; if there are several with different functions, to none. A record has only names: they
     select what is declared here, and nothing is imported.
-
-    If a later declaration has other functions, the earlier one is kept for the calls that were made under it.
     """
 
     running_calls: ClassVar[dict[int, int]] = {}
@@ -166,11 +164,17 @@ class Registry:
         if isinstance(runner, str):
             raise NotFound(runner)
         _require_stored_arguments(call)
-        if call.undo is not None and any(
-            "undo" in one.functions for group in self._fitting(session_id, call) for one in group
-        ):
+        fitting = chain.from_iterable(self._fitting(session_id, call))
+        if call.undo is not None and any("undo" in one.functions for one in fitting):
             self._find_recorded("undo", session_id, call)  # a tool with a different undo function is a different tool
         return runner
+
+    def names(self, session_id: int, call: ToolInvocation) -> dict[str, str | None]:
+        """Return the names to record for a call that runs again: of its tool, and of its functions by role."""
+        fitting = chain.from_iterable(self._fitting(session_id, call) if call.is_imported else ())
+        if tool := next((one for one in fitting if one.runner is not None), None):
+            return {"tool_path": tool.tool_path, **(tool.effect.paths if tool.effect else {})}
+        return {name: getattr(call, name) for name in ("tool_path", *ROLES)}
 
     def may_be_of_other(self, session_id: int, call: ToolInvocation, declaration: Declaration) -> bool:
         """Return whether a call may be of another tool that has the qualified name and place of a declared one."""
@@ -239,10 +243,9 @@ class Registry:
     def _find_function(self, role: str, session_id: int, call: ToolInvocation) -> Undo | None:
         if call.is_imported:  # a function of this program would inspect another world than the call's
             return None
-        if getattr(call, role) is None:  # it recorded no name that could differ
-            declared = self._find_declared(role, session_id, call, None)
-        else:
-            declared = self._find_recorded(role, session_id, call)
+        has_name = getattr(call, role) is not None
+        find = self._find_recorded if has_name else self._find_declared
+        declared = find(role, session_id, call)
         if declared is None:
             return None
         if isinstance(declared.function, str):
@@ -254,12 +257,8 @@ class Registry:
         recorded, role_name = FunctionName.read(getattr(call, role)), "undo function" if role == "undo" else role
         if declared := self._find_declared(role, session_id, call, recorded):
             return declared
-        others = [
-            one.functions[role][0]
-            for group in self._fitting(session_id, call)
-            for one in group
-            if role in one.functions
-        ]
+        fitting = chain.from_iterable(self._fitting(session_id, call))
+        others = [one.functions[role][0] for one in fitting if role in one.functions]
         if not others:
             if other := self._other_tool(session_id, call):
                 raise NotFound(other)
@@ -270,7 +269,7 @@ class Registry:
         )
 
     def _find_declared(
-        self, role: str, session_id: int, call: ToolInvocation, recorded: FunctionName | None
+        self, role: str, session_id: int, call: ToolInvocation, recorded: FunctionName | None = None
     ) -> DeclaredFunction | None:
         """Return the most specific function that is declared for the tool of a call; None if there is none."""
         ran = self._declaration_of(call)
@@ -333,8 +332,10 @@ class Registry:
         named = [group for group in self._named(session_id, call) if group[0].has_path(call.tool_path)]
         tools = [group for group in named if group[0].tool_path is not None]
         there = [group for group in tools if call.tool_path is not None and group[0].enclosing == call.enclosing]
-        # Elsewhere in the graph, it is the same tool only if there is one: the node around it may have been renamed.
-        yield from there or ([[one for group in tools for one in group]] if tools else [])
+        if tools and (not there or str(call.tool_path).endswith(ELSEWHERE)):
+            # Only if there is one such tool, it is the same: the node around it may have been renamed.
+            there = [[one for group in there or tools for one in group]]
+        yield from there
         yield from (group for group in named if group[0].tool_path is None)
 
     def _named(self, session_id: int, call: ToolInvocation) -> list[Sequence[Declaration]]:

@@ -52,10 +52,7 @@ NO_DECLARATIONS = Declarations()
 
 
 class ServedSession:
-    """The resources of one session in this process.
-
-    Its agents and handles refer to it, and it ends with the last of them.
-    """
+    """The resources of one session in this process. Its agents and handles refer to it."""
 
     def __init__(self) -> None:
         self.declarations = NO_DECLARATIONS

@@ -265,7 +265,8 @@ class Executor:
         self, row: StoredRow, original: ToolInvocation, earlier_run: ToolInvocation | None, owner: str
     ) -> bool:
         runner = self.registry.runner(row.external_session_id, original)
-        intent = _rerun_intent(row, original, owner, earlier_run)
+        names = self.registry.names(row.external_session_id, original)
+        intent = _rerun_intent(row, original, owner, earlier_run, names)
         rerun_id = self.store.database.write(lambda c: self._record_intent(c, row, intent), durable=True)
         trace_span = tool_span(original.tool_name, agentgit_effect=original.effect, agentgit_call_kind=invocation.REDO)
         with trace_span, trace_span.current(), idempotency_key_set(intent.idempotency_key):
@@ -353,7 +354,13 @@ def _rerun_key(row: StoredRow, invocation_id: int) -> str:
     return hashlib.sha256(f"{row.id}\0{invocation_id}".encode()).hexdigest()[:32]
 
 
-def _rerun_intent(row: StoredRow, original: ToolInvocation, owner: str, earlier_run: ToolInvocation | None) -> Intent:
+def _rerun_intent(
+    row: StoredRow,
+    original: ToolInvocation,
+    owner: str,
+    earlier_run: ToolInvocation | None,
+    names: Mapping[str, str | None],
+) -> Intent:
     """Return the intent of running a call again.
 
     After a failure, the idempotency key stays the same, so the called service recognizes the attempt. After a reversal,
@@ -370,14 +377,14 @@ def _rerun_intent(row: StoredRow, original: ToolInvocation, owner: str, earlier_
         tool_name=original.tool_name,
         tool_call_id=None,
         effect=original.effect,
-        undo=original.undo,
+        undo=names.get("undo"),
         args=original.args,
         idempotency_key=key,
         owner=owner,
         started_at=datetime.now(UTC),
-        verify=original.verify,
-        precheck=original.precheck,
-        tool_path=original.tool_path,
+        verify=names.get("verify"),
+        precheck=names.get("precheck"),
+        tool_path=names["tool_path"],
         enclosing=original.enclosing,
         kind=invocation.REDO,
         identity=original.identity,

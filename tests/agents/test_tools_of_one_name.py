@@ -466,6 +466,34 @@ def test_a_shop_does_not_cancel_what_another_one_of_the_factory_ordered(repo, le
     assert ledger.lines()[2:] == ["cancel us sofa"]
 
 
+@pytest.mark.parametrize("form", SHOP_FORMS)
+def test_the_calls_of_a_template_are_made_again_at_the_shop_of_the_new_session(repo, ledger, form):
+    """Later only that shop cancels them, after a restart, too."""
+    order_at_both(repo, form, ledger, ("eu", "eu")).checkpoint("end")
+    with agentgit.open(backend.url(repo)) as later:
+        graph, effects = shop_of(form, "test", "reversible", ledger)
+        tested = later.wrap(graph, "tested", effects=effects, template="s@end", replay="execute")
+        assert (len(tested.tool_track()), ledger.lines()[2:]) == (2, ["order test chair", "order test sofa"])
+    with agentgit.open(backend.url(repo)) as later:
+        graph, effects = shop_of(form, "us", "reversible", ledger)
+        with pytest.raises(RollbackBlocked, match="declared here instead"):
+            later.wrap(graph, "tested", effects=effects).rollback("main#1")
+    with agentgit.open(backend.url(repo)) as later:
+        graph, effects = shop_of(form, "test", "reversible", ledger)
+        later.wrap(graph, "tested", effects=effects).rollback("main#1")
+    assert ledger.lines()[4:] == ["cancel test sofa", "cancel test chair"]
+
+
+def test_the_calls_of_a_template_are_not_made_by_one_of_two_tools_of_a_factory(repo, ledger):
+    shops = [made_tool("reversible", shop, ledger) for shop in ("eu", "us")]
+    graph = node_graph(lambda state: {"messages": [("ai", shops[0].invoke({"item": "chair"}))]})
+    repo.wrap(graph, "s", check_effects=False).invoke({"messages": [("user", "order")]})
+    shops[:] = [made_tool("reversible", shop, ledger) for shop in ("one", "two")]
+    with pytest.raises(RollbackBlocked, match="rename one of them"):
+        repo.wrap(graph, "t", template="s@main", replay="execute")
+    assert ledger.lines() == ["order eu chair"]
+
+
 CANCELLED: list[str] = []
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
 from agentgit.effects import ToolInvocation
+from agentgit.effects.function_names import in_another_world
 from agentgit.effects.invocation import (
     CALL,
     DONE,
@@ -353,6 +354,7 @@ def copy_track(connection: Connection, journal: Journal, branch: StoredRow, call
             "made_on": row.made_on or row.internal_session_id,
             "status": DONE if row.status == REVERSED else COPIED_STATUS.get(row.status, DONE),
             "answers": row.answers,
+            "tool_path": row.tool_path and in_another_world(row.tool_path),
         }
         insert_rows(connection, TOOL_INVOCATION, _replay_row(row, branch.id, call_id) | new_values)
 
