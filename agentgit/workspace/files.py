@@ -320,7 +320,7 @@ class Files:
         """Copy trees and all that they have from another store."""
         with self.objects.writing() as writer:
             missing = [oid for oid in Trees(source).reachable(trees) if not writer.has(oid)]
-            for packed in source.raw_objects(missing):
+            for packed in source.read_packed(missing):
                 writer.put_packed(packed)
             for tree in trees:
                 writer.name_tree(tree)

@@ -11,29 +11,21 @@ import struct
 import tempfile
 import time
 import zlib
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from hashlib import sha1
 from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
 from agentgit.errors import Corrupt
-from agentgit.values import escape_path
 from agentgit.workspace.locations import naming
 
 COMMIT, TREE, BLOB = 1, 2, 3
 KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob"}
 
-CHUNK = 1 << 20
-"""The number of bytes of a pack that are read at once."""
-
 LEVEL = 1
 """The level of compression: three times as fast as the default, a few per cent larger."""
-
-HEAD = 4096
-"""The number of bytes of an object that are read first."""
 
 HEADER, MAGIC, FANOUT = struct.Struct(">4sII"), b"\xfftOc\0\0\0\2", struct.Struct(">256I")
 FAR = 1 << 31
@@ -53,7 +45,7 @@ REPOSITORY = {
 
 
 def object_id(kind: int, data: bytes) -> bytes:
-    hasher = sha1(b"%s %d\0" % (KINDS[kind], len(data)), usedforsecurity=False)
+    hasher = sha1(b"%s %d\0" % (KINDS.get(kind, b"?"), len(data)), usedforsecurity=False)
     hasher.update(data)
     return hasher.digest()
 
@@ -73,66 +65,34 @@ def pack_object(kind: int, data: bytes) -> PackedObject:
 
 
 class Pack:
-    def __init__(self, index_path: str) -> None:
-        self.path = index_path.removesuffix(".idx")
-        with open(index_path, "rb") as file:
-            self._index = file.read()
-        if len(self._index) < 1072 or not self._index.startswith(MAGIC):
-            raise Corrupt(f"{escape_path(index_path)} is damaged. Other snapshots may be intact.", row=index_path)
-        self._fanout = FANOUT.unpack_from(self._index, 8)
-        self.count = self._fanout[255]
+    def __init__(self, path: str) -> None:
+        self.path = path
 
-    @property
-    def oids(self) -> Iterator[bytes]:
-        """The ids of its objects, sorted."""
-        return map(self._oid, range(self.count))
+    @cached_property
+    def places(self) -> dict[bytes, tuple[int, int]]:
+        """The offset and the length of each object; of a damaged index none, so that its objects are missing."""
+        try:
+            with open(self.path + ".idx", "rb") as file:
+                index = file.read()
+            size, count = os.stat(self.path + ".pack").st_size, int.from_bytes(index[1028:1032], "big")
+        except FileNotFoundError:  # another process has collected
+            return {}
+        far = 1032 + 28 * count
+        if len(index) < far + 40 or not index.startswith(MAGIC):
+            return {}
+        oids = [index[at : at + 20] for at in range(1032, 1032 + 20 * count, 20)]
+        offsets = [
+            at if at < FAR else int.from_bytes(index[far + 8 * (at - FAR) :][:8], "big")
+            for at in struct.unpack_from(f">{count}I", index, far - 4 * count)
+        ]
+        length = {at: end - at for at, end in pairwise([*sorted(offsets), size - 20])}
+        return {oid: (at, length[at]) for oid, at in zip(oids, offsets, strict=True)}
 
-    def _oid(self, number: int) -> bytes:
-        return self._index[1032 + 20 * number : 1052 + 20 * number]
-
-    def find(self, oid: bytes) -> int | None:
-        """Return the offset of an object; None if it is not in this pack."""
-        low, high = self._fanout[oid[0] - 1] if oid[0] else 0, self._fanout[oid[0]]
-        number = bisect_left(range(high), oid, low, high, key=self._oid)
-        return self._offset(number) if number < high and self._oid(number) == oid else None
-
-    def _offset(self, number: int) -> int:
-        table = 1032 + 24 * self.count
-        offset = int.from_bytes(self._index[table + 4 * number : table + 4 * number + 4], "big")
-        if offset < FAR:
-            return offset
-        at = table + 4 * self.count + 8 * (offset - FAR)
-        return int.from_bytes(self._index[at : at + 8], "big")
-
-    def load(self, offset: int) -> tuple[int, bytes]:
-        """Return the kind of an object and its contents, which the caller verifies."""
-        with open(self.path + ".pack", "rb", buffering=0) as file:
-            head = os.pread(file.fileno(), HEAD, offset)
-            byte, at, shift = head[0], 1, 4
-            kind, size = byte >> 4 & 7, byte & 15
-            while byte & 0x80:
-                byte = head[at]
-                size |= (byte & 0x7F) << shift
-                at, shift = at + 1, shift + 7
-            if kind not in KINDS:
-                raise Corrupt(f"{self.path} was packed by another program with differences.", row=self.path)
-            inflater, parts, raw = zlib.decompressobj(), list[bytes](), head[at:]
-            at, step = offset + len(head), min(CHUNK, size + size // 1000 + 64)
-            with suppress(zlib.error):  # the hash of the contents shows it
-                while raw:
-                    parts.append(inflater.decompress(raw))
-                    raw = b"" if inflater.eof else os.pread(file.fileno(), step, at)
-                    at += len(raw)
-        return kind, b"".join(parts)
-
-    def raw_objects(self, oids: Collection[bytes]) -> Iterator[PackedObject]:
-        """Yield objects as the file has them."""
-        offsets = {oid: self._offset(number) for number, oid in enumerate(self.oids)}
+    def read(self, oids: Collection[bytes]) -> Iterator[PackedObject]:
         with open(self.path + ".pack", "rb") as file:
-            end_of = dict(pairwise(sorted([*offsets.values(), os.fstat(file.fileno()).st_size - 20])))
-            for oid in sorted(oids, key=offsets.__getitem__):
-                file.seek(offsets[oid])
-                yield PackedObject(oid, file.read(end_of[offsets[oid]] - offsets[oid]))
+            for offset, length, oid in sorted((*self.places[oid], oid) for oid in oids):
+                file.seek(offset)
+                yield PackedObject(oid, file.read(length))
 
     def remove(self) -> None:
         """Delete the files, the index first: git ignores a pack without an index."""
@@ -189,7 +149,7 @@ class PackWriter:
         file.write(HEADER.pack(b"PACK", 2, len(self._entries)))
         file.seek(0)
         hasher = sha1(usedforsecurity=False)
-        for chunk in iter(partial(file.read, CHUNK), b""):
+        for chunk in iter(partial(file.read, 1 << 20), b""):
             hasher.update(chunk)
         file.write(hasher.digest())
         _flush(file)
@@ -250,14 +210,11 @@ class Objects:
         with naming(self.folder):
             found = set(os.listdir(self.pack_folder))
             names = {name for name in found if name.endswith(".idx") and f"{name[:-4]}.pack" in found}
-            for name in self._packs.keys() - names:
-                del self._packs[name]
-            for name in sorted(names - self._packs.keys()):
-                with suppress(FileNotFoundError, Corrupt):  # collected meanwhile, or what it has is missing
-                    self._packs[name] = Pack(os.path.join(self.pack_folder, name))
+            new = {name: Pack(os.path.join(self.pack_folder, name[:-4])) for name in names - self._packs.keys()}
+            self._packs = {name: pack for name, pack in self._packs.items() if name in names} | new
 
     def __contains__(self, oid: bytes) -> bool:
-        return any(pack.find(oid) is not None for pack in self._packs.values())
+        return any(oid in pack.places for pack in self._packs.values())
 
     @contextmanager
     def writing(self) -> Iterator[PackWriter]:
@@ -275,25 +232,23 @@ class Objects:
                 raise
 
     def read(self, oid: bytes) -> bytes:
-        """Return the contents of an object."""
         with naming(self.folder):
             for _ in range(2):
                 for pack in self._packs.values():
-                    if (offset := pack.find(oid)) is not None:
-                        with suppress(FileNotFoundError):
-                            kind, data = pack.load(offset)
-                            if object_id(kind, data) == oid:
+                    with suppress(FileNotFoundError, zlib.error):
+                        for _, raw in pack.read([oid]) if oid in pack.places else ():
+                            data = zlib.decompress(raw[next((at for at, byte in enumerate(raw, 1) if byte < 128), 0) :])
+                            if object_id(raw[0] >> 4 & 7, data) == oid:
                                 return data
                 self.refresh()  # another process may have collected
         raise Corrupt(f"The stored object {oid.hex()} is missing or damaged.", row=oid.hex())
 
-    def raw_objects(self, oids: Collection[bytes]) -> Iterator[PackedObject]:
-        """Yield objects as the packs have them."""
+    def read_packed(self, oids: Collection[bytes]) -> Iterator[PackedObject]:
         missing = set(oids)
         for pack in list(self._packs.values()):
-            here = {oid for oid in missing if pack.find(oid) is not None}
+            here = missing & pack.places.keys()
             missing -= here
-            yield from pack.raw_objects(here)
+            yield from pack.read(here)
         for oid in missing:
             self.read(oid)  # says that it is missing
 
@@ -306,34 +261,31 @@ class Objects:
                     os.unlink(os.path.join(self.pack_folder, name))
             self.refresh()
             needed = needed | self._collect_refs({tree.hex() for tree in trees})
-            wasteful: list[tuple[Pack, set[bytes]]] = []
-            for name, pack in list(self._packs.items()):
-                kept = needed.intersection(pack.oids)
-                if not kept:  # first, because it needs no free space
-                    self._packs.pop(name).remove()
-                elif len(kept) < pack.count or os.stat(pack.path + ".pack").st_size < SMALL_PACK:
-                    wasteful.append((pack, kept))
-            if len(wasteful) > 1 or any(len(kept) < pack.count for pack, kept in wasteful):
-                self._rewrite(wasteful, before)
+            wasteful: dict[str, tuple[Pack, set[bytes]]] = {}
+            for name, pack in self._packs.items():
+                kept = needed & pack.places.keys()
+                if pack.places and not kept:  # first, because it needs no free space
+                    pack.remove()
+                elif len(kept) < len(pack.places) or os.stat(pack.path + ".pack").st_size < SMALL_PACK:
+                    wasteful[name] = pack, kept
+            if len(wasteful) > 1 or any(len(kept) < len(pack.places) for pack, kept in wasteful.values()):
+                self._rewrite(wasteful)
+            self.refresh()
             return max(0, before - self._disk_usage())
 
-    def _rewrite(self, wasteful: list[tuple[Pack, set[bytes]]], before: int) -> None:
-        """Copy what is needed into one pack. Without space for it, what could be freed has been freed."""
-        old = {f"{os.path.basename(pack.path)}.idx": pack for pack, _ in wasteful}
+    def _rewrite(self, wasteful: dict[str, tuple[Pack, set[bytes]]]) -> None:
+        """Copy what is needed into one pack; without space for it, all stays."""
         writer = PackWriter(self.pack_folder, None, lambda _: False)
         try:
-            for pack, kept in wasteful:
-                for packed in pack.raw_objects(kept):
+            for pack, kept in wasteful.values():
+                for packed in pack.read(kept):
                     writer.put_packed(packed)
-            old.pop(writer.finish(), None)  # equal to one of them if a kill left the same objects in several
+            wasteful.pop(writer.finish(), None)  # equal to one of them if a kill left the same objects in several
         except OSError:
             writer.abandon()
-            if self._disk_usage() < before:
-                return
-            raise
-        for name, pack in old.items():
-            self._packs.pop(name, pack).remove()
-        self.refresh()
+            return
+        for pack, _ in wasteful.values():
+            pack.remove()
 
     def _collect_refs(self, kept: set[str]) -> set[bytes]:
         """Remove the refs of other trees; return the ids of the commits that stay."""

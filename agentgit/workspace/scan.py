@@ -8,9 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -30,8 +30,8 @@ KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: 
 MAX_PATH, MAX_DEPTH = 3800, 200
 """The maximum length of the absolute path of a directory, and of directories in one another."""
 
-BATCH_FILES, BATCH_BYTES, FEW, WORKERS = 128, 8 << 20, 64, min(4, os.cpu_count() or 1)
-"""The files, and bytes, that a thread reads at once; the files up to which there are no threads; the threads."""
+BATCH, FEW, WORKERS = 128, 64, min(4, os.cpu_count() or 1)
+"""The files that a thread reads at once; the files up to which there are no threads; the threads."""
 
 
 class Scan:
@@ -56,7 +56,8 @@ class Scan:
         self.index = replace(index, folders=dict(index.folders), settings=settings, dirty=set(index.dirty))
         self.changed: set[bytes] = set()
         self.unstored_trees: dict[bytes, bytes] = {}
-        self._candidates: dict[bytes, list[tuple[bytes, int]]] = {}
+        self._candidates: dict[bytes, list[bytes]] = {}
+        self._lock = threading.Lock()
         self._is_fresh = index.settings != settings
 
     def run(self) -> None:
@@ -142,7 +143,7 @@ class Scan:
 
     def _check(self, descriptor: int, path: bytes, old: Folder) -> Folder | None:
         """Check the known names of a directory; return None if it must be listed again. This is the hot loop."""
-        changed: list[tuple[bytes, int]] = []
+        changed: list[bytes] = []
         lstat = os.stat
         try:
             for name, (known, _, _) in old.files.items():
@@ -150,7 +151,7 @@ class Scan:
                 if known != (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino):
                     if not _can_be_captured(status):
                         return None
-                    changed.append((name, status.st_size))
+                    changed.append(name)
             left_out = {}
             for name, one in old.left_out.items():
                 if one.why != EXCLUDED:
@@ -168,7 +169,7 @@ class Scan:
 
     def _list(self, descriptor: int, path: bytes, old: Folder, new: Folder, is_fresh: bool) -> None:
         """List a directory. What was captured before stays captured; new names are checked against the rules."""
-        known_folders, candidates = set(old.folders), list[tuple[bytes, int]]()
+        known_folders, candidates = set(old.folders), list[bytes]()
         with os.scandir(descriptor) as found:
             names = [os.fsencode(entry.name) for entry in found]
         for name in names:
@@ -200,7 +201,7 @@ class Scan:
             else:
                 if known is not None:
                     new.files[name] = known
-                candidates.append((name, status.st_size))
+                candidates.append(name)
         if candidates:
             self._candidates[path] = candidates
         gone = old.files.keys() - new.files.keys()
@@ -224,39 +225,33 @@ class Scan:
 
     def _read_candidates(self, root: int) -> None:
         """Read the changed files, many of them in threads: reading, hashing and compressing release Python's lock."""
-        total = sum(map(len, self._candidates.values()))
-        waiting: deque[tuple[bytes, list[bytes], Callable[[], list[Reading]]]] = deque()
+        read = partial(self._read_batch, root)
+        if sum(map(len, self._candidates.values())) <= FEW:
+            list(map(read, self._batches()))
+            return
         with ThreadPoolExecutor(WORKERS) as pool:
-            for batch in [*self._batches(), None]:
-                if batch is not None:
-                    read = partial(self._read_batch, root, *batch)
-                    waiting.append((*batch, read if total <= FEW else pool.submit(read).result))
-                while waiting and (batch is None or len(waiting) > WORKERS):
-                    path, names, result = waiting.popleft()
-                    for name, reading in zip(names, result(), strict=True):
-                        self._enter_file(path, name, reading)
+            list(pool.map(read, self._batches()))
 
     def _batches(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yield directories with files to read at once, which all fit into memory."""
+        """Yield directories with files to read at once."""
         for path, candidates in self._candidates.items():
-            names, size = list[bytes](), 0
-            for name, bytes_ in candidates:
-                if names and (len(names) == BATCH_FILES or size + bytes_ > BATCH_BYTES):
-                    yield path, names
-                    names, size = [], 0
-                names.append(name)
-                size += bytes_
-            yield path, names
+            for start in range(0, len(candidates), BATCH):
+                yield path, candidates[start : start + BATCH]
 
-    def _read_batch(self, root: int, path: bytes, names: list[bytes]) -> list[Reading]:
+    def _read_batch(self, root: int, batch: tuple[bytes, list[bytes]]) -> None:
+        path, names = batch
         try:
             folder = open_folder(root, path)
         except OSError:  # it has just gone
-            return [None for _ in names]
+            folder = None
         try:
-            return [self._read(folder, name) for name in names]
+            for name in names:
+                reading = self._read(folder, name) if folder is not None else None
+                with self._lock:
+                    self._enter_file(path, name, reading)
         finally:
-            os.close(folder)
+            if folder is not None:
+                os.close(folder)
 
     def _read(self, folder: int, name: bytes) -> Reading:
         """Read a file or a link; a problem with one of them must not prevent the others from being captured."""
@@ -267,11 +262,8 @@ class Scan:
                 return self._contents(status, began, LINK_MODE, os.readlink(name, dir_fd=folder))
             with FileIO(os.open(name, READ_FLAGS, dir_fd=folder), "rb") as file:
                 status = os.fstat(file.fileno())
-                return (
-                    self._contents(status, began, status.st_mode, file.readall())
-                    if stat.S_ISREG(status.st_mode)
-                    else None
-                )
+                is_file = stat.S_ISREG(status.st_mode)
+                return self._contents(status, began, status.st_mode, file.readall()) if is_file else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

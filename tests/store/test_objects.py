@@ -14,7 +14,7 @@ import small_disks
 
 from agentgit.errors import Corrupt, Unavailable
 from agentgit.workspace import objects
-from agentgit.workspace.objects import BLOB, CHUNK, Objects
+from agentgit.workspace.objects import BLOB, Objects
 from agentgit.workspace.trees import TreeEntry, Trees, put_tree
 
 
@@ -68,7 +68,7 @@ def test_a_collection_keeps_objects_that_a_kill_left_in_several_packs(store, tmp
 
 
 def test_contents_of_every_size_come_back(store):
-    sizes = [0, 15, 16, 4095, 4096, 5000, CHUNK, 3 * CHUNK]
+    sizes = [0, 15, 16, 4095, 4096, 5000, 1 << 20, 3 << 20]
     contents = [os.urandom(999) * (size // 999) + bytes(size % 999) for size in sizes]
     contents += [os.urandom(size) for size in sizes]
     with store.writing() as writer:
