@@ -263,8 +263,8 @@ class Workspace:
         Snapshots that a session needs, and that belong to the undo stack, are kept.
         """
         with self._engine.locked():
-            if rows := self._engine.deletable():
-                self._engine.delete(rows, PRUNED)
+            rows = self._engine.catalog.deletable()
+            self._engine.delete(rows, PRUNED)
             self._engine.collect()
             return tuple(row.snapshot for row in rows)
 

@@ -24,14 +24,13 @@ import orjson
 from agentgit.errors import Unavailable
 from agentgit.workspace.left_out import LeftOut, LeftOutPaths, decode_left_out, encode_left_out
 from agentgit.workspace.locations import naming
-from agentgit.workspace.values import FileCheckpoint, utc_datetime
+from agentgit.workspace.values import UNDO, FileCheckpoint, utc_datetime
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS snapshot (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tree TEXT NOT NULL, name TEXT,
-    message TEXT NOT NULL, created_at INTEGER NOT NULL, kind TEXT NOT NULL, files_changed TEXT NOT NULL,
-    change_count INTEGER NOT NULL, metadata TEXT NOT NULL, left_out TEXT NOT NULL, paths TEXT, stack TEXT) STRICT;
-CREATE TABLE IF NOT EXISTS left_out (id TEXT PRIMARY KEY, paths BLOB NOT NULL) STRICT, WITHOUT ROWID;
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, name TEXT, message TEXT NOT NULL,
+    created_at INTEGER NOT NULL, files_changed TEXT NOT NULL, metadata TEXT NOT NULL, kind TEXT NOT NULL,
+    change_count INTEGER NOT NULL, tree TEXT NOT NULL, left_out BLOB NOT NULL, paths TEXT) STRICT;
 CREATE TABLE IF NOT EXISTS holding (
     snapshot TEXT NOT NULL, holder TEXT NOT NULL, PRIMARY KEY (snapshot, holder)) STRICT;
 CREATE TABLE IF NOT EXISTS dropped (tree TEXT PRIMARY KEY) STRICT;
@@ -42,11 +41,11 @@ CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL) ST
 PATIENCE = 30.0
 """The maximum time to wait for another process, in seconds."""
 
-COLUMNS = (
-    "id, name, message, created_at, files_changed, metadata, kind,"
-    " EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id), change_count,"
-    " tree, (SELECT paths FROM left_out WHERE left_out.id = snapshot.left_out), paths, stack, seq"
-)
+COLUMNS = "id, name, message, created_at, files_changed, metadata, kind, change_count, tree, left_out, paths"
+
+IS_HELD = "EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id)"
+
+IS_DELETABLE = f"paths IS NULL AND kind <> ? AND NOT {IS_HELD}"
 
 TREE, SETTINGS, GENERATION, PENDING = "tree", "settings", "generation", "pending"
 """Keys of `state`: the tree of the index, its settings, when it was stored, and the restore in progress."""
@@ -136,14 +135,12 @@ def join(folder: bytes, name: bytes) -> bytes:
 
 
 class CatalogRow(NamedTuple):
-    """A snapshot; of some paths only if it has `paths`. `stack` and `number` are its place on an undo stack."""
+    """A snapshot; of some paths only if it has `paths`."""
 
     snapshot: FileCheckpoint
     tree: str
-    left_out: dict[bytes, LeftOut]
-    paths: tuple[bytes, ...] | None
-    stack: str | None
-    number: int
+    left_out: LeftOutPaths
+    paths: tuple[bytes, ...] | None = None
 
 
 class Catalog:
@@ -160,54 +157,49 @@ class Catalog:
 
     # -- snapshots
 
-    def add(
-        self,
-        snapshot: FileCheckpoint,
-        tree: str,
-        left_out: LeftOutPaths,
-        index: Index | None = None,
-        *,
-        paths: Iterable[bytes] | None = None,
-        stack: str | None = None,
-    ) -> int:
+    def add(self, row: CatalogRow, index: Index | None = None) -> None:
         """Store a new snapshot, and the index if the files were taken from the workspace, safe from a power failure."""
-        record = encode_left_out(left_out)
+        snapshot, tree, left_out, paths = row
         created_at = int(snapshot.timestamp.timestamp() * 1_000_000) * 1000
-        values = (snapshot.id, tree, snapshot.name, snapshot.message, created_at, snapshot.kind)
-        changes = json.dumps(snapshot.files_changed), snapshot.change_count, json.dumps(dict(snapshot.metadata))
-        encoded = None if paths is None else json.dumps([path.decode("latin-1") for path in paths])
+        values = (
+            *(snapshot.id, snapshot.name, snapshot.message, created_at, json.dumps(snapshot.files_changed)),
+            *(json.dumps(dict(snapshot.metadata)), snapshot.kind, snapshot.change_count),
+            *(tree, encode_left_out(left_out), encode_paths(paths)),
+        )
         with self._transaction(durable=True) as db:
-            db.execute("INSERT OR IGNORE INTO left_out VALUES (?, ?)", record)
-            number = db.execute(
-                "INSERT INTO snapshot (id, tree, name, message, created_at, kind, files_changed, change_count,"
-                " metadata, left_out, paths, stack) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*values, *changes, record[0], encoded, stack),
-            ).lastrowid
+            db.execute(f"INSERT INTO snapshot ({COLUMNS}) VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
             if index is not None:
                 _save_index(db, index)
-        return number or 0
 
     def rows(self, *, limit: int | None = None) -> list[CatalogRow]:
         """Return the snapshots of the whole workspace, newest first."""
         return self._rows("WHERE paths IS NULL ORDER BY seq DESC LIMIT ?", -1 if limit is None else limit)
 
-    def stacked(self, *stacks: str) -> list[CatalogRow]:
-        """Return what is on some undo stacks, oldest first."""
-        return self._rows("WHERE stack IN (SELECT value FROM json_each(?)) ORDER BY seq", json.dumps(stacks))
+    def undo_entries(self) -> list[CatalogRow]:
+        """Return the snapshots on the undo stack, oldest first."""
+        return self._rows("WHERE kind = ? ORDER BY seq", UNDO)
+
+    def partial(self) -> list[CatalogRow]:
+        """Return the snapshots of some paths that are not on the undo stack, oldest first."""
+        return self._rows("WHERE paths IS NOT NULL AND kind <> ? ORDER BY seq", UNDO)
+
+    def deletable(self) -> list[CatalogRow]:
+        """Return the snapshots of the workspace that no session and no undo stack needs, newest first."""
+        return self._rows(f"WHERE {IS_DELETABLE} ORDER BY seq DESC", UNDO)
+
+    def count_deletable(self) -> int:
+        with self._open() as db:
+            return int(db.execute(f"SELECT count(*) FROM snapshot WHERE {IS_DELETABLE}", (UNDO,)).fetchone()[0])  # noqa: S608
 
     def trees(self) -> set[str]:
         with self._open() as db:
             return {tree for (tree,) in db.execute("SELECT tree FROM snapshot")}
 
-    def count_unpinned(self) -> int:
-        with self._open() as db:
-            query = "SELECT count(*) FROM snapshot WHERE stack IS NULL AND id NOT IN (SELECT snapshot FROM holding)"
-            return int(db.execute(query).fetchone()[0])
-
     def find(self, ref: str) -> list[CatalogRow]:
         """Return the snapshot with this id, or else the newest with this name, or else all whose id starts with it."""
-        for where, limit in (("id = ?", 1), ("name = ?", 1), ("substr(id, 1, length(?)) = ?1", -1)):
-            if rows := self._rows(f"WHERE paths IS NULL AND {where} ORDER BY seq DESC LIMIT {limit}", ref):
+        whole = "paths IS NULL AND"
+        for where in ("id = ? LIMIT 1", f"{whole} name = ? ORDER BY seq DESC LIMIT 1", f"{whole} instr(id, ?) = 1"):
+            if rows := self._rows(f"WHERE {where}", ref):
                 return rows
         return []
 
@@ -217,15 +209,15 @@ class Catalog:
     def find_by_tree(self, tree: str, left_out: LeftOutPaths) -> FileCheckpoint | None:
         """Return the newest snapshot with this tree and exactly these left-out paths; None if there is none.
 
-        Snapshots of the undo stack are not returned, because the stack deletes them.
+        Those of the undo stack are not returned, because the stack deletes them.
         """
-        key = encode_left_out(left_out)[0]
-        rows = self._rows("WHERE tree = ? AND left_out = ? AND stack IS NULL ORDER BY seq DESC LIMIT 1", tree, key)
-        return rows[0].snapshot if rows else None
+        where = "WHERE tree = ? AND left_out = ? AND paths IS NULL AND kind <> ? ORDER BY seq DESC LIMIT 1"
+        return next((row.snapshot for row in self._rows(where, tree, encode_left_out(left_out), UNDO)), None)
 
     def _rows(self, clauses: str, *values: object) -> list[CatalogRow]:
+        query = f"SELECT {COLUMNS}, {IS_HELD} FROM snapshot {clauses}"  # noqa: S608
         with self._open() as db:
-            return [_catalog_row(*row) for row in db.execute(f"SELECT {COLUMNS} FROM snapshot {clauses}", values)]  # noqa: S608
+            return [_catalog_row(*row) for row in db.execute(query, values)]
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove snapshots from the catalog, and record that their trees may be waste."""
@@ -235,21 +227,15 @@ class Catalog:
                 db.execute("DELETE FROM snapshot WHERE id = ?", (id,))
                 db.execute("DELETE FROM holding WHERE snapshot = ?", (id,))
 
-    def move(self, ids: Iterable[str], stack: str | None) -> None:
-        """Move snapshots to another undo stack, or off it."""
-        with self._transaction() as db:
-            db.executemany("UPDATE snapshot SET stack = ? WHERE id = ?", [(stack, id) for id in ids])
-
     def dropped_trees(self) -> set[str]:
         """Return the trees of removed snapshots that no snapshot has any more."""
         with self._open() as db:
             return {tree for (tree,) in db.execute("SELECT tree FROM dropped EXCEPT SELECT tree FROM snapshot")}
 
     def forget_trees(self, trees: Iterable[str]) -> None:
-        """Forget waste that has been deleted, and free the space of the catalog itself."""
+        """Forget waste that has been deleted."""
         with self._transaction() as db:
             db.executemany("DELETE FROM dropped WHERE tree = ?", [(tree,) for tree in trees])
-            db.execute("DELETE FROM left_out WHERE NOT EXISTS (SELECT 1 FROM snapshot WHERE left_out = left_out.id)")
         with self._open() as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -350,17 +336,22 @@ def _set_value(db: sqlite3.Connection, name: str, value: str) -> None:
     db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
 
 
+def encode_paths(paths: Iterable[bytes] | None) -> str | None:
+    return None if paths is None else json.dumps([path.decode("latin-1") for path in paths])
+
+
+def decode_paths(text: str | None) -> tuple[bytes, ...] | None:
+    return None if text is None else tuple(path.encode("latin-1") for path in json.loads(text))
+
+
 def _catalog_row(
-    id: str, name: str, message: str, created: int, changed: str, metadata: str, kind: str, is_held: int, count: int,
-    tree: str, record: bytes, paths: str | None, stack: str | None, number: int,
+    id: str, name: str, message: str, created: int, changed: str, metadata: str, kind: str, count: int, tree: str,
+    record: bytes, paths: str | None, is_held: int,
 ) -> CatalogRow:  # fmt: skip
-    left_out = decode_left_out(record)
+    left_out, at, files = decode_left_out(record), utc_datetime(created), tuple(json.loads(changed))
     skipped = tuple((os.fsdecode(path), one.why) for path, one in left_out.items())
-    files = tuple(json.loads(changed))
-    at = utc_datetime(created)
     snapshot = FileCheckpoint(id, name, message, at, files, json.loads(metadata), kind, bool(is_held), count, skipped)
-    decoded = None if paths is None else tuple(path.encode("latin-1") for path in json.loads(paths))
-    return CatalogRow(snapshot, tree, left_out, decoded, stack, number)
+    return CatalogRow(snapshot, tree, left_out, decode_paths(paths))
 
 
 def _use_wal(db: sqlite3.Connection) -> None:

