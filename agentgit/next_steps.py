@@ -6,7 +6,7 @@ Only a next step is worded for a face. The text before it, which may be a user's
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -20,7 +20,7 @@ Verb = Literal[
     "list_branches", "list_calls", "list_checkpoints", "list_keys", "list_links", "list_members", "list_operations",
     "list_sessions", "list_snapshots", "list_tags", "list_users", "no_files", "overwrite_files", "resolve",
     "resolve_happened", "resolve_to_reverse", "resume", "resume_forced", "retain", "rollback", "save_files", "switch",
-    "switch_ignore", "switch_note", "switch_run", "switch_world", "undo", "undo_planned", "unfenced", "untag",
+    "switch_ignore", "switch_note", "switch_run", "switch_world", "tag", "undo", "undo_planned", "unfenced", "untag",
     "update", "wrap", "wrap_again",
 ]  # fmt: skip
 
@@ -121,14 +121,12 @@ def join_reasons(reasons: Iterable[str | None]) -> Reason:
     return Reason("; ".join(one.message for one in given), *steps)
 
 
-def word_once(reasons: Iterable[str], face: Face) -> list[str]:
-    """Return reasons in the words of a face; a next step that several have stands only in the first."""
+def once(reasons: Iterable[str]) -> Iterator[Reason]:
+    """Yield reasons; a next step that several have stands only in the first."""
     shown: set[Next] = set()
-    texts = []
     for reason in map(Reason.of, reasons):
-        texts.append(Reason(reason.message, *(step for step in reason.next if step not in shown)).worded(face))
+        yield Reason(reason.message, *(step for step in reason.next if step not in shown))
         shown.update(reason.next)
-    return texts
 
 
 def _join(message: str, steps: Iterable[Next], face: Face) -> str:
@@ -325,6 +323,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "switch_note": _switch("tells the model", "note"),
     "switch_run": _switch("runs these calls now", "world"),
     "switch_world": _switch("brings the world to it", "world"),
+    "tag": _words("adds one", "session.tag(REF, NAME)", "{run}tag REF NAME", page="“Tag”"),
     "undo": _words(
         "takes the turn back",
         "agent.undo()",

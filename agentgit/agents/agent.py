@@ -35,6 +35,7 @@ from agentgit.handles.context import BranchRef, Context
 from agentgit.next_steps import Next
 from agentgit.render import html, svg
 from agentgit.render.text import waiting_text
+from agentgit.render.view import Medium
 from agentgit.render.views import lists
 from agentgit.rollback.request import ConfirmedPlan, FilesOption, RollbackOptions
 from agentgit.sessions.messages import with_text
@@ -81,7 +82,7 @@ class RollbackAgent(BranchReader):
         return f"RollbackAgent(session={self.session.name!r}, branch={branch.name!r}{undeclared}{waits})"
 
     def _repr_html_(self) -> str:
-        status = html.pre(lists.status_lines(self.session.info, self.branch, self.head))
+        status = html.pre(Medium().lines(lists.status(self.session.info, self.branch, self.head)))
         return f"<div>{status}{svg.page(self.tree())}</div>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:

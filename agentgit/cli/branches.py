@@ -30,11 +30,12 @@ from agentgit.cli.options import (
 )
 from agentgit.cli.rollback import Force, print_rollback, run_confirmed, show_plan_on_error
 from agentgit.errors import AgentGitError, InvalidInput
-from agentgit.render import records
-from agentgit.render.text import Span, clean, place
-from agentgit.render.views import log as logs
-from agentgit.render.views import tree as explorations
-from agentgit.render.views.lists import branch_lines, session_lines
+from agentgit.render.records import record
+from agentgit.render.text import clean, place
+from agentgit.render.view import Span
+from agentgit.render.views import lists
+from agentgit.render.views.checkpoints import log
+from agentgit.render.views.tree import exploration as show_exploration
 from agentgit.sessions.session import RUNNING
 from agentgit.values import count, quote_name
 
@@ -106,7 +107,7 @@ def delete(
         if not yes:
             output.confirm(f"Delete {label}?")
         deleted = session.delete_checkpoint(checkpoint)
-        data = {"session_name": session.reference, **records.of_checkpoint(deleted)}
+        data = {"session_name": session.reference, **record(deleted)}
         output.line(lambda: data, f"{label} is deleted")
 
 
@@ -121,7 +122,7 @@ def _delete_many(session: Session, branch: str | None, keep: int | None, *, yes:
             output.confirm(f"Delete all checkpoints of {place(session.reference, branch)} that nothing needs?")
         number = len(session.retention.clear(branch=branch).gone)
     text = f"{count(number, 'checkpoint')} deleted"
-    output.emit_at(session, branch, lambda: {"deleted": number}, lambda _: [(Span(text),)])
+    output.emit_at(session, branch, lambda: {"deleted": number}, lambda: [(Span(text),)])
 
 
 def annotate(
@@ -155,8 +156,8 @@ def _print_checkpoint(session: Session, checkpoint: Checkpoint) -> None:
     output.emit_at(
         session,
         checkpoint.metadata["branch"],
-        lambda: records.of_checkpoint(checkpoint),
-        lambda width: logs.lines([checkpoint], width=width, zone=output.zone()),
+        lambda: record(checkpoint),
+        lambda: log([checkpoint]),
     )
 
 
@@ -185,8 +186,7 @@ def fork(
         if new_session is not None:
             template = session.get_checkpoint(ref or "HEAD", branch=branch)
             info = repo.session(new_session, create=True, template=template).info
-            lines: output.Lines = lambda width: session_lines([info], width=width, zone=output.zone())  # noqa: E731
-            output.emit(lambda: records.of_session(info), lines)
+            output.emit(lambda: record(info), lambda: lists.sessions([info]))
             return
         report = session.fork(ref, branch=branch, name=name, files=not no_files)
         _print_branch(session, session.branch(report.branch))
@@ -205,7 +205,7 @@ def rename(
             return
         old_name, renamed = session.reference, session.rename(name)
         text = f"{place(old_name)} is now called {clean(quote_name(renamed.session_name))}"
-        output.line(lambda: records.of_session(renamed), text)
+        output.line(lambda: record(renamed), text)
 
 
 def _print_branch(session: Session, branch: InternalSession) -> None:
@@ -213,8 +213,8 @@ def _print_branch(session: Session, branch: InternalSession) -> None:
     output.emit_at(
         session,
         None,
-        lambda: records.of_branch(branch),
-        lambda width: branch_lines([branch], tree, width=width, zone=output.zone()),
+        lambda: record(branch),
+        lambda: lists.branches([branch], tree),
     )
 
 
@@ -339,7 +339,7 @@ def explore(
             agent.session,
             None,
             exploration.to_dict,
-            lambda width: explorations.exploration_lines(exploration, width=width),
+            lambda: show_exploration(exploration),
         )
 
 

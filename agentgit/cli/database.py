@@ -9,8 +9,9 @@ import typer
 from agentgit.cli import output
 from agentgit.cli.options import CommandGroup, DatabaseOption, database, name_database, repository
 from agentgit.cli.output import bar
-from agentgit.render.text import Span, clean
-from agentgit.render.views import maintenance as drawn
+from agentgit.render.text import clean
+from agentgit.render.view import Span
+from agentgit.render.views import maintenance as views
 
 if TYPE_CHECKING:
     from agentgit.store.database import Database
@@ -79,10 +80,10 @@ def rotate(
     with repository() as repo, bar("encrypting") as progress:
         if count:
             counts = repo.maintenance.encryption_keys()
-            output.emit(lambda: counts, lambda width: drawn.key_lines(counts, width=width))
+            output.emit(lambda: counts, lambda: views.encryption_keys(counts))
             return
         rotated = repo.maintenance.rotate_keys(off=off, progress=progress)
-    output.emit(rotated.to_dict, lambda width: drawn.rotated_lines(rotated, width=width))
+    output.emit(rotated.to_dict, lambda: views.rotated(rotated))
 
 
 def _print_revision(target_db: Database) -> None:
@@ -92,7 +93,5 @@ def _print_revision(target_db: Database) -> None:
     revision = schema.current_revision(target_db)
     output.emit(
         lambda: {"database": target_db.name, "schema": revision, "needed": schema.REVISION},
-        lambda _: [
-            (Span(target_db.name, "reference"), Span(f"  schema {revision or 'none'}, needed {schema.REVISION}"))
-        ],
+        lambda: [(Span(target_db.name, "reference"), Span(f"  schema {revision or 'none'}, needed {schema.REVISION}"))],
     )

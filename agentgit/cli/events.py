@@ -11,8 +11,8 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.options import TIME_HELP, repository
-from agentgit.render.text import Line, Span
-from agentgit.render.views import events as drawn
+from agentgit.render.view import View
+from agentgit.render.views import lists
 from agentgit.values import parse_time
 
 if TYPE_CHECKING:
@@ -62,10 +62,9 @@ def events(
             )
             matches = list(newest)
         if not follow:
-            placeholder: list[Line] = [(Span("no events found"),)]
             output.emit(
                 lambda: [event.to_dict() for event in matches],
-                lambda width: drawn.event_lines(matches, width=width, zone=output.zone()) or placeholder,
+                lambda: lists.events(matches),
             )
             return
         start = after or (matches[-1].cursor if matches else repo.events.end())
@@ -89,15 +88,15 @@ def _until_stopped() -> Iterator[None]:
 
 
 def _print_event(event: Event) -> None:
-    _print_result(event.to_dict, lambda width: drawn.event_lines([event], width=width, zone=output.zone()))
+    _print_result(event.to_dict, lambda: lists.events([event]))
 
 
-def _print_result(data: Callable[[], Any], lines: Callable[[int], list[Line]]) -> None:
+def _print_result(data: Callable[[], Any], view: Callable[[], View]) -> None:
     """Write one result of a stream immediately; as JSON it is one line."""
     if output.as_json():
         output.stream(f"{output.dump(data())}\n")
     else:
-        output.show(lines(output.width()))
+        output.show(view())
     output.flush()
 
 
@@ -113,8 +112,5 @@ def audit(
         user_names = {user.id: user.name for user in repo.users.list()}
         output.emit(
             lambda: [event.to_dict() for event in matches],
-            lambda width: (
-                drawn.event_lines(matches, width=width, zone=output.zone(), user_names=user_names)
-                or [(Span("no events found"),)]
-            ),
+            lambda: lists.events(matches, user_names),
         )

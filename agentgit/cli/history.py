@@ -13,10 +13,11 @@ from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.options import TIME_HELP, Limit, OfBranch, repository
 from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.render import records
-from agentgit.render.text import Line, Span, clean, place
+from agentgit.render.records import record
+from agentgit.render.text import clean, place
+from agentgit.render.view import Span, View
+from agentgit.render.views import checkpoints as views
 from agentgit.render.views import diff as diffs
-from agentgit.render.views import log as logs
 from agentgit.values import parse_time, quote_name
 
 if TYPE_CHECKING:
@@ -94,11 +95,8 @@ def log(
         checkpoints = _read_checkpoints(query, limit, _parse_cursor(session, branch, after))
         questions = query.questions if after is None else []
         output.emit(
-            lambda: [records.of_checkpoint(checkpoint) for checkpoint in checkpoints],
-            lambda width: (
-                logs.lines(checkpoints[::-1], width=width, zone=output.zone(), questions=questions)
-                or _no_checkpoint_lines(query, after)
-            ),
+            lambda: [record(checkpoint) for checkpoint in checkpoints],
+            lambda: _view_log(checkpoints, questions, is_filtered=query.is_filtered or after is not None),
             Checkpoints(checkpoints[::-1]),
         )
 
@@ -127,8 +125,10 @@ def _parse_cursor(session: Session, branch: str | None, after: str | None) -> Ch
     return after
 
 
-def _no_checkpoint_lines(query: Log, after: str | None) -> list[Line]:
-    return [(Span("no matching checkpoints" if after or query.is_filtered else "no checkpoints yet"),)]
+def _view_log(checkpoints: list[Checkpoint], questions: list[Any], *, is_filtered: bool) -> View:
+    if is_filtered and not checkpoints:
+        return [(Span("no matching checkpoints"),)]
+    return views.log(checkpoints[::-1], questions)
 
 
 def search(
@@ -149,13 +149,10 @@ def search(
             hits = session.search(
                 text, branch=branch, all_branches=all_branches, limit=limit, after=after, progress=progress
             )
-        hint: list[Line] = [(Span("Only one branch was searched: --all-branches searches the others too.", "dim"),)]
+        hint: View = [(Span("Only one branch was searched: --all-branches searches the others too.", "dim"),)]
         output.emit(
             hits.to_dict,
-            lambda width: [
-                *logs.hit_lines(hits, width=width, zone=output.zone()),
-                *(() if hits.items or all_branches else hint),
-            ],
+            lambda: [*views.hits(hits), *(() if hits.items or all_branches else hint)],
             hits,
         )
 
@@ -187,15 +184,12 @@ def tag(
         elif len(parts) > 1:
             changed = references.changed_session(repo, session, "SESSION REF NAME")
             new_tag = changed.tag(parts[-2], parts[-1], description=description)
-            output.emit_at(
-                changed, None, new_tag.to_dict, lambda width: logs.tag_lines([new_tag], width=width, zone=output.zone())
-            )
+            output.emit_at(changed, None, new_tag.to_dict, lambda: views.tags([new_tag]))
         else:
             all_tags = _session_of_tags(repo, session).tags()
-            placeholder: list[Line] = [(Span("no tags yet; add one with: agentgit tag REF NAME"),)]
             output.emit(
                 lambda: [one.to_dict() for one in all_tags],
-                lambda width: logs.tag_lines(all_tags, width=width, zone=output.zone()) or placeholder,
+                lambda: views.tags(all_tags),
                 all_tags,
             )
 
@@ -245,7 +239,7 @@ def diff(
         patch_lines = diffs.patch(difference.diff_content) if patch else []
         output.emit(
             difference.to_dict,
-            lambda width: [*diffs.lines(difference, width=width), *patch_lines],
+            lambda: [*diffs.differences(difference), *patch_lines],
             None if patch else difference,
         )
 
@@ -265,7 +259,7 @@ def _print_comparison(comparison: Comparison, *, as_page: bool) -> None:
     if as_page:
         _write_page(comparison.heading, comparison)
         return
-    output.emit(comparison.to_dict, lambda width: diffs.lines(comparison, width=width), comparison)
+    output.emit(comparison.to_dict, lambda: diffs.differences(comparison), comparison)
 
 
 def _write_page(title: str, value: PrintableDrawing) -> None:

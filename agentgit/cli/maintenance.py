@@ -23,8 +23,7 @@ from agentgit.cli.options import (
 from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.render.text import clean, place
-from agentgit.render.views import maintenance as drawn
-from agentgit.render.views.maintenance import erased_lines
+from agentgit.render.views import maintenance as views
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Retention
@@ -83,16 +82,11 @@ def retention(
             raise InvalidInput(f"{clean(session.reference)} keeps everything. Set what it keeps first: {command}")
         if now or dry_run:
             result = session.retention.apply(limits, dry_run=dry_run)
-            output.emit_at(
-                session,
-                None,
-                result.to_dict,
-                lambda width: drawn.thinned_lines(result, width=width, zone=output.zone()),
-            )
+            output.emit_at(session, None, result.to_dict, lambda: views.thinned(result))
             return
         output.emit(
             lambda: {"session_name": session.name, "retention": limits.to_dict() if limits else None},
-            lambda _: drawn.retention_lines(session.reference, limits),
+            lambda: views.retention(session.reference, limits),
         )
 
 
@@ -146,7 +140,7 @@ def gc(
         reclaimed = repo.maintenance.gc(
             dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress
         )
-    output.emit(reclaimed.to_dict, lambda _: drawn.reclaimed_lines(reclaimed))
+    output.emit(reclaimed.to_dict, lambda: views.reclaimed(reclaimed))
 
 
 def fsck(
@@ -160,7 +154,7 @@ def fsck(
     """Check the integrity of everything that is stored; nothing is changed."""
     with repository() as repo, bar("checking") as progress:
         checked = repo.maintenance.fsck(level, progress=progress)
-    output.emit(checked.to_dict, lambda _: drawn.checked_lines(checked))
+    output.emit(checked.to_dict, lambda: views.checked(checked))
     if not checked.is_sound:
         raise typer.Exit(Corrupt.exit_code)
 
@@ -179,7 +173,7 @@ def delete(
         if not yes:
             output.confirm(f"Permanently delete {place(name)}?")
         erased = session.delete(force=force)
-    output.emit(erased.to_dict, lambda _: erased_lines(name, erased))
+    output.emit(erased.to_dict, lambda: views.erased(name, erased))
 
 
 def stats(
@@ -198,4 +192,4 @@ def stats(
         else:
             session, branch = references.parse_session(repo, session_ref)
             result = session.stats(branch=branch, prices=prices, storage=storage)
-        output.emit(result.to_dict, lambda width: drawn.stats_lines(result, width=width, zone=output.zone()), result)
+        output.emit(result.to_dict, lambda: views.stats(result), result)

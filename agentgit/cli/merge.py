@@ -10,9 +10,9 @@ import typer
 from agentgit.cli import output, references
 from agentgit.cli.options import import_from_here, repository
 from agentgit.errors import MergeConflict
-from agentgit.render import records
-from agentgit.render.views import diff as merges
-from agentgit.render.views import log as logs
+from agentgit.render.records import record
+from agentgit.render.views.checkpoints import log
+from agentgit.render.views.diff import merge as show_merge
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
@@ -95,14 +95,7 @@ def _print_merge(plan: MergePlan, checkpoint: Checkpoint | None) -> None:
     output.emit(
         lambda: {
             "plan": plan.to_dict(),
-            "checkpoint": records.of_checkpoint(checkpoint) if checkpoint is not None else None,
+            "checkpoint": record(checkpoint) if checkpoint is not None else None,
         },
-        lambda width: [
-            *merges.merge_lines(plan, width=width),
-            *(
-                logs.lines([checkpoint], width=width, zone=output.zone())
-                if checkpoint is not None and not plan.is_empty
-                else []
-            ),
-        ],
+        lambda: [*show_merge(plan), *(log([checkpoint]) if checkpoint is not None and not plan.is_empty else [])],
     )

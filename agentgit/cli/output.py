@@ -9,18 +9,20 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 import typer
 
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.next_steps import Face
 from agentgit.render.html import escape
-from agentgit.render.text import ASCII, Line, Span, Zone, clean, place, plain, visible
+from agentgit.render.text import clean, place, visible
+from agentgit.render.view import ASCII, Medium, Span, View
 from agentgit.values import portable
 
 if TYPE_CHECKING:
@@ -46,8 +48,8 @@ class Host(Protocol):
     def names(self) -> Any:
         """Return the names that completion offers, as `agentgit.cli.completion.NamesHere`."""
 
-    def show(self, value: Any, lines: Sequence[Line]) -> None:
-        """Show a result: its value, or the lines that draw it if there is none."""
+    def show(self, value: Any, view: View) -> None:
+        """Show a result: its value, or the view of it if there is none."""
 
     def ask(self, question: str) -> bool:
         """Ask a yes-or-no question."""
@@ -143,10 +145,6 @@ class Settings(NamedTuple):
     has_pager: bool = True
 
 
-Lines: TypeAlias = Callable[[int], Sequence[Line]]
-"""A function that returns the lines of a result for a width in terminal cells."""
-
-
 SETTINGS: ContextVar[Settings] = ContextVar("agentgit_output", default=Settings())  # noqa: B039  # the default is immutable
 
 
@@ -159,21 +157,26 @@ def as_json() -> bool:
     return JSON.get()
 
 
-def zone() -> Zone:
-    """Return how to show times: by default relative to now in a terminal, and exact in a pipe or a file."""
-    dates = SETTINGS.get().dates
-    return datetime.now(UTC) if dates == "relative" or (dates == "auto" and sys.stdout.isatty()) else None
+def medium() -> Medium:
+    """Return how to show views: as wide as the terminal, at least 40 cells, or 100 if that is unknown.
+
+    By default, times are relative to now in a terminal, and exact in a pipe or a file.
+    """
+    dates, host = SETTINGS.get().dates, HOST.get()
+    is_relative = dates == "relative" or (dates == "auto" and sys.stdout.isatty())
+    width = max(40, shutil.get_terminal_size((100, 24)).columns)
+    return Medium(width, datetime.now(UTC) if is_relative else None, "cli" if host is None else host.face)
 
 
-def emit(data: Callable[[], Any], lines: Lines, value: Any = None) -> None:
+def emit(data: Callable[[], Any], view: Callable[[], View], value: Any = None) -> None:
     """Write one result, as JSON or as text. A notebook shows the value itself, if there is one."""
     if as_json():
         _write(sys.stdout, dump(data(), indent=2))
     elif (host := HOST.get()) is not None:
-        host.show(value, lines(width()))
+        host.show(value, view())
     else:
         with paging(sys.stdout, is_wanted=SETTINGS.get().has_pager):
-            show(lines(width()))
+            show(view())
 
 
 def dump(data: Any, indent: int | None = None) -> str:
@@ -181,18 +184,18 @@ def dump(data: Any, indent: int | None = None) -> str:
     return json.dumps(portable(data), indent=indent).replace("\x7f", "\\u007f")
 
 
-def emit_at(session: Session, branch: str | None, data: Callable[[], Any], lines: Lines) -> None:
+def emit_at(session: Session, branch: str | None, data: Callable[[], Any], view: Callable[[], View]) -> None:
     """Write the result of a change, which begins with the session and the branch that have changed; see `emit`."""
     name = session.reference
     emit(
         lambda: {"session_name": name, **({"branch": branch} if branch else {}), **data()},
-        lambda width: [(Span(place(name, branch), "dim"),), *lines(width)],
+        lambda: [(Span(place(name, branch), "dim"),), *view()],
     )
 
 
 def line(data: Callable[[], Any], text: str) -> None:
     """Write a result whose text form is one line; see `emit`."""
-    emit(data, lambda _: [(Span(text),)])
+    emit(data, lambda: [(Span(text),)])
 
 
 def page(title: str, content: str) -> None:
@@ -201,21 +204,17 @@ def page(title: str, content: str) -> None:
     _write(sys.stdout, text.encode("ascii", "xmlcharrefreplace").decode("ascii"))
 
 
-def width() -> int:
-    """Return the width of the terminal in cells, at least 40; 100 if it is unknown."""
-    return max(40, shutil.get_terminal_size((100, 24)).columns)
-
-
-def show(lines: Sequence[Line]) -> None:
-    """Write lines to standard output, in colour where that is supported."""
+def show(view: View, face: Face | None = None) -> None:
+    """Write a view to standard output, in colour where that is supported."""
+    here = medium() if face is None else replace(medium(), face=face)
     if not _supports_colours(sys.stdout):
-        _write(sys.stdout, plain(lines))
+        _write(sys.stdout, here.text(view))
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(file=sys.stdout, force_terminal=True, highlight=False, markup=False, emoji=False)
-    for line in lines:
+    for line in here.lines(view):
         # Text objects are never parsed as markup, whatever they contain.
         text = Text.assemble(*((encodable(span.text, sys.stdout), COLOURS.get(span.style, "")) for span in line))
         console.print(text, soft_wrap=True)
@@ -269,12 +268,6 @@ def confirm(question: str, show: Callable[[], None] | None = None) -> None:
             raise InvalidInput("Nothing was done, because the answer is not yes.")
         print_notice("Nothing was done.")
         raise typer.Exit(1)
-
-
-def face() -> Face:
-    """Return whose words are shown: those of the program that runs the command, or of a terminal."""
-    host = HOST.get()
-    return "cli" if host is None else host.face
 
 
 def fail(error: AgentGitError) -> int:

@@ -100,7 +100,6 @@ def rerun(
     """Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."""
     from agentgit.handles.export import open_target
     from agentgit.render.views import reruns
-    from agentgit.render.views.reruns import document
 
     if not sessions and matching is None:
         raise InvalidInput("Name the sessions to run again, or a text in their names: --matching TEXT")
@@ -128,10 +127,10 @@ def rerun(
                 **options,
             )
         if file is not None:
-            file.write(document(results, fail_under))
+            file.write(reruns.junit(results, fail_under))
     is_passed = results.is_passed(fail_under)
     data = {"fail_under": fail_under, "is_passed": is_passed}
-    output.emit(lambda: results.to_dict() | data, lambda width: reruns.lines(results, width=width))
+    output.emit(lambda: results.to_dict() | data, lambda: reruns.results(results))
     if not is_passed:
         raise typer.Exit(BELOW_BAR)
 

@@ -21,10 +21,12 @@ from agentgit.cli.options import (
 from agentgit.cli.output import HOST
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.errors import PlanChanged, RollbackBlocked, RollbackIncomplete
-from agentgit.render import records
-from agentgit.render.text import Span, clean, place
-from agentgit.render.views import conversation
-from agentgit.render.views import rollback as rollbacks
+from agentgit.render.records import record
+from agentgit.render.text import clean, place
+from agentgit.render.view import Span
+from agentgit.render.views.conversation import calls
+from agentgit.render.views.rollback import file_changes
+from agentgit.render.views.rollback import outcome as view_outcome
 
 Tools = Annotated[
     str,
@@ -156,7 +158,7 @@ def rewind_files(
         plan = session.plan_rewind(ref, branch=branch, files=files)
         run = partial(session.rewind_files, ref, branch=branch, files=files, force=force)
         changes = run_confirmed(plan, run, "Restore the files of", yes=yes)
-        output.emit_at(session, branch_name, changes.to_dict, lambda width: rollbacks.file_lines(changes, width=width))
+        output.emit_at(session, branch_name, changes.to_dict, lambda: file_changes(changes))
 
 
 def switch(
@@ -194,7 +196,7 @@ def switch(
             return
         current = session.branch()
         line = (Span(clean(current.name), "head"), Span(" is the current branch; the world is unchanged"))
-        output.emit_at(session, None, lambda: records.of_branch(current), lambda _: [line])
+        output.emit_at(session, None, lambda: record(current), lambda: [line])
 
 
 # -- interrupted operations
@@ -223,7 +225,7 @@ def resolve(
     return_value = output.parse_result(result)
     with repository() as repo:
         call = repo.resolve(invocation, outcome.replace("-", "_"), result=return_value)
-        output.emit(call.to_dict, lambda width: conversation.call_lines([call], width=width))
+        output.emit(call.to_dict, lambda: calls([call]))
 
 
 # -- shared helpers
@@ -244,12 +246,12 @@ def run_confirmed(plan: RollbackPlan, run: Callable[..., Any], verb: str, *, yes
         except PlanChanged as changed:
             if yes or not sys.stdin.isatty():
                 raise
-            output.print_notice(clean(changed.worded(output.face())))
+            output.print_notice(clean(changed.worded(output.medium().face)))
             plan = changed.plan
 
 
 def print_rollback(value: RollbackPlan | RollbackReport) -> None:
-    output.emit(value.to_dict, lambda width: rollbacks.lines(value, width=width, face=output.face()), value)
+    output.emit(value.to_dict, lambda: view_outcome(value), value)
 
 
 @contextmanager

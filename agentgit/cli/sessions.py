@@ -15,14 +15,9 @@ from agentgit.cli.options import (
     Session,
     repository,
 )
-from agentgit.render import records
-from agentgit.render import show as shows
-from agentgit.render.text import Span
-from agentgit.render.views import conversation
-from agentgit.render.views import lists as standing
-from agentgit.render.views import rollback as rollbacks
+from agentgit.render.records import record
+from agentgit.render.views import checkpoints, conversation, lists
 from agentgit.render.views import tree as trees
-from agentgit.render.views.lists import branch_lines, session_lines
 from agentgit.sessions.folded_tree import fold
 from agentgit.sessions.session import DONE
 
@@ -37,10 +32,9 @@ def sessions(limit: Limit = None) -> None:
     """List the sessions, most recently updated first."""
     with repository() as repo:
         all_sessions = repo.sessions(limit)
-        placeholder = [(Span("no sessions yet; start one with `agentgit demo` or `agentgit chat MODULE:GRAPH`"),)]
         output.emit(
-            lambda: [records.of_session(session) for session in all_sessions],
-            lambda width: session_lines(all_sessions, width=width, zone=output.zone()) or placeholder,
+            lambda: [record(session) for session in all_sessions],
+            lambda: lists.sessions(all_sessions),
             all_sessions,
         )
 
@@ -63,22 +57,20 @@ def status(
         unfinished = [operation for operation in session.operations() if operation.status != DONE]
         output.emit(
             lambda: {
-                "session": records.of_session(session.info),
-                "branch": records.of_branch(branch),
-                "head": records.of_checkpoint(head) if head is not None else None,
-                "stopped": [records.of_operation(operation) for operation in unfinished],
+                "session": record(session.info),
+                "branch": record(branch),
+                "head": record(head) if head is not None else None,
+                "stopped": [record(operation) for operation in unfinished],
             },
-            lambda _: [*standing.status_lines(session.info, branch, head), *map(standing.unfinished_line, unfinished)],
+            lambda: [*lists.status(session.info, branch, head), *map(lists.unfinished, unfinished)],
         )
 
 
 def _print_operations(session: SessionHandle, limit: int | None) -> None:
     history, names = session.operations()[:limit], {branch.id: branch.name for branch in session.branches()}
     output.emit(
-        lambda: [records.of_operation(operation) for operation in history],
-        lambda width: (
-            rollbacks.operation_lines(history, names, width=width, zone=output.zone()) or [(Span("no operations yet"),)]
-        ),
+        lambda: [record(operation) for operation in history],
+        lambda: lists.operations(history, names),
         history,
     )
 
@@ -89,8 +81,8 @@ def branches(session: Session = None, limit: Limit = None) -> None:
         handle = references.read_session(repo, session)
         all_branches = handle.branches()[-(limit or 0) :]
         output.emit(
-            lambda: [records.of_branch(branch) for branch in all_branches],
-            lambda width: branch_lines(all_branches, handle.tree(), width=width, zone=output.zone()),
+            lambda: [record(branch) for branch in all_branches],
+            lambda: lists.branches(all_branches, handle.tree()),
             all_branches,
         )
 
@@ -121,8 +113,8 @@ def tree(
         branch_id = handle.branch(branch).id if branch is not None else None
         folded = fold(session_tree, limit=limit or None, branch=branch_id)
         output.emit(
-            lambda: records.of_tree(session_tree if branch is None else folded.tree),
-            lambda width: trees.lines(folded, width=width, every=every, times=times, zone=output.zone()),
+            lambda: record(session_tree if branch is None else folded.tree),
+            lambda: trees.tree(folded, every=every, times=times),
             session_tree if branch is None else folded.tree,
         )
 
@@ -139,7 +131,7 @@ def tool_track(
         invocations = session.tool_track(branch=branch)[-(limit or 0) :]
         output.emit(
             lambda: [call.to_dict() for call in invocations],
-            lambda width: conversation.call_lines(invocations, width=width) or [(Span("no tool calls yet"),)],
+            lambda: conversation.calls(invocations, latest=len(invocations)),
             invocations,
         )
 
@@ -165,6 +157,4 @@ def show(
     """Show a checkpoint: its state, messages and tool calls."""
     with repository() as repo:
         checkpoint = references.checkpoint(repo, first, second)
-        output.emit(
-            checkpoint.to_dict, lambda width: shows.lines(checkpoint, width=width, zone=output.zone()), checkpoint
-        )
+        output.emit(checkpoint.to_dict, lambda: checkpoints.checkpoint(checkpoint), checkpoint)

@@ -30,7 +30,7 @@ def demo(
     with repository(create=True) as repo:
         run_story(repo, shop, story_lines.append if output.as_json() else output.say, database=address())
     if output.as_json():
-        output.emit(lambda: {"database": address(), "shop": shop, "said": story_lines}, lambda _: [])
+        output.emit(lambda: {"database": address(), "shop": shop, "said": story_lines}, list)
 
 
 def chat(

@@ -20,7 +20,8 @@ from agentgit.cli.options import (
 )
 from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.render.views.transfer import lines
+from agentgit.render.view import plain
+from agentgit.render.views.maintenance import imported, transferred
 
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
@@ -136,13 +137,12 @@ def import_(
             raise InvalidInput("--thread, --session-prefix and --as-threads are for threads of LangGraph: --langgraph")
         _import_file(source, session, workspace)
         return
-    from agentgit.render.views import transfer
 
     with repository(create=True) as repo, _show_progress() as progress:
         report = repo.import_langgraph(
             source, thread, progress, session_prefix=session_prefix, as_threads=as_threads, on_error="continue"
         )
-    output.emit(report.to_dict, lambda _: transfer.import_lines(report))
+    output.emit(report.to_dict, lambda: imported(report))
     for failure in report.failed:
         raise typer.Exit(failure.error.exit_code if failure.error else 1)  # the exit code of the first failed thread
 
@@ -189,11 +189,10 @@ def _parse_target(repo: Repository, words: list[str]) -> tuple[Session, str | No
 
 def _print_summary(verb: str, summary: TransferSummary, *, piped: bool = False) -> None:
     if piped:
-        for line in lines(verb, summary):
-            output.print_notice("".join(span.text for span in line))
+        output.print_notice(plain(transferred(verb, summary)))
         return
     data: dict[str, Any] = summary.to_dict()
-    output.emit(lambda: data, lambda _: lines(verb, summary))
+    output.emit(lambda: data, lambda: transferred(verb, summary))
 
 
 PROGRESS_STEP = 200

@@ -12,10 +12,11 @@ from agentgit.cli import output
 from agentgit.cli.completion import complete_session
 from agentgit.cli.options import CommandGroup, ForceErase, PublicUrl, Yes, repository
 from agentgit.errors import InvalidInput
-from agentgit.render.records import of_value
-from agentgit.render.text import Line, Span, clean
-from agentgit.render.views import lists as drawn
-from agentgit.render.views.maintenance import erased_lines
+from agentgit.render.records import record
+from agentgit.render.text import clean
+from agentgit.render.view import Span, View
+from agentgit.render.views import lists
+from agentgit.render.views.maintenance import erased as show_erased
 from agentgit.values import parse_duration
 
 if TYPE_CHECKING:
@@ -52,22 +53,19 @@ def parse_lifetime(text: str | None) -> timedelta | None:
     return lifetime
 
 
-def _print_list(values: Sequence[Any], lines: Callable[..., list[Line]], placeholder: str) -> None:
-    output.emit(
-        lambda: [of_value(value) for value in values],
-        lambda width: lines(values, width=width) or [(Span(placeholder),)],
-    )
+def _print_list(values: Sequence[Any], view: Callable[[Any], View]) -> None:
+    output.emit(lambda: [record(value) for value in values], lambda: view(values))
 
 
 def _print_value(value: Any, text: str) -> None:
-    output.line(lambda: of_value(value), clean(text))
+    output.line(lambda: record(value), clean(text))
 
 
 def _print_sign_in_link(repo: Repository, user: User, public_url: str | None, text: str) -> None:
     """Create a sign-in link for a user, and print its address."""
     address = f"{(public_url or LOCAL_SERVER).rstrip('/')}/sign-in?token={repo.users.create_link(user).secret}"
     text = f"{text}. This link signs a browser in once, within 24 hours:"
-    output.emit(lambda: {**of_value(user), "sign_in_link": address}, lambda _: [(Span(clean(text)),), (Span(address),)])
+    output.emit(lambda: {**record(user), "sign_in_link": address}, lambda: [(Span(clean(text)),), (Span(address),)])
 
 
 # -- sessions
@@ -98,11 +96,11 @@ def share(
             new_link = sharing.create_link(role, parse_lifetime(expires or "7d"))
             _print_value(new_link, f"{new_link.token}")
         elif links:
-            _print_list(sharing.links(), drawn.link_lines, "no links")
+            _print_list(sharing.links(), lists.links)
         elif revoke is not None:
             _print_value(sharing.revoke_link(revoke), f"link {revoke} is revoked")
         elif user is None:
-            _print_list(sharing.members(), drawn.member_lines, "not shared")
+            _print_list(sharing.members(), lists.members)
         elif remove:
             sharing.unshare(user)
             data = {"session": session, "user": user}
@@ -151,7 +149,7 @@ def users_link(
 def users_list() -> None:
     """List the users."""
     with repository() as repo:
-        _print_list(repo.users.list(), drawn.user_lines, "no users")
+        _print_list(repo.users.list(), lists.users)
 
 
 @users.command("disable")
@@ -180,7 +178,7 @@ def users_delete(
         if not yes:
             output.confirm(f"Permanently delete {clean(target.name)} and all their sessions?")
         erased = repo.users.delete(target, force=force)
-    output.emit(erased.to_dict, lambda _: erased_lines(f"user {target.name}", erased))
+    output.emit(erased.to_dict, lambda: show_erased(f"user {target.name}", erased))
 
 
 # -- keys
@@ -198,14 +196,14 @@ def keys_create(
     """Create an API key; it is shown only once."""
     with repository() as repo:
         new_key = repo.keys.create(name, scope, parse_lifetime(expires if expires != "never" else None), of)
-        output.line(lambda: {**of_value(new_key.key), "secret": new_key.secret}, new_key.secret)
+        output.line(lambda: {**record(new_key.key), "secret": new_key.secret}, new_key.secret)
 
 
 @keys.command("list")
 def keys_list(of: OwnerOption = None) -> None:
     """List API keys."""
     with repository() as repo:
-        _print_list(repo.keys.list(of), drawn.key_lines, "no keys")
+        _print_list(repo.keys.list(of), lists.keys)
 
 
 @keys.command("revoke")

@@ -14,7 +14,6 @@ from agentgit.cli import output
 from agentgit.cli.options import CommandGroup, Limit, Yes, usage
 from agentgit.errors import NotFound, PlanChanged, WorkspaceChanged
 from agentgit.next_steps import Next
-from agentgit.render.text import Span
 from agentgit.render.views import files
 
 if TYPE_CHECKING:
@@ -61,10 +60,9 @@ def list_(limit: Limit = None, folder: Dir = CURRENT_FOLDER, store: Store = None
     """List the snapshots, newest first."""
     with _workspace(folder, store) as workspace:
         snapshots = workspace.list(limit=limit)
-        placeholder = [(Span("no snapshots yet; agentgit workspace save creates one"),)]
         output.emit(
             lambda: [snapshot.to_dict() for snapshot in snapshots],
-            lambda width: files.snapshot_lines(snapshots, width=width, zone=output.zone()) or placeholder,
+            lambda: files.snapshots(snapshots),
         )
 
 
@@ -76,7 +74,7 @@ def show(ref: Ref, folder: Dir = CURRENT_FOLDER, store: Store = None) -> None:
         changes = workspace.diff(snapshot.id)
         output.emit(
             lambda: {**snapshot.to_dict(), "since": changes.to_dict()},
-            lambda width: files.show_lines(snapshot, changes, width=width, zone=output.zone()),
+            lambda: files.snapshot(snapshot, changes),
         )
 
 
@@ -100,11 +98,11 @@ def restore(
         if not force:
             _require_saved(plan)
         if not yes:
-            output.confirm("Restore?", lambda: output.show(files.plan_lines(plan)))
+            output.confirm("Restore?", lambda: output.show(files.plan(plan)))
             if workspace.plan_restore(snapshot.id, paths=paths) != plan:
                 raise PlanChanged("The files have changed since the plan was shown. Nothing was restored.", plan=plan)
         restored = workspace.restore(snapshot.id, paths=paths, expect=LAST, force=force)
-        output.emit(restored.to_dict, lambda _: files.restored_lines(restored))
+        output.emit(restored.to_dict, lambda: files.restored(restored))
 
 
 @app.command(cls=usage("[A]", "[B]", "[PATH]..."))
@@ -117,7 +115,7 @@ def diff(words: Refs = None, folder: Dir = CURRENT_FOLDER, store: Store = None) 
             snapshot_ids.append(snapshot.id)
             remaining.pop(0)
         difference = workspace.diff(*snapshot_ids, paths=remaining or None)
-        output.emit(difference.to_dict, lambda _: files.diff_lines(difference))
+        output.emit(difference.to_dict, lambda: files.difference(difference))
 
 
 @app.command()
@@ -126,8 +124,7 @@ def delete(ref: Ref, yes: Yes = False, folder: Dir = CURRENT_FOLDER, store: Stor
     with _workspace(folder, store) as workspace:
         snapshot = _require_snapshot(workspace, ref)
         if not yes:
-            lines = files.snapshot_lines([snapshot], width=output.width(), zone=output.zone())
-            output.confirm("Delete?", lambda: output.show(lines))
+            output.confirm("Delete?", lambda: output.show(files.snapshots([snapshot])))
         _print_snapshot(workspace.delete(snapshot.id))
 
 
@@ -144,12 +141,12 @@ def undo(
     with _workspace(folder, store) as workspace:
         if not last:
             undone = workspace.undo_stack.undo(steps)
-            output.emit(undone.to_dict, lambda _: files.undone_lines(undone))
+            output.emit(undone.to_dict, lambda: files.undone(undone))
             return
         restored = workspace.undo()
         if restored is None:
             raise NotFound(f"There is no snapshot of {folder} yet.", Next("save_files"))
-        output.emit(restored.to_dict, lambda _: files.restored_lines(restored))
+        output.emit(restored.to_dict, lambda: files.restored(restored))
 
 
 # -- shared helpers
@@ -195,4 +192,4 @@ def _require_saved(plan: RestorePlan) -> None:
 
 
 def _print_snapshot(snapshot: FileCheckpoint) -> None:
-    output.emit(snapshot.to_dict, lambda width: files.snapshot_lines([snapshot], width=width, zone=output.zone()))
+    output.emit(snapshot.to_dict, lambda: files.snapshots([snapshot]))

@@ -29,7 +29,6 @@ from agentgit.checkpoints.references import free_name
 from agentgit.demo.shop import CATALOGUE, EFFECTS, cancel_order, open_shop, orders, refund, tools
 from agentgit.errors import InvalidInput, RollbackBlocked
 from agentgit.location import default_location
-from agentgit.render.views.tree import draw
 from agentgit.repository import Repository
 from agentgit.store.sql.url import parse_url
 
@@ -240,7 +239,7 @@ def run_story(repo: Repository, shop: str | Path, say: Say, *, database: str | P
     _chat(retry, "rather a sofa", say)
     _show_first_branch(agent, say)
     _show_blocked_rollback(retry, say)
-    _show("agent.tree()", "every branch, where it left", draw(retry.tree()), say)
+    _show("agent.tree()", "every branch, where it left", str(retry.tree()), say)
     _show_file_in_conflict(say)
     database_option = _database_option(database)
     say(

@@ -10,7 +10,7 @@ from typing import Any, Self
 from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import SIMULATED, ToolInvocation
 from agentgit.errors import InvalidInput
-from agentgit.next_steps import Face, Next, Reason, word_once
+from agentgit.next_steps import Next, Reason, once
 from agentgit.values import PrintableDrawing, count, escape_path, quote_name, to_json
 
 REVERSE = "reverse"
@@ -176,9 +176,10 @@ class RollbackPlan(PrintableDrawing):
         """The next steps of the blocked steps, each once."""
         return tuple(dict.fromkeys(one for step in self.blockers for one in Reason.of(step.why).next))
 
-    def worded_steps(self, face: Face) -> list[tuple[PlanStep, str]]:
-        """Return each step with its reason in the words of a face; a next step that several share stands once."""
-        return list(zip(self.steps, word_once((step.why for step in self.steps), face), strict=True))
+    @property
+    def reasons(self) -> list[Reason]:
+        """The reasons of the steps; a next step that several have stands only in the first."""
+        return list(once(step.why for step in self.steps))
 
     @property
     def summary(self) -> str:

@@ -31,8 +31,8 @@ from agentgit.errors import Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.handles.branching import Tagging
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.render import html
-from agentgit.render.text import Line, Span, plain
-from agentgit.render.views.log import lines as log_lines
+from agentgit.render.view import Span, View, plain
+from agentgit.render.views.checkpoints import log
 from agentgit.sessions.reports import OnProgress
 from agentgit.store.queries.graph_points import read_questions
 from agentgit.store.queries.lookup import CheckpointRef
@@ -224,21 +224,19 @@ class Log(Tabular):
         return f"<Log of {self._scope.which}{''.join(f', {name}={value!r}' for name, value in conditions.items())}>"
 
     def _repr_html_(self) -> str:
-        return html.pre(self._lines())
+        return html.page(self._view())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": plain(self._lines()), "text/html": self._repr_html_()}
+        return {"text/plain": plain(self._view()), "text/html": self._repr_html_()}
 
     def _records(self) -> Iterable[Any]:
         return map(record_of, self)
 
-    def _lines(self) -> list[Line]:
-        """Render the first page."""
+    def _view(self) -> View:
+        """Show the first page."""
         page = self.page()
         footer = [(Span(f"the newest {len(page)} of {len(self)}", "dim"),)] if page.next is not None else []
-        return [*log_lines(page.items[::-1], questions=self.questions), *footer] or [
-            (Span("no checkpoints yet", "dim"),)
-        ]
+        return [*log(page.items[::-1], self.questions), *footer]
 
     def __len__(self) -> int:
         return self._reader.count(self._scope, self._conditions)

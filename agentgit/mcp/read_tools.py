@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from agentgit.errors import InvalidInput
-from agentgit.render import records
-from agentgit.render import show as shows
-from agentgit.render.text import Line, Span, plain
-from agentgit.render.views import conversation
-from agentgit.render.views import diff as diffs
-from agentgit.render.views import log as logs
-from agentgit.render.views import rollback as rollbacks
-from agentgit.render.views import tree as trees
-from agentgit.render.views.lists import branch_lines, session_lines
+from agentgit.render.records import record
+from agentgit.render.view import Medium, Span, View
+from agentgit.render.views import checkpoints, conversation, diff, lists, tree
+from agentgit.render.views.rollback import outcome
 
 if TYPE_CHECKING:
     from agentgit.effects import RollbackPlan
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
 
-WIDTH = 120
-"""The width of a line of text, in terminal cells."""
+MEDIUM = Medium(width=120, zone=None, face="mcp")
+"""How answers show views."""
 
 LINES = 400
 """The maximum number of lines in an answer."""
@@ -81,15 +75,16 @@ Force = Annotated[
 class ToolAnswer:
     """The answer of a tool."""
 
-    lines: Sequence[Line]
+    view: View
     data: dict[str, Any] | None = None
 
     @property
     def text(self) -> str:
-        """The lines as text, truncated after `LINES` lines."""
-        hidden_count = len(self.lines) - LINES
+        """The answer as text, truncated after `LINES` lines."""
+        lines = MEDIUM.lines(self.view)
+        hidden_count = len(lines) - LINES
         notice = f"\n… and {hidden_count} more lines; ask for less" if hidden_count > 0 else ""
-        return plain(self.lines[:LINES]) + notice
+        return MEDIUM.text(lines[:LINES]) + notice
 
 
 class ReadTools:
@@ -118,8 +113,8 @@ class ReadTools:
         """List the sessions. The session that was updated most recently is first."""
         sessions = self.repo.sessions(limit, name=name)
         return ToolAnswer(
-            session_lines(sessions, width=WIDTH, zone=None) or _placeholder("no sessions"),
-            {"sessions": [records.of_session(session) for session in sessions]},
+            lists.sessions(sessions),
+            {"sessions": [record(session) for session in sessions]},
         )
 
     def list_checkpoints(
@@ -134,11 +129,10 @@ class ReadTools:
         """List the checkpoints of a branch, newest first. The conversation can go back to each of them."""
         log = self.find_session(session).log(branch=branch, auto=auto)
         page = log.page(limit, after=after)
-        lines = logs.lines(page.items[::-1], width=WIDTH, zone=None) or _placeholder("no checkpoints")
-        more_lines = [(Span(f"more: after={page.next}", "dim"),)] if page.next else []
+        more = [(Span(f"more: after={page.next}", "dim"),)] if page.next else []
         return ToolAnswer(
-            [*lines, *more_lines],
-            {"checkpoints": [records.of_checkpoint(checkpoint) for checkpoint in page], "next": page.next},
+            [*checkpoints.log(page.items[::-1]), *more],
+            {"checkpoints": [record(checkpoint) for checkpoint in page], "next": page.next},
         )
 
     def get_checkpoint_info(
@@ -146,25 +140,25 @@ class ReadTools:
     ) -> ToolAnswer:
         """Show one checkpoint: the last messages before it, the state, and the tool calls."""
         target = self.find_session(session).get_checkpoint(checkpoint, branch=branch)
-        return ToolAnswer(shows.lines(target, width=WIDTH, zone=None), records.of_checkpoint(target))
+        return ToolAnswer(checkpoints.checkpoint(target), record(target))
 
     def tool_track(self, *, session: SessionName = None, branch: Branch = None, limit: Limit = 50) -> ToolAnswer:
         """List the tool calls of a branch, oldest first, with the effect, status and result of each."""
         calls = self.find_session(session).tool_track(branch=branch)[-limit:]
-        return ToolAnswer(conversation.call_lines(calls, width=WIDTH) or _placeholder("no tool calls"))
+        return ToolAnswer(conversation.calls(calls))
 
     def branches(self, *, session: SessionName = None) -> ToolAnswer:
         """List the branches of a session. A * marks the current branch."""
         handle = self.find_session(session)
         branches = handle.branches()
         return ToolAnswer(
-            branch_lines(branches, handle.tree(), width=WIDTH, zone=None),
-            {"branches": [records.of_branch(branch) for branch in branches]},
+            lists.branches(branches, handle.tree()),
+            {"branches": [record(branch) for branch in branches]},
         )
 
     def tree(self, *, session: SessionName = None, all: AllCheckpoints = False) -> ToolAnswer:
         """Draw the tree of a session's branches."""
-        return ToolAnswer(trees.lines(self.find_session(session).tree(), width=WIDTH, every=all, zone=None))
+        return ToolAnswer(tree.tree(self.find_session(session).tree(), every=all))
 
     def diff(
         self,
@@ -176,9 +170,7 @@ class ReadTools:
     ) -> ToolAnswer:
         """Compare two checkpoints: their state, messages, tool calls and files."""
         difference = self.find_session(session).diff(a, b)
-        return ToolAnswer(
-            [*diffs.lines(difference, width=WIDTH), *(diffs.patch(difference.diff_content) if patch else ())]
-        )
+        return ToolAnswer([*diff.differences(difference), *(diff.patch(difference.diff_content) if patch else ())])
 
     def search(
         self,
@@ -194,15 +186,15 @@ class ReadTools:
         hits = self.find_session(session).search(
             text, branch=branch, all_branches=all_branches, limit=limit, after=after
         )
-        return ToolAnswer(logs.hit_lines(hits, width=WIDTH, zone=None), hits.to_dict())
+        return ToolAnswer(checkpoints.hits(hits), hits.to_dict())
 
     def operations(self, *, session: SessionName = None, limit: Limit = 20) -> ToolAnswer:
         """List rollbacks, switches and forks, newest first, with the status of each."""
         handle = self.find_session(session)
         operations, names = handle.operations()[:limit], {one.id: one.name for one in handle.branches()}
         return ToolAnswer(
-            rollbacks.operation_lines(operations, names, width=WIDTH, zone=None) or _placeholder("no operations"),
-            {"operations": [records.of_operation(one) for one in operations]},
+            lists.operations(operations, names),
+            {"operations": [record(one) for one in operations]},
         )
 
     # -- plans
@@ -237,14 +229,10 @@ class ReadTools:
 def _plan_answer(plan: RollbackPlan, *, force: bool) -> ToolAnswer:
     """Return the answer for a plan, with its identity if nothing blocks it."""
     effective_plan = plan.forced() if force else plan
-    data, lines = effective_plan.to_dict(), list(rollbacks.lines(effective_plan, width=WIDTH, face="mcp"))
+    data, view = effective_plan.to_dict(), list(outcome(effective_plan))
     del data["replayed"]
     if effective_plan.is_admissible:
-        lines.append((Span(f"To do exactly this: plan={plan.identity}"),))
+        view.append((Span(f"To do exactly this: plan={plan.identity}"),))
     else:
         del data["identity"]
-    return ToolAnswer(lines, data)
-
-
-def _placeholder(text: str) -> list[Line]:
-    return [(Span(text),)]
+    return ToolAnswer(view, data)

@@ -21,10 +21,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 import agentgit
 from agentgit.checkpoints import references
 from agentgit.errors import AgentGitError, InvalidInput, NotFound, PlanChanged, RollbackBlocked, RollbackIncomplete
-from agentgit.mcp.read_tools import ReadTools, ToolAnswer
+from agentgit.mcp.read_tools import MEDIUM, ReadTools, ToolAnswer
 from agentgit.mcp.write_tools import WriteTools
-from agentgit.render.text import plain
-from agentgit.render.views import rollback as rollbacks
+from agentgit.render.views.rollback import outcome
 from agentgit.values import is_database_error, portable
 
 if TYPE_CHECKING:
@@ -180,10 +179,10 @@ def _failure(error: AgentGitError) -> types.CallToolResult:
     text = f"{type(error).__name__}: {message}"
     if isinstance(error, PlanChanged | RollbackBlocked):
         details["plan"] = error.plan.to_dict()
-        text += f"\n{plain(rollbacks.lines(error.plan, face='mcp'))}"
+        text += f"\n{MEDIUM.text(outcome(error.plan))}"
     elif isinstance(error, RollbackIncomplete):
         details |= {"operation": error.operation, "report": error.report.to_dict()}
-        text += f"\n{plain(rollbacks.lines(error.report, face='mcp'))}"
+        text += f"\n{MEDIUM.text(outcome(error.report))}"
     return types.CallToolResult(content=[_text_content(text)], structuredContent=portable(details), isError=True)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from agentgit.errors import InvalidInput, NotAllowed
 from agentgit.mcp.read_tools import (
-    WIDTH,
     Branch,
     ChangedSession,
     CheckpointParameter,
@@ -21,11 +19,12 @@ from agentgit.mcp.read_tools import (
     ToolAnswer,
     Tools,
 )
-from agentgit.render import records
-from agentgit.render.text import Line, Span, place
-from agentgit.render.views import log as logs
-from agentgit.render.views import rollback as rollbacks
-from agentgit.render.views.lists import branch_lines
+from agentgit.render.records import record
+from agentgit.render.text import place
+from agentgit.render.view import Span, View
+from agentgit.render.views import lists
+from agentgit.render.views.checkpoints import log
+from agentgit.render.views.rollback import outcome
 from agentgit.values import count
 
 if TYPE_CHECKING:
@@ -75,9 +74,7 @@ class WriteTools(ReadTools):
         """Save the current point of a branch, with its files, as a checkpoint. You can go back to it later."""
         handle = self.find_changed_session(session)
         checkpoint = handle.checkpoint(name, branch=branch, description=description)
-        return _change_answer(
-            handle, logs.lines([checkpoint], width=WIDTH, zone=None), records.of_checkpoint(checkpoint)
-        )
+        return _change_answer(handle, log([checkpoint]), record(checkpoint))
 
     def delete_checkpoint(
         self, checkpoint: CheckpointParameter, *, session: ChangedSession = None, branch: Branch = None
@@ -110,8 +107,7 @@ class WriteTools(ReadTools):
         """
         handle = self.find_changed_session(session)
         new_branch = handle.branch(handle.fork(checkpoint, branch=branch, name=name).branch)
-        lines = branch_lines([new_branch], handle.tree(), width=WIDTH, zone=None)
-        return _change_answer(handle, lines, records.of_branch(new_branch))
+        return _change_answer(handle, lists.branches([new_branch], handle.tree()), record(new_branch))
 
     # -- rollbacks and switches
 
@@ -184,10 +180,10 @@ class WriteTools(ReadTools):
             )
 
 
-def _change_answer(session: Session, lines: Sequence[Line], data: dict[str, Any]) -> ToolAnswer:
+def _change_answer(session: Session, view: View, data: dict[str, Any]) -> ToolAnswer:
     """Return the answer of a tool that has changed a session, which begins with the name of the session."""
     name = session.reference
-    return ToolAnswer([(Span(place(name)),), *lines], {"session_name": name, **data})
+    return ToolAnswer([(Span(place(name)),), *view], {"session_name": name, **data})
 
 
 def _text_answer(text: str) -> ToolAnswer:
@@ -197,4 +193,4 @@ def _text_answer(text: str) -> ToolAnswer:
 def _report_answer(report: RollbackReport) -> ToolAnswer:
     data = report.to_dict()
     del data["replayed"]
-    return ToolAnswer(rollbacks.lines(report, width=WIDTH, face="mcp"), data)
+    return ToolAnswer(outcome(report), data)

@@ -14,7 +14,8 @@ from agentgit.errors import AgentGitError, InvalidInput, NotFound
 from agentgit.handles.session import Session
 from agentgit.next_steps import Face, Next
 from agentgit.render import html
-from agentgit.render.text import Line, Span, clean, place, plain
+from agentgit.render.text import clean, place
+from agentgit.render.view import Medium, Span, View
 from agentgit.repository import Repository
 
 if TYPE_CHECKING:
@@ -65,17 +66,19 @@ class NotebookNamespace:
                     yield variable, value
 
 
-class DisplayLines:
-    """Lines of text that display themselves in a notebook."""
+class DisplayedView:
+    """A view that displays itself in a notebook."""
 
-    def __init__(self, *lines: Line) -> None:
-        self._lines = lines
+    medium = Medium(face="notebook")
+
+    def __init__(self, view: View) -> None:
+        self._view = view
 
     def __repr__(self) -> str:
-        return plain(self._lines)
+        return self.medium.text(self._view)
 
     def _repr_html_(self) -> str:
-        return html.pre(self._lines)
+        return html.page(self._view, self.medium)
 
 
 class Notebook:
@@ -113,10 +116,10 @@ class Notebook:
         names: Any = NamesHere(self.repository(), bound)
         return names  # type: ignore[no-any-return]  # it has the same methods
 
-    def show(self, value: Any, lines: Sequence[Line]) -> None:
+    def show(self, value: Any, view: View) -> None:
         """Keep a result; the last one is the value of the magic, and those before it are displayed."""
         self.display_waiting()
-        self._waiting.append(DisplayLines(*lines) if value is None else value)
+        self._waiting.append(DisplayedView(view) if value is None else value)
 
     def ask(self, question: str) -> bool:
         """Display the plan that was shown, and ask in the cell."""
@@ -155,22 +158,14 @@ class Notebook:
             return
         if current.id != branch_id:
             self._namespace.names[variable] = agent.at(current.id)
-            self._display(
-                DisplayLines(
-                    (
-                        Span(variable, "reference"),
-                        Span(" is on branch "),
-                        Span(clean(current.name), "head"),
-                        Span(" of session "),
-                        Span(clean(agent.session.reference), "name"),
-                    )
-                )
-            )
+            branch = (Span(" is on branch "), Span(clean(current.name), "head"))
+            session = (Span(" of session "), Span(clean(agent.session.reference), "name"))
+            self._display(DisplayedView([(Span(variable, "reference"), *branch, *session)]))
 
 
-def target_line(session: Session, branch: str, variable: str) -> DisplayLines:
+def target_line(session: Session, branch: str, variable: str) -> DisplayedView:
     """Return a line that names a session, its branch and the agent's variable."""
-    return DisplayLines((Span(f"{place(session.reference, branch)}, variable "), Span(variable, "reference")))
+    return DisplayedView([(Span(f"{place(session.reference, branch)}, variable "), Span(variable, "reference"))])
 
 
 def parse(line: str) -> list[str]:

@@ -17,8 +17,9 @@ from IPython.display import display
 from agentgit.checkpoints.references import free_name
 from agentgit.errors import AgentGitError, InvalidInput, PlanChanged, RollbackBlocked, WorldDiverged
 from agentgit.notebook.browser import live
-from agentgit.notebook.commands import DisplayLines, Notebook, NotebookNamespace, complete, parse, target_line
-from agentgit.render.text import Span, clean
+from agentgit.notebook.commands import DisplayedView, Notebook, NotebookNamespace, complete, parse, target_line
+from agentgit.render.text import clean
+from agentgit.render.view import Span
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -198,21 +199,12 @@ def _switch_back_after(
         failure.add_note(clean(f"The session is still on branch {branch_agent.branch.name}. {text}"))
 
 
-def _summary(variable: str, agent: RollbackAgent, branch_agent: RollbackAgent) -> DisplayLines:
+def _summary(variable: str, agent: RollbackAgent, branch_agent: RollbackAgent) -> DisplayedView:
     head = branch_agent.head
     position = f" is at {head.metadata['reference']}; " if head is not None else " is empty; "
     current_name, branch_name = Span(clean(agent.branch.name), "head"), Span(clean(branch_agent.branch.name), "head")
-    return DisplayLines(
-        (
-            Span("branch "),
-            branch_name,
-            Span(position),
-            Span(variable, "reference"),
-            Span(" is on "),
-            current_name,
-            Span(" again"),
-        )
-    )
+    name, rest = Span(variable, "reference"), (Span(" is on "), current_name, Span(" again"))
+    return DisplayedView([(Span("branch "), branch_name, Span(position), name, *rest)])
 
 
 def _show(value: Any) -> None:

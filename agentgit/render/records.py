@@ -6,60 +6,38 @@ from dataclasses import fields
 from typing import Any
 
 from agentgit.checkpoints import Checkpoint
-from agentgit.sessions import ExternalSession, InternalSession, Tree
-from agentgit.sessions.reports import Operation
+from agentgit.sessions import InternalSession, Tree
 from agentgit.values import portable
 
 
-def of_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the columns of a checkpoint; its content is not read."""
-    return _plain(
-        {
-            "id": checkpoint.id,
-            "name": checkpoint.checkpoint_name,
-            "is_auto": checkpoint.is_auto,
-            "created_at": checkpoint.created_at,
-            "internal_session_id": checkpoint.internal_session_id,
-            "user_id": checkpoint.user_id,
-            **checkpoint.metadata,
-        }
-    )
+def record(value: Any) -> dict[str, Any]:
+    """Return the fields of a value, with sets as sorted lists.
 
-
-def of_branch(branch: InternalSession) -> dict[str, Any]:
-    """Return the columns of a branch; its content is not read."""
-    return _plain({f.name: getattr(branch, f.name) for f in fields(branch) if f.name not in branch.CONTENT})
-
-
-def of_session(session: ExternalSession) -> dict[str, Any]:
-    """Return the columns of a session."""
-    return _plain(vars(session))
-
-
-def of_value(value: Any) -> dict[str, Any]:
-    """Return the fields of a plain value, such as a member or a key, with sets as sorted lists."""
-    data = value if isinstance(value, dict) else vars(value)
-    return _plain({name: sorted(item) if isinstance(item, frozenset) else item for name, item in data.items()})
-
-
-def of_operation(operation: Operation) -> dict[str, Any]:
-    """Return the fields of an operation."""
-    return _plain(vars(operation))
-
-
-def of_tree(tree: Tree) -> dict[str, Any]:
-    """Return a tree as a list of its branches, parents before their children, each with its checkpoints.
-
-    Example:
-        >>> of_tree(Tree(session_name="s", roots=[]))
-        {'session_name': 's', 'branches': []}
+    The content of a checkpoint and of a branch is not read. A tree is a list of its branches, parents before their
+    children, each with its checkpoints.
     """
-    branches = [{**vars(branch), "points": [vars(p) for p in branch.points]} for branch in tree.walk()]
-    for branch in branches:
-        del branch["children"]  # each child names its parent; nested data would be as deep as the tree
-    return _plain({"session_name": tree.session_name, "branches": branches})
+    data: dict[str, Any] = portable(
+        {k: sorted(v) if isinstance(v, frozenset) else v for k, v in _fields(value).items()}
+    )
+    return data
 
 
-def _plain(data: dict[str, Any]) -> dict[str, Any]:
-    portable_data: dict[str, Any] = portable(data)
-    return portable_data
+def _fields(value: Any) -> dict[str, Any]:
+    if isinstance(value, Checkpoint):
+        return {
+            "id": value.id,
+            "name": value.checkpoint_name,
+            "is_auto": value.is_auto,
+            "created_at": value.created_at,
+            "internal_session_id": value.internal_session_id,
+            "user_id": value.user_id,
+            **value.metadata,
+        }
+    if isinstance(value, InternalSession):
+        return {f.name: getattr(value, f.name) for f in fields(value) if f.name not in value.CONTENT}
+    if isinstance(value, Tree):
+        branches = [{**vars(branch), "points": [vars(point) for point in branch.points]} for branch in value.walk()]
+        for branch in branches:
+            del branch["children"]  # each child names its parent; nested data would be as deep as the tree
+        return {"session_name": value.session_name, "branches": branches}
+    return value if isinstance(value, dict) else vars(value)

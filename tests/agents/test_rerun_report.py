@@ -33,7 +33,7 @@ def test_a_rerun_stands_beside_the_recording(repo, world, agent):
     assert "  user: add chair; add table" in text
     assert any(line.startswith("- ") and "table" in line for line in text.splitlines())
     assert any(line.startswith("+ ") and "sofa" in line for line in text.splitlines())
-    assert "they diverge here" in beside._repr_html_()
+    assert "They diverge at message 2" in beside._repr_html_()
     assert "sofa" in beside._repr_mimebundle_()["text/plain"]
     frame = beside.to_frame()
     assert frame["is_same"].tolist()[:2] == [True, False]

@@ -173,7 +173,7 @@ def test_a_missing_database_is_reported_and_not_created(agentgit, tmp_path, comm
 def test_a_database_without_sessions_is_reported(agentgit):
     agentgit("db", "upgrade")
     assert agentgit("sessions") == (
-        "no sessions yet; start one with `agentgit demo` or `agentgit chat MODULE:GRAPH`\n", "", 0,
+        "no sessions yet; agentgit chat MODULE:GRAPH NAME creates one\n", "", 0,
     )  # fmt: skip
     assert agentgit("sessions", "--json").out == "[]\n"
     assert agentgit("log").code == NotFound.exit_code
@@ -329,7 +329,7 @@ def test_log_filters_counts_and_pages_checkpoints(at):
 
 @pytest.mark.long
 def test_tags_are_managed_on_the_command_line(on_copy):
-    assert on_copy("tag").out == "no tags yet; add one with: agentgit tag REF NAME\n"
+    assert on_copy("tag").out == "no tags yet; agentgit tag REF NAME adds one\n"
     assert "v1" in on_copy("tag", "support-42", "main#2", "v1", "--description", "works").out
     assert on_copy("tag", "support-42", "HEAD", "v2").code == 0
     assert [one["name"] for one in json.loads(on_copy("tag", "support-42", "--json").out)] == ["v2", "v1"]

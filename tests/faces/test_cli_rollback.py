@@ -118,7 +118,7 @@ def test_a_stopped_rollback_is_resolved_and_resumed(folder):
     )
     assert f"1  {failed}  reversible  reverse_failed  put(item='stuck')" in folder.run("tool-track", "s@main").out
     assert folder.items == ["a book", "stuck"]
-    assert f"stopped  rollback {operation}; to finish it: agentgit resume {operation}" in folder.run("status").out
+    assert f"stopped  rollback {operation}; agentgit resume {operation}" in folder.run("status").out
     (folder.path / "shelf.json").write_text('["a book"]')
     assert folder.run("resolve", failed, "happened").code == 0
     done = folder.run("resume", operation)

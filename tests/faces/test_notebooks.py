@@ -192,7 +192,7 @@ def test_very_long_words_stay_inside_their_table_cells(browser):
     page.set_content(drawn)
     page.evaluate("document.querySelectorAll('td details').forEach(one => { one.open = true })")
     wide = page.evaluate("document.documentElement.scrollWidth")
-    calls = page.evaluate("[...document.querySelectorAll('code')].map(one => one.parentElement.clientWidth)")
+    calls = page.evaluate("[...document.querySelectorAll('td details')].map(one => one.parentElement.clientWidth)")
     shrunk = page.evaluate("(one => one.clientWidth / one.naturalWidth)(document.images[0])")
     assert wide <= 760
     assert min(calls) >= 150

@@ -48,4 +48,4 @@ def test_calls_after_the_newest_checkpoint_belong_to_the_branch(repo, agent):
     main = repo.session("s").tree().roots[0]
     assert (marks(main), dict(main.effects)) == ([], {"done": 1, "unknown": 1})
     drawn = ElementTree.fromstring(tree_svg(repo.session("s").tree()))  # noqa: S314  # our own
-    assert {"since then", "unknown"} <= {one.text for one in drawn.iter(TEXT)}
+    assert {"done", "unknown"} <= {one.text for one in drawn.iter(TEXT)}

@@ -18,7 +18,7 @@ from mcp_clients import connected, offered
 from notebook_shells import magic, restart
 from scripted import call, saying, tool_node_graph
 from served import THREAD, said
-from stubborn_tools import TOOLS, WORDS, WORDS_OF, Face, Next, Reason, Verb, spoken, word_once
+from stubborn_tools import TOOLS, WORDS, WORDS_OF, Face, Next, Reason, Verb, once, spoken
 from web_visitors import Visitor
 
 import agentgit
@@ -248,4 +248,4 @@ def test_a_reason_survives_json_and_a_step_that_several_share_stands_once():
     assert Reason.from_dict(reason.to_dict("why"), "why").next == (step,)
     assert reason.worded("chat").startswith("it is unknown; /resolve 5 ")
     assert reason == reason.worded("python")
-    assert word_once([reason, Reason("so is this", step)], "cli")[1] == "so is this"
+    assert list(once([reason, Reason("so is this", step)]))[1] == "so is this"

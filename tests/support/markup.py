@@ -17,7 +17,7 @@ def call(id: int, name: str, effect: str, status: str = "done", **args) -> ToolI
 
 
 TABLE_TAGS = frozenset(
-    ["div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "span", "code", "details", "summary"]
+    ["div", "p", "b", "pre", "table", "thead", "tbody", "tr", "th", "td", "span", "code", "details", "summary"]
 )
 """The HTML elements of a table that a notebook shows."""
 

@@ -9,9 +9,9 @@ from scripted import call, saying, tool_node_graph
 
 import agentgit
 from agentgit.next_steps import WORDS as WORDS_OF
-from agentgit.next_steps import Face, Next, Reason, Verb, word_once
+from agentgit.next_steps import Face, Next, Reason, Verb, once
 
-__all__ = ["WORDS_OF", "Face", "Next", "Reason", "Verb", "word_once"]
+__all__ = ["WORDS_OF", "Face", "Next", "Reason", "Verb", "once"]
 
 WORDS = (
     "run `pip install stripe` first",

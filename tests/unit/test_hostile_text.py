@@ -12,10 +12,10 @@ from agentgit.checkpoints.merge import MergedValue, MergePlan
 from agentgit.effects.invocation import ToolTrack
 from agentgit.effects.plan import KEEP, PlanStep
 from agentgit.effects.report import ReportItem
-from agentgit.render import show
-from agentgit.render.text import plain
-from agentgit.render.views import conversation, files, log, tree
-from agentgit.render.views import diff as diffs
+from agentgit.render.view import Medium, plain
+from agentgit.render.views import checkpoints, files, tree
+from agentgit.render.views.conversation import conversation
+from agentgit.render.views.diff import differences
 from agentgit.sessions.messages import History
 from agentgit.sessions.tree import Branch, Point, Tree
 from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, Undone, WorkspaceDiff
@@ -68,22 +68,22 @@ def merge_of(text):
 
 
 TEXTS = {
-    "tree": lambda text: tree.draw(tree_of(text), width=80),
-    "log": lambda text: log.draw_log([checkpoint_of(text)], width=100),
-    "checkpoint": lambda text: show.draw_checkpoint(checkpoint_of(text), width=100),
-    "messages": lambda text: conversation.draw_messages(messages_of(text)),
+    "tree": lambda text: Medium(80).text(tree.tree(tree_of(text))),
+    "log": lambda text: plain(checkpoints.log([checkpoint_of(text)])),
+    "checkpoint": lambda text: plain(checkpoints.checkpoint(checkpoint_of(text))),
+    "messages": lambda text: plain(conversation(messages_of(text))),
     "diff": lambda text: str(diff_of(text)),
-    "diff at a terminal": lambda text: plain(diffs.lines(diff_of(text), width=80)),
+    "diff at a terminal": lambda text: Medium(80).text(differences(diff_of(text))),
     "plan": lambda text: str(plan_of(text)),
     "report": lambda text: str(report_of(text)),
     "merge": lambda text: str(merge_of(text)),
-    "snapshots": lambda text: plain(files.snapshot_lines([FileCheckpoint(text, text, text, NOON, kind=text)])),
-    "file diff": lambda text: plain(files.diff_lines(WorkspaceDiff("a", "b", (text,), (text,), (text,), f"+{text}"))),
-    "restore plan": lambda text: plain(files.plan_lines(RestorePlan("a", (text,), (text,), (text,)))),
+    "snapshots": lambda text: plain(files.snapshots([FileCheckpoint(text, text, text, NOON, kind=text)])),
+    "file diff": lambda text: plain(files.difference(WorkspaceDiff("a", "b", (text,), (text,), (text,), f"+{text}"))),
+    "restore plan": lambda text: plain(files.plan(RestorePlan("a", (text,), (text,), (text,)))),
     "restore": lambda text: plain(
-        files.restored_lines(Restored("a", text, (text,), (text,), (text,), (text,), *[((text, text),)] * 3))
+        files.restored(Restored("a", text, (text,), (text,), (text,), (text,), *[((text, text),)] * 3))
     ),
-    "undone edits": lambda text: plain(files.undone_lines(Undone((text,), (text,), (text,), ((text, text),)))),
+    "undone edits": lambda text: plain(files.undone(Undone((text,), (text,), (text,), ((text, text),)))),
 }
 
 WITH_MORE_LINES = {"diff", "diff at a terminal", "file diff", "merge", "plan", "report"}

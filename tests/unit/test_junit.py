@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from agentgit.render.views.reruns import document
+from agentgit.render.views.reruns import junit
 from agentgit.sessions.rerun import RecordedCall, RerunReport, Reruns, SessionRerun
 
 COUNT, SECONDS, TEXT = r"\d+", r"\d+\.\d+", r"[\s\S]*"
@@ -64,7 +64,7 @@ def test_junit_has_the_form_that_ci_servers_read_whatever_the_text(text):
         rerun_of(text, verdict=True, error=text),
         SessionRerun(session=text, error=text),
     ]
-    written = document(Reruns(name=text, rows=rows, is_judged=True), 0.9)
+    written = junit(Reruns(name=text, rows=rows, is_judged=True), 0.9)
     assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", written.decode())
     root = ET.fromstring(written)  # noqa: S314  # our own text
     require_valid(root)
@@ -80,5 +80,5 @@ def test_cases_of_branches_of_one_session_have_names_of_their_own():
         SessionRerun(session="s", status="done", report=RerunReport(branch="again", source=source, status="done"))
         for source in ("main", "retry")
     ]
-    (suite,) = ET.fromstring(document(Reruns(name="again", rows=[*rows, SessionRerun(session="t")]), 0.9))  # noqa: S314
+    (suite,) = ET.fromstring(junit(Reruns(name="again", rows=[*rows, SessionRerun(session="t")]), 0.9))  # noqa: S314
     assert [case.get("name") for case in suite] == ["s@main", "s@retry", "t"]

@@ -10,27 +10,29 @@ from session_trees import NOON, Story, support
 
 from agentgit import Checkpoint, ExternalSession, InternalSession
 from agentgit.checkpoints.diff import diff
-from agentgit.render import records, show
+from agentgit.render.records import record
 from agentgit.render.svg import tree_svg
-from agentgit.render.text import STYLES, Span, cells, clean, cut, format_time, plain, table, visible
-from agentgit.render.views import diff as diffs
-from agentgit.render.views import log, tree
-from agentgit.render.views.lists import branch_lines, session_lines
+from agentgit.render.text import cells, clean, cut, format_time, visible
+from agentgit.render.view import STYLES, Medium, Span, Table, plain
+from agentgit.render.views import checkpoints, lists, tree
+from agentgit.render.views.diff import differences
 from agentgit.sessions.folded_tree import fold
 from agentgit.sessions.tree import Branch, Point, Tree
+
+NARROW = Medium(width=80)
 
 # -- the tree
 
 
 def test_a_tree_matches_the_expected_drawing():
     """The tree shows turns, names, joints, heads and the current branch, and folds a long run."""
-    assert tree.draw(support(), width=80) == golden("tree.txt")
+    assert NARROW.text(tree.tree(support())) == golden("tree.txt")
 
 
 def test_a_tree_without_checkpoints_is_drawn():
     empty = Tree.grow("new", [Branch(id=1, name="main", is_current=True)])
-    assert tree.draw(empty) == "new: 1 branch, 0 checkpoints\n○ main  (HEAD -> main *) no checkpoints yet"
-    assert tree.draw(Tree(session_name="none", roots=[])) == "none: 0 branches, 0 checkpoints"
+    assert str(empty) == "new: 1 branch, 0 checkpoints\n○ main  (HEAD -> main *) no checkpoints yet"
+    assert str(Tree(session_name="none", roots=[])) == "none: 0 branches, 0 checkpoints"
 
 
 def rerun_tree(status: str) -> Tree:
@@ -56,7 +58,7 @@ def test_a_branch_with_an_unknown_branch_point_is_still_drawn():
     """A branch whose branch point is on no line of its parent is drawn at the parent's first checkpoint."""
     one = Story().point(1, "named", name="one")
     forest = [Branch(id=1, name="a", points=[one]), Branch(id=2, name="b", parent_id=1, branch_point_id=999)]
-    assert tree.draw(Tree.grow("s", forest)).splitlines()[1:] == [
+    assert str(Tree.grow("s", forest)).splitlines()[1:] == [
         "◆ a#1  (a) one",
         "╰─○ b  (b) no checkpoints yet",
     ]
@@ -69,7 +71,7 @@ def test_a_deep_tree_is_drawn_without_a_recursion_error():
         left = branches[-1].points[-1].id
         points = [story.point(1, "named", name="x")]
         branches.append(Branch(id=n, name=f"b{n}", points=points, parent_id=n - 1, branch_point_id=left))
-    drawn = tree.draw(Tree.grow("deep", branches), width=80).splitlines()
+    drawn = NARROW.text(tree.tree(Tree.grow("deep", branches))).splitlines()
     assert len(drawn) == 2001
     assert max(map(cells, drawn)) <= 80
 
@@ -82,9 +84,11 @@ def test_a_log_loads_no_states_and_lists_checkpoints_that_were_never_stored():
         raise AssertionError("the log must not read this")
 
     deferred = Checkpoint.deferred(load, id=1, metadata={"reference": "main#1", "tool_track_position": 3})
-    assert "3 calls" in log.draw_log([deferred])
-    assert records.of_checkpoint(deferred)["reference"] == "main#1"
-    assert log.draw_log([Checkpoint(), Checkpoint(id=5, is_auto=True)]) == "5  auto   0 calls\n-  named  0 calls"
+    assert "3 calls" in plain(checkpoints.log([deferred]))
+    assert record(deferred)["reference"] == "main#1"
+    assert (
+        plain(checkpoints.log([Checkpoint(), Checkpoint(id=5, is_auto=True)])) == "5  auto   0 calls\n-  named  0 calls"
+    )
 
 
 def test_one_checkpoint_is_shown_in_full():
@@ -105,13 +109,13 @@ def test_one_checkpoint_is_shown_in_full():
         call | {"result": {"order": 17}, "status": "done"},
         call | {"error_message": "sold out", "status": "failed", "position": 1},
     ]
-    assert show.draw_checkpoint(one, width=80) == golden("show.txt")
+    assert NARROW.text(checkpoints.checkpoint(one)) == golden("show.txt")
 
 
 def test_a_long_checkpoint_shows_its_last_messages():
     long = Checkpoint(conversation_history=[{"role": "user", "content": f"message {n}"} for n in range(50)])
-    drawn = show.draw_checkpoint(long)
-    assert "50 messages, the last 20" in drawn
+    drawn = plain(checkpoints.checkpoint(long))
+    assert "50 messages\n  30 earlier messages not shown\n" in drawn
     assert "message 49" in drawn
     assert "message 29" not in drawn
 
@@ -126,14 +130,14 @@ def test_branches_are_listed_with_their_branch_points():
         branch(2, "retry", created_at=NOON, checkpoint_count=7, is_current=True, branch_point_checkpoint_id=4),
         branch(3, "undone", created_at=NOON, checkpoint_count=1, status="partial", branch_point_checkpoint_id=5),
     ]
-    assert plain(branch_lines(branches, support(), width=80)) == golden("branches.txt")
-    assert records.of_branch(branches[1])["name"] == "retry"
+    assert NARROW.text(lists.branches(branches, support())) == golden("branches.txt")
+    assert record(branches[1])["name"] == "retry"
 
 
 def test_a_long_branch_name_does_not_hide_a_branch_point():
     branches = [branch(1, "main", created_at=NOON), branch(2, "n" * 60, created_at=NOON, branch_point_checkpoint_id=4)]
-    shown = plain(branch_lines(branches, support(), width=80))
-    assert shown.endswith(plain(branch_lines(branches, support(), width=200)).rpartition("  ")[2])
+    shown = lists.branches(branches, support())
+    assert NARROW.text(shown).endswith(Medium(width=200).text(shown).rpartition("  ")[2])
 
 
 def test_sessions_are_listed_with_time_and_branch_count():
@@ -141,17 +145,17 @@ def test_sessions_are_listed_with_time_and_branch_count():
         ExternalSession(id=1, user_id=1, session_name="support-42", created_at=NOON, updated_at=NOON, branch_count=5),
         ExternalSession(id=2, user_id=1, session_name="日本", created_at=NOON, updated_at=NOON, is_active=False),
     ]
-    assert plain(session_lines(some, width=80)) == golden("sessions.txt")
-    assert records.of_session(some[0])["updated_at"] == "2026-10-04T12:00:00Z"
+    assert NARROW.text(lists.sessions(some)) == golden("sessions.txt")
+    assert record(some[0])["updated_at"] == "2026-10-04T12:00:00Z"
 
 
 def test_every_rendered_style_is_a_known_style():
     """Added and removed lines differ in style as well as in sign."""
     one, other = Checkpoint(checkpoint_name="x", session_state={"a": 1}), Checkpoint(session_state={"a": 2})
-    changed = diffs.lines(diff(one, other))
+    changed = NARROW.lines(differences(diff(one, other)))
     assert [span.style for (span,) in changed] == ["heading", "removed", "added"]
-    lines = [*tree.lines(support()), *log.lines([one]), *show.lines(one), *changed]
-    assert {span.style for line in lines for span in line} <= set(STYLES)
+    view = [*tree.tree(support()), *checkpoints.log([one]), *checkpoints.checkpoint(one)]
+    assert {span.style for line in [*NARROW.lines(view), *changed] for span in line} <= set(STYLES)
 
 
 # -- text
@@ -192,5 +196,5 @@ def test_times_are_shown_in_the_requested_zone():
 
 
 def test_an_empty_column_takes_no_space():
-    assert plain(table([[Span("a"), Span(""), Span("b")]], width=20)) == "a  b"
-    assert table([], width=20) == []
+    assert plain([Table([[Span("a"), Span(""), Span("b")]])]) == "a  b"
+    assert plain([Table([])]) == ""

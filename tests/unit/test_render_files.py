@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from agentgit.render.text import plain
+from agentgit.render.view import plain
 from agentgit.render.views import files
 from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, Undone, WorkspaceDiff
 
@@ -16,7 +16,7 @@ def styles(lines):
 def test_each_snapshot_is_listed_on_one_line():
     named = FileCheckpoint("a" * 32, "before", "all is well", NOON, change_count=3)
     safety = FileCheckpoint("b" * 32, None, "before a restore", NOON, kind="safety")
-    assert plain(files.snapshot_lines([named, safety])).splitlines() == [
+    assert plain(files.snapshots([named, safety])).splitlines() == [
         "aaaaaaaaaa  2026-01-02 12:00  manual  3 changed  before - all is well",
         "bbbbbbbbbb  2026-01-02 12:00  safety  0 changed  before a restore",
     ]
@@ -25,10 +25,10 @@ def test_each_snapshot_is_listed_on_one_line():
 def test_a_diff_has_a_style_for_each_sign():
     text = "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+new\n same\n"
     diff = WorkspaceDiff("a", None, added_files=("n",), modified_files=("x",), deleted_files=("o",), diff_content=text)
-    lines = files.diff_lines(diff)
+    lines = files.difference(diff)
     assert plain(lines).startswith("added  n\nmodified  x\ndeleted  o\n--- a/x\n+++ b/x\n")
     assert styles(lines)[3:] == ["heading", "heading", "changed", "removed", "added", ""]
-    assert plain(files.diff_lines(WorkspaceDiff("a", "b"))) == "no difference"
+    assert plain(files.difference(WorkspaceDiff("a", "b"))) == "no difference"
 
 
 def test_a_restore_report_lists_moved_and_conflicting_files():
@@ -38,18 +38,18 @@ def test_a_restore_report_lists_moved_and_conflicting_files():
         moved_aside=(("z", "/aside/z"),),
         conflicts=(("c", "changed during the restore"),),
     )  # fmt: skip
-    assert plain(files.restored_lines(done)).splitlines() == [
+    assert plain(files.restored(done)).splitlines() == [
         "restored  x", "deleted  y", "deleted  e", "created  d", "moved aside  z -> /aside/z",
         "conflict  c: changed during the restore", "The previous files are in snapshot bbbbbbbbbb.",
     ]  # fmt: skip
-    assert plain(files.restored_lines(Restored("a"))) == "There was nothing to restore."
+    assert plain(files.restored(Restored("a"))) == "There was nothing to restore."
     plan = RestorePlan("a", restore=("x",), delete=("y",), changed=("x",))
-    assert plain(files.plan_lines(plan)).splitlines() == [
+    assert plain(files.plan(plan)).splitlines() == [
         "restore  x", "delete  y", "changed since the last snapshot  x", "1 file to restore, 1 to delete",
     ]  # fmt: skip
-    assert plain(files.plan_lines(RestorePlan("a"))) == "There is nothing to restore."
+    assert plain(files.plan(RestorePlan("a"))) == "There is nothing to restore."
     undone = Undone(labels=("edit x",), restored=("x",), deleted=("y",), left=(("z", "changed since"),))
-    assert plain(files.undone_lines(undone)).splitlines() == [
+    assert plain(files.undone(undone)).splitlines() == [
         "undone  edit x", "  restored  x", "  deleted  y", "  left  z: changed since",
     ]  # fmt: skip
-    assert plain(files.undone_lines(Undone())) == "There is nothing to undo."
+    assert plain(files.undone(Undone())) == "There is nothing to undo."

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from agentgit.cli import output
-from agentgit.render.text import Span
+from agentgit.render.view import Span
 
 
 class Terminal(io.StringIO):

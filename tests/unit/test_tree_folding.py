@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from session_trees import Story
 
 from agentgit.errors import InvalidInput, NotFound
+from agentgit.render.view import Medium
 from agentgit.render.views import tree as trees
 from agentgit.sessions.folded_tree import FoldedTree, fold
 from agentgit.sessions.tree import Branch, Tree
@@ -102,7 +103,7 @@ def test_a_limit_below_one_and_an_unknown_branch_are_refused():
 
 def test_a_folded_tree_is_drawn_with_what_it_hides():
     folded = fold(grown([None, 1, 1, 1, 2, 2, 3, 4], current=5), limit=5)
-    assert trees.draw(folded, width=80).splitlines() == [
+    assert Medium(80).text(trees.tree(folded)).splitlines() == [
         "s: 8 branches, 24 checkpoints",
         "● b1#3      (b1) question 1",
         "├─● b2#3    (b2) question 2",
@@ -111,6 +112,5 @@ def test_a_folded_tree_is_drawn_with_what_it_hides():
         "├─● b4#3    (b4) (+1 branch) question 4",
         "┆           2 more branches",
     ]
-    assert str(folded) == trees.draw(folded)
     deep = fold(grown([None, 1, 2], current=3), limit=1)
-    assert trees.draw(deep).splitlines()[1:] == ["┆ 2 more branches above", "● b3#3  (HEAD -> b3 *) question 3"]
+    assert str(deep).splitlines()[1:] == ["┆ 2 more branches above", "● b3#3  (HEAD -> b3 *) question 3"]

@@ -13,7 +13,7 @@ def test_a_long_message_is_folded_and_a_long_list_is_cut():
     assert len(many._repr_html_()) < 500_000
     track = ToolTrack([ToolInvocation(id=n, internal_session_id=1, position=n, tool_name="t") for n in range(1_000)])
     assert "800 earlier calls not shown" in track._repr_html_()
-    assert ToolTrack()._repr_html_() == "<p>no tool calls yet</p>"
+    assert "<p>no tool calls yet</p>" in ToolTrack()._repr_html_()
 
 
 def test_html_of_a_diff_keeps_spaces_and_line_ends():

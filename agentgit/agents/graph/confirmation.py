@@ -19,6 +19,7 @@ from agentgit.effects.kinds import COMPENSABLE, MEMORY
 from agentgit.effects.plan import REDO, REVERSE, PlanStep
 from agentgit.langgraph_internals import CONFIG_KEY_TASK_ID, RunnableCallable
 from agentgit.next_steps import Reason
+from agentgit.render.view import Medium
 from agentgit.render.views import rollback as rollbacks
 
 KEY = "confirm"
@@ -75,7 +76,7 @@ def describe(plan: RollbackPlan) -> dict[str, Any]:
     resume = "true continues, anything else cancels"
     return {
         "type": TYPE,
-        "message": rollbacks.draw(plan, face="graph"),
+        "message": Medium(face="graph").text(rollbacks.outcome(plan)),
         "identity": plan.identity,
         "steps": steps,
         "resume": resume,

@@ -32,9 +32,10 @@ from agentgit.errors import (
 )
 from agentgit.handles.session import Session
 from agentgit.next_steps import Face
-from agentgit.render.text import Line, Span, clean, cut, table, visible
-from agentgit.render.views import conversation
-from agentgit.render.views import rollback as rollbacks
+from agentgit.render.text import clean, cut, visible
+from agentgit.render.view import Span, Table, View
+from agentgit.render.views.conversation import arguments
+from agentgit.render.views.rollback import outcome
 from agentgit.repository import Repository
 from agentgit.sessions.messages import text_of
 from agentgit.values import portable
@@ -137,7 +138,7 @@ class Chat:
             case ["exit"]:
                 return False
             case ["help"]:
-                output.show(help_lines(output.width()))
+                output.show(help_view())
             case ["continue"]:
                 self.turn(None)
             case ["rewind", *options]:
@@ -187,7 +188,7 @@ class Chat:
         self._run(["rollback", f"message:{message['id']}", *(word for word in words if word.startswith("-"))])
         if self.agent.branch_id != branch_id:
             self._refill = text_of(message)
-            output.show([(Span(f"before: {cut(clean(self._refill), output.width() - 8)}", "dim"),)])
+            output.show([(Span(f"before: {cut(clean(self._refill), output.medium().width - 8)}", "dim"),)])
 
     def _take_refill(self) -> str:
         text, self._refill = self._refill, ""
@@ -208,9 +209,9 @@ class Chat:
         names: Any = NamesHere(self.repo, self.session(changes=False))
         return names  # type: ignore[no-any-return]  # it has the same methods
 
-    def show(self, value: Any, lines: Sequence[Line]) -> None:
+    def show(self, value: Any, view: View) -> None:
         """Write a result."""
-        output.show(lines)
+        output.show(view)
 
     def ask(self, question: str) -> bool:
         """Ask a yes-or-no question at the terminal."""
@@ -244,7 +245,7 @@ class Chat:
         if (current := agent.session.branch()).id not in (previous_id, agent.branch_id):  # a tool requested a rollback
             self.agent = agent.at(current)
             if isinstance(report := self.agent.report, RollbackReport):
-                output.show(rollbacks.lines(report, width=output.width(), face="chat"))
+                output.show(outcome(report), self.face)
         if agent.rollback_error is not None and agent.rollback_error is not previous_error:
             self._fail_turn(agent.rollback_error)
 
@@ -276,9 +277,9 @@ class Chat:
     def _fail_turn(self, error: Exception) -> None:
         """Write an error of a turn, with its plan or report."""
         if isinstance(error, RollbackBlocked):
-            output.show(rollbacks.lines(error.plan, width=output.width(), face="chat"))
+            output.show(outcome(error.plan), self.face)
         elif isinstance(error, RollbackIncomplete):
-            output.show(rollbacks.lines(error.report, width=output.width(), face="chat"))
+            output.show(outcome(error.report), self.face)
         self.fail(error)
 
 
@@ -320,7 +321,7 @@ def choose_message(newest_first: list[dict[str, Any]]) -> dict[str, Any] | None:
         return newest_first[number] if number is not None else None
     shown = list(enumerate(newest_first, start=1))[:MAX_LISTED_MESSAGES]
     rows = [[Span(str(number), "reference"), Span(clean(text_of(message)))] for number, message in reversed(shown)]
-    output.show(table(rows, width=output.width()))
+    output.show([Table(rows)])
     raise InvalidInput("There is no terminal to choose a message at. Name it: /rewind 1 --yes is the newest.")
 
 
@@ -337,10 +338,10 @@ def split(line: str) -> list[str]:
         raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
 
 
-def help_lines(width: int) -> list[Line]:
-    """Return the help as lines."""
+def help_view() -> View:
+    """Return the help."""
     rows = [[Span(f"/{usage}", "reference"), Span(text)] for usage, text in SLASH_COMMANDS.items()]
-    return [*table(rows, width=width, wrap_last=True), *((Span(note, "dim"),) for note in HELP_NOTES)]
+    return [Table(rows, wraps=True), *((Span(note, "dim"),) for note in HELP_NOTES)]
 
 
 class Transcript:
@@ -361,7 +362,7 @@ class Transcript:
     def write_call(self, name: str, args: Mapping[str, Any]) -> None:
         """Write one tool call."""
         self.end()
-        line = cut(clean(f"→ {name}({conversation.arguments(args)})"), output.width())
+        line = cut(clean(f"→ {name}({arguments(args)})"), output.medium().width)
         output.show([(Span(line, "dim"),)])
         output.flush()
 

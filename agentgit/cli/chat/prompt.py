@@ -83,7 +83,7 @@ def choose(texts: Sequence[str]) -> int | None:
     def cancel(event: KeyPressEvent) -> None:
         event.app.exit(exception=KeyboardInterrupt)
 
-    labels = [output.encodable(cut(clean(text), output.width() - 12), sys.stdout) for text in texts]
+    labels = [output.encodable(cut(clean(text), output.medium().width - 12), sys.stdout) for text in texts]
     question = "Roll back to before which message? Arrow keys and Enter choose, Escape cancels."
     try:
         return choice(question, options=list(enumerate(labels)), key_bindings=keys)

@@ -1,16 +1,17 @@
-"""Diffs, comparisons of branches, and merge plans, as text and as HTML for notebooks and pages."""
+"""Diffs, comparisons of branches, and merge plans."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff, format_message
 from agentgit.checkpoints.merge import OURS, MergePlan
 from agentgit.render import html
-from agentgit.render.text import Line, Span, clean, cut, plain, table, visible
+from agentgit.render.text import clean, visible
+from agentgit.render.view import Span, Table, View
 
-STYLES = {"": "heading", "+": "added", "-": "removed", "~": "changed"}
+_STYLES = {"": "heading", "+": "added", "-": "removed", "~": "changed"}
 """The style of each sign."""
 
 _FILE_STYLES = {"+": "added", "-": "removed", "@": "changed"}
@@ -20,141 +21,87 @@ _MOST, _LONGEST = 1_000, 100_000
 """The maximum lines of a diff, and characters of its file differences, on a page."""
 
 
-def lines(value: Diff | Comparison, *, width: int = 100) -> list[Line]:
-    """Draw a diff or a comparison."""
-    return [(Span(cut(span.text, width), span.style),) for (span,) in _sign_lines(value.lines())]
+def differences(value: Diff | Comparison) -> View:
+    """Show a diff or a comparison."""
+    return [Table(_sign_lines(value.lines()))]
 
 
 def page(value: Diff) -> str:
-    """Draw a diff as HTML.
-
-    Example:
-        >>> page(Diff(from_id=1, to_id=2))
-        '<div><p>no difference</p></div>'
-    """
+    """Return a diff as HTML."""
     has_references = value.from_reference or value.to_reference
     heading = f"<p><b>{html.escape(f'{value.from_reference} → {value.to_reference}')}</b></p>" if has_references else ""
     return f"<div>{heading}{_content(value)}</div>"
 
 
 def side_by_side(value: Comparison) -> str:
-    """Draw two branches side by side as HTML, with the differences between them collapsed below."""
+    """Return two branches side by side as HTML, with the differences between them collapsed below."""
     sides = (value.left, value.right)
     heads = [html.escape(side.to_reference) for side in sides]
-    return "".join(
-        [
-            f"<div><p><b>{html.escape(value.heading)}</b></p>",
-            html.table(heads, [[_content(side, empty="unchanged") for side in sides]]),
-            html.fold("differences between them", _content(value.between)),
-            "</div>",
-        ]
-    )
+    table = html.table(heads, [[_content(side, empty="unchanged") for side in sides]])
+    between = html.fold("differences between them", _content(value.between))
+    return f"<div><p><b>{html.escape(value.heading)}</b></p>{table}{between}</div>"
 
 
 def _content(value: Diff, empty: str = "no difference") -> str:
     if value.is_empty:
         return f"<p>{empty}</p>"
-    parts = list(value.parts())
-    hidden_count = len(parts) - _MOST
-    more_lines = [(Span(f"… and {hidden_count:,} more lines", "dim"),)] if hidden_count > 0 else []
-    content = html.pre([*_sign_lines(parts[:_MOST]), *more_lines], wrapped=True)
+    parts = _sign_lines(value.parts())
+    content = html.pre([*parts[:_MOST], *_rest(len(parts) - _MOST, "lines")], wrapped=True)
     if not value.diff_content:
         return content
-    return content + html.fold("file differences", html.pre(_file_lines(value)))
+    files = [*patch(value.diff_content[:_LONGEST]), *_rest(len(value.diff_content) - _LONGEST, "characters")]
+    return content + html.fold("file differences", html.pre(files))
 
 
 def _sign_lines(signed: Iterable[tuple[str, str]]) -> list[tuple[Span]]:
-    return [(Span(f"{sign} {text}" if sign else text, STYLES[sign]),) for sign, text in signed]
+    return [(Span(f"{sign} {text}" if sign else text, _STYLES[sign]),) for sign, text in signed]
 
 
-def _file_lines(value: Diff) -> list[Line]:
-    """Return the lines of the file differences, and a note if they are cut."""
-    hidden_count = len(value.diff_content) - _LONGEST
-    more_lines = [(Span(f"… and {hidden_count:,} more characters", "dim"),)] if hidden_count > 0 else []
-    return [*patch(value.diff_content[:_LONGEST]), *more_lines]
+def _rest(hidden_count: int, noun: str) -> list[tuple[Span]]:
+    return [(Span(f"… and {hidden_count:,} more {noun}", "dim"),)] if hidden_count > 0 else []
 
 
-def patch(content: str) -> list[Line]:
-    """Draw a unified diff, each line in the style of its sign.
-
-    Example:
-        >>> [span.text for (span,) in patch("@@ -1 +1 @@\\n-\\told\\n+    new\\n")]
-        ['@@ -1 +1 @@', '-\\told', '+    new']
-    """
+def patch(content: str) -> list[tuple[Span]]:
+    """Show a unified diff, each line in the style of its sign."""
     lines = visible(content).split("\n")
-    return [(Span(line, _style(line)),) for line in (lines if lines[-1] else lines[:-1])]
+    return [
+        (Span(line, "heading" if line.startswith(_HEADINGS) else _FILE_STYLES.get(line[:1], "")),)
+        for line in (lines if lines[-1] else lines[:-1])
+    ]
 
 
-def _style(line: str) -> str:
-    return "heading" if line.startswith(_HEADINGS) else _FILE_STYLES.get(line[:1], "")
-
-
-MERGE_STYLES = {"conflict": "bad", "message": "added", "left out": "dim", OURS: "dim"}
+_MERGE_STYLES = {"conflict": "bad", "message": "added", "left out": "dim", OURS: "dim"}
 """The styles of the kinds of rows other than values that are merged."""
 
-_MOST_ROWS, _LONGEST_VALUE = 50, 400
-"""The maximum numbers of rows, and of characters of one value."""
-
-Row = tuple[str, str, str]
-"""The kind of a row, its name, and its text."""
+_MOST_ROWS, _LONGEST_VALUE = 50, 100
+"""The maximum numbers of rows of a merge plan, and of characters of one value."""
 
 
-def draw_merge(value: MergePlan, *, width: int = 100) -> str:
-    """Draw a merge plan as plain text.
-
-    Example:
-        >>> print(draw_merge(MergePlan(kind="merge", source="retry#2", into="main", base="main#1")))
-        Merge of retry#2 into main, since main#1: adds history, runs no tool.
-        Nothing to add: everything is already here.
-    """
-    return plain(merge_lines(value, width=width))
-
-
-def merge_lines(value: MergePlan, *, width: int = 100) -> list[Line]:
-    """Draw a merge plan."""
+def merge(value: MergePlan) -> View:
+    """Show a merge plan."""
+    rows = list(_merge_rows(value))
+    hidden_count = len(rows) - _MOST_ROWS
+    rest = [("", "", f"… and {hidden_count} more")] if hidden_count > 0 else []
     cells = [
-        [Span(kind, MERGE_STYLES.get(kind, "changed")), Span(clean(name)), Span(clean(text))]
-        for kind, name, text in _limit_rows(value)
+        [
+            Span(kind, _MERGE_STYLES.get(kind, "changed")),
+            Span(clean(name)),
+            Span(clean(_short(text, 4 * _LONGEST_VALUE))),
+        ]
+        for kind, name, text in [*rows[:_MOST_ROWS], *rest]
     ]
     return [
         (Span(clean(value.heading), "heading"),),
-        *table(cells, width=width, indent="  ", wrap_last=True),
+        Table(cells, ("", "of", "what"), indent="  ", wraps=True),
         (Span(value.summary, "bad" if value.conflicts else "dim"),),
     ]
 
 
-def merge_page(value: MergePlan) -> str:
-    """Draw a merge plan as HTML, for a notebook or a page."""
-    rows = [
-        [html.styled(Span(kind, MERGE_STYLES.get(kind, "changed"))), html.escape(name), html.escape(text)]
-        for kind, name, text in _limit_rows(value)
-    ]
-    return "".join(
-        [
-            f"<div><p><b>{html.escape(value.heading)}</b></p>",
-            html.table(["", "of", "what"], rows) if rows else "",
-            f"<p>{html.styled(Span(value.summary, 'bad' if value.conflicts else ''))}</p></div>",
-        ]
-    )
-
-
-def _limit_rows(value: MergePlan) -> list[Row]:
-    rows = [
-        (kind, name, text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…")
-        for kind, name, text in _rows(value)
-    ]
-    hidden_count = len(rows) - _MOST_ROWS
-    return [*rows[:_MOST_ROWS], ("", "", f"… and {hidden_count} more")] if hidden_count > 0 else rows
-
-
-def _rows(value: MergePlan) -> Iterable[Row]:
+def _merge_rows(value: MergePlan) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows: the kind of each, its name, and its text."""
     for conflict in value.conflicts:
-        yield (
-            "conflict",
-            conflict.key,
-            f"ours {_short_repr(conflict.ours)}, theirs {_short_repr(conflict.theirs)}, base "
-            f"{_short_repr(conflict.base)}",
-        )
+        ours, theirs, base = map(_short_repr, (conflict.ours, conflict.theirs, conflict.base))
+        yield "conflict", conflict.key, f"ours {ours}, theirs {theirs}, base {base}"
     for merged in value.values:
         yield merged.how, merged.key, "" if merged.how == OURS else _short_repr(merged.value)
     for message in value.messages:
@@ -165,5 +112,8 @@ def _rows(value: MergePlan) -> Iterable[Row]:
 
 
 def _short_repr(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE // 4 else text[: _LONGEST_VALUE // 4 - 1] + "…"
+    return _short(repr(value), _LONGEST_VALUE)
+
+
+def _short(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 1] + "…"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC
 from typing import TYPE_CHECKING
 
-from agentgit.render.text import Line, Span, Zone, clean, format_time, table
+from agentgit.next_steps import Next, Reason
+from agentgit.render.text import clean
+from agentgit.render.view import Line, Span, Table, Time, View, facts
 from agentgit.render.views.diff import patch
 from agentgit.values import count, escape_path
 from agentgit.workspace.values import EVERYTHING
@@ -21,12 +22,12 @@ SHOWN_PATHS = 5
 """The number of changed paths that one snapshot shows."""
 
 
-def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zone: Zone = UTC) -> list[Line]:
-    """Draw a list of snapshots."""
+def snapshots(values: Sequence[FileCheckpoint]) -> View:
+    """Show a list of snapshots."""
     rows = [
         [
             Span(clean(snapshot.id[:SHORT_ID_LENGTH]), "reference"),
-            Span(format_time(snapshot.timestamp, zone), "dim"),
+            Time(snapshot.timestamp),
             Span(clean(snapshot.kind)),
             Span(f"{snapshot.change_count} changed", "dim"),
             Span(
@@ -34,13 +35,31 @@ def snapshot_lines(snapshots: Sequence[FileCheckpoint], *, width: int = 100, zon
                 "name" if snapshot.name else "",
             ),
         ]
-        for snapshot in snapshots
+        for snapshot in values
     ]
-    return table(rows, width=width)
+    return [Table(rows, empty=Reason("no snapshots yet", Next("save_files")))]
 
 
-def diff_lines(diff: WorkspaceDiff) -> list[Line]:
-    """Draw a diff: the paths that differ, then the unified diff."""
+def snapshot(value: FileCheckpoint, changes_since: WorkspaceDiff) -> View:
+    """Show one snapshot, and the files that have changed since."""
+    shown = value.files_changed[:SHOWN_PATHS]
+    more = ", …" if value.change_count > len(shown) else ""
+    paths = f": {', '.join(map(escape_path, shown))}{more}" if shown else ""
+    known = {
+        "id": value.id,
+        "name": value.name,
+        "message": value.message,
+        "created": (Time(value.timestamp, seconds=True), Span(f" ({clean(value.kind)})")),
+        "changed": f"{count(value.change_count, 'file')}{paths}",
+        "metadata": repr(dict(value.metadata)) if value.metadata else None,
+        "kept": "until it is deleted" if value.pinned else None,
+    }
+    changes = _changes(changes_since) or [(Span("nothing", "dim"),)]
+    return [facts(known), (), (Span("changed since", "heading"),), *changes]
+
+
+def difference(diff: WorkspaceDiff) -> View:
+    """Show a diff: the paths that differ, then the unified diff."""
     if not diff:
         return [(Span("no difference", "dim"),)]
     return [*_changes(diff), *patch(diff.diff_content)]
@@ -54,82 +73,51 @@ def _changes(diff: WorkspaceDiff) -> list[Line]:
     ]
 
 
-def plan_lines(plan: RestorePlan) -> list[Line]:
-    """Draw what a restore would do."""
+def plan(value: RestorePlan) -> View:
+    """Show what a restore would do."""
     lines = [
-        *_pairs("impossible", "bad", plan.impossible, ": "),
-        *_paths("restore", "added", plan.restore),
-        *_paths("delete", "removed", plan.delete),
-        *_paths("move aside", "changed", plan.aside),
-        *_paths("changed since the last snapshot", "bad", plan.changed),
-        *_pairs("missing", "bad", plan.missing, ": "),
-        *_pairs("left", "dim", plan.left, ": "),
+        *_paths("impossible", "bad", value.impossible),
+        *_paths("restore", "added", value.restore),
+        *_paths("delete", "removed", value.delete),
+        *_paths("move aside", "changed", value.aside),
+        *_paths("changed since the last snapshot", "bad", value.changed),
+        *_paths("missing", "bad", value.missing),
+        *_paths("left", "dim", value.left),
     ]
-    summary = f"{count(len(plan.restore), 'file')} to restore, {len(plan.delete)} to delete"
-    notes = _paths("note", "dim", plan.unseen)
+    summary = f"{count(len(value.restore), 'file')} to restore, {len(value.delete)} to delete"
+    notes = _paths("note", "dim", value.unseen)
     return [*lines, *notes, (Span(summary if lines else "There is nothing to restore.", "dim"),)]
 
 
-def restored_lines(restored: Restored) -> list[Line]:
-    """Draw what a restore did."""
+def restored(value: Restored) -> View:
+    """Show what a restore did."""
     lines = [
-        *_paths("restored", "added", [EVERYTHING] if restored.everything else ()),
-        *_paths("restored", "added", restored.restored),
-        *_paths("deleted", "removed", (*restored.deleted, *restored.deleted_directories)),
-        *_paths("created", "added", restored.created_directories),
-        *_pairs("moved aside", "changed", restored.moved_aside, " -> "),
-        *_pairs("conflict", "bad", restored.conflicts, ": "),
-        *_pairs("missing", "bad", restored.missing, ": "),
-        *_pairs("left", "dim", restored.left, ": "),
+        *_paths("restored", "added", [EVERYTHING] if value.everything else ()),
+        *_paths("restored", "added", value.restored),
+        *_paths("deleted", "removed", (*value.deleted, *value.deleted_directories)),
+        *_paths("created", "added", value.created_directories),
+        *_paths("moved aside", "changed", value.moved_aside, " -> "),
+        *_paths("conflict", "bad", value.conflicts),
+        *_paths("missing", "bad", value.missing),
+        *_paths("left", "dim", value.left),
     ]
-    safety_text = f"The previous files are in snapshot {restored.safety[:SHORT_ID_LENGTH]}." if restored.safety else ""
-    notes = _paths("note", "dim", restored.unseen)
+    safety_text = f"The previous files are in snapshot {value.safety[:SHORT_ID_LENGTH]}." if value.safety else ""
+    notes = _paths("note", "dim", value.unseen)
     return [*lines, *notes, (Span(clean(safety_text if lines else "There was nothing to restore."), "dim"),)]
 
 
-def undone_lines(undone: Undone) -> list[Line]:
-    """Draw what an undo did."""
+def undone(value: Undone) -> View:
+    """Show what an undo did."""
     lines = [
-        *((Span("undone  ", "changed"), Span(clean(label))) for label in undone.labels),
-        *_paths("  restored", "added", undone.restored),
-        *_paths("  deleted", "removed", undone.deleted),
-        *_pairs("  left", "bad", undone.left, ": "),
+        *((Span("undone  ", "changed"), Span(clean(label))) for label in value.labels),
+        *_paths("  restored", "added", value.restored),
+        *_paths("  deleted", "removed", value.deleted),
+        *_paths("  left", "bad", value.left),
     ]
     return lines or [(Span("There is nothing to undo.", "dim"),)]
 
 
-def _paths(label: str, style: str, paths: Iterable[str]) -> list[Line]:
-    return [(Span(f"{label}  ", style), Span(escape_path(path))) for path in paths]
-
-
-def _pairs(label: str, style: str, pairs: Iterable[tuple[str, str]], separator: str) -> list[Line]:
-    return [
-        (Span(f"{label}  ", style), Span(f"{escape_path(path)}{separator}{escape_path(detail)}"))
-        for path, detail in pairs
-    ]
-
-
-def show_lines(
-    snapshot: FileCheckpoint, changes_since: WorkspaceDiff, *, width: int = 100, zone: Zone = UTC
-) -> list[Line]:
-    """Draw one snapshot, and the files that have changed since."""
-    values = {
-        "id": snapshot.id,
-        "name": snapshot.name,
-        "message": snapshot.message,
-        "created": f"{format_time(snapshot.timestamp, zone, seconds=True)} ({snapshot.kind})",
-        "changed": _changed_files(snapshot),
-        "metadata": repr(dict(snapshot.metadata)) if snapshot.metadata else None,
-        "kept": "until it is deleted" if snapshot.pinned else None,
-    }
-    facts = [[Span(name, "dim"), Span(clean(str(value)))] for name, value in values.items() if value]
-    changes = _changes(changes_since) or [(Span("nothing", "dim"),)]
-    return [*table(facts, width=width), (), (Span("changed since", "heading"),), *changes]
-
-
-def _changed_files(snapshot: FileCheckpoint) -> str:
-    """Return the number of files that a snapshot changed, and the first of their paths."""
-    shown = snapshot.files_changed[:SHOWN_PATHS]
-    more = ", …" if snapshot.change_count > len(shown) else ""
-    paths = f": {', '.join(map(escape_path, shown))}{more}" if shown else ""
-    return f"{count(snapshot.change_count, 'file')}{paths}"
+def _paths(label: str, style: str, paths: Iterable[str | tuple[str, str]], separator: str = ": ") -> list[Line]:
+    """Show paths, each with its detail if it has one, a line for each."""
+    texts = (path if isinstance(path, str) else separator.join(path) for path in paths)
+    return [(Span(f"{label}  ", style), Span(escape_path(text))) for text in texts]

@@ -11,22 +11,20 @@ A line is a turn, a checkpoint with a name or a tag, or a checkpoint where a bra
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
-from datetime import UTC
+from collections.abc import Mapping
 
 from agentgit.render.layout import (
     NAME_CELLS,
     RERUN_LEGEND,
-    LayoutItem,
     LayoutRow,
     branch_name,
-    folded_items,
     is_named,
     references,
     title_of,
+    walk,
 )
-from agentgit.render.text import Line, Span, Zone, cells, clean, cut, format_time, pad, plain, table
+from agentgit.render.text import clean, cut
+from agentgit.render.view import Cell, Span, Table, Time, View
 from agentgit.sessions.folded_tree import FoldedTree, fold
 from agentgit.sessions.session import OPEN, SIMULATED
 from agentgit.sessions.tree import DONE, Branch, Exploration, Tree
@@ -38,104 +36,50 @@ _LANE_CELLS = 24
 """The maximum width of the lanes, in cells; deeper branches are drawn at that depth."""
 
 
-def draw(tree: Tree | FoldedTree, *, width: int = 100) -> str:
-    """Draw a tree as plain text.
-
-    Example:
-        >>> from agentgit.sessions.tree import Point
-        >>> main = Branch(id=1, name="main", is_current=True, points=[Point(id=5, number=1, name="start")])
-        >>> print(draw(Tree(session_name="s", roots=[main])))
-        s: 1 branch, 1 checkpoint
-        ◆ main#1  (HEAD -> main *) start
-    """
-    return plain(lines(tree, width=width))
-
-
-def lines(
-    tree: Tree | FoldedTree, *, width: int = 100, every: bool = False, times: bool = False, zone: Zone = UTC
-) -> list[Line]:
-    """Draw a tree."""
-    folded = tree if isinstance(tree, FoldedTree) else fold(tree)
+def tree(value: Tree | FoldedTree, *, every: bool = False, times: bool = False) -> View:
+    """Show a tree."""
+    folded = value if isinstance(value, FoldedTree) else fold(value)
     reference_by_id = references(folded.tree)
     rows = [
-        (
-            cut(lane, _LANE_CELLS),
-            *_row(row, reference_by_id, format_time(row.points[-1].created_at, zone) if row.points else ""),
-        )
-        for lane, row in _lay_out(folded, every)
+        _row(_lanes(above, is_first), row, reference_by_id, times) for row, above, is_first in walk(folded, every=every)
     ]
     heading = f": {count(len(folded.counts), 'branch')}, {count(sum(folded.counts.values()), 'checkpoint')}"
-    reference_width = min(
-        50, max((cells(lane) + cells(glyph.text + where.text) for lane, glyph, where, *_ in rows), default=0)
-    )
-    result: list[Line] = [(Span(cut(clean(folded.tree.session_name), width - 30), "heading"), Span(heading, "dim"))]
-    if folded.above:
-        result.append((Span(f"{FOLDED} ", "dim"), Span(f"{count(folded.above, 'more branch')} above", "dim")))
-    has_reruns = False
-    for lane, glyph, where, time, head, title in rows:
-        has_reruns = has_reruns or glyph.text.startswith(RERUN)
-        padded_reference = pad(where.text, reference_width - cells(lane + glyph.text)) + "  "
-        time_spans = (Span(pad(time.text, 18), time.style),) if times else ()
-        title_width = (
-            width
-            - cells(lane + glyph.text + padded_reference + head.text)
-            - sum(cells(span.text) for span in time_spans)
-        )
-        short_title = title._replace(text=cut(title.text, max(8, title_width)))
-        result.append((Span(lane, "dim"), glyph, Span(padded_reference, where.style), *time_spans, head, short_title))
-    if has_reruns:
-        result.append((Span(f"{RERUN} {RERUN_LEGEND}", "dim"),))
-    return result
+    above = [(Span(f"{FOLDED} {count(folded.above, 'more branch')} above", "dim"),)] if folded.above else []
+    has_reruns = any(branch.status == SIMULATED for branch in folded.tree.walk())
+    return [
+        (Span(cut(clean(folded.tree.session_name), 60), "heading"), Span(heading, "dim")),
+        *above,
+        Table(rows, longest=60),
+        *([(Span(f"{RERUN} {RERUN_LEGEND}", "dim"),)] if has_reruns else []),
+    ]
 
 
-# -- layout: the lanes
+def _lanes(above: list[tuple[Branch, bool]], is_first: bool) -> str:
+    """Return the lanes of the branches above a line, the last with the joint of a branch that begins there."""
+    lanes = ["│ " if goes_on else "  " for _, goes_on in above]
+    if above and is_first:
+        lanes[-1] = "├─" if above[-1][1] else "╰─"
+    return cut("".join(lanes), _LANE_CELLS)
 
 
-def _lay_out(folded: FoldedTree, every: bool) -> Iterator[tuple[str, LayoutRow]]:
-    """Yield every line with its lanes, from top to bottom."""
-    for root in folded.tree.roots:
-        # An explicit stack, because branches may be nested deeper than Python's recursion limit.
-        stack: list[tuple[str, str, deque[LayoutItem]]] = [("", "", deque(folded_items(folded, root, every=every)))]
-        while stack:
-            lane, first_lane, items = stack.pop()
-            if not items:
-                continue
-            item = items.popleft()
-            if isinstance(item, LayoutRow):
-                yield first_lane or lane, item
-                stack.append((lane, "", items))
-            else:
-                stack.append((lane, "", items))
-                inner, joint = ("│ ", "├─") if items else ("  ", "╰─")
-                stack.append((lane + inner, lane + joint, deque(folded_items(folded, item, every=every))))
-
-
-# -- text of a line
-
-
-def _row(row: LayoutRow, reference_by_id: Mapping[int, str], time: str) -> tuple[Span, Span, Span, Span, Span]:
-    """Return a line's glyph, reference, time, head and title."""
+def _row(lanes: str, row: LayoutRow, reference_by_id: Mapping[int, str], times: bool) -> list[Cell]:
+    """Return the cells of a line: its lanes and reference, its time, and its title after what ends there."""
     branch, points = row.branch, row.points
-    if row.folded:
-        numbers = f"#{points[0].number}..#{points[-1].number}"
-        words = count(row.folded, "turn")
-        return Span(FOLDED + " ", "dim"), Span(numbers, "dim"), Span(""), Span(""), Span(words, "dim")
-    if not points and (row.hidden or row.unread):
-        words = count(row.hidden, "more branch") if row.hidden else count(row.unread, "earlier checkpoint")
-        return Span(FOLDED + " ", "dim"), Span(""), Span(""), Span(""), Span(words, "dim")
+    start, time = Span(lanes, "dim"), Time(points[-1].created_at if points and times else None)
+    if row.note:
+        numbers = f"#{points[0].number}..#{points[-1].number}" if row.folded else ""
+        return [(start, Span(f"{FOLDED} {numbers}", "dim")), Time(None), Span(row.note, "dim")]
     if not points:
-        placeholder = Span("no checkpoints yet", "dim")
-        return Span(BEGIN + " "), Span(branch_name(branch), "reference"), Span(""), _head_label(branch), placeholder
+        reference = Span(branch_name(branch), "reference")
+        return [(start, Span(f"{BEGIN} "), reference), time, (_head_label(branch), Span("no checkpoints yet", "dim"))]
     last = points[-1]
     style = "name" if is_named(last) else ""
     is_beginning = last.kind in ("before", "branch")
     glyph = RERUN if branch.status == SIMULATED else NAMED if style else BEGIN if is_beginning else TURN
     head = _head_label(branch) if last is branch.points[-1] else Span("")
     tags = f"(tag: {', '.join(map(clean, last.tags))}) " if last.tags else ""
-    more = f"(+{count(row.hidden, 'branch')}) " if row.hidden else ""
-    title = Span(more + tags + title_of(row, reference_by_id), style)
-    reference = Span(reference_by_id[last.id], "reference")
-    return Span(f"{glyph} ", style), reference, Span(time, "dim"), head, title
+    title = Span(row.more + tags + title_of(row, reference_by_id), style)
+    return [(start, Span(f"{glyph} ", style), Span(reference_by_id[last.id], "reference")), time, (head, title)]
 
 
 def _head_label(branch: Branch) -> Span:
@@ -145,25 +89,12 @@ def _head_label(branch: Branch) -> Span:
     return Span(f"({', '.join(words)}) ", "head")
 
 
-def draw_exploration(exploration: Exploration, *, width: int = 100) -> str:
-    """Draw an exploration as plain text.
-
-    Example:
-        >>> from agentgit.sessions.tree import ExploredBranch
-        >>> leaf = ExploredBranch(id=7, name="explore/1", choices=(1,), answer="two chairs", score=1.0)
-        >>> print(draw_exploration(Exploration(name="explore", branch="main", branches=[leaf])))
-        explore, from main: 1 turn, 1 leaf
-          explore/1  score 1  two chairs
-    """
-    return plain(exploration_lines(exploration, width=width))
-
-
-def exploration_lines(exploration: Exploration, *, width: int = 100) -> list[Line]:
-    """Draw an exploration."""
-    leaves, tokens = len(exploration.leaves), exploration.tokens
-    counts = [count(len(exploration.branches), "turn"), f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"]
+def exploration(value: Exploration) -> View:
+    """Show an exploration."""
+    leaves, tokens = len(value.leaves), value.tokens
+    counts = [count(len(value.branches), "turn"), f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"]
     counts += [count(tokens, "token")] if tokens is not None else []
-    heading = f"{clean(exploration.name)}, from {clean(exploration.branch)}: {', '.join(counts)}"
+    heading = f"{clean(value.name)}, from {clean(value.branch)}: {', '.join(counts)}"
     rows = [
         [
             Span(clean(row["branch"]), "reference"),
@@ -173,9 +104,11 @@ def exploration_lines(exploration: Exploration, *, width: int = 100) -> list[Lin
             Span("" if row["status"] == DONE else row["status"], "bad"),
             Span(clean(row["error"] or row["answer"] or "")),
         ]
-        for row in exploration.compare()
+        for row in value.compare()
     ]
-    result = [(Span(heading, "heading"),), *table(rows, width=width, indent="  ")]
-    if undeclared := exploration.undeclared:
-        result.append((Span(f"  not declared, so not reversed: {clean(', '.join(undeclared))}", "bad"),))
-    return result
+    kept = f"  not declared, so not reversed: {clean(', '.join(value.undeclared))}"
+    return [
+        (Span(heading, "heading"),),
+        Table(rows, indent="  "),
+        *([(Span(kept, "bad"),)] if value.undeclared else []),
+    ]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from agentgit.render import records
+from agentgit.render.records import record
 from agentgit.web.api import responses
 from agentgit.web.api.dependencies import BranchName, Caller, Id, ReferenceParameter, RequestBody, failures
 from agentgit.web.api.responses import JsonResponse
@@ -134,22 +134,20 @@ def switch(caller: Caller, session_id: Id, wanted: Switch) -> JsonResponse:
     """Continue the session on another branch."""
     session = caller.session(session_id)
     report = session.switch(**wanted.model_dump())
-    branch = records.of_branch(session.branch(wanted.branch))
+    branch = record(session.branch(wanted.branch))
     return JsonResponse({"branch": branch, "report": report.to_dict() if report.operation_id else None})
 
 
 @router.get("/sessions/{session_id}/operations", response_model=responses.OperationsAnswer, responses=failures())
 def operations(caller: Caller, session_id: Id) -> JsonResponse:
     """List the rollbacks, switches and forks of a session, newest first."""
-    return JsonResponse(
-        {"items": [records.of_operation(operation) for operation in caller.session(session_id).operations()]}
-    )
+    return JsonResponse({"items": [record(operation) for operation in caller.session(session_id).operations()]})
 
 
 @router.get("/operations/{operation_id}", response_model=responses.OperationAnswer, responses=failures())
 def operation(caller: Caller, operation_id: Id) -> JsonResponse:
     """Return one operation: a rollback, a switch or a fork."""
-    return JsonResponse(records.of_operation(caller.operation(operation_id)))
+    return JsonResponse(record(caller.operation(operation_id)))
 
 
 @router.post("/operations/{operation_id}/resume", response_model=responses.ReportAnswer, responses=failures(409))

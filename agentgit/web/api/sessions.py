@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
 from agentgit.checkpoints import Checkpoint
-from agentgit.render import records
+from agentgit.render.records import record
 from agentgit.repository import Repository
 from agentgit.sessions import ExternalSession
 from agentgit.values import portable
@@ -37,13 +37,13 @@ checkpoint_router = APIRouter(prefix="/sessions/{session_id}/checkpoints/{checkp
 @checkpoint_router.get("", response_model=responses.CheckpointAnswer, responses=failures())
 def get_checkpoint_by_id(caller: Caller, session_id: Id, checkpoint_id: Id) -> JsonResponse:
     """Return a checkpoint, without its content."""
-    return JsonResponse(records.of_checkpoint(caller.session(session_id).get_checkpoint(checkpoint_id)))
+    return JsonResponse(record(caller.session(session_id).get_checkpoint(checkpoint_id)))
 
 
 @checkpoint_router.delete("", response_model=responses.CheckpointAnswer, responses=failures(409))
 def delete_checkpoint(caller: Caller, session_id: Id, checkpoint_id: Id) -> JsonResponse:
     """Delete a checkpoint. The conversation and the tool track are kept."""
-    return JsonResponse(records.of_checkpoint(caller.session(session_id).delete_checkpoint(checkpoint_id)))
+    return JsonResponse(record(caller.session(session_id).delete_checkpoint(checkpoint_id)))
 
 
 @checkpoint_router.get("/messages", response_model=responses.MessagesAnswer, responses=failures())
@@ -135,7 +135,7 @@ def sessions(
 ) -> JsonResponse:
     """List the sessions that you can see, the most recently updated first."""
     page, next_cursor = read_session_page(caller, limit, after, name)
-    return JsonResponse({"items": [records.of_session(session) for session in page], "next": next_cursor})
+    return JsonResponse({"items": [record(session) for session in page], "next": next_cursor})
 
 
 def read_session_page(
@@ -149,15 +149,13 @@ def read_session_page(
 @router.post("/sessions", status_code=201, response_model=responses.SessionAnswer, responses=failures(409))
 def create_session(caller: Caller, wanted: NewSession) -> JsonResponse:
     """Create a session. If you already have a session of this name, it is returned instead."""
-    return JsonResponse(
-        records.of_session(caller.session(wanted.name, create=True, template=wanted.template).info), 201
-    )
+    return JsonResponse(record(caller.session(wanted.name, create=True, template=wanted.template).info), 201)
 
 
 @router.get("/sessions/{session_id}", response_model=responses.SessionAnswer, responses=failures())
 def get_session(caller: Caller, session_id: Id) -> JsonResponse:
     """Return a session."""
-    return JsonResponse(records.of_session(caller.session(session_id).info))
+    return JsonResponse(record(caller.session(session_id).info))
 
 
 @router.delete("/sessions/{session_id}", response_model=responses.ErasedAnswer, responses=failures(409))
@@ -169,13 +167,13 @@ def delete_session(caller: Caller, session_id: Id, force: bool = False) -> JsonR
 @router.get("/sessions/{session_id}/branches", response_model=responses.BranchesAnswer, responses=failures())
 def branches(caller: Caller, session_id: Id) -> JsonResponse:
     """List the branches of a session, oldest first."""
-    return JsonResponse({"items": [records.of_branch(branch) for branch in caller.session(session_id).branches()]})
+    return JsonResponse({"items": [record(branch) for branch in caller.session(session_id).branches()]})
 
 
 @router.get("/sessions/{session_id}/tree", response_model=responses.TreeAnswer, responses=failures())
 def tree(caller: Caller, session_id: Id) -> JsonResponse:
     """Return the branches of a session as a tree, with all their checkpoints."""
-    return JsonResponse(records.of_tree(caller.session(session_id).tree()))
+    return JsonResponse(record(caller.session(session_id).tree()))
 
 
 @router.get("/sessions/{session_id}/log", response_model=responses.CheckpointsAnswer, responses=failures())
@@ -201,7 +199,7 @@ def log(
         branch=branch, which=which, name=name, since=since, until=until, tag=tag, author=author, auto=auto
     )
     page = log.page(limit, after=after)
-    return JsonResponse({"items": [records.of_checkpoint(checkpoint) for checkpoint in page], "next": page.next})
+    return JsonResponse({"items": [record(checkpoint) for checkpoint in page], "next": page.next})
 
 
 @router.get("/sessions/{session_id}/search", response_model=responses.HitsPage, responses=failures())
@@ -234,7 +232,7 @@ def tool_track(
 @router.get("/sessions/{session_id}/checkpoint", response_model=responses.CheckpointAnswer, responses=failures(409))
 def get_checkpoint(caller: Caller, session_id: Id, ref: ReferenceParameter, branch: BranchName = None) -> JsonResponse:
     """Return the checkpoint that a reference names."""
-    return JsonResponse(records.of_checkpoint(caller.session(session_id).get_checkpoint(ref, branch=branch)))
+    return JsonResponse(record(caller.session(session_id).get_checkpoint(ref, branch=branch)))
 
 
 @router.get("/sessions/{session_id}/diff", response_model=responses.DiffAnswer, responses=failures(409))

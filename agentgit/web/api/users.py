@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from agentgit.auth import Member, ShareLink, User
 from agentgit.auth.credentials import ApiKey, NewKey
-from agentgit.render import records
+from agentgit.render.records import record
 from agentgit.values import portable
 from agentgit.web.api import responses
 from agentgit.web.api.dependencies import Caller, Id, RequestBody, failures
@@ -211,4 +211,4 @@ def revoke_link(caller: Caller, link_id: Id) -> JsonResponse:
 @sharing_router.post("/links/accept", response_model=responses.SessionAnswer, responses=failures())
 def accept(caller: Caller, wanted: Join) -> JsonResponse:
     """Join a session with the token of a link."""
-    return JsonResponse(records.of_session(caller.accept(wanted.token).info))
+    return JsonResponse(record(caller.accept(wanted.token).info))

@@ -30,7 +30,8 @@ from agentgit.effects.invocation import MARKS
 from agentgit.next_steps import Reason
 from agentgit.render.layout import KINDS
 from agentgit.render.svg import mark_svg
-from agentgit.render.text import Line, clean, distance, format_time, visible, waiting_text
+from agentgit.render.text import clean, distance, format_time, visible, waiting_text
+from agentgit.render.view import Span
 from agentgit.render.views.conversation import arguments
 from agentgit.sessions.messages import text_of
 from agentgit.values import count, portable
@@ -186,7 +187,7 @@ def effect_marks(counts: Mapping[str, int]) -> Markup:
     )
 
 
-def spans(lines: list[Line]) -> Markup:
+def spans(lines: list[tuple[Span, ...]]) -> Markup:
     """Render lines of styled spans, each span with the CSS class of its style."""
     return Markup("\n").join(
         Markup("").join(

@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse, Response
 
 from agentgit.errors import InvalidInput
 from agentgit.render.views.diff import patch
-from agentgit.render.views.reruns import divergence_text
+from agentgit.render.views.reruns import divergence
 from agentgit.sessions.events import KINDS
 from agentgit.sessions.rerun import FUNCTION, LIVE, RECORD, TOLD, VALUE
 from agentgit.web.api.dependencies import MAX_ID, After, BranchName, Id, Offset
@@ -191,7 +191,7 @@ def rerun(visit: Visit, session_id: Id, branch: BranchName = None) -> Response:
         branch=session.branch(branch).name,
         beside=beside,
         report=beside.report,
-        divergence=divergence_text(beside),
+        divergence=divergence(beside),
         answers=ANSWERS,
     )
 
