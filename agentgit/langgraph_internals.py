@@ -23,6 +23,7 @@ __all__ = [
     "CONFIG_KEY_CHECKPOINT_MAP",
     "CONFIG_KEY_CHECKPOINT_NS",
     "CONFIG_KEY_DURABILITY",
+    "CONFIG_KEY_RESUMING",
     "CONFIG_KEY_RUNTIME",
     "CONFIG_KEY_SCRATCHPAD",
     "CONFIG_KEY_SEND",
@@ -75,6 +76,7 @@ try:
     CONFIG_KEY_CHECKPOINT_MAP = _constants.CONFIG_KEY_CHECKPOINT_MAP
     CONFIG_KEY_CHECKPOINT_NS = _constants.CONFIG_KEY_CHECKPOINT_NS
     CONFIG_KEY_DURABILITY = _constants.CONFIG_KEY_DURABILITY
+    CONFIG_KEY_RESUMING = _constants.CONFIG_KEY_RESUMING
     CONFIG_KEY_RUNTIME = _constants.CONFIG_KEY_RUNTIME
     """What a host, or the graph that calls this one, gives to the nodes: its store, for example."""
 

@@ -41,7 +41,7 @@ class RecordedTurn(Protocol):
         """Record that the graph looked for a checkpoint, and which one it found."""
 
     def with_answers(self, found: CheckpointTuple) -> CheckpointTuple:
-        """Return the state of a subgraph with answers to the calls that an earlier turn has left open in it."""
+        """Return the state of a subgraph that begins, with answers to the calls that were left open in it."""
 
     def flush(self) -> None:
         """Write what waits, if anything."""

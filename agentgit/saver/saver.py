@@ -26,7 +26,12 @@ from sqlalchemy import URL, Connection
 from agentgit.auth.keyring import Keyring
 from agentgit.auth.secret_names import excluded_names
 from agentgit.errors import Conflict, InvalidInput, NotAllowed
-from agentgit.langgraph_internals import DeltaSnapshot
+from agentgit.langgraph_internals import (
+    CONFIG_KEY_CHECKPOINT_MAP,
+    CONFIG_KEY_RESUMING,
+    CONFIG_KEY_TASK_ID,
+    DeltaSnapshot,
+)
 from agentgit.saver.async_api import DONE, AsyncSaverMethods
 from agentgit.saver.codec import Codec, make_codec
 from agentgit.saver.config import (
@@ -281,13 +286,20 @@ class SQLModelSaver(AsyncSaverMethods):
                 return None
             store.seen.add(loaded[0].key)
             found = next(self._build_tuples(connection, store, [loaded]))
+            task = config["configurable"]
+            is_subgraph = bool(ns) and turn is not None and CONFIG_KEY_TASK_ID in task
+            goes_on = is_subgraph and bool(task.get(CONFIG_KEY_RESUMING))
+            if goes_on and not _has_begun(connection, store, loaded[0], task.get(CONFIG_KEY_CHECKPOINT_MAP, {})):
+                # LangGraph would go on with the call of the subgraph before this one, and drop the input.
+                del task[CONFIG_KEY_RESUMING]
+                goes_on = False
         if ns and loaded[0].is_imported and turn is not None and turn.goes_on and would_go_on(found):
             # LangGraph would go on with it because the graph around it goes on.
             raise Conflict(
                 f"The subgraph {ns!r} stands at an imported checkpoint: what waits there never runs here. "
                 "Nothing of it was run. Send a new message."
             )
-        return turn.with_answers(found) if ns and turn is not None else found
+        return turn.with_answers(found) if turn is not None and is_subgraph and not goes_on else found
 
     def list(
         self,
@@ -573,3 +585,15 @@ def _asked(writes: Sequence[tuple[str, Any]], rows: Sequence[tuple[int, str, Bod
     return [
         (ASKED_INDEX - number, ASKED, body) for _, channel, body in rows if channel == INTERRUPT and number < MAX_ASKED
     ]
+
+
+def _has_begun(connection: Connection, store: GraphStore, subgraph: GraphCheckpoint, steps: Mapping[str, str]) -> bool:
+    """Return whether a subgraph began in the steps of the graphs around it that run now, or before they were edited."""
+    for ns, step_id in steps.items():
+        step = store.find(connection, subgraph.key._replace(ns=ns, checkpoint_id=step_id))
+        while step is not None and step.key.checkpoint_id != subgraph.meta["parents"].get(ns):
+            before = step.parent_id if step.meta.get("source") == "update" else None
+            step = store.find(connection, step.key._replace(checkpoint_id=before)) if before else None
+        if step is None:
+            return False
+    return True

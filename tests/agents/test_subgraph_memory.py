@@ -1,9 +1,13 @@
 """A branch gives each subgraph the memory that it had at the branch point, so that state and world agree."""
 
+from contextlib import suppress
+
 import pytest
+from langchain.agents import create_agent
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command
 from remembering import KINDS, Builder, Outer, build, items
+from scripted import node_graph, obedient
 from served import THREAD, is_asked
 
 from agentgit import InvalidInput
@@ -102,6 +106,31 @@ def test_a_wrapped_agent_rolls_back_and_redoes_the_memory(repo, world):
     old = again.switch("main", sync="world")
     assert items(old.invoke({"turn": "6"})) == sorted(world.items)
     assert {one[-1] for one in world.items} == set("1236")
+
+
+@pytest.mark.parametrize("first", ["add chair", "add chair; fail storm; note late"])
+@pytest.mark.parametrize("edit", [False, True])
+async def test_a_subagent_that_had_not_begun_gets_its_own_message_when_the_turn_goes_on(repo, world, first, edit):
+    """It neither gives its last answer again nor makes the calls that it left open before."""
+    helper = create_agent(obedient(), world.tools(), checkpointer=True, name="helper")
+    failures = [False, True, False]
+
+    def ask(state):
+        if failures.pop(0):
+            raise ConnectionError("not reached")
+        return {"messages": helper.invoke({"messages": [state["messages"][-1]]})["messages"][-1:]}
+
+    agent = repo.wrap(node_graph(ask), "s", effects=world.effects(), check_effects=False)
+    with suppress(RuntimeError):
+        agent.run(first)
+    notes = [*world.notes]
+    with pytest.raises(ConnectionError):
+        agent.run("add lamp")
+    if edit:
+        agent.update_state(None, {"messages": [("user", "add table")]})
+    answer = await agent.ainvoke(None)
+    wanted = "table" if edit else "lamp"
+    assert (world.items, world.notes, answer["messages"][-1].content) == (["chair", wanted], notes, "done")
 
 
 def test_an_edit_between_two_steps_lets_the_subgraph_run(repo, world):

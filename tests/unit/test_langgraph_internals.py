@@ -33,7 +33,7 @@ MOVED = f"LangGraph {version('langgraph')} has moved {{}}; agentgit was made wit
 KEYS = {
     "CONFIG_KEY_CACHE": "__pregel_cache", "CONFIG_KEY_CHECKPOINT_MAP": "checkpoint_map",
     "CONFIG_KEY_CHECKPOINT_NS": "checkpoint_ns", "CONFIG_KEY_DURABILITY": "__pregel_durability",
-    "CONFIG_KEY_RUNTIME": "__pregel_runtime",
+    "CONFIG_KEY_RESUMING": "__pregel_resuming", "CONFIG_KEY_RUNTIME": "__pregel_runtime",
     "CONFIG_KEY_SCRATCHPAD": "__pregel_scratchpad", "CONFIG_KEY_SEND": "__pregel_send",
     "CONFIG_KEY_TASK_ID": "__pregel_task_id", "CONFIG_KEY_THREAD_ID": "thread_id", "PUSH": "__pregel_push",
 }  # fmt: skip

@@ -337,9 +337,9 @@ class Turn(RunningTurn):
         return self.unit_of_work.add(new)
 
     def with_answers(self, found: CheckpointTuple) -> CheckpointTuple:
-        """Return the state of a subgraph with answers to the calls that an earlier turn has left open in it."""
+        """Return the state of a subgraph that begins, with answers to the calls that were left open in it."""
         values = found.checkpoint["channel_values"]
-        if not self.turn_input.is_new or not isinstance(values.get(inputs.MESSAGES), list):
+        if not isinstance(values.get(inputs.MESSAGES), list):
             return found
         messages = answer_all(self.context.store, self.branch, values[inputs.MESSAGES])
         return found._replace(checkpoint={**found.checkpoint, "channel_values": {**values, inputs.MESSAGES: messages}})
