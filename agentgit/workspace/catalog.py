@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
@@ -90,7 +90,7 @@ class Folder:
     left_out: dict[bytes, LeftOut] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        files = [(name.decode("latin-1"), one.stamp, one.mode, one.oid.hex()) for name, one in self.files.items()]
+        files = [(name.decode("latin-1"), one.oid.hex(), one.mode, one.stamp) for name, one in self.files.items()]
         left_out = [(name.decode("latin-1"), *one) for name, one in self.left_out.items()]
         folders = [name.decode("latin-1") for name in self.folders]
         return orjson.dumps([self.mode, self.stamp, self.rules, self.tree.hex(), files, folders, left_out])
@@ -100,20 +100,16 @@ class Folder:
         mode, stamp, rules, tree, files, folders, left_out = orjson.loads(data)
         return cls(
             mode,
-            _stamp(stamp),
-            _stamp(rules),
+            stamp and tuple(stamp),
+            rules and tuple(rules),
             bytes.fromhex(tree),
             {
-                name.encode("latin-1"): KnownFile(_stamp(one), mode, bytes.fromhex(oid))
-                for name, one, mode, oid in files
+                name.encode("latin-1"): KnownFile(stamp and tuple(stamp), mode, bytes.fromhex(oid))
+                for name, oid, mode, stamp in files
             },
             [name.encode("latin-1") for name in folders],
             {name.encode("latin-1"): LeftOut(*values) for name, *values in left_out},
         )
-
-
-def _stamp(values: Any) -> Stamp | None:
-    return None if values is None else tuple(values)
 
 
 @dataclass

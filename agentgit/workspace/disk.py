@@ -16,8 +16,8 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -32,9 +32,6 @@ READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """The flags to open a file for reading, without blocking if another process replaces it with a pipe."""
 
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-USABLE = stat.S_IRWXU
-"""The permission bits that a directory needs while its entries are changed."""
 
 ASIDE = b".agentgit-aside"
 """The directory in the workspace for items moved aside if the storage is on another file system; never captured."""
@@ -87,86 +84,33 @@ def open_folder(root: int, path: bytes) -> int:
 
 
 class Disk:
-    def __init__(self, root: bytes, aside: bytes = b"", modes: Mapping[bytes, int] | None = None) -> None:
+    def __init__(self, root: bytes, aside: bytes = b"") -> None:
         require_not_moved(root)
         self._root = root
         self._asides = (aside, os.path.join(root, ASIDE, os.path.basename(aside)))
-        self.modes = dict(modes or {})
         self.created: list[bytes] = []
 
     def read_entry(self, path: bytes, writer: PackWriter | None = None) -> TreeEntry | None:
         """Return the entry at a path; None if there is none. Only readable files and links have an id."""
-        with self._at(path, changing=False) as place:
+        with self.at(path) as place:
             return None if place is None else _read_entry(place.parent, place.name, writer)
 
     def read(self, path: bytes) -> bytes:
         """Read a file or a link; return no bytes if it does not exist any more."""
-        with self._at(path, changing=False) as place, suppress(FileNotFoundError, NotADirectoryError):
+        with self.at(path) as place, suppress(FileNotFoundError, NotADirectoryError):
             return b"" if place is None else _read(place.parent, place.name)[1] or b""
         return b""
-
-    def put(self, path: bytes, entry: TreeEntry, data: bytes, expected: TreeEntry | None) -> bool:
-        """Put a file or a link where an item was seen, in one step; return False if something else is there by now."""
-        self.make_folder(os.path.dirname(path))
-        with self._at(path) as place:
-            return place is not None and place.put(entry, data, expected)
-
-    def unlink(self, path: bytes, expected: TreeEntry) -> bool:
-        """Remove the file or link that was seen at a path; return False if something else is there by now."""
-        with self._at(path) as place:
-            return place is not None and place.remove(expected)
-
-    def recover(self, path: bytes, *known: TreeEntry) -> bytes | None:
-        """Clean up after a process that was killed while it changed a path; see `Place.recover`."""
-        with self._at(path) as place:
-            return None if place is None else place.recover(*known)
-
-    def remove_folder(self, path: bytes) -> bool:
-        """Remove a directory if it is empty and not a mount point; return whether it was removed."""
-        with self._at(path) as place:
-            try:
-                os.rmdir(place.name, dir_fd=place.parent) if place is not None else None
-            except OSError as error:
-                if error.errno not in (*GONE, errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
-                    raise
-                return False
-            return place is not None
 
     def make_folder(self, path: bytes) -> None:
         """Create a directory and its parents; move aside anything else that is in the way."""
         names = path.split(b"/") if path else []
         for end in range(1, len(names) + 1):
             folder = b"/".join(names[:end])
-            with self._at(folder) as place:
+            with self.at(folder) as place:
                 if place is None:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-                with suppress(FileNotFoundError):
-                    if stat.S_ISDIR(os.lstat(place.name, dir_fd=place.parent).st_mode):
-                        continue
-                    place.move_aside(place.name)
-                os.mkdir(place.name, dir_fd=place.parent)
-                _set_mode(place.parent, place.name, PLAIN_DIRECTORY)
-                self.created.append(folder)
-
-    def move_aside(self, path: bytes) -> None:
-        """Move the item at a path, with everything in it, out of the workspace."""
-        with self._at(path) as place:
-            if place is not None:
-                place.move_aside(place.name)
-
-    def set_mode(self, path: bytes, mode: int) -> None:
-        """Set the permission bits of a directory if they differ, without following a link.
-
-        The bits of a file are never changed in place, because it may have hard links outside the workspace.
-        """
-        with self._at(path) as place, suppress(FileNotFoundError, NotADirectoryError):
-            if place is not None and os.lstat(place.name, dir_fd=place.parent).st_mode != mode:
-                _set_mode(place.parent, place.name, mode)
-
-    def restore_modes(self) -> None:
-        """Set the modes of the directories that were opened for a change, the deepest first."""
-        for path in sorted(self.modes, key=len, reverse=True):
-            self.set_mode(path, self.modes[path])
+                if place.make_folder():
+                    self.created.append(folder)
 
     def moved(self) -> list[tuple[bytes, bytes]]:
         """Return the files that were moved aside: the original path and the current path of each."""
@@ -180,31 +124,20 @@ class Disk:
         return sorted(items)
 
     @contextmanager
-    def _at(self, path: bytes, *, changing: bool = True) -> Iterator[Place | None]:
-        """Open the directory of a path, and let its owner change it; yield None if it does not exist.
-
-        `restore_modes` sets the mode back.
-        """
-        with naming(path):
-            parent, root = None, os.open(self._root, FOLDER_FLAGS)
+    def at(self, path: bytes) -> Iterator[Place | None]:
+        """Open the directory of a path; yield None if it does not exist."""
+        with naming(path), ExitStack() as stack:
+            root = os.open(self._root, FOLDER_FLAGS)
+            stack.callback(os.close, root)
             try:
                 parent = open_folder(root, os.path.dirname(path))
             except OSError as error:
                 if error.errno not in GONE:
                     raise
-            finally:
-                os.close(root)
-            if parent is None:
                 yield None
                 return
-            try:
-                status = os.fstat(parent)
-                if changing and can_be_opened(status):
-                    self.modes.setdefault(os.path.dirname(path), status.st_mode)
-                    os.fchmod(parent, stat.S_IMODE(status.st_mode) | USABLE)
-                yield Place(parent, path, self._asides)
-            finally:
-                os.close(parent)
+            stack.callback(os.close, parent)
+            yield Place(parent, path, self._asides)
 
 
 @dataclass(frozen=True)
@@ -228,6 +161,9 @@ class Place:
     def _old(self) -> bytes:
         """The temporary name under which a replaced item is kept until it is checked."""
         return self._new + b"-old"
+
+    def look(self) -> TreeEntry | None:
+        return _read_entry(self.parent, self.name)
 
     def put(self, entry: TreeEntry, data: bytes, expected: TreeEntry | None) -> bool:
         """Put a file or a link here; a file is always a new one, so other hard links keep the old contents."""
@@ -257,6 +193,36 @@ class Place:
         self._put_item_back()
         return False
 
+    def make_folder(self) -> bool:
+        """Create a directory, unless there is one; move aside anything else that is in the way."""
+        with suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.lstat(self.name, dir_fd=self.parent).st_mode):
+                return False
+            self.move_aside(self.name)
+        os.mkdir(self.name, dir_fd=self.parent)
+        self.set_mode(PLAIN_DIRECTORY)
+        return True
+
+    def remove_folder(self) -> bool:
+        """Remove a directory if it is empty and not a mount point; return whether it was removed."""
+        try:
+            os.rmdir(self.name, dir_fd=self.parent)
+        except OSError as error:
+            if error.errno not in (*GONE, errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+                raise
+            return False
+        return True
+
+    def set_mode(self, mode: int) -> None:
+        """Set the permission bits of a directory if they differ; those of a file never, because of its hard links."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if os.lstat(self.name, dir_fd=self.parent).st_mode != mode:
+                descriptor = os.open(self.name, FOLDER_FLAGS, dir_fd=self.parent)
+                try:
+                    os.fchmod(descriptor, stat.S_IMODE(mode))
+                finally:
+                    os.close(descriptor)
+
     def recover(self, *known: TreeEntry) -> bytes | None:
         """Clean up after a process that was killed while it changed this path.
 
@@ -274,10 +240,6 @@ class Place:
 
     def move_aside(self, name: bytes) -> bytes:
         """Move an item to the storage or, if that is on another file system, to a place in the workspace."""
-        status = os.lstat(name, dir_fd=self.parent)
-        is_closed = stat.S_ISDIR(status.st_mode) and can_be_opened(status)
-        if is_closed:  # only a writable directory can be moved to another one
-            _set_mode(self.parent, name, status.st_mode | USABLE)
         for aside in self.asides:
             destination, number = os.path.join(aside, self.path), 0
             while os.path.lexists(destination):
@@ -290,8 +252,6 @@ class Place:
             except OSError as error:
                 if error.errno != errno.EXDEV or aside == self.asides[-1]:
                     raise
-        if is_closed:
-            os.chmod(destination, stat.S_IMODE(status.st_mode))
         return destination
 
     def _create(self, entry: TreeEntry, data: bytes) -> None:
@@ -427,16 +387,3 @@ def _read_entry(parent: int, name: bytes, writer: PackWriter | None = None) -> T
     if data is None:
         return TreeEntry(mode)
     return TreeEntry(mode, object_id(BLOB, data) if writer is None else writer.put(BLOB, data))
-
-
-def _set_mode(parent: int, name: bytes, mode: int) -> None:
-    descriptor = os.open(name, FOLDER_FLAGS, dir_fd=parent)
-    try:
-        os.fchmod(descriptor, stat.S_IMODE(mode))
-    finally:
-        os.close(descriptor)
-
-
-def can_be_opened(status: os.stat_result) -> bool:
-    """Return whether a directory restricts this user, who may change that."""
-    return status.st_mode & USABLE != USABLE and status.st_uid == os.geteuid() != 0

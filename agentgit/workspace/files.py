@@ -14,7 +14,7 @@ from agentgit.errors import WorkspaceChanged
 from agentgit.values import escape_path
 from agentgit.workspace.catalog import Catalog, CatalogRow, Index
 from agentgit.workspace.diff import Side, compare, decode_paths
-from agentgit.workspace.disk import ASIDE, USABLE, Disk, can_be_opened
+from agentgit.workspace.disk import ASIDE, Disk
 from agentgit.workspace.file_history import FileHistory
 from agentgit.workspace.ignore_rules import IgnoreRules
 from agentgit.workspace.left_out import (
@@ -220,14 +220,10 @@ class Files:
             for path, (_, after) in changes.items()
             if after is not None and is_leaf(after) and path not in done and after.oid not in self.objects
         }
-        folders: dict[bytes, list[bytes]] = {}
         for path in changes:
-            folders.setdefault(path.rpartition(b"/")[0], []).append(path)
-        for folder, paths in folders.items():
-            absolute = os.path.join(self._root, folder)
-            is_closed = os.path.isdir(absolute) and not os.access(absolute, os.W_OK | os.X_OK)
-            if is_closed and not can_be_opened(os.lstat(absolute)):
-                reasons |= dict.fromkeys(paths, "its directory cannot be written")
+            folder = os.path.dirname(os.path.join(self._root, path))
+            if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
+                reasons[path] = "its directory cannot be written"
         return tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons))
 
     def _changed(self, trees: Trees, scan: Scan, tree: bytes | None, left_out: LeftOutPaths) -> list[bytes]:
@@ -278,16 +274,9 @@ class Files:
         trees, before = Trees(self.objects), bytes.fromhex(safety.tree)
         changes, unreachable = self._steps(trees, before, safety.left_out, row, paths)
         changes = {path: change for path, change in changes.items() if path not in kept}
-        modes: dict[bytes, int] = {}
-        if is_resumed:  # the killed process may have opened directories
-            entries = {parent: trees.entry(before, parent) for path in changes for parent in parent_folders(path)}
-            modes = {path: one.mode for path, one in entries.items() if one and one.mode & USABLE != USABLE}
-        disk = Disk(self._root, os.path.join(self._storage, b"aside", aside.encode()), modes)
+        disk = Disk(self._root, os.path.join(self._storage, b"aside", aside.encode()))
         restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
-        try:
-            restore.run()
-        finally:
-            disk.restore_modes()
+        restore.run()
         self._update_index(changes)
         moved = set(paths_in_the_way(safety.left_out, changes))
         report = self._report(

@@ -17,7 +17,7 @@ from agentgit.values import escape_path
 from agentgit.workspace.disk import Disk
 from agentgit.workspace.left_out import UNREADABLE, LeftOutPaths, containing_path, is_selected, parent_folders
 from agentgit.workspace.objects import Objects
-from agentgit.workspace.trees import Changes, TreeChange, is_directory, is_leaf
+from agentgit.workspace.trees import Changes, TreeChange, TreeEntry, is_directory, is_leaf
 from agentgit.workspace.values import some
 
 CHANGED = "changed during the restore"
@@ -56,16 +56,8 @@ def select_changes(differences: Mapping[bytes, TreeChange], paths: tuple[bytes, 
 
 
 class Restore:
-    def __init__(
-        self,
-        disk: Disk,
-        objects: Objects,
-        changes: Changes,
-        *,
-        is_resumed: bool = False,
-    ) -> None:
-        self._disk, self._objects, self._changes = disk, objects, changes
-        self._is_resumed = is_resumed
+    def __init__(self, disk: Disk, objects: Objects, changes: Changes, *, is_resumed: bool = False) -> None:
+        self._disk, self._objects, self._changes, self._is_resumed = disk, objects, changes, is_resumed
         self._failures: dict[bytes, AgentGitError] = {}
         self.restored, self.deleted, self.removed_folders = list[bytes](), list[bytes](), list[bytes]()
         self.conflicts: list[tuple[bytes, str]] = []
@@ -74,11 +66,27 @@ class Restore:
         """Run the restore, or the rest of an interrupted one. A path that fails does not stop the others."""
         if self._is_resumed:
             self._recover()
-        self._remove_files()
-        self._remove_folders()
-        self._write_files()
-        self._make_folders()
-        self._set_modes()
+        ordered = sorted(self._changes.items())
+        for path, (before, after) in ordered:
+            if is_leaf(before) and not is_leaf(after):
+                self._remove_file(path, before)
+        for path, (before, after) in reversed(ordered):
+            if is_directory(before) and not is_directory(after):
+                with self._collecting(path), self._disk.at(path) as place:
+                    if place is not None and place.remove_folder():
+                        self.removed_folders.append(path)
+        for path, (before, after) in ordered:
+            if is_leaf(after):
+                self._write_file(path, before, after)
+        for path, (_, after) in ordered:
+            if is_directory(after):
+                with self._collecting(path):
+                    self._disk.make_folder(path)
+        for path, (_, after) in reversed(ordered):  # the deepest first, because a parent may become read-only
+            if is_directory(after):
+                with self._collecting(path), self._disk.at(path) as place:
+                    if place is not None:
+                        place.set_mode(after.mode)
         if self._failures:
             raise _combine_failures(list(self._failures.values()))
 
@@ -86,14 +94,14 @@ class Restore:
         """Remove temporary files of a process killed during this restore, and keep what other processes wrote."""
         for path in sorted({*self._changes, *(parent for one in self._changes for parent in parent_folders(one))}):
             change = self._changes.get(path, TreeChange(None, None))
-            with self._collecting_failures(path):
-                aside = self._disk.recover(path, *(one for one in change if one is not None and not one.is_directory))
+            with self._collecting(path), self._disk.at(path) as place:
+                aside = place.recover(*filter(is_leaf, change)) if place is not None else None
                 if aside is not None:
                     reason = f"{CHANGED}; that version is now at {os.fsdecode(aside)}"
                     self.conflicts.append((path, reason))
 
     @contextmanager
-    def _collecting_failures(self, path: bytes) -> Iterator[None]:
+    def _collecting(self, path: bytes) -> Iterator[None]:
         """Record a failure at a path, and continue with the others."""
         try:
             yield
@@ -103,73 +111,41 @@ class Restore:
         except (Unavailable, InvalidInput) as error:
             self._failures.setdefault(path, error)
 
-    def _remove_files(self) -> None:
-        for path, (before, after) in self._changes.items():
-            if before is None or before.is_directory or is_leaf(after):
-                continue
-            with self._collecting_failures(path):
-                current = self._disk.read_entry(path)
-                if current == before:
-                    if self._disk.unlink(path, before):
-                        self.deleted.append(path)
-                    else:
-                        self.conflicts.append((path, CHANGED))
-                elif current is None and self._is_resumed:
+    def _remove_file(self, path: bytes, before: TreeEntry) -> None:
+        with self._collecting(path), self._disk.at(path) as place:
+            current = place.look() if place is not None else None
+            if current is None:
+                if self._is_resumed:
                     self.deleted.append(path)
-                elif current is not None and not current.is_directory:
-                    self.conflicts.append((path, CHANGED))
+            elif current == before and place is not None and place.remove(before):
+                self.deleted.append(path)
+            elif not current.is_directory:
+                self.conflicts.append((path, CHANGED))
 
-    def _remove_folders(self) -> None:
-        """Remove directories that are empty, the deepest first."""
-        unwanted = {path for path, one in self._changes.items() if is_directory(one.before) > is_directory(one.after)}
-        for path in sorted(unwanted, key=len, reverse=True):
-            with self._collecting_failures(path):
-                if self._disk.remove_folder(path):
-                    self.removed_folders.append(path)
-
-    def _write_files(self) -> None:
-        paths = sorted(path for path, change in self._changes.items() if is_leaf(change.after))
-        for path in paths:
-            with self._collecting_failures(path):
-                self._write_file(path, self._changes[path])
-
-    def _write_file(self, path: bytes, change: TreeChange) -> None:
+    def _write_file(self, path: bytes, before: TreeEntry | None, after: TreeEntry) -> None:
         """Write one file, unless another process changed it.
 
         The path is examined right before the write. An earlier check could lose a concurrent change.
         """
-        before, after = change
-        assert after is not None  # noqa: S101 - the caller has chosen it
-        current = self._disk.read_entry(path)
-        if current == after:
-            if self._is_resumed:
-                self.restored.append(path)
-            return
-        data = self._objects.read(after.oid)
-        if current is not None and current != before and is_leaf(before) and not current.is_directory:
-            self.conflicts.append((path, CHANGED))
-            return
-        if current is not None and not (current == before and is_leaf(current)):
-            self._disk.move_aside(path)
-            current = None
-        if self._disk.put(path, after, data, current):
-            self.restored.append(path)
-        else:
-            self.conflicts.append((path, CHANGED))
-
-    def _make_folders(self) -> None:
-        for path in sorted(path for path, change in self._changes.items() if is_directory(change.after)):
-            with self._collecting_failures(path):
-                self._disk.make_folder(path)
-
-    def _set_modes(self) -> None:
-        """Set the modes of directories, the deepest first, because a parent may become read-only."""
-        modes = {path: after.mode for path, (_, after) in self._changes.items() if after and after.is_directory}
-        for path in sorted(modes, key=len, reverse=True):
-            with self._collecting_failures(path):
-                self._disk.set_mode(path, modes[path])
-                self._disk.modes.pop(path, None)
-        self._disk.restore_modes()
+        with self._collecting(path):
+            current = self._disk.read_entry(path)
+            if current == after:
+                if self._is_resumed:
+                    self.restored.append(path)
+                return
+            data = self._objects.read(after.oid)
+            is_known = is_leaf(before) and current == before
+            if is_leaf(before) and is_leaf(current) and not is_known:
+                self.conflicts.append((path, CHANGED))
+                return
+            self._disk.make_folder(os.path.dirname(path))
+            with self._disk.at(path) as place:
+                if current is not None and not is_known and place is not None:
+                    place.move_aside(place.name)
+                if place is not None and place.put(after, data, before if is_known else None):
+                    self.restored.append(path)
+                else:
+                    self.conflicts.append((path, CHANGED))
 
 
 def _combine_failures(failures: Collection[AgentGitError]) -> AgentGitError:

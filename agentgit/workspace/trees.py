@@ -8,7 +8,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from agentgit.errors import Corrupt
 from agentgit.workspace.objects import TREE, Objects, PackWriter
@@ -47,12 +47,12 @@ Entries = dict[bytes, TreeEntry]
 Changes = dict[bytes, TreeChange]
 
 
-def is_leaf(entry: TreeEntry | None) -> bool:
+def is_leaf(entry: TreeEntry | None) -> TypeGuard[TreeEntry]:
     """Return whether there is a file or a link."""
     return entry is not None and not entry.is_directory
 
 
-def is_directory(entry: TreeEntry | None) -> bool:
+def is_directory(entry: TreeEntry | None) -> TypeGuard[TreeEntry]:
     return entry is not None and entry.is_directory
 
 

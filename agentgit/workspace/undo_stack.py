@@ -155,20 +155,16 @@ class UndoStack:
             if excess := rows[: max(0, len(rows) - limit)]:
                 self._engine.drop(excess)
 
-    def _resolve(self, paths: Iterable[str | bytes | os.PathLike[str]]) -> Iterator[bytes]:
+    def _resolve(self, paths: Iterable[str | os.PathLike[str]]) -> Iterator[bytes]:
         """Yield the paths of files and, where one is a symbolic link, the path that it leads to."""
-        root, is_file = os.fsencode(self._engine.root), self._engine.files_for("the undo stack").is_file
+        engine, is_file = self._engine, self._engine.files_for("the undo stack").is_file
         for path in paths:
-            parent, name = os.path.split(os.path.join(root, os.fsencode(path)))
-            full = os.path.join(os.path.realpath(parent), name) if b"\0" not in parent + name else b""
-            for one in dict.fromkeys((full, os.path.realpath(full))):
-                relative = os.path.relpath(one, root) if one.startswith(root.rstrip(b"/") + b"/") else b""
-                if name in (b"", b".", b"..") or not relative or not is_file(relative):
-                    raise InvalidInput(
-                        f"{os.fsdecode(path)!r} is not a file inside the workspace {self._engine.root}; the undo stack "
-                        "keeps files only."
-                    )
-                yield relative
+            found = engine.paths.relative(path)
+            target = engine.paths.relative(os.path.realpath(os.path.join(engine.root, os.fsdecode(found))))
+            for one in dict.fromkeys((found, target)):
+                if not one or not is_file(one):
+                    raise InvalidInput(f"{os.fsdecode(path)!r} is not a file; the undo stack keeps files only.")
+                yield one
 
 
 def _entry(row: CatalogRow) -> UndoEntry:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import signal
 import tempfile
 import textwrap
 from pathlib import Path
@@ -119,75 +118,24 @@ def test_files_that_nobody_can_read_are_left_out_and_named(as_nobody):
     """)
 
 
-READ_ONLY = """
-    (work / "d/e").mkdir(parents=True)
-    for name in ("d/changed", "d/gone", "d/e/gone"):
-        (work / name).write_text("1")
-    (work / "d/e").chmod(0o555)
-    (work / "d").chmod(0o500)
-    (place / "first").write_text(workspace.save().id)
-    for name in ("d", "d/e"):
-        (work / name).chmod(0o700)
-    (work / "d/changed").write_text("2")
-    (work / "d/new").write_text("2")
-    (work / "d/gone").unlink()
-    (work / "d/e/gone").unlink()
-    (work / "d/e").chmod(0o555)
-    (work / "d").chmod(0o500)
-"""
-
-RESTORED = """
-    workspace.restore((place / "first").read_text())
-    found = {path: (oct(mode), data) for path, (mode, data) in picture(work).items()}
-    assert found == {
-        b"d": ("0o40500", None), b"d/e": ("0o40555", None), b"d/e/gone": ("0o100644", b"1"),
-        b"d/changed": ("0o100644", b"1"), b"d/gone": ("0o100644", b"1"),
-    }, found
-"""
-
-
-def test_a_restore_changes_files_in_read_only_directories_and_keeps_the_modes(as_nobody):
-    as_nobody(READ_ONLY + RESTORED)
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_a_killed_restore_leaves_read_only_directories_as_they_were_once_it_is_finished(as_nobody, number):
-    dying = f"""
-    import signal
-    plain, calls = os.fchmod, []
-    def dying(descriptor, mode):
-        plain(descriptor, mode)
-        calls.append(mode)
-        if len(calls) == {number}:
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.fchmod = dying
-    """
-    as_nobody(READ_ONLY + dying + RESTORED, -signal.SIGKILL)
-    as_nobody(RESTORED)
-
-
-def test_read_only_directories_in_the_way_are_moved_aside_with_their_modes(as_nobody):
+def test_read_only_directories_come_back_with_their_modes(as_nobody):
     as_nobody("""
-        (work / "d").write_text("file")
-        (work / ".gitignore").write_text("mod\\n")
+        (work / "d/e").mkdir(parents=True)
+        (work / "d/e/in").write_text("1")
+        (work / "d/e").chmod(0o555)
+        (work / "d").chmod(0o500)
         first, was = workspace.save(), picture(work)
-        (work / "d").unlink()
-        (work / "d/mod/pkg").mkdir(parents=True)
-        closed = {"d/mod/a": 0o444, "d/mod/pkg/b": 0, "d/mod/pkg": 0o555, "d/mod": 0o500, "d": 0o500}
-        for name, mode in closed.items():
-            (work / name).touch()
-            (work / name).chmod(mode)
-        places = dict(workspace.restore(first.id).moved_aside)
+        for name in ("d", "d/e"):
+            (work / name).chmod(0o700)
+        (work / "d/e/in").unlink()
+        (work / "d/e").rmdir()
+        assert workspace.restore(first.id).restored == ("d/e/in",)
         assert picture(work) == was
-        assert sorted(places) == ["d/mod/a", "d/mod/pkg/b"], places
-        for name, mode in (("", 0), ("/..", 0o555), ("/../..", 0o500)):
-            assert stat.S_IMODE(os.lstat(os.path.normpath(places["d/mod/pkg/b"] + name)).st_mode) == mode, name
-        for _ in range(2):
-            assert not workspace.restore(first.id).restored and not unsaved(workspace)
     """)
 
 
-def test_a_directory_that_this_user_cannot_write_is_known_before_a_restore(as_nobody, place):
+@pytest.mark.parametrize("whose", ["another user's", "read-only"])
+def test_a_directory_that_cannot_be_written_is_known_before_a_restore(as_nobody, place, whose):
     if os.geteuid() != 0:
         pytest.skip("only root can give files to another user")
     as_nobody("""
@@ -198,7 +146,10 @@ def test_a_directory_that_this_user_cannot_write_is_known_before_a_restore(as_no
         for name in ("a", "d/in"):
             (work / name).write_text("2")
     """)
-    os.chown(place / "work" / "d", 0, 0)
+    if whose == "read-only":
+        (place / "work" / "d").chmod(0o500)
+    else:
+        os.chown(place / "work" / "d", 0, 0)
     as_nobody("""
         first = (place / "first").read_text()
         plan = workspace.plan_restore(first)

@@ -117,6 +117,7 @@ class Life:
         self.work.mkdir()
         self.outside.mkdir()
         self.random = random.Random(seed)  # noqa: S311 - a repeatable test
+        self.folder_modes = FOLDER_MODES if not closed else FOLDER_MODES[:2]  # a read-only one would stop a restore
         self.saved: list[Saved] = []
         self.open()
 
@@ -183,7 +184,7 @@ class Life:
 
     def folder(self, path: Path) -> None:
         path.mkdir()
-        path.chmod(self.random.choice(FOLDER_MODES))
+        path.chmod(self.random.choice(self.folder_modes))
 
     def link(self, path: Path) -> None:
         path.symlink_to(self.random.choice(("a", "d", "/etc", "..", str(self.outside))))
@@ -215,7 +216,7 @@ class Life:
     def mode(self, path: Path) -> None:
         if path.is_symlink() or not path.exists():
             return
-        modes = [*(FOLDER_MODES if path.is_dir() else MODES), *([0, 0o100, 0o200] if self.closed else [])]
+        modes = [*(self.folder_modes if path.is_dir() else MODES), *([0, 0o100, 0o200] if self.closed else [])]
         path.chmod(self.random.choice(modes))
 
     def ignore(self, path: Path) -> None:
