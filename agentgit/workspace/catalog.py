@@ -168,7 +168,6 @@ class Catalog:
                 _save_index(db, index)
 
     def rows(self, *, limit: int | None = None) -> list[CatalogRow]:
-        """Return the snapshots of the whole workspace, newest first."""
         return self._rows("WHERE paths IS NULL ORDER BY seq DESC LIMIT ?", -1 if limit is None else limit)
 
     def undo_entries(self) -> list[CatalogRow]:
@@ -203,10 +202,7 @@ class Catalog:
         return next(iter(self._rows("WHERE id = ?", id)), None)
 
     def find_by_tree(self, tree: str, left_out: LeftOutPaths) -> FileCheckpoint | None:
-        """Return the newest snapshot with this tree and exactly these left-out paths; None if there is none.
-
-        Those of the undo stack are not returned, because the stack deletes them.
-        """
+        """Return the newest snapshot with this tree and exactly these left-out paths that is not on the undo stack."""
         where = "WHERE tree = ? AND left_out = ? AND paths IS NULL AND kind <> ? ORDER BY seq DESC LIMIT 1"
         return next((row.snapshot for row in self._rows(where, tree, encode_left_out(left_out), UNDO)), None)
 
@@ -229,7 +225,6 @@ class Catalog:
             return {tree for (tree,) in db.execute("SELECT tree FROM dropped EXCEPT SELECT tree FROM snapshot")}
 
     def forget_trees(self, trees: Iterable[str]) -> None:
-        """Forget waste that has been deleted."""
         with self._transaction() as db:
             db.executemany("DELETE FROM dropped WHERE tree = ?", [(tree,) for tree in trees])
         with self._open() as db:
@@ -263,7 +258,6 @@ class Catalog:
     # -- other values
 
     def get(self, name: str) -> str:
-        """Return a value by its name; an empty string if there is none."""
         with self._open() as db:
             row = db.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()
             return row[0] if row else ""
@@ -318,7 +312,6 @@ class Catalog:
 
 
 def _save_index(db: sqlite3.Connection, index: Index) -> None:
-    """Store the directories of the index that have changed."""
     changed = [(path, index.folders[path].encode()) for path in index.dirty if path in index.folders]
     db.executemany("DELETE FROM folder WHERE path = ?", [(path,) for path in index.dirty if path not in index.folders])
     db.executemany("INSERT OR REPLACE INTO folder VALUES (?, ?)", changed)
@@ -351,10 +344,7 @@ def _catalog_row(
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """Turn on WAL mode, so that readers and a writer can work at the same time.
-
-    Retry if another process turns it on too, because SQLite's own timeout does not apply here.
-    """
+    """Let readers and a writer work at the same time; SQLite's own timeout does not apply to this pragma."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

@@ -63,6 +63,5 @@ class CustomEnvironment:
             raise Unavailable(f"{name}.{method} failed: {type(error).__name__}: {error}") from error
 
     def refuse(self, feature: str) -> NoReturn:
-        """Refuse what only an environment of files can do."""
         name = type(self._environment).__name__
         raise InvalidInput(f'{name} can only take and restore snapshots; {feature} needs "git" or "directory".')

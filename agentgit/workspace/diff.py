@@ -34,17 +34,14 @@ class Side(NamedTuple):
 def compare(
     old: Side, new: Side, changes: Changes, root: bytes | None, is_included: Callable[[bytes], bool]
 ) -> WorkspaceDiff:
-    """Compare two snapshots; `root` is the workspace if the new side is its current files.
-
-    A path that one side contains and the other left out existed on both sides. Whether it changed is not known.
-    """
+    """Compare two snapshots; `root` is the workspace if the new side is its current files."""
     groups = compare_left_out(old.left_out, new.left_out, root)
     lines: list[str] = []
     added, modified, deleted = set[bytes](), set[bytes](), set[bytes]()
     for path, change in sorted(changes.items()):
         before, after = map(_leaf_or_none, change)
         left_out = old.left_out if change.before is None else new.left_out if change.after is None else {}
-        if (ancestor := containing_path(path, left_out)) is not None:
+        if (ancestor := containing_path(path, left_out)) is not None:  # whether it changed is not known
             groups.missing.pop(ancestor, None)
             groups.new.pop(ancestor, None)
             groups.changed[ancestor] = left_out[ancestor].why
@@ -61,7 +58,6 @@ def compare(
 
 
 def decode_paths(paths: Iterable[bytes]) -> tuple[str, ...]:
-    """Return paths as text, sorted, each once."""
     return tuple(os.fsdecode(path) for path in sorted(set(paths)))
 
 

@@ -72,7 +72,6 @@ def remove_file(parent: int, name: bytes) -> None:
 
 
 def open_folder(root: int, path: bytes) -> int:
-    """Open a directory below an open one, and return its descriptor."""
     descriptor = os.dup(root)
     for name in path.split(b"/") if path else ():
         parent = descriptor
@@ -91,7 +90,6 @@ class Disk:
         self.created: list[bytes] = []
 
     def read_entry(self, path: bytes, writer: PackWriter | None = None) -> TreeEntry | None:
-        """Return the entry at a path; None if there is none. Only readable files and links have an id."""
         with self.at(path) as place:
             return None if place is None else _read_entry(place.parent, place.name, writer)
 
@@ -125,7 +123,6 @@ class Disk:
 
     @contextmanager
     def at(self, path: bytes) -> Iterator[Place | None]:
-        """Open the directory of a path; yield None if it does not exist."""
         with naming(path), ExitStack() as stack:
             root = os.open(self._root, FOLDER_FLAGS)
             stack.callback(os.close, root)
@@ -142,8 +139,6 @@ class Disk:
 
 @dataclass(frozen=True)
 class Place:
-    """One path, whose directory is open."""
-
     parent: int
     path: bytes
     asides: tuple[bytes, ...]
@@ -224,11 +219,7 @@ class Place:
                     os.close(descriptor)
 
     def recover(self, *known: TreeEntry) -> bytes | None:
-        """Clean up after a process that was killed while it changed this path.
-
-        An item of another process that it held is put back or, if the name is in use again, moved aside; then its new
-        path is returned.
-        """
+        """Clean up after a process that was killed here; return where an item of others is that cannot go back."""
         remove_file(self.parent, self._new)
         leftover = self._look(self._old)
         if leftover is None:
@@ -288,10 +279,7 @@ class Place:
         return False
 
     def _undo_exchange(self, new: TreeEntry) -> None:
-        """Exchange until the item that comes out is the one that was put in last.
-
-        Then the newest item that another process wrote is here.
-        """
+        """Exchange until the item that comes out was put in last; then the newest of another process is here."""
         last_put: object = new
         next_put = self._look(self._old)
         while self._exchange():
@@ -325,11 +313,7 @@ class Place:
             return False
 
     def _rename_to_free(self, name: bytes, new: bytes) -> bool:
-        """Rename an item if the new name is free.
-
-        If the system cannot do this in one step, check first and then rename. A file that another process creates in
-        between is then replaced.
-        """
+        """Rename an item if the new name is free; where the system lacks the call, check first, then rename."""
         try:
             if self._rename_with(NO_REPLACE, name, new):
                 return True
@@ -360,7 +344,6 @@ class Place:
 
 
 def _read(parent: int, name: bytes) -> tuple[int, bytes | None]:
-    """Return the mode at a name, and the contents of a file or the target of a link."""
     status = os.lstat(name, dir_fd=parent)
     if stat.S_ISLNK(status.st_mode):
         return LINK_MODE, os.readlink(name, dir_fd=parent)

@@ -222,7 +222,6 @@ class Engine:
         since: str | None = None,
         history: FileHistory | None = None,
     ) -> RestorePlan:
-        """Return what a restore would do; see `Workspace.plan_restore`."""
         files = self.files_for("plan_restore")
         return files.plan(self.require(ref), paths, self.find(since) if since is not None else None, history)
 
@@ -241,10 +240,7 @@ class Engine:
         history: FileHistory | None = None,
         is_undo: bool = False,
     ) -> Restored:
-        """Restore a snapshot, after a safety snapshot of the current files.
-
-        With a history, what others made stays; after an undo, the snapshot is deleted.
-        """
+        """Restore a snapshot after a safety snapshot; with a history, what others made stays; an undo deletes it."""
         row, expected = self.require(ref), self._expected(expect)
         safety = new_snapshot(f"before restoring {ref}", SAFETY)
         if self.custom is not None:
@@ -280,7 +276,6 @@ class Engine:
         return history.add_to(result) if history is not None else result
 
     def is_at(self, ref: str) -> bool:
-        """Return whether the files, as a save or restore last left them, are exactly those of a snapshot."""
         return self.custom is not None or self.catalog.get(TREE) == self.require(ref).tree
 
     def _expected(self, ref: str | None) -> tuple[str, str] | None:
@@ -308,7 +303,6 @@ class Engine:
         return result
 
     def _run(self, pending: str, *, is_resumed: bool = False) -> tuple[Restored, bool] | None:
-        """Make the changes of a restore that has begun, and record that it is done."""
         id, safety_id, aside, paths, kept, is_undo = json.loads(pending)
         row, safety = self.catalog.get_row(id), self.catalog.get_row(safety_id)
         if row is None or safety is None or self.custom is not None:
@@ -332,7 +326,6 @@ class Engine:
     # -- deleting
 
     def _prune(self, protected: Collection[str]) -> None:
-        """Delete the oldest snapshots beyond the limit."""
         excess = self.catalog.count_deletable() - self._max_checkpoints if self._max_checkpoints is not None else 0
         if excess > 0:
             rows = [row for row in self.catalog.deletable()[::-1] if row.snapshot.id not in protected]
@@ -345,7 +338,6 @@ class Engine:
             self.notify(event, [row.snapshot for row in rows] if event == PRUNED else rows[0].snapshot)
 
     def drop(self, rows: Iterable[CatalogRow]) -> None:
-        """Delete snapshots without an event."""
         self.catalog.remove(row.snapshot.id for row in rows)
         if len(self.catalog.dropped_trees()) >= max(1, (self._max_checkpoints or 100) // 10):
             try:

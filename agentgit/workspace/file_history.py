@@ -77,7 +77,6 @@ class FileHistory:
             before = after
 
     def add_to(self, result: Restored) -> Restored:
-        """Return the result of a restore with the paths that it left as they are."""
         conflicts = (*result.conflicts, *((os.fsdecode(path), CONFLICT_WHY) for path in self.conflicts))
         return replace(result, left=self.with_left(result.left), conflicts=conflicts)
 

@@ -61,7 +61,6 @@ def selection(paths: Paths, *rows: CatalogRow | None) -> Paths:
 
 
 def require_unchanged(changes: Changes, changed: Changes, since: str) -> None:
-    """Check that nothing that a restore changes has changed before."""
     if conflicts := sorted(changes.keys() & changed.keys()):
         raise WorkspaceChanged(
             f"Changed since {since}: {some([*map(escape_path, conflicts)])}. "
@@ -105,7 +104,7 @@ class Files:
                 found = {path: disk.read_entry(path, writer), **above}
                 entries |= {one: entry for one, entry in found.items() if entry and (entry.is_directory or entry.oid)}
             tree = put_tree(writer, entries)
-            writer.name_tree(tree)
+            writer.named.add(tree)
         return Captured(tree.hex(), paths=tuple(paths))
 
     def is_file(self, path: bytes) -> bool:
@@ -122,7 +121,7 @@ class Files:
             scan = self._scan(index, writer=writer, only=only)
             scan.run()
             if scan.index.tree != index.tree and scan.index.tree is not None:
-                writer.name_tree(scan.index.tree)
+                writer.named.add(scan.index.tree)
         return scan
 
     def _scan(self, index: Index, **how: Any) -> Scan:
@@ -168,7 +167,6 @@ class Files:
         return Trees(self.objects).differences(bytes.fromhex(old) or None, bytes.fromhex(new))
 
     def kept(self, history: FileHistory, changes: Changes, now: str) -> set[bytes]:
-        """Return the paths that a restore leaves as they are, because they belong to others."""
         return history.kept(changes, Trees(self.objects), self._tree_of, bytes.fromhex(now))
 
     def _tree_of(self, snapshot: str) -> bytes | None:
@@ -213,7 +211,6 @@ class Files:
         return report_left_out(row.left_out, now, self._root, has, partial(is_selected, paths))
 
     def _impossible(self, changes: Changes, done: Collection[bytes]) -> tuple[tuple[str, str], ...]:
-        """Return the paths that a restore cannot change, each with the reason."""
         self.objects.refresh()
         reasons = {
             path: "its stored contents are lost"
@@ -296,7 +293,6 @@ class Files:
         )
 
     def _update_index(self, changes: Changes) -> None:
-        """Look at the directories that a restore changed."""
         index, self._cached_index = self._catalog.load_index(self._cached_index), None
         if index.tree is None:
             return
@@ -315,10 +311,8 @@ class Files:
         return self.objects.collect(needed, Trees(self.objects).reachable(needed))
 
     def copy(self, source: Objects, trees: Collection[bytes]) -> None:
-        """Copy trees and all that they have from another store."""
         with self.objects.writing() as writer:
             missing = [oid for oid in Trees(source).reachable(trees) if not writer.has(oid)]
             for packed in source.read_packed(missing):
                 writer.put_packed(packed)
-            for tree in trees:
-                writer.name_tree(tree)
+            writer.named.update(trees)

@@ -19,14 +19,7 @@ MAX_GITIGNORE_BYTES = 1_000_000
 
 
 class IgnoreRules:
-    """The ignore rules of one workspace. Each `.gitignore` file is read at its first use.
-
-    Example:
-        >>> import tempfile
-        >>> rules = IgnoreRules(tempfile.mkdtemp().encode(), ["*.log", "build/"])
-        >>> rules.ignored(b"deep/a.log"), rules.ignored(b"build", directory=True), rules.ignored(b"build")
-        (True, True, False)
-    """
+    """The ignore rules of one workspace. Each `.gitignore` file is read at its first use."""
 
     def __init__(self, root: bytes, patterns: Iterable[str] = ()) -> None:
         self._root = root

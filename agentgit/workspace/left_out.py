@@ -39,10 +39,7 @@ class LeftOut(NamedTuple):
         return stat.S_ISDIR(self.mode)
 
     def has_same_status(self, other: LeftOut) -> bool:
-        """Return whether two records have the same status, or an import, which has none, made one of them.
-
-        Of directories only the modes are compared, because nobody has looked into them.
-        """
+        """Return whether two records have the same status, or an import, which has none, made one of them."""
         if not (self.mode and other.mode):
             return True
         return self.mode == other.mode and (self.is_folder or self[2:4] == other[2:4])
@@ -88,18 +85,13 @@ def is_selected(paths: tuple[bytes, ...] | None, path: bytes) -> bool:
 
 
 class LeftOutDifference(NamedTuple):
-    """The differences between what two snapshots left out, by path, with the reasons."""
-
     missing: dict[bytes, str]
     changed: dict[bytes, str]
     new: dict[bytes, str]
 
 
 def compare_left_out(old: LeftOutPaths, new: LeftOutPaths, root: bytes | None = None) -> LeftOutDifference:
-    """Compare what two snapshots left out, or a snapshot and the files below `root`.
-
-    Without `root`, a path that only the earlier one left out counts as missing, even if the later one has it.
-    """
+    """Compare what two snapshots left out, or a snapshot and the files below `root`."""
     difference = LeftOutDifference({}, {}, {})
     for path, before in old.items():
         after = new.get(path)
@@ -133,8 +125,6 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 class LeftOutReport(NamedTuple):
-    """The paths that a snapshot left out, as a plan or a report names them."""
-
     missing: Pairs = ()
     left: Pairs = ()
     unseen: tuple[str, ...] = ()
@@ -211,7 +201,6 @@ def git_state(path: bytes) -> str:
 
 
 def git_moves(before: str, after: str) -> Iterator[str]:
-    """Yield how two states differ, a few words for each."""
     old, new = json.loads(before), json.loads(after)
     for key in sorted(old.keys() | new.keys()):
         was, now = old.get(key), new.get(key)

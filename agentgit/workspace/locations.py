@@ -42,7 +42,6 @@ _locked_files = threading.local()
 
 @contextmanager
 def exclusive_lock(path: str | os.PathLike[str], *, timeout: float, description: str) -> Iterator[None]:
-    """Hold an exclusive lock until the block ends."""
     deadline, real_path = time.monotonic() + timeout, os.path.realpath(path)
     locked_paths: set[str] = _locked_files.__dict__.setdefault("places", set())
     if real_path in locked_paths:
@@ -93,13 +92,11 @@ def resolve_workspace(path: str | os.PathLike[str]) -> str:
 
 
 def require_directory(path: str | os.PathLike[str]) -> None:
-    """Check that a workspace exists."""
     if not os.path.isdir(os.path.expanduser(path)):
         raise InvalidInput(f"{os.fspath(path)!r} is not a directory. Create it, then open the workspace again.")
 
 
 def require_not_moved(root: bytes) -> None:
-    """Check that a workspace is still where it was opened."""
     if (current_path := os.path.realpath(root)) != root:
         raise Unavailable(
             f"{escape_path(root)} is now behind a symbolic link, at {escape_path(current_path)}. Nothing was changed. "
@@ -145,9 +142,7 @@ def recorded_workspace(storage: str) -> str | None:
 def require_known_storage(storage: str, workspace: str | None = None) -> None:
     """Check that a program of this user has opened the storage and workspace that a database row names.
 
-    A row is not trusted. The git repository in a storage has a configuration that may name programs to run, and files
-    would be written to the directory that the row names. Therefore a row can only select a location that is already
-    known on this system.
+    A row is not trusted, because files are written to the directory that it names.
     """
     recorded = recorded_workspace(storage)
     if recorded is None or (workspace is not None and recorded != workspace):
@@ -179,8 +174,6 @@ Paths = Iterable[str | os.PathLike[str]] | None
 
 
 class WorkspacePaths:
-    """Paths as a user writes them, relative to a workspace."""
-
     def __init__(self, root: str) -> None:
         self._root = root
 

@@ -115,19 +115,7 @@ def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
 
 
 def paths_of(tool_name: str, tool: Any, args: Mapping[str, Any]) -> Modifies | None:
-    """Return the files that a call may modify; None if it modifies none.
-
-    The declaration of the tool has priority over its name. If the tool modifies files but the call does not name any,
-    it may modify everything.
-
-    Example:
-        >>> paths_of("write_file", None, {"file_path": "a.txt", "content": "x"})
-        Modifies(paths=('a.txt',), everything=False)
-        >>> paths_of("bash", None, {"command": "make"})
-        Modifies(paths=(), everything=True)
-        >>> paths_of("search", None, {"query": "chairs"}) is None
-        True
-    """
+    """Return the files that a call may modify, by the declaration of its tool or else by its name; None for none."""
     declared_arguments = _declared_arguments(tool_name, tool)
     if declared_arguments is not None:
         return _modified_paths(path for name in declared_arguments for path in _paths_in_value(args.get(name)))
@@ -143,12 +131,7 @@ def paths_of(tool_name: str, tool: Any, args: Mapping[str, Any]) -> Modifies | N
 
 
 def named_paths(args: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the paths in the arguments of a call, by the names of the arguments.
-
-    Example:
-        >>> named_paths({"path": "a.txt", "text": "x"})
-        ('a.txt',)
-    """
+    """Return the paths in the arguments of a call, by the names of the arguments."""
     return tuple(dict.fromkeys(_paths_in_arguments(args)))
 
 

@@ -1,4 +1,4 @@
-"""The object store: blobs, trees and commits in pack files of git's own format, written and read without git.
+"""The object store: blobs and trees in pack files of git's own format, written and read without git.
 
 So no hook, filter or configuration of a repository runs. Objects are never stored as differences of others, and are
 held in memory as a whole. Only one process may write or collect at a time; any number may read.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
-import time
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -21,8 +20,8 @@ from typing import BinaryIO, NamedTuple
 from agentgit.errors import Corrupt
 from agentgit.workspace.locations import naming
 
-COMMIT, TREE, BLOB = 1, 2, 3
-KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob"}
+TREE, BLOB = 2, 3
+KINDS = {TREE: b"tree", BLOB: b"blob"}
 
 LEVEL = 1
 """The level of compression: three times as fast as the default, a few per cent larger."""
@@ -55,13 +54,13 @@ class PackedObject(NamedTuple):
     raw: bytes
 
 
-def pack_object(kind: int, data: bytes) -> PackedObject:
+def pack_object(kind: int, data: bytes) -> bytes:
     byte, size = kind << 4 | len(data) & 15, len(data) >> 4
     header = bytearray()
     while size:
         header.append(byte | 0x80)
         byte, size = size & 0x7F, size >> 7
-    return PackedObject(object_id(kind, data), bytes([*header, byte]) + zlib.compress(data, LEVEL))
+    return bytes([*header, byte]) + zlib.compress(data, LEVEL)
 
 
 class Pack:
@@ -104,21 +103,22 @@ class Pack:
 class PackWriter:
     """Writes objects into a new pack file. Until `finish`, no reader sees them."""
 
-    def __init__(self, folder: str, refs: str | None, is_stored: Callable[[bytes], bool]) -> None:
-        self._folder, self._ref_folder, self._is_stored = folder, refs, is_stored
+    def __init__(self, folder: str, is_stored: Callable[[bytes], bool]) -> None:
+        self._folder, self._is_stored = folder, is_stored
         self._entries: dict[bytes, tuple[int, int]] = {}
-        self._refs: dict[str, bytes] = {}
+        self.named = set[bytes]()
+        """The trees that get a ref, so that git keeps them."""
         self._opened: tuple[BinaryIO, str] | None = None
         self._offset = HEADER.size
 
     def has(self, oid: bytes) -> bool:
-        """Return whether an object is stored already, or here."""
         return oid in self._entries or self._is_stored(oid)
 
     def put(self, kind: int, data: bytes) -> bytes:
-        packed = pack_object(kind, data)
-        self.put_packed(packed)
-        return packed.oid
+        oid = object_id(kind, data)
+        if not self.has(oid):
+            self.put_packed(PackedObject(oid, pack_object(kind, data)))
+        return oid
 
     def put_packed(self, packed: PackedObject) -> None:
         if self.has(packed.oid):
@@ -130,15 +130,6 @@ class PackWriter:
         self._opened[0].write(packed.raw)
         self._entries[packed.oid] = (self._offset, zlib.crc32(packed.raw))
         self._offset += len(packed.raw)
-
-    def name_tree(self, tree: bytes) -> None:
-        """Put a tree on a ref, as a commit without parents, so that git keeps it."""
-        if self._ref_folder is None:
-            return
-        if not os.path.exists(ref := os.path.join(self._ref_folder, tree.hex())):
-            who = b"agentgit <agentgit> %d +0000" % int(time.time())
-            text = b"tree %s\nauthor %s\ncommitter %s\n\nA snapshot of agentgit\n" % (tree.hex().encode(), who, who)
-            self._refs[ref] = self.put(COMMIT, text)
 
     def finish(self) -> str:
         """Flush the pack to the disk, then make it visible; return the name of its index."""
@@ -160,8 +151,6 @@ class PackWriter:
             index.write(self._index(hasher.digest()))
             _flush(index)
         os.rename(path, f"{name}.idx")
-        for ref, commit in self._refs.items():
-            _write_file(ref, f"{commit.hex()}\n")
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -170,7 +159,6 @@ class PackWriter:
         return f"{os.path.basename(name)}.idx"
 
     def _index(self, checksum: bytes) -> bytes:
-        """Return the index of the pack, in version 2 of git's format."""
         entries = sorted(self._entries.items())
         counts = [0] * 256
         for oid, _ in entries:
@@ -221,15 +209,16 @@ class Objects:
         """Write objects; they are stored when the block ends, all or none."""
         with naming(self.folder):
             self.refresh()
-            refs = os.path.join(self.folder, REFS) if self._is_repository else None
-            writer = PackWriter(self.pack_folder, refs, self.__contains__)
+            writer = PackWriter(self.pack_folder, self.__contains__)
             try:
                 yield writer
                 writer.finish()
-                self.refresh()
             except BaseException:
                 writer.abandon()
                 raise
+            for tree in writer.named if self._is_repository else ():
+                _write_file(os.path.join(self.folder, REFS, tree.hex()), f"{tree.hex()}\n")
+            self.refresh()
 
     def read(self, oid: bytes) -> bytes:
         with naming(self.folder):
@@ -253,18 +242,22 @@ class Objects:
             self.read(oid)  # says that it is missing
 
     def collect(self, trees: Collection[bytes], needed: set[bytes]) -> int:
-        """Remove all objects except the needed ones and the commits of some trees; return the number of bytes freed."""
+        """Remove all objects except the needed ones, and the refs of other trees; return the number of bytes freed."""
         with naming(self.folder):
             before = self._disk_usage()
             for name in os.listdir(self.pack_folder):
                 if name.startswith("tmp_"):
                     os.unlink(os.path.join(self.pack_folder, name))
             self.refresh()
-            needed = needed | self._collect_refs({tree.hex() for tree in trees})
+            refs = os.path.join(self.folder, REFS)
+            for name in set(os.listdir(refs) if self._is_repository else ()).difference(tree.hex() for tree in trees):
+                os.unlink(os.path.join(refs, name))
             wasteful: dict[str, tuple[Pack, set[bytes]]] = {}
             for name, pack in self._packs.items():
                 kept = needed & pack.places.keys()
-                if pack.places and not kept:  # first, because it needs no free space
+                if not pack.places:  # its index is damaged
+                    continue
+                if not kept:  # first, because it needs no free space
                     pack.remove()
                 elif len(kept) < len(pack.places) or os.stat(pack.path + ".pack").st_size < SMALL_PACK:
                     wasteful[name] = pack, kept
@@ -275,7 +268,7 @@ class Objects:
 
     def _rewrite(self, wasteful: dict[str, tuple[Pack, set[bytes]]]) -> None:
         """Copy what is needed into one pack; without space for it, all stays."""
-        writer = PackWriter(self.pack_folder, None, lambda _: False)
+        writer = PackWriter(self.pack_folder, lambda _: False)
         try:
             for pack, kept in wasteful.values():
                 for packed in pack.read(kept):
@@ -287,25 +280,12 @@ class Objects:
         for pack, _ in wasteful.values():
             pack.remove()
 
-    def _collect_refs(self, kept: set[str]) -> set[bytes]:
-        """Remove the refs of other trees; return the ids of the commits that stay."""
-        commits, folder = set(), os.path.join(self.folder, REFS)
-        for name in os.listdir(folder) if self._is_repository else ():
-            path = os.path.join(folder, name)
-            if name not in kept:
-                os.unlink(path)
-                continue
-            with open(path) as file, suppress(ValueError):
-                commits.add(bytes.fromhex(file.read().strip()))
-        return commits
-
     def _disk_usage(self) -> int:
         names = os.listdir(self.pack_folder)
         return sum(os.lstat(os.path.join(self.pack_folder, name)).st_blocks for name in names) * 512
 
 
 def _write_file(path: str, text: str) -> None:
-    """Write a file of the repository, whole or not at all."""
     with open(f"{path}.tmp", "w") as file:
         file.write(text)
     os.rename(f"{path}.tmp", path)

@@ -24,10 +24,7 @@ CHANGED = "changed during the restore"
 
 
 def plan_steps(changes: Changes, snapshot: LeftOutPaths, now: LeftOutPaths) -> tuple[Changes, list[bytes]]:
-    """Return what a restore changes, from the differences between the workspace and a snapshot, and what it cannot.
-
-    What the snapshot left out stays. A directory that is left out now keeps its mode, because no snapshot holds it.
-    """
+    """Return what a restore changes, from the differences between the workspace and a snapshot, and what it cannot."""
     closed = {path for path, one in now.items() if one.why == UNREADABLE and stat.S_ISDIR(one.mode)}
     unreachable = [path for path in changes if containing_path(path, closed)] if closed else []
     skipped = set(unreachable)
@@ -36,16 +33,14 @@ def plan_steps(changes: Changes, snapshot: LeftOutPaths, now: LeftOutPaths) -> t
         for path, change in changes.items()
         if path not in skipped
         and not (change.after is None and containing_path(path, snapshot) is not None)
+        # A directory that is left out now keeps its mode, because no snapshot holds it.
         and not (is_directory(change.after) and path in now and stat.S_ISDIR(now[path].mode))
     }
     return kept, unreachable
 
 
 def select_changes(differences: Mapping[bytes, TreeChange], paths: tuple[bytes, ...] | None) -> Changes:
-    """Return the differences at some paths and below them; None for all.
-
-    They include what must be done to the parents of such a path, so that the snapshot's parents are there.
-    """
+    """Return the differences at some paths and below them, and what must be done to their parents; None for all."""
     selected = {path: change for path, change in differences.items() if is_selected(paths, path)}
     for path in list(selected) if paths is not None else ():
         for parent in parent_folders(path):
@@ -102,7 +97,6 @@ class Restore:
 
     @contextmanager
     def _collecting(self, path: bytes) -> Iterator[None]:
-        """Record a failure at a path, and continue with the others."""
         try:
             yield
         except Corrupt as error:
@@ -123,10 +117,7 @@ class Restore:
                 self.conflicts.append((path, CHANGED))
 
     def _write_file(self, path: bytes, before: TreeEntry | None, after: TreeEntry) -> None:
-        """Write one file, unless another process changed it.
-
-        The path is examined right before the write. An earlier check could lose a concurrent change.
-        """
+        """Write one file, unless another process changed it; an earlier check could lose its change."""
         with self._collecting(path):
             current = self._disk.read_entry(path)
             if current == after:

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from io import FileIO
-from typing import NamedTuple
 
 from agentgit.workspace.catalog import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
 from agentgit.workspace.disk import FOLDER_FLAGS, READ_FLAGS, open_folder
@@ -74,7 +73,6 @@ class Scan:
     # -- looking
 
     def _look(self, descriptor: int, path: bytes, is_fresh: bool) -> None:
-        """Look at an open directory and all below it."""
         old = self._old.get(path)
         if old is not None and self._only is not None and path not in self._only and not is_fresh:
             for name in old.folders:
@@ -83,13 +81,8 @@ class Scan:
             return
         status, rules = os.fstat(descriptor), self._stamp_of_rules(descriptor)
         is_fresh = is_fresh or old is None or old.rules != rules
-        folder = None
-        if old is not None and not is_fresh and old.stamp == stamp_of(status) and old.mode == status.st_mode:
-            folder = self._check(descriptor, path, old)
-        if folder is None:
-            folder = Folder(status.st_mode, reliable_stamp(status), rules)
-            self._list(descriptor, path, old or Folder(0), folder, is_fresh)
-        if folder is not old:
+        folder = self._list(descriptor, path, old or Folder(0), status, rules, is_fresh)
+        if folder != old or path in self._candidates:
             self._replace(path, folder)
         for name in list(folder.folders):
             self._enter(descriptor, path, name, folder, is_fresh)
@@ -141,43 +134,21 @@ class Scan:
         except OSError:
             return None
 
-    def _check(self, descriptor: int, path: bytes, old: Folder) -> Folder | None:
-        """Check the known names of a directory; return None if it must be listed again. This is the hot loop."""
-        changed: list[bytes] = []
-        lstat = os.stat
-        try:
-            for name, (known, _, _) in old.files.items():
-                status = lstat(name, dir_fd=descriptor, follow_symlinks=False)
-                if known != (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino):
-                    if not _can_be_captured(status):
-                        return None
-                    changed.append(name)
-            left_out = {}
-            for name, one in old.left_out.items():
-                if one.why != EXCLUDED:
-                    return None
-                left_out[name] = self._left_out(
-                    path, name, EXCLUDED, lstat(name, dir_fd=descriptor, follow_symlinks=False)
-                )
-        except OSError:
-            return None
-        if changed:
-            self._candidates[path] = changed
-        elif left_out == old.left_out:
-            return old
-        return replace(old, files=dict(old.files), left_out=left_out)
-
-    def _list(self, descriptor: int, path: bytes, old: Folder, new: Folder, is_fresh: bool) -> None:
-        """List a directory. What was captured before stays captured; new names are checked against the rules."""
-        known_folders, candidates = set(old.folders), list[bytes]()
-        with os.scandir(descriptor) as found:
-            names = [os.fsencode(entry.name) for entry in found]
+    def _list(
+        self, descriptor: int, path: bytes, old: Folder, status: os.stat_result, rules: Stamp | None, is_fresh: bool
+    ) -> Folder:
+        """Look at each name in a directory. What was captured stays captured; the rules decide on new names."""
+        known_folders, candidates, files, lstat = set(old.folders), list[bytes](), old.files, os.stat
+        new = Folder(status.st_mode, old.stamp, rules, old.tree)
+        if is_fresh or old.stamp != stamp_of(status) or old.mode != status.st_mode:
+            new.stamp = reliable_stamp(status)
+            with os.scandir(descriptor) as found:
+                names = [os.fsencode(entry.name) for entry in found]
+        else:  # its names are known
+            names, new.folders = [*files, *old.left_out], list(old.folders)
         for name in names:
-            child = join(path, name)
-            if child in self._outside:
-                continue
             try:
-                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                status = lstat(name, dir_fd=descriptor, follow_symlinks=False)
             except FileNotFoundError:
                 continue
             except PermissionError:  # the whole directory is left out
@@ -185,7 +156,17 @@ class Scan:
             except OSError as error:
                 new.left_out[name] = LeftOut(_reason(error))
                 continue
-            is_folder, known, left_out = stat.S_ISDIR(status.st_mode), old.files.get(name), old.left_out.get(name)
+            known = files.get(name)
+            is_same = known is not None and known.stamp == (
+                status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+            )  # fmt: skip
+            if known is not None and is_same and not is_fresh:  # this is the hot loop
+                new.files[name] = known
+                continue
+            child = join(path, name)
+            if child in self._outside:
+                continue
+            is_folder, left_out = stat.S_ISDIR(status.st_mode), old.left_out.get(name)
             if (is_folder and name in known_folders) or (known is not None and _can_be_captured(status)):
                 why = None
             elif left_out is not None and left_out.why == EXCLUDED and not is_fresh:
@@ -193,25 +174,21 @@ class Scan:
             else:
                 why = self._why_left_out(child, status)
             if why is not None:
-                new.left_out[name] = self._left_out(path, name, why, status)
+                state = git_state(os.path.join(self._root, child)) if name == GIT else ""
+                new.left_out[name] = left_out_as(why, status, state)
             elif is_folder:
                 new.folders.append(name)
-            elif known is not None and known.stamp == stamp_of(status):
-                new.files[name] = known
             else:
                 if known is not None:
                     new.files[name] = known
-                candidates.append(name)
+                if not is_same:
+                    candidates.append(name)
         if candidates:
             self._candidates[path] = candidates
-        gone = old.files.keys() - new.files.keys()
-        self.changed.update(join(path, name) for name in gone)
+        self.changed.update(join(path, name) for name in files.keys() - new.files.keys())
         for name in known_folders.difference(new.folders):
             self._drop(join(path, name))
-
-    def _left_out(self, path: bytes, name: bytes, why: str, status: os.stat_result) -> LeftOut:
-        state = git_state(os.path.join(self._root, path, name)) if name == GIT else ""
-        return left_out_as(why, status, state)
+        return new
 
     def _why_left_out(self, path: bytes, status: os.stat_result) -> str | None:
         kind = stat.S_IFMT(status.st_mode)
@@ -233,7 +210,6 @@ class Scan:
             list(pool.map(read, self._batches()))
 
     def _batches(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yield directories with files to read at once."""
         for path, candidates in self._candidates.items():
             for start in range(0, len(candidates), BATCH):
                 yield path, candidates[start : start + BATCH]
@@ -259,38 +235,35 @@ class Scan:
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if stat.S_ISLNK(status.st_mode):
-                return self._contents(status, began, LINK_MODE, os.readlink(name, dir_fd=folder))
+                return self._store(status, began, LINK_MODE, os.readlink(name, dir_fd=folder))
             with FileIO(os.open(name, READ_FLAGS, dir_fd=folder), "rb") as file:
                 status = os.fstat(file.fileno())
                 is_file = stat.S_ISREG(status.st_mode)
-                return self._contents(status, began, status.st_mode, file.readall()) if is_file else None
+                return self._store(status, began, status.st_mode, file.readall()) if is_file else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             return LeftOut(_reason(error)) if status is None else left_out_as(_reason(error), status)
 
-    def _contents(self, status: os.stat_result, began: int, mode: int, data: bytes) -> Contents:
-        oid, raw = object_id(BLOB, data), None
+    def _store(self, status: os.stat_result, began: int, mode: int, data: bytes) -> KnownFile:
+        oid = object_id(BLOB, data)
         if self._writer is not None and not self._writer.has(oid):
-            raw = pack_object(BLOB, data).raw
-        return Contents(reliable_stamp(status, began), mode, oid, raw)
+            packed = PackedObject(oid, pack_object(BLOB, data))
+            with self._lock:
+                self._writer.put_packed(packed)
+        return KnownFile(reliable_stamp(status, began), mode, oid)
 
     def _enter_file(self, path: bytes, name: bytes, reading: Reading) -> None:
-        """Enter what was read into the index."""
-        folder, child = self.index.folders[path], join(path, name)
+        folder = self.index.folders[path]
         known = folder.files.pop(name, None)
-        if isinstance(reading, Contents):
-            if self._writer is not None and reading.raw is not None:
-                self._writer.put_packed(PackedObject(reading.oid, reading.raw))
-            folder.files[name] = KnownFile(reading.stamp, reading.mode, reading.oid)
-            if known is None or known[1:] != folder.files[name][1:]:
-                self.changed.add(child)
-            return
-        folder.stamp = None
-        if known is not None:
-            self.changed.add(child)
-        if reading is not None:
-            folder.left_out[name] = reading
+        if isinstance(reading, KnownFile):
+            folder.files[name] = reading
+        else:
+            folder.stamp = None
+            if reading is not None:
+                folder.left_out[name] = reading
+        if (known[1:] if known else None) != (reading[1:] if isinstance(reading, KnownFile) else None):
+            self.changed.add(join(path, name))
 
     # -- trees
 
@@ -316,16 +289,7 @@ class Scan:
         self.index.tree = folders[b""].tree
 
 
-class Contents(NamedTuple):
-    """A file or link as it was read. `raw` is None if its contents are stored already, or need not be."""
-
-    stamp: Stamp | None
-    mode: int
-    oid: bytes
-    raw: bytes | None = None
-
-
-Reading = Contents | LeftOut | None
+Reading = KnownFile | LeftOut | None
 """What reading a file gave: also the reason why it is left out, or None if it has gone."""
 
 

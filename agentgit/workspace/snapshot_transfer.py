@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from hashlib import sha256
 from typing import Any, NamedTuple, Self
 
-from agentgit.errors import Corrupt, Unavailable
+from agentgit.errors import Corrupt
 from agentgit.store.transfer import paths
 from agentgit.store.transfer.file_trees import (
     CUSTOM_ENVIRONMENT,
@@ -29,7 +29,7 @@ from agentgit.workspace.api import Workspace, engine_of
 from agentgit.workspace.catalog import Catalog, CatalogRow
 from agentgit.workspace.engine import AUTO, new_snapshot
 from agentgit.workspace.left_out import LeftOut
-from agentgit.workspace.locations import recorded_workspace
+from agentgit.workspace.locations import naming, recorded_workspace
 from agentgit.workspace.objects import BLOB, Objects, PackWriter
 from agentgit.workspace.trees import LINK_MODE, TreeEntry, Trees, put_tree
 
@@ -42,8 +42,6 @@ MAX_WHY_LENGTH = 200
 
 
 class ExportedTree(NamedTuple):
-    """The result for a snapshot: the number of its tree in the export, or the reason why it was not exported."""
-
     tree: int | None
     why: str | None = None
 
@@ -128,7 +126,6 @@ class SnapshotExporter:
 
 
 def _portable(path: bytes, entry: TreeEntry, objects: Objects) -> TreeItem | str:
-    """Return the item for an entry, with the id of a file, or the reason why it cannot be exported."""
     mode = stat.S_IMODE(entry.mode)
     if why := paths.path_problem(paths.text_of(path)) or (SPECIAL_BITS if mode > PERMISSION_BITS else ""):
         return why
@@ -153,9 +150,9 @@ class SnapshotImporter:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="agentgit-")
-        with _converting_errors():
+        with naming(self._folder.name):
             self._objects = Objects(self._folder.name, is_repository=False)
-        self._writer = PackWriter(self._objects.pack_folder, None, lambda _: False)
+        self._writer = PackWriter(self._objects.pack_folder, lambda _: False)
         self._parts: list[bytes] = []
         self._oids: dict[bytes, bytes] = {}
         self._entries: dict[bytes, TreeEntry] = {}
@@ -172,7 +169,6 @@ class SnapshotImporter:
         self._folder.cleanup()
 
     def data(self, part: bytes) -> None:
-        """Store a part of the contents of a file."""
         self._parts.append(part)
 
     def file(self, id: bytes, _size: int) -> None:
@@ -181,7 +177,6 @@ class SnapshotImporter:
         self._parts.clear()
 
     def tree(self, id: int, base: int | None) -> None:
-        """Begin a tree, to which the following changes belong."""
         self._finish_tree()
         self._number = id
         if base is None:
@@ -194,7 +189,6 @@ class SnapshotImporter:
             self._left_out[path] = LeftOut(why)
 
     def change(self, path: bytes, item: TreeItem | None) -> None:
-        """Add or replace the item at a path; None removes it."""
         if item is None:
             self._entries.pop(path, None)
         elif item.link is not None:
@@ -205,18 +199,18 @@ class SnapshotImporter:
             self._entries[path] = TreeEntry(stat.S_IFREG | item.mode, self._oids[item.file])
 
     def _put(self, kind: int, data: bytes) -> bytes:
-        with _converting_errors():
+        with naming(self._folder.name):
             return self._writer.put(kind, data)
 
     def _finish_tree(self) -> None:
         if self._number:
-            with _converting_errors():
+            with naming(self._folder.name):
                 self._trees[self._number] = put_tree(self._writer, self._entries), dict(self._left_out)
 
     def store_into(self, workspace: Workspace, holder: str) -> dict[int, str]:
         """Store all trees as snapshots, and return the id of each by the number of its tree. All succeed, or none."""
         self._finish_tree()
-        with _converting_errors():
+        with naming(self._folder.name):
             self._writer.finish()
             self._objects.refresh()
         rows = {
@@ -232,15 +226,3 @@ class SnapshotImporter:
         """Remove the stored snapshots from a workspace after a failed import."""
         engine_of(workspace).catalog.remove(self._stored_ids)
         self._stored_ids = []
-
-
-@contextmanager
-def _converting_errors() -> Iterator[None]:
-    """Convert an operating-system error into one that explains how to make space for the buffers."""
-    try:
-        yield
-    except OSError as error:
-        raise Unavailable(
-            f"The files of the export cannot be stored in {tempfile.gettempdir()}: {error.strerror}. Free some space "
-            "there, or set $TMPDIR to another folder, then import again."
-        ) from error

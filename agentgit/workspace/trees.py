@@ -20,8 +20,6 @@ LINK_MODE = stat.S_IFLNK | 0o777
 
 
 class TreeEntry(NamedTuple):
-    """The entry at a path: its mode, and the id of the contents of a file or link."""
-
     mode: int
     oid: bytes = b""
 
@@ -48,7 +46,6 @@ Changes = dict[bytes, TreeChange]
 
 
 def is_leaf(entry: TreeEntry | None) -> TypeGuard[TreeEntry]:
-    """Return whether there is a file or a link."""
     return entry is not None and not entry.is_directory
 
 
@@ -83,7 +80,6 @@ class Trees:
         self._objects, self._unstored = objects, unstored or {}
 
     def folder(self, oid: bytes) -> Entries:
-        """Return the entries of one directory by name."""
         data = self._unstored.get(oid)
         return decode_tree(self._objects.read(oid) if data is None else data)
 
@@ -128,7 +124,6 @@ class Trees:
         return changes
 
     def reachable(self, trees: Collection[bytes]) -> set[bytes]:
-        """Return the ids of trees, and of all that they contain."""
         found, pending = set(trees), list(trees)
         while pending:
             with suppress(Corrupt):  # what only a damaged tree has cannot be restored any more

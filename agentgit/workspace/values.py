@@ -75,12 +75,11 @@ class JsonLike:
         return {name: _plain(value) for name, value in vars(self).items()}
 
 
-def _excluded_lines(missing: Iterable[tuple[str, str]], left: Iterable[tuple[str, str]]) -> list[str]:
-    return [
-        f"{prefix} {escape_path(path)} ({why})"
-        for prefix, pairs in (("missing: ", missing), ("left:    ", left))
-        for path, why in pairs
-    ]
+def _text(groups: Mapping[str, Iterable[Any]], notes: Iterable[str] = (), empty: str = "") -> str:
+    """Return a line for each path, alone or with a reason, under the label of its group, then the notes."""
+    pairs = [(label, one, "") if isinstance(one, str) else (label, *one) for label in groups for one in groups[label]]
+    lines = [f"{label} {escape_path(path)}{f' ({why})' if why else ''}" for label, path, why in pairs]
+    return "\n".join([*(lines or [empty]), *(f"note:     {one}" for one in notes)])
 
 
 MAX_LISTED = 1000
@@ -162,10 +161,8 @@ class WorkspaceDiff(JsonLike):
         return bool(self.added_files or self.modified_files or self.deleted_files)
 
     def __str__(self) -> str:
-        lines = [f"added:    {escape_path(path)}" for path in self.added_files]
-        lines += [f"modified: {escape_path(path)}" for path in self.modified_files]
-        lines += [f"deleted:  {escape_path(path)}" for path in self.deleted_files]
-        return "\n".join(lines) or "no difference"
+        groups = {"added:   ": self.added_files, "modified:": self.modified_files, "deleted: ": self.deleted_files}
+        return _text(groups, empty="no difference")
 
 
 @dataclass(frozen=True)
@@ -199,12 +196,15 @@ class RestorePlan(JsonLike):
     unseen: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"impossible: {escape_path(path)} ({why})" for path, why in self.impossible]
-        lines += [f"restore: {escape_path(path)}" for path in self.restore]
-        lines += [f"delete:  {escape_path(path)}" for path in self.delete]
-        lines += [f"move:    {escape_path(path)}" for path in self.aside]
-        lines += _excluded_lines(self.missing, self.left)
-        return "\n".join([*(lines or ["nothing to restore"]), *(f"note:     {one}" for one in self.unseen)])
+        groups: dict[str, Iterable[Any]] = {
+            "impossible:": self.impossible,
+            "restore:": self.restore,
+            "delete: ": self.delete,
+            "move:   ": self.aside,
+            "missing: ": self.missing,
+            "left:    ": self.left,
+        }
+        return _text(groups, self.unseen, "nothing to restore")
 
 
 @dataclass(frozen=True)
@@ -254,16 +254,16 @@ class Restored(JsonLike):
         return replace(self, name=snapshot.name, message=snapshot.message, time_str=snapshot.time)
 
     def __str__(self) -> str:
-        lines = [f"restored: {EVERYTHING}"] if self.everything else []
-        lines += [f"restored: {escape_path(path)}" for path in self.restored]
-        lines += [f"deleted:  {escape_path(path)}" for path in (*self.deleted, *self.deleted_directories)]
-        lines += [f"created:  {escape_path(path)}" for path in self.created_directories]
-        lines += [
-            f"moved:    {escape_path(path)} -> {escape_path(destination)}" for path, destination in self.moved_aside
-        ]
-        lines += [f"conflict: {escape_path(path)} ({why})" for path, why in self.conflicts]
-        lines += _excluded_lines(self.missing, self.left)
-        return "\n".join([*(lines or ["nothing to restore"]), *(f"note:     {one}" for one in self.unseen)])
+        groups: dict[str, Iterable[Any]] = {
+            "restored:": [EVERYTHING] if self.everything else self.restored,
+            "deleted: ": self.deleted + self.deleted_directories,
+            "created: ": self.created_directories,
+            "moved:   ": [f"{path} -> {destination}" for path, destination in self.moved_aside],
+            "conflict:": self.conflicts,
+            "missing: ": self.missing,
+            "left:    ": self.left,
+        }
+        return _text(groups, self.unseen, "nothing to restore")
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,5 @@ class Undone(JsonLike):
         return bool(self.labels)
 
     def __str__(self) -> str:
-        lines = [f"restored: {escape_path(path)}" for path in self.restored]
-        lines += [f"deleted: {escape_path(path)}" for path in self.deleted]
-        lines += [f"left: {escape_path(path)} ({why})" for path, why in self.left]
-        return "\n".join(lines) or ("nothing differed" if self else "nothing to undo")
+        groups = {"restored:": self.restored, "deleted:": self.deleted, "left:": self.left}
+        return _text(groups, empty="nothing differed" if self else "nothing to undo")

@@ -28,7 +28,7 @@ def write(store, files):
     with store.writing() as writer:
         entries = {path: TreeEntry(stat.S_IFREG | 0o600, writer.put(BLOB, data)) for path, data in files.items()}
         tree = put_tree(writer, entries)
-        writer.name_tree(tree)
+        writer.named.add(tree)
     return tree
 
 
