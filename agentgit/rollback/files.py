@@ -31,7 +31,7 @@ from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
 from agentgit.values import as_object, escape_path
 from agentgit.workspace.api import Workspace
-from agentgit.workspace.file_history import EITHER, OWN, THEIRS, FileHistory, FileState
+from agentgit.workspace.restore import EITHER, OWN, THEIRS, FileHistory, FileState
 
 _BY = {TURN: OWN, PERSON: THEIRS, UNKNOWN: EITHER, CRASH: OWN}
 """Who changed the files before a row, as the workspace's history says it. A crash is a row without changes."""

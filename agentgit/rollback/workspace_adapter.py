@@ -24,9 +24,9 @@ from agentgit.errors import InvalidInput
 from agentgit.values import escape_path
 from agentgit.workspace.api import Workspace, engine_of, open_workspace
 from agentgit.workspace.engine import AUTO
-from agentgit.workspace.file_history import CONFLICT_WHY, FileHistory
 from agentgit.workspace.locations import require_known_storage
 from agentgit.workspace.modified_files import named_paths, paths_of
+from agentgit.workspace.restore import CONFLICT_WHY, FileHistory
 from agentgit.workspace.values import Restored, RestorePlan, some
 
 HOLDER = "holder"

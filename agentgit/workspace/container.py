@@ -13,10 +13,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
-from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
+from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.workspace.locations import exclusive_lock
 from agentgit.workspace.values import FileCheckpoint, Restored, utc_datetime
 
@@ -106,13 +106,8 @@ class ContainerEnvironment:
         return next((snapshot for snapshot in self.list() if snapshot.id == id), None)
 
     def delete(self, id: str) -> None:
-        """Remove one snapshot and its image. If a container uses the image, raise `Conflict`."""
-        try:
-            self._run("rmi", self._require_snapshot(id).metadata["image"])
-        except Unavailable as error:
-            if not re.search(r"in use|being used|is using|conflict", str(error), re.IGNORECASE):
-                raise
-            raise Conflict(f"A container uses the snapshot {id}. Restore another snapshot first.") from error
+        """Remove one snapshot and its image, unless a container uses the image."""
+        self._run("rmi", self._require_snapshot(id).metadata["image"])
 
     def _replace(self, old: Inspection | None, new: Inspection, message: str) -> str | None:
         """Rename the new container to the name of the old one; return the id of the safety snapshot of the old one."""
@@ -194,11 +189,11 @@ class ContainerEnvironment:
             raise
 
     def _json(self, *words: str) -> Sequence[Inspection]:
-        with suppress(ValueError):
-            answer = json.loads(self._run(*words))
-            if isinstance(answer, list) and answer and all(isinstance(one, dict) for one in answer):
-                return answer
-        raise self._failed(words[0], "the answer of the engine is not a list of JSON objects")
+        try:
+            found: Sequence[Inspection] = json.loads(self._run(*words))
+        except ValueError as error:
+            raise self._failed(words[0], "the answer of the engine is not JSON") from error
+        return found
 
     def _run(self, *words: str) -> str:
         try:

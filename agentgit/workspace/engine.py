@@ -11,16 +11,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Unavailable
 from agentgit.next_steps import Next
 from agentgit.workspace.catalog import PATIENCE, PENDING, TREE, Catalog, CatalogRow, decode_paths, encode_paths
-from agentgit.workspace.custom import CustomEnvironment
-from agentgit.workspace.file_history import FileHistory
 from agentgit.workspace.files import Captured, Files, require_unchanged, selection
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, record_storage
 from agentgit.workspace.objects import Objects
+from agentgit.workspace.restore import FileHistory
 from agentgit.workspace.values import (
     Environment,
     FileCheckpoint,
@@ -42,6 +41,64 @@ LAST = "last"
 POSITION, NUMBER, PLACE, NOT_OURS = "position", "number", "place", "left_out"
 """Keys in the catalog: the current snapshot, the last number of a generated name, the owner of the storage, and the
 paths that no snapshot may contain and no restore may change."""
+
+
+class CustomEnvironment:
+    """Snapshots that an environment of the user takes and restores. Their contents are opaque to agentgit."""
+
+    def __init__(self, environment: Environment) -> None:
+        if not isinstance(environment, Environment):
+            raise InvalidInput(f"{environment!r} is not an environment: it needs checkpoint() -> id and restore(id).")
+        self._environment = environment
+
+        self.takes_safety = bool(getattr(environment, "takes_safety", False))
+        """True if `restore` takes the safety snapshot itself, and returns its id as `safety`."""
+
+    def capture(self) -> Captured:
+        with self._converting_errors("checkpoint"):
+            return Captured(str(self._environment.checkpoint()))
+
+    def restore(self, id: str, tree: str) -> tuple[Restored, str | None]:
+        """Restore a snapshot; also return the safety snapshot that the environment took, if any."""
+        with self._converting_errors("restore"):
+            result = self._environment.restore(tree)
+        missing, left = (tuple(getattr(result, name, ())) for name in ("missing", "left"))
+        safety = getattr(result, "safety", None) if self.takes_safety else None
+        return Restored(id, everything=True, missing=missing, left=left), safety
+
+    def collect(self, trees: Iterable[str]) -> Iterator[str]:
+        """Delete snapshots, if the environment can, and yield those that are gone."""
+        delete: Callable[[str], Any] | None = getattr(self._environment, "delete", None)
+        failures: list[AgentGitError] = []
+        if delete is None:
+            return
+        for tree in trees:
+            try:
+                with self._converting_errors("delete"):
+                    delete(tree)
+            except NotFound:
+                yield tree
+            except AgentGitError as error:  # still delete the others; the next call tries this one again
+                failures.append(error)
+            else:
+                yield tree
+        if failures:
+            raise failures[0]
+
+    @contextmanager
+    def _converting_errors(self, method: str) -> Iterator[None]:
+        """Convert an exception of the environment into `Unavailable`; pass `AgentGitError` through."""
+        try:
+            yield
+        except AgentGitError:
+            raise
+        except Exception as error:
+            name = type(self._environment).__name__
+            raise Unavailable(f"{name}.{method} failed: {type(error).__name__}: {error}") from error
+
+    def refuse(self, feature: str) -> NoReturn:
+        name = type(self._environment).__name__
+        raise InvalidInput(f'{name} can only take and restore snapshots; {feature} needs "git" or "directory".')
 
 
 class Engine:

@@ -15,10 +15,9 @@ from agentgit.values import escape_path
 from agentgit.workspace.catalog import Catalog, CatalogRow, Index
 from agentgit.workspace.diff import Side, compare, decode_paths
 from agentgit.workspace.disk import ASIDE, Disk
-from agentgit.workspace.file_history import FileHistory
-from agentgit.workspace.ignore_rules import IgnoreRules
 from agentgit.workspace.left_out import (
     UNREADABLE,
+    IgnoreRules,
     LeftOutPaths,
     LeftOutReport,
     compare_left_out,
@@ -30,7 +29,7 @@ from agentgit.workspace.left_out import (
 )
 from agentgit.workspace.locations import naming, require_not_moved
 from agentgit.workspace.objects import Objects
-from agentgit.workspace.restore import Restore, plan_steps, select_changes
+from agentgit.workspace.restore import FileHistory, Restore, plan_steps, select_changes
 from agentgit.workspace.scan import Scan
 from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_directory, is_leaf, put_tree
 from agentgit.workspace.values import Restored, RestorePlan, WorkspaceDiff, some
@@ -314,5 +313,5 @@ class Files:
         with self.objects.writing() as writer:
             missing = [oid for oid in Trees(source).reachable(trees) if not writer.has(oid)]
             for packed in source.read_packed(missing):
-                writer.put_packed(packed)
+                writer.put_packed(*packed)
             writer.named.update(trees)

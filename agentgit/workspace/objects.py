@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from hashlib import sha1
 from itertools import pairwise
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from agentgit.errors import Corrupt
 from agentgit.workspace.locations import naming
@@ -47,11 +47,6 @@ def object_id(kind: int, data: bytes) -> bytes:
     hasher = sha1(b"%s %d\0" % (KINDS.get(kind, b"?"), len(data)), usedforsecurity=False)
     hasher.update(data)
     return hasher.digest()
-
-
-class PackedObject(NamedTuple):
-    oid: bytes
-    raw: bytes
 
 
 def pack_object(kind: int, data: bytes) -> bytes:
@@ -87,11 +82,12 @@ class Pack:
         length = {at: end - at for at, end in pairwise([*sorted(offsets), size - 20])}
         return {oid: (at, length[at]) for oid, at in zip(oids, offsets, strict=True)}
 
-    def read(self, oids: Collection[bytes]) -> Iterator[PackedObject]:
+    def read(self, oids: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield ids and objects as the file has them."""
         with open(self.path + ".pack", "rb") as file:
             for offset, length, oid in sorted((*self.places[oid], oid) for oid in oids):
                 file.seek(offset)
-                yield PackedObject(oid, file.read(length))
+                yield oid, file.read(length)
 
     def remove(self) -> None:
         """Delete the files, the index first: git ignores a pack without an index."""
@@ -117,19 +113,19 @@ class PackWriter:
     def put(self, kind: int, data: bytes) -> bytes:
         oid = object_id(kind, data)
         if not self.has(oid):
-            self.put_packed(PackedObject(oid, pack_object(kind, data)))
+            self.put_packed(oid, pack_object(kind, data))
         return oid
 
-    def put_packed(self, packed: PackedObject) -> None:
-        if self.has(packed.oid):
+    def put_packed(self, oid: bytes, raw: bytes) -> None:
+        if self.has(oid):
             return
         if self._opened is None:
             descriptor, path = tempfile.mkstemp(prefix="tmp_", dir=self._folder)
             self._opened = open(descriptor, "w+b"), path  # noqa: SIM115 - closed by `finish` and `abandon`
             self._opened[0].write(HEADER.pack(b"PACK", 2, 0))
-        self._opened[0].write(packed.raw)
-        self._entries[packed.oid] = (self._offset, zlib.crc32(packed.raw))
-        self._offset += len(packed.raw)
+        self._opened[0].write(raw)
+        self._entries[oid] = (self._offset, zlib.crc32(raw))
+        self._offset += len(raw)
 
     def finish(self) -> str:
         """Flush the pack to the disk, then make it visible; return the name of its index."""
@@ -232,7 +228,7 @@ class Objects:
                 self.refresh()  # another process may have collected
         raise Corrupt(f"The stored object {oid.hex()} is missing or damaged.", row=oid.hex())
 
-    def read_packed(self, oids: Collection[bytes]) -> Iterator[PackedObject]:
+    def read_packed(self, oids: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
         missing = set(oids)
         for pack in list(self._packs.values()):
             here = missing & pack.places.keys()
@@ -272,7 +268,7 @@ class Objects:
         try:
             for pack, kept in wasteful.values():
                 for packed in pack.read(kept):
-                    writer.put_packed(packed)
+                    writer.put_packed(*packed)
             wasteful.pop(writer.finish(), None)  # equal to one of them if a kill left the same objects in several
         except OSError:
             writer.abandon()

@@ -18,10 +18,19 @@ from io import FileIO
 
 from agentgit.workspace.catalog import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
 from agentgit.workspace.disk import FOLDER_FLAGS, READ_FLAGS, open_folder
-from agentgit.workspace.ignore_rules import GIT, GITIGNORE, IgnoreRules
-from agentgit.workspace.left_out import EXCLUDED, UNREADABLE, LeftOut, git_state, left_out_as, parent_folders
+from agentgit.workspace.left_out import (
+    EXCLUDED,
+    GIT,
+    GITIGNORE,
+    UNREADABLE,
+    IgnoreRules,
+    LeftOut,
+    git_state,
+    left_out_as,
+    parent_folders,
+)
 from agentgit.workspace.locations import naming
-from agentgit.workspace.objects import BLOB, TREE, PackedObject, PackWriter, object_id, pack_object
+from agentgit.workspace.objects import BLOB, TREE, PackWriter, object_id, pack_object
 from agentgit.workspace.trees import LINK_MODE, PLAIN_DIRECTORY, TreeEntry, encode_tree
 
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
@@ -248,9 +257,9 @@ class Scan:
     def _store(self, status: os.stat_result, began: int, mode: int, data: bytes) -> KnownFile:
         oid = object_id(BLOB, data)
         if self._writer is not None and not self._writer.has(oid):
-            packed = PackedObject(oid, pack_object(BLOB, data))
+            raw = pack_object(BLOB, data)
             with self._lock:
-                self._writer.put_packed(packed)
+                self._writer.put_packed(oid, raw)
         return KnownFile(reliable_stamp(status, began), mode, oid)
 
     def _enter_file(self, path: bytes, name: bytes, reading: Reading) -> None:
