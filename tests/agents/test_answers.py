@@ -261,6 +261,28 @@ def test_a_question_that_is_answered_beside_another_one_no_longer_waits(repo):
     assert asked.value.questions == [{"item": "b"}]
 
 
+def test_a_question_of_a_tool_that_a_tool_calls_receives_its_answer_after_a_rollback(repo):
+    @tool
+    def ask(item: str) -> str:
+        """Ask a person."""
+        return interrupt(f"{item}?")
+
+    @tool
+    def outer(item: str) -> str:
+        """Let another tool ask."""
+        return ask.invoke({"item": item})
+
+    for number in range(12):  # which of the two calls took the answer depended on the ids of the session
+        model = scripted(calls(call("outer", item="a")), "done", "done")
+        agent = repo.wrap(tool_node_graph(model, [outer]), f"s{number}")
+        agent.invoke({"messages": [("user", "go")]})
+        agent.checkpoint("waiting")
+        agent.invoke(Command(resume="no"))
+        again = agent.rollback("waiting")
+        again.invoke(Command(resume="yes"))
+        assert [one["content"] for one in again.history() if one["role"] == "tool"] == ["yes"]
+
+
 def test_an_input_with_the_run_id_of_the_last_run_is_not_dropped_in_silence(repo):
     """LangGraph goes on with a run of that id that broke off, and drops the input of one that has ended."""
     failures = [ValueError("down")]

@@ -299,7 +299,8 @@ class Interrupts:
             bodies = content.get(connection, [hashes[RESUME]] if RESUME in hashes else [])
         count = sum(len(self._codec.decode(body)) for body in bodies.values())
         question = hashes[INTERRUPT].hex() if INTERRUPT in hashes else None
-        return TaskAnswers([one for one in self._known_shares.values() if one.task == task], count, question)
+        shares = [one for one in self._known_shares.values() if one.task == task and not one.direct]
+        return TaskAnswers(shares, count, question)
 
     def end(self, call: LocatedCall, error: BaseException | None = None) -> dict[str, Any] | None:
         """Return the record of the answers and numbers that a call has used; None if there are none."""
