@@ -3,9 +3,12 @@
 The world returns the number of its items with each new one, so a run in a fuller world returns another result.
 """
 
+from contextlib import suppress
+
 import pytest
 from langchain_core.tools import tool
-from scripted import call, calls, obedient, scripted, tool_node_graph
+from langgraph.types import Command, interrupt
+from scripted import call, calls, node_graph, obedient, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import NotDone, RollbackIncomplete, compensable, reversible
@@ -203,6 +206,47 @@ def test_an_inner_call_keeps_its_place_beside_an_outer_one_that_ran_again(repo):
         ("outer", "redo", "done", "2: noted a"),
         ("inner", "call", "done", "noted a"),
     ]
+
+
+@pytest.mark.parametrize("is_in_tool", [False, True])
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_call_that_a_turn_makes_again_takes_the_place_of_the_one_that_was_reversed(repo, world, is_in_tool, breaks):
+    """Whichever way the branch is left and comes back, the world has the call once."""
+    charge, failures = world.tool("charge"), [ConnectionError("down")]
+
+    def act() -> str:
+        """Charge, then wait for a person, or break off once."""
+        charge.invoke({"amount": 5})
+        if not breaks:
+            return str(interrupt("go on?"))
+        if failures:
+            raise failures.pop()
+        return "yes"
+
+    def node(state):
+        return {"messages": [("ai", tool(act).invoke({}) if is_in_tool else act())]}
+
+    effects = {"charge": world.effects()["charge"], "act": "read_only"}
+    agent = repo.wrap(node_graph(node), "s", effects=effects, check_effects=False)
+    start = agent.checkpoint("start")
+    with suppress(ConnectionError):
+        agent.invoke(say())
+    back = agent.rollback("start")
+    assert world.charges == []
+    agent = agent.session.agent("main")
+    agent.switch("main", sync="ignore")
+    agent.invoke(None if breaks else Command(resume="yes"))
+    assert world.charges == [5]
+    for _ in range(2):
+        back = agent.rollback(start)
+        assert world.charges == []
+        assert [str(step.invocation) for step in back.plan_redo().redos] == ["charge(amount=5)"]
+        agent = back.redo()
+        assert world.charges == [5]
+    if not (is_in_tool and breaks):
+        agent.rollback(agent.checkpoint("end"), replay="execute", force=True)
+        assert world.charges == [5]
+    assert repo.maintenance.fsck(3).is_sound
 
 
 def test_a_redone_call_is_shown_after_export_and_import(agent, repo, world, tmp_path):

@@ -36,6 +36,7 @@ from agentgit.effects.invocation import (
     DONE,
     FAILED,
     INTENDED,
+    REDO,
     REVERSE_UNKNOWN,
     REVERSED,
     REVERSING,
@@ -302,29 +303,30 @@ class CallInterceptor:
             path = self.store.track_parts(connection, self.turn.branch)
             earlier_calls = self._load_earlier_calls(connection, path, call)
             for branch_id, origin_id in _branch_origins(path, earlier_calls):
-                first_key = call_key(origin_id, call.requester, slot.name, intent.tool_name)
-                attempt, key = self._choose_attempt(connection, earlier_calls, first_key)
-                if attempt is not None or key != first_key:
-                    # A call that did not happen on an ancestor branch may happen once on each descendant.
-                    if branch_id == intent.branch_id or attempt is None or attempt.status == UNKNOWN:
-                        call.intent = replace(intent, idempotency_key=key)
-                    return attempt, earlier_calls
+                key = call_key(origin_id, call.requester, slot.name, intent.tool_name)
+                attempt = self._choose_attempt(connection, earlier_calls, key)
+                if attempt is None:
+                    continue
+                is_reversed = attempt.status == REVERSED
+                if is_reversed or attempt.kind == REDO:  # it takes the place of the first run
+                    key = repeat_key(key, str(attempt.id)) if is_reversed else attempt.idempotency_key
+                    call.intent = replace(intent, idempotency_key=key, kind=REDO, replay_of=attempt.first_id)
+                # A call that did not happen on an ancestor branch may happen once on each descendant.
+                elif branch_id == intent.branch_id or attempt.status == UNKNOWN:
+                    call.intent = replace(intent, idempotency_key=key)
+                return None if is_reversed else attempt, earlier_calls
         return None, earlier_calls
 
     def _choose_attempt(
         self, connection: Connection, attempts: Sequence[ToolInvocation], key: str
-    ) -> tuple[ToolInvocation | None, str]:
-        """Choose among attempts, newest first, one that is done, else the newest; skip reversed ones."""
+    ) -> ToolInvocation | None:
+        """Choose among attempts, newest first, one that is done, else the newest, or its last run."""
         matches = [one for one in attempts if one.idempotency_key == key]
-        if not matches:
-            return None, key
-        chosen = next((one for one in matches if one.status in self.result_statuses), matches[0])
-        if chosen.status != REVERSED:
-            return chosen, key
-        reruns = [
-            one for one in self.store.world.redo_calls(connection, chosen.id) if one.status not in (FAILED, REVERSED)
-        ]
-        return (reruns[0], key) if reruns else self._choose_attempt(connection, attempts, repeat_key(key))
+        chosen = next((one for one in matches if one.status in self.result_statuses), next(iter(matches), None))
+        if chosen is None or chosen.status != REVERSED:
+            return chosen
+        runs = self.store.world.redo_calls(connection, chosen.id)
+        return next((one for one in runs if one.status != FAILED), chosen)
 
     # -- the fence
 
