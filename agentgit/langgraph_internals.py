@@ -16,6 +16,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.store.base.batch import AsyncBatchedBaseStore
 
 from agentgit.errors import Unavailable
+from agentgit.next_steps import Next
 
 __all__ = [
     "CONFIG_KEYS_OF_HOSTS",
@@ -113,8 +114,9 @@ try:
 except (ImportError, AttributeError) as error:
     raise Unavailable(
         f"LangGraph {version('langgraph')} has moved what agentgit needs ({error}); this release is for "
-        f"{CHECKED_VERSION}. "
-        f'Run: pip install --upgrade agentgit, or pip install "langgraph=={CHECKED_VERSION}"'
+        f"{CHECKED_VERSION}.",
+        Next("update"),
+        Next("install", package=f"langgraph=={CHECKED_VERSION}"),
     ) from error
 
 

@@ -14,14 +14,15 @@ Face = Literal["python", "cli", "chat", "notebook", "page", "mcp", "graph"]
 """Who reads: a program, a terminal, a chat, a cell of a notebook, a browser, an MCP client, a client of a graph."""
 
 Verb = Literal[
-    "add_user", "answer", "answer_calls", "check_schema", "confirm", "continue", "create_database", "create_session",
-    "declare", "diff", "drop_question", "enable_user", "force", "force_delete", "force_files", "force_recover",
-    "force_restore", "force_rollback", "force_template", "fork", "fsck", "grant", "install", "keep_files",
-    "list_branches", "list_calls", "list_checkpoints", "list_keys", "list_links", "list_members", "list_operations",
-    "list_sessions", "list_snapshots", "list_tags", "list_users", "no_files", "overwrite_files", "resolve",
-    "resolve_happened", "resolve_to_reverse", "resume", "resume_forced", "retain", "rollback", "save_files", "switch",
-    "switch_ignore", "switch_note", "switch_run", "switch_world", "tag", "undo", "undo_planned", "unfenced", "untag",
-    "update", "wrap", "wrap_again",
+    "add_user", "answer", "answer_calls", "check_schema", "confirm", "continue", "continue_exploration",
+    "create_database", "create_session", "declare", "diff", "drop_question", "enable_user", "force", "force_delete",
+    "force_files", "force_recover", "force_restore", "force_rollback", "force_template", "fork", "fsck", "give_keys",
+    "grant", "install", "keep_files", "list_branches", "list_calls", "list_checkpoints", "list_keys", "list_links",
+    "list_members", "list_operations", "list_sessions", "list_snapshots", "list_tags", "list_users", "no_files",
+    "open_storage", "overwrite_files", "recover", "report_unowned", "resolve", "resolve_happened",
+    "resolve_to_reverse", "resume", "resume_forced", "retain", "rewind_files", "rollback", "save_files",
+    "show_exploration", "switch", "switch_ignore", "switch_note", "switch_run", "switch_world", "tag", "undo",
+    "undo_planned", "unfenced", "untag", "update", "use_serializer", "wrap", "wrap_again",
 ]  # fmt: skip
 
 
@@ -210,6 +211,9 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         page="The page of the plan",
         mcp="Its new identity",
     ),
+    "continue_exploration": _words(
+        "continues it", "agent.explore(..., name={name})", "The same command with --name {name}"
+    ),
     "continue": _words(
         "continues the turn",
         "agent.invoke(None)",
@@ -249,6 +253,9 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         "begins a branch of its own", "agent.fork()", "{run}fork", page="“Fork”", mcp="`fork`", graph="session.fork()"
     ),
     "fsck": _words("finds what is damaged, to be restored from a backup", "agentgit fsck", "{run}fsck"),
+    "give_keys": _words(
+        "gives it", "agentgit.open(..., keyring=Keyring({{NAME: KEY}}))", "$AGENTGIT_ENCRYPTION_KEYS=NAME:BASE64,..."
+    ),
     "grant": _words("grants it, run by the owner", "agentgit db grant ROLE", "{run}db grant ROLE"),
     "install": _words("installs it", "pip install {package}", "pip install {package}"),
     "keep_files": _words(
@@ -270,12 +277,15 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "no_files": _words(
         "leaves the files alone", "files=False", "--no-files", page="“conversation and world”", mcp="files=false"
     ),
+    "open_storage": _words("trusts it", "Workspace(DIR, STORAGE)", "{run}workspace list --dir DIR --store STORAGE"),
     "overwrite_files": _words(
         "restores them, and keeps the other's version in a snapshot",
         "files='overwrite'",
         "{run}rollback REF --overwrite-files",
         page="“all, also files in conflict”",
     ),
+    "recover": _words("frees it, if its process died on another machine", "session.recover()", "{run}recover"),
+    "report_unowned": _words("lets such calls run, and warns", "unowned_calls='report' in repo.wrap"),
     "resolve": _words(
         "records what you find",
         "repo.resolve({call}, 'happened'), or 'did_not_happen',",
@@ -309,6 +319,11 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         mcp="`resume` with operation {operation} and force",
     ),
     "retain": _words("sets what it keeps", "session.retention.set(...)", "{run}retention --on"),
+    "rewind_files": _words(
+        "restores them, and keeps the existing files in a snapshot",
+        "session.rewind_files({checkpoint}, files='overwrite')",
+        "{run}rewind-files {checkpoint} --overwrite-files",
+    ),
     "rollback": _words(
         "goes back to before it",
         "agent.rollback(REF)",
@@ -318,6 +333,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         graph="A run at an older checkpoint",
     ),
     "save_files": _words("saves the files", "Workspace.save()", "{run}workspace save"),
+    "show_exploration": _words("shows what was done", "agent.exploration({name})", "{run}tree"),
     "switch": _switch("continues at its head"),
     "switch_ignore": _switch("goes on anyway", "ignore"),
     "switch_note": _switch("tells the model", "note"),
@@ -342,6 +358,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "unfenced": _words("makes such calls again", "fence='off' in repo.wrap"),
     "untag": _words("removes it", "session.untag({name})", "{run}tag --delete {name}"),
     "update": _words("updates it", "pip install --upgrade agentgit", "pip install --upgrade agentgit"),
+    "use_serializer": _words("reads it", "SQLModelSaver(..., serde=...)"),
     "wrap": _words("creates one", "agent = repo.wrap(graph, session=...)"),
     "wrap_again": _words("continues", "repo.wrap(graph)"),
 }

@@ -267,8 +267,8 @@ class BranchContext:
         if missing:
             raise Conflict(
                 f"Nothing was run: what waits for the answer is the node {', '.join(missing)}, which this graph "
-                "does not have; LangGraph would drop the answer. Answer with a graph that has it, or undo the turn and "
-                "send its message again."
+                "does not have; LangGraph would drop the answer. Answer with a graph that has it.",
+                Next("undo"),
             )
 
     def is_at_import(self) -> bool:

@@ -22,6 +22,7 @@ from agentgit.agents.turn_runner import END, NO_OPTIONS, Options, TurnRunner
 from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_STREAM_MESSAGES_V2
+from agentgit.next_steps import Next
 from agentgit.store.threads.graph_rows import AS_NODE
 
 Stream = Callable[[Any, RunnableConfig | None, Mapping[str, Any]], Any]
@@ -104,8 +105,9 @@ class BranchRunner(TurnRunner):
         self._require_own_thread(graph.config or {})
         if names := RUN_KEYS & (graph.config or {}).get("configurable", {}).keys() - {"thread_id"}:
             raise InvalidInput(
-                f"A branch runs only from its head; leave {', '.join(sorted(names))} out of the config. To run from an "
-                "earlier checkpoint, fork or roll back to it."
+                f"A branch runs only from its head; leave {', '.join(sorted(names))} out of the config.",
+                Next("rollback"),
+                Next("fork"),
             )
         return self._with_graph(graph)
 

@@ -214,9 +214,7 @@ class TurnRunner(DescribedGraph):
         self._warn_if_moved()
         run_config, self.moved_at = self._fill_config(config), monotonic()
         if not self._is_at_head(run_config["configurable"]):
-            raise InvalidInput(
-                "A branch runs only from its head. To run from an earlier checkpoint, fork or roll back to it."
-            )
+            raise InvalidInput("A branch runs only from its head.", Next("rollback"), Next("fork"))
         if not run_config["configurable"].get("checkpoint_ns"):
             run_config["configurable"].pop("checkpoint_id", None)
         durability = self._durability(options)

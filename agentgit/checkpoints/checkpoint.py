@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from reprlib import repr as short_repr
@@ -227,6 +227,9 @@ class Checkpoints(TableList[Checkpoint]):
         "data": OBJECT,
         "id": COUNT,
     }
+
+    questions: Sequence[Any] = ()
+    """What the graph asks at the head of their branch."""
 
     def _records(self) -> Iterable[Any]:
         return map(record_of, self)

@@ -30,6 +30,7 @@ from agentgit.cli.options import (
 )
 from agentgit.cli.rollback import Force, print_rollback, run_confirmed, show_plan_on_error
 from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.next_steps import Reason
 from agentgit.render.records import record
 from agentgit.render.text import clean, place
 from agentgit.render.view import Span
@@ -333,7 +334,9 @@ def explore(
             )
         except AgentGitError as error:
             for error_note in getattr(error, "__notes__", ()):
-                output.print_notice(error_note)  # says how to read the results so far
+                output.print_notice(
+                    clean(Reason.of(error_note).worded(output.medium().face))
+                )  # says how to read the results so far
             raise
         output.emit_at(
             agent.session,

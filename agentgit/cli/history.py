@@ -93,11 +93,12 @@ def log(
             output.line(lambda: {"count": total}, str(total))
             return
         checkpoints = _read_checkpoints(query, limit, _parse_cursor(session, branch, after))
-        questions = query.questions if after is None else []
+        listed = Checkpoints(checkpoints[::-1])
+        listed.questions = query.questions if after is None else []
         output.emit(
             lambda: [record(checkpoint) for checkpoint in checkpoints],
-            lambda: _view_log(checkpoints, questions, is_filtered=query.is_filtered or after is not None),
-            Checkpoints(checkpoints[::-1]),
+            lambda: _view_log(listed, is_filtered=query.is_filtered or after is not None),
+            listed,
         )
 
 
@@ -125,10 +126,10 @@ def _parse_cursor(session: Session, branch: str | None, after: str | None) -> Ch
     return after
 
 
-def _view_log(checkpoints: list[Checkpoint], questions: list[Any], *, is_filtered: bool) -> View:
+def _view_log(checkpoints: Checkpoints, *, is_filtered: bool) -> View:
     if is_filtered and not checkpoints:
         return [(Span("no matching checkpoints"),)]
-    return views.log(checkpoints[::-1], questions)
+    return views.log(checkpoints, checkpoints.questions)
 
 
 def search(

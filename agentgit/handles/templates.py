@@ -117,8 +117,8 @@ class SessionFactory:
         except WorkspaceChanged as error:
             raise WorkspaceChanged(
                 "The directory is not empty. Nothing in it was changed, and no template file was restored. Give an "
-                f"empty directory; or call repo.session({session.session_name!r}).rewind_files({checkpoint_id}, "
-                "files='overwrite'), which keeps the existing files in a snapshot."
+                "empty directory.",
+                Next("rewind_files", checkpoint=checkpoint_id),
             ) from error
         self.context.change(lambda c: templates.attach_files(self.context.store, c, session.id))
 

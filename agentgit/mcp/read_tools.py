@@ -131,7 +131,7 @@ class ReadTools:
         page = log.page(limit, after=after)
         more = [(Span(f"more: after={page.next}", "dim"),)] if page.next else []
         return ToolAnswer(
-            [*checkpoints.log(page.items[::-1]), *more],
+            [*checkpoints.log(page.items[::-1], log.questions if after is None else ()), *more],
             {"checkpoints": [record(checkpoint) for checkpoint in page], "next": page.next},
         )
 

@@ -190,7 +190,7 @@ def references(tree: Tree) -> dict[int, str]:
 def title_of(row: LayoutRow, references: Mapping[int, str]) -> str:
     """Return the title of a line: what the branch asks at its end, and what happened there."""
     title = _title_of(row, references)
-    waits = clean(waiting_text(row.branch.questions)) if row.points[-1] is row.branch.points[-1] else ""
+    waits = waiting_text(row.branch.questions) if row.points[-1] is row.branch.points[-1] else ""
     return f"{waits} ({title})" if waits else title
 
 

@@ -26,7 +26,7 @@ def clean(text: str) -> str:
 def waiting_text(questions: Sequence[Any]) -> str:
     """Return that a branch waits for an answer, and to what; an empty text if it asks nothing."""
     texts = [one if isinstance(one, str) else json.dumps(portable(one), ensure_ascii=False) for one in questions]
-    return f"waits for an answer: {', '.join(texts)}" if texts else ""
+    return f"waits for an answer: {clean(', '.join(texts))}" if texts else ""
 
 
 def visible(text: str) -> str:

@@ -29,7 +29,6 @@ from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, UnusedSt
 from agentgit.store.maintenance.gc import find_unused_steps as find_steps
 from agentgit.store.maintenance.key_rotation import Rotation
 from agentgit.store.maintenance.statistics import tokens_of_erased_sessions
-from agentgit.store.sql.encryption import ENVIRONMENT
 from agentgit.store.sql.ids import is_id
 from agentgit.store.threads.owners import list_owners
 
@@ -246,10 +245,7 @@ class Maintenance:
         self.context.require_admin("rotate_keys")
         seal = self.context.store.database.seal
         if seal is None:
-            raise InvalidInput(
-                "There are no keys to encrypt with. Pass them: agentgit.open(..., keyring=Keyring({'NAME': ...})), or "
-                f"${ENVIRONMENT}=NAME:BASE64,..."
-            )
+            raise InvalidInput("There are no keys to encrypt with.", Next("give_keys"))
         rotated = Rotation(self.context.store.database, self.context.store.tenant_id).run(
             seal, decrypt=off, user_id=self.context.user.id, progress=progress
         )

@@ -70,9 +70,9 @@ class Request(RollbackOptions):
             self._require_world_only()
         if self.replay == EXECUTE and self.tools in ("keep", "reversible"):
             raise InvalidInput(
-                "replay='execute' reverses the calls of the path and then makes them again; with "
-                f"tools={self.tools!r}, effects that stay would happen twice. Leave tools out. For a fresh world, "
-                "start a new session with this checkpoint as its template."
+                "The calls of the path are to be reversed and then made again; the effects of calls that stay "
+                f"({self.tools}) would happen twice. For a fresh world, start a new session with this checkpoint as "
+                "its template."
             )
 
     def _require_world_only(self) -> None:
@@ -81,7 +81,9 @@ class Request(RollbackOptions):
                 "Nothing would be rolled back: conversation, tools and files are all off. Leave one of them on."
             )
         if self.name is not None or self.replay == EXECUTE:
-            raise InvalidInput("conversation=False makes no new branch, so it takes no name and no replay='execute'.")
+            raise InvalidInput(
+                "A rollback of the world alone makes no new branch: it takes no name, and makes no calls again."
+            )
 
     @property
     def kind(self) -> str:
@@ -108,7 +110,9 @@ class SwitchRequest:
     def __post_init__(self) -> None:
         require_one_of("sync", self.sync, SYNC_MODES)
         if self.plan is not None and self.sync != "world":
-            raise InvalidInput(f"A plan is carried out with sync='world', not {self.sync!r}. Leave one of them out.")
+            raise InvalidInput(
+                f"A plan is of a change of the world, and nothing is changed with {self.sync!r}. Leave the plan out."
+            )
         require_one_of("on_error", self.on_error, ON_ERROR)
         require_one_of("on_drift", self.on_drift, ON_ERROR)
 

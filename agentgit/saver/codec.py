@@ -129,9 +129,7 @@ class Codec:
 
     def _load_with_serde(self, stored: Leaf) -> Any:
         if stored.type == CUSTOM_SERDE:
-            raise InvalidInput(
-                "A value was written with another serializer. Open the database with it: SQLModelSaver(…, serde=…)."
-            )
+            raise InvalidInput("A value was written with another serializer.", Next("use_serializer"))
         kind = MSGPACK if stored.type == MESSAGE_MSGPACK else stored.type
         try:
             return self.serde.loads_typed((kind, stored.data))

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from agentgit.errors import WorkspaceChanged
+from agentgit.next_steps import Next
 from agentgit.values import escape_path
 from agentgit.workspace.catalog import Catalog, CatalogRow, Index
 from agentgit.workspace.diff import Side, compare, decode_paths
@@ -62,8 +63,9 @@ def selection(paths: Paths, *rows: CatalogRow | None) -> Paths:
 def require_unchanged(changes: Changes, changed: Changes, since: str) -> None:
     if conflicts := sorted(changes.keys() & changed.keys()):
         raise WorkspaceChanged(
-            f"Changed since {since}: {some([*map(escape_path, conflicts)])}. "
-            "Nothing was changed. Save them first, or restore with force=True to keep them in a safety snapshot."
+            f"Changed since {since}: {some([*map(escape_path, conflicts)])}. Nothing was changed.",
+            Next("save_files"),
+            Next("force_restore"),
         )
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agentgit.errors import InvalidInput, NotAllowed, Unavailable
+from agentgit.next_steps import Next
 from agentgit.values import escape_path
 
 FREE, PERMIT = "Free some space", "Grant the permission"
@@ -152,8 +153,8 @@ def require_known_storage(storage: str, workspace: str | None = None) -> None:
             else f"the storage {escape_path(storage)}"
         )
         raise NotAllowed(
-            f"No program of this user has opened {location}, and a stored path alone is not trusted. If it "
-            "is yours, open it once: Workspace(DIR, STORAGE)."
+            f"No program of this user has opened {location}, and a stored path alone is not trusted. Is it yours?",
+            Next("open_storage"),
         )
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import html
 import io
+import json
 import re
 import shlex
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import quote
 
 import pytest
 from chats import chatting
 from command_line import every_command, run
+from langchain_core.tools import tool
 from mcp_clients import connected, offered
 from notebook_shells import magic, restart
 from scripted import call, saying, tool_node_graph
@@ -26,7 +29,7 @@ from agentgit import AgentGitError, RollbackBlocked, RollbackIncomplete
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 
-ARGUMENTS = {"operation": 7, "call": 5, "branch": "main", "name": "v1", "package": "agentgit[cli]"}
+ARGUMENTS = {"operation": 7, "call": 5, "checkpoint": 3, "branch": "main", "name": "v1", "package": "agentgit[cli]"}
 
 
 # -- what is the user's
@@ -168,6 +171,164 @@ def refusal_of_magic(shell, line: str) -> str:
     with pytest.raises(UsageError) as refused:
         magic(shell, line)
     return str(refused.value)
+
+
+# -- tags, stored data, questions, names and paths, with markup and control characters
+
+NAME = "<i> & 'force=True'"
+"""The name of a session, a branch and a tag, which may have no control characters."""
+
+TEXT = f"{NAME} \x1b[1m"
+"""The name and description of a checkpoint, stored data, and a question."""
+
+PATH = "<i> & agentgit undo\x1b.txt"
+
+SHOWN = {
+    "session": NAME,
+    "tag": f"{NAME} v1",
+    "branch": "<b>'x=1'",
+    "checkpoint": f"{TEXT} c",
+    "description": f"{TEXT} d",
+    "data": f"{TEXT} e",
+    "question": f"{TEXT} q",
+    "path": PATH,
+}
+
+
+@pytest.fixture
+def asking(tmp_path, monkeypatch):
+    """Open a database with a session that has such texts in all places, and whose graph asks one."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setenv("AGENTGIT_USER", "ada")
+    folder = tmp_path / "files"
+    folder.mkdir()
+
+    @tool
+    def write(text: str) -> str:
+        """Write a file."""
+        (folder / text).touch()
+        return text
+
+    with agentgit.open(tmp_path / "agentgit.db") as operator:
+        operator.users.add("ada", is_admin=True)
+    with agentgit.open(tmp_path / "agentgit.db", user="ada") as repo:
+        graph = tool_node_graph(
+            saying(call("write", text=PATH), "done", call("ask", text=SHOWN["question"])), [write, *TOOLS]
+        )
+        agent = repo.wrap(graph, SHOWN["session"], effects={"write": "workspace"}, workspace=folder)
+        agent.session.rename_branch("main", SHOWN["branch"])
+        agent.run("hello")
+        data = {"why": SHOWN["data"]}
+        agent.checkpoint(SHOWN["checkpoint"], description=SHOWN["description"], data=data)
+        agent.session.tag("HEAD", SHOWN["tag"])
+        agent.invoke(said("go on"))
+        yield repo, agent
+
+
+def require_shown(shown: str, *fields: str) -> None:
+    """Check that fields are shown as they are, except that control characters are escaped."""
+    shown = re.sub(r"<[a-z/][^>]*>", "", shown) if "</" in shown else shown  # the fields of a form hold exact values
+    assert "\x1b" not in shown
+    for field in fields:
+        text = SHOWN[field].replace("\x1b", "\\x1b")
+        assert text in spaced(shown).replace("\\u001b", "\\x1b"), field
+
+
+def test_python_shows_names_questions_and_paths_as_they_are(asking):
+    _, agent = asking
+    require_shown(repr(agent), "session", "branch", "question")
+    require_shown(str(agent.tree()), "session", "branch", "tag", "checkpoint", "question")
+    require_shown(str(agent.plan_undo(2)), "session", "branch", "path")
+    for value in (agent.log(), agent.tree(), agent.session.tags()):
+        require_shown(value._repr_html_(), "tag")
+    require_shown(agent._repr_html_(), "session", "branch", "question")
+    require_shown(agent.get_checkpoint(SHOWN["tag"])._repr_html_(), "checkpoint", "description", "data")
+    require_shown(agent.plan_undo(2)._repr_html_(), "path")
+    with pytest.raises(AgentGitError) as refused:
+        agent.run("another message")
+    assert refused.value.questions == [SHOWN["question"]]
+
+
+COMMANDS = {
+    "status": ("session", "branch", "question"),
+    "log": ("branch", "tag", "checkpoint", "description", "question"),
+    "tree": ("session", "branch", "tag", "checkpoint", "question"),
+    "branches": ("branch", "question"),
+    "tag": ("branch", "tag"),
+    "sessions": ("session",),
+    "events": ("session", "tag", "checkpoint"),
+    "tool-track": ("path",),
+    f"show {shlex.quote(SHOWN['tag'])}": ("branch", "checkpoint", "description", "data"),
+    f"plan {shlex.quote(SHOWN['branch'])}#1": ("session", "branch", "path"),
+}
+"""Commands that change nothing, each with what it shows."""
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_commands_show_names_questions_and_paths_as_they_are(asking, tmp_path, words):
+    db = ("--db", tmp_path / "agentgit.db")
+    require_shown(command(*db, *shlex.split(words)), *COMMANDS[words])
+    data = json.dumps(json.loads(run(*db, *shlex.split(words), "--json").out), ensure_ascii=False)
+    fields = set(COMMANDS[words]) - {"question"} if words in ("log", "status") else COMMANDS[words]
+    for field in fields:
+        assert json.dumps(SHOWN[field], ensure_ascii=False)[1:-1] in data, field
+
+
+def test_a_chat_and_a_notebook_show_names_questions_and_paths_as_they_are(asking, ipython):
+    repo, agent = asking
+    restart(ipython, repo=repo, agent=agent)
+    with chatting(repo, agent, yes=True) as chat:
+        for words, fields in COMMANDS.items():
+            shown = io.StringIO()
+            with redirect_stdout(shown), redirect_stderr(shown):
+                chat.handle_line(f"/{words}")
+            require_shown(shown.getvalue(), *fields)
+            value = magic(ipython, words)
+            require_shown(value._repr_html_(), *fields)
+
+
+def test_pages_and_the_http_api_show_names_questions_and_paths_as_they_are(asking):
+    repo, agent = asking
+    visitor, at = Visitor(repo), f"/sessions/{agent.session.id}"
+    point = agent.get_checkpoint(SHOWN["tag"]).id
+    require_shown(visitor.get(at).text, "session", "branch", "tag", "checkpoint", "question", "path")
+    require_shown(visitor.get(f"{at}/tree").text, "session", "branch", "tag", "question")
+    require_shown(visitor.get(f"{at}/checkpoints/{point}").text, "checkpoint", "description", "data", "tag")
+    require_shown(visitor.get(f"{at}/rollback?to={SHOWN['branch']}%231").text, "session", "branch", "path")
+    key = {"authorization": f"Bearer {repo.keys.create('api', 'admin').secret}"}
+    for path, fields in {
+        "": ("session",),
+        "/log": ("branch", "tag", "checkpoint", "description"),
+        "/tree": ("branch", "tag", "checkpoint", "question"),
+        "/branches": ("branch", "question"),
+        f"/checkpoints/{point}": ("checkpoint", "description", "data"),
+        f"/plan-rollback?to={quote(SHOWN['branch'])}%231": ("path",),
+    }.items():
+        data = json.dumps(visitor.client.get(f"/api/v1{at}{path}", headers=key).json(), ensure_ascii=False)
+        for field in fields:
+            assert json.dumps(SHOWN[field], ensure_ascii=False)[1:-1] in data, (path, field, data[:2000])
+
+
+async def test_mcp_shows_names_questions_and_paths_as_they_are(asking):
+    repo, agent = asking
+    async with connected(repo, agent.session) as client:
+        for tool_name, arguments, fields in (
+            ("list_checkpoints", {}, ("branch", "checkpoint", "question")),
+            ("tree", {}, ("session", "branch", "tag", "question")),
+            ("branches", {}, ("branch", "question")),
+            ("get_checkpoint_info", {"checkpoint": SHOWN["tag"]}, ("checkpoint", "description", "data")),
+            ("plan_rollback", {"checkpoint": f"{SHOWN['branch']}#1"}, ("session", "branch", "path")),
+        ):
+            require_shown((await client.call_tool(tool_name, arguments)).content[0].text, *fields)
+        listed = (await client.call_tool("list_checkpoints", {})).structuredContent["checkpoints"]
+        assert SHOWN["tag"] in listed[1]["tags"]
+
+
+def test_a_served_graph_shows_questions_as_they_are(asking):
+    repo, _ = asking
+    app = repo.graph(tool_node_graph(saying(call("ask", text=SHOWN["question"])), TOOLS), effects={})
+    app.invoke(said("hello"), THREAD)
+    assert [one.value for one in app.get_state(THREAD).interrupts] == [SHOWN["question"]]
 
 
 # -- next steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from langchain_core.tools import tool
+from langgraph.types import interrupt
 from scripted import call, saying, tool_node_graph
 
 import agentgit
@@ -51,7 +52,14 @@ def fail(text: str) -> str:
     raise ValueError(text)
 
 
-TOOLS = [keep, guard, fail]
+@agentgit.effect("read_only")
+@tool
+def ask(text: str) -> str:
+    """Ask a person the text."""
+    return str(interrupt(text))
+
+
+TOOLS = [keep, guard, fail, ask]
 
 
 def spoken(repo: agentgit.Repository, tool_name: str, session: str = WORDS[0]) -> agentgit.RollbackAgent:

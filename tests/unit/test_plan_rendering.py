@@ -6,6 +6,7 @@ import pytest
 from markup import HOSTILE, TABLE_TAGS, Page, call, golden
 
 from agentgit import RollbackPlan, RollbackReport, ToolInvocation
+from agentgit.effects.files import FileChange, FileChanges
 from agentgit.effects.plan import BLOCK, GONE, KEEP, REDO, REVERSE, SWITCH, WORLD_ONLY, PlanStep
 from agentgit.effects.report import ReportItem
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorldDiverged
@@ -116,6 +117,15 @@ def test_a_hint_that_blocked_calls_share_is_shown_once():
         assert shown.count(Next("declare").worded("python")) == 1
         assert "a is not declared here" in shown
         assert "b is not declared here" in shown
+
+
+def test_a_plan_shows_the_first_twenty_of_many_files():
+    changes = [FileChange(path=f"{n}.txt", action="write", why="") for n in range(25)]
+    shown = plan(files=FileChanges(workspace="w", snapshot="s", changes=changes))
+    for text in (str(shown), Page(shown._repr_html_()).text):
+        assert "19.txt" in text
+        assert "20.txt" not in text
+        assert "… and 5 more" in text
 
 
 def test_a_call_with_long_arguments_has_a_short_text():

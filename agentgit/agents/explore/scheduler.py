@@ -17,6 +17,7 @@ from agentgit.agents.explore.explorer import ExploredTurn, Explorer
 from agentgit.agents.explore.turns import Outcome, TurnJob, arun_turn, run_turn
 from agentgit.async_api import awaiting
 from agentgit.errors import InvalidInput
+from agentgit.next_steps import Next, Reason
 from agentgit.store.queries.explorations import branch_name
 from agentgit.store.threads.graph_rows import is_shown
 
@@ -91,10 +92,8 @@ def _note_on_error(explorer: Explorer) -> Iterator[None]:
         yield
     except BaseException as error:
         if explorer.is_begun:
-            error.add_note(
-                f"The results so far: agent.exploration({explorer.name!r}). "
-                f"To continue, call the same explore(...) with name={explorer.name!r}."
-            )
+            steps = (Next("show_exploration", name=explorer.name), Next("continue_exploration", name=explorer.name))
+            error.add_note(Reason("What has ended is stored.", *steps))
         raise
 
 

@@ -23,6 +23,7 @@ from agentgit.agents.turn.calls import Calls
 from agentgit.effects.invocation import DONE, TIMES, UNOWNED
 from agentgit.effects.kinds import UNDECLARED, kind_of
 from agentgit.errors import Fenced, NotFound, UnownedCall, warn_caller
+from agentgit.next_steps import Next
 from agentgit.rollback.verification import IN_OPERATION
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.values import to_json
@@ -82,8 +83,8 @@ def note_unowned_call(tool: BaseTool) -> None:
             kind = declaration.effect.kind if declaration.effect is not None else UNDECLARED
             if watch.calls.turn.context.settings.unowned_calls == REFUSE and kind_of(kind).leaves_trace:
                 raise Fenced(
-                    f"{tool.name} was called in a thread that no turn owns, so it was not run. {SHARE_CONTEXT}; or "
-                    "wrap the graph with unowned_calls='report'."
+                    f"{tool.name} was called in a thread that no turn owns, so it was not run. {SHARE_CONTEXT}.",
+                    Next("report_unowned"),
                 )
     if declared:  # a filter that makes the warning an error keeps the call from running
         text = f"{tool.name} was called in a thread that no turn owns, and is not recorded. {SHARE_CONTEXT}."

@@ -27,6 +27,7 @@ from agentgit.agents.turn.requests import Batch, message_name
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects.files import PERSON, UNKNOWN
 from agentgit.errors import AgentGitError, Conflict, Corrupt, Unavailable
+from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import recover_abandoned
 from agentgit.rollback.report import DELIVERED, note_for_model
 from agentgit.sessions.messages import text_of
@@ -128,7 +129,8 @@ class Turn(RunningTurn):
         if state.newest.is_imported and self.goes_on:
             raise Conflict(
                 f"Branch {branch.name} stands at an imported checkpoint: what waits there was asked for elsewhere, and "
-                "never runs here. Nothing was run. Send a new message, or go back to an earlier checkpoint first."
+                "never runs here. Nothing was run. Send a new message.",
+                Next("rollback"),
             )
         if context.needs_world:
             self.require_world_unchanged(connection, branch, state.world_seq)

@@ -30,7 +30,7 @@ def log(checkpoints: Sequence[Checkpoint], questions: Sequence[Any] = ()) -> Vie
         ]
         for one in reversed(checkpoints)
     ]
-    waits = [Table([[Span(clean(waiting_text(questions)), "bad")]])] if questions else []
+    waits = [Table([[Span(waiting_text(questions), "bad")]])] if questions else []
     return [*waits, Table(rows, empty="no checkpoints yet")]
 
 

@@ -52,7 +52,7 @@ def branches(values: Sequence[InternalSession], tree: Tree | None = None) -> Vie
 def _branch_row(branch: InternalSession, origins: Mapping[int, str]) -> list[Span | Time]:
     origin = origins.get(branch.branch_point_checkpoint_id or 0, "")
     status = [] if branch.status == OPEN else [clean(branch.status)]
-    status += [clean(waiting_text(branch.questions))] if branch.questions else []
+    status += [waiting_text(branch.questions)] if branch.questions else []
     return [
         Span(f"{'*' if branch.is_current else ' '} {clean(branch.name)}", "head" if branch.is_current else "reference"),
         Time(branch.created_at),
@@ -78,7 +78,7 @@ def status(session: ExternalSession, branch: InternalSession, head: Checkpoint |
     head_line: Line = (Span("no checkpoints yet"),)
     if head is not None:
         head_line = (Span(f"{reference(head)} "), Span(title(head), "" if head.is_auto else "name"))
-    waits = clean(waiting_text(branch.questions))
+    waits = waiting_text(branch.questions)
     return [
         (Span("session  ", "dim"), Span(clean(session.session_name), "heading")),
         (Span("branch   ", "dim"), Span(clean(branch.name), "head"), Span(branch_status, "bad"), calls),

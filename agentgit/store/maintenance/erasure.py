@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Select, Table, and_, delete, func, select
 
 from agentgit.auth import User
 from agentgit.errors import Conflict, Corrupt, KeyMissing
+from agentgit.next_steps import Next
 from agentgit.sessions.session import RUNNING
 from agentgit.sessions.stats import sum_usages
 from agentgit.store.audit.trail import record_event
@@ -68,8 +69,7 @@ def require_idle(store: Store, connection: Connection, session_id: int) -> None:
     for branch in store.sessions.branches(connection, session_id):
         if store.recover(connection, branch).status == RUNNING:
             raise Conflict(
-                f"Branch {branch.name} is running. Nothing was erased. Wait for its turn to end; if it crashed on "
-                "another machine, recover the branch."
+                f"Branch {branch.name} is running. Nothing was erased. Wait for its turn to end.", Next("recover")
             )
     for row in store.operations.query_running(connection, session_id).all():
         if not store.sessions.is_abandoned(connection, row):

@@ -206,7 +206,7 @@ class SessionStore:
             name = references.require_branch_name(requested)
             (uses,) = _SELECT_USES_OF_NAME.all(connection, {**parameters, "name": name})
             if uses.branch:
-                raise Conflict(f"Branch {name} already exists. Choose another name, or switch to it.")
+                raise Conflict(f"Branch {name} already exists. Choose another name.", Next("switch", branch=name))
             if uses.tag:
                 raise Conflict(f"A tag named {name} already exists. Choose another name.")
             return name

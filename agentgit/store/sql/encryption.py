@@ -116,8 +116,8 @@ class Seal:
 def missing_key(name: str) -> KeyMissing:
     """Return the error for a missing key."""
     return KeyMissing(
-        f"This database is encrypted with the key {name}, which is missing. Pass it: "
-        f"agentgit.open(..., keyring=Keyring({{{name!r}: ...}})), or ${ENVIRONMENT}=NAME:BASE64,...",
+        f"This database is encrypted with the key {name}, which is missing.",
+        Next("give_keys"),
         key_id=name,
     )
 
