@@ -14,6 +14,7 @@ import typer
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.options import (
+    COMMAND_PATH,
     Changed,
     CommandGroup,
     Effects,
@@ -30,7 +31,7 @@ from agentgit.cli.options import (
 )
 from agentgit.cli.rollback import Force, print_rollback, run_confirmed, show_plan_on_error
 from agentgit.errors import AgentGitError, InvalidInput
-from agentgit.next_steps import Reason
+from agentgit.next_steps import Next, Reason
 from agentgit.render.records import record
 from agentgit.render.text import clean, place
 from agentgit.render.view import Span
@@ -96,7 +97,7 @@ def delete(
 ) -> None:
     """Delete checkpoints that nothing needs; the conversation and the tool track stay."""
     if len(words or ()) > 2 - (auto or every) or (not words and not (auto or every)) or (auto and every):
-        raise InvalidInput("Name a checkpoint: agentgit checkpoint delete [SESSION] REF. Or write --auto, or --all.")
+        raise InvalidInput(f"Name a checkpoint: {COMMAND_PATH.get()} [SESSION] REF. Or write --auto, or --all.")
     with repository() as repo:
         if auto or every:
             session, branch = references.parse_changed(repo, words[0] if words else None)
@@ -275,7 +276,10 @@ def recover(
             label = place(session.reference, branch.name)
             output.print_notice(f"Nothing to recover: no turn and no rollback is unfinished in {label}.")
             for one in running:
-                output.print_notice(f"To finish {one.kind} {one.id} of another branch: agentgit resume {one.id}")
+                reason = Reason(
+                    f"{one.kind} {one.id} of another branch is unfinished", Next("resume", operation=one.id)
+                )
+                output.print_notice(reason.worded(output.medium().face))
         _print_branch(session, recovered)
 
 

@@ -10,7 +10,7 @@ import typer
 from agentgit.checkpoints.checkpoint import Checkpoints
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
-from agentgit.cli.options import TIME_HELP, Limit, OfBranch, repository
+from agentgit.cli.options import COMMAND_PATH, TIME_HELP, Limit, OfBranch, repository
 from agentgit.cli.output import bar
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.render.records import record
@@ -202,9 +202,8 @@ def _session_of_tags(repo: Repository, name: str | None) -> Session:
     except NotFound:
         if name is None or not references.has_checkpoint(repo.session(), name):
             raise
-        raise InvalidInput(
-            f"{quote_name(name)} is a checkpoint. Name its new tag too: agentgit tag {shlex.quote(clean(name))} NAME"
-        ) from None
+        command = f"{COMMAND_PATH.get()} {shlex.quote(clean(name))} NAME"
+        raise InvalidInput(f"{quote_name(name)} is a checkpoint. Name its new tag too: {command}") from None
 
 
 AsPage = Annotated[bool, typer.Option("--html", help="Print an HTML page.")]

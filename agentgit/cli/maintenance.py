@@ -12,6 +12,7 @@ import typer
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_session
 from agentgit.cli.options import (
+    COMMAND_PATH,
     ForceErase,
     OfBranch,
     Price,
@@ -78,7 +79,7 @@ def retention(
         if has_changes and not dry_run:
             session.retention.set(limits)
         if limits is None and (now or dry_run):
-            command = f"agentgit retention {shlex.quote(clean(session.reference))} --on"
+            command = f"{COMMAND_PATH.get()} {shlex.quote(clean(session.reference))} --on"
             raise InvalidInput(f"{clean(session.reference)} keeps everything. Set what it keeps first: {command}")
         if now or dry_run:
             result = session.retention.apply(limits, dry_run=dry_run)

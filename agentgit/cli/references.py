@@ -16,6 +16,7 @@ from agentgit.cli import output
 from agentgit.cli.options import COMMAND_PATH
 from agentgit.cli.output import HOST
 from agentgit.errors import InvalidInput, NotFound
+from agentgit.next_steps import Next
 from agentgit.render.text import clean
 from agentgit.values import quote_name
 
@@ -39,10 +40,11 @@ def only_session(repo: Repository, form: str = "SESSION") -> Session:
     sessions = repo.sessions(MAX_LISTED_SESSIONS + 1)
     if len(sessions) > 1:
         names = [quote_name(session.reference) for session in sessions[:MAX_LISTED_SESSIONS]]
-        rest = " and more (agentgit sessions lists all)" if len(sessions) > MAX_LISTED_SESSIONS else ""
+        rest = " and more" if len(sessions) > MAX_LISTED_SESSIONS else ""
         raise InvalidInput(
             f"There are several sessions, so name the one that you mean: {COMMAND_PATH.get()} {form}. "
-            f"Sessions: {', '.join(names)}{rest}."
+            f"Sessions: {', '.join(names)}{rest}.",
+            *([Next("list_sessions")] if rest else []),
         )
     return repo.session(sessions[0].id if sessions else None)
 

@@ -13,6 +13,7 @@ import typer
 
 from agentgit.cli import output, references
 from agentgit.cli.options import (
+    COMMAND_PATH,
     GLOBAL_OPTIONS,
     address,
     import_from_here,
@@ -64,7 +65,7 @@ def export(
     *selection, file = words
     with repository() as repo, bar("exporting") as progress:
         if not selection and _is_session(repo, file):
-            raise InvalidInput(f"{file} is a session; name the file too: agentgit export {file} FILE")
+            raise InvalidInput(f"{file} is a session; name the file too: {COMMAND_PATH.get()} {file} FILE")
         session, branch, checkpoint = _parse_target(repo, selection)
         if trajectories:
             _write_trajectories(session.trajectories(branch=branch), file)
