@@ -19,7 +19,7 @@ Verb = Literal[
     "force_files", "force_recover", "force_restore", "force_rollback", "force_template", "fork", "fsck", "give_keys",
     "grant", "install", "keep_files", "list_branches", "list_calls", "list_checkpoints", "list_keys", "list_links",
     "list_members", "list_operations", "list_sessions", "list_snapshots", "list_tags", "list_users", "no_files",
-    "open_storage", "overwrite_files", "recover", "report_unowned", "resolve", "resolve_happened",
+    "open_storage", "overwrite_files", "recover", "report_unowned", "rerun_live", "resolve", "resolve_happened",
     "resolve_to_reverse", "resume", "resume_forced", "retain", "rewind_files", "rollback", "save_files",
     "show_exploration", "switch", "switch_ignore", "switch_note", "switch_run", "switch_world", "tag", "undo",
     "undo_planned", "unfenced", "untag", "update", "use_serializer", "wrap", "wrap_again",
@@ -286,6 +286,11 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     ),
     "recover": _words("frees it, if its process died on another machine", "session.recover()", "{run}recover"),
     "report_unowned": _words("lets such calls run, and warns", "unowned_calls='report' in repo.wrap"),
+    "rerun_live": _words(
+        "simulates it too",
+        "agent.rerun(tools={{{name}: 'live'}})",
+        "agentgit rerun --graph MODULE:GRAPH SESSION --tools {name}=live",
+    ),
     "resolve": _words(
         "records what you find",
         "repo.resolve({call}, 'happened'), or 'did_not_happen',",

@@ -27,7 +27,7 @@ from agentgit.effects.kinds import COMPENSABLE, RECORDED_KINDS, UNDECLARED
 from agentgit.effects.plan import EXECUTE, GONE, KEEP, REDO, REVERSE, Stays
 from agentgit.effects.registry import Registry
 from agentgit.effects.results import NothingDone, comparable, returned_error
-from agentgit.errors import Conflict
+from agentgit.errors import Conflict, Fenced
 from agentgit.rollback.planner import PathCalls
 from agentgit.rollback.verification import (
     Awaiter,
@@ -87,15 +87,14 @@ class RerunTrack:
     ) -> list[ResultChange]:
         rows: Mapping[int, ToolInvocation] = self.store.journal.invocations(connection, [id for id, *_ in call_runs])
         return [
-            ResultChange(tool_call_id=tool_call_id, recorded=call.result, current=_current_result(call, run))
+            ResultChange(
+                tool_call_id=tool_call_id,
+                recorded=call.result,
+                current=call.result if run is None or run.result is None else run.result,  # resolved without one
+            )
             for row_id, call, run in call_runs
             if (tool_call_id := rows[row_id].tool_call_id) and call.status != FAILED
         ]
-
-
-def _current_result(call: ToolInvocation, run: ToolInvocation | None) -> Any:
-    """Return the current result of a call: the recorded one if nothing ran, or if a person resolved it without one."""
-    return call.result if run is None or run.result is None else run.result
 
 
 RERUN_BATCH = -1
@@ -145,10 +144,8 @@ class Executor:
         call = self._load_call(invocation_id)
         if call is None or call.status == invocation.REVERSED:
             return call is not None
-        session_id, is_unknown = (
-            row.external_session_id,
-            call.status in (invocation.UNKNOWN, invocation.REVERSE_UNKNOWN),
-        )
+        session_id = row.external_session_id
+        is_unknown = call.status in (invocation.UNKNOWN, invocation.REVERSE_UNKNOWN)
         if is_unknown and not self.registry.undoes_unknown(session_id, call):
             return False
         if self.registry.undo_obstacle(session_id, call) is not None:
@@ -251,9 +248,8 @@ class Executor:
             earlier_run = self.find_rerun(connection, row, invocation_id)
         if original is None or (earlier_run is not None and not _may_run_again(earlier_run)):
             return earlier_run is not None and earlier_run.status in IN_THE_WORLD
-        if self.registry.rerun_obstacle(row.external_session_id, original) is not None:
-            return False
-        if earlier_run is None and self.may_still_be_in_world(row, original):
+        may_be_there = earlier_run is None and self.may_still_be_in_world(row, original)
+        if may_be_there or self.registry.rerun_obstacle(row.external_session_id, original) is not None:
             return False
         with self.memory_conflicts.lock(row.external_session_id, original):
             if self._leave_on_conflict(row, original, owner, REDO):
@@ -314,7 +310,7 @@ class Executor:
         if isinstance(verdict, VerifiedCall):
             return CallOutcome(status=invocation.DONE, result=verdict.result, ended_at=now)
         problem = _describe_failure(error, verdict)
-        if isinstance(error, CANCELLED) and verdict is not Verdict.GONE:
+        if isinstance(error, (*CANCELLED, Fenced)) and verdict is not Verdict.GONE:  # broken off, and not made again
             return CallOutcome(status=invocation.UNKNOWN, error=problem)
         is_failed = verdict is Verdict.GONE or (verdict is Verdict.NO_VERIFY and not call.effect.is_lasting)
         status = FAILED if is_failed else invocation.UNKNOWN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,7 +16,6 @@ from agentgit.effects.invocation import (
     FAILED,
     INTENDED,
     NEVER_RUNS_REASON,
-    REPLAY,
     REVERSE_FAILED,
     REVERSE_UNKNOWN,
     REVERSED,
@@ -32,6 +31,7 @@ from agentgit.effects.planning import Knowledge, PastCall, ReasonFunction, make_
 from agentgit.effects.registry import Registry
 from agentgit.next_steps import Next, Reason, join_reasons
 from agentgit.rollback.request import AS_REQUESTED, Request
+from agentgit.sessions.rerun import LIVE
 from agentgit.sessions.session import DONE as OPERATION_DONE
 from agentgit.sessions.session import SIMULATED, idle_status
 from agentgit.store.queries.graph_points import move
@@ -75,7 +75,9 @@ class PathCalls:
             outer_calls.update((inner_call.id, call) for inner_call in inner_calls)
             effective_run = effective_runs.get(call.id)
             answered[call.id] = self._answer_reason(connection, call, effective_run)
-            reason = self._block_reason(connection, target.external_session_id, call, effective_run, answered[call.id])
+            reason = self._block_reason(
+                connection, target.external_session_id, call, effective_run, inner_calls, answered[call.id]
+            )
             if call.tool_call_id in waiting_call_ids:
                 reason = "its batch is waiting for a person's answer, and continues as it is"
             if call.id in outer_calls:
@@ -98,9 +100,8 @@ class PathCalls:
     def load_calls(self, connection: Connection, path: Sequence[TrackPart]) -> dict[int, ToolInvocation]:
         """Read the calls of a track in order, by the ids of their rows; for an answer from the record, its original."""
         ids = [call.id for call in self.store.journal.track(connection, path)]
-        rows = self.store.journal.invocations(connection, ids)
-        originals = self.store.journal.invocations(connection, _original_ids(rows.values()))
-        return {id: _original(rows[id], originals) for id in ids}
+        originals = self.store.recorded_calls.originals(connection, self.store.journal.invocations(connection, ids))
+        return {id: originals[id] for id in ids}
 
     def rerun_obstacle(self, connection: Connection, session_id: int, call: ToolInvocation) -> str | None:
         """Return why a recorded call cannot run again in this process; None if it can."""
@@ -108,12 +109,16 @@ class PathCalls:
         if is_history and self.store.sessions.is_imported(connection, session_id):
             asked_by_file = "a rerun in an imported session may repeat what the file asks for; ask in a new message"
             return NEVER_RUNS_REASON if call.is_imported else asked_by_file
-        inner_calls = self.store.recorded_calls.inner_calls(connection, call, HAPPENED)
-        if declared_calls := [inner_call for inner_call in inner_calls if inner_call.effect != UNDECLARED]:
-            return f"it called {declared_calls[0]}, which runs again by itself and would happen twice"
-        if self.store.recorded_calls.has_used_answer(connection, call.id):
+        if declared := self.declared_inner_calls(connection, call):
+            return f"it called {declared[0]}, which is not recorded outside a turn"
+        if (self.store.recorded_calls.answers(connection, call.id) or {}).get("taken"):
             return "its tool asked a person (interrupt), and outside a turn there is nobody to answer"
         return self.registry.rerun_obstacle(session_id, call)
+
+    def declared_inner_calls(self, connection: Connection, call: ToolInvocation) -> list[ToolInvocation]:
+        """Read the calls with a declared effect that the tool of a call made; the others are part of its own effect."""
+        inner_calls = self.store.recorded_calls.inner_calls(connection, call, HAPPENED)
+        return [one for one in inner_calls if one.effect != UNDECLARED]
 
     def _block_reason(
         self,
@@ -121,6 +126,7 @@ class PathCalls:
         session_id: int,
         call: ToolInvocation,
         effective_run: ToolInvocation | None,
+        inner_calls: Sequence[ToolInvocation],
         answer_reason: str | None,
     ) -> str | None:
         """Return why a call on the path must not or cannot run again; None if it can, or is answered anyway."""
@@ -128,15 +134,11 @@ class PathCalls:
             return None
         if reason := self.registry.rerun_prohibition(session_id, call):
             return reason
-        uncertain_call = next(
-            (candidate for candidate in (effective_run, call) if candidate is not None and candidate.status in UNSURE),
-            None,
-        )
-        if uncertain_call is not None and not call.effect.is_repeatable:
-            text = f"its outcome is unknown ({uncertain_call.status})"
-            return Reason(text, Next("resolve", call=uncertain_call.id))
-        if inner_calls := self.store.recorded_calls.inner_calls(connection, call, HAPPENED):
-            return f"it called {inner_calls[0]}, which is not recorded outside a turn"
+        unsure = [one for one in (effective_run, call) if one is not None and one.status in UNSURE]
+        if unsure and not call.effect.is_repeatable:
+            return Reason(f"its outcome is unknown ({unsure[0].status})", Next("resolve", call=unsure[0].id))
+        if acting := [one for one in inner_calls if not one.effect.is_neutral]:
+            return f"it called {acting[0]}, which is not recorded outside a turn"
         if answer_reason is not None or call.effect in (STATE, WORKSPACE):
             return None  # it does not run again: its state and its files are restored
         return self.rerun_obstacle(connection, session_id, call)
@@ -154,24 +156,11 @@ class PathCalls:
 
     def _waiting_call_ids(self, connection: Connection, target: StoredRow) -> set[str]:
         """Return the tool call ids of a batch that waits at a checkpoint for a person's answer."""
-        if target.graph_checkpoint_id is None:
-            return set()
-        graph_checkpoint = self.store.graphs.find(
-            connection, GraphKey(target.thread_id, "", target.graph_checkpoint_id)
-        )
+        key = GraphKey(target.thread_id, "", target.graph_checkpoint_id or "")
+        graph_checkpoint = self.store.graphs.find(connection, key)
         if graph_checkpoint is None or not self.store.is_interrupted(connection, graph_checkpoint):
             return set()
         return set(self.store.unanswered(connection, graph_checkpoint))
-
-
-def _original_ids(rows: Iterable[ToolInvocation]) -> list[int]:
-    return [row.replay_of for row in rows if row.kind == REPLAY and row.replay_of is not None]
-
-
-def _original(row: ToolInvocation, originals: Mapping[int, ToolInvocation]) -> ToolInvocation:
-    """Return the call that a row of a track stands for. A failed answer from the record was not used."""
-    is_used_answer = row.kind == REPLAY and row.status != FAILED and row.replay_of is not None
-    return originals.get(row.replay_of or 0, row) if is_used_answer else row
 
 
 Refusals = Mapping[int, str]
@@ -295,7 +284,20 @@ class Planner:
             kind=SWITCH,
             knowledge=self._knowledge(connection, session_id, refusals, lambda call: kept_files),
         )
-        return replace(plan, basis=basis)
+        return replace(plan, basis=basis, steps=[*plan.steps, *self._block_callers(connection, branch)])
+
+    def _block_callers(self, connection: Connection, branch: StoredRow) -> Iterator[PlanStep]:
+        """Yield a block for each call that a rerun answered alone, although its tool had made calls that act."""
+        if idle_status(as_object(branch.meta)) != SIMULATED:
+            return
+        reports = [as_object(row.report) for row in self.store.operations.of_branch(connection, branch.id)]
+        noted = [call for report in reports for call in report.get("calls", ()) if call["answered_by"] != LIVE]
+        ids = [call["recorded_id"] for call in noted if call["recorded_id"] is not None]
+        for call in self.store.journal.invocations(connection, ids).values():
+            if inner_calls := self.path_calls.declared_inner_calls(connection, call):
+                why = f"it called {inner_calls[0]}, which the rerun neither made nor simulated; ask for it in a turn"
+                steps = [Next("rerun_live", name=call.tool_name)] if call.effect.is_neutral else []
+                yield PlanStep(action=BLOCK, invocation=call, why=Reason(why, *steps), otherwise=BLOCK)
 
     def _knowledge(
         self, connection: Connection, session_id: int, refusals: Refusals | None, kept_files: ReasonFunction

@@ -110,7 +110,8 @@ class Reports:
         if rerun.ended_with_error:
             reason = f"it {rerun.failure} when it ran again, but may have happened"
             return "failed", Reason(reason, *([] if rerun.may_be_repeated else [Next("resolve", call=rerun.id)]))
-        return "failed", Reason("it is unknown whether it ran again", Next("resolve", call=rerun.id))
+        cause = f" ({rerun.error_message})" if rerun.error_message else ""
+        return "failed", Reason(f"it is unknown whether it ran again{cause}", Next("resolve", call=rerun.id))
 
     def _load_groups(self, connection: Connection, row: StoredRow) -> dict[str, list[ReportItem]]:
         report = as_object(row.report)

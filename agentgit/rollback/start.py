@@ -91,18 +91,11 @@ class Starter:
             branch_id=branch_id,
             request_id=request.request_id,
             request={
-                "on_error": request.on_error,
-                "on_drift": request.on_drift,
                 "tools": request.tools,
                 "replay": request.replay,
-                "force": request.force,
                 "point": moved_to(target),
                 "accepted": sorted(self.planner.accepted_ids(connection, request.source_id)),
-                **self.files.request_fields(
-                    connection, session_id, snapshot, plan, overwrites=request.overwrites_files
-                ),
-                "conflicts": plan.conflict_ids(),
-                "steps": plan.as_request(),
+                **self._request_fields(connection, session_id, request, snapshot, plan),
             },
         )
         return self.store.operations.begin(connection, new_operation, owner), True
@@ -152,17 +145,28 @@ class Starter:
                 "sync": request.sync,
                 "seen": self.store.world.last_seq(connection, branch.external_session_id),
                 "current": request.current,
-                "on_error": request.on_error,
-                "on_drift": request.on_drift,
-                "force": request.force,
-                **self.files.request_fields(
-                    connection, branch.external_session_id, snapshot, plan, overwrites=request.overwrites_files
-                ),
-                "conflicts": plan.conflict_ids(),
-                "steps": plan.as_request(),
+                **self._request_fields(connection, branch.external_session_id, request, snapshot, plan),
             },
         )
         return self.store.operations.begin(connection, new_operation, owner)
+
+    def _request_fields(
+        self,
+        connection: Connection,
+        session_id: int,
+        request: Request | SwitchRequest,
+        snapshot: SnapshotRef | None,
+        plan: RollbackPlan,
+    ) -> dict[str, Any]:
+        overwrites = request.overwrites_files
+        return {
+            "on_error": request.on_error,
+            "on_drift": request.on_drift,
+            "force": request.force,
+            **self.files.request_fields(connection, session_id, snapshot, plan, overwrites=overwrites),
+            "conflicts": plan.conflict_ids(),
+            "steps": plan.as_request(),
+        }
 
     @staticmethod
     def _require_prechecks(plan: RollbackPlan, precheck_answers: dict[int, str]) -> None:
@@ -179,28 +183,13 @@ class Starter:
     @staticmethod
     def _require_same_request(earlier_operation: StoredRow, request: Request, snapshot: SnapshotRef | None) -> int:
         earlier_request = as_object(earlier_operation.request)
-        conversation, earlier_files = (
-            earlier_operation.internal_session_id != earlier_operation.source_id,
-            earlier_request.get("files"),
-        )
-        earlier_options = (
-            earlier_operation.kind,
-            earlier_operation.target_id,
-            conversation,
-            earlier_request.get("tools"),
-            earlier_request.get("replay"),
-            earlier_files,
-            earlier_request.get("point"),
-        )
-        options = (
-            request.target.id,
-            request.conversation,
-            request.tools,
-            request.replay,
-            vars(snapshot) if snapshot else None,
-            moved_to(request.target),
-        )
-        if earlier_options != (ROLLBACK, *options):
+        conversation = earlier_operation.internal_session_id != earlier_operation.source_id
+        earlier_files = earlier_request.get("files")
+        options = {"tools": request.tools, "replay": request.replay, "point": moved_to(request.target)}
+        options["files"] = vars(snapshot) if snapshot else None
+        place = earlier_operation.kind, earlier_operation.target_id, conversation
+        is_same = all(earlier_request.get(name) == option for name, option in options.items())
+        if not is_same or place != (ROLLBACK, request.target.id, request.conversation):
             raise InvalidInput(
                 f"request_id {request.request_id!r} was used for a {earlier_operation.kind} to checkpoint "
                 f"{earlier_operation.target_id} with other options "

@@ -12,6 +12,8 @@ from typing import Any
 import faults
 import points
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import ToolRetryMiddleware
 from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
@@ -480,6 +482,92 @@ def test_a_tool_that_runs_again_makes_no_call_that_the_record_would_miss(repo, o
     assert orders.made == []
 
 
+@pytest.mark.parametrize("way", ["fence", "retry", "continued"])
+@pytest.mark.parametrize("outer", ["reversible", "read_only"])
+def test_a_tool_whose_inner_call_the_record_answered_is_not_made_again_outside_a_turn(repo, orders, way, outer):
+    """The plan says so before anything happens, although the call hangs on another attempt or another branch."""
+    pay = orders.tool()
+    entered: list[str] = []
+
+    @tool
+    def delegate(to: str) -> str:
+        """Let somebody pay."""
+        entered.append(to)
+        paid = pay.invoke({"to": to})
+        if way != "fence" and len(entered) == 1:
+            raise ConnectionError("lost")
+        return str(paid)
+
+    undo = reversible(lambda args, result: entered.remove(args["to"]))
+    middleware = [ToolRetryMiddleware(max_retries=1, initial_delay=0.01)] if way == "retry" else []
+    agent = repo.wrap(
+        create_agent(scripted(*asked(2, "delegate", to="Ann")), [delegate], middleware=middleware),
+        "s",
+        effects={"pay": compensable(orders.refund), "delegate": undo if outer == "reversible" else outer},
+        check_effects=False,
+    )
+    start = agent.checkpoint("start")
+    with pytest.raises(ConnectionError) if way == "continued" else nullcontext():
+        agent.invoke(say())
+    if way == "continued":
+        agent.invoke(None)
+    if way == "fence":
+        agent = agent.rollback(start, tools="reversible")
+        agent.invoke(say())
+    assert (orders.made, orders.standing) == (["Ann"], ["Ann"])
+    for call_ in agent.tool_track():
+        if call_.status == "unknown":
+            repo.resolve(call_.id, "did_not_happen")
+    ran = list(entered)
+    with pytest.raises(agentgit.RollbackBlocked, match=r"it called pay.*, which is not recorded outside a turn"):
+        agent.rollback(agent.head, replay="execute")
+    assert (entered, orders.made, orders.standing) == (ran, ["Ann"], ["Ann"])
+    if outer == "read_only":
+        return  # redo leaves it alone
+    back = agent.rollback(start)
+    assert not back.plan_redo().is_admissible
+    undone = list(entered)
+    with pytest.raises(agentgit.RollbackBlocked, match=r"it called pay.*, which is not recorded outside a turn"):
+        back.redo()
+    assert (entered, orders.made) == (undone, ["Ann"])
+
+
+@pytest.mark.parametrize("decision", ["happened", "did_not_happen"])
+def test_a_tool_that_was_refused_a_call_is_not_run_again_before_a_person_decides(repo, orders, decision):
+    """It may have acted before that call, so a resumed operation does not enter it a second time."""
+    due, entered, pay = list[str](), list[str](), orders.tool()
+
+    @tool
+    def pay_due(what: str) -> str:
+        """Pay what is due."""
+        entered.append(what)
+        return str([pay.invoke({"to": name}) for name in due])
+
+    undo = reversible(lambda args, result: entered.remove(args["what"]))
+    agent = repo.wrap(
+        tool_node_graph(scripted(*asked(1, "pay_due")), [pay_due]),
+        "s",
+        effects={"pay_due": undo, "pay": "irreversible"},
+        check_effects=False,
+    )
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    back = agent.rollback(start)
+    due.append("Ann")
+    with pytest.raises(agentgit.RollbackIncomplete, match="pay was called by pay_due") as caught:
+        back.redo()
+    assert entered == ["all"]
+    for _ in range(2):
+        with pytest.raises(agentgit.RollbackIncomplete, match=r"pay was called by pay_due.*resolve"):
+            repo.resume(caught.value.operation)
+    assert (entered, orders.made) == (["all"], [])
+    due.clear()
+    (failed,) = caught.value.report.failed
+    repo.resolve(failed.invocation.id, decision)
+    assert repo.resume(caught.value.operation).status == "done"
+    assert entered == ["all"] * (1 if decision == "happened" else 2)
+
+
 @pytest.mark.parametrize("way", ["declared", "decorated"])
 def test_a_tool_that_runs_again_may_call_tools_that_only_read(repo, way):
     looked = []
@@ -520,3 +608,52 @@ async def test_a_subagent_that_is_never_saved_runs_on_an_event_loop(repo, orders
     assert orders.standing == ["Ann"]
     await agent.arollback("main#1")
     assert (orders.made, orders.standing) == (["Ann"], [])
+
+
+# -- reruns
+
+
+@pytest.mark.parametrize("outer", ["read_only", "state", "idempotent", "reversible", "undeclared"])
+def test_a_rerun_that_answers_a_tool_which_called_others_does_not_become_real(repo, orders, outer):
+    """Their effects would be reversed and not made again: the plan says so, and what makes it possible."""
+    pay = orders.tool()
+
+    @tool
+    def desk(what: str) -> str:
+        """Let the desk pay."""
+        return str(pay.invoke({"to": "Ann"}))
+
+    @tool
+    def office(what: str) -> str:
+        """Let the office pay."""
+        return str(desk.invoke({"what": what}))
+
+    undo = reversible(lambda args, result: None)
+    effects = {"pay": reversible(orders.refund), "desk": "read_only"}
+    effects |= {} if outer == "undeclared" else {"office": undo if outer == "reversible" else outer}
+    agent = repo.wrap(
+        tool_node_graph(scripted(*asked(1, "office")), [office]), "s", effects=effects, check_effects=False
+    )
+    agent.invoke(say())
+    again = agent.rerun(name="again")
+    assert again.report.is_same
+    plan = agent.plan_switch("again")
+    assert (plan.is_admissible, plan.is_forcible) == (False, False)
+    for force in (False, True):
+        with pytest.raises(agentgit.RollbackBlocked, match=r"it called pay.*, which the rerun neither made nor simul"):
+            agent.switch("again", sync="world", force=force)
+    assert (orders.made, orders.standing) == (["Ann"], ["Ann"])
+    if outer not in ("read_only", "state"):
+        return
+    assert "agent.rerun(tools={'office': 'live'}) simulates it too" in str(plan)
+    agent.rerun(name="partly", tools={"office": "live"})
+    with pytest.raises(agentgit.RollbackBlocked, match=r"agent.rerun.tools={'desk': 'live'}. simulates it too"):
+        agent.switch("partly", sync="world")
+    agent.rerun(name="live", tools={"office": "live", "desk": "live"})
+    real = agent.switch("live", sync="world")
+    assert (orders.made, orders.standing) == (["Ann", "Ann"], ["Ann"])
+    assert real.branch.status == "open"
+    assert agent.switch("main", sync="world").branch.name == "main"
+    assert orders.standing == ["Ann"]
+    assert real.switch("live", sync="world").branch.name == "live"
+    assert orders.standing == ["Ann"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -164,11 +164,6 @@ class RecordedCalls:
         rows = sorted(rows, key=lambda row: (branch_ids.index(row.internal_session_id), row.id))
         return [as_object(row.answers) for row in rows]
 
-    def has_used_answer(self, connection: Connection, invocation_id: int) -> bool:
-        """Return whether a call used an answer of a person."""
-        answers = self.answers(connection, invocation_id)
-        return answers is not None and bool(answers["taken"])
-
     def answers(self, connection: Connection, invocation_id: int) -> dict[str, Any] | None:
         """Read which of a person's answers a call used and which graphs it ran; None if there are none."""
         rows = self._load_rows(connection, TOOL_INVOCATION.c.id == invocation_id)
@@ -194,15 +189,25 @@ class RecordedCalls:
         *,
         include_reads: bool = False,
     ) -> list[ToolInvocation]:
-        """Read the calls that a call's tool made, at any depth, and that have one of these statuses, oldest first."""
+        """Read the calls that a call's tool made, at any depth, and that have one of these statuses, oldest first.
+
+        For one that the record answered, this is the call that was made.
+        """
         rows = self._load_inner_rows(
             connection,
             call,
-            TOOL_INVOCATION.c.status.in_(sorted(statuses)),
             *(() if include_reads else (acts(TOOL_INVOCATION.c.effect),)),
             TOOL_INVOCATION.c.tool_name.not_in(sorted(MEMORY_TOOLS)),
         )
-        return self.journal.invocations_from_rows(connection, rows)
+        found = {one.id: one for one in self.journal.invocations_from_rows(connection, rows)}
+        made = {one.id: one for one in self.originals(connection, found).values()}
+        return [one for one in made.values() if one.status in statuses]
+
+    def originals(self, connection: Connection, rows: Mapping[int, ToolInvocation]) -> dict[int, ToolInvocation]:
+        """Return the calls that rows of a track stand for. A failed answer from the record was not used."""
+        ids = {id: row.replay_of for id, row in rows.items() if row.kind == REPLAY and row.status != FAILED}
+        calls = self.journal.invocations(connection, [id for id in ids.values() if id is not None])
+        return {id: calls.get(ids.get(id) or 0, row) for id, row in rows.items()}
 
     def add_replays(
         self, connection: Connection, path: Sequence[TrackPart], call: ToolInvocation, intent: Intent
@@ -236,10 +241,18 @@ class RecordedCalls:
 
     def _load_inner_rows(self, connection: Connection, call: ToolInvocation, *conditions: Any) -> Sequence[Row[Any]]:
         c = TOOL_INVOCATION.c
-        children = select(c.id).where(c.tenant_id == self.tenant_id)
-        inner = children.where(c.parent_id == call.id).cte("inner_calls", recursive=True)
-        inner = inner.union(children.where(c.parent_id == inner.c.id))  # ends in a circle, too
-        return self._load_rows(connection, c.id.in_(select(inner.c.id)), c.kind == CALL, *conditions)
+        in_tenant = select(c.id).where(c.tenant_id == self.tenant_id)
+        session = select(c.external_session_id).where(c.tenant_id == self.tenant_id, c.id == call.id)
+        # An earlier attempt at the call may have made what answered this one. All attempts have the same key.
+        inner = in_tenant.where(
+            c.external_session_id == session.scalar_subquery(), c.idempotency_key == call.idempotency_key
+        ).cte("inner_calls", recursive=True)
+        children = TOOL_INVOCATION.alias("children").c
+        inner = inner.union(  # ends in a circle, too
+            select(children.id).where(children.tenant_id == self.tenant_id, children.parent_id == inner.c.id)
+        )
+        is_made = c.kind.in_((CALL, REPLAY)), c.idempotency_key != call.idempotency_key
+        return self._load_rows(connection, c.id.in_(select(inner.c.id)), *is_made, *conditions)
 
     def later_writers(self, connection: Connection, session_id: int, identity: str, invocation_id: int) -> list[int]:
         """Return the ids of other sessions whose newest writes to an item of memory stand and are newer than a call."""
@@ -305,10 +318,7 @@ def replace_track(
 ) -> None:
     """Replace the track that a branch inherits with a track of its own."""
     ids = [one.row_id for one in track]
-    track_rows = [
-        row for part in slices(ids) for row in _load_rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))
-    ]
-    rows_by_id = {row.id: row for row in track_rows}
+    rows_by_id = _load_rows_by_id(connection, journal, ids)
     # Move the existing calls past all old and new arrival numbers, which must be unique in the branch at any moment.
     offset = len(track) + journal.next_arrival(connection, branch_id)
     for row in _load_rows(connection, journal, TOOL_INVOCATION.c.internal_session_id == branch_id):
@@ -336,8 +346,7 @@ def replace_track(
 def copy_track(connection: Connection, journal: Journal, branch: StoredRow, calls: Sequence[ToolInvocation]) -> None:
     """Copy recorded calls to a branch of another session, marked as calls that were made in another world."""
     ids = [call.id for call in calls]
-    call_rows = [row for part in slices(ids) for row in _load_rows(connection, journal, TOOL_INVOCATION.c.id.in_(part))]
-    rows_by_id = {row.id: row for row in call_rows}
+    rows_by_id = _load_rows_by_id(connection, journal, ids)
     new_ids = {id: new_id() for id in ids}
     batches: dict[tuple[int, int], int] = {}
     for arrival, call_id in enumerate(ids):
@@ -362,6 +371,11 @@ def copy_track(connection: Connection, journal: Journal, branch: StoredRow, call
 def _load_rows(connection: Connection, journal: Journal, condition: Any) -> Sequence[Row[Any]]:
     in_tenant = TOOL_INVOCATION.c.tenant_id == journal.tenant_id
     return connection.execute(select(TOOL_INVOCATION).where(in_tenant, condition)).all()
+
+
+def _load_rows_by_id(connection: Connection, journal: Journal, ids: Sequence[int]) -> dict[int, Row[Any]]:
+    parts = (_load_rows(connection, journal, TOOL_INVOCATION.c.id.in_(part)) for part in slices(ids))
+    return {row.id: row for rows in parts for row in rows}
 
 
 def _replay_row(row: Row[Any], branch_id: int, original_id: int) -> dict[str, Any]:
