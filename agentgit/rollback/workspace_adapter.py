@@ -106,7 +106,8 @@ class WorkspaceAdapter:
         """Return what `restore` would do."""
         self._fetch_snapshot(snapshot)
         with self.engine.locked():
-            plan: RestorePlan = self.engine.plan(snapshot.snapshot, history=history)
+            files = self.engine.files_for("a plan")
+            plan: RestorePlan = files.plan(self.engine.require(snapshot.snapshot), history=history)
         changes = [FileChange(action=CONFLICT, path=path, why=CONFLICT_WHY) for path in plan.changed]
         changes += _actions(plan.restore, plan.delete, history, "a safety snapshot will have the other's version")
         changes.sort(key=lambda change: change.path)

@@ -201,7 +201,9 @@ class Workspace:
             NotFound: There is no such snapshot.
         """
         with self._engine.locked():
-            return self._engine.plan(ref, self._engine.paths.relative_paths(paths), since)
+            engine, files = self._engine, self._engine.files_for("plan_restore")
+            before = engine.find(since) if since is not None else None
+            return files.plan(engine.require(ref), engine.paths.relative_paths(paths), before)
 
     def rewind(self, steps: int = 1) -> Restored:
         """Go back a number of snapshots from the current position; safety snapshots do not count.

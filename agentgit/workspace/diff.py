@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from agentgit.values import escape_path
 from agentgit.workspace.left_out import LeftOutPaths, compare_left_out, containing_path
-from agentgit.workspace.trees import Changes, TreeChange, TreeEntry
+from agentgit.workspace.trees import Changes, TreeChange, TreeEntry, is_leaf
 from agentgit.workspace.values import WorkspaceDiff
 
 BINARY_CHECK_BYTES = 8000
@@ -39,7 +39,7 @@ def compare(
     lines: list[str] = []
     added, modified, deleted = set[bytes](), set[bytes](), set[bytes]()
     for path, change in sorted(changes.items()):
-        before, after = map(_leaf_or_none, change)
+        before, after = (one if is_leaf(one) else None for one in change)
         left_out = old.left_out if change.before is None else new.left_out if change.after is None else {}
         if (ancestor := containing_path(path, left_out)) is not None:  # whether it changed is not known
             groups.missing.pop(ancestor, None)
@@ -59,10 +59,6 @@ def compare(
 
 def decode_paths(paths: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(os.fsdecode(path) for path in sorted(set(paths)))
-
-
-def _leaf_or_none(entry: TreeEntry | None) -> TreeEntry | None:
-    return None if entry is None or entry.is_directory else entry
 
 
 def _diff_lines(path: bytes, change: TreeChange, read_old: ReadContents, read_new: ReadContents) -> Iterator[str]:

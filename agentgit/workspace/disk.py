@@ -42,14 +42,11 @@ GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
 """Errors of a system without the call, a file system that does not support it, or a container that forbids it."""
 
-RenameCall = Callable[[int, bytes, int, bytes, int], int]
-"""A function that renames an entry of one open directory to a name in another; it returns 0 or an `errno`."""
-
 _MAC = sys.platform == "darwin"
 EXCHANGE, NO_REPLACE = (0x2, 0x4) if _MAC else (0x2, 0x1)
 
 
-def _system_call() -> RenameCall:
+def _system_call() -> Callable[[int, bytes, int, bytes, int], int]:
     try:
         function = getattr(ctypes.CDLL(None, use_errno=True), "renameatx_np" if _MAC else "renameat2")
     except (AttributeError, OSError):
@@ -62,8 +59,8 @@ def _system_call() -> RenameCall:
     return call
 
 
-system_call: RenameCall = _system_call()
-"""The system call. Tests replace it, to simulate a system that does not have it."""
+system_call = _system_call()
+"""Renames an entry of one open directory to a name in another, and returns 0 or an `errno`; tests replace it."""
 
 
 def remove_file(parent: int, name: bytes) -> None:

@@ -24,7 +24,6 @@ from agentgit.workspace.values import (
     Environment,
     FileCheckpoint,
     Restored,
-    RestorePlan,
     escape_surrogates,
     utc_datetime,
 )
@@ -182,7 +181,7 @@ class Engine:
                     yield
                 except BaseException as error:
                     if self.custom is None:
-                        self._files.discard_cache()
+                        self._files.cached_index = None
                     if isinstance(error, AgentGitError):
                         self.notify(FAILED, error)
                     raise
@@ -271,16 +270,6 @@ class Engine:
                 raise
 
     # -- restoring
-
-    def plan(
-        self,
-        ref: str,
-        paths: tuple[bytes, ...] | None = None,
-        since: str | None = None,
-        history: FileHistory | None = None,
-    ) -> RestorePlan:
-        files = self.files_for("plan_restore")
-        return files.plan(self.require(ref), paths, self.find(since) if since is not None else None, history)
 
     def require_restorable(self, ref: str) -> None:
         """Check that there is a snapshot, and a directory to restore it in."""

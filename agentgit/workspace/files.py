@@ -83,16 +83,17 @@ class Files:
         self._root, self._storage, self.objects = os.fsencode(root), os.fsencode(storage), objects
         self._catalog, self._patterns, self._max_file_size = catalog, patterns, max_file_size
         self._outside = outside
-        self._cached_index: Index | None = None
+        self.cached_index: Index | None = None
+        """None to read it from the storage again."""
         IgnoreRules(self._root, patterns)  # refuse invalid patterns now
 
     # -- capturing
 
     def capture(self) -> Captured:
         """Store the files as they are now. The index is not stored yet."""
-        index, self._cached_index = self._catalog.load_index(self._cached_index), None  # invalid until it is stored
+        index, self.cached_index = self._catalog.load_index(self.cached_index), None  # invalid until it is stored
         scan = self._store(index, None)
-        self._cached_index = scan.index
+        self.cached_index = scan.index
         assert scan.index.tree is not None  # noqa: S101 - a scan sets it
         return Captured(scan.index.tree.hex(), scan.index.left_out(), None, scan.changed, scan.index)
 
@@ -128,13 +129,7 @@ class Files:
     def _scan(self, index: Index, **how: Any) -> Scan:
         require_not_moved(self._root)
         outside = self._outside() | {ASIDE}
-        settings = repr((self._patterns, self._max_file_size, sorted(outside)))
-        rules = IgnoreRules(self._root, self._patterns)
-        return Scan(self._root, index, rules, self._max_file_size, settings=settings, outside=outside, **how)
-
-    def discard_cache(self) -> None:
-        """Read the index from the storage again, after an interrupted operation."""
-        self._cached_index = None
+        return Scan(self._root, index, self._patterns, self._max_file_size, outside, **how)
 
     def captures(self, path: bytes) -> bool:
         """Return whether snapshots have a file, as far as its path decides it."""
@@ -148,8 +143,8 @@ class Files:
 
     def _look(self) -> tuple[Index, Scan, Trees]:
         """Scan the workspace without storing anything; return the old index, the scan, and trees of both."""
-        index = self._catalog.load_index(self._cached_index)
-        self._cached_index = index
+        index = self._catalog.load_index(self.cached_index)
+        self.cached_index = index
         scan = self._scan(index, writer=None)
         scan.run()
         return index, scan, Trees(self.objects, scan.unstored_trees)
@@ -174,7 +169,10 @@ class Files:
         row = self._catalog.get_row(snapshot)
         return bytes.fromhex(row.tree) if row is not None else None
 
-    def plan(self, row: CatalogRow, paths: Paths, since: CatalogRow | None, history: FileHistory | None) -> RestorePlan:
+    def plan(
+        self, row: CatalogRow, paths: Paths = None, since: CatalogRow | None = None, history: FileHistory | None = None
+    ) -> RestorePlan:
+        """Return what a restore would do; see `Workspace.plan_restore`."""
         index, scan, trees = self._look()
         now, paths = scan.index.left_out(), selection(paths, row)
         changes, _ = self._steps(trees, scan.index.tree, now, row, paths)
@@ -294,20 +292,20 @@ class Files:
         )
 
     def _update_index(self, changes: Changes) -> None:
-        index, self._cached_index = self._catalog.load_index(self._cached_index), None
+        index, self.cached_index = self._catalog.load_index(self.cached_index), None
         if index.tree is None:
             return
         folders = {path for path, change in changes.items() if is_directory(change.after)}
         folders |= {path.rpartition(b"/")[0] for path in changes}
         index = self._store(index, folders).index
         self._catalog.store_index(index)
-        self._cached_index = index
+        self.cached_index = index
 
     # -- the store
 
     def collect(self, trees: set[str]) -> int:
         """Remove stored objects that nothing needs, and return the number of bytes freed."""
-        index = self._catalog.load_index(self._cached_index)
+        index = self._catalog.load_index(self.cached_index)
         needed = {bytes.fromhex(tree) for tree in trees} | ({index.tree} if index.tree is not None else set())
         return self.objects.collect(needed, Trees(self.objects).reachable(needed))
 

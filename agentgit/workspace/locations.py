@@ -34,9 +34,6 @@ def naming(path: str | bytes) -> Iterator[None]:
         raise Unavailable(f"{escape_path(path)}: {error.strerror or error}. {advice}, then try again.") from error
 
 
-RETRY_INTERVAL = 0.002
-"""The pause before the next attempt to lock a file, in seconds."""
-
 _locked_files = threading.local()
 """The files that this thread has locked. Without this list, a nested lock would wait for itself."""
 
@@ -52,23 +49,19 @@ def exclusive_lock(path: str | os.PathLike[str], *, timeout: float, description:
     with naming(os.fspath(path)):
         lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        while not _try_lock(lock_fd):
-            if time.monotonic() > deadline:
-                raise Unavailable(f"Another process is using {description}. Try again later.")
-            time.sleep(RETRY_INTERVAL)
+        while True:
+            try:
+                fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"Another process is using {description}. Try again later.") from None
+                time.sleep(0.002)
         locked_paths.add(real_path)
         yield
     finally:
         locked_paths.discard(real_path)
         os.close(lock_fd)
-
-
-def _try_lock(lock_fd: int) -> bool:
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 HOME_FOLDERS = ("", "Desktop", "Documents", "Downloads", "Library", "Music", "Pictures", "Videos", ".config", ".local")

@@ -139,10 +139,7 @@ def _blocked_by(kept: set[bytes], changes: Changes) -> set[bytes]:
 
 
 def _leaves(paths: Iterable[bytes], changes: Changes) -> list[bytes]:
-    def has_file(change: TreeChange) -> bool:
-        return is_leaf(change.before) or is_leaf(change.after)
-
-    return sorted(path for path in paths if has_file(changes[path]))
+    return sorted(path for path in paths if is_leaf(changes[path].before) or is_leaf(changes[path].after))
 
 
 class Restore:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from io import FileIO
@@ -49,16 +50,16 @@ class Scan:
         self,
         root: bytes,
         index: Index,
-        rules: IgnoreRules,
+        patterns: tuple[str, ...],
         max_file_size: int,
+        outside: set[bytes],
         *,
-        settings: str,
-        outside: Collection[bytes],
         writer: PackWriter | None,
         only: Collection[bytes] | None = None,
     ) -> None:
-        self._root, self._old, self._rules, self._max_file_size = root, index.folders, rules, max_file_size
-        self._outside, self._writer = frozenset(outside), writer
+        self._root, self._old, self._outside, self._writer = root, index.folders, outside, writer
+        self._rules, self._max_file_size = IgnoreRules(root, patterns), max_file_size
+        settings = repr((patterns, max_file_size, sorted(outside)))
         self._only = None if only is None else set(only)
         self._ways = {one for path in only or () for one in (path, *parent_folders(path), b"")}
         self.index = replace(index, folders=dict(index.folders), settings=settings, dirty=set(index.dirty))
@@ -88,7 +89,9 @@ class Scan:
                 if join(path, name) in self._ways:
                     self._enter(descriptor, path, name, old, is_fresh)
             return
-        status, rules = os.fstat(descriptor), self._stamp_of_rules(descriptor)
+        status, rules = os.fstat(descriptor), None
+        with suppress(OSError):
+            rules = stamp_of(os.stat(GITIGNORE, dir_fd=descriptor, follow_symlinks=False))
         is_fresh = is_fresh or old is None or old.rules != rules
         folder = self._list(descriptor, path, old or Folder(0), status, rules, is_fresh)
         if folder != old or path in self._candidates:
@@ -112,7 +115,10 @@ class Scan:
         except (FileNotFoundError, NotADirectoryError):
             self._forget(path, name, None)
         except OSError as error:
-            self._forget(path, name, LeftOut(_reason(error), _folder_mode(descriptor, name)))
+            mode = PLAIN_DIRECTORY
+            with suppress(OSError):  # it has just gone
+                mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
+            self._forget(path, name, LeftOut(_reason(error), mode))
 
     def _forget(self, path: bytes, name: bytes, left_out: LeftOut | None) -> None:
         folder = self.index.folders[path]
@@ -135,13 +141,6 @@ class Scan:
     def _replace(self, path: bytes, folder: Folder) -> None:
         self.index.folders[path] = folder
         self.index.dirty.add(path)
-
-    @staticmethod
-    def _stamp_of_rules(descriptor: int) -> Stamp | None:
-        try:
-            return stamp_of(os.stat(GITIGNORE, dir_fd=descriptor, follow_symlinks=False))
-        except OSError:
-            return None
 
     def _list(
         self, descriptor: int, path: bytes, old: Folder, status: os.stat_result, rules: Stamp | None, is_fresh: bool
@@ -300,14 +299,6 @@ class Scan:
 
 Reading = KnownFile | LeftOut | None
 """What reading a file gave: also the reason why it is left out, or None if it has gone."""
-
-
-def _folder_mode(parent: int, name: bytes) -> int:
-    """Return the mode of a directory; if it has just gone, an ordinary one."""
-    try:
-        return os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
-    except OSError:
-        return PLAIN_DIRECTORY
 
 
 def _reason(error: OSError) -> str:
