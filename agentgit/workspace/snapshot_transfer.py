@@ -75,7 +75,7 @@ class SnapshotExporter:
         if recorded_workspace(storage) is None:  # a path from a row is not trusted: see `require_known_storage`
             return ExportedTree(None, UNREGISTERED_STORAGE)
         with closing(Catalog(catalog_path)) as catalog:
-            row = next((row for row in catalog.find(snapshot) if row.snapshot.id == snapshot), None)
+            row = catalog.get_row(snapshot)
         if row is None:
             return ExportedTree(None, NO_LONGER_STORED)
         objects = self._stores.setdefault(storage, Objects(folder, is_repository=False))
@@ -89,15 +89,9 @@ class SnapshotExporter:
     def _write_tree(self, objects: Objects, entries: Mapping[bytes, TreeEntry], left_out: Mapping[bytes, str]) -> None:
         tree, items, excluded = FileTree(), dict[bytes, TreeItem](), dict[bytes, str]()
         for path in sorted(entries, key=lambda path: (path not in self._items, path)):  # the ones before have priority
-            found = _portable(path, entries[path], objects)
-            why = found if isinstance(found, str) else tree.find_problem(path, found)
-            if isinstance(found, TreeItem) and not why and found.file is not None:
-                if (content_hash := self._write_contents(objects, found.file)) is None:
-                    why = TOO_LARGE
-                else:
-                    found = found._replace(file=content_hash)
-            if why or isinstance(found, str):
-                excluded[path] = why[:MAX_WHY_LENGTH]
+            found = self._item(path, entries[path], objects, tree)
+            if isinstance(found, str):
+                excluded[path] = found[:MAX_WHY_LENGTH]
             else:
                 tree.change(path, found)
                 items[path] = found
@@ -112,27 +106,27 @@ class SnapshotExporter:
             self._write({"record": "path", "path": paths.text_of(path), **_item_fields(items.get(path))})
         self._items, self._left_out = items, excluded
 
-    def _write_contents(self, objects: Objects, oid: bytes) -> bytes | None:
-        """Write contents unless they were already written, and return their hash; None if they are too large."""
-        if oid not in self._hashes:
-            contents = objects.read(oid)
+    def _item(self, path: bytes, entry: TreeEntry, objects: Objects, tree: FileTree) -> TreeItem | str:
+        """Write the contents of an entry, and return the item for it, or the reason why it cannot be exported."""
+        item = TreeItem(stat.S_IMODE(entry.mode))
+        if entry.is_link:
+            item = TreeItem(PERMISSION_BITS, link=objects.read(entry.oid))
+        elif not entry.is_directory:
+            item = item._replace(file=entry.oid)
+        special = SPECIAL_BITS if item.mode > PERMISSION_BITS else ""
+        if why := paths.path_problem(paths.text_of(path)) or special or tree.find_problem(path, item):
+            return why
+        if item.file is None:
+            return item
+        if entry.oid not in self._hashes:
+            contents = objects.read(entry.oid)
             if len(contents) > MAX_FILE_BYTES:
-                return None
-            self._hashes[oid] = content_hash = sha256(contents).digest()
+                return TOO_LARGE
+            self._hashes[entry.oid] = content_hash = sha256(contents).digest()
             record = {"record": "file", "id": content_hash.hex(), "size": len(contents)}
             for part in records_with_contents(record, contents, is_text=True):
                 self._write(part)
-        return self._hashes[oid]
-
-
-def _portable(path: bytes, entry: TreeEntry, objects: Objects) -> TreeItem | str:
-    mode = stat.S_IMODE(entry.mode)
-    if why := paths.path_problem(paths.text_of(path)) or (SPECIAL_BITS if mode > PERMISSION_BITS else ""):
-        return why
-    if entry.is_link:
-        target = objects.read(entry.oid)
-        return paths.link_problem(path, target) or TreeItem(PERMISSION_BITS, link=target)
-    return TreeItem(mode) if entry.is_directory else TreeItem(mode, file=entry.oid)
+        return item._replace(file=self._hashes[entry.oid])
 
 
 def _item_fields(item: TreeItem | None) -> dict[str, Any]:
