@@ -101,7 +101,7 @@ class Workspace:
     def undo_stack(self) -> UndoStack:
         """The undo stack: the files as they were before each call that modified them."""
         require_not_moved(os.fsencode(self.workspace_dir))
-        return UndoStack(self.workspace_dir, engine=self._engine)
+        return UndoStack(self._engine)
 
     def initialize(self) -> bool:
         """Finish an interrupted restore, as the first use does; return True."""

@@ -105,7 +105,7 @@ class Engine:
         self,
         root: str,
         storage: str,
-        environment: str | Environment | None,
+        environment: str | Environment,
         max_checkpoints: int | None,
         patterns: tuple[str, ...],
         max_file_size: int,
@@ -113,9 +113,6 @@ class Engine:
         self.root, self.storage, self._max_checkpoints = root, storage, max_checkpoints
         self.paths = WorkspacePaths(root)
         self.catalog = Catalog(os.path.join(storage, "catalog.db"))
-        owner = json.loads(self.catalog.get(PLACE) or "null")
-        if environment is None:
-            environment = owner[1] if owner else "git"
         self.listeners: dict[str, list[Callable[[Any], None]]] = {event: [] for event in EVENTS}
         self._thread_lock, self._is_locked = threading.RLock(), False
         self.finished: tuple[Restored, bool] | None = None
@@ -128,7 +125,7 @@ class Engine:
         else:
             objects = Objects(os.path.join(storage, environment), is_repository=environment == "git")
             self._files = Files(root, storage, objects, self.catalog, patterns, max_file_size, self._outside)
-        self._claim_storage(owner, [storage, environment, root, os.stat(root).st_ino])
+        self._claim_storage([storage, environment, root, os.stat(root).st_ino])
 
     def files_for(self, feature: str) -> Files:
         """Return the files; refuse what only they can do if there is a custom environment."""
@@ -151,8 +148,9 @@ class Engine:
             with self.locked():
                 self.catalog.set(NOT_OURS, json.dumps(sorted(new | old)))
 
-    def _claim_storage(self, recorded: list[Any] | None, owner: list[Any]) -> None:
+    def _claim_storage(self, owner: list[Any]) -> None:
         """Record this workspace as the owner of the storage. A workspace that was moved keeps its storage."""
+        recorded = json.loads(self.catalog.get(PLACE) or "null")
         if recorded and recorded[0] == self.storage:
             _, environment, root, inode = recorded
             is_another = root != self.root and inode != owner[-1] and os.path.isdir(root)

@@ -10,8 +10,6 @@ from datetime import datetime
 from agentgit.errors import InvalidInput
 from agentgit.workspace.catalog import CatalogRow
 from agentgit.workspace.engine import Engine
-from agentgit.workspace.files import MAX_FILE_SIZE
-from agentgit.workspace.locations import create_storage, resolve_workspace
 from agentgit.workspace.values import UNDO, JsonLike, Undone
 
 
@@ -33,48 +31,28 @@ class UndoEntry(JsonLike):
 
 
 class UndoStack:
-    """The state of files before each call that modified them. It survives a restart, and a kill at any moment.
+    """The state of files before each call that modified them, as `Workspace.undo_stack`. It survives a restart.
 
     Args:
-        workspace_dir: The directory of the files.
-        storage_dir: The storage of the workspace; None for the default one. `Workspace.undo_stack` has the same
-            entries.
-        max_snapshots: The maximum number of entries; the oldest are removed first.
-        engine: The engine of a workspace that is open already.
-
-    Raises:
-        InvalidInput: `max_snapshots` is not a positive number, or no workspace can be at that path.
-        Unavailable: The storage cannot be used.
+        max_snapshots: The maximum number of entries, which can be set at any time; the oldest are removed first.
 
     Example:
         >>> import agentgit, pathlib, tempfile
-        >>> work, storage = pathlib.Path(tempfile.mkdtemp()), tempfile.mkdtemp()
-        >>> stack = UndoStack(work, storage)
+        >>> work = pathlib.Path(tempfile.mkdtemp())
+        >>> workspace = agentgit.Workspace(work, tempfile.mkdtemp())
+        >>> stack = workspace.undo_stack
         >>> entry = stack.snapshot("write_file: a.txt", ["a.txt"])
         >>> _ = (work / "a.txt").write_text("hello")
         >>> undone = stack.undo()
         >>> print(undone)
         deleted: a.txt
-        >>> print(agentgit.Workspace(work, storage).restore(undone.safety[0]))
+        >>> print(workspace.restore(undone.safety[0]))
         restored: a.txt
     """
 
-    def __init__(
-        self,
-        workspace_dir: str | os.PathLike[str],
-        storage_dir: str | os.PathLike[str] | None = None,
-        *,
-        max_snapshots: int = 50,
-        engine: Engine | None = None,
-    ) -> None:
-        if max_snapshots < 1:
-            raise InvalidInput(f"max_snapshots must be 1 or more, not {max_snapshots}.")
-        self._max_snapshots = max_snapshots
-        if engine is None:
-            root = resolve_workspace(workspace_dir)
-            engine = Engine(root, create_storage(storage_dir, root), None, None, (), MAX_FILE_SIZE)
+    def __init__(self, engine: Engine, max_snapshots: int = 50) -> None:
         engine.files_for("the undo stack")
-        self._engine, self._catalog = engine, engine.catalog
+        self._engine, self._catalog, self.max_snapshots = engine, engine.catalog, max_snapshots
 
     def snapshot(self, label: str, paths: Iterable[str | os.PathLike[str]] | None = None) -> str:
         """Save the state of files before a call modifies them, and return the id of the entry.
@@ -94,7 +72,7 @@ class UndoStack:
                 entry = self._engine.save(label, UNDO)
             else:
                 entry = self._engine.save_paths(label, UNDO, list(self._resolve(paths)))
-            self._evict(self._max_snapshots)
+            self._evict(self.max_snapshots)
             return entry.id
 
     def peek(self) -> UndoEntry | None:
@@ -140,7 +118,7 @@ class UndoStack:
             done = [finished[0]] if finished is not None and finished[1] else []
             while len(done) < n and (rows := self._catalog.undo_entries()):
                 done.append(self._engine.restore(rows[-1].snapshot.id, is_undo=True))
-            self._evict(self._max_snapshots)
+            self._evict(self.max_snapshots)
         return Undone(
             tuple(one.message for one in done),
             tuple(path for one in done for path in one.restored),

@@ -13,7 +13,7 @@ import faults
 import pytest
 from workspace_fixtures import adopt
 
-from agentgit import UndoStack, Workspace
+from agentgit import Workspace
 
 NAMES = [f"{number:02}" for number in range(12)]
 
@@ -192,7 +192,7 @@ def test_a_write_during_the_return_of_an_earlier_one_is_kept(work, tmp_path):
 def test_an_undo_keeps_and_reports_a_concurrent_change(work, tmp_path, system, act, kind):
     if kind == "removal":
         (work / "00").unlink()
-    stack = UndoStack(work, tmp_path / "store")
+    stack = Workspace(work, tmp_path / "store").undo_stack
     stack.snapshot("edit", ["00", "01"])
     (work / "00").write_text("now")
     (work / "01").write_text("now")

@@ -10,7 +10,7 @@ import pytest
 from file_trees import gone, listening
 from workspace_fixtures import adopt, kind, left_out, unsaved, work
 
-from agentgit import InvalidInput, Unavailable, UndoStack, Workspace
+from agentgit import InvalidInput, Unavailable, Workspace
 from agentgit.workspace.api import engine_of
 
 __all__ = ["kind", "work"]  # the fixtures
@@ -202,7 +202,10 @@ def test_a_partial_restore_reports_only_its_paths(workspace, work):
 def test_a_link_in_the_place_of_the_open_workspace_is_not_followed(tmp_path, kind, above):
     work = tmp_path / "above" / "work"
     work.mkdir(parents=True)
-    workspace, stack = Workspace(work, tmp_path / "store", environment=kind), UndoStack(work, tmp_path / "stack")
+    workspace, stack = (
+        Workspace(work, tmp_path / "store", environment=kind),
+        Workspace(work, tmp_path / "stack").undo_stack,
+    )
     (work / "a").write_text("1")
     first = workspace.save()
     stack.snapshot("edit", ["a"])

@@ -10,7 +10,7 @@ from file_trees import mode, picture, write
 from workspace_fixtures import kind, unsaved, work, workspace
 
 import agentgit
-from agentgit import UndoStack, Workspace
+from agentgit import Workspace
 
 __all__ = ["kind", "work", "workspace"]  # the fixtures
 
@@ -80,7 +80,7 @@ def test_a_hard_link_made_by_a_tool_is_no_conflict_in_a_rollback(repo, tmp_path,
 def test_the_undo_stack_leaves_other_links_unchanged(work, tmp_path):
     (work / "a").write_text("one")
     (work / "a").chmod(0o644)
-    stack = UndoStack(work, tmp_path / "store")
+    stack = Workspace(work, tmp_path / "store").undo_stack
     stack.snapshot("edit", ["a"])
     (work / "a").chmod(0o600)
     os.link(work / "a", work / "b")

@@ -12,7 +12,7 @@ import pytest
 from file_trees import picture
 from workspace_fixtures import kind, left_out, unsaved, work, workspace
 
-from agentgit import Corrupt, Unavailable, UndoStack, Workspace
+from agentgit import Corrupt, Unavailable, Workspace
 from agentgit.workspace import disk, scan
 
 __all__ = ["kind", "work", "workspace"]  # the fixtures
@@ -168,7 +168,7 @@ def test_a_save_leaves_out_and_names_an_unreadable_path(workspace, work, monkeyp
 def test_a_failing_file_does_not_stop_an_undo_of_other_files(work, tmp_path):
     for name in "abc":
         (work / name).write_text("one")
-    with closing(UndoStack(work, tmp_path / "store")) as stack:
+    with closing(Workspace(work, tmp_path / "store").undo_stack) as stack:
         stack.snapshot("three", list("abc"))
         for name in "abc":
             (work / name).write_text("two")
