@@ -69,6 +69,11 @@ class Worded(Exception):
         self.message = message
         self.next = next
 
+    @property
+    def reason(self) -> Reason:
+        """The message and the next steps, as the reason for something else."""
+        return Reason(self.message, *self.next)
+
     def worded(self, face: Face) -> str:
         """Return the message and the next steps in the words of a face."""
         return _join(self.message, self.next, face)

@@ -192,7 +192,7 @@ class Registry:
         try:
             self.runner(session_id, call)
         except NotFound as error:
-            return Reason(error.message, *error.next)
+            return error.reason
         return None
 
     def rerun_prohibition(self, session_id: int, call: ToolInvocation) -> str | None:
@@ -216,7 +216,7 @@ class Registry:
         try:
             self.undo(session_id, call)
         except NotFound as error:
-            return Reason(f"{'' if call.is_imported else 'cannot be reversed here: '}{error.message}", *error.next)
+            return error.reason.within("" if call.is_imported else "cannot be reversed here: ")
         is_compensable = COMPENSABLE in (call.effect, *(one.kind for one in self._current_effects(session_id, call)))
         if call.undo_may_have_acted and is_compensable and not self.undoes_unknown(session_id, call):
             text = f"its undo raised {call.error_message}, but may have happened"
@@ -235,7 +235,7 @@ class Registry:
                 remarks.append(possible_change(FunctionName.read(recorded), declared.name))
             except NotFound as error:  # other roles report the error when their function is used
                 if role == "verify" and call.status in (UNKNOWN, REVERSE_UNKNOWN, REVERSE_FAILED):
-                    remarks.append(Reason(error.message, *error.next))
+                    remarks.append(error.reason)
         return join_reasons(remarks) or None
 
     # -- lookup of declarations

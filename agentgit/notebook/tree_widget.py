@@ -71,7 +71,11 @@ class TreeWidget(anywidget.AnyWidget):
         except AgentGitError as error:
             details = error.report if isinstance(error, RollbackIncomplete) else None
             details = error.plan if isinstance(error, WorldDiverged) else details
-            self._draw(clean(str(error)), details._repr_html_() if details is not None else "", self._start_again())
+            self._draw(
+                clean(error.worded("notebook")),
+                details._repr_html_() if details is not None else "",
+                self._start_again(),
+            )
 
     # -- actions, each with the reference or the text that its button sends
 
@@ -105,7 +109,7 @@ class TreeWidget(anywidget.AnyWidget):
         try:
             report: Any = handle.rollback(force=force, plan=self._shown_plan)
         except PlanChanged as changed:
-            self._offer(handle, changed.plan, str(changed))
+            self._offer(handle, changed.plan, changed.worded("notebook"))
             return
         self._draw_moved("Rolled back", (report if self._browser.agent is None else report.report)._repr_html_())
 
@@ -134,7 +138,7 @@ class TreeWidget(anywidget.AnyWidget):
         try:
             handle.switch("world", plan=self._shown_plan)
         except PlanChanged as changed:
-            self._offer(handle, changed.plan, str(changed))
+            self._offer(handle, changed.plan, changed.worded("notebook"))
             return
         self._draw_moved("Switched")
 

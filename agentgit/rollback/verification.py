@@ -26,7 +26,6 @@ from agentgit.effects.invocation import VERIFIED, idempotency_key_set, join_erro
 from agentgit.effects.kinds import MEMORY, RECORDED_KINDS
 from agentgit.effects.registry import Registry
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
-from agentgit.next_steps import Reason
 from agentgit.rollback.crash_recovery import recover_all_abandoned
 from agentgit.rollback.memory import MemoryConflicts
 from agentgit.rollback.planner import Refusals
@@ -201,7 +200,7 @@ class Verification:
         try:
             precheck = self.registry.precheck(session_id, call)
         except NotFound as error:
-            return Reason(error.message, *error.next)
+            return error.reason
         try:
             answer = await_answer(self.awaiter, precheck, call, call) if precheck is not None else None
         except Exception as error:  # noqa: BLE001  # any error of a user's function blocks the reversal and is reported

@@ -14,6 +14,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.next_steps import Next
 from agentgit.store.schema import schema
 from agentgit.web import api, pages
 from agentgit.web.authentication import Authenticator, OwnerLink
@@ -113,8 +114,7 @@ def serve_graph(graph: RollbackGraph) -> None:
     served = graph.agentgit_threads.wrapped
     if served.settings.workspace is not None:
         raise InvalidInput(
-            "The graph has a workspace, which would be that of all sessions. Leave it out, or wrap the graph for one "
-            "session: repo.wrap(graph, session, workspace=...)"
+            "The graph has a workspace, which would be that of all sessions. Leave it out.", Next("keep_files")
         )
     graph.agentgit_threads.graphs.of_all = served
 

@@ -14,7 +14,7 @@ from agentgit.render.view import Cell, Fold, Span, Table, Time, View, facts
 from agentgit.render.views.conversation import LATEST, calls, conversation
 from agentgit.values import count
 
-INCOMPLETE = "incomplete results: the database cannot be written now, or is damaged"
+INCOMPLETE = Reason("incomplete results: the database cannot be written now, or is damaged", Next("fsck"))
 NAMES_ONLY = "only names of checkpoints were searched: everything else is encrypted"
 
 
@@ -69,7 +69,7 @@ def _content(value: Checkpoint) -> View:
     try:
         state, messages, invocations = value.session_state, value.conversation_history, value.tool_invocations
     except AgentGitError as error:
-        return [(Span(clean(str(error)), "bad"),)]
+        return [(Span(error.reason, "bad"),)]
     rows = [[Span(clean(str(key)), "reference"), Span(clean(repr(item)))] for key, item in state.items()]
     return [
         *([Fold("state", [Table(rows, indent="  ")])] if state else []),

@@ -67,7 +67,7 @@ def branch(value: InternalSession) -> View:
     try:
         history = value.conversation_history
     except AgentGitError as error:
-        return [*branches([value]), (Span(clean(str(error)), "bad"),)]
+        return [*branches([value]), (Span(error.reason, "bad"),)]
     return [*branches([value]), Fold(count(len(history), "message"), conversation(history))]
 
 

@@ -219,9 +219,7 @@ def _thread_line(thread: ThreadReport) -> Line:
     is_named_alike = thread.session_name in (None, thread.thread_id)
     session = "" if is_named_alike else f" as {clean(thread.session_name or '')}"
     parts = []
-    if thread.status == FAILED:
-        parts = [clean(str(thread.error))]
-    elif thread.status != UNCHANGED:
+    if thread.status not in (FAILED, UNCHANGED):
         parts = [count(thread.graph_checkpoints, "graph checkpoint"), count(thread.checkpoints, "checkpoint")]
         parts.append(count(thread.tool_calls, "call"))
         parts += [f"{thread.left_out} on other branches left out"] if thread.left_out else []
@@ -229,5 +227,6 @@ def _thread_line(thread: ThreadReport) -> Line:
     return (
         Span(f"{thread.status:9}", _STYLES[thread.status]),
         Span(f"  {clean(thread.thread_id)}{session}", "reference"),
-        Span(f"  {', '.join(parts)}" if parts else ""),
+        Span(f"  {', '.join(parts)}" if parts or thread.error else ""),
+        *([Span(thread.error.reason)] if thread.error else []),
     )
