@@ -160,7 +160,7 @@ class Catalog:
         values = (
             *(snapshot.id, snapshot.name, snapshot.message, created_at, json.dumps(snapshot.files_changed)),
             *(json.dumps(dict(snapshot.metadata)), snapshot.kind, snapshot.change_count),
-            *(tree, encode_left_out(left_out), encode_paths(paths)),
+            *(tree, encode_left_out(left_out), dump_paths(paths)),
         )
         with self._transaction(durable=True) as db:
             db.execute(f"INSERT INTO snapshot ({COLUMNS}) VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
@@ -325,11 +325,11 @@ def _set_value(db: sqlite3.Connection, name: str, value: str) -> None:
     db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
 
 
-def encode_paths(paths: Iterable[bytes] | None) -> str | None:
+def dump_paths(paths: Iterable[bytes] | None) -> str | None:
     return None if paths is None else json.dumps([path.decode("latin-1") for path in paths])
 
 
-def decode_paths(text: str | None) -> tuple[bytes, ...] | None:
+def load_paths(text: str | None) -> tuple[bytes, ...] | None:
     return None if text is None else tuple(path.encode("latin-1") for path in json.loads(text))
 
 
@@ -340,7 +340,7 @@ def _catalog_row(
     left_out, at, files = decode_left_out(record), utc_datetime(created), tuple(json.loads(changed))
     skipped = tuple((os.fsdecode(path), one.why) for path, one in left_out.items())
     snapshot = FileCheckpoint(id, name, message, at, files, json.loads(metadata), kind, bool(is_held), count, skipped)
-    return CatalogRow(snapshot, tree, left_out, decode_paths(paths))
+    return CatalogRow(snapshot, tree, left_out, load_paths(paths))
 
 
 def _use_wal(db: sqlite3.Connection) -> None:

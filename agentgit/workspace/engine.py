@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Unavailable
 from agentgit.next_steps import Next
-from agentgit.workspace.catalog import PATIENCE, PENDING, TREE, Catalog, CatalogRow, decode_paths, encode_paths
+from agentgit.workspace.catalog import PATIENCE, PENDING, TREE, Catalog, CatalogRow, dump_paths, load_paths
 from agentgit.workspace.files import Captured, Files, require_unchanged, selection
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, record_storage
 from agentgit.workspace.objects import Objects
@@ -302,7 +302,7 @@ class Engine:
             require_unchanged(changes, self._files.differences(expected[0], captured.tree), expected[1])
         kept = self._files.kept(history, changes, captured.tree) if history is not None else set[bytes]()
         safety = self._add(safety, captured)
-        encoded = encode_paths(paths), encode_paths(kept)
+        encoded = dump_paths(paths), dump_paths(kept)
         pending = json.dumps([row.snapshot.id, safety.id, secrets.token_hex(8), *encoded, is_undo])
         self.catalog.begin(pending)
         try:
@@ -354,7 +354,7 @@ class Engine:
             return None
         try:
             result = self._files.restore(
-                row, safety, aside, decode_paths(paths), decode_paths(kept) or (), is_resumed=is_resumed
+                row, safety, aside, load_paths(paths), load_paths(kept) or (), is_resumed=is_resumed
             ).of(row.snapshot)
         except Exception:
             self.catalog.end()

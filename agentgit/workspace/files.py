@@ -107,7 +107,7 @@ class Files:
                 entries |= {one: entry for one, entry in found.items() if entry and (entry.is_directory or entry.oid)}
             tree = put_tree(writer, entries)
             writer.named.add(tree)
-        return Captured(tree.hex(), paths=tuple(paths))
+        return Captured(tree.hex(), paths=tuple(paths), changed=paths)
 
     def is_file(self, path: bytes) -> bool:
         """Return whether a file or a link is at a path, or could be created there."""

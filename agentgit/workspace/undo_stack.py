@@ -4,30 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
 
 from agentgit.errors import InvalidInput
-from agentgit.workspace.catalog import CatalogRow
 from agentgit.workspace.engine import Engine
-from agentgit.workspace.values import UNDO, JsonLike, Undone
-
-
-@dataclass(frozen=True)
-class UndoEntry(JsonLike):
-    """The state of files before one call.
-
-    Args:
-        id: The id of the snapshot that holds them.
-        label: The label that the user gave the entry, like `edit_file: a.txt`.
-        created_at: The time at which the entry was created, in UTC.
-        paths: The paths of the files, relative to the workspace; empty for the whole workspace.
-    """
-
-    id: str
-    label: str
-    created_at: datetime
-    paths: tuple[str, ...]
+from agentgit.workspace.values import UNDO, FileCheckpoint, Undone
 
 
 class UndoStack:
@@ -75,7 +55,7 @@ class UndoStack:
             self._evict(self.max_snapshots)
             return entry.id
 
-    def peek(self) -> UndoEntry | None:
+    def peek(self) -> FileCheckpoint | None:
         """Return the newest entry, which `undo` uses next; None if there is none."""
         return self.history[-1] if self.history else None
 
@@ -85,9 +65,9 @@ class UndoStack:
         return len(self.history)
 
     @property
-    def history(self) -> tuple[UndoEntry, ...]:
-        """The entries, oldest first."""
-        return tuple(map(_entry, self._catalog.undo_entries()))
+    def history(self) -> tuple[FileCheckpoint, ...]:
+        """The entries, oldest first. `message` is the label; `files_changed` has the paths of one of single files."""
+        return tuple(row.snapshot for row in self._catalog.undo_entries())
 
     def clear(self) -> None:
         """Delete all entries, and free their disk space."""
@@ -143,8 +123,3 @@ class UndoStack:
                 if not one or not is_file(one):
                     raise InvalidInput(f"{os.fsdecode(path)!r} is not a file; the undo stack keeps files only.")
                 yield one
-
-
-def _entry(row: CatalogRow) -> UndoEntry:
-    paths = tuple(map(os.fsdecode, row.paths or ()))
-    return UndoEntry(row.snapshot.id, row.snapshot.message, row.snapshot.timestamp, paths)

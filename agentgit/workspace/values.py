@@ -96,7 +96,7 @@ class FileCheckpoint(JsonLike):
         message: The user's description of it.
         timestamp: The time at which it was taken, in UTC.
         files_changed: The paths of the files that differ from the previous snapshot, sorted; of more than 1,000, the
-            first ones.
+            first ones. Of a snapshot of single files, their paths.
         change_count: The number of files that differ from the previous snapshot.
         skipped: The paths that it leaves out, each with the reason.
         metadata: The metadata that the user gave it.

@@ -236,7 +236,7 @@ def test_a_session_has_its_workspace_in_a_process_that_wraps_no_graph(tmp_path, 
         point = [message["id"] for message in agent.history() if message["role"] == "user"][1]
     with agentgit.open(tmp_path / "agentgit.db") as repo:
         session = repo.session("s")
-        assert [entry.label for entry in session.workspace().undo_stack.history] == ["write_file: a.txt"] * 2
+        assert [entry.message for entry in session.workspace().undo_stack.history] == ["write_file: a.txt"] * 2
         session.rewind_files(point)
         assert desk.files == {"a.txt": "one"}
         with pytest.raises(NotFound, match="has no workspace"):

@@ -111,10 +111,10 @@ def test_the_stack_lists_its_entries(work, stack):
     assert str(stack.undo()) == "nothing to undo"
     for name in "abc":
         stack.snapshot(f"write_file: {name}", [name, "shared"])
-    assert [one.label[-1] for one in stack.history] == ["a", "b", "c"]
+    assert [one.message[-1] for one in stack.history] == ["a", "b", "c"]
     assert stack.peek() == stack.history[-1]
-    assert stack.peek().paths == ("c", "shared")
-    assert stack.peek().to_dict()["paths"] == ["c", "shared"]
+    assert stack.peek().files_changed == ("c", "shared")
+    assert stack.peek().to_dict()["files_changed"] == ["c", "shared"]
     assert stack.depth == 3
     stack.clear()
     assert (stack.peek(), stack.depth, stack.history) == (None, 0, ())
@@ -144,7 +144,7 @@ def test_the_oldest_entry_is_dropped_beyond_the_limit(work, tmp_path):
         for number in range(6):
             (work / "file").write_bytes(os.urandom(SIZE))
             stack.snapshot(str(number), ["file"])
-        assert [one.label for one in stack.history] == ["3", "4", "5"]
+        assert [one.message for one in stack.history] == ["3", "4", "5"]
         stack.undo(3)
         stack.clear()
     assert sum(path.stat().st_size for path in (tmp_path / "store").rglob("*")) < SIZE / 4
@@ -174,7 +174,7 @@ def test_the_stack_survives_a_restart(work, tmp_path):
         stack.snapshot("edit_file: file", ["file"])
     (work / "file").write_text("after")
     with closing(Workspace(work, tmp_path / "store").undo_stack) as stack:
-        assert [one.label for one in stack.history] == ["edit_file: file"]
+        assert [one.message for one in stack.history] == ["edit_file: file"]
         assert str(stack.undo()) == "restored: file"
     assert (work / "file").read_text() == "before"
     assert stat.S_IMODE((tmp_path / "store/catalog.db").stat().st_mode) == 0o600
@@ -202,7 +202,15 @@ def test_every_spelling_of_a_path_in_the_workspace_is_accepted(work, stack):
     (work / "way").symlink_to("folder")
     (work / "link").symlink_to("way/real")
     stack.snapshot("edit", [str(work / "a"), "./b", "way/c", "link", os.fsdecode(b"caf\xe9"), "new\nline"])
-    assert stack.peek().paths == ("a", "b", "folder/c", "link", "folder/real", os.fsdecode(b"caf\xe9"), "new\nline")
+    assert stack.peek().files_changed == (
+        "a",
+        "b",
+        os.fsdecode(b"caf\xe9"),
+        "folder/c",
+        "folder/real",
+        "link",
+        "new\nline",
+    )
     (work / "link").write_text("after")
     (work / os.fsdecode(b"caf\xe9")).write_text("new")
     stack.undo()
@@ -299,7 +307,7 @@ def test_kill_9_leaves_the_stack_consistent(work, tmp_path, where, point):
     assert process.exitcode == -signal.SIGKILL
     with closing(Workspace(work, tmp_path / "store").undo_stack) as stack:
         if where == "add":
-            assert [one.label for one in stack.history] == ["three"]
+            assert [one.message for one in stack.history] == ["three"]
         done = stack.undo()
         (safety,) = done.safety
         assert done.labels == ("three",)
@@ -405,7 +413,7 @@ def test_a_retried_undo_undoes_no_second_entry(work, stack):
         stack.undo()
     assert stack.undo().labels == ("second",)
     assert (work / "a").read_text() == "2"
-    assert [entry.label for entry in stack.history] == ["first"]
+    assert [entry.message for entry in stack.history] == ["first"]
 
 
 def test_two_workspaces_of_a_directory_have_the_same_stack(work, tmp_path, monkeypatch):
