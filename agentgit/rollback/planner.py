@@ -66,7 +66,8 @@ class PathCalls:
         """Read the calls on the path to a checkpoint, oldest first, each with the run that may be in the world."""
         calls = list({call.id: call for call in self.load_calls(connection, path).values()}.values())
         effective_runs = {run.first_id: run for run in reversed(calls_in_effect) if run.status != FAILED}
-        waiting_call_ids = self._waiting_call_ids(connection, target)
+        graph_key = GraphKey(target.thread_id, "", target.graph_checkpoint_id or "")
+        last_step = self.store.graphs.find(connection, graph_key)
         blocked: dict[int, str | None] = {}
         answered: dict[int, str | None] = {}
         outer_calls: dict[int, ToolInvocation] = {}
@@ -78,9 +79,10 @@ class PathCalls:
             reason = self._block_reason(
                 connection, target.external_session_id, call, effective_run, inner_calls, answered[call.id]
             )
-            if call.tool_call_id in waiting_call_ids:
-                reason = "its batch is waiting for a person's answer, and continues as it is"
-            if call.id in outer_calls:
+            began_at = call.started_at if call.replay_of is None else None
+            if last_step is not None and began_at is not None and began_at >= last_step.made_at:
+                reason = "its step of the graph has not ended, and goes on as it is"
+            elif call.id in outer_calls:
                 outer_call = outer_calls[call.id]
                 reason = f"{outer_call} called it, and does not run again" if blocked[outer_call.id] else None
                 answered[call.id] = answered[outer_call.id]
@@ -153,14 +155,6 @@ class PathCalls:
         if is_in_world and self.store.recorded_calls.has_written_memory(connection, call):
             return "its writes to memory are made again by themselves"
         return None
-
-    def _waiting_call_ids(self, connection: Connection, target: StoredRow) -> set[str]:
-        """Return the tool call ids of a batch that waits at a checkpoint for a person's answer."""
-        key = GraphKey(target.thread_id, "", target.graph_checkpoint_id or "")
-        graph_checkpoint = self.store.graphs.find(connection, key)
-        if graph_checkpoint is None or not self.store.is_interrupted(connection, graph_checkpoint):
-            return set()
-        return set(self.store.unanswered(connection, graph_checkpoint))
 
 
 Refusals = Mapping[int, str]

@@ -11,7 +11,7 @@ from langgraph.types import Command, interrupt
 from scripted import call, calls, node_graph, obedient, say, scripted, tool_node_graph
 
 import agentgit
-from agentgit import NotDone, RollbackIncomplete, compensable, reversible
+from agentgit import NotDone, RollbackBlocked, RollbackIncomplete, compensable, reversible
 
 
 @pytest.fixture
@@ -208,10 +208,8 @@ def test_an_inner_call_keeps_its_place_beside_an_outer_one_that_ran_again(repo):
     ]
 
 
-@pytest.mark.parametrize("is_in_tool", [False, True])
-@pytest.mark.parametrize("breaks", [False, True])
-def test_a_call_that_a_turn_makes_again_takes_the_place_of_the_one_that_was_reversed(repo, world, is_in_tool, breaks):
-    """Whichever way the branch is left and comes back, the world has the call once."""
+def charging(repo, world, *, is_in_tool, breaks):
+    """Return an agent whose turn has charged 5, and then waits for a person or has broken off."""
     charge, failures = world.tool("charge"), [ConnectionError("down")]
 
     def act() -> str:
@@ -228,17 +226,38 @@ def test_a_call_that_a_turn_makes_again_takes_the_place_of_the_one_that_was_reve
 
     effects = {"charge": world.effects()["charge"], "act": "read_only"}
     agent = repo.wrap(node_graph(node), "s", effects=effects, check_effects=False)
-    start = agent.checkpoint("start")
+    agent.checkpoint("start")
     with suppress(ConnectionError):
         agent.invoke(say())
-    back = agent.rollback("start")
+    return agent
+
+
+@pytest.mark.parametrize("is_in_tool", [False, True])
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_step_that_goes_on_does_not_make_a_call_that_was_made_again_for_it(repo, world, is_in_tool, breaks):
+    agent = charging(repo, world, is_in_tool=is_in_tool, breaks=breaks)
+    agent.checkpoint("waiting")
+    with pytest.raises(RollbackBlocked, match="its step of the graph has not ended, and goes on as it is"):
+        agent.rollback("waiting", replay="execute")
+    assert world.log == [("charge", {"amount": 5})]
+    again = agent.rollback("waiting", replay="execute", force=True)
+    again.invoke(None if breaks else Command(resume="yes"))
+    assert world.log == [("charge", {"amount": 5})]
+
+
+@pytest.mark.parametrize("is_in_tool", [False, True])
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_call_that_a_turn_makes_again_takes_the_place_of_the_one_that_was_reversed(repo, world, is_in_tool, breaks):
+    """Whichever way the branch is left and comes back, the world has the call once."""
+    agent = charging(repo, world, is_in_tool=is_in_tool, breaks=breaks)
+    agent.rollback("start")
     assert world.charges == []
     agent = agent.session.agent("main")
     agent.switch("main", sync="ignore")
     agent.invoke(None if breaks else Command(resume="yes"))
     assert world.charges == [5]
     for _ in range(2):
-        back = agent.rollback(start)
+        back = agent.rollback("start")
         assert world.charges == []
         assert [str(step.invocation) for step in back.plan_redo().redos] == ["charge(amount=5)"]
         agent = back.redo()

@@ -349,7 +349,7 @@ def test_a_batch_that_waits_for_a_person_blocks_a_replay(repo, world):
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
     agent.invoke(say("add them"))
     agent.checkpoint("asking")
-    with pytest.raises(RollbackBlocked, match="is waiting for a person"):
+    with pytest.raises(RollbackBlocked, match="has not ended"):
         agent.rollback("asking", replay="execute")
     fresh = agent.rollback("asking", replay="execute", force=True)
     fresh.invoke(Command(resume="yes"))

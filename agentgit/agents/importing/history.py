@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection
@@ -103,7 +103,7 @@ class HistoryReader:
         user_messages = [message for message in new_messages if message["type"] == "human"]
         if user_messages and self._unlabeled_index is not None:
             self._label_beginning(from_stored(user_messages[-1]))
-        self._read_messages(new_messages, _creation_time(graph_checkpoint))
+        self._read_messages(new_messages, graph_checkpoint.made_at)
 
     def _new_messages(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> list[dict[str, Any]]:
         hashes = self.store.graphs.message_hashes(connection, graph_checkpoint)
@@ -122,12 +122,10 @@ class HistoryReader:
             graphs.find(connection, graph_checkpoint.key._replace(ns=ns, checkpoint_id=id)) for ns, id in subgraph_heads
         )
         for checkpoint in (graph_checkpoint, *filter(None, subgraph_checkpoints)):
-            self._read_messages(self._new_messages(connection, checkpoint), _creation_time(checkpoint))
+            self._read_messages(self._new_messages(connection, checkpoint), checkpoint.made_at)
             writes = [one for one in graphs.writes(connection, checkpoint.key) if is_shown(one.channel)]
             bodies = read_values(connection, graphs.blobs, [(one.session_id, one.value) for one in writes])
-            self._read_messages(
-                [m for one in writes for m in _written_messages(bodies[one.value])], _creation_time(checkpoint)
-            )
+            self._read_messages([m for one in writes for m in _written_messages(bodies[one.value])], checkpoint.made_at)
 
     # -- turns
 
@@ -144,7 +142,7 @@ class HistoryReader:
             return
         self._unlabeled_index = len(self.history.points)
         self._add_point(
-            index - 1, previous, Label(kind="before", user_id=self.user_id, created_at=_creation_time(graph_checkpoint))
+            index - 1, previous, Label(kind="before", user_id=self.user_id, created_at=graph_checkpoint.made_at)
         )
 
     def _label_beginning(self, message: Mapping[str, Any]) -> None:
@@ -164,7 +162,7 @@ class HistoryReader:
         self._add_point(
             index,
             graph_checkpoint,
-            Label(kind="after", user_id=self.user_id, description=title, created_at=_creation_time(graph_checkpoint)),
+            Label(kind="after", user_id=self.user_id, description=title, created_at=graph_checkpoint.made_at),
         )
 
     def _add_point(self, index: int, graph_checkpoint: GraphCheckpoint | None, label: Label) -> None:
@@ -217,11 +215,3 @@ def _written_messages(body: Body) -> Iterator[dict[str, Any]]:
         for item in part if isinstance(part, list) else (part,):
             if item.type in MESSAGES:
                 yield show_message(item)
-
-
-def _creation_time(graph_checkpoint: GraphCheckpoint) -> datetime:
-    """Return the creation time of a graph checkpoint; the current time if it records none that is valid."""
-    try:
-        return datetime.fromisoformat(graph_checkpoint.header["ts"]).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return datetime.now(UTC)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -177,8 +176,7 @@ class _Steps:
         first: int = earlier.position if earlier is not None else self.branch.inherited
         last = later.position if later is not None else None
         calls = self.store.track(self.connection, self.branch, last)[first:]
-        made_at = datetime.fromisoformat(str(begun.header["ts"]))
-        return first + sum(call.started_at is not None and call.started_at < made_at for call in calls)
+        return first + sum(call.started_at is not None and call.started_at < begun.made_at for call in calls)
 
 
 def move(row: StoredRow, point: dict[str, Any]) -> StoredRow:

@@ -102,7 +102,7 @@ def read_turns(
             )
         next_step = step + 1 if isinstance(step, int) else next_step
         if is_started and is_new:
-            source, time = checkpoint.meta.get("source"), datetime.fromisoformat(str(checkpoint.header["ts"]))
+            source, time = checkpoint.meta.get("source"), checkpoint.made_at
             if source == "input":
                 versions = checkpoint.header["versions"]
                 changed = [name for name in input_channels if versions.get(name) != previous.get(name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
@@ -116,6 +117,14 @@ class GraphCheckpoint(NamedTuple):
     def is_imported(self) -> bool:
         """True if a file brought it, or if it goes on from one that a file brought without a new message."""
         return IMPORTED in self.header
+
+    @property
+    def made_at(self) -> datetime:
+        """When it was made; now, if it records no valid time, as an imported one may."""
+        try:
+            return datetime.fromisoformat(self.header["ts"]).astimezone(UTC)
+        except (ValueError, OverflowError):
+            return datetime.now(UTC)
 
     @property
     def values(self) -> Mapping[str, bytes]:
