@@ -70,14 +70,16 @@ class PathCalls:
         last_step = self.store.graphs.find(connection, graph_key)
         blocked: dict[int, str | None] = {}
         answered: dict[int, str | None] = {}
-        outer_calls: dict[int, ToolInvocation] = {}
-        for call in calls:
-            inner_calls = self.store.recorded_calls.inner_calls(connection, call, HAPPENED, include_reads=True)
-            outer_calls.update((inner_call.id, call) for inner_call in inner_calls)
+        inner_calls = {
+            call.id: self.store.recorded_calls.inner_calls(connection, call, HAPPENED, include_reads=True)
+            for call in calls
+        }
+        outer_calls = {inner_call.first_id: call for call in calls for inner_call in inner_calls[call.id]}
+        for call in sorted(calls, key=lambda call: -len(inner_calls[call.id])):  # outer calls first
             effective_run = effective_runs.get(call.id)
             answered[call.id] = self._answer_reason(connection, call, effective_run)
             reason = self._block_reason(
-                connection, target.external_session_id, call, effective_run, inner_calls, answered[call.id]
+                connection, target.external_session_id, call, effective_run, inner_calls[call.id], answered[call.id]
             )
             began_at = call.started_at if call.replay_of is None else None
             if last_step is not None and began_at is not None and began_at >= last_step.made_at:
