@@ -189,11 +189,11 @@ class Branching(SessionAccess):
         """Return the current point of a branch, and record which files it has."""
         point = self.context.store.head_state(connection, branch).checkpoint_state
         if snapshot is None:
-            return point
+            return replace(point, workspace_snapshot_id=None)
         store = self.context.store
         is_busy = bool(store.sessions.query_running(connection, branch.external_session_id).all())
         row_id = store.snapshots.record(connection, branch, snapshot, UNKNOWN if is_busy else PERSON)
-        return replace(point, workspace_snapshot_id=row_id)
+        return replace(point, workspace_snapshot_id=point.workspace_snapshot_id or row_id)
 
     def fork(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from sqlalchemy import Connection
@@ -178,6 +178,9 @@ class Store:
         position = branch.inherited + self.journal.count(connection, branch.id, before_batch=unfinished_batch)
         complete_checkpoint = self._last_complete_checkpoint(connection, graph_checkpoint)
         complete_state = checkpoint_state(complete_checkpoint, position, NO_WRITES)
+        open_calls = self.track(connection, branch)[position:]
+        files_id = self.snapshots.found_by(connection, branch, open_calls)
+        complete_state = replace(complete_state, workspace_snapshot_id=files_id)
         return HeadState(
             checkpoint_state=complete_state,
             latest=graph_checkpoint,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from subprocess import CalledProcessError
+
 import backend
 import processes
 import pytest
@@ -182,7 +184,7 @@ def test_what_a_turn_that_died_left_is_nobodys_for_sure(repo, desk):
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     start = agent.checkpoint("start")
-    died = processes.run(DIES, backend.address(repo), desk.root)
+    died = processes.run(DIES, backend.address(repo), desk.root, "shell die")
     assert died.returncode == 9, died.stderr
     (desk.root / "mine.txt").write_text("mine")
     again = wrapped(repo, desk)
@@ -196,13 +198,57 @@ DIES = """
 import os, sys
 import agentgit
 from file_tools import Desk
-url, root = sys.argv[1:]
+url, root, text = sys.argv[1:]
 desk = Desk(__import__("pathlib").Path(root))
 repo = agentgit.open(url)
 agent = repo.wrap(desk.graph(), "s", workspace=root, effects=desk.world.effects(), check_effects=False)
 desk.shell = lambda command: ((desk.root / "a.txt").write_text("half"), os._exit(9))
-agent.run("shell die")
+agent.run(text)
 """
+
+
+BROKEN_OFF = "write a.txt one then write a.txt two; write b.txt two then write c.txt three; shell "
+
+
+def test_a_turn_that_broke_off_leaves_a_point_with_the_files_from_before_its_open_calls(repo, desk):
+    """The checkpoint stands before the message whose calls have no result, and so do its files."""
+    agent = wrapped(repo, desk)
+    with pytest.raises(CalledProcessError):
+        agent.run(BROKEN_OFF + "false")
+    assert desk.files == {"a.txt": "two", "b.txt": "two", "c.txt": "three"}
+    (desk.root / "mine.txt").write_text("mine")
+    by_hand = agent.checkpoint("by hand")
+    agent.run("hello")
+    for point in (by_hand, agent.checkpoints()[-2]):
+        agent.rewind_files(point)
+        assert desk.files == {"a.txt": "two", "b.txt": "two", "mine.txt": "mine"}
+        (desk.root / "c.txt").write_text("three")
+
+
+def test_a_turn_that_was_killed_leaves_a_point_with_the_files_from_before_its_open_calls(repo, desk):
+    died = processes.run(DIES, backend.address(repo), desk.root, BROKEN_OFF + "die")
+    assert died.returncode == 9, died.stderr
+    agent = wrapped(repo, desk)
+    agent.run("hello")
+    before = agent.checkpoints()[-2]
+    agent.rollback(before, files="overwrite")
+    assert desk.files == {"a.txt": "two", "b.txt": "two"}
+
+
+def test_each_point_inside_a_turn_has_the_files_that_its_next_calls_found(repo, desk):
+    app = repo.graph(
+        desk.graph(), effects=desk.world.effects(), check_effects=False, workspace=desk.root, confirm="never"
+    )
+    thread = {"configurable": {"thread_id": "t"}}
+    app.invoke(
+        {"messages": [("user", "write a.txt one then write a.txt two; write b.txt two then write c.txt three")]}, thread
+    )
+    points = [one.config for one in app.get_state_history(thread) if one.next == ("tools",)]
+    found = []
+    for point in points:
+        app.invoke({"messages": [("user", "hello")]}, point)
+        found.append(desk.files)
+    assert found == [{"a.txt": "two", "b.txt": "two"}, {"a.txt": "one"}, {}]
 
 
 def test_snapshots_that_tell_a_persons_changes_are_kept_as_long_as_somebody_can_go_back(repo, desk):

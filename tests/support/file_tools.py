@@ -37,7 +37,10 @@ class Desk:
         return run.stdout
 
     def graph(self) -> Graph:
-        """Build a graph that obeys messages like `write a.txt hello; delete b.txt; shell mkdir c; add chair`."""
+        """Build a graph that obeys messages like `write a.txt hello; delete b.txt; shell mkdir c; add chair`.
+
+        Each ` then ` begins another message of the model.
+        """
         return tool_node_graph(ScriptedModel(rule=_obey), self.tools())
 
     def tools(self) -> list[BaseTool]:
@@ -61,10 +64,12 @@ class Desk:
 
 
 def _obey(messages: Sequence[BaseMessage]) -> AIMessage:
-    last = messages[-1]
-    if last.type != "human":
+    asked = max(n for n, message in enumerate(messages) if message.type == "human")
+    steps = str(messages[asked].content).split(" then ")
+    done = sum(message.type == "ai" for message in messages[asked:])
+    if done == len(steps) or (done and messages[-1].type != "tool"):
         return AIMessage("done")
-    wanted = [_wanted(*order.split(maxsplit=2)) for order in str(last.content).split(";")]
+    wanted = [_wanted(*order.split(maxsplit=2)) for order in steps[done].split(";")]
     return calls(*(one for one in wanted if one is not None), text="hm")
 
 

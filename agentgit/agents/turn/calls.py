@@ -1,8 +1,7 @@
 """The calls of tools in one turn: each is one object, from the hook that opens it to its end.
 
 A call is known by what runs and where: the tool object, the call whose tool made it, the task, and the arguments that
-the tool got. The status `intended` is on disk before a tool that acts on the world runs, and the outcome as soon as it
-ends; `agentgit.store.unit_of_work` describes when read-only calls are written.
+the tool got. The status `intended` is on disk before a tool that acts runs, and the outcome as soon as it ends.
 """
 
 from __future__ import annotations
@@ -418,6 +417,9 @@ class Calls:
         is_file_effect = effect is not None and effect.kind == WORKSPACE and declaration.profile is None
         if is_file_effect and self.workspace is not None and not self.workspace.covers(args):
             effect = None
+        acts = effect is None or not kind_of(effect.kind).is_neutral
+        if acts and (call.tool_call_id or parent) is not None and declaration.tool_name not in MEMORY_TOOLS:
+            self.turn.files.begin_batch(self.branch, batch)
         scope = caller.scope if caller is not None else scope_name(call.task)
         request_name = self.requests.name(call.tool_call_id, call.parent_run_id, call.task)
         call.arguments, call.effect = arguments, effect
@@ -470,11 +472,6 @@ class Calls:
                 self._record(call, outcome)
             finally:  # Ctrl-C can break off the write
                 self.turn.context.registry.running_calls.pop(call.intent.id, None)
-        if call.intent.tool_name in MEMORY_TOOLS or not self.turn.counts_calls:  # a write to memory changes no file
-            return
-        batch = call.intent.batch
-        if all(not other.is_open or other.intent.batch != batch for other in [*self.by_run.values()]):
-            self.turn.files.take_snapshot("after a tool", batch)
 
     def _record(self, call: Call, outcome: CallOutcome) -> None:
         if call.is_simulated:

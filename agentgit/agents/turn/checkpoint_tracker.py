@@ -1,8 +1,7 @@
 """Tracking of a turn's graph checkpoints, so that a call with an effect can wait until those before it are saved.
 
 LangGraph derives the id of a task from the preceding graph checkpoint, and by default saves that checkpoint in the
-background while the task already runs. If the process died in between, the task would run again with a different id,
-and the call that it had started would not be recognized: with `durability="async"`, 5 of 5 kills lost the checkpoint.
+background while the task already runs. If the process died in between, the task would run again with a different id.
 """
 
 from __future__ import annotations

@@ -133,11 +133,7 @@ def open_outcome_error(call: ToolInvocation, relation: str) -> Fenced:
 
 
 def as_bubble_up(error: AgentGitError) -> AgentGitError:
-    """Make an error end the turn, so that a ToolNode does not report a refused call to the model as a failed one.
-
-    The error keeps its type and also becomes a `GraphBubbleUp`. LangGraph passes these through all handlers of tool
-    errors and all retries of nodes.
-    """
+    """Make an error a `GraphBubbleUp`, too, which LangGraph neither reports to the model nor retries."""
     kind = type(error)
     if not issubclass(kind, GraphBubbleUp):
         namespace = {"__module__": kind.__module__, "__doc__": kind.__doc__}

@@ -1,4 +1,4 @@
-"""The files of a turn: a snapshot at its start, one at its end, and a backup of what each tool is about to change."""
+"""The files of a turn: snapshots at its start, before calls and at its end, and backups of what tools change."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class TurnFiles:
         self.branch_id = branch_id
         self.last_snapshot: SnapshotRef | None = None
         """The files at the last snapshot; None if there is no workspace, or if the snapshot failed."""
-        self._batch_snapshots: dict[int, SnapshotRef | None] = {}
+        self._found: dict[int, SnapshotRef | None] = {}
+        """The files that each batch of calls which may change them found."""
         self._restore_changes: FileChanges | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def begin(self, title: str | None) -> None:
         """Take a snapshot of the files as the turn finds them, and check whether another branch has changed them."""
@@ -66,21 +67,32 @@ class TurnFiles:
     def record_snapshot(
         self, connection: Connection, branch: StoredRow, batch: int | None = None, changed_by: str = TURN
     ) -> int | None:
-        """Record which files the branch has and who has changed them, and return the id of the row."""
-        snapshot = self.last_snapshot if batch is None else self._batch_snapshots.get(batch, self.last_snapshot)
+        """Record the newest files of the branch, or those that a batch has left, and return the id of the row."""
+        later = [other for other in self._found if batch is not None and other > batch]
+        snapshot = self._found[min(later)] if later else self.last_snapshot
         if snapshot is not None:
             return self.store.snapshots.record(connection, branch, snapshot, changed_by)
         if self.workspace is not None:
             self.store.snapshots.record_crash(connection, branch.external_session_id)
         return None
 
+    def begin_batch(self, branch: StoredRow, batch: int) -> None:
+        """Record the files that the first call of a batch finds."""
+        with self._lock:
+            if self.workspace is None or batch in self._found:
+                return
+            if self._found:  # else they are as the turn found them
+                self.take_snapshot("before tools")
+                self.store.database.write(lambda connection: self.record_snapshot(connection, branch))
+            self._found[batch] = self.last_snapshot
+
     def back_up(self, tool_name: str, tool: Any, args: Mapping[str, Any]) -> None:
         """Back up what a tool call is about to change, so that this call alone can be undone."""
         if self.workspace is not None:
             self.workspace.back_up(tool_name, tool, args)
 
-    def take_snapshot(self, reason: str, batch: int | None = None) -> None:
-        """Take a snapshot, at the end of the turn or of a batch of calls; the turn is recorded even if that fails."""
+    def take_snapshot(self, reason: str) -> None:
+        """Take a snapshot during the turn or at its end; the turn is recorded even if that fails."""
         if self.workspace is None:
             return
         with self._lock:
@@ -89,5 +101,3 @@ class TurnFiles:
             except (AgentGitError, OSError) as error:
                 LOG.warning("No snapshot of the files could be taken %s: %s", reason, error)
                 self.last_snapshot = None
-            if batch is not None:
-                self._batch_snapshots[batch] = self.last_snapshot

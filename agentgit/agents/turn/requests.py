@@ -65,9 +65,7 @@ class Requests:
     def name(self, tool_call_id: str | None, run_id: UUID | None, task: str) -> str | None:
         """Return a name for the request of a call, if the task that makes the call received its AI message.
 
-        The name consists of the AI message and the number of answers that the call id already has, because some models
-        reuse ids and some programs reuse whole messages. Messages that only other tasks received do not count: those
-        tasks may not run again with this one.
+        It has the number of answers that the call id already has, because some models reuse ids.
         """
         for run in self._scopes.ancestors(run_id):
             messages = _messages_in(run.inputs) if run.task == task else []

@@ -87,26 +87,26 @@ class RunningTurn:
         """Make the checkpoints that tools requested in the batches up to this one; None means all batches."""
         for batch, label in self.requested_checkpoints:
             if last_batch is None or batch <= last_batch:
-                self.make_checkpoint(connection, self.branch, state, label, last_batch)
+                self.make_checkpoint(connection, state, label, last_batch)
 
     def make_checkpoint(
         self,
         connection: Connection,
-        branch: StoredRow,
         state: CheckpointState,
         label: Label,
         batch: int | None = None,
         *,
         moves_head: bool = True,
     ) -> int:
-        """Make a checkpoint, with the files of a batch or else the newest, and return its id.
+        """Make a checkpoint with the files of its state, those that a batch left, or the newest; return its id.
 
         One that has an id already is made once: a transaction may run twice, and a request stands until the turn ends.
         """
-        checkpoints = self.context.store.checkpoints
+        checkpoints, branch = self.context.store.checkpoints, self.branch
         if label.id is not None and checkpoints.exists(connection, label.id):
             return label.id
         # Only the first attempt of the transaction uses the number, because somebody else may have used it since.
         last_number, self._last_number = self._last_number, None
-        state = replace(state, workspace_snapshot_id=self.files.record_snapshot(connection, branch, batch))
+        files_id = self.files.record_snapshot(connection, branch, batch)
+        state = replace(state, workspace_snapshot_id=state.workspace_snapshot_id or files_id)
         return checkpoints.add(connection, branch.id, state, label, last_number=last_number, moves_head=moves_head)

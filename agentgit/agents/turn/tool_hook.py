@@ -1,9 +1,7 @@
 """A hook on every LangChain tool call, which opens the call in its turn.
 
-`BaseTool.run` and `arun` are wrapped once per process. Outside a turn they behave as before, unless a rerun runs. In a
-turn, the call is made with a copy of the tool, whose function is entered when the arguments are valid. There the call
-is opened with the arguments that the tool gets. The copy returns the recorded answer, or runs the tool and keeps its
-return value, before LangChain turns the value into the text of a message. The tool itself is not changed.
+`BaseTool.run` and `arun` are wrapped once per process. In a turn, a copy of the tool runs, whose function is entered
+when the arguments are valid. It opens the call, and returns the recorded answer or the value that the tool returns.
 """
 
 from __future__ import annotations

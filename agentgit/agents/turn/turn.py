@@ -1,8 +1,7 @@
 """A turn: one run of the graph on a branch.
 
-A turn acquires the branch, so that nobody else runs it, makes the automatic checkpoints, records the tool calls and
-releases the branch. Its beginning and its end are one transaction each. A transaction may run twice: each attempt sets
-all that it sets on the turn.
+A turn acquires the branch, makes the automatic checkpoints, records the tool calls and releases the branch. Its
+beginning and its end are one transaction each, which may run twice: each attempt sets all that it sets on the turn.
 """
 
 from __future__ import annotations
@@ -185,7 +184,7 @@ class Turn(RunningTurn):
         if self.turn_input.is_new and self.context.settings.checkpoint_interval.before_turns:
             self._last_number, before = number, head_state.checkpoint_state
             label = self._label("before", self._first_title, self.turn_input.message_id)
-            self._before_id = self.make_checkpoint(connection, self.branch, before, label)
+            self._before_id = self.make_checkpoint(connection, before, label)
             place = self._state.head_state_id, self._state.head_position
             number, indexed = number + 1, indexed + ((before.graph_checkpoint_id, before.position) == place)
         self._last_number = number if number == indexed else None
@@ -252,7 +251,7 @@ class Turn(RunningTurn):
                 last, state = head_state.last_messages, head_state.checkpoint_state
                 label = self._label("after", inputs.first_line(text_of(last[0])) if last else None)
                 # The release of the branch makes it the head.
-                self.end_checkpoint_id = self.make_checkpoint(connection, branch, state, label, moves_head=False)
+                self.end_checkpoint_id = self.make_checkpoint(connection, state, label, moves_head=False)
                 changes["head_id"] = self.end_checkpoint_id
         states, calls = (self._state.newest.checkpoint, head_state.latest), (self._state.tally.calls, tally.calls)
         changes |= store.search_index.index_turn(connection, branch, indexed_number, states, calls)
@@ -326,6 +325,7 @@ class Turn(RunningTurn):
             return False
         self._known_head = None
         if self.counts_calls and is_root:
+            self.files.take_snapshot("after tools")
             self.unit_of_work.write(lambda connection: self._make_due_checkpoints(connection, new.key))
         elif self.saves_each_step:
             self.flush()
@@ -374,4 +374,4 @@ class Turn(RunningTurn):
         self.make_requested(connection, state, last_batch=batch)
         if self.context.settings.checkpoint_interval.is_passed(calls_before, calls_after):
             label = self._batch_labels.setdefault(batch, replace(self._label("tools"), id=new_id()))
-            self.make_checkpoint(connection, self.branch, state, label, batch)
+            self.make_checkpoint(connection, state, label, batch)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, bindparam, exists, select
 
+from agentgit.effects import ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.store.objects.plain_values import show
 from agentgit.store.records.sessions import IS_OF_THREAD, StoredRow
@@ -121,12 +122,14 @@ class _Steps:
                 return after
         self._require_alone(place)
         begun = self.subgraphs[[*place.subgraphs.items()][-1]] if place.subgraphs else self.checkpoint
+        position, later_calls = self._split_calls(earlier, later, begun)
+        files_id = self.store.snapshots.found_by(self.connection, self.branch, later_calls)
         point = {
             "graph_checkpoint_id": id,
             "state_hash": self.checkpoint.state_hash.hex(),
             "message_count": self.checkpoint.message_count,
-            "position": self._count_calls(earlier, later, begun),
-            "workspace_snapshot_id": earlier.workspace_snapshot_id if earlier is not None else None,
+            "position": position,
+            "workspace_snapshot_id": after.workspace_snapshot_id if files_id is None else files_id,
             "subgraphs": dict(place.subgraphs),
         }
         return move(after, point)
@@ -167,8 +170,10 @@ class _Steps:
                     f"whole graph instead: {place.checkpoint_id}."
                 )
 
-    def _count_calls(self, earlier: StoredRow | None, later: StoredRow | None, begun: GraphCheckpoint) -> int:
-        """Count the calls up to a graph checkpoint: those that began before it was made.
+    def _split_calls(
+        self, earlier: StoredRow | None, later: StoredRow | None, begun: GraphCheckpoint
+    ) -> tuple[int, list[ToolInvocation]]:
+        """Count the calls that began before a graph checkpoint was made, and return those between it and the next one.
 
         Only calls between two checkpoints are compared by their times, so that clocks of different machines do not
         matter.
@@ -176,7 +181,8 @@ class _Steps:
         first: int = earlier.position if earlier is not None else self.branch.inherited
         last = later.position if later is not None else None
         calls = self.store.track(self.connection, self.branch, last)[first:]
-        return first + sum(call.started_at is not None and call.started_at < begun.made_at for call in calls)
+        after = [call for call in calls if call.started_at is None or call.started_at >= begun.made_at]
+        return first + len(calls) - len(after), after
 
 
 def move(row: StoredRow, point: dict[str, Any]) -> StoredRow:

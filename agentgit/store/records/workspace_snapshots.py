@@ -9,7 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, delete, exists, func, select
 
+from agentgit.effects import ToolInvocation
 from agentgit.effects.files import CRASH, STORED, TURN, SnapshotRef
+from agentgit.effects.kinds import MEMORY
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -97,6 +99,16 @@ class SnapshotReferences:
         conditions = (self._in_tenant(), in_session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id)
         query = select(WORKSPACE_SNAPSHOT).where(*conditions).order_by(WORKSPACE_SNAPSHOT.c.id.desc())
         return connection.execute(query.limit(1)).first()
+
+    def found_by(self, connection: Connection, branch: StoredRow, calls: Iterable[ToolInvocation]) -> int | None:
+        """Return the row of the files that calls of a branch found; None if they change no files."""
+        ids = [call.id for call in calls if not call.effect.is_neutral and call.effect != MEMORY]
+        in_session = WORKSPACE_SNAPSHOT.c.external_session_id == branch.external_session_id
+        in_branch = (self._in_tenant(), in_session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id)
+        newest = select(func.max(WORKSPACE_SNAPSHOT.c.id)).where(
+            *in_branch, WORKSPACE_SNAPSHOT.c.id < min(ids, default=0)
+        )
+        return connection.execute(newest).scalar() if ids else None
 
     def snapshot_ids(self, connection: Connection, ids: Iterable[int | None]) -> dict[int, str]:
         """Return the snapshot ids of several rows by row id."""
