@@ -21,7 +21,7 @@ from agentgit.effects.files import SnapshotRef
 from agentgit.effects.registry import Registry
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.handles.context import Context
-from agentgit.langgraph_internals import PULL, TASKS, task_path_str
+from agentgit.langgraph_internals import PULL, TASKS, recast_checkpoint_ns, task_path_str
 from agentgit.next_steps import Next
 from agentgit.rollback import Planner
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter
@@ -32,6 +32,7 @@ from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.threads.graph_rows import INTERRUPT, RESUME, GraphCheckpoint
+from agentgit.store.threads.pending_writes import subgraph_heads
 
 _NODE_PATH = task_path_str((PULL, ""))
 """The beginning of the stored path of a task that a channel triggered; the name of its node follows."""
@@ -256,20 +257,28 @@ class BranchContext:
 
     def require_asking_nodes(self, connection: Connection, checkpoint: GraphCheckpoint) -> None:
         """Check that the graph has the nodes that wait for an answer; LangGraph would drop it without a word."""
-        writes = [one for one in self.store.graphs.writes(connection, checkpoint.key) if one.channel == INTERRUPT]
-        asking = {one.task_path.removeprefix(_NODE_PATH) for one in writes if one.task_path.startswith(_NODE_PATH)}
-        if len(asking) < len(writes) and (key := checkpoint.values.get(TASKS)) is not None:
-            sends = self.saver.codec.decode(
-                self.store.graphs.content(checkpoint.session_id).get(connection, [key])[key]
-            )
-            asking |= {one.node for one in sends if isinstance(one, Send)}
-        missing = sorted(asking - self.graph.nodes.keys())
+        store, missing = self.store, self._asking_nodes(connection, checkpoint) - self.graph.nodes.keys()
+        subgraphs = dict(self.graph.get_subgraphs(recurse=True))
+        for ns, id in subgraph_heads(connection, store.tenant_id, checkpoint.key).items():
+            subgraph = subgraphs.get(recast_checkpoint_ns(ns))
+            step = store.graphs.find(connection, checkpoint.key._replace(ns=ns, checkpoint_id=id))
+            if isinstance(subgraph, Pregel) and step is not None:
+                missing |= self._asking_nodes(connection, step) - subgraph.nodes.keys()
         if missing:
             raise Conflict(
-                f"Nothing was run: what waits for the answer is the node {', '.join(missing)}, which this graph "
-                "does not have; LangGraph would drop the answer. Answer with a graph that has it.",
+                f"Nothing was run: what waits for the answer is the node {', '.join(sorted(missing))}, which this "
+                "graph does not have; LangGraph would drop the answer. Answer with a graph that has it.",
                 Next("undo"),
             )
+
+    def _asking_nodes(self, connection: Connection, step: GraphCheckpoint) -> set[str]:
+        """Return the names of the nodes of one graph that wait for an answer."""
+        writes = [one for one in self.store.graphs.writes(connection, step.key) if one.channel == INTERRUPT]
+        asking = {one.task_path.removeprefix(_NODE_PATH) for one in writes if one.task_path.startswith(_NODE_PATH)}
+        if len(asking) < len(writes) and (key := step.values.get(TASKS)) is not None:
+            sends = self.saver.codec.decode(self.store.graphs.content(step.session_id).get(connection, [key])[key])
+            asking |= {one.node for one in sends if isinstance(one, Send)}
+        return asking
 
     def is_at_import(self) -> bool:
         """Return whether the branch stands at an imported checkpoint, where nothing goes on without a new message."""

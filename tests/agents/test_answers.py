@@ -222,13 +222,21 @@ def asking(name: str, *, by_send: bool = False):
 
 
 @pytest.mark.parametrize("by_send", [False, True])
-def test_an_answer_for_a_node_that_the_graph_does_not_have_is_refused(repo, by_send):
-    """LangGraph drops it without a word."""
-    repo.wrap(asking("ask", by_send=by_send), "s").invoke(say())
-    renamed = repo.wrap(asking("question", by_send=by_send), "s")
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_an_answer_for_a_node_that_the_graph_does_not_have_is_refused(repo, by_send, depth):
+    """LangGraph drops it without a word, also in a subgraph."""
+
+    def graph(name):
+        built = asking(name, by_send=by_send)
+        for _ in range(depth):
+            built = StateGraph(MessagesState).add_node("inner", built).add_edge(START, "inner").compile()
+        return built
+
+    repo.wrap(graph("ask"), "s").invoke(say())
+    renamed = repo.wrap(graph("question"), "s")
     with pytest.raises(Conflict, match="the node ask, which this graph does not have"):
         renamed.invoke(Command(resume="yes"))
-    agent = repo.wrap(asking("ask", by_send=by_send), "s")
+    agent = repo.wrap(graph("ask"), "s")
     assert agent.invoke(Command(resume="yes"))["messages"][-1].content == "yes"
 
 
