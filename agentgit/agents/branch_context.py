@@ -251,7 +251,8 @@ class BranchContext:
         graphs = self.store.graphs
         writes = graphs.writes(connection, checkpoint.key)
         done = {one.task_id for one in writes if one.channel not in (INTERRUPT, RESUME)}
-        keys = [one.value for one in writes if one.channel == INTERRUPT and one.task_id not in done]
+        asked = (one.value for one in writes if one.channel == INTERRUPT and one.task_id not in done)
+        keys = list(dict.fromkeys(asked))  # a @task and the task that called it ask one question
         bodies = graphs.content(checkpoint.session_id).get(connection, keys)
         return [question for key in keys for question in self.saver.codec.decode(bodies[key])]
 

@@ -10,6 +10,7 @@ import backend
 import pytest
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, tool
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, Send, interrupt
 from scripted import call, calls, node_graph, obedient, quick_tool, say, scripted, tool_node_graph
@@ -253,6 +254,26 @@ def test_every_text_of_a_session_shows_what_it_waits_for(repo):
     assert [branch.questions for branch in agent.session.branches()] == [["Send it?"]]
     agent.invoke(Command(resume="yes"))
     assert not any("waits" in text for text in texts())
+
+
+def test_a_question_of_a_task_is_shown_once_although_its_entrypoint_waits_for_it_too(repo):
+    """A second question with the same text is another one."""
+
+    @task
+    def ask(text: str) -> str:
+        return str(interrupt(text))
+
+    @entrypoint()
+    def letters(texts: list[str]) -> list[str]:
+        return [one.result() for one in [ask(text) for text in texts]]
+
+    agent = repo.wrap(letters, "s")
+    agent.invoke(["Send it?", "Send it?", "Now?"])
+    assert agent.branch.questions.count("Now?") == 1
+    assert agent.branch.questions.count("Send it?") == 2
+    with pytest.raises(AnswerRequired) as refused:
+        agent.run(["again"])
+    assert str(refused.value).count("Now?") == 1
 
 
 def test_a_question_that_is_answered_beside_another_one_no_longer_waits(repo):

@@ -241,7 +241,8 @@ def read_questions(store: Store, connection: Connection, branches: Sequence[Stor
             newest = store.graphs.newest(connection, thread)
             if newest is None or newest.is_imported:  # what a file asks is never answered here
                 continue
-            keys = [one.value for one in parse_pending_writes(row for row in rows if row.branch_id == branch_id)]
+            writes = parse_pending_writes(row for row in rows if row.branch_id == branch_id)
+            keys = list(dict.fromkeys(one.value for one in writes))  # of a @task and the task that called it, one
             bodies = store.graphs.content(newest.session_id).get(connection, keys)
             found[branch_id] = [question["value"] for key in keys for question in show(bodies[key])]
     return found
