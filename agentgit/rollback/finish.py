@@ -8,8 +8,8 @@ from sqlalchemy import Connection
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.files import STORED, TURN, FileChanges, SnapshotRef
-from agentgit.effects.invocation import SIMULATED
-from agentgit.effects.plan import ANSWER, GONE, KEEP, REVERSE, ROLLBACK, SWITCH
+from agentgit.effects.invocation import REVERSED, SIMULATED
+from agentgit.effects.plan import ANSWER, GONE, KEEP, REDO, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
 from agentgit.next_steps import Reason
 from agentgit.rollback.executor import RerunTrack, stops_at_drift
@@ -106,7 +106,8 @@ class Finisher:
         calls = self.store.journal.invocations(connection, [step["invocation"] for step in request["steps"]])
         for step in request["steps"]:
             call = calls[step["invocation"]]
-            if call.first_id in reasons and not (is_rerun and call.status == SIMULATED):
+            is_open = step["action"] == REDO or (step["action"] == REVERSE and call.status != REVERSED)
+            if is_open and call.first_id in reasons and not (is_rerun and call.status == SIMULATED):
                 action = KEEP if step["action"] == REVERSE else self._action_for_skipped_redo(connection, row, call)
                 step |= {"action": action, **Reason.of(reasons[call.first_id]).within("forced: ").to_dict("why")}
         self.store.operations.set_request(connection, row.id, request)

@@ -283,3 +283,28 @@ def test_a_redone_call_is_shown_from_an_encrypted_database(tmp_path, world):
         agent.run("add table")
         agent = undone_and_redone(agent, world)
         assert seen(agent.tool_track()) == [("chair", "done", 1), ("table", "done", 3)]
+
+
+def test_a_forced_report_lists_each_call_once(repo, world, monkeypatch):
+    """The reversal of a call that then did not run again stays a reversal, whatever became of its runs."""
+    graph = tool_node_graph(obedient(), world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.run("add chair; add table")
+    refuses = []
+
+    def refusing(name: str, item: str) -> str:
+        refuses.append(item)
+        raise NotDone("sold out")
+
+    with monkeypatch.context() as sold_out:
+        sold_out.setattr(world, "_put", refusing)
+        with pytest.raises(RollbackIncomplete, match="sold out") as stopped:
+            agent.rollback("HEAD", replay="execute", on_drift="continue")
+        with pytest.raises(RollbackIncomplete, match="sold out"):
+            repo.resume(stopped.value.operation)
+        report = repo.resume(stopped.value.operation, force=True)
+    assert refuses == ["chair", "chair", "chair", "table"]
+    assert [item.invocation.args["item"] for item in report.reversed] == ["table", "chair"]
+    assert all(item.reason == "its undo reverses it" for item in report.reversed)
+    assert [item.invocation.args["item"] for item in report.gone] == ["chair", "table"]
+    assert {item.invocation.status for item in report.kept} <= {"failed"}
