@@ -29,22 +29,11 @@ from agentgit.values import count
 
 NOT_RERUN_REASON = "it was reversed later, and its tool does not run again"
 
-RERUN_REASON = "its tool runs again for the new branch"
-
 ANSWERED_REASONS = {
     STATE: "it changed only the state of the graph, which is restored",
     WORKSPACE: "it changed only files of the workspace, which are restored from a snapshot, not made again",
 }
 """The reasons why a call is answered from the record instead of running again, by its effect."""
-
-UNDECLARED_REASON = (
-    "its effect was not declared when it was called, so it can only be undone by hand; "
-    "a declaration applies to later calls only"
-)
-"""The reason why an undeclared call is kept."""
-
-PAUSED_REASON = "its tool asked a person and waits; what it did before it asked stays"
-"""The reason why a call that waits for an answer is kept."""
 
 ReasonFunction = Callable[[ToolInvocation], str | None]
 """A function that returns why an action on an invocation is impossible; None if it is possible."""
@@ -139,7 +128,7 @@ def _plan_path(
             is_reversed = (obstacle or answered_reason) is None and step is not None and step.action == REVERSE
             reversals[call.effective_run.id] = step if is_reversed else None
         action = BLOCK if obstacle is not None else REDO if answered_reason is None else ANSWER
-        reason = obstacle or answered_reason or RERUN_REASON
+        reason = obstacle or answered_reason or "its tool runs again for the new branch"
         fallback = ANSWER if is_in_world else GONE
         reruns.append(PlanStep(action=action, invocation=call.invocation, why=reason, otherwise=fallback))
     return reversals, reruns
@@ -194,7 +183,8 @@ def _plan_call(call: ToolInvocation, knowledge: Knowledge, tools: str) -> PlanSt
     if call.effect.is_neutral:
         return None
     if call.status == invocation.PAUSED:
-        return PlanStep(action=KEEP, invocation=call, why=PAUSED_REASON)
+        why = "its tool asked a person and waits; what it did before it asked stays"
+        return PlanStep(action=KEEP, invocation=call, why=why)
     if call.status not in invocation.STANDING:
         return None
     if call.effect == WORKSPACE and call.status != invocation.INTENDED:
@@ -237,7 +227,8 @@ def _decide(call: ToolInvocation, knowledge: Knowledge) -> tuple[str, str]:
         calls = count(call.args.get(invocation.TIMES, 1), "time")
         return KEEP, f"it was called {calls} in threads that no turn owns: not recorded, check by hand"
     if call.effect == UNDECLARED:
-        return KEEP, UNDECLARED_REASON
+        by_hand = "its effect was not declared when it was called, so it can only be undone by hand"
+        return KEEP, f"{by_hand}; a declaration applies to later calls only"
     if call.status == invocation.FAILED:
         return KEEP, f"it failed ({call.error_message}), so there is no result to reverse"
     if call.status == invocation.INTENDED:
@@ -267,5 +258,6 @@ def _undo_note(call: ToolInvocation) -> str:
     if call.status == invocation.UNKNOWN:
         return "; it is unknown whether it happened, and its undo is declared to be safe then"
     if call.undo_may_have_acted:
-        return "; again: its undo raised, it may have happened"
+        cause = "was interrupted" if call.own_error == invocation.DIED else "raised"
+        return f"; again: its undo {cause}, it may have happened"
     return "; an earlier attempt failed" if call.status == invocation.REVERSE_FAILED else ""

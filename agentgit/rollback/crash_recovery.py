@@ -50,13 +50,8 @@ def recover_all_abandoned(store: Store, session_id: int) -> None:
 def mark_interrupted(store: Store, connection: Connection, row: StoredRow) -> None:
     """Stop an operation whose process died: its current reversals become unknown, and the rest can be resumed."""
     for invocation_id in store.journal.ids_in_reversal(connection, row.external_session_id, row.owner):
-        store.journal.move(
-            connection,
-            invocation_id,
-            invocation.REVERSE_UNKNOWN,
-            operation_id=row.id,
-            error="the process died during its reversal",
-        )
+        died = {"operation_id": row.id, "error": invocation.DIED}
+        store.journal.move(connection, invocation_id, invocation.REVERSE_UNKNOWN, **died)
     store.journal.abandon(connection, row.internal_session_id, row.owner)
     store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
     store.snapshots.record_crash(connection, row.external_session_id)

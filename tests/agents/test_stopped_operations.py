@@ -12,7 +12,7 @@ import pytest
 from scripted import World, obedient, say, tool_node_graph
 
 import agentgit
-from agentgit import Conflict, RollbackBlocked, RollbackIncomplete, WorldDiverged, reversible
+from agentgit import Conflict, RollbackBlocked, RollbackIncomplete, WorldDiverged, compensable, reversible
 
 
 @dataclass
@@ -76,6 +76,20 @@ def test_an_interrupted_reversal_leaves_its_effect_unknown(agent, hands, repo, w
     assert world.items == ["chair", "table", "sofa"]
     repo.resolve(agent.tool_track()[-1], "did_not_happen")
     assert agent.run("look") == "done"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_plan_says_whether_an_undo_that_runs_again_was_killed_or_raised(world, hands, repo, error):
+    graph = tool_node_graph(obedient(), world.tools())
+    effects = world.effects(add=compensable(hands.undo, undo_if_unknown=True))
+    agent = repo.wrap(graph, "s", effects=effects)
+    agent.run("add chair")
+    stopped(lambda: agent.rollback("main#1"), hands, "chair", error)
+    cause = "was interrupted" if error is KeyboardInterrupt else "raised"
+    (step,) = agent.plan_rollback("main#1").steps
+    assert step.why.endswith(f"; again: its undo {cause}, it may have happened")
+    (item,) = agent.rollback("main#1").report.reversed
+    assert item.reason == step.why
 
 
 def test_a_killed_rollback_does_not_lock_its_session(agent, hands, repo, world):
