@@ -117,6 +117,10 @@ class Declaration:
         """The function that calls the tool again, or the reason why it cannot be called; None if no tool is known."""
         return None
 
+    def argument_obstacle(self, args: dict[str, Any]) -> str | None:
+        """Return why the tool would not get recorded arguments once more; None if it would."""
+        return None
+
     @property
     def tool_identity(self) -> Hashable:
         """A key that is equal for declarations of the same tool object."""

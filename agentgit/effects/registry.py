@@ -149,15 +149,8 @@ class Registry:
         """Return the function that runs a recorded call again."""
         if call.effect == MEMORY:
             return partial(redo_write, self.memory(session_id))
-        runner: ToolRunner | str | None = None
-        for group in self._fitting(session_id, call):
-            runners = {one.tool_identity: one.runner for one in group if one.runner is not None}
-            if len(runners) > 1:
-                raise NotFound(_undistinguishable(call))
-            if runners:
-                (runner,) = runners.values()
-                break
-        if runner is None:
+        tool = self._tool(session_id, call)
+        if tool is None or (runner := tool.runner) is None:
             if other := self._other_tool(session_id, call):
                 raise NotFound(other)
             raise NotFound(f"the tool {printable_name(call.tool_name)} is unknown", Next("declare"))
@@ -171,8 +164,7 @@ class Registry:
 
     def names(self, session_id: int, call: ToolInvocation) -> dict[str, str | None]:
         """Return the names to record for a call that runs again: of its tool, and of its functions by role."""
-        fitting = chain.from_iterable(self._fitting(session_id, call) if call.is_imported else ())
-        if tool := next((one for one in fitting if one.runner is not None), None):
+        if call.is_imported and (tool := self._tool(session_id, call)) is not None:
             return {"tool_path": tool.tool_path, **(tool.effect.paths if tool.effect else {})}
         return {name: getattr(call, name) for name in ("tool_path", *ROLES)}
 
@@ -191,9 +183,10 @@ class Registry:
         """Return why a recorded call cannot run again here; None if it can."""
         try:
             self.runner(session_id, call)
+            tool = None if call.effect == MEMORY else self._tool(session_id, call)
         except NotFound as error:
             return error.reason
-        return None
+        return tool.argument_obstacle(call.args) if tool is not None else None
 
     def rerun_prohibition(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return why the declarations forbid a second run of a recorded call; None if they allow it."""
@@ -239,6 +232,16 @@ class Registry:
         return join_reasons(remarks) or None
 
     # -- lookup of declarations
+
+    def _tool(self, session_id: int, call: ToolInvocation) -> Declaration | None:
+        """Return the declaration of the tool that made a call, if this process has it."""
+        for group in self._fitting(session_id, call):
+            tools = {one.tool_identity: one for one in group if one.runner is not None}
+            if len(tools) > 1:
+                raise NotFound(_undistinguishable(call))
+            if tools:
+                return next(iter(tools.values()))
+        return None
 
     def _find_function(self, role: str, session_id: int, call: ToolInvocation) -> Undo | None:
         if call.is_imported:  # a function of this program would inspect another world than the call's

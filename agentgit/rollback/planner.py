@@ -86,8 +86,9 @@ class PathCalls:
                 reason = "its step of the graph has not ended, and goes on as it is"
             elif call.id in outer_calls:
                 outer_call = outer_calls[call.id]
-                reason = f"{outer_call} called it, and does not run again" if blocked[outer_call.id] else None
-                answered[call.id] = answered[outer_call.id]
+                is_stuck = blocked.get(outer_call.id, "not known")
+                reason = f"{outer_call} called it, and does not run again" if is_stuck else None
+                answered[call.id] = answered.get(outer_call.id)
             blocked[call.id] = reason
         return [
             PastCall(

@@ -17,7 +17,15 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, InjectedToolArg, InjectedToolCallId, StructuredTool, Tool, tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import InjectedState, ToolNode
-from pydantic import BaseModel, Field, SecretBytes, SecretStr, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    RootModel,
+    SecretBytes,
+    SecretStr,
+    create_model,
+    field_validator,
+)
 from pydantic.v1 import BaseModel as OldModel
 from pydantic.v1 import Field as OldField
 from scripted import call, calls, node_graph, say
@@ -279,6 +287,93 @@ def test_a_call_is_not_made_again_if_the_tool_would_get_other_arguments(repo):
     with pytest.raises(AgentGitError, match=r"it would get .*'count': 12.*, and not the recorded .*'count': 6"):
         redone(repo, item="a1", count=3)
     assert len(made) == 1
+
+
+class Renamed(BaseModel):
+    """A nested argument that is written otherwise than it is called."""
+
+    quantity: int = Field(alias="qty")
+
+
+class Numbers(RootModel[list[int]]):
+    """A model that is a list."""
+
+
+class Cents(BaseModel):
+    """An amount that is given in euros and kept in cents."""
+
+    amount: int
+
+    @field_validator("amount")
+    @classmethod
+    def convert(cls, amount: int) -> int:
+        """Convert euros to cents."""
+        return 100 * amount
+
+
+class Text(BaseModel):
+    """A number that is given as text."""
+
+    number: float
+
+    @field_validator("number", mode="before")
+    @classmethod
+    def read(cls, number: str) -> float:
+        """Read the text."""
+        return float(number.strip())
+
+
+class Encoded(BaseModel):
+    """Bytes, which the record has in another form than the caller."""
+
+    text: bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (Renamed, {"qty": 3}),
+        (Numbers, [1, 2]),
+        (Cents, {"amount": 5}),
+        (Text, {"number": " 5 "}),
+        (Encoded, {"text": "abc"}),
+    ],
+)
+@pytest.mark.parametrize("verb", ["execute", "redo", "template"])
+def test_a_plan_blocks_a_call_whose_arguments_would_be_others_when_validated_again(repo, verb, kind, given):
+    """Nothing is reversed for a call that could not be made again afterwards."""
+    paid: list[Any] = []
+
+    def acted(what: Any) -> str:
+        paid.append("paid")
+        return "paid"
+
+    schema = create_model("Pay", what=(kind, ...))
+    pay = StructuredTool.from_function(acted, name="pay", description="Pay.", args_schema=schema)
+    effects = {"pay": compensable(lambda args, result: paid.append("refunded"))}
+    graph = graph_of([pay], {"what": given}, hidden=False, name="pay")
+    agent = repo.wrap(graph, "s", effects=effects)
+    start = agent.checkpoint("start")
+    agent.invoke(say())
+    why = r"its recorded arguments are not valid a second time|it would get .*, and not the recorded"
+    if verb == "redo":
+        agent = agent.rollback(start)
+        assert not agent.plan_redo().is_admissible
+        with pytest.raises(RollbackBlocked, match=why):
+            agent.redo()
+        assert paid == ["paid", "refunded"]
+        return
+    if verb == "template":
+        agent.checkpoint("end")
+        with pytest.raises(RollbackBlocked, match=why):
+            repo.wrap(graph, "t", effects=effects, template="s@end", replay="execute")
+    else:
+        assert not agent.plan_rollback(agent.head, replay="execute").is_admissible
+        with pytest.raises(RollbackBlocked, match=why):
+            agent.rollback(agent.head, replay="execute")
+        (item,) = agent.rollback(agent.head, replay="execute", force=True).report.answered
+        assert item.invocation.tool_name == "pay"
+    assert paid == ["paid"]
 
 
 class Plain(BaseTool):

@@ -809,3 +809,26 @@ def test_the_record_names_the_function_and_the_place_of_a_tool(repo, ledger, kin
         (None, "namesakes:visible_tool.<locals>.visible_order"),
         ("ask", "namesakes:hidden_tool.<locals>.hidden_order"),
     ]
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_tool_whose_fields_have_changed_since_does_not_run_again(repo, ledger, changes):
+    """It would order elsewhere."""
+    order = namesakes.Order(shop="here", ledger=ledger)
+    agent = repo.wrap(shown([order]), "s", effects={"order": reversible(lambda args, result: None)})
+    start = agent.checkpoint("start")
+    agent.invoke({"messages": [("user", "visible chair")]})
+    agent = agent.rollback(start)
+    before = list(ledger.lines())
+    if not changes:
+        agent.redo()
+        assert len(ledger.lines()) == len(before) + 1
+        return
+    order.shop = "there"
+    assert not agent.plan_redo().is_admissible
+    with pytest.raises(RollbackBlocked, match="the fields of the tool order have other values now than then"):
+        agent.redo()
+    assert ledger.lines() == before
+    order.shop = "here"
+    agent.redo()
+    assert len(ledger.lines()) == len(before) + 1

@@ -19,7 +19,7 @@ from agentgit.agents.tools.reachable_tools import (
     reachable_tools,
     search,
 )
-from agentgit.agents.tools.tool_caller import require_fit, tool_caller
+from agentgit.agents.tools.tool_caller import argument_obstacle, require_fit, tool_caller
 from agentgit.closures import is_defined_by_name, likeness
 from agentgit.effects.declarations import (
     ALL,
@@ -85,7 +85,13 @@ class ToolDeclaration(Declaration):
         """The function that calls the tool again, or the reason why it cannot be called."""
         if self.runs is not _function_of(self.tool):
             return f"the tool {self.tool_name} ran {self.tool_path} then, and runs {tool_path(self.tool)} now"
+        if self.runs is self.tool and self.tool_likeness != tool_likeness(self.tool):
+            return f"the fields of the tool {self.tool_name} have other values now than then"
         return tool_caller(self.tool, self.declare)
+
+    def argument_obstacle(self, args: dict[str, Any]) -> str | None:
+        """Return why the tool would not get recorded arguments once more; None if it would."""
+        return argument_obstacle(self.tool, args)
 
     @property
     def tool_identity(self) -> Hashable:

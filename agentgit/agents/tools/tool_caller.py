@@ -17,7 +17,7 @@ from langchain_core.tools import BaseTool, InjectedToolCallId, ToolException
 from langgraph.errors import ParentCommand
 
 from agentgit.agents.isolation import detached
-from agentgit.agents.tools.arguments import received_arguments
+from agentgit.agents.tools.arguments import Arguments, received_arguments
 from agentgit.agents.tools.recorded_results import as_recorded, handover_record
 from agentgit.effects.declarations import Declare, ToolRunner
 from agentgit.effects.effects import Effect, import_function, require_function
@@ -238,9 +238,8 @@ def _raising_copy(tool: BaseTool, declare: Declare, recorded: Mapping[str, Any],
 
     def receive(tool_input: Any, tool_call_id: str | None) -> tuple[Any, dict[str, Any]]:
         args, kwargs = type(clone)._to_args_and_kwargs(clone, tool_input, tool_call_id)
-        got = received_arguments(clone, tool_input, args, kwargs)
-        if not got.equal(recorded):
-            raise InvalidInput(f"it would get {got.values}, and not the recorded {dict(recorded)}")
+        if difference := _difference(received_arguments(clone, tool_input, args, kwargs), recorded):
+            raise InvalidInput(difference)
         return args, kwargs
 
     clone = clone_of(tool, run, arun)
@@ -256,6 +255,20 @@ def clone_of(tool: BaseTool, run: Callable[..., Any], arun: Callable[..., Awaita
     object.__setattr__(clone, "_run", functools.wraps(tool._run)(run))
     object.__setattr__(clone, "_arun", functools.wraps(tool._arun)(arun))
     return clone
+
+
+def argument_obstacle(tool: BaseTool, recorded: Mapping[str, Any]) -> str | None:
+    """Return why a tool would not get recorded arguments once more; None if it would. Validators run, the tool not."""
+    given = copy.deepcopy(_as_tool_call(tool, recorded)["args"])
+    try:
+        got = received_arguments(tool, given, *tool._to_args_and_kwargs(given, "again"))
+    except Exception as error:  # noqa: BLE001  # whatever a validator raises
+        return f"its recorded arguments are not valid a second time: {describe_error(error)}"
+    return _difference(got, recorded)
+
+
+def _difference(got: Arguments, recorded: Mapping[str, Any]) -> str | None:
+    return None if got.equal(recorded) else f"it would get {got.values}, and not the recorded {dict(recorded)}"
 
 
 def _as_tool_call(tool: BaseTool, args: Mapping[str, Any]) -> Any:
