@@ -60,7 +60,7 @@ def _cell(spans: Line) -> str:
         content = fold(_line(cut_line(spans, _SHORT)), pre(lines, wrapped=True))
     # A long text may wrap anywhere, but other cells cannot squeeze it.
     style = f"min-width:{min(length, _NARROW) * 0.6:.0f}em;overflow-wrap:anywhere"
-    return f'<div style="{style}">{content}</div>' if length > _NARROW // 2 else content
+    return f'<div style="{style}">{content}</div>' if length > _NARROW else content
 
 
 def _line(spans: Iterable[Span]) -> str:
