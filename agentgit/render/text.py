@@ -105,11 +105,6 @@ def _split_word(word: str, width: int) -> list[str]:
     return pieces
 
 
-def pad(text: str, width: int) -> str:
-    """Pad a clean text with spaces to a number of cells."""
-    return text + " " * (width - cells(text))
-
-
 Zone: TypeAlias = tzinfo | datetime | None
 """How to show times: in a time zone, in the local one (None), or as the distance from a time, which is now."""
 
