@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 
 import orjson
@@ -24,12 +25,12 @@ import orjson
 from agentgit.errors import Unavailable
 from agentgit.workspace.left_out import LeftOut, LeftOutPaths, decode_left_out, encode_left_out
 from agentgit.workspace.locations import naming
-from agentgit.workspace.values import UNDO, FileCheckpoint, utc_datetime
+from agentgit.workspace.values import UNDO, FileCheckpoint
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS snapshot (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, name TEXT, message TEXT NOT NULL,
-    created_at INTEGER NOT NULL, files_changed TEXT NOT NULL, metadata TEXT NOT NULL, kind TEXT NOT NULL,
+    created_at TEXT NOT NULL, files_changed TEXT NOT NULL, metadata TEXT NOT NULL, kind TEXT NOT NULL,
     change_count INTEGER NOT NULL, tree TEXT NOT NULL, left_out BLOB NOT NULL, paths TEXT) STRICT;
 CREATE TABLE IF NOT EXISTS holding (
     snapshot TEXT NOT NULL, holder TEXT NOT NULL, PRIMARY KEY (snapshot, holder)) STRICT;
@@ -156,12 +157,10 @@ class Catalog:
     def add(self, row: CatalogRow, index: Index | None = None) -> None:
         """Store a new snapshot, and the index if the files were taken from the workspace, safe from a power failure."""
         snapshot, tree, left_out, paths = row
-        created_at = int(snapshot.timestamp.timestamp() * 1_000_000) * 1000
-        values = (
-            *(snapshot.id, snapshot.name, snapshot.message, created_at, json.dumps(snapshot.files_changed)),
-            *(json.dumps(dict(snapshot.metadata)), snapshot.kind, snapshot.change_count),
-            *(tree, encode_left_out(left_out), dump_paths(paths)),
-        )
+        fields = snapshot.id, snapshot.name, snapshot.message, snapshot.timestamp.isoformat()
+        changes = json.dumps(snapshot.files_changed), json.dumps(dict(snapshot.metadata))
+        files = snapshot.kind, snapshot.change_count, tree, encode_left_out(left_out), dump_paths(paths)
+        values = (*fields, *changes, *files)
         with self._transaction(durable=True) as db:
             db.execute(f"INSERT INTO snapshot ({COLUMNS}) VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
             if index is not None:
@@ -334,10 +333,10 @@ def load_paths(text: str | None) -> tuple[bytes, ...] | None:
 
 
 def _catalog_row(
-    id: str, name: str, message: str, created: int, changed: str, metadata: str, kind: str, count: int, tree: str,
+    id: str, name: str, message: str, created: str, changed: str, metadata: str, kind: str, count: int, tree: str,
     record: bytes, paths: str | None, is_held: int,
 ) -> CatalogRow:  # fmt: skip
-    left_out, at, files = decode_left_out(record), utc_datetime(created), tuple(json.loads(changed))
+    left_out, at, files = decode_left_out(record), datetime.fromisoformat(created), tuple(json.loads(changed))
     skipped = tuple((os.fsdecode(path), one.why) for path, one in left_out.items())
     snapshot = FileCheckpoint(id, name, message, at, files, json.loads(metadata), kind, bool(is_held), count, skipped)
     return CatalogRow(snapshot, tree, left_out, load_paths(paths))

@@ -35,7 +35,7 @@ from agentgit.workspace.scan import Scan
 from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_directory, is_leaf, put_tree
 from agentgit.workspace.values import Restored, RestorePlan, WorkspaceDiff, some
 
-Paths = tuple[bytes, ...] | None
+Chosen = tuple[bytes, ...] | None
 
 MAX_FILE_SIZE = 100_000_000
 """The default maximum size of files in snapshots, in bytes: enough for most databases, models and tables."""
@@ -47,12 +47,12 @@ class Captured:
 
     tree: str
     left_out: LeftOutPaths = field(default_factory=dict)
-    paths: Paths = None
+    paths: Chosen = None
     changed: Collection[bytes] = ()
     index: Index | None = None
 
 
-def selection(paths: Paths, *rows: CatalogRow | None) -> Paths:
+def selection(paths: Chosen, *rows: CatalogRow | None) -> Chosen:
     """Return the paths that a verb is about: those that it names, and only those that its snapshots have."""
     for row in rows:
         if row is not None and row.paths is not None:
@@ -149,12 +149,12 @@ class Files:
         scan.run()
         return index, scan, Trees(self.objects, scan.unstored_trees)
 
-    def changes(self, row: CatalogRow, now: Captured | CatalogRow, paths: Paths) -> tuple[Changes, list[bytes]]:
+    def changes(self, row: CatalogRow, now: Captured | CatalogRow, paths: Chosen) -> tuple[Changes, list[bytes]]:
         """Return what restoring a snapshot changes, and the paths that it cannot reach."""
         return self._steps(Trees(self.objects), bytes.fromhex(now.tree), now.left_out, row, paths)
 
     def _steps(
-        self, trees: Trees, now: bytes | None, left_out: LeftOutPaths, row: CatalogRow, paths: Paths
+        self, trees: Trees, now: bytes | None, left_out: LeftOutPaths, row: CatalogRow, paths: Chosen
     ) -> tuple[Changes, list[bytes]]:
         differences = self._inside(trees.differences(now, bytes.fromhex(row.tree)))
         return plan_steps(select_changes(differences, paths), row.left_out, left_out)
@@ -170,7 +170,7 @@ class Files:
         return bytes.fromhex(row.tree) if row is not None else None
 
     def plan(
-        self, row: CatalogRow, paths: Paths = None, since: CatalogRow | None = None, history: FileHistory | None = None
+        self, row: CatalogRow, paths: Chosen = None, since: CatalogRow | None = None, history: FileHistory | None = None
     ) -> RestorePlan:
         """Return what a restore would do; see `Workspace.plan_restore`."""
         index, scan, trees = self._look()
@@ -202,7 +202,7 @@ class Files:
             **report._asdict(),
         )
 
-    def _report(self, row: CatalogRow, now: LeftOutPaths, trees: Trees, paths: Paths) -> LeftOutReport:
+    def _report(self, row: CatalogRow, now: LeftOutPaths, trees: Trees, paths: Chosen) -> LeftOutReport:
         """Return what a plan or a report says of paths that a snapshot of the workspace left out."""
         if row.paths is not None:
             return LeftOutReport()
@@ -230,7 +230,7 @@ class Files:
         others = (path for group in compare_left_out(left_out, scan.index.left_out(), self._root) for path in group)
         return [path for path in (*files, *others) if path not in imported]
 
-    def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Paths) -> WorkspaceDiff:
+    def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Chosen) -> WorkspaceDiff:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""
         paths = selection(paths, old, new)
         old_tree = bytes.fromhex(old.tree) if old is not None else None
@@ -261,7 +261,7 @@ class Files:
         row: CatalogRow,
         safety: CatalogRow,
         aside: str,
-        paths: Paths,
+        paths: Chosen,
         kept: Collection[bytes],
         *,
         is_resumed: bool,
