@@ -154,6 +154,7 @@ class Scan:
                 names = [os.fsencode(entry.name) for entry in found]
         else:  # its names are known
             names, new.folders = [*files, *old.left_out], list(old.folders)
+        unchanged = new.files
         for name in names:
             try:
                 status = lstat(name, dir_fd=descriptor, follow_symlinks=False)
@@ -165,11 +166,9 @@ class Scan:
                 new.left_out[name] = LeftOut(_reason(error))
                 continue
             known = files.get(name)
-            is_same = known is not None and known.stamp == (
-                status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
-            )  # fmt: skip
-            if known is not None and is_same and not is_fresh:  # this is the hot loop
-                new.files[name] = known
+            stamp = status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+            if known is not None and known[0] == stamp and not is_fresh:  # this is the hot loop
+                unchanged[name] = known
                 continue
             child = join(path, name)
             if child in self._outside:
@@ -189,7 +188,7 @@ class Scan:
             else:
                 if known is not None:
                     new.files[name] = known
-                if not is_same:
+                if known is None or known.stamp != stamp:
                     candidates.append(name)
         if candidates:
             self._candidates[path] = candidates
