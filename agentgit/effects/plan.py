@@ -49,8 +49,8 @@ class PlanStep:
             again; the new branch gets the recorded result, and the effect stays in the world).
         invocation: The call that had the effect.
         why: The reason, as a sentence.
-        otherwise: The action that `force=True` takes for a blocked step: `keep`; `gone` if the tool would have to run
-            again and cannot; `answer` if the effect is still in the world and the call is answered from the record.
+        otherwise: The action that `force=True` takes for a blocked step: `keep`; `gone` if the tool cannot run again;
+            `answer` if the effect is in the world and the record answers the call; `block` if it cannot be skipped.
     """
 
     action: str
