@@ -43,8 +43,8 @@ def unrecorded_call_error(name: str, caller: str) -> Fenced:
     """Return the error for a call that acts, made by a tool that an operation runs again."""
     return Fenced(
         f"{name} was called by {caller}, which runs again outside a turn, so the call could not be recorded, and was "
-        f"not made. Run {caller} in a turn. Or declare the effects: {name} as read_only, if it is, or only {caller}, with "
-        f"an undo that takes back what {name} does."
+        f"not made. Run {caller} in a turn. Or declare the effects: {name} as read_only, if it is, or only {caller}, "
+        f"with an undo that takes back what {name} does."
     )
 
 
