@@ -271,12 +271,12 @@ def test_names_of_reruns_belong_to_those_who_see_them(repo, world):
 
 
 def test_the_table_as_a_frame_and_as_json(repo, world):
-    record(repo, world, **{"<b>\x1b[31m": ["add chair"]})
+    record(repo, world, **{"<i>\x1b[31m": ["add chair"]})
     results = repo.rerun(repo.sessions(), graph_of(world), judge=lambda rerun: True)
     frame = results.to_frame()
     assert frame[["status", "match_rate", "is_same", "verdict"]].values.tolist() == [["done", 1.0, True, True]]
     assert results.to_dict()["sessions"][0]["report"]["status"] == "done"
-    assert "<b>" not in results._repr_html_()
+    assert "<i>" not in results._repr_html_()
     assert "\x1b" not in str(results)
 
 
