@@ -27,7 +27,11 @@ from agentgit.workspace.left_out import LeftOut, LeftOutPaths, decode_left_out, 
 from agentgit.workspace.locations import naming
 from agentgit.workspace.values import UNDO, FileCheckpoint
 
-SCHEMA = """
+FORMAT = 2
+"""The version of the tables."""
+
+SCHEMA = f"""
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS snapshot (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, name TEXT, message TEXT NOT NULL,
     created_at TEXT NOT NULL, files_changed TEXT NOT NULL, metadata TEXT NOT NULL, kind TEXT NOT NULL,
@@ -37,6 +41,8 @@ CREATE TABLE IF NOT EXISTS holding (
 CREATE TABLE IF NOT EXISTS dropped (tree TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS folder (path BLOB PRIMARY KEY, found BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+PRAGMA user_version = {FORMAT};
+COMMIT;
 """
 
 PATIENCE = 30.0
@@ -150,6 +156,12 @@ class Catalog:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with self._open() as db:
             _use_wal(db)
+            is_new = db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+            if not is_new and db.execute("PRAGMA user_version").fetchone() != (FORMAT,):
+                raise Unavailable(
+                    f"{self._path} was made by another version of agentgit. Nothing was changed. Use that version, "
+                    "or give another directory for the snapshots."
+                )
             db.executescript(SCHEMA)
 
     # -- snapshots

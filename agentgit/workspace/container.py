@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentgit.errors import InvalidInput, NotFound, Unavailable
-from agentgit.next_steps import Next
 from agentgit.workspace.locations import exclusive_lock
 from agentgit.workspace.values import FileCheckpoint, Restored, utc_datetime
 
@@ -173,7 +172,7 @@ class ContainerEnvironment:
 
     def _require_snapshot(self, id: str) -> FileCheckpoint:
         if (snapshot := self.get(id)) is None:
-            raise NotFound(f"The container {self.container} has no snapshot {id}.", Next("list_snapshots"))
+            raise NotFound(f"The container {self.container} has no snapshot {id}. List its snapshots with list().")
         return snapshot
 
     def _require_container(self, name: str) -> Inspection:

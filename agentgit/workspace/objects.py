@@ -282,9 +282,9 @@ class Objects:
 
 
 def _write_file(path: str, text: str) -> None:
-    with open(f"{path}.tmp", "w") as file:
+    with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), delete=False) as file:  # others may write it, too
         file.write(text)
-    os.rename(f"{path}.tmp", path)
+    os.rename(file.name, path)
 
 
 def _flush(file: BinaryIO) -> None:

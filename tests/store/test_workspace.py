@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -506,6 +507,25 @@ def test_a_snapshot_kept_by_a_checkpoint_outlives_the_undo_stack(workspace, work
     workspace.undo_stack.clear()
     assert workspace.get(kept.id) == kept
     assert workspace.get(safety) is not None
+
+
+def test_snapshots_of_another_version_are_refused_and_stay_as_they_are(work, tmp_path, kind):
+    with Workspace(work, tmp_path / "store", environment=kind) as workspace:
+        workspace.create("first")
+    with closing(sqlite3.connect(tmp_path / "store" / "catalog.db")) as db:
+        db.execute("PRAGMA user_version = 1")
+    before = (tmp_path / "store" / "catalog.db").read_bytes()
+    with pytest.raises(Unavailable, match="another version of agentgit"):
+        Workspace(work, tmp_path / "store", environment=kind)
+    assert (tmp_path / "store" / "catalog.db").read_bytes() == before
+
+
+def test_many_can_open_a_new_storage_at_once(work, tmp_path, kind):
+    for number in range(20):
+        with ThreadPoolExecutor(8) as pool:
+            opened = list(pool.map(lambda _, n=number: Workspace(work, tmp_path / f"{n}", environment=kind), range(8)))
+        for one in opened:
+            one.close()
 
 
 def test_a_storage_belongs_to_one_workspace(work, tmp_path, kind):
