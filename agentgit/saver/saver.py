@@ -592,8 +592,11 @@ def _has_begun(connection: Connection, store: GraphStore, subgraph: GraphCheckpo
     for ns, step_id in steps.items():
         step = store.find(connection, subgraph.key._replace(ns=ns, checkpoint_id=step_id))
         while step is not None and step.key.checkpoint_id != subgraph.meta["parents"].get(ns):
-            before = step.parent_id if step.meta.get("source") == "update" else None
-            step = store.find(connection, step.key._replace(checkpoint_id=before)) if before else None
+            if step.meta.get("source") != "update":
+                return False
+            if step.parent_id is None:  # a fork has no steps before the edit, so it is not known; LangGraph goes on
+                return True
+            step = store.find(connection, step.key._replace(checkpoint_id=step.parent_id))
         if step is None:
             return False
     return True

@@ -208,9 +208,9 @@ def test_an_inner_call_keeps_its_place_beside_an_outer_one_that_ran_again(repo):
     ]
 
 
-def charging(repo, world, *, is_in_tool, breaks):
+def charging(repo, world, *, is_in_tool, breaks, error=ConnectionError, outer="read_only"):
     """Return an agent whose turn has charged 5, and then waits for a person or has broken off."""
-    charge, failures = world.tool("charge"), [ConnectionError("down")]
+    charge, failures = world.tool("charge"), [error("down")]
 
     def act() -> str:
         """Charge, then wait for a person, or break off once."""
@@ -224,10 +224,10 @@ def charging(repo, world, *, is_in_tool, breaks):
     def node(state):
         return {"messages": [("ai", tool(act).invoke({}) if is_in_tool else act())]}
 
-    effects = {"charge": world.effects()["charge"], "act": "read_only"}
+    effects = {"charge": world.effects()["charge"], "act": outer}
     agent = repo.wrap(node_graph(node), "s", effects=effects, check_effects=False)
     agent.checkpoint("start")
-    with suppress(ConnectionError):
+    with suppress(error):
         agent.invoke(say())
     return agent
 
@@ -267,6 +267,27 @@ def test_a_call_that_a_turn_makes_again_takes_the_place_of_the_one_that_was_reve
     assert repo.maintenance.fsck(3).is_sound
 
 
+def test_a_call_that_ran_again_inside_a_tool_blocks_the_redo_of_that_tool(repo, world):
+    undo = reversible(lambda args, result: None)
+    agent = charging(repo, world, is_in_tool=True, breaks=True, error=NotDone, outer=undo)
+    agent.checkpoint("broken off")
+    again = agent.rollback("start").rollback("broken off")
+    again.invoke(None)
+    assert world.charges == [5]
+    back = again.rollback("start")
+    with pytest.raises(RollbackBlocked, match="it called charge"):
+        back.redo()
+    assert world.charges == []
+
+
+@pytest.mark.parametrize("is_in_tool", [False, True])
+def test_a_fork_of_a_turn_that_died_makes_no_call_again(repo, world, is_in_tool):
+    """A task that died has written nothing, and looks like one that has not begun."""
+    agent = charging(repo, world, is_in_tool=is_in_tool, breaks=True, error=SystemExit)
+    agent.fork().invoke(None)
+    assert world.log == [("charge", {"amount": 5})]
+
+
 def test_a_redone_call_is_shown_after_export_and_import(agent, repo, world, tmp_path):
     agent = undone_and_redone(agent, world)
     for branch in (None, "main"):
@@ -289,7 +310,8 @@ def test_a_forced_report_lists_each_call_once(repo, world, monkeypatch):
     """The reversal of a call that then did not run again stays a reversal, whatever became of its runs."""
     graph = tool_node_graph(obedient(), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
-    agent.run("add chair; add table")
+    agent.run("add chair")
+    agent.run("add table")
     refuses = []
 
     def refusing(name: str, item: str) -> str:

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 from langchain.agents import create_agent
 from langgraph.graph import START, StateGraph
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
 from remembering import KINDS, Builder, Outer, build, items
 from scripted import node_graph, obedient
 from served import THREAD, is_asked
@@ -131,6 +131,23 @@ async def test_a_subagent_that_had_not_begun_gets_its_own_message_when_the_turn_
     answer = await agent.ainvoke(None)
     wanted = "table" if edit else "lamp"
     assert (world.items, world.notes, answer["messages"][-1].content) == (["chair", wanted], notes, "done")
+
+
+@pytest.mark.parametrize("move", [lambda agent: agent.fork(), lambda agent: agent.rollback("HEAD")])
+def test_a_subagent_that_has_begun_goes_on_after_an_edit_on_another_branch(repo, world, move):
+    def put(state):
+        world.tool("add").invoke({"item": "chair"})
+
+    builder = StateGraph(Outer).add_node("put", put).add_node("ask", lambda state: {"log": [interrupt("go on?")]})
+    helper = builder.add_edge(START, "put").add_edge("put", "ask").compile(checkpointer=True)
+    outer = StateGraph(Outer).add_node("call", lambda state: {"log": helper.invoke({"turn": "1"})["log"]})
+    agent = repo.wrap(outer.add_edge(START, "call").compile(), "s", effects=world.effects(), check_effects=False)
+    agent.invoke({"turn": "1"})
+    agent.update_state(None, {"log": ["edited"]})
+    other = move(agent)
+    other.invoke(None)
+    assert [one.value for one in other.get_state().interrupts] == ["go on?"]
+    assert world.items == ["chair"]
 
 
 def test_an_edit_between_two_steps_lets_the_subgraph_run(repo, world):

@@ -287,6 +287,11 @@ def find_replayed(
         start = graphs.find(connection, start.key._replace(checkpoint_id=start.parent_id))
     if begins_again is False or newest is None or start is None or start.parent_id is not None:
         return {}
+    if start.meta.get("source") == "update":
+        return {}  # what ran before the edit is not known here
+    made_at = start.made_at
+    if any(call.started_at is not None and call.started_at >= made_at for call in store.track(connection, branch)):
+        return {}  # a task has begun, and died before it wrote anything
     is_first = (CHECKPOINT.c.internal_session_id == branch.id, CHECKPOINT.c.kind == "branch")
     first = next(iter(store.checkpoints.find(connection, *is_first)), None)
     if first is None or first.graph_checkpoint_id != start.key.checkpoint_id:

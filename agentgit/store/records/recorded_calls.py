@@ -251,7 +251,7 @@ class RecordedCalls:
         inner = inner.union(  # ends in a circle, too
             select(children.id).where(children.tenant_id == self.tenant_id, children.parent_id == inner.c.id)
         )
-        is_made = c.kind.in_((CALL, REPLAY)), c.idempotency_key != call.idempotency_key
+        is_made = c.kind.in_((CALL, REPLAY, REDO)), c.idempotency_key != call.idempotency_key
         return self._load_rows(connection, c.id.in_(select(inner.c.id)), *is_made, *conditions)
 
     def later_writers(self, connection: Connection, session_id: int, identity: str, invocation_id: int) -> list[int]:
