@@ -134,6 +134,23 @@ async def test_a_subagent_that_had_not_begun_gets_its_own_message_when_the_turn_
 
 
 @pytest.mark.parametrize("move", [lambda agent: agent.fork(), lambda agent: agent.rollback("HEAD")])
+def test_a_call_of_a_subagent_beside_a_question_is_not_made_again_after_an_edit_on_another_branch(repo, world, move):
+    helper = create_agent(obedient(), world.tools(), checkpointer=True, name="helper")
+
+    def ask(state):
+        return {"messages": helper.invoke({"messages": [state["messages"][-1]]})["messages"][-1:]}
+
+    agent = repo.wrap(node_graph(ask), "s", effects=world.effects(), check_effects=False)
+    agent.invoke({"messages": [("user", "add chair; add_if_approved sofa")]})
+    agent.update_state(None, {"messages": [("user", "hello")]})
+    other = move(agent)
+    other.invoke(None)
+    assert world.items == ["chair"]
+    other.invoke(Command(resume="yes"))
+    assert world.items == ["chair", "sofa"]
+
+
+@pytest.mark.parametrize("move", [lambda agent: agent.fork(), lambda agent: agent.rollback("HEAD")])
 def test_a_subagent_that_has_begun_goes_on_after_an_edit_on_another_branch(repo, world, move):
     def put(state):
         world.tool("add").invoke({"item": "chair"})
