@@ -178,7 +178,7 @@ class Store:
         position = branch.inherited + self.journal.count(connection, branch.id, before_batch=unfinished_batch)
         complete_checkpoint = self._last_complete_checkpoint(connection, graph_checkpoint)
         complete_state = checkpoint_state(complete_checkpoint, position, NO_WRITES)
-        open_calls = self.track(connection, branch)[position:]
+        open_calls = self.journal.track(connection, self.track_parts(connection, branch), skip=position)
         files_id = self.snapshots.found_by(connection, branch, open_calls)
         complete_state = replace(complete_state, workspace_snapshot_id=files_id)
         return HeadState(

@@ -95,20 +95,17 @@ class SnapshotReferences:
 
     def newest_of_branch(self, connection: Connection, branch: StoredRow) -> StoredRow | None:
         """Read the newest row of a branch; None if it has none."""
-        in_session = WORKSPACE_SNAPSHOT.c.external_session_id == branch.external_session_id
-        conditions = (self._in_tenant(), in_session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id)
-        query = select(WORKSPACE_SNAPSHOT).where(*conditions).order_by(WORKSPACE_SNAPSHOT.c.id.desc())
+        query = select(WORKSPACE_SNAPSHOT).where(*self._in_branch(branch)).order_by(WORKSPACE_SNAPSHOT.c.id.desc())
         return connection.execute(query.limit(1)).first()
 
     def found_by(self, connection: Connection, branch: StoredRow, calls: Iterable[ToolInvocation]) -> int | None:
         """Return the row of the files that calls of a branch found; None if they change no files."""
         ids = [call.id for call in calls if not call.effect.is_neutral and call.effect != MEMORY]
-        in_session = WORKSPACE_SNAPSHOT.c.external_session_id == branch.external_session_id
-        in_branch = (self._in_tenant(), in_session, WORKSPACE_SNAPSHOT.c.internal_session_id == branch.id)
-        newest = select(func.max(WORKSPACE_SNAPSHOT.c.id)).where(
-            *in_branch, WORKSPACE_SNAPSHOT.c.id < min(ids, default=0)
-        )
-        return connection.execute(newest).scalar() if ids else None
+        if not ids:
+            return None
+        is_before = WORKSPACE_SNAPSHOT.c.id < min(ids)
+        newest = select(func.max(WORKSPACE_SNAPSHOT.c.id)).where(*self._in_branch(branch), is_before)
+        return connection.execute(newest).scalar()
 
     def snapshot_ids(self, connection: Connection, ids: Iterable[int | None]) -> dict[int, str]:
         """Return the snapshot ids of several rows by row id."""
@@ -205,6 +202,11 @@ class SnapshotReferences:
         """Delete rows that `find_unused` returned."""
         for part in slices(ids):
             connection.execute(delete(WORKSPACE_SNAPSHOT).where(self._in_tenant(), WORKSPACE_SNAPSHOT.c.id.in_(part)))
+
+    def _in_branch(self, branch: StoredRow) -> tuple[Any, ...]:
+        c = WORKSPACE_SNAPSHOT.c
+        in_session = c.external_session_id == branch.external_session_id  # for the index
+        return self._in_tenant(), in_session, c.internal_session_id == branch.id
 
     def _in_tenant(self) -> Any:
         return WORKSPACE_SNAPSHOT.c.tenant_id == self.tenant_id

@@ -163,12 +163,13 @@ class _RowCollector:
 
     def _pending_writes(self, row: Row[Any]) -> Rows:
         """Return the pending writes to copy with a checkpoint."""
-        recorded = (self.recorded_writes or {}).get((row.ns, row.checkpoint_id))
-        if self.recorded_writes is None or (recorded is None and row.ns and has_memory(row.ns)):
-            return select_writes(self._load_writes(row), superseded=self._has_newer(row))
-        if recorded is None:
-            return []
-        return recorded.rows(self.tenant_id, row.external_session_id, row.thread_id)
+        if self.recorded_writes is not None:
+            recorded = self.recorded_writes.get((row.ns, row.checkpoint_id))
+            if recorded is not None:
+                return recorded.rows(self.tenant_id, row.external_session_id, row.thread_id)
+            if not row.ns or not has_memory(row.ns):
+                return []
+        return select_writes(self._load_writes(row), superseded=self._has_newer(row))
 
     def subgraph_rows(self) -> Iterable[Row[Any]]:
         """Find the subgraph checkpoints to copy with the forked checkpoint, one per namespace."""
