@@ -81,8 +81,7 @@ class PathCalls:
             reason = self._block_reason(
                 connection, target.external_session_id, call, effective_run, inner_calls[call.id], answered[call.id]
             )
-            began_at = call.started_at if call.replay_of is None else None
-            if last_step is not None and began_at is not None and began_at >= last_step.made_at:
+            if last_step is not None and call.replay_of is None and last_step.precedes(call.started_at):
                 reason = "its step of the graph has not ended, and goes on as it is"
             elif call.id in outer_calls:
                 outer_call = outer_calls[call.id]

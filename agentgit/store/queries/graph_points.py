@@ -181,7 +181,7 @@ class _Steps:
         first: int = earlier.position if earlier is not None else self.branch.inherited
         last = later.position if later is not None else None
         calls = self.store.track(self.connection, self.branch, last)[first:]
-        after = [call for call in calls if call.started_at is None or call.started_at >= begun.made_at]
+        after = [call for call in calls if call.started_at is None or begun.precedes(call.started_at)]
         return first + len(calls) - len(after), after
 
 
@@ -289,8 +289,7 @@ def find_replayed(
         return {}
     if start.meta.get("source") == "update":
         return {}  # what ran before the edit is not known here
-    made_at = start.made_at
-    if any(call.started_at is not None and call.started_at >= made_at for call in store.track(connection, branch)):
+    if any(start.precedes(call.started_at) for call in store.track(connection, branch)):
         return {}  # a task has begun, and died before it wrote anything
     is_first = (CHECKPOINT.c.internal_session_id == branch.id, CHECKPOINT.c.kind == "branch")
     first = next(iter(store.checkpoints.find(connection, *is_first)), None)

@@ -126,6 +126,10 @@ class GraphCheckpoint(NamedTuple):
         except (ValueError, OverflowError):
             return datetime.now(UTC)
 
+    def precedes(self, started_at: datetime | None) -> bool:
+        """Return whether a call that began at this time is of the step after it; False if the time is not known."""
+        return started_at is not None and started_at >= self.made_at
+
     @property
     def values(self) -> Mapping[str, bytes]:
         """The hashes of all known values, by channel."""
