@@ -33,7 +33,7 @@ from agentgit.store.search.query import Search
 from agentgit.store.sql import process
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint, GraphKey, NewestState
 from agentgit.store.threads.graph_store import GraphStore
-from agentgit.store.threads.pending_writes import NO_WRITES
+from agentgit.store.threads.pending_writes import NO_WRITES, waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +161,8 @@ class Store:
         unanswered_ids = unanswered_calls(tail)
         if is_interrupted or not unanswered_ids:
             pending = self.graphs.pack_pending_writes(connection, graph_checkpoint.key) if has_writes else NO_WRITES
+            is_interrupted = is_interrupted and bool(waiting(pending, graph_checkpoint.key.checkpoint_id))
+        if is_interrupted or not unanswered_ids:
             current_state, unfinished = (
                 checkpoint_state(graph_checkpoint, position, pending),
                 tail if unanswered_ids else (),
@@ -208,9 +210,16 @@ class Store:
             else None
         )
 
+    def asked(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> list[bytes]:
+        """List the hashes of the questions of a graph checkpoint that wait for a person's answer."""
+        pending = self.graphs.pack_pending_writes(connection, graph_checkpoint.key)
+        tasks = waiting(pending, graph_checkpoint.key.checkpoint_id)
+        # A @task and the task that called it ask one question.
+        return list(dict.fromkeys(key for task in tasks for key in task.values(INTERRUPT)))
+
     def is_interrupted(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> bool:
         """Return whether a graph checkpoint waits for a person's answer."""
-        return any(write.channel == INTERRUPT for write in self.graphs.writes(connection, graph_checkpoint.key))
+        return bool(self.asked(connection, graph_checkpoint))
 
     def is_unfinished(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> bool:
         """Return whether a tool call of a graph checkpoint has no result there."""

@@ -15,12 +15,12 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.errors import EmptyInputError
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
 from scripted import World, call, calls, obedient, tool_node_graph
 
 import agentgit
 from agentgit.demo import ScriptedModel
-from agentgit.errors import AgentGitError, Conflict, RollbackBlocked
+from agentgit.errors import AgentGitError, AnswerRequired, Conflict, RollbackBlocked
 
 
 class Refused(Exception):
@@ -111,6 +111,84 @@ def test_a_message_in_place_of_an_answer_says_that_the_question_was_not_answered
     agent.invoke({"messages": [("user", "add chair; add_if_approved sofa")]})
     assert agent.run("hello", on_question="drop") == "hm"
     assert "wrote a new message instead of an answer" in results(agent)["add_if_approved"]
+
+
+def test_a_question_that_was_answered_beside_a_call_that_failed_waits_no_more(repo, world):
+    """What was answered is done; no checkpoint of the turn that broke off holds its open calls."""
+    agent = repo.wrap(create_agent(strict(), world.tools()), "s", effects=world.effects())
+    with pytest.raises(RuntimeError, match="storm"):
+        agent.invoke({"messages": [("user", "charge 5; add_if_approved sofa; fail storm")]})
+    with pytest.raises(RuntimeError, match="storm"):
+        agent.invoke(Command(resume="yes"))
+    for point in agent.fork().log():
+        require_accepted(agent.fork(point.id).messages())
+    assert agent.run("hello") == "hm"
+    assert world.items == ["sofa"]
+
+
+def asking_tools(raised: list[str]) -> dict[str, Any]:
+    """Make the tools `charge`, which asks a person and then may fail, and `send`, which may fail and then asks."""
+
+    @tool
+    def charge(amount: int) -> str:
+        """Ask, and charge."""
+        answer = interrupt(f"charge {amount}?")
+        if raised:
+            raise RuntimeError(raised.pop())
+        return str(answer)
+
+    @tool
+    def send(text: str) -> str:
+        """Ask, and send."""
+        if raised:
+            raise RuntimeError(raised.pop())
+        return str(interrupt(f"send {text}?"))
+
+    return {"charge": charge, "send": send}
+
+
+def supervisor(tools: Sequence[Any]) -> Any:
+    """Make a graph whose tool `note` gives its text to a subagent with these tools."""
+    inner = create_agent(strict(), [*tools], name="inner")
+
+    @tool
+    def note(text: str) -> str:
+        """Ask the subagent."""
+        return str(inner.invoke({"messages": [("user", text.replace("_", " "))]})["messages"][-2].text)
+
+    return create_agent(strict(), [note])
+
+
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_an_answer_is_not_given_twice(repo, is_inner):
+    """Of a question whose task was answered and then failed LangGraph uses the first answer, whatever the second is."""
+    raised = ["storm"]
+    tools = [*asking_tools(raised).values()]
+    graph, text = (supervisor(tools), "note charge_5") if is_inner else (create_agent(strict(), tools), "charge 5")
+    agent = repo.wrap(graph, "s", effects={"charge": "read_only"} | ({"note": "read_only"} if is_inner else {}))
+    agent.invoke({"messages": [("user", text)]})
+    with pytest.raises(RuntimeError, match="storm"):
+        agent.invoke(Command(resume="yes"))
+    with pytest.raises(Conflict, match=r"was answered with 'yes'.*agent\.invoke\(None\) continues"):
+        agent.invoke(Command(resume="no"))
+    assert agent.fork().run("hello") == "hm", "it waits for no answer"
+    agent = agent.switch("main", sync="ignore")
+    assert agent.invoke(Command(resume="yes"))["messages"][-2].text == "yes", "the same answer goes on"
+
+
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_a_question_after_a_failure_waits_for_its_answer(repo, is_inner):
+    raised = ["storm"]
+    tools = [*asking_tools(raised).values()]
+    graph, text = (supervisor(tools), "note send_x") if is_inner else (create_agent(strict(), tools), "send x")
+    agent = repo.wrap(graph, "s", effects={"send": "read_only"} | ({"note": "read_only"} if is_inner else {}))
+    with pytest.raises(RuntimeError, match="storm"):
+        agent.run(text)
+    agent.invoke(None)
+    with pytest.raises(AnswerRequired, match=r"send x\?"):
+        agent.run("hello")
+    assert agent.session.log().questions == ["send x?"]
+    assert agent.invoke(Command(resume="yes"))["messages"][-2].text == "yes"
 
 
 def test_open_calls_before_other_messages_are_answered_where_they_stand(repo, graph, world):

@@ -136,7 +136,7 @@ class Turn(RunningTurn):
         if given.keeps_question and state.newest.is_interrupted and not state.newest.is_imported:
             inputs.require_no_question(context.questions(connection, state.newest.checkpoint), has_run=False)
         if given.is_answer and state.newest.is_interrupted and state.newest.checkpoint is not None:
-            context.require_asking_nodes(connection, state.newest.checkpoint)
+            context.require_answerable(connection, state.newest.checkpoint, given.value.resume)
         self.files.record_snapshot(connection, branch, changed_by=UNKNOWN if state.is_busy else PERSON)
         self.turn_input = given = self._with_note(connection, given)
         if given.is_new:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, exists, select
+from sqlalchemy import Connection, and_, bindparam, select
 
 from agentgit.effects import ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
@@ -23,7 +23,6 @@ from agentgit.store.threads.graph_rows import (
     GraphCheckpoint,
     is_newest,
     parse_graph_checkpoint,
-    parse_pending_writes,
 )
 from agentgit.store.threads.pending_writes import NO_WRITES, pack, unpack
 
@@ -236,35 +235,25 @@ def read_questions(store: Store, connection: Connection, branches: Sequence[Stor
     """Return what the graph asks at the head of each branch of a session, as JSON-like values, by branch id."""
     found: dict[int, list[Any]] = {}
     for part in slices([row.id for row in branches]):
-        rows = connection.execute(_QUESTIONS, {"tenant": store.tenant_id, "branches": part}).all()
-        for branch_id, thread in {(row.branch_id, row.thread_id) for row in rows}:
+        for branch_id, thread in connection.execute(_ASKING, {"tenant": store.tenant_id, "branches": part}).all():
             newest = store.graphs.newest(connection, thread)
             if newest is None or newest.is_imported:  # what a file asks is never answered here
                 continue
-            writes = parse_pending_writes(row for row in rows if row.branch_id == branch_id)
-            keys = list(dict.fromkeys(one.value for one in writes))  # of a @task and the task that called it, one
+            keys = store.asked(connection, newest)
             bodies = store.graphs.content(newest.session_id).get(connection, keys)
             found[branch_id] = [question["value"] for key in keys for question in show(bodies[key])]
     return found
 
 
-_done = GRAPH_WRITE.alias("done")
 _of_checkpoint = [GRAPH_WRITE.c[column.name] == column for column in GRAPH_CHECKPOINT.primary_key]
-_QUESTIONS = (
-    select(BRANCH.c.id.label("branch_id"), GRAPH_WRITE)
+_ASKING = (
+    select(BRANCH.c.id, BRANCH.c.thread_id)
     .join_from(BRANCH, GRAPH_CHECKPOINT, is_newest(BRANCH.c.tenant_id, BRANCH.c.thread_id))
     .join(GRAPH_WRITE, and_(*_of_checkpoint, GRAPH_WRITE.c.channel == INTERRUPT))
-    .where(
-        BRANCH.c.tenant_id == bindparam("tenant"),
-        BRANCH.c.id.in_(bindparam("branches", expanding=True)),
-        ~exists().where(
-            *(_done.c[column.name] == GRAPH_WRITE.c[column.name] for column in GRAPH_CHECKPOINT.primary_key),
-            _done.c.task_id == GRAPH_WRITE.c.task_id,
-            _done.c.idx >= 0,
-        ),
-    )
+    .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id.in_(bindparam("branches", expanding=True)))
+    .distinct()
 )
-"""The questions at the newest graph checkpoints of branches. A task that has gone on since then asks nothing more."""
+"""The branches whose newest graph checkpoint has a question, answered or not."""
 
 
 def find_replayed(

@@ -25,6 +25,7 @@ from agentgit.store.threads.graph_rows import (
     ERROR,
     INTERRUPT,
     MODEL_CALLS,
+    RESUME,
     WRITES,
     GraphKey,
     parameter_conditions,
@@ -126,11 +127,14 @@ class TaskWrites(NamedTuple):
 
     @property
     def status(self) -> str:
-        """`done`, `waiting` (it raised an interrupt), `failed`, or `begun` if it has none of these writes."""
-        channels = {write["channel"] for write in self.writes}
+        """`done`, `waiting` for an answer, `failed`, or `begun` if it has none of these writes."""
         if any(write["idx"] >= 0 for write in self.writes):
             return "done"
-        return "waiting" if INTERRUPT in channels else "failed" if ERROR in channels else "begun"
+        values = {write["channel"]: write["value"] for write in self.writes}
+        # An interrupt holds the answers before it. If there are others now, the task was answered, and then broke off.
+        if INTERRUPT in values and values.get(RESUME, b"") == values[INTERRUPT][HASH_BYTES:]:
+            return "waiting"
+        return "failed" if ERROR in values else "begun"
 
     def values(self, channel: str) -> list[bytes]:
         """Return the hashes of the values that it wrote to a channel."""
@@ -154,6 +158,17 @@ def tasks(data: bytes | None, row: str) -> list[TaskWrites]:
         for write in (one for one in pending.writes if one["channel"] != MODEL_CALLS):
             writes_by_task.setdefault((pending.ns, write["task_id"]), []).append(write)
     return [TaskWrites(id, ns, writes) for (ns, id), writes in writes_by_task.items()]
+
+
+def waiting(data: bytes | None, row: str) -> list[TaskWrites]:
+    """Return the tasks of the root graph that wait for a person's answer."""
+    all_tasks = tasks(data, row)
+
+    def waits(task: TaskWrites) -> bool:
+        below = [one for one in all_tasks if f":{task.id}" in one.ns and one.values(INTERRUPT)]
+        return task.status == "waiting" and (not below or any(one.status == "waiting" for one in below))
+
+    return [task for task in all_tasks if not task.ns and waits(task)]
 
 
 _SUBGRAPH_CHECKPOINTS = CompiledStatement(

@@ -24,7 +24,7 @@ from agentgit.store.sql.tables import CHECKPOINT as POINT
 from agentgit.store.sql.tables import OPERATION, TOOL_INVOCATION, WORLD_LOG
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
-from agentgit.store.threads.graph_rows import INTERRUPT, GraphKey
+from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.transfer import export_records as records
 from agentgit.store.transfer.export_states import StateWriter, ValueWriter, WriteRecord
 from agentgit.store.transfer.records import BRANCH, CHECKPOINT, SESSION
@@ -329,10 +329,9 @@ class _PathExport(_Export):
         point, graphs = self.scope.point, self.store.graphs
         if point is None or point.graph_checkpoint_id is None:
             return point is None
-        if point.pending is not None:
-            return any(task.values(INTERRUPT) for task in pending_writes.tasks(point.pending, f"checkpoint {point.id}"))
-        graph_key = GraphKey(point.thread_id, "", point.graph_checkpoint_id)
-        return any(write.channel == INTERRUPT for write in graphs.writes(self.connection, graph_key))
+        graph_key, pending = GraphKey(point.thread_id, "", point.graph_checkpoint_id), point.pending
+        pending = pending if pending is not None else graphs.pack_pending_writes(self.connection, graph_key)
+        return bool(pending_writes.waiting(pending, f"checkpoint {point.id}"))
 
     def _read_other_calls(self, path_calls: Mapping[int, Row[Any]]) -> list[Row[Any]]:
         """Read the other calls that acted on the world of the session, and the calls that the path replays."""
