@@ -254,12 +254,9 @@ class BranchContext:
 
     def require_answerable(self, connection: Connection, checkpoint: GraphCheckpoint, answer: Any) -> None:
         """Check that an answer has a question, and the graph its nodes; LangGraph would drop it without a word."""
-        if not self.questions(connection, checkpoint) and answer != (
-            given := self._last_answer(connection, checkpoint)
-        ):
+        if not self.questions(connection, checkpoint) and answer != self._last_answer(connection, checkpoint):
             raise Conflict(
-                f"Nothing was run: what the graph asked was answered with {given!r}, and LangGraph would use that "
-                "answer again.",
+                "Nothing was run: what the graph asked was answered before, and LangGraph would use that answer again.",
                 Next("continue"),
                 Next("undo"),
             )
@@ -292,11 +289,11 @@ class BranchContext:
             asking |= {one.node for one in sends if isinstance(one, Send)}
         return asking
 
-    def is_at_import(self) -> bool:
-        """Return whether the branch stands at an imported checkpoint, where nothing goes on without a new message."""
+    def open_questions(self) -> list[Interrupt]:
+        """Read the questions that wait for an answer; what an imported checkpoint asks is never answered here."""
         with self.reading() as connection:
             newest = self.store.graphs.newest(connection, self.thread_id)
-        return newest is not None and newest.is_imported
+            return self.questions(connection, newest) if newest is not None and not newest.is_imported else []
 
     def take_snapshot(self, reason: str) -> SnapshotRef | None:
         """Take a snapshot of the files of the workspace; return None if no workspace is attached."""

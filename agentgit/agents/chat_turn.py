@@ -55,9 +55,9 @@ Pieces = AsyncGenerator[Piece, None]
 
 async def send_message(agent: RollbackAgent, text: str) -> Pieces:
     """Run a turn with a new message, or with the answer if the graph has asked a question."""
-    state = await agent.aget_state()
-    if state.interrupts and not await asyncio.to_thread(agent._branch.is_at_import):
-        value: Any = Command(resume={state.interrupts[0].id: _parse_answer(text)})
+    state, questions = await agent.aget_state(), await asyncio.to_thread(agent._branch.open_questions)
+    if questions:
+        value: Any = Command(resume={questions[0].id: _parse_answer(text)})
     else:
         value = {inputs.MESSAGES: [HumanMessage(text)]}
     async for piece in _pieces(agent, value, state):
@@ -66,10 +66,10 @@ async def send_message(agent: RollbackAgent, text: str) -> Pieces:
 
 async def continue_turn(agent: RollbackAgent) -> Pieces:
     """Continue a turn that was interrupted."""
-    state = await agent.aget_state()
-    if state.interrupts or not state.next:
+    state, questions = await agent.aget_state(), await asyncio.to_thread(agent._branch.open_questions)
+    if questions or not state.next:
         raise InvalidInput(
-            "The graph is waiting for an answer; enter it." if state.interrupts else "No turn was interrupted here."
+            "The graph is waiting for an answer; enter it." if questions else "No turn was interrupted here."
         )
     async for piece in _pieces(agent, None, state):
         yield piece
@@ -77,13 +77,12 @@ async def continue_turn(agent: RollbackAgent) -> Pieces:
 
 def is_interrupted(agent: RollbackAgent) -> bool:
     """Return whether a turn was interrupted here and can continue."""
-    state = agent.get_state()
-    return bool(state.next) and not state.interrupts
+    return bool(agent.get_state().next) and not agent._branch.open_questions()
 
 
-def open_questions(state: StateSnapshot) -> list[AskedQuestion]:
-    """List the questions that a graph waits to have answered."""
-    return [AskedQuestion(one.value) for one in state.interrupts]
+def open_questions(agent: RollbackAgent) -> list[AskedQuestion]:
+    """List the questions that wait for an answer."""
+    return [AskedQuestion(one.value) for one in agent._branch.open_questions()]
 
 
 async def _pieces(agent: RollbackAgent, value: Any, before: StateSnapshot) -> Pieces:
@@ -94,7 +93,7 @@ async def _pieces(agent: RollbackAgent, value: Any, before: StateSnapshot) -> Pi
             async for message, _ in stream:
                 for piece in reader.read(message):
                     yield piece
-        for piece in (*reader.flush(), *open_questions(await agent.aget_state())):
+        for piece in (*reader.flush(), *await asyncio.to_thread(open_questions, agent)):
             yield piece
     except Exception as error:  # noqa: BLE001  # a graph may raise anything, and the chat must continue
         yield TurnFailed(error)

@@ -201,6 +201,27 @@ def test_a_failed_turn_is_reported_and_the_chat_continues(folder):
     assert done.code == 1
 
 
+ASKER = """
+from langgraph.graph import MessagesState, StateGraph
+from langgraph.types import interrupt
+
+def ask(state):
+    raise RuntimeError(interrupt("sure?"))
+
+GRAPH = StateGraph(MessagesState).add_node(ask).set_entry_point("ask").compile()
+"""
+
+
+def test_after_an_answer_and_a_failure_the_chat_asks_no_more(folder, monkeypatch):
+    """The answer is kept: the turn can be continued with it, and the next text is a new message."""
+    monkeypatch.chdir(folder.path)
+    (folder.path / "asker.py").write_text(ASKER)
+    done = folder.chat("hello", "storm", "/continue", "again", graph="asker:GRAPH")
+    hint = "The turn is not finished: /continue resumes it, /undo rolls it back."
+    assert done.err.splitlines() == ["error: RuntimeError: storm", hint] * 2
+    assert done.out.count("sure?") == 2
+
+
 @pytest.mark.long
 def test_a_blocked_rollback_can_be_forced_in_the_chat(folder):
     """A rollback past a sent mail shows what blocks it and what to write, and runs with --force."""

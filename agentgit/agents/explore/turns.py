@@ -82,8 +82,7 @@ def unfinished_input(runner: BranchRunner, head: BranchHead, value: Any) -> tupl
         branch_point = runner._branch.store.checkpoints.load_row(connection, head.row.branch_point_id)
     if head.checkpoint_id == branch_point.graph_checkpoint_id:
         return True, value
-    state = runner.get_state()
-    return bool(state.next and not state.interrupts), None
+    return bool(runner.get_state().next and not runner._branch.open_questions()), None
 
 
 @dataclass(frozen=True, kw_only=True)

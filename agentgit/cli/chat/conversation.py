@@ -266,7 +266,7 @@ class Chat:
         transcript.end()
 
     def _show_pending_questions(self) -> None:
-        for pending in chat_turn.open_questions(self.agent.get_state()):
+        for pending in chat_turn.open_questions(self.agent):
             Transcript().write_question(pending.question)
         self._warn_if_interrupted()
 
