@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import uuid4
 
-from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage, convert_to_messages
+from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage, ToolMessage, convert_to_messages
 from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.pregel import Pregel
@@ -118,7 +118,7 @@ def answered_calls(turn_input: TurnInput) -> set[str | None]:
 
 
 def with_answers(
-    turn_input: TurnInput, answers: Sequence[BaseMessage], conversation: Sequence[BaseMessage]
+    turn_input: TurnInput, answers: Sequence[ToolMessage], conversation: Sequence[BaseMessage]
 ) -> TurnInput:
     """Insert answers to open calls before the user's messages; an input that has no messages stays as it is.
 

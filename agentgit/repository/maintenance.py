@@ -311,6 +311,8 @@ class Resolution:
     def _load_visible_call(self, connection: Connection, invocation_id: int) -> ToolInvocation:
         call = self.context.store.journal.invocation(connection, invocation_id) if is_id(invocation_id) else None
         if call is not None:
+            # What the record answered is decided of the call that was made.
+            call = self.context.store.recorded_calls.originals(connection, {call.id: call})[call.id]
             branch = self.context.store.sessions.branch(connection, call.internal_session_id)
             if self.context.lookup.find_visible(connection, branch.external_session_id) is not None:
                 return call

@@ -246,9 +246,9 @@ class Executor:
         with self.store.database.reading() as connection:
             original = self.store.journal.invocation(connection, invocation_id)
             earlier_run = self.find_rerun(connection, row, invocation_id)
-        if original is None or (earlier_run is not None and not _may_run_again(earlier_run)):
-            return earlier_run is not None and earlier_run.status in IN_THE_WORLD
-        may_be_there = earlier_run is None and self.may_still_be_in_world(row, original)
+            if original is None or (earlier_run is not None and not _may_run_again(earlier_run)):
+                return earlier_run is not None and earlier_run.status in IN_THE_WORLD
+            may_be_there = earlier_run is None and self.may_still_be_in_world(connection, row, original)
         if may_be_there or self.registry.rerun_obstacle(row.external_session_id, original) is not None:
             return False
         with self.memory_conflicts.lock(row.external_session_id, original):
@@ -273,12 +273,11 @@ class Executor:
         self.store.database.write(lambda c: self.store.journal.end(c, rerun_id, outcome), durable=True)
         return outcome.status == invocation.DONE
 
-    def may_still_be_in_world(self, row: StoredRow, original: ToolInvocation) -> bool:
+    def may_still_be_in_world(self, connection: Connection, row: StoredRow, original: ToolInvocation) -> bool:
         """Return whether a call on the path may be in the world although it must be reversed before it runs again."""
         if as_object(row.request).get("replay") != EXECUTE or original.effect.is_repeatable or original.is_imported:
             return False
-        with self.store.database.reading() as connection:
-            return self.store.world.may_be_in_world(connection, original)
+        return self.store.world.may_be_in_world(connection, original)
 
     def _record_intent(self, connection: Connection, row: StoredRow, intent: Intent) -> int:
         self.store.operations.require_held(connection, row.id, intent.owner)

@@ -61,7 +61,7 @@ class Reports:
             group, reason = self._reversal_outcome(row, call, untried_reason)
         elif step["action"] == REDO:
             run = self.executor.find_rerun(connection, row, call.id)
-            group, reason = self._redo_outcome(row, call, run, untried_reason)
+            group, reason = self._redo_outcome(connection, row, call, run, untried_reason)
             if group in ("redone", "failed") and run is not None:
                 shown = run
                 if group == "redone" and (difference := describe_drift(call, run)) is not None:
@@ -94,10 +94,15 @@ class Reports:
         return "remaining", obstacle or untried_reason
 
     def _redo_outcome(
-        self, row: StoredRow, call: ToolInvocation, rerun: ToolInvocation | None, untried_reason: str
+        self,
+        connection: Connection,
+        row: StoredRow,
+        call: ToolInvocation,
+        rerun: ToolInvocation | None,
+        untried_reason: str,
     ) -> tuple[str, str]:
         if rerun is None:
-            if self.executor.may_still_be_in_world(row, call):
+            if self.executor.may_still_be_in_world(connection, row, call):
                 return "remaining", NOT_REVERSED
             obstacle = self.registry.rerun_obstacle(row.external_session_id, call)
             return "remaining", obstacle or untried_reason

@@ -588,15 +588,11 @@ def _asked(writes: Sequence[tuple[str, Any]], rows: Sequence[tuple[int, str, Bod
 
 
 def _has_begun(connection: Connection, store: GraphStore, subgraph: GraphCheckpoint, steps: Mapping[str, str]) -> bool:
-    """Return whether a subgraph began in the steps of the graphs around it that run now, or before they were edited."""
+    """Return whether a subgraph began in the steps of the graphs around it that run now, or before their updates."""
     for ns, step_id in steps.items():
         step = store.find(connection, subgraph.key._replace(ns=ns, checkpoint_id=step_id))
-        while step is not None and step.key.checkpoint_id != subgraph.meta["parents"].get(ns):
-            if step.meta.get("source") != "update":
-                return False
-            if step.parent_id is None:  # a fork has no steps before the edit, so it is not known; LangGraph goes on
-                return True
-            step = store.find(connection, step.key._replace(checkpoint_id=step.parent_id))
-        if step is None:
+        before = store.before_updates(connection, step) if step is not None else []
+        is_known = not before or before[-1].meta.get("source") != "update"  # if not, LangGraph goes on
+        if is_known and subgraph.meta["parents"].get(ns) not in [one.key.checkpoint_id for one in before]:
             return False
     return True

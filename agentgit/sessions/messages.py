@@ -101,19 +101,21 @@ def with_text(content: Any, text: str) -> str | list[Any]:
 
 
 def unanswered_calls(messages: Iterable[Mapping[str, Any]]) -> list[str]:
-    """List the ids of tool calls that have no result yet.
+    """List the ids of tool calls that have no result yet. A provider takes no result after another message.
 
     Example:
         >>> unanswered_calls([{"role": "assistant", "tool_calls": [{"id": "c1"}]}])
         ['c1']
     """
     call_ids: dict[str, None] = {}
+    passed_ids: dict[str, None] = {}
     for message in messages:
         if message["role"] == "tool":
             call_ids.pop(message["tool_call_id"], None)
         else:
-            call_ids.update((call["id"], None) for call in message["tool_calls"])
-    return list(call_ids)
+            passed_ids |= call_ids
+            call_ids = dict.fromkeys(call["id"] for call in message["tool_calls"])
+    return [*(passed_ids | call_ids)]
 
 
 class History(TableList[dict[str, Any]]):

@@ -206,6 +206,19 @@ def test_open_calls_before_other_messages_are_answered_where_they_stand(repo, gr
     assert agent.run("hello") == "hm"
 
 
+def test_results_that_came_after_another_message_are_moved(repo, world):
+    """The provider refuses the turn that goes on after update_state has put a message there, but not the next one."""
+    agent = repo.wrap(create_agent(strict(), world.tools()), "s", effects=world.effects())
+    agent.invoke({"messages": [("user", "note x; add_if_approved sofa")]})
+    agent.update_state(None, {"messages": [HumanMessage("by the way")]})
+    with pytest.raises(Refused):
+        agent.invoke(Command(resume="yes"))
+    assert agent.run("hello") == "hm"
+    roles = [(one["role"], one["content"]) for one in agent.history()]
+    assert roles[2:5] == [("tool", "noted"), ("tool", '{"item": "sofa", "number": 1}'), ("user", "by the way")]
+    assert world.items == ["sofa"]
+
+
 def test_a_message_can_be_refused_while_calls_are_open(repo, graph, world):
     agent = repo.wrap(graph, "s", effects=world.effects(), on_unanswered="raise")
     break_off(agent)
@@ -325,7 +338,8 @@ class Life:
             self.edit, self.merge, self.add_message, self.serve,
         ]  # fmt: skip
         verb = self.chance.choice(verbs)
-        with suppress(RuntimeError, AgentGitError, EmptyInputError, asyncio.CancelledError, IndexError):
+        # The provider refuses a turn that goes on with calls after which `add_message` has put a message.
+        with suppress(RuntimeError, AgentGitError, EmptyInputError, asyncio.CancelledError, IndexError, Refused):
             verb()
         return verb.__name__
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -21,12 +21,11 @@ from agentgit.agents.isolation import detached
 from agentgit.agents.tools.recorded_results import UnreadableResult, has_command, rebuild_result
 from agentgit.agents.turn.calls import Call, InflightResult
 from agentgit.agents.turn.fence_errors import (
-    in_effect_error,
+    done_error,
     open_outcome_error,
     other_args_error,
     other_tool_error,
     unmatched_error,
-    unreadable_error,
 )
 from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.agents.turn.scopes import scope_name
@@ -61,6 +60,8 @@ POSSIBLY_IN_EFFECT = STANDING - {FAILED}
 
 UNRESOLVABLE = frozenset({INTENDED, REVERSING, REVERSE_UNKNOWN})
 """The statuses in which a call can be neither answered from the record nor made again."""
+
+UNREADABLE = " and was not made again, but {}. Let the tool return plain data, or a Command of plain data"
 
 
 @dataclass
@@ -279,7 +280,7 @@ class CallInterceptor:
         except UnreadableResult as error:
             if call.is_harmless:
                 return False
-            raise unreadable_error(attempt, error) from error
+            raise done_error(attempt, UNREADABLE.format(error)) from error
         if call.intent.effect == STATE and not has_command(value):
             return False  # what it wrote to the state itself was lost with its task
         call.answer = InflightResult.of(value)
@@ -298,24 +299,41 @@ class CallInterceptor:
 
     def _find_attempt(self, call: Call, slot: Slot) -> tuple[ToolInvocation | None, list[ToolInvocation]]:
         """Find the decisive one among the earlier calls in the same place, and set the idempotency key of the call."""
-        intent = call.intent
+        intent, attempt = call.intent, None
         with self.store.database.reading() as connection:
             path = self.store.track_parts(connection, self.turn.branch)
             earlier_calls = self._load_earlier_calls(connection, path, call)
-            for branch_id, origin_id in _branch_origins(path, earlier_calls):
+            for origin_id in _origins(path, earlier_calls):
                 key = call_key(origin_id, call.requester, slot.name, intent.tool_name)
-                attempt = self._choose_attempt(connection, earlier_calls, key)
-                if attempt is None:
-                    continue
-                is_reversed = attempt.status == REVERSED
-                if is_reversed or attempt.kind == REDO:  # it takes the place of the first run
-                    key = repeat_key(key, str(attempt.id)) if is_reversed else attempt.idempotency_key
-                    call.intent = replace(intent, idempotency_key=key, kind=REDO, replay_of=attempt.first_id)
-                # A call that did not happen on an ancestor branch may happen once on each descendant.
-                elif branch_id == intent.branch_id or attempt.status == UNKNOWN:
-                    call.intent = replace(intent, idempotency_key=key)
-                return None if is_reversed else attempt, earlier_calls
-        return None, earlier_calls
+                attempt = attempt or self._choose_attempt(connection, earlier_calls, key)
+            if attempt is None and slot.name == call.call_id:
+                attempt = self._find_before_update(connection, earlier_calls, intent)
+        if attempt is None:
+            return None, earlier_calls
+        is_reversed, key = attempt.status == REVERSED, attempt.idempotency_key
+        if is_reversed or attempt.kind == REDO:  # it takes the place of the first run
+            key = repeat_key(key, str(attempt.id)) if is_reversed else key
+            call.intent = replace(intent, idempotency_key=key, kind=REDO, replay_of=attempt.first_id)
+        # A call that did not happen on an ancestor branch may happen once on each descendant.
+        elif attempt.internal_session_id == intent.branch_id or attempt.status == UNKNOWN:
+            call.intent = replace(intent, idempotency_key=key)
+        return None if is_reversed else attempt, earlier_calls
+
+    def _find_before_update(
+        self, connection: Connection, attempts: Sequence[ToolInvocation], intent: Intent
+    ) -> ToolInvocation | None:
+        """Find the newest attempt in a step that was updated by hand since, which changes the ids of its tasks."""
+        newest = self.turn.unit_of_work.newest.checkpoint
+        steps = self.store.graphs.before_updates(connection, newest) if newest is not None else []
+        attempt = next((one for one in attempts if steps[1:] and steps[-1].precedes(one.started_at)), None)
+        if attempt is not None and attempt.status not in self.result_statuses | UNRESOLVABLE | {UNKNOWN}:
+            inner_calls = self.store.recorded_calls.inner_calls(connection, attempt, POSSIBLY_IN_EFFECT)
+            if inner_calls and self.fence_mode != OFF:
+                where = (
+                    f". {intent.tool_name}, which made it, was not run again: the state was updated by hand since, so "
+                )
+                raise done_error(inner_calls[0], where + "it cannot go on from there")
+        return attempt
 
     def _choose_attempt(
         self, connection: Connection, attempts: Sequence[ToolInvocation], key: str
@@ -402,11 +420,14 @@ class CallInterceptor:
     def _answer_as_replay(self, connection: Connection, call: Call, earlier: ToolInvocation) -> None:
         """Answer a call with the result of an earlier one, and record that as a replay, inner calls included."""
         if self.fence_mode == REFUSE:
-            raise in_effect_error(earlier)
+            raise done_error(
+                earlier,
+                ", so the same call was not made again. To make a different call, change its identity arguments",
+            )
         try:
             value = rebuild_result(earlier.result, call.intent.tool_call_id)
         except UnreadableResult as error:
-            raise unreadable_error(earlier, error) from error
+            raise done_error(earlier, UNREADABLE.format(error)) from error
         if call.outer_intents:
             self.turn.unit_of_work.intend(connection, call.outer_intents)
         path = self.store.track_parts(connection, self.turn.branch)
@@ -444,14 +465,9 @@ class CallInterceptor:
         return self._load_invocation(call.id).status != UNKNOWN
 
 
-def _branch_origins(path: Sequence[TrackPart], attempts: Sequence[ToolInvocation]) -> list[tuple[int, int]]:
-    """List the branches of a path, nearest first, each paired with itself and the origins of its imported calls."""
-    origins_by_branch: dict[int, set[int]] = {part.branch_id: set() for part in reversed(path)}
-    for call in attempts:
-        if call.made_on is not None:
-            origins_by_branch[call.internal_session_id].add(call.made_on)
-    return [
-        (branch_id, origin_id)
-        for branch_id, origins in origins_by_branch.items()
-        for origin_id in (branch_id, *sorted(origins, reverse=True))
-    ]
+def _origins(path: Sequence[TrackPart], attempts: Sequence[ToolInvocation]) -> Iterator[int]:
+    """Yield the branches of a path, nearest first, each followed by the origins of its imported calls."""
+    for part in reversed(path):
+        yield part.branch_id
+        imported = (one for one in attempts if one.internal_session_id == part.branch_id)
+        yield from sorted({one.made_on for one in imported if one.made_on is not None}, reverse=True)

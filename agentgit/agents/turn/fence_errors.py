@@ -7,7 +7,6 @@ from typing import Any
 
 from langgraph.errors import GraphBubbleUp
 
-from agentgit.agents.tools.recorded_results import UnreadableResult
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import INTENDED, REVERSE_UNKNOWN, REVERSING, UNKNOWN, call_text
 from agentgit.errors import AgentGitError, Conflict, Fenced, InvalidInput
@@ -62,14 +61,9 @@ def unmatched_error(call: ToolInvocation, intent: Intent) -> Fenced:
     )
 
 
-def in_effect_error(call: ToolInvocation) -> Fenced:
+def done_error(call: ToolInvocation, consequence: str) -> Fenced:
     """Return the error for a call whose effect is already in place."""
-    return Fenced(
-        f"{call} is already done (invocation {call.id}), so the same call was not made again. To make a different "
-        "call, change its identity arguments.",
-        Next("rollback"),
-        invocation=call.id,
-    )
+    return Fenced(f"{call} is already done (invocation {call.id}){consequence}.", Next("rollback"), invocation=call.id)
 
 
 def other_tool_error(call: ToolInvocation, intent: Intent) -> Fenced:
@@ -91,16 +85,6 @@ def parallel_graphs_error(intent: Intent, reason: str) -> Fenced:
         "Give such graphs inputs that stay the same, and names or tags of their own (run_name, tags) if their inputs "
         "are equal; or let the tool itself call them one after the other.",
         Next("rollback"),
-    )
-
-
-def unreadable_error(call: ToolInvocation, error: UnreadableResult) -> Fenced:
-    """Return the error for a call that is already done and whose result cannot be rebuilt from the record."""
-    return Fenced(
-        f"{call} is already done (invocation {call.id}) and was not made again, but {error}. Let the tool return "
-        "plain data, or a Command of plain data.",
-        Next("rollback"),
-        invocation=call.id,
     )
 
 

@@ -366,7 +366,7 @@ class Journal:
     def newest_runs(self, connection: Connection, session_id: int) -> Mapping[int, Row[Any]]:
         """Read the runs of a session that a track shows in place of recorded calls, by the ids of the first runs.
 
-        These are the newest run of each call that ran again, and each call that answered others and is not done.
+        These are the newest run of each call that ran again, and each call that answered others and is or was not done.
         """
         parameters = {**self._tenant_parameters, "session": session_id}
         rows = _SELECT_NEWEST_RUNS.all(connection, parameters)
@@ -583,11 +583,14 @@ A query with these ids does not name the session itself, so that SQLite looks th
 _ANSWERING = select(TOOL_INVOCATION.c.replay_of).where(
     *_of_session, TOOL_INVOCATION.c.replay_of.is_not(None), TOOL_INVOCATION.c.kind == REPLAY
 )
+_COPIED_UNKNOWN = _ANSWERING.where(TOOL_INVOCATION.c.status == UNKNOWN)
 _SELECT_NEWEST_RUNS = CompiledStatement(
     select(TOOL_INVOCATION).where(
         TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
         TOOL_INVOCATION.c.id.in_(union_all(NEWEST_REDOS, _ANSWERING)),
-        or_(TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.status != DONE),
+        or_(
+            TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.status != DONE, TOOL_INVOCATION.c.id.in_(_COPIED_UNKNOWN)
+        ),
     )
 )
 """What `Journal.newest_runs` reads."""
@@ -679,7 +682,7 @@ def _original_id(row: Row[Any]) -> int:
 def _replace_run(row: Row[Any], call: ToolInvocation, run: Row[Any]) -> ToolInvocation:
     """Return what a track shows in place of a call: a run of it; for an answer from the record, of what it repeats."""
     ran_since = run.kind == REDO and (row.kind != REPLAY or run.id > row.id)
-    if run.id == row.id or (run.status == DONE and not ran_since):
+    if run.id == row.id or (run.status == row.status == DONE and not ran_since):
         return call
     return replace(
         _invocation_from_row(run, run.internal_session_id, call.position, runs=1),

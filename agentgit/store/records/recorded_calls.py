@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, select
+from sqlalchemy import Connection, Row, Select, and_, bindparam, func, not_, or_, select
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.function_names import in_another_world
@@ -22,6 +22,7 @@ from agentgit.effects.invocation import (
     REPLAY,
     REVERSE_FAILED,
     REVERSED,
+    SIMULATED,
     STANDING,
     UNKNOWN,
     mark,
@@ -121,6 +122,9 @@ def _replay_intent(call: ToolInvocation, intent: Intent) -> Intent:
 RESULT_STATUSES = frozenset({DONE, REVERSE_FAILED})
 """The statuses of calls whose effect stands and that have a result."""
 
+ANSWERING = RESULT_STATUSES | {SIMULATED}
+"""The statuses of calls whose results stand on the tracks that they answered."""
+
 
 class RecordedCalls:
     """Looks up the recorded calls with which a new call is compared."""
@@ -138,7 +142,10 @@ class RecordedCalls:
         tool_call_id: str | None,
         task: str | None,
     ) -> list[ToolInvocation]:
-        """Read the earlier attempts at a call on a path: those with this id or by this task, newest first."""
+        """Read the earlier attempts at a call on a path: those with this id or by this task, newest first.
+
+        An answer from the record counts while the call that it stands for does; otherwise, that call counts.
+        """
         parts = {part.branch_id: part for part in path}
         condition = TOOL_INVOCATION.c.tool_call_id == tool_call_id if task is None else TOOL_INVOCATION.c.task == task
         rows = self._load_rows(
@@ -151,9 +158,14 @@ class RecordedCalls:
         last_arrivals = {
             branch_id: self.journal.last_arrival(connection, parts[branch_id]) for branch_id in _branch_ids(rows)
         }
-        return self.journal.invocations_from_rows(
+        attempts = self.journal.invocations_from_rows(
             connection, [row for row in rows if row.arrival <= last_arrivals[row.internal_session_id]][::-1]
         )
+        originals = self.originals(connection, {one.id: one for one in attempts}).values()
+        return [
+            one if {one.status, made.status} <= ANSWERING else replace(made, idempotency_key=one.idempotency_key)
+            for one, made in zip(attempts, originals, strict=True)
+        ]
 
     def used_answers(self, connection: Connection, path: Sequence[TrackPart]) -> list[dict[str, Any]]:
         """Read which answers of a person calls used and which graphs they ran; later attempts, nearer branches last."""
@@ -243,15 +255,17 @@ class RecordedCalls:
         c = TOOL_INVOCATION.c
         in_tenant = select(c.id).where(c.tenant_id == self.tenant_id)
         session = select(c.external_session_id).where(c.tenant_id == self.tenant_id, c.id == call.id)
-        # An earlier attempt at the call may have made what answered this one. All attempts have the same key.
-        inner = in_tenant.where(
-            c.external_session_id == session.scalar_subquery(), c.idempotency_key == call.idempotency_key
-        ).cte("inner_calls", recursive=True)
+        # An earlier attempt at the call may have made what answered this one. All attempts have the same key; a later
+        # run in its place may have made other calls.
+        is_attempt = or_(c.idempotency_key == call.idempotency_key, and_(c.kind == REDO, c.replay_of == call.id))
+        inner = in_tenant.where(c.external_session_id == session.scalar_subquery(), is_attempt).cte(
+            "inner_calls", recursive=True
+        )
         children = TOOL_INVOCATION.alias("children").c
         inner = inner.union(  # ends in a circle, too
             select(children.id).where(children.tenant_id == self.tenant_id, children.parent_id == inner.c.id)
         )
-        is_made = c.kind.in_((CALL, REPLAY, REDO)), c.idempotency_key != call.idempotency_key
+        is_made = c.kind.in_((CALL, REPLAY, REDO)), not_(is_attempt)
         return self._load_rows(connection, c.id.in_(select(inner.c.id)), *is_made, *conditions)
 
     def later_writers(self, connection: Connection, session_id: int, identity: str, invocation_id: int) -> list[int]:

@@ -409,6 +409,13 @@ _newest = (
     .limit(1)
 )
 ONE, NEWEST = CompiledStatement(_by_key), CompiledStatement(_newest)
+_by_id = parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "external_session_id", "ns", "checkpoint_id")
+WITH_PARENT = CompiledStatement(
+    select(GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.parent_id)
+    .where(*_by_id, GRAPH_CHECKPOINT.c.parent_id.is_not(None))
+    .limit(1)
+)
+"""A graph checkpoint on whichever branch of a session has the one before it."""
 _write_matches = [GRAPH_WRITE.c[column.name] == column for column in GRAPH_CHECKPOINT.primary_key]
 HAS_INTERRUPT = exists().where(*_write_matches, GRAPH_WRITE.c.channel == INTERRUPT)
 _subgraph = GRAPH_CHECKPOINT.alias("below")

@@ -40,6 +40,7 @@ from agentgit.store.threads.graph_rows import (
     REPLACE_WRITES,
     RESUME,
     UPSERT,
+    WITH_PARENT,
     WRITES,
     WRITES_OF_NEWEST,
     Draft,
@@ -401,6 +402,23 @@ class GraphStore:
         """Send the query for one graph checkpoint; return a function that returns it, or None."""
         result = ONE.submit(connection, self._key_columns(graph_key))
         return lambda: parse_graph_checkpoint(row) if (row := result.first()) is not None else None
+
+    def before_updates(self, connection: Connection, newest: GraphCheckpoint) -> list[GraphCheckpoint]:
+        """Return a graph checkpoint and, while each is an update by hand, the one before it, as far as it is known.
+
+        A fork of an update does not have the one before it; another branch of the session may.
+        """
+        found = [newest]
+        while found[-1].meta.get("source") == "update":
+            key = {**self._key_columns(found[-1].key), "external_session_id": newest.session_id}
+            row = WITH_PARENT.first(connection, key)
+            before = row and self.find(
+                connection, newest.key._replace(thread=row.thread_id, checkpoint_id=row.parent_id)
+            )
+            if before is None:
+                break
+            found.append(before)
+        return found
 
     def newest(self, connection: Connection, thread: str, ns: str = "") -> GraphCheckpoint | None:
         """Return the newest graph checkpoint of a namespace, or None."""
