@@ -3,15 +3,19 @@
 The world returns the number of its items with each new one, so a run in a fuller world returns another result.
 """
 
+import asyncio
+import threading
 from contextlib import suppress
 
 import pytest
+from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langgraph.types import Command, interrupt
 from scripted import call, calls, node_graph, obedient, say, scripted, tool_node_graph
 
 import agentgit
-from agentgit import NotDone, RollbackBlocked, RollbackIncomplete, compensable, reversible
+from agentgit import Fenced, NotDone, RollbackBlocked, RollbackIncomplete, compensable, reversible
+from agentgit.errors import Conflict
 
 
 @pytest.fixture
@@ -265,6 +269,152 @@ def test_a_call_that_a_turn_makes_again_takes_the_place_of_the_one_that_was_reve
     agent.rollback(agent.checkpoint("end"), replay="execute", force=True)
     assert world.charges == [5]
     assert repo.maintenance.fsck(3).is_sound
+
+
+@pytest.mark.parametrize("order", ["reversed before", "reversed after", "fence"])
+def test_an_answer_from_the_record_stands_or_falls_with_the_call_that_was_made(repo, world, order):
+    """A step that goes on makes a call again that was reversed since, and every branch knows it as the same call."""
+    agent = charging(repo, world, is_in_tool=False, breaks=False)
+    agent.checkpoint("waiting")
+    if order == "fence":
+        again = agent.rollback("start", tools="keep")
+        again.invoke(say())
+    elif order == "reversed after":
+        again = agent.rollback("waiting", replay="execute", force=True)
+    if order == "reversed before":
+        agent.rollback("start")
+        main = agent.session.agent("main").switch("main", sync="ignore")
+        again = main.rollback("waiting", replay="execute", force=True)
+    else:
+        agent.at("main").rollback("start", force=True)
+        again = agent.session.agent(again.branch.name).switch(again.branch.name, sync="ignore")
+    assert (world.charges, [one.status for one in again.tool_track()]) == ([], ["reversed"])
+    again.invoke(Command(resume="yes"))
+    assert (world.charges, [(one.kind, one.status) for one in again.tool_track()]) == ([5], [("redo", "done")])
+    for name in (again.branch.name, "main", again.branch.name):
+        assert not again.session.plan_switch(name).redos
+        again = again.session.agent(name).switch(name, sync="world")
+        assert world.charges == [5]
+    again.rollback("start")
+    assert world.charges == ([5] if order == "fence" else []), "the rollback before has kept it"
+
+
+@pytest.mark.parametrize("decision", ["happened", "did_not_happen"])
+@pytest.mark.parametrize("named_by", ["track", "error"])
+def test_a_person_decides_once_of_a_call_and_of_its_copy(repo, world, decision, named_by):
+    failures = [ConnectionError("down")]
+
+    @tool
+    def pay(euros: int) -> int:
+        """Pay."""
+        world.charges.append(euros)
+        if failures:
+            raise failures.pop()
+        return euros
+
+    graph = node_graph(lambda state: {"messages": [("ai", str(pay.invoke({"euros": 5})))]})
+    agent = repo.wrap(graph, "s", effects={"pay": compensable(lambda args, result: None)}, check_effects=False)
+    with suppress(ConnectionError):
+        agent.invoke(say())
+    again = agent.rollback(agent.checkpoint("broken off"), replay="execute", force=True)
+    with pytest.raises(Fenced, match="It raised ConnectionError: down") as refused:
+        again.invoke(None)
+    [shown] = again.tool_track()
+    repo.resolve(shown if named_by == "track" else refused.value.invocation, decision)
+    expected = {"happened": "done", "did_not_happen": "failed"}[decision]
+    assert [one.status for one in (*agent.tool_track(), *again.tool_track())] == [expected] * 2
+    again.invoke(None)
+    assert world.charges == [5] * (1 if decision == "happened" else 2)
+
+
+async def test_a_copy_of_a_call_that_still_runs_is_not_decided(repo, world):
+    begun, gate = threading.Event(), threading.Event()
+
+    @tool
+    def pay(euros: int) -> int:
+        """Pay."""
+        begun.set()
+        gate.wait(60)
+        world.charges.append(euros)
+        return euros
+
+    graph = node_graph(lambda state: {"messages": [("ai", str(pay.invoke({"euros": 5})))]})
+    agent = repo.wrap(graph, "s", effects={"pay": reversible(lambda args, result: None)}, check_effects=False)
+    turn = asyncio.create_task(agent.ainvoke(say()))
+    await asyncio.to_thread(begun.wait, 60)
+    turn.cancel()
+    with suppress(asyncio.CancelledError):
+        await turn
+    again = await agent.arollback(agent.checkpoint("cancelled"), replay="execute", force=True)
+    with pytest.raises(Fenced, match="It is running now") as refused:
+        await again.ainvoke(None)
+    with pytest.raises(Conflict, match="still runs in this process"):
+        repo.resolve(refused.value.invocation, "did_not_happen")
+    gate.set()
+    while agent.tool_track()[0].status == "unknown":
+        await asyncio.sleep(0.01)
+    await again.ainvoke(None)
+    assert world.charges == [5]
+
+
+def test_a_call_that_only_a_later_run_made_inside_a_tool_blocks_the_redo_of_that_tool(repo, world):
+    charge, is_express = world.tool("charge"), []
+
+    @tool
+    def order() -> str:
+        """Order; express costs."""
+        if is_express:
+            charge.invoke({"amount": 5})
+        return "ordered"
+
+    def node(state):
+        return {"messages": [("ai", order.invoke({}) + str(interrupt("go on?")))]}
+
+    effects = {"charge": world.effects()["charge"], "order": reversible(lambda args, result: None)}
+    agent = repo.wrap(node_graph(node), "s", effects=effects, check_effects=False)
+    agent.checkpoint("start")
+    agent.invoke(say())
+    agent.rollback("start")
+    is_express.append(True)
+    main = agent.session.agent("main").switch("main", sync="ignore")
+    main.invoke(Command(resume="yes"))
+    assert world.charges == [5]
+    end = main.checkpoint("end")
+    with pytest.raises(RollbackBlocked, match="it called charge"):
+        main.rollback(end, replay="execute")
+    back = main.rollback("start")
+    with pytest.raises(RollbackBlocked, match="it called charge"):
+        back.redo()
+    assert world.charges == []
+
+
+@pytest.mark.parametrize("is_inner", [False, True])
+@pytest.mark.parametrize(
+    "move", [lambda agent: agent, lambda agent: agent.fork(), lambda agent: agent.rollback("HEAD")]
+)
+def test_a_call_is_not_made_again_because_the_state_was_updated_by_hand(repo, world, is_inner, move):
+    """LangGraph gives the tasks of `create_agent` other ids then."""
+    helper = create_agent(obedient(), world.tools())
+
+    @tool
+    def desk(task: str) -> str:
+        """Ask the helper."""
+        return str(helper.invoke({"messages": [("user", task)]})["messages"][-1].text)
+
+    ask = calls(call("desk", task="charge 5; add_if_approved sofa"))
+    model = scripted(ask, "done") if is_inner else obedient()
+    agent = repo.wrap(create_agent(model, [desk] if is_inner else world.tools()), "s", effects=world.effects(),
+                      check_effects=False)  # fmt: skip
+    agent.invoke({"messages": [("user", "charge 5; add_if_approved sofa")]})
+    agent.update_state(None, {"messages": []})
+    agent = move(agent)
+    if is_inner:
+        with pytest.raises(Fenced, match="desk, which made it, was not run again"):
+            agent.invoke(None)
+    else:
+        agent.invoke(None)
+        agent.invoke(Command(resume="yes"))
+    assert (world.charges, world.items) == ([5], [] if is_inner else ["sofa"])
 
 
 def test_a_call_that_ran_again_inside_a_tool_blocks_the_redo_of_that_tool(repo, world):

@@ -398,6 +398,17 @@ def injected(
     return to + str(len(state["messages"]))
 
 
+by_json_schema = StructuredTool.from_function(
+    lambda to, times=2: to * times,
+    name="by_json_schema",
+    description="Do it.",
+    args_schema={
+        "properties": {"to": {"type": "string"}, "times": {"type": "integer", "default": 2}},
+        "type": "object",
+    },
+)
+
+
 @tool
 def at(moment: datetime, tags: set[str]) -> str:
     """Do it at some time."""
@@ -409,9 +420,10 @@ def at(moment: datetime, tags: set[str]) -> str:
     [
         (Plain(), {"to": "a"}, {"to": "a", "times": 2}),
         (injected, {"to": "a"}, {"to": "a"}),
+        (by_json_schema, {"to": "a"}, {"to": "a", "times": 2}),
         (at, {"moment": "2026-01-02T03:04:05Z", "tags": ["b"]}, {"moment": "2026-01-02T03:04:05Z", "tags": ["b"]}),
     ],
-    ids=["no schema", "injected", "types"],
+    ids=["no schema", "injected", "JSON schema", "types"],
 )
 def test_the_record_has_what_the_tool_got_and_nothing_injected(repo, used, given, recorded):
     agent = repo.wrap(graph_of([used], given, hidden=False, name=used.name), "s")

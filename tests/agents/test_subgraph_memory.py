@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 from langchain.agents import create_agent
-from langgraph.graph import START, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 from remembering import KINDS, Builder, Outer, build, items
 from scripted import node_graph, obedient
@@ -165,6 +165,27 @@ def test_a_subagent_that_has_begun_goes_on_after_an_edit_on_another_branch(repo,
     other.invoke(None)
     assert [one.value for one in other.get_state().interrupts] == ["go on?"]
     assert world.items == ["chair"]
+
+
+@pytest.mark.parametrize(
+    "move", [lambda agent: agent, lambda agent: agent.fork(), lambda agent: agent.rollback("HEAD")]
+)
+def test_a_subagent_that_has_not_begun_begins_after_an_edit_on_another_branch(repo, world, move):
+    """It remembers an earlier turn, and LangGraph would give its last answer once more."""
+    helper = create_agent(obedient(), world.tools(), checkpointer=True, name="helper")
+
+    def ask(state):
+        return {"messages": helper.invoke({"messages": [state["messages"][-1]]})["messages"][-1:]}
+
+    graph = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile(interrupt_before=["ask"])
+    agent = repo.wrap(graph, "s", effects=world.effects(), check_effects=False)
+    for text in ("add chair", "add table"):
+        agent.invoke({"messages": [("user", text)]})
+        if text == "add chair":
+            agent.invoke(None)
+    agent.update_state(None, {"messages": [("user", "add lamp")]})
+    move(agent).invoke(None)
+    assert world.items == ["chair", "lamp"]
 
 
 def test_an_edit_between_two_steps_lets_the_subgraph_run(repo, world):

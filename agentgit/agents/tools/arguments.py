@@ -112,6 +112,7 @@ def received_arguments(tool: BaseTool, tool_input: Any, args: Sequence[Any], kwa
     if isinstance(schema, dict):
         properties: Mapping[str, Any] = schema.get("properties", {})
         defaults = {name: one["default"] for name, one in properties.items() if "default" in one}
+        values = {**defaults, **values}
     elif schema is None:
         defaults = _own_defaults(tool)
         values = {**defaults, **values}

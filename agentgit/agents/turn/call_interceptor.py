@@ -326,7 +326,7 @@ class CallInterceptor:
         newest = self.turn.unit_of_work.newest.checkpoint
         steps = self.store.graphs.before_updates(connection, newest) if newest is not None else []
         attempt = next((one for one in attempts if steps[1:] and steps[-1].precedes(one.started_at)), None)
-        if attempt is not None and attempt.status not in self.result_statuses | UNRESOLVABLE | {UNKNOWN}:
+        if attempt is not None and attempt.status not in self.result_statuses:
             inner_calls = self.store.recorded_calls.inner_calls(connection, attempt, POSSIBLY_IN_EFFECT)
             if inner_calls and self.fence_mode != OFF:
                 where = (
