@@ -389,10 +389,7 @@ def test_a_call_that_only_a_later_run_made_inside_a_tool_blocks_the_redo_of_that
 
 
 @pytest.mark.parametrize("is_inner", [False, True])
-@pytest.mark.parametrize(
-    "move", [lambda agent: agent, lambda agent: agent.fork(), lambda agent: agent.rollback("HEAD")]
-)
-def test_a_call_is_not_made_again_because_the_state_was_updated_by_hand(repo, world, is_inner, move):
+def test_a_call_is_not_made_again_because_the_state_was_updated_by_hand(repo, world, is_inner):
     """LangGraph gives the tasks of `create_agent` other ids then."""
     helper = create_agent(obedient(), world.tools())
 
@@ -407,7 +404,6 @@ def test_a_call_is_not_made_again_because_the_state_was_updated_by_hand(repo, wo
                       check_effects=False)  # fmt: skip
     agent.invoke({"messages": [("user", "charge 5; add_if_approved sofa")]})
     agent.update_state(None, {"messages": []})
-    agent = move(agent)
     if is_inner:
         with pytest.raises(Fenced, match="desk, which made it, was not run again"):
             agent.invoke(None)

@@ -402,10 +402,7 @@ by_json_schema = StructuredTool.from_function(
     lambda to, times=2: to * times,
     name="by_json_schema",
     description="Do it.",
-    args_schema={
-        "properties": {"to": {"type": "string"}, "times": {"type": "integer", "default": 2}},
-        "type": "object",
-    },
+    args_schema={"type": "object", "properties": {"to": {"type": "string"}, "times": {"default": 2}}},
 )
 
 

@@ -167,9 +167,7 @@ def test_a_subagent_that_has_begun_goes_on_after_an_edit_on_another_branch(repo,
     assert world.items == ["chair"]
 
 
-@pytest.mark.parametrize(
-    "move", [lambda agent: agent, lambda agent: agent.fork(), lambda agent: agent.rollback("HEAD")]
-)
+@pytest.mark.parametrize("move", [lambda agent: agent.fork(), lambda agent: agent.rollback("HEAD")])
 def test_a_subagent_that_has_not_begun_begins_after_an_edit_on_another_branch(repo, world, move):
     """It remembers an earlier turn, and LangGraph would give its last answer once more."""
     helper = create_agent(obedient(), world.tools(), checkpointer=True, name="helper")
