@@ -90,8 +90,6 @@ def restore(
     store: Store = None,
 ) -> None:
     """Restore files: show the plan, ask, save the current files, then restore."""
-    from agentgit.workspace.engine import LAST
-
     with _workspace(folder, store) as workspace:
         snapshot = _require_snapshot(workspace, ref)
         plan = workspace.plan_restore(snapshot.id, paths=paths)
@@ -101,7 +99,7 @@ def restore(
             output.confirm("Restore?", lambda: output.show(files.plan(plan)))
             if workspace.plan_restore(snapshot.id, paths=paths) != plan:
                 raise PlanChanged("The files have changed since the plan was shown. Nothing was restored.", plan=plan)
-        restored = workspace.restore(snapshot.id, paths=paths, expect=LAST, force=force)
+        restored = workspace.restore(snapshot.id, paths=paths)
         output.emit(restored.to_dict, lambda: files.restored(restored))
 
 

@@ -162,48 +162,34 @@ class Workspace:
         row = self._engine.find(ref)
         return row.snapshot if row else None
 
-    def restore(
-        self,
-        ref: str,
-        *,
-        paths: Paths = None,
-        expect: str | None = None,
-        force: bool = False,
-    ) -> Restored:
+    def restore(self, ref: str, *, paths: Paths = None) -> Restored:
         """Restore the files to a snapshot. A safety snapshot, which the result names, keeps the current files.
 
         Args:
             ref: The id, a prefix of it, or the name of the snapshot.
             paths: Only these files and directories; None for everything.
-            expect: The snapshot that the current files must match, or `last`: the last save or restore. None skips
-                this check.
-            force: True to restore even if they do not match.
 
         Raises:
             NotFound: There is no such snapshot.
-            WorkspaceChanged: A file that would be changed does not match `expect`; nothing was changed.
             Unavailable: A path cannot be written. The changes so far remain, and another restore continues from there.
             Corrupt: The stored contents of a path are lost; all other paths were restored.
         """
         with self._engine.locked():
-            selected = self._engine.paths.relative_paths(paths)
-            return self._engine.restore(ref, paths=selected, expect=None if force else expect)
+            return self._engine.restore(ref, paths=self._engine.paths.relative_paths(paths))
 
-    def plan_restore(self, ref: str, *, paths: Paths = None, since: str | None = None) -> RestorePlan:
+    def plan_restore(self, ref: str, *, paths: Paths = None) -> RestorePlan:
         """Return what `restore` would do, without changing anything.
 
         Args:
             ref: The snapshot, in any form that `restore` takes.
             paths: Only these files and directories; None for everything.
-            since: The snapshot with which `changed` compares. None, or a deleted one, means the last save or restore.
 
         Raises:
             NotFound: There is no such snapshot.
         """
         with self._engine.locked():
             engine, files = self._engine, self._engine.files_for("plan_restore")
-            before = engine.find(since) if since is not None else None
-            return files.plan(engine.require(ref), engine.paths.relative_paths(paths), before)
+            return files.plan(engine.require(ref), engine.paths.relative_paths(paths))
 
     def rewind(self, steps: int = 1) -> Restored:
         """Go back a number of snapshots from the current position; safety snapshots do not count.

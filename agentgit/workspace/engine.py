@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Unavailable
 from agentgit.next_steps import Next
 from agentgit.workspace.catalog import PATIENCE, PENDING, TREE, Catalog, CatalogRow, dump_paths, load_paths
-from agentgit.workspace.files import Captured, Files, require_unchanged, selection
+from agentgit.workspace.files import Captured, Files, selection
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, record_storage
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import FileHistory
@@ -33,9 +33,6 @@ log = logging.getLogger(__name__)
 CREATED, RESTORED, DELETED, PRUNED, FAILED = EVENTS = ("created", "restored", "deleted", "pruned", "failed")
 
 MANUAL, AUTO, SAFETY = "manual", "auto", "safety"
-
-LAST = "last"
-"""A value of `expect` in `restore`, instead of a snapshot: the files as they were last saved or restored."""
 
 POSITION, NUMBER, PLACE, NOT_OURS = "position", "number", "place", "left_out"
 """Keys in the catalog: the current snapshot, the last number of a generated name, the owner of the storage, and the
@@ -280,15 +277,14 @@ class Engine:
         ref: str,
         *,
         paths: tuple[bytes, ...] | None = None,
-        expect: str | None = None,
         history: FileHistory | None = None,
         is_undo: bool = False,
     ) -> Restored:
         """Restore a snapshot after a safety snapshot; with a history, what others made stays; an undo deletes it."""
-        row, expected = self.require(ref), self._expected(expect)
+        row = self.require(ref)
         safety = new_snapshot(f"before restoring {ref}", SAFETY)
         if self.custom is not None:
-            return self._restore_custom(self.custom, row, safety, paths is not None, expected is not None)
+            return self._restore_custom(self.custom, row, safety, paths)
         blocked = list[bytes]()
         if row.paths is None:
             captured = self._files.capture()
@@ -298,8 +294,6 @@ class Engine:
             blocked = [path for path in wanted if path not in paths]
             captured = self._files.capture_paths(paths)
         changes, _ = self._files.changes(row, captured, paths)
-        if expected is not None:
-            require_unchanged(changes, self._files.differences(expected[0], captured.tree), expected[1])
         kept = self._files.kept(history, changes, captured.tree) if history is not None else set[bytes]()
         safety = self._add(safety, captured)
         encoded = dump_paths(paths), dump_paths(kept)
@@ -322,20 +316,11 @@ class Engine:
     def is_at(self, ref: str) -> bool:
         return self.custom is not None or self.catalog.get(TREE) == self.require(ref).tree
 
-    def _expected(self, ref: str | None) -> tuple[str, str] | None:
-        """Return the tree that the workspace must have, and its name in errors."""
-        if ref is None:
-            return None
-        if ref == LAST and self.find(ref) is None:
-            return self.catalog.get(TREE), "they were last saved or restored"
-        row = self.require(ref)
-        return row.tree, row.snapshot.id
-
     def _restore_custom(
-        self, custom: CustomEnvironment, row: CatalogRow, safety: FileCheckpoint, has_paths: bool, has_expected: bool
+        self, custom: CustomEnvironment, row: CatalogRow, safety: FileCheckpoint, paths: Sequence[bytes] | None
     ) -> Restored:
-        if has_paths or has_expected:
-            custom.refuse("paths" if has_paths else "expect")
+        if paths is not None:
+            custom.refuse("paths")
         stored = None if custom.takes_safety else self._add(safety, custom.capture())
         result, taken = custom.restore(row.snapshot.id, row.tree)
         if taken is not None:

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from agentgit.errors import WorkspaceChanged
-from agentgit.next_steps import Next
-from agentgit.values import escape_path
 from agentgit.workspace.catalog import Catalog, CatalogRow, Index
 from agentgit.workspace.diff import Side, compare, decode_paths
 from agentgit.workspace.disk import ASIDE, Disk
@@ -33,7 +30,7 @@ from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import FileHistory, Restore, plan_steps, select_changes
 from agentgit.workspace.scan import Scan
 from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_directory, is_leaf, put_tree
-from agentgit.workspace.values import Restored, RestorePlan, WorkspaceDiff, some
+from agentgit.workspace.values import Restored, RestorePlan, WorkspaceDiff
 
 Chosen = tuple[bytes, ...] | None
 
@@ -58,15 +55,6 @@ def selection(paths: Chosen, *rows: CatalogRow | None) -> Chosen:
         if row is not None and row.paths is not None:
             paths = tuple(path for path in row.paths if is_selected(paths, path))
     return paths
-
-
-def require_unchanged(changes: Changes, changed: Changes, since: str) -> None:
-    if conflicts := sorted(changes.keys() & changed.keys()):
-        raise WorkspaceChanged(
-            f"Changed since {since}: {some([*map(escape_path, conflicts)])}. Nothing was changed.",
-            Next("save_files"),
-            Next("force_restore"),
-        )
 
 
 class Files:
@@ -159,9 +147,6 @@ class Files:
         differences = self._inside(trees.differences(now, bytes.fromhex(row.tree)))
         return plan_steps(select_changes(differences, paths), row.left_out, left_out)
 
-    def differences(self, old: str, new: str) -> Changes:
-        return Trees(self.objects).differences(bytes.fromhex(old) or None, bytes.fromhex(new))
-
     def kept(self, history: FileHistory, changes: Changes, now: str) -> set[bytes]:
         return history.kept(changes, Trees(self.objects), self._tree_of, bytes.fromhex(now))
 
@@ -169,9 +154,7 @@ class Files:
         row = self._catalog.get_row(snapshot)
         return bytes.fromhex(row.tree) if row is not None else None
 
-    def plan(
-        self, row: CatalogRow, paths: Chosen = None, since: CatalogRow | None = None, history: FileHistory | None = None
-    ) -> RestorePlan:
+    def plan(self, row: CatalogRow, paths: Chosen = None, history: FileHistory | None = None) -> RestorePlan:
         """Return what a restore would do; see `Workspace.plan_restore`."""
         index, scan, trees = self._look()
         now, paths = scan.index.left_out(), selection(paths, row)
@@ -188,10 +171,8 @@ class Files:
         report = self._report(row, {path: one for path, one in now.items() if path not in aside}, trees, paths)
         if history is not None:
             changed, report = history.conflicts, report._replace(left=history.with_left(report.left))
-        elif since is None:
-            changed = self._changed(trees, scan, index.tree, index.left_out())
         else:
-            changed = self._changed(trees, scan, bytes.fromhex(since.tree), since.left_out)
+            changed = self._changed(trees, scan, index)
         return RestorePlan(
             row.snapshot.id,
             decode_paths(written),
@@ -222,13 +203,12 @@ class Files:
                 reasons[path] = "its directory cannot be written"
         return tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons))
 
-    def _changed(self, trees: Trees, scan: Scan, tree: bytes | None, left_out: LeftOutPaths) -> list[bytes]:
-        """Return the paths of the files that differ from a tree, and of changed paths that were left out of it."""
-        changes = self._inside(trees.differences(tree, scan.index.tree))
+    def _changed(self, trees: Trees, scan: Scan, old: Index) -> list[bytes]:
+        """Return the paths of the files that differ from an index, and of changed paths that it left out."""
+        changes = self._inside(trees.differences(old.tree, scan.index.tree))
         files = [path for path, change in changes.items() if is_leaf(change.before) or is_leaf(change.after)]
-        imported = {path for path, one in left_out.items() if not one.mode}
-        others = (path for group in compare_left_out(left_out, scan.index.left_out(), self._root) for path in group)
-        return [path for path in (*files, *others) if path not in imported]
+        left_out = compare_left_out(old.left_out(), scan.index.left_out(), self._root)
+        return [*files, *(path for group in left_out for path in group)]
 
     def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Chosen) -> WorkspaceDiff:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""

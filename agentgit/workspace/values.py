@@ -173,8 +173,7 @@ class RestorePlan(JsonLike):
         to_id: The id of the snapshot.
         restore: Paths of files that would be written.
         delete: Paths of files that would be deleted.
-        changed: Paths of files that changed since they were last saved or restored, and that are therefore in no
-            snapshot yet; or that changed since the snapshot given as `since`.
+        changed: Paths of files that changed since they were last saved or restored, and are in no snapshot yet.
         aside: Paths that no snapshot holds and that would be moved to the storage, because the restore writes there.
         missing: Paths that the snapshot left out and that no longer exist, each with the reason. They cannot be
             restored.

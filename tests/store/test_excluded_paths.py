@@ -124,11 +124,11 @@ def test_an_excluded_file_that_fits_now_is_not_deleted(workspace, work):
     assert plan.left == told
     assert workspace.diff(first.id, second.id).added_files == ()
     assert workspace.diff(first.id, second.id).modified_files == ("a", "data.csv")
-    done = workspace.restore(first.id, expect="last")
+    done = workspace.restore(first.id)
     assert (done.deleted, done.restored, done.left) == ((), ("a",), told)
     assert (work / "data.csv").read_text() == "small"
     assert unsaved(workspace) == ()
-    again = workspace.restore(second.id, expect="last")
+    again = workspace.restore(second.id)
     assert (again.restored, again.deleted, again.left) == (("a",), (), ())
     assert (work / "data.csv").read_text() == "small"
 

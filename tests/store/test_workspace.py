@@ -17,7 +17,7 @@ import pytest
 from file_trees import CASES, listening, picture
 from workspace_fixtures import kind, left_out, unsaved, work, workspace
 
-from agentgit import Conflict, InvalidInput, NotFound, Unavailable, Workspace, WorkspaceChanged
+from agentgit import Conflict, InvalidInput, NotFound, Unavailable, Workspace
 from agentgit.workspace.api import engine_of, open_workspace
 from agentgit.workspace.catalog import Catalog
 
@@ -170,6 +170,11 @@ def test_a_restore_of_some_paths_leaves_the_others(workspace, work):
     workspace.restore(first.id, paths=["a", work / "d"])
     assert [(work / name).read_text() for name in ("a", "b", "d/c")] == ["1", "2", "1"]
     assert unsaved(workspace) == ()  # a restore leaves no unsaved change
+    (work / "b").write_text("a person's")
+    done = workspace.restore(first.id)
+    assert ((work / "b").read_text(), done.restored) == ("1", ("b",))
+    workspace.restore(done.safety)
+    assert (work / "b").read_text() == "a person's"
     for path in ("../outside", "/etc/passwd"):
         with pytest.raises(InvalidInput, match="outside"):
             workspace.restore(first.id, paths=[path])
@@ -193,28 +198,6 @@ def test_ignored_files_stay_and_are_moved_aside_where_they_are_in_the_way(worksp
     assert ("out", "excluded") in workspace.get(done.safety).skipped
     assert done.deleted == ("new/a",)
     assert (work / "new" / "b.log").read_text() == "2"
-
-
-def test_an_unexpected_change_stops_a_restore_unless_forced(workspace, work):
-    for name in "ab":
-        (work / name).write_text("1")
-    first = workspace.save()
-    (work / "a").write_text("2")
-    second = workspace.save()
-    workspace.restore(first.id, paths=["a"], expect="last")
-    assert unsaved(workspace) == ()
-    workspace.restore(second.id, expect="last")
-    for expected, told in ((second.id, f"Changed since {second.id}: a"), ("last", "last saved or restored: a")):
-        (work / "a").write_text(f"a person's, after {expected}")
-        with pytest.raises(WorkspaceChanged, match=told):
-            workspace.restore(first.id, expect=expected)
-        assert (work / "a").read_text() == f"a person's, after {expected}"
-        done = workspace.restore(first.id, expect=expected, force=True)
-        assert (work / "a").read_text() == "1"
-        workspace.restore(done.safety)
-        assert (work / "a").read_text() == f"a person's, after {expected}"
-    (work / "b").write_text("touched by nobody's restore")
-    workspace.restore(done.safety, paths=["a"], expect=done.safety)
 
 
 def test_ignored_and_large_files_are_left_out_unless_captured_before(work, tmp_path, kind):
@@ -596,13 +579,11 @@ def test_names_that_no_terminal_can_show_are_saved_and_escaped_in_every_text(wor
     (work / WILD).write_text("2")
     diff, plan = workspace.diff(first.id), workspace.plan_restore(first.id)
     assert diff.modified_files == (WILD,)
-    with pytest.raises(WorkspaceChanged) as refused:
-        workspace.restore(first.id, expect=first.id)
     workspace.undo_stack.snapshot(f"edit_file: {work / WILD}", [os.fsencode(work / WILD)])
     (work / WILD).write_text("3")
     undone = workspace.undo_stack.undo()
     done = workspace.restore(first.id)
-    for text in map(str, (first, diff, diff.diff_content, plan, refused.value, undone, done)):
+    for text in map(str, (first, diff, diff.diff_content, plan, undone, done)):
         assert TAME in text
         assert all(c.isprintable() or c == "\n" for c in text), text
     workspace.restore(done.safety, paths=[os.fsencode(WILD)])
