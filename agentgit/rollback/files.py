@@ -101,7 +101,7 @@ class RollbackFiles:
             return []
         tools: dict[str, str] = {}
         for call in (step.invocation for step in plan.steps if step.action == KEEP):
-            for path in adapter.outside(call.tool_name, call.args):
+            for path in adapter.outside(call.tool_name, call.effect, call.args):
                 tools.setdefault(path, call.tool_name)
         return [FileChange(action=OUTSIDE, path=path, why=f"{tool} named it") for path, tool in sorted(tools.items())]
 

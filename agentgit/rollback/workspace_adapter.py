@@ -72,23 +72,21 @@ class WorkspaceAdapter:
             return True  # only a custom environment knows what it restores
         return all(any(map(self.holds, self._candidate_paths(path))) for path in named_paths(args))
 
-    def outside(self, tool_name: str, args: Mapping[str, Any]) -> list[str]:
+    def outside(self, tool_name: str, effect: str, args: Mapping[str, Any]) -> list[str]:
         """Return the paths that a tool call may have changed, and that are not in the workspace."""
-        modified = paths_of(tool_name, None, args)
-        if modified is None or self.is_custom:
-            return []
-        return [path for path in modified.paths if not self._candidate_paths(path)]
+        modified = None if self.is_custom else paths_of(tool_name, effect, args)
+        return [path for path in modified or () if not self._candidate_paths(path)]
 
-    def back_up(self, tool_name: str, tool: Any, args: Mapping[str, Any]) -> None:
+    def back_up(self, tool_name: str, effect: str, args: Mapping[str, Any]) -> None:
         """Save the files of the workspace that a tool call is about to change on the undo stack."""
-        modified = paths_of(tool_name, tool, args)
+        modified = paths_of(tool_name, effect, args)
         if modified is None or self.is_custom:
             return
         stack = self.workspace.undo_stack
-        if modified.everything:
+        if not modified:
             stack.snapshot(tool_name)
             return
-        paths = [path for path in modified.paths if self._candidate_paths(path)]
+        paths = [path for path in modified if self._candidate_paths(path)]
         if not paths:
             return
         label = f"{tool_name}: {', '.join(paths)}"

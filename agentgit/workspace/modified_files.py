@@ -1,23 +1,13 @@
-"""Detects which files a tool call may modify, from the declaration of the tool or from its name and arguments."""
+"""Detects which files a tool call may modify, from its declared effect or from its name and arguments."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from agentgit.effects.effects import declared_on
-from agentgit.effects.kinds import kind_of
-from agentgit.errors import InvalidInput
-
-Tool = TypeVar("Tool")
-
-ATTRIBUTE = "__agentgit_modifies__"
-"""The attribute of a decorated tool or function that holds the names of the arguments with paths."""
+from agentgit.effects.kinds import WORKSPACE
 
 
 def _split_words(words: str) -> frozenset[str]:
@@ -66,93 +56,19 @@ READING_COMMANDS = frozenset({"view", "read", "cat", "list"})
 """Values of the argument `command` with which an editing tool only reads."""
 
 
-@dataclass(frozen=True)
-class Modifies:
-    """The files that a tool call may modify."""
-
-    paths: tuple[str, ...] = ()
-    everything: bool = False
-
-
-EVERYTHING = Modifies(everything=True)
-
-_declared = defaultdict[str, set[tuple[str, ...]]](set)
-"""What is declared about tools of this process, by name, for calls of which only the name is known."""
-
-
-def modifies_files(*arguments: str) -> Callable[[Tool], Tool]:
-    """Declare that a tool modifies files, so that they are saved before each call.
-
-    Args:
-        arguments: The names of the arguments that hold a path, a list of paths, or objects with a path. Without any,
-            the tool may modify every file of the workspace.
-
-    Raises:
-        InvalidInput: The tool has no such argument, or the decorated object is not a function or tool.
-
-    Example:
-        >>> @modifies_files("report")
-        ... def publish(report: str, title: str) -> str: ...
-        >>> paths_of("publish", publish, {"report": "out/june.md", "title": "June"})
-        Modifies(paths=('out/june.md',), everything=False)
-    """
-
-    def declare(tool: Tool) -> Tool:
-        if unknown := set(arguments) - (_parameter_names(tool) or set(arguments)):
-            raise InvalidInput(
-                f"{_name_of(tool)} has no argument {', '.join(sorted(unknown))}. Name those with a path."
-            )
-        for candidate in (getattr(tool, "func", None), getattr(tool, "coroutine", None), tool):
-            try:
-                object.__setattr__(candidate, ATTRIBUTE, arguments)  # pydantic's __setattr__ refuses unknown names
-            except (AttributeError, TypeError):
-                continue  # None, or a method, which accepts no attributes
-            _declared[_name_of(tool)].add(arguments)
-            return tool
-        raise InvalidInput(f"{tool!r} cannot be declared. Decorate a function or a tool.")
-
-    return declare
-
-
-def paths_of(tool_name: str, tool: Any, args: Mapping[str, Any]) -> Modifies | None:
-    """Return the files that a call may modify, by the declaration of its tool or else by its name; None for none."""
-    declared_arguments = _declared_arguments(tool_name, tool)
-    if declared_arguments is not None:
-        return _modified_paths(path for name in declared_arguments for path in _paths_in_value(args.get(name)))
-    effect = declared_on(tool)
-    if effect is not None and kind_of(effect.kind).is_neutral:
-        return None
+def paths_of(tool_name: str, effect: str, args: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the files that a call may modify: empty if it may be any file; None if it modifies none."""
     names = set(_tool_names(tool_name))
     if names & SHELL_TOOLS:
-        return EVERYTHING
-    if not names & FILE_TOOLS or str(args.get("command")) in READING_COMMANDS:
+        return ()
+    if (effect != WORKSPACE and not names & FILE_TOOLS) or str(args.get("command")) in READING_COMMANDS:
         return None
-    return _modified_paths(_paths_in_arguments(args))
+    return named_paths(args)
 
 
 def named_paths(args: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the paths in the arguments of a call, by the names of the arguments."""
     return tuple(dict.fromkeys(_paths_in_arguments(args)))
-
-
-def _declared_arguments(tool_name: str, tool: Any) -> tuple[str, ...] | None:
-    for candidate in (tool, getattr(tool, "func", None), getattr(tool, "coroutine", None)):
-        arguments = getattr(candidate, ATTRIBUTE, None)
-        if isinstance(arguments, tuple):
-            return arguments
-    if tool is not None or tool_name not in _declared:
-        return None
-    declared = _declared[tool_name]
-    return next(iter(declared)) if len(declared) == 1 else ()  # several tools share the name: it may be any file
-
-
-def _name_of(tool: Any) -> str:
-    return str(getattr(tool, "name", None) or getattr(tool, "__name__", tool))
-
-
-def _modified_paths(paths: Iterator[str]) -> Modifies:
-    unique_paths = tuple(dict.fromkeys(paths))
-    return Modifies(unique_paths) if unique_paths else EVERYTHING
 
 
 def _paths_in_arguments(args: Mapping[str, Any]) -> Iterator[str]:
@@ -194,15 +110,3 @@ def _tool_names(tool_name: str) -> Iterator[str]:
 
 def _normalize_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _parameter_names(tool: Any) -> set[str] | None:
-    """Return the names of a tool's arguments; None if it accepts any, or has no signature."""
-    schema = getattr(tool, "args", None)  # a LangChain tool's
-    if isinstance(schema, Mapping):
-        return set(schema)
-    try:
-        parameters = inspect.signature(tool).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    return None if any(one.kind is one.VAR_KEYWORD for one in parameters) else {one.name for one in parameters}

@@ -494,11 +494,11 @@ def test_a_change_by_somebody_else_is_a_conflict(agent, repo, desk, tmp_path, ch
     assert [branch.name for branch in agent.session.branches()] == ["main"]
     changes = agent.rewind_files("before", force=True)
     assert desk.files == {"a.txt": "theirs"}
-    Workspace(desk.root).restore(changes.safety, force=True)
+    Workspace(desk.root).restore(changes.safety)
     changes = agent.rollback("before", files="overwrite").report.files
     assert desk.files == {"a.txt": "one"}
     assert {one.path for one in changes.changes if one.action == "overwritten"} == {"a.txt"}
-    Workspace(desk.root).restore(changes.safety, force=True)
+    Workspace(desk.root).restore(changes.safety)
     assert desk.files == NOW | {"a.txt": "theirs"}
 
 
@@ -581,6 +581,20 @@ def test_a_directory_moved_by_a_tool_can_be_moved_back(repo, desk):
     assert desk.files == {"other/f.txt": "one"}
     Workspace(desk.root).undo_stack.undo()
     assert desk.files == {"dir/f.txt": "one"}
+
+
+def test_a_workspace_tool_of_any_name_can_be_undone(repo, desk):
+    @tool
+    def publish(output_file: str) -> str:
+        """Publish a report."""
+        return f"published {(desk.root / output_file).write_text('two')}"
+
+    (desk.root / "a.txt").write_text("one")
+    graph = asking_once(publish, output_file="a.txt")
+    repo.wrap(graph, "s", effects={"publish": "workspace"}, workspace=desk.root).run("go")
+    assert desk.files == {"a.txt": "two"}
+    assert Workspace(desk.root).undo_stack.undo().labels == ("publish: a.txt",)
+    assert desk.files == {"a.txt": "one"}
 
 
 def test_a_path_relative_to_the_process_is_saved_too(repo, desk, monkeypatch):

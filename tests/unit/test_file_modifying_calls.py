@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from langchain_core.tools import tool
 
-from agentgit import effect
-from agentgit.errors import InvalidInput
-from agentgit.workspace.modified_files import EVERYTHING, Modifies, modifies_files, paths_of
+from agentgit.workspace.modified_files import paths_of
+
+EVERYTHING = ()
 
 PATCH = """*** Begin Patch
 *** Add File: new.txt
@@ -67,52 +66,10 @@ UNIFIED = "--- a/one.txt\t2026-01-01\n+++ b/two.txt\n@@ -1 +1 @@\n-x\n+y\n--- /d
 )
 def test_the_arguments_of_a_file_tool_name_the_modified_files(name, args, paths):
     """Reading tools modify none; shell tools, and file tools that name no file, may modify everything."""
-    assert paths_of(name, None, args) == (Modifies(tuple(paths)) if isinstance(paths, list) else paths)
+    assert paths_of(name, "undeclared", args) == (tuple(paths) if isinstance(paths, list) else paths)
 
 
-def test_a_decorator_declares_which_arguments_hold_paths():
-    @tool
-    @modifies_files("report", "assets")
-    def publish(report: str, assets: list[str], path: str) -> str:
-        """Publish."""
-        return ""
-
-    @modifies_files("report")
-    @tool
-    def publish_again(report: str) -> str:
-        """Publish."""
-        return ""
-
-    assert paths_of("publish", publish, {"report": "a", "assets": ["b", "c"], "path": "x"}) == Modifies(("a", "b", "c"))
-    assert paths_of("publish_again", publish_again, {"report": "a"}) == Modifies(("a",))
-    assert paths_of("publish_again", None, {"report": "a"}) == Modifies(("a",))
-    assert paths_of("publish", publish, {"path": "x"}) == EVERYTHING
-
-
-def test_a_decorator_without_arguments_declares_any_file_modified():
-    @modifies_files()
-    def build() -> str: ...
-
-    assert paths_of("build", build, {}) == EVERYTHING
-
-
-def test_a_tool_declared_read_only_modifies_nothing():
-    @effect("read_only")
-    def execute(query: str) -> str: ...
-
-    assert paths_of("execute", execute, {"query": "select 1"}) is None
-
-
-def test_a_wrong_modifies_files_declaration_is_refused():
-    with pytest.raises(InvalidInput, match="publish has no argument pth"):
-
-        @modifies_files("pth")
-        def publish(path: str) -> str: ...
-
-    with pytest.raises(InvalidInput, match="cannot be declared"):
-        modifies_files()(3)
-
-    @modifies_files("anything")
-    def flexible(**arguments: str) -> str: ...
-
-    assert paths_of("flexible", flexible, {"anything": "a"}) == Modifies(("a",))
+def test_a_tool_declared_workspace_modifies_the_files_that_its_arguments_name():
+    assert paths_of("publish", "workspace", {"output_file": "a", "title": "x"}) == ("a",)
+    assert paths_of("build", "workspace", {"title": "x"}) == ()
+    assert paths_of("build", "idempotent", {"path": "a"}) is None

@@ -401,7 +401,7 @@ class Calls:
             self.turn.context.registry.remember(call.intent.id, declaration)
         if runs_tool and not call.intent.effect.is_neutral and declaration.tool_name not in MEMORY_TOOLS:
             try:  # if what the call is about to change cannot be backed up, its tool does not run
-                self.turn.files.back_up(declaration.tool_name, declaration.tool, arguments.values)
+                self.turn.files.back_up(declaration.tool_name, call.intent.effect, arguments.values)
             except AgentGitError as error:
                 call._end_failed(f"its tool was not run: {error}", error)
                 raise

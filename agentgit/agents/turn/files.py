@@ -86,10 +86,10 @@ class TurnFiles:
                 self.store.database.write(lambda connection: self.record_snapshot(connection, branch))
             self._found[batch] = self.last_snapshot
 
-    def back_up(self, tool_name: str, tool: Any, args: Mapping[str, Any]) -> None:
+    def back_up(self, tool_name: str, effect: str, args: Mapping[str, Any]) -> None:
         """Back up what a tool call is about to change, so that this call alone can be undone."""
         if self.workspace is not None:
-            self.workspace.back_up(tool_name, tool, args)
+            self.workspace.back_up(tool_name, effect, args)
 
     def take_snapshot(self, reason: str) -> None:
         """Take a snapshot during the turn or at its end; the turn is recorded even if that fails."""
