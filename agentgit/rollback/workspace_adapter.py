@@ -23,8 +23,7 @@ from agentgit.effects.files import (
 from agentgit.errors import InvalidInput
 from agentgit.values import escape_path
 from agentgit.workspace.api import Workspace, engine_of, open_workspace
-from agentgit.workspace.engine import AUTO
-from agentgit.workspace.locations import require_known_storage
+from agentgit.workspace.engine import AUTO, require_own_storage
 from agentgit.workspace.modified_files import named_paths, paths_of
 from agentgit.workspace.restore import CONFLICT_WHY, FileHistory
 from agentgit.workspace.values import Restored, RestorePlan, some
@@ -232,7 +231,7 @@ def _open_workspace(settings: Mapping[str, Any], moved_to: str | None = None) ->
     """Open a workspace that a database names."""
     storage, workspace = str(settings.get("storage")), str(settings.get("workspace"))
     if settings.get("environment"):
-        require_known_storage(storage, None if moved_to is not None else workspace)
+        require_own_storage(storage, workspace, moved_to or workspace)
     options = {name: value for name, value in settings.items() if name not in (HOLDER, IMPORTED)}
     try:
         return open_workspace({**options, "storage": storage, "workspace": moved_to or workspace})

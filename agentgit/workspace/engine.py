@@ -9,15 +9,16 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Unavailable
+from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotAllowed, NotFound, Unavailable
 from agentgit.next_steps import Next
+from agentgit.values import escape_path
 from agentgit.workspace.catalog import PATIENCE, PENDING, TREE, Catalog, CatalogRow, dump_paths, load_paths
 from agentgit.workspace.files import Captured, Files, selection
-from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, record_storage
+from agentgit.workspace.locations import WorkspacePaths, exclusive_lock
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import FileHistory
 from agentgit.workspace.values import (
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 CREATED, RESTORED, DELETED, PRUNED, FAILED = EVENTS = ("created", "restored", "deleted", "pruned", "failed")
 
 MANUAL, AUTO, SAFETY = "manual", "auto", "safety"
+
+CATALOG = "catalog.db"
 
 POSITION, NUMBER, PLACE, NOT_OURS = "position", "number", "place", "left_out"
 """Keys in the catalog: the current snapshot, the last number of a generated name, the owner of the storage, and the
@@ -109,7 +112,7 @@ class Engine:
     ) -> None:
         self.root, self.storage, self._max_checkpoints = root, storage, max_checkpoints
         self.paths = WorkspacePaths(root)
-        self.catalog = Catalog(os.path.join(storage, "catalog.db"))
+        self.catalog = Catalog(os.path.join(storage, CATALOG))
         self.listeners: dict[str, list[Callable[[Any], None]]] = {event: [] for event in EVENTS}
         self._thread_lock, self._is_locked = threading.RLock(), False
         self.finished: tuple[Restored, bool] | None = None
@@ -158,7 +161,6 @@ class Engine:
                 )
         if recorded != owner:
             self.catalog.set(PLACE, json.dumps(owner))
-        record_storage(self.storage, self.root)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -389,6 +391,26 @@ class Engine:
     def captures(self, path: str | os.PathLike[str]) -> bool:
         """Return whether snapshots have the file at a path: it is in the workspace, and not excluded."""
         return self.custom is None and self.paths.holds(path) and self._files.captures(self.paths.relative(path))
+
+
+def owner_of(storage: str) -> str | None:
+    """Return the workspace whose snapshots a storage has; None if it has none, or is another user's."""
+    path = os.path.join(storage, CATALOG)
+    if not os.path.isfile(path) or os.stat(path).st_uid != os.geteuid():
+        return None
+    with closing(Catalog(path)) as catalog:
+        recorded = json.loads(catalog.get(PLACE) or "null")
+    return str(recorded[2]) if recorded and recorded[0] == storage else None
+
+
+def require_own_storage(storage: str, *workspaces: str) -> None:
+    """Check that a storage has this user's snapshots of a workspace: files are written where a row says."""
+    if owner_of(storage) not in workspaces:
+        raise NotAllowed(
+            f"{escape_path(storage)} has no snapshots that this user took of {escape_path(workspaces[0])}, and a "
+            "stored path alone is not trusted. Is it yours?",
+            Next("open_storage"),
+        )
 
 
 def new_snapshot(

@@ -5,17 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
-from agentgit.errors import InvalidInput, NotAllowed, Unavailable
-from agentgit.next_steps import Next
+from agentgit.errors import InvalidInput, Unavailable
 from agentgit.values import escape_path
 
 FREE, PERMIT = "Free some space", "Grant the permission"
@@ -101,7 +98,9 @@ def require_not_moved(root: bytes) -> None:
 def create_storage(path: str | os.PathLike[str] | None, workspace: str) -> str:
     """Create the storage of a workspace, accessible only to its user, and return its real path."""
     if path is None:
-        path = Path(_data_home(), "workspaces", _short_hash(workspace))
+        data_home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+        home = os.environ.get("AGENTGIT_HOME") or os.path.join(data_home, "agentgit")
+        path = os.path.join(home, "workspaces", hashlib.sha256(os.fsencode(workspace)).hexdigest()[:16])
     real_path = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
     if real_path == workspace or workspace.startswith(real_path + os.sep):
         raise InvalidInput(
@@ -110,58 +109,6 @@ def create_storage(path: str | os.PathLike[str] | None, workspace: str) -> str:
     with naming(real_path):
         os.makedirs(real_path, mode=0o700, exist_ok=True)
     return real_path
-
-
-def record_storage(storage: str, workspace: str) -> None:
-    """Record that a program opened a workspace, in a directory that only this user can write."""
-    if recorded_workspace(storage) == workspace:
-        return
-    record_path = _record_path(storage)
-    temporary_path = record_path.with_name(f"{record_path.name}-{os.getpid()}-{threading.get_ident()}")
-    with suppress(OSError):  # a failed write shows later: `require_known_storage` refuses the storage
-        record_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary_path.write_text(json.dumps([storage, workspace]))
-        temporary_path.replace(record_path)
-
-
-def recorded_workspace(storage: str) -> str | None:
-    """Return the workspace with which a program of this user last opened a storage; None if none did."""
-    try:
-        record = json.loads(_record_path(storage).read_text())
-    except (OSError, ValueError):
-        return None
-    return str(record[1]) if isinstance(record, list) and len(record) == 2 and record[0] == storage else None
-
-
-def require_known_storage(storage: str, workspace: str | None = None) -> None:
-    """Check that a program of this user has opened the storage and workspace that a database row names.
-
-    A row is not trusted, because files are written to the directory that it names.
-    """
-    recorded = recorded_workspace(storage)
-    if recorded is None or (workspace is not None and recorded != workspace):
-        location = (
-            f"{escape_path(workspace)} with snapshots in {escape_path(storage)}"
-            if workspace
-            else f"the storage {escape_path(storage)}"
-        )
-        raise NotAllowed(
-            f"No program of this user has opened {location}, and a stored path alone is not trusted. Is it yours?",
-            Next("open_storage"),
-        )
-
-
-def _data_home() -> Path:
-    configured = os.environ.get("AGENTGIT_HOME")
-    return Path(configured or Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share"), "agentgit"))
-
-
-def _record_path(storage: str) -> Path:
-    return Path(_data_home(), "known", _short_hash(storage))
-
-
-def _short_hash(path: str) -> str:
-    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
 
 
 Paths = Iterable[str | os.PathLike[str]] | None

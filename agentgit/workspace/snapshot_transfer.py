@@ -18,18 +18,18 @@ from agentgit.errors import Corrupt
 from agentgit.store.transfer import paths
 from agentgit.store.transfer.file_trees import (
     CUSTOM_ENVIRONMENT,
+    FOREIGN_STORAGE,
     MAX_FILE_BYTES,
     NO_LONGER_STORED,
-    UNREGISTERED_STORAGE,
     FileTree,
     TreeItem,
 )
 from agentgit.store.transfer.lines import records_with_contents
 from agentgit.workspace.api import Workspace, engine_of
 from agentgit.workspace.catalog import Catalog, CatalogRow
-from agentgit.workspace.engine import AUTO, new_snapshot
+from agentgit.workspace.engine import AUTO, CATALOG, new_snapshot, owner_of
 from agentgit.workspace.left_out import LeftOut
-from agentgit.workspace.locations import naming, recorded_workspace
+from agentgit.workspace.locations import naming
 from agentgit.workspace.objects import BLOB, Objects, PackWriter
 from agentgit.workspace.trees import LINK_MODE, TreeEntry, Trees, put_tree
 
@@ -69,11 +69,11 @@ class SnapshotExporter:
         """Find a snapshot and write its tree. Never create a missing storage."""
         if environment not in ("git", "directory"):
             return ExportedTree(None, CUSTOM_ENVIRONMENT)
-        catalog_path, folder = os.path.join(storage, "catalog.db"), os.path.join(storage, environment)
+        catalog_path, folder = os.path.join(storage, CATALOG), os.path.join(storage, environment)
         if not os.path.isfile(catalog_path) or not os.path.isdir(folder):
             return ExportedTree(None, NO_LONGER_STORED)
-        if recorded_workspace(storage) is None:  # a path from a row is not trusted: see `require_known_storage`
-            return ExportedTree(None, UNREGISTERED_STORAGE)
+        if owner_of(storage) is None:  # a path from a row is not trusted
+            return ExportedTree(None, FOREIGN_STORAGE)
         with closing(Catalog(catalog_path)) as catalog:
             row = catalog.get_row(snapshot)
         if row is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import agentgit
 from agentgit.demo import build
 from agentgit.errors import Unavailable
-from agentgit.workspace.locations import recorded_workspace
+
+NOBODY = pwd.getpwnam("nobody").pw_uid
 
 EFFECTS = {"create_order": "idempotent"}
 
@@ -25,7 +27,7 @@ class Place:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.work, self.victim = folder, folder / "work", folder / "victim"
         self.evil, self.ran = folder / "evil", folder / "ran"
-        self._prepare(monkeypatch)
+        self._prepare()
         monkeypatch.setenv("AGENTGIT_HOME", str(folder / "home"))
         with agentgit.open(folder / "a.db") as repo:
             agent = repo.wrap(build(str(folder / "shop.db")), session="s", effects=EFFECTS, workspace=self.work)
@@ -33,9 +35,8 @@ class Place:
                 (self.work / "a.txt").write_text(text)
                 agent.run("order two chairs")
 
-    def _prepare(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Create a snapshot and a hook as another user, who has a separate home."""
-        monkeypatch.setenv("AGENTGIT_HOME", str(self.folder / "their-home"))
+    def _prepare(self) -> None:
+        """Create a storage of another user, which claims to have the snapshots of the foreign directory."""
         theirs = self.folder / "theirs"
         for folder in (theirs, self.victim):
             folder.mkdir()
@@ -47,8 +48,10 @@ class Place:
         hook.parent.mkdir(exist_ok=True)
         hook.write_text(f"#!/bin/sh\ntouch {self.ran}\n")
         hook.chmod(0o755)
+        place = [str(self.evil), "git", str(self.victim), self.victim.stat().st_ino]
         with sqlite3.connect(self.evil / "catalog.db") as catalog:
-            catalog.execute("DELETE FROM state WHERE name = 'place'")
+            catalog.execute("UPDATE state SET value = ? WHERE name = 'place'", (json.dumps(place),))
+        os.chown(self.evil / "catalog.db", NOBODY, NOBODY)
 
     def name(self, **settings: Any) -> None:
         """Make all snapshot rows name the foreign storage, with some settings changed."""
@@ -69,6 +72,8 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files to another user")
     return Place(tmp_path, monkeypatch)
 
 
@@ -78,26 +83,28 @@ def test_a_storage_that_only_a_row_names_is_opened_by_no_verb(place: Place) -> N
         session = repo.session("s")
         plan = session.plan_rollback("main#1")
         assert plan.files is not None
-        assert "No program of this user has opened" in plan.files.problem
+        assert "has no snapshots that this user took" in plan.files.problem
         for force in (False, True):
-            with pytest.raises(Unavailable, match="No program of this user has opened"):
+            with pytest.raises(Unavailable, match="has no snapshots that this user took"):
                 session.rollback("main#1", force=force)
         repo.maintenance.gc()
         session.export(place.folder / "s.jsonl", branch="main", files=True)
-        assert "No program of this user" in str(session.delete().left)
+        assert "has no snapshots that this user took" in str(session.delete().left)
     exported = (place.folder / "s.jsonl").read_text()
     assert "evil" not in exported.replace(str(place.evil), "")
-    assert "nobody there has opened its storage" in exported
+    assert "its storage belongs to another user" in exported
     place.expect_untouched()
 
 
 def test_a_known_storage_is_not_opened_for_another_directory(place: Place) -> None:
     with sqlite3.connect(place.folder / "a.db") as db:
         known = json.loads(db.execute("SELECT settings FROM workspace_snapshot LIMIT 1").fetchone()[0])
-    assert recorded_workspace(known["storage"]) == str(place.work)
     place.name(storage=known["storage"])
     place.work.rename(place.folder / "elsewhere")
-    with agentgit.open(place.folder / "a.db") as repo, pytest.raises(Unavailable, match="No program of this user"):
+    with (
+        agentgit.open(place.folder / "a.db") as repo,
+        pytest.raises(Unavailable, match="has no snapshots that this user took"),
+    ):
         repo.session("s").rewind_files("main#1")
     place.expect_untouched()
 
@@ -107,7 +114,7 @@ def test_a_wrapped_session_does_not_use_a_storage_that_a_row_names(place: Place)
     place.name(workspace=str(place.folder / "gone"))
     with agentgit.open(place.folder / "a.db") as repo:
         repo.wrap(build(str(place.folder / "shop.db")), session="s", effects=EFFECTS, workspace=place.work)
-        with pytest.raises(Unavailable, match="No program of this user has opened"):
+        with pytest.raises(Unavailable, match="has no snapshots that this user took"):
             repo.session("s").rewind_files("main#1")
     place.expect_untouched()
     assert (place.work / "a.txt").read_text() == "two"

@@ -19,9 +19,9 @@ Record = Mapping[str, Any]
 
 CUSTOM_ENVIRONMENT = "its environment alone can read it"
 NO_LONGER_STORED = "it is no longer stored"
-UNREGISTERED_STORAGE = "nobody there has opened its storage"
+FOREIGN_STORAGE = "its storage belongs to another user"
 NO_WORKSPACE = "no workspace was given to restore them into"
-REASONS = (CUSTOM_ENVIRONMENT, NO_LONGER_STORED, UNREGISTERED_STORAGE)
+REASONS = (CUSTOM_ENVIRONMENT, NO_LONGER_STORED, FOREIGN_STORAGE)
 """The reasons why an export may lack the snapshot of a checkpoint."""
 
 MAX_FILE_BYTES = 2**30
