@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import tempfile
@@ -18,10 +16,10 @@ from typing import Any
 
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.workspace.locations import exclusive_lock
-from agentgit.workspace.values import FileCheckpoint, Restored, utc_datetime
+from agentgit.workspace.values import Restored
 
-OWNER, RECORD, RUNNING = "agentgit.container", "agentgit.snapshot", "agentgit.running"
-"""Labels: of an image, its container and its record; of a container that a restore created, if it must be started."""
+RUNNING = "agentgit.running"
+"""The label of an image, and of a container that a restore creates: whether the container runs."""
 
 NEXT, BEFORE = ".agentgit-next", ".agentgit-before"
 """Suffixes of the names of the new and the old container during a replacement."""
@@ -61,11 +59,14 @@ class ContainerEnvironment:
         self.container, self._options, self._timeout = container, tuple(options), timeout
         default = "docker" if shutil.which("docker") or not shutil.which("podman") else "podman"
         self._engine = (engine,) if isinstance(engine, str) else tuple(engine) or (default,)
+        # Names of images are lowercase, those of containers need not be.
+        digest = hashlib.sha256(container.encode()).hexdigest()[:8]
+        self._images = f"agentgit/{re.sub(r'[^a-z0-9]+', '-', container.lower()).strip('-')}-{digest}"
 
-    def checkpoint(self, message: str = "") -> str:
-        """Take a snapshot of the container, running or stopped, with a description, and return its id."""
+    def checkpoint(self) -> str:
+        """Take a snapshot of the container, running or stopped, and return its id, which is the name of an image."""
         with self._locked():
-            return self._commit("manual", message)
+            return self._commit()
 
     def restore(self, id: str) -> Restored:
         """Replace the container with one created from a snapshot, with the same name and settings.
@@ -79,37 +80,26 @@ class ContainerEnvironment:
             Unavailable: The engine does not respond, or reports an error, which the message quotes.
         """
         with self._locked():
-            target, old = self._require_snapshot(id), self._inspect(self.container)
-            is_running = old["State"]["Running"] if old else target.metadata["running"]
+            image, old = self._require_image(id), self._inspect("container", self.container)
+            is_running = old["State"]["Running"] if old else image["Config"]["Labels"][RUNNING] == "true"
             words = (f"--name={self.container}{NEXT}", f"--label={RUNNING}={str(is_running).lower()}")
-            self._run("create", *words, *self._options, target.metadata["image"])
+            self._run("create", *words, *self._options, id)
             new = self._require_container(self.container + NEXT)
-            safety = self._replace(old, new, f"before the restore of {id}")
+            safety = self._replace(old, new)
             if is_running:
                 self._run("start", self.container)
             self._remove(self.container + BEFORE)
-        mounts = _mounts(new)
-        lost = sorted(set(target.metadata["not_included"]).difference(mounts))
-        missing = tuple((path, "a volume or a mount that the container no longer has") for path in lost)
-        left = tuple((path, "a volume or a mount, which is not part of an image") for path in mounts)
-        return Restored(id, safety, everything=True, missing=missing, left=left)
-
-    def list(self) -> tuple[FileCheckpoint, ...]:
-        """Return the snapshots, newest first. Their metadata has `image`, `running` and `not_included` (mounts)."""
-        image_ids = self._run("images", "--quiet", "--no-trunc", f"--filter=label={OWNER}={self.container}").split()
-        images = self._json("image", "inspect", *dict.fromkeys(image_ids)) if image_ids else ()
-        found = (_snapshot(image, tag, self._tag("")) for image in images for tag in image["RepoTags"] or ())
-        return tuple(sorted(filter(None, found), key=lambda snapshot: snapshot.id, reverse=True))
-
-    def get(self, id: str) -> FileCheckpoint | None:
-        """Return one snapshot; None if none has this id."""
-        return next((snapshot for snapshot in self.list() if snapshot.id == id), None)
+        mounts = {mount["Destination"] for mount in new.get("Mounts") or ()}
+        mounts.update(new["HostConfig"].get("Tmpfs") or ())
+        left = tuple((path, "a volume or a mount, which is not part of an image") for path in sorted(mounts))
+        return Restored(id, safety, everything=True, left=left)
 
     def delete(self, id: str) -> None:
-        """Remove one snapshot and its image, unless a container uses the image."""
-        self._run("rmi", self._require_snapshot(id).metadata["image"])
+        """Remove the image of a snapshot, unless a container uses it."""
+        self._require_image(id)
+        self._run("rmi", id)
 
-    def _replace(self, old: Inspection | None, new: Inspection, message: str) -> str | None:
+    def _replace(self, old: Inspection | None, new: Inspection) -> str | None:
         """Rename the new container to the name of the old one; return the id of the safety snapshot of the old one."""
         safety = None
         if old is not None:
@@ -122,7 +112,7 @@ class ContainerEnvironment:
             if old["HostConfig"].get("AutoRemove"):
                 raise InvalidInput(f"Nothing was restored: {self.container} is removed when it stops (AutoRemove).")
             self._run("stop", self.container)
-            safety = self._commit("safety", message, is_running=old["State"]["Running"])
+            safety = self._commit(is_running=old["State"]["Running"])
             self._run("rename", self.container, self.container + BEFORE)
         self._run("rename", self.container + NEXT, self.container)
         return safety
@@ -142,58 +132,48 @@ class ContainerEnvironment:
 
     def _recover(self) -> None:
         names = self._run("ps", "--all", "--format={{.Names}}").split()
-        new = self._inspect(self.container + NEXT) if self.container + NEXT in names else None
+        new = self._inspect("container", self.container + NEXT) if self.container + NEXT in names else None
         if self.container + BEFORE in names:
             new = new or self._require_container(self.container)
             self._remove(self.container)
             self._run("rename", self.container + BEFORE, self.container)
-        if new and (new["Config"]["Labels"] or {}).get(RUNNING) == "true" and self._inspect(self.container):
+        is_to_run = new is not None and (new["Config"]["Labels"] or {}).get(RUNNING) == "true"
+        if is_to_run and self._inspect("container", self.container):
             self._run("start", self.container)
         self._remove(self.container + NEXT)
 
     def _remove(self, name: str) -> None:
-        if self._inspect(name):
+        if self._inspect("container", name):
             self._run("rm", "--force", name)
 
-    def _commit(self, kind: str, message: str, is_running: bool | None = None) -> str:
-        """Create an image of the container, which is paused meanwhile, and return the id of the snapshot."""
-        container, id = self._require_container(self.container), f"{time.time_ns():016x}{secrets.token_hex(2)}"
+    def _commit(self, is_running: bool | None = None) -> str:
+        """Create an image of the container, which is paused meanwhile, and return its name."""
+        container, id = self._require_container(self.container), f"{self._images}:{time.time_ns():016x}"
         running = container["State"]["Running"] if is_running is None else is_running
-        record = {"id": id, "kind": kind, "message": message, "running": running, "not_included": _mounts(container)}
-        encoded = base64.urlsafe_b64encode(json.dumps(record).encode()).decode().rstrip("=")
-        labels = (f"--change=LABEL {OWNER}={self.container}", f"--change=LABEL {RECORD}={encoded}")
-        self._run("commit", "--pause=true", *labels, self.container, self._tag(id))
+        self._run("commit", "--pause=true", f"--change=LABEL {RUNNING}={str(running).lower()}", self.container, id)
         return id
 
-    def _tag(self, id: str) -> str:
-        # Names of images are lowercase, those of containers need not be.
-        digest = hashlib.sha256(self.container.encode()).hexdigest()[:8]
-        return f"agentgit/{re.sub(r'[^a-z0-9]+', '-', self.container.lower()).strip('-')}-{digest}:{id}"
-
-    def _require_snapshot(self, id: str) -> FileCheckpoint:
-        if (snapshot := self.get(id)) is None:
-            raise NotFound(f"The container {self.container} has no snapshot {id}. List its snapshots with list().")
-        return snapshot
+    def _require_image(self, id: str) -> Inspection:
+        image = self._inspect("image", id) if id.startswith(f"{self._images}:") else None
+        if image is None:
+            raise NotFound(f"The container {self.container} has no snapshot {id}. They are the images {self._images}.")
+        return image
 
     def _require_container(self, name: str) -> Inspection:
-        if (container := self._inspect(name)) is None:
+        if (container := self._inspect("container", name)) is None:
             raise NotFound(f"{self._engine[0]} has no container {name}. Create it first, with `{self._engine[0]} run`.")
         return container
 
-    def _inspect(self, name: str) -> Inspection | None:
+    def _inspect(self, kind: str, name: str) -> Inspection | None:
         try:
-            return self._json("container", "inspect", name)[0]
+            found: Sequence[Inspection] = json.loads(self._run(kind, "inspect", name))
+        except ValueError as error:
+            raise self._failed(kind, "the answer of the engine is not JSON") from error
         except Unavailable as error:
             if "no such" in str(error).lower():
                 return None
             raise
-
-    def _json(self, *words: str) -> Sequence[Inspection]:
-        try:
-            found: Sequence[Inspection] = json.loads(self._run(*words))
-        except ValueError as error:
-            raise self._failed(words[0], "the answer of the engine is not JSON") from error
-        return found
+        return found[0]
 
     def _run(self, *words: str) -> str:
         try:
@@ -212,22 +192,6 @@ class ContainerEnvironment:
 
     def _failed(self, verb: str, reason: str) -> Unavailable:
         return Unavailable(f"{self._engine[0]} {verb} failed for the container {self.container}: {reason}")
-
-
-def _snapshot(image: Inspection, tag: str, own: str) -> FileCheckpoint | None:
-    """Return the snapshot for a tag of an image; None if a user built the image from our container, with our labels."""
-    encoded = image["Config"]["Labels"][RECORD]
-    record = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
-    if not tag.endswith(own + record["id"]):
-        return None
-    metadata = {"image": tag, "running": record["running"], "not_included": record["not_included"]}
-    created = utc_datetime(int(record["id"][:16], 16))
-    return FileCheckpoint(record["id"], None, record["message"], created, metadata=metadata, kind=record["kind"])
-
-
-def _mounts(container: Inspection) -> tuple[str, ...]:
-    tmpfs = container["HostConfig"].get("Tmpfs") or {}
-    return tuple(sorted({mount["Destination"] for mount in container.get("Mounts") or ()} | set(tmpfs)))
 
 
 def _settings(container: Inspection) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from container_engines import HARDENED, opened
+from container_engines import BASE, HARDENED, opened
 
 from agentgit import Environment, Workspace
 from agentgit.errors import InvalidInput, NotFound, Unavailable
@@ -29,6 +29,11 @@ def engine(shared_engine):
 def environment_of(engine, name="box", *settings):
     """Return the environment of a container that `Engine.run` has started."""
     return ContainerEnvironment(name, options=(*HARDENED, *settings), engine=engine.words)
+
+
+def snapshots(engine):
+    """Return the ids of all snapshots."""
+    return {one.removeprefix("localhost/") for one in engine.tags() if "agentgit/" in one}
 
 
 @pytest.fixture
@@ -66,9 +71,7 @@ def test_a_workspace_restore_takes_one_safety_image(engine, box, tmp_path):
     engine.sh("box", "echo unsaved > /note")
     done = workspace.restore(saved.id)
     assert [one.id for one in workspace.list()] == [done.safety, saved.id]
-    safety, clean = box.list()
-    assert (safety.kind, safety.message) == ("safety", f"before the restore of {clean.id}")
-    assert clean.kind == "manual"
+    assert len(snapshots(engine)) == 2
     workspace.restore(done.safety)
     assert engine.sh("box", "cat /note") == "unsaved\n"
 
@@ -88,7 +91,7 @@ def test_a_restored_container_keeps_its_settings(engine, tmp_path):
     environment = environment_of(engine, name, *settings)
     environment.restore(environment.checkpoint())
     new = engine.inspect(name)
-    assert len(environment.list()) == 2
+    assert len(snapshots(engine)) == 2
     assert old["Id"] != new["Id"]
     assert set(old["Config"]["Env"]) <= set(new["Config"]["Env"])  # the engine may add HOME
     for field in ("Cmd", "Entrypoint", "WorkingDir", "User", "Hostname", "StopTimeout"):
@@ -110,9 +113,6 @@ def test_mounts_are_reported_as_not_included(engine, tmp_path):
     assert [path for path, _ in done.left] == ["/memory", "/named", "/shared"]
     assert "a volume or a mount" in str(done)
     assert engine.sh("box", "cat /shared/file /named/file") == "kept\nkept\n"
-    engine("rm", "--force", "box")
-    done = environment_of(engine, "box", *settings[:2]).restore(done.safety)
-    assert [path for path, _ in done.missing] == ["/memory"]
     assert json.loads(json.dumps(done.to_dict())) == done.to_dict()
 
 
@@ -137,7 +137,7 @@ def test_concurrent_snapshots_and_restores_wait_for_each_other(engine, box):
         for done in [pool.submit(work) for work in works]:
             done.result()
     assert engine.names() == {"box"}
-    assert len(box.list()) == 4
+    assert len(snapshots(engine)) == 4
 
 
 REFUSED = {
@@ -158,7 +158,7 @@ def test_a_container_that_cannot_be_made_again_as_it_was_is_refused(engine, why)
         environment.restore(snapshot)
     assert engine.names() == {"box"}
     assert engine.inspect("box")["State"]["Running"]
-    assert len(environment.list()) == 1
+    assert snapshots(engine) == {snapshot}
 
 
 @pytest.mark.long
@@ -167,31 +167,18 @@ def test_deleted_snapshots_free_their_images(engine, box):
     made = []
     for number in range(5):
         engine.sh("box", f"echo {number} > /number")
-        made.append(box.checkpoint(str(number)))
-    assert [one.message for one in box.list()] == ["4", "3", "2", "1", "0"]
+        made.append(box.checkpoint())
+    assert snapshots(engine) == set(made)
     box.delete(made[0])
-    assert box.get(made[0]) is None
+    assert snapshots(engine) == set(made[1:])
     assert len(engine.images() - at_first) == 4
     safety = box.restore(made[1]).safety
     with pytest.raises(Unavailable, match="rmi failed for the container"):
         box.delete(made[1])
     for one in made[2:]:
         box.delete(one)
-    assert {one.id for one in box.list()} == {safety, made[1]}
+    assert snapshots(engine) == {safety, made[1]}
     assert len(engine.images() - at_first) == 2
-
-
-@pytest.mark.long
-def test_an_image_committed_from_a_restored_container_is_no_snapshot(engine, box):
-    """An image that a person commits from our container has our labels, and is not listed."""
-    box.restore(box.checkpoint())
-    engine("commit", "box", "mine:1")
-    assert len(box.list()) == 2
-    for one in box.list()[:1]:
-        box.delete(one.id)
-    assert engine("images", "--quiet", "mine:1").strip()
-    engine("rm", "--force", "box")
-    engine("rmi", "--force", "mine:1")
 
 
 class Killed(BaseException):
@@ -238,8 +225,8 @@ def test_a_missing_container_or_snapshot_is_named(engine):
     engine.run("box")
     with pytest.raises(NotFound, match="no snapshot 17"):
         environment_of(engine).restore("17")
-    with pytest.raises(NotFound, match="no snapshot 17"):
-        environment_of(engine).delete("17")
+    with pytest.raises(NotFound, match=f"no snapshot {BASE}"):
+        environment_of(engine).delete(BASE)
 
 
 BROKEN = {

@@ -55,10 +55,13 @@ class Engine:
     def images(self):
         return set(self("images", "--all", "--quiet", "--no-trunc").split())
 
+    def tags(self):
+        return self("images", "--format={{.Repository}}:{{.Tag}}").split()
+
     def clear(self):
         for name in self.names():
             self("rm", "--force", name)
-        while images := set(self("images", "--quiet", "--no-trunc", "--filter=label=agentgit.container").split()):
+        while images := set(self("images", "--quiet", "--no-trunc", "--filter=label=agentgit.running").split()):
             self("rmi", "--force", *images)
 
 
