@@ -139,7 +139,7 @@ def undo(
     with _workspace(folder, store) as workspace:
         if not last:
             undone = workspace.undo_stack.undo(steps)
-            output.emit(undone.to_dict, lambda: files.undone(undone))
+            output.emit(lambda: [one.to_dict() for one in undone], lambda: files.undone(undone))
             return
         restored = workspace.undo()
         if restored is None:

@@ -13,7 +13,7 @@ from agentgit.workspace.engine import AUTO, EVENTS, MANUAL, NUMBER, POSITION, PR
 from agentgit.workspace.files import MAX_FILE_SIZE
 from agentgit.workspace.locations import Paths, create_storage, require_directory, require_not_moved, resolve_workspace
 from agentgit.workspace.undo_stack import UndoStack
-from agentgit.workspace.values import Environment, FileCheckpoint, Freed, Restored, RestorePlan, WorkspaceDiff
+from agentgit.workspace.values import Environment, FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
 DEFAULT_NAME_PREFIX = "checkpoint-"
 
@@ -256,10 +256,10 @@ class Workspace:
             self._engine.collect()
             return tuple(row.snapshot for row in rows)
 
-    def gc(self) -> Freed:
-        """Free the space of data that no snapshot needs."""
+    def gc(self) -> int:
+        """Free the space of data that no snapshot needs, and return the number of bytes."""
         with self._engine.locked():
-            return Freed(self._engine.collect(), len(self.list()))
+            return self._engine.collect()
 
     def on(self, event: str, callback: Callable[[Any], None]) -> None:
         """Call a function after each event of a kind. Exceptions that it raises are logged and ignored.

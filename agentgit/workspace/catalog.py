@@ -38,7 +38,6 @@ CREATE TABLE IF NOT EXISTS snapshot (
     change_count INTEGER NOT NULL, tree TEXT NOT NULL, left_out BLOB NOT NULL, paths TEXT) STRICT;
 CREATE TABLE IF NOT EXISTS holding (
     snapshot TEXT NOT NULL, holder TEXT NOT NULL, PRIMARY KEY (snapshot, holder)) STRICT;
-CREATE TABLE IF NOT EXISTS dropped (tree TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS folder (path BLOB PRIMARY KEY, found BLOB NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 PRAGMA user_version = {FORMAT};
@@ -197,9 +196,10 @@ class Catalog:
         with self._open() as db:
             return int(db.execute(f"SELECT count(*) FROM snapshot WHERE {IS_DELETABLE}", (UNDO,)).fetchone()[0])  # noqa: S608
 
-    def trees(self) -> set[str]:
+    def trees(self) -> list[str]:
+        """Return the tree of each snapshot."""
         with self._open() as db:
-            return {tree for (tree,) in db.execute("SELECT tree FROM snapshot")}
+            return [tree for (tree,) in db.execute("SELECT tree FROM snapshot")]
 
     def find(self, ref: str) -> list[CatalogRow]:
         """Return the snapshot with this id, or else the newest with this name, or else all whose id starts with it."""
@@ -223,21 +223,12 @@ class Catalog:
             return [_catalog_row(*row) for row in db.execute(query, values)]
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Remove snapshots from the catalog, and record that their trees may be waste."""
         with self._transaction() as db:
             for id in ids:
-                db.execute("INSERT OR IGNORE INTO dropped SELECT tree FROM snapshot WHERE id = ?", (id,))
                 db.execute("DELETE FROM snapshot WHERE id = ?", (id,))
                 db.execute("DELETE FROM holding WHERE snapshot = ?", (id,))
 
-    def dropped_trees(self) -> set[str]:
-        """Return the trees of removed snapshots that no snapshot has any more."""
-        with self._open() as db:
-            return {tree for (tree,) in db.execute("SELECT tree FROM dropped EXCEPT SELECT tree FROM snapshot")}
-
-    def forget_trees(self, trees: Iterable[str]) -> None:
-        with self._transaction() as db:
-            db.executemany("DELETE FROM dropped WHERE tree = ?", [(tree,) for tree in trees])
+    def shrink(self) -> None:
         with self._open() as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

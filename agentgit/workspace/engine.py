@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -37,9 +37,9 @@ MANUAL, AUTO, SAFETY = "manual", "auto", "safety"
 
 CATALOG = "catalog.db"
 
-POSITION, NUMBER, PLACE, NOT_OURS = "position", "number", "place", "left_out"
-"""Keys in the catalog: the current snapshot, the last number of a generated name, the owner of the storage, and the
-paths that no snapshot may contain and no restore may change."""
+POSITION, NUMBER, PLACE, NOT_OURS, DROPPED = "position", "number", "place", "left_out", "dropped"
+"""Keys in the catalog: the current snapshot, the last number of a generated name, the owner of the storage, the paths
+that no snapshot may contain and no restore may change, and the number of snapshots deleted since space was freed."""
 
 
 class CustomEnvironment:
@@ -65,24 +65,12 @@ class CustomEnvironment:
         safety = getattr(result, "safety", None) if self.takes_safety else None
         return Restored(id, everything=True, missing=missing, left=left), safety
 
-    def collect(self, trees: Iterable[str]) -> Iterator[str]:
-        """Delete snapshots, if the environment can, and yield those that are gone."""
+    def delete(self, tree: str) -> None:
+        """Delete a snapshot, if the environment can."""
         delete: Callable[[str], Any] | None = getattr(self._environment, "delete", None)
-        failures: list[AgentGitError] = []
-        if delete is None:
-            return
-        for tree in trees:
-            try:
-                with self._converting_errors("delete"):
-                    delete(tree)
-            except NotFound:
-                yield tree
-            except AgentGitError as error:  # still delete the others; the next call tries this one again
-                failures.append(error)
-            else:
-                yield tree
-        if failures:
-            raise failures[0]
+        if delete is not None:
+            with suppress(NotFound), self._converting_errors("delete"):
+                delete(tree)
 
     @contextmanager
     def _converting_errors(self, method: str) -> Iterator[None]:
@@ -362,15 +350,29 @@ class Engine:
             rows = [row for row in self.catalog.deletable()[::-1] if row.snapshot.id not in protected]
             self.delete(rows[:excess], PRUNED)
 
-    def delete(self, rows: Sequence[CatalogRow], event: str = DELETED) -> None:
-        """Delete snapshots; after enough of them, free their space."""
-        if rows:
-            self.drop(rows)
-            self.notify(event, [row.snapshot for row in rows] if event == PRUNED else rows[0].snapshot)
+    def delete(self, rows: Iterable[CatalogRow], event: str = DELETED) -> None:
+        """Delete snapshots; after enough of them, free their space. What an environment cannot delete yet stays."""
+        deleted = list[CatalogRow]()
+        for row in rows:
+            try:
+                if self.custom is not None and self.catalog.trees().count(row.tree) == 1:
+                    self.custom.delete(row.tree)
+            except AgentGitError as error:  # others go; a later call tries this one again
+                if event == DELETED:
+                    raise
+                self.notify(FAILED, error)
+                continue
+            self.catalog.remove([row.snapshot.id])
+            deleted.append(row)
+        if deleted:
+            self._free_space(len(deleted))
+        if listed := [row.snapshot for row in deleted if row.paths is None]:
+            self.notify(event, listed if event == PRUNED else listed[0])
 
-    def drop(self, rows: Iterable[CatalogRow]) -> None:
-        self.catalog.remove(row.snapshot.id for row in rows)
-        if len(self.catalog.dropped_trees()) >= max(1, (self._max_checkpoints or 100) // 10):
+    def _free_space(self, count: int) -> None:
+        total = int(self.catalog.get(DROPPED) or 0) + count
+        self.catalog.set(DROPPED, str(total))
+        if total >= max(1, (self._max_checkpoints or 100) // 10):
             try:
                 self.collect()
             except Exception as error:  # the requested work is done, and a later call tries again
@@ -379,13 +381,9 @@ class Engine:
 
     def collect(self) -> int:
         """Free the space of data that no snapshot needs, and return the number of bytes."""
-        dropped = self.catalog.dropped_trees()
-        if self.custom is not None:
-            for tree in self.custom.collect(dropped):
-                self.catalog.forget_trees([tree])
-            return 0
-        freed = self._files.collect(self.catalog.trees())
-        self.catalog.forget_trees(dropped)
+        freed = self._files.collect(set(self.catalog.trees())) if self.custom is None else 0
+        self.catalog.set(DROPPED, "")
+        self.catalog.shrink()
         return freed
 
     def captures(self, path: str | os.PathLike[str]) -> bool:

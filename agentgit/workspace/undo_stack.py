@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable, Iterator
 
 from agentgit.errors import InvalidInput
-from agentgit.workspace.engine import Engine
-from agentgit.workspace.values import UNDO, FileCheckpoint, Undone
+from agentgit.workspace.engine import PRUNED, Engine
+from agentgit.workspace.values import UNDO, FileCheckpoint, Restored
 
 
 class UndoStack:
@@ -23,10 +23,10 @@ class UndoStack:
         >>> stack = workspace.undo_stack
         >>> entry = stack.snapshot("write_file: a.txt", ["a.txt"])
         >>> _ = (work / "a.txt").write_text("hello")
-        >>> undone = stack.undo()
+        >>> (undone,) = stack.undo()
         >>> print(undone)
-        deleted: a.txt
-        >>> print(workspace.restore(undone.safety[0]))
+        deleted:  a.txt
+        >>> print(workspace.restore(undone.safety))
         restored: a.txt
     """
 
@@ -79,8 +79,8 @@ class UndoStack:
         """Close the storage. All entries are already on disk."""
         self._catalog.close()
 
-    def undo(self, n: int = 1) -> Undone:
-        """Undo the newest entries: restore their files, after a safety snapshot of the current ones.
+    def undo(self, n: int = 1) -> tuple[Restored, ...]:
+        """Undo the last entries, the newest first; the `message` of each result is the label of its entry.
 
         An entry whose undo was interrupted by a kill is completed first and counts toward `n`.
 
@@ -99,19 +99,13 @@ class UndoStack:
             while len(done) < n and (rows := self._catalog.undo_entries()):
                 done.append(self._engine.restore(rows[-1].snapshot.id, is_undo=True))
             self._evict(self.max_snapshots)
-        return Undone(
-            tuple(one.message for one in done),
-            tuple(path for one in done for path in one.restored),
-            tuple(path for one in done for path in one.deleted + one.deleted_directories),
-            tuple(pair for one in done for pair in one.conflicts + one.missing + one.left),
-            tuple(one.safety or "" for one in done),
-        )
+        return tuple(done)
 
     def _evict(self, limit: int) -> None:
         """Delete the oldest entries, and the oldest of what was saved before an undo, beyond a limit."""
         for rows in (self._catalog.undo_entries(), self._catalog.partial()):
             if excess := rows[: max(0, len(rows) - limit)]:
-                self._engine.drop(excess)
+                self._engine.delete(excess, PRUNED)
 
     def _resolve(self, paths: Iterable[str | os.PathLike[str]]) -> Iterator[bytes]:
         """Yield the paths of files and, where one is a symbolic link, the path that it leads to."""

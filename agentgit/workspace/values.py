@@ -265,40 +265,6 @@ class Restored(JsonLike):
         return _text(groups, self.unseen, "nothing to restore")
 
 
-@dataclass(frozen=True)
-class Freed:
-    """The result of `gc`: the number of bytes freed, and the number of remaining snapshots."""
-
-    bytes: int
-    snapshots: int
-
-
 def utc_datetime(nanoseconds: int) -> datetime:
     """Convert nanoseconds since 1970 to a UTC datetime."""
     return datetime.fromtimestamp(nanoseconds / 1_000_000_000, UTC)
-
-
-@dataclass(frozen=True)
-class Undone(JsonLike):
-    """The result of an undo. It is true if any entry was undone.
-
-    Args:
-        labels: The labels of the entries, in the order in which they were undone.
-        restored: Paths of restored files.
-        deleted: Paths of deleted files and directories, which did not exist before.
-        left: Paths left unchanged, each with the reason.
-        safety: The ids of the snapshots that hold what was replaced; `Workspace.restore` restores one.
-    """
-
-    labels: tuple[str, ...] = ()
-    restored: tuple[str, ...] = ()
-    deleted: tuple[str, ...] = ()
-    left: tuple[tuple[str, str], ...] = ()
-    safety: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.labels)
-
-    def __str__(self) -> str:
-        groups = {"restored:": self.restored, "deleted:": self.deleted, "left:": self.left}
-        return _text(groups, empty="nothing differed" if self else "nothing to undo")

@@ -593,7 +593,7 @@ def test_a_workspace_tool_of_any_name_can_be_undone(repo, desk):
     graph = asking_once(publish, output_file="a.txt")
     repo.wrap(graph, "s", effects={"publish": "workspace"}, workspace=desk.root).run("go")
     assert desk.files == {"a.txt": "two"}
-    assert Workspace(desk.root).undo_stack.undo().labels == ("publish: a.txt",)
+    assert Workspace(desk.root).undo_stack.undo()[0].message == "publish: a.txt"
     assert desk.files == {"a.txt": "one"}
 
 

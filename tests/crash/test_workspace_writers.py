@@ -197,7 +197,7 @@ def test_an_undo_keeps_and_reports_a_concurrent_change(work, tmp_path, system, a
     (work / "00").write_text("now")
     (work / "01").write_text("now")
     with faults.as_a_file_is_replaced(lambda path: ACTS[act](work / path)):
-        done = stack.undo()
-    assert done.left == (("00", "changed during the restore"),)
+        (done,) = stack.undo()
+    assert done.conflicts == (("00", "changed during the restore"),)
     assert done.restored == ("01",)
     assert shown(work / "00") == "mine"

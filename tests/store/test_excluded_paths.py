@@ -227,7 +227,7 @@ def test_a_link_in_the_place_of_the_open_workspace_is_not_followed(tmp_path, kin
     place.unlink()
     (tmp_path / "moved").rename(place)
     assert (work / "a").read_text() == "2"
-    assert stack.undo().restored == ("a",)
+    assert stack.undo()[0].restored == ("a",)
     (work / "a").write_text("3")
     assert workspace.restore(first.id).restored == ("a",)
     stack.close()

@@ -86,7 +86,7 @@ def test_the_undo_stack_leaves_other_links_unchanged(work, tmp_path):
     os.link(work / "a", work / "b")
     os.link(work / "a", tmp_path / "outside")
     was = look(tmp_path / "outside")
-    assert stack.undo().restored == ("a",)
+    assert stack.undo()[0].restored == ("a",)
     assert look(tmp_path / "outside") == look(work / "b") == was
     assert look(work / "a")[:2] == ("one", 0o644)
 

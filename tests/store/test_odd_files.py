@@ -175,7 +175,7 @@ def test_a_failing_file_does_not_stop_an_undo_of_other_files(work, tmp_path):
         with faults.full_for({b"b"}), pytest.raises(Unavailable, match=r"^b: "):
             stack.undo()
         assert [(work / name).read_text() for name in "abc"] == ["one", "two", "one"]
-        assert stack.undo().restored == ("b",)
+        assert stack.undo()[0].restored == ("b",)
         assert [(work / name).read_text() for name in "abc"] == ["one"] * 3
 
 

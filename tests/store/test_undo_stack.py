@@ -67,7 +67,7 @@ def test_contents_are_restored_byte_for_byte(work, stack, in_git):
     stack.snapshot("edit_file", list(CONTENTS))
     for name in CONTENTS:
         (work / name).write_bytes(b"changed")
-    assert set(stack.undo().restored) == set(CONTENTS)
+    assert set(stack.undo()[0].restored) == set(CONTENTS)
     assert picture(work) == before
 
 
@@ -87,7 +87,7 @@ def test_every_kind_of_change_is_undone_and_comes_back(work, stack, change):
     stack.snapshot(change, ["secret", "link"])
     CHANGES[change](work)
     after = picture(work)
-    (safety,) = stack.undo().safety
+    safety = stack.undo()[0].safety
     assert picture(work) == before
     bring_back(work, safety)
     assert picture(work) == after
@@ -98,17 +98,16 @@ def test_undo_deletes_files_and_directories_that_a_call_created(work, stack):
     (work / "a/b").mkdir(parents=True)
     (work / "a/b/c.txt").write_text("new")
     (work / "a/mine").write_text("mine")
-    done = stack.undo()
-    assert (done.deleted, done.restored) == (("a/b/c.txt", "a/b"), ())
+    (done,) = stack.undo()
+    assert (done.deleted, done.deleted_directories, done.restored) == (("a/b/c.txt",), ("a/b",), ())
     assert {path: data for path, (_, data) in picture(work).items()} == {b"a": None, b"a/mine": b"mine"}
-    bring_back(work, *done.safety)
+    bring_back(work, done.safety)
     assert (work / "a/b/c.txt").read_text() == "new"
 
 
 def test_the_stack_lists_its_entries(work, stack):
     assert (stack.peek(), stack.depth, stack.history) == (None, 0, ())
-    assert not stack.undo()
-    assert str(stack.undo()) == "nothing to undo"
+    assert stack.undo() == ()
     for name in "abc":
         stack.snapshot(f"write_file: {name}", [name, "shared"])
     assert [one.message[-1] for one in stack.history] == ["a", "b", "c"]
@@ -125,14 +124,11 @@ def test_several_entries_are_undone_at_once(work, stack):
         stack.snapshot(f"to {content}", ["file"])
         (work / "file").write_text(content)
     undone = stack.undo(2)
-    assert undone.to_dict() == {
-        "labels": ["to 3", "to 2"], "restored": ["file", "file"], "deleted": [], "left": [],
-        "safety": list(undone.safety),
-    }  # fmt: skip
+    assert [(one.message, one.restored) for one in undone] == [("to 3", ("file",)), ("to 2", ("file",))]
     assert (work / "file").read_text() == "1"
-    assert stack.undo(7).labels == ("to 1",)
+    assert [one.message for one in stack.undo(7)] == ["to 1"]
     assert not (work / "file").exists()
-    bring_back(work, undone.safety[0])
+    bring_back(work, undone[0].safety)
     assert (work / "file").read_text() == "3"
     with pytest.raises(InvalidInput, match="1 or more"):
         stack.undo(0)
@@ -154,15 +150,15 @@ def test_an_undo_keeps_what_a_person_changed_after_the_call(work, stack):
     (work / ".gitignore").write_text("file\n")
     stack.snapshot("edit_file: file", ["file"])
     (work / "file").write_text("the agent's, then mine")
-    done = stack.undo()
+    (done,) = stack.undo()
     assert not (work / "file").exists()
     (work / "file").write_text("newer")
     stack.snapshot("edit_file: other", ["other"])
     with agentgit.Workspace(work, work.parent / "store") as workspace:
         assert [one.kind for one in workspace.list()] == []  # those of some paths are found by their id only
-        plan = workspace.plan_restore(done.safety[0])
+        plan = workspace.plan_restore(done.safety)
         assert (plan.restore, plan.delete, plan.missing, plan.left) == (("file",), (), (), ())
-        restored = workspace.restore(done.safety[0])
+        restored = workspace.restore(done.safety)
         assert (restored.restored, (work / "file").read_text()) == (("file",), "the agent's, then mine")
         workspace.restore(restored.safety)
     assert (work / "file").read_text() == "newer"
@@ -175,7 +171,7 @@ def test_the_stack_survives_a_restart(work, tmp_path):
     (work / "file").write_text("after")
     with closing(Workspace(work, tmp_path / "store").undo_stack) as stack:
         assert [one.message for one in stack.history] == ["edit_file: file"]
-        assert str(stack.undo()) == "restored: file"
+        assert str(stack.undo()[0]) == "restored: file"
     assert (work / "file").read_text() == "before"
     assert stat.S_IMODE((tmp_path / "store/catalog.db").stat().st_mode) == 0o600
 
@@ -230,9 +226,9 @@ def test_undo_leaves_a_path_that_is_no_longer_a_file(work, stack):
     (work / "folder/file").unlink()
     (work / "folder").rmdir()
     (work / "folder").symlink_to(out)
-    done = stack.undo()
-    assert done.left == (("file", "it is no longer a file"), ("folder/file", "it is no longer a file"))
-    assert "left: file (it is no longer a file)" in str(done)
+    (done,) = stack.undo()
+    assert done.conflicts == (("file", "it is no longer a file"), ("folder/file", "it is no longer a file"))
+    assert "conflict: file (it is no longer a file)" in str(done)
     assert (out / "file").read_text() == "not yours"
     assert (work / "file/mine").read_text() == "mine"
 
@@ -308,12 +304,11 @@ def test_kill_9_leaves_the_stack_consistent(work, tmp_path, where, point):
     with closing(Workspace(work, tmp_path / "store").undo_stack) as stack:
         if where == "add":
             assert [one.message for one in stack.history] == ["three"]
-        done = stack.undo()
-        (safety,) = done.safety
-        assert done.labels == ("three",)
+        (done,) = stack.undo()
+        assert done.message == "three"
         assert [(work / name).read_text() for name in "012"] == ["before"] * 3
         assert sorted(path.name for path in work.iterdir()) == ["0", "1", "2"]
-        bring_back(work, safety)
+        bring_back(work, done.safety)
         assert [(work / name).read_text() for name in "012"] == ["after"] * 3
 
 
@@ -329,7 +324,7 @@ def test_parallel_snapshots_lose_no_entry(work, tmp_path):
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(tools, range(6)))
     assert stacks[0].depth == 30
-    assert len(stacks[1].undo(30).deleted) == 30
+    assert [len(one.deleted) for one in stacks[1].undo(30)] == [1] * 30
     assert picture(work) == {}
     for stack in stacks:
         stack.close()
@@ -376,7 +371,7 @@ def test_any_sequence_of_calls_can_be_undone_and_comes_back(steps):
                 now = picture(work)
                 if verb == "undo":
                     done = stack.undo()
-                    undone = [(now, safety) for safety in done.safety]
+                    undone = [(now, one.safety) for one in done]
                     assert picture(work) == (past.pop() if past else now)
                 elif verb == "bring back":
                     for was, safety in undone:
@@ -411,7 +406,7 @@ def test_a_retried_undo_undoes_no_second_entry(work, stack):
     (work / "a").write_text("3")
     with faults.full_disk(), pytest.raises(Unavailable):
         stack.undo()
-    assert stack.undo().labels == ("second",)
+    assert [one.message for one in stack.undo()] == ["second"]
     assert (work / "a").read_text() == "2"
     assert [entry.message for entry in stack.history] == ["first"]
 
@@ -421,7 +416,7 @@ def test_two_workspaces_of_a_directory_have_the_same_stack(work, tmp_path, monke
     stack = agentgit.Workspace(work).undo_stack
     stack.snapshot("write_file: a", ["a"])
     (work / "a").write_text("1")
-    assert agentgit.Workspace(work).undo_stack.undo().deleted == ("a",)
+    assert agentgit.Workspace(work).undo_stack.undo()[0].deleted == ("a",)
     assert stack.depth == 0
 
 
@@ -438,7 +433,7 @@ def test_the_snapshots_of_the_whole_workspace_that_no_entry_needs_are_deleted(wo
         assert stack.depth == 2
         workspace.delete(stack.peek().id)
         assert stack.depth == 1
-        assert stack.undo().restored == ("file",)
+        assert stack.undo()[0].restored == ("file",)
         assert (work / "file").read_text() == "2"
         stack.clear()
         assert [one.kind for one in workspace.list()] == ["safety", "safety"]

@@ -382,7 +382,7 @@ def test_clear_deletes_what_nothing_needs(workspace, work):
     assert {one.id for one in removed} == {one.id for one in others} == {one.id for one in pruned}
     assert (work / "a").read_text() == "3"
     assert workspace.restore(pinned.id).restored == ("a",)
-    assert workspace.undo_stack.undo().labels == ("bash",)
+    assert workspace.undo_stack.undo()[0].message == "bash"
     assert (work / "a").read_text() == "2"
     engine_of(workspace).catalog.release(pinned.id, "a session")
     assert workspace.clear()
@@ -441,7 +441,6 @@ def test_a_custom_environment_can_save_and_restore(work, tmp_path, environment):
     with pytest.raises(InvalidInput, match="can only take"):
         workspace.diff(first.id)
     workspace.delete(first.id)
-    workspace.gc()
     assert "0" not in counter.kept
     with pytest.raises(InvalidInput, match="not an environment"):
         Workspace(work, tmp_path / "other", environment=object())
@@ -457,13 +456,13 @@ def test_the_undo_stack_undoes_files_and_the_whole_workspace(workspace, work):
     assert (depths, stack.depth) == ([2], 2)
     (work / "a").write_text("3")
     (work / "b").write_text("4")
-    done = stack.undo()
+    (done,) = stack.undo()
     assert (done.restored, done.deleted) == (("a",), ("b",))
     assert (work / "a").read_text() == "2"
     assert not (work / "b").exists()
     stack.undo()
     assert (work / "a").read_text() == "1"
-    workspace.restore(done.safety[0])
+    workspace.restore(done.safety)
     assert ((work / "a").read_text(), (work / "b").read_text()) == ("3", "4")
 
 
@@ -475,7 +474,7 @@ def test_a_snapshot_that_the_undo_stack_needs_is_not_pruned(work, tmp_path, kind
         (work / "a").write_text(str(number))
         workspace.save()
     assert [one.kind for one in workspace.list()] == ["manual", "manual", "undo"]
-    assert not workspace.undo_stack.undo().left
+    assert not workspace.undo_stack.undo()[0].conflicts
     assert (work / "a").read_text() == "before"
     workspace.undo_stack.clear()
     assert "undo" not in [one.kind for one in workspace.list()]
@@ -562,9 +561,9 @@ def test_a_snapshot_that_cannot_be_deleted_stops_nothing(work, tmp_path):
     assert list(counter.kept.values()) == [0, "deleted", "deleted", 0, 0]
     assert failed
     with pytest.raises(Conflict):
-        workspace.gc()
+        workspace.delete(workspace.list()[-1].id)
     in_use.clear()
-    workspace.gc()
+    workspace.save()
     assert counter.kept["0"] == "deleted"
 
 
@@ -581,7 +580,7 @@ def test_names_that_no_terminal_can_show_are_saved_and_escaped_in_every_text(wor
     assert diff.modified_files == (WILD,)
     workspace.undo_stack.snapshot(f"edit_file: {work / WILD}", [os.fsencode(work / WILD)])
     (work / WILD).write_text("3")
-    undone = workspace.undo_stack.undo()
+    (undone,) = workspace.undo_stack.undo()
     done = workspace.restore(first.id)
     for text in map(str, (first, diff, diff.diff_content, plan, undone, done)):
         assert TAME in text

@@ -18,7 +18,7 @@ from agentgit.render.views.conversation import conversation
 from agentgit.render.views.diff import differences
 from agentgit.sessions.messages import History
 from agentgit.sessions.tree import Branch, Point, Tree
-from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, Undone, WorkspaceDiff
+from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -83,7 +83,9 @@ TEXTS = {
     "restore": lambda text: plain(
         files.restored(Restored("a", text, (text,), (text,), (text,), (text,), *[((text, text),)] * 3))
     ),
-    "undone edits": lambda text: plain(files.undone(Undone((text,), (text,), (text,), ((text, text),)))),
+    "undone edits": lambda text: plain(
+        files.undone([Restored(text, message=text, restored=(text,), left=((text, text),))])
+    ),
 }
 
 WITH_MORE_LINES = {"diff", "diff at a terminal", "file diff", "merge", "plan", "report"}

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from agentgit.render.view import plain
 from agentgit.render.views import files
-from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, Undone, WorkspaceDiff
+from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -48,8 +48,7 @@ def test_a_restore_report_lists_moved_and_conflicting_files():
         "restore  x", "delete  y", "changed since the last snapshot  x", "1 file to restore, 1 to delete",
     ]  # fmt: skip
     assert plain(files.plan(RestorePlan("a"))) == "There is nothing to restore."
-    undone = Undone(labels=("edit x",), restored=("x",), deleted=("y",), left=(("z", "changed since"),))
-    assert plain(files.undone(undone)).splitlines() == [
-        "undone  edit x", "  restored  x", "  deleted  y", "  left  z: changed since",
-    ]  # fmt: skip
-    assert plain(files.undone(Undone())) == "There is nothing to undo."
+    undone = Restored("a", "b", message="edit x", restored=("x",), deleted=("y",), left=(("z", "changed since"),))
+    shown = "undone  edit x", "restored  x", "deleted  y", "left  z: changed since"
+    assert plain(files.undone([undone])).splitlines() == [*shown, "The previous files are in snapshot b."]
+    assert plain(files.undone([])) == "There is nothing to undo."

@@ -13,7 +13,7 @@ from agentgit.values import count, escape_path
 from agentgit.workspace.values import EVERYTHING
 
 if TYPE_CHECKING:
-    from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, Undone, WorkspaceDiff
+    from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
 
 SHORT_ID_LENGTH = 10
 """The number of characters of an id that a list shows."""
@@ -106,13 +106,10 @@ def restored(value: Restored) -> View:
     return [*lines, *notes, (Span(clean(safety_text if lines else "There was nothing to restore."), "dim"),)]
 
 
-def undone(value: Undone) -> View:
+def undone(values: Sequence[Restored]) -> View:
     """Show what an undo did."""
     lines = [
-        *((Span("undone  ", "changed"), Span(clean(label))) for label in value.labels),
-        *_paths("  restored", "added", value.restored),
-        *_paths("  deleted", "removed", value.deleted),
-        *_paths("  left", "bad", value.left),
+        line for one in values for line in ((Span("undone  ", "changed"), Span(clean(one.message))), *restored(one))
     ]
     return lines or [(Span("There is nothing to undo.", "dim"),)]
 
