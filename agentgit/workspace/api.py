@@ -23,34 +23,16 @@ class Workspace:
 
     Args:
         workspace_dir: The directory, which is created if it does not exist.
-        storage_dir: The directory for the snapshots; None for one in `$AGENTGIT_HOME`, by default
-            `~/.local/share/agentgit`.
-        environment: `"git"`, `"directory"` (needs no git), or an object with `checkpoint()` and `restore(id)`.
+        storage_dir: The directory for the snapshots; None for one in `$AGENTGIT_HOME` or `~/.local/share/agentgit`.
+        environment: `"git"` (git can read the snapshots), `"directory"`, or an object of your own.
         auto_checkpoint: True if an agent with this workspace takes snapshots automatically before files are modified.
-        max_checkpoints: The number of snapshots to keep. The oldest are deleted first. Pinned ones are kept and do not
-            count. None keeps all.
-        exclude_patterns: Patterns of files to leave out, in the syntax of `.gitignore`, besides those of the
-            workspace's `.gitignore` files.
+        max_checkpoints: The number of snapshots to keep, besides pinned ones; None keeps all. The oldest go first.
+        exclude_patterns: Lines of a `.gitignore`, which count besides the `.gitignore` files of the workspace.
         max_file_size: The maximum size in bytes. A larger file is left out, unless an earlier snapshot contains it.
 
     Raises:
-        InvalidInput: The path is not a directory, or a protected one, such as the home directory; or the storage
-            belongs to another workspace.
-        Unavailable: Git is not installed, or the storage cannot be used.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> work = pathlib.Path(tempfile.mkdtemp())
-        >>> workspace = Workspace(work, tempfile.mkdtemp())
-        >>> _ = (work / "a.txt").write_text("one")
-        >>> first = workspace.save("the first draft")
-        >>> _ = (work / "a.txt").write_text("two")
-        >>> print(workspace.diff(first.id))
-        modified: a.txt
-        >>> print(workspace.restore(first.id))
-        restored: a.txt
-        >>> (work / "a.txt").read_text()
-        'one'
+        InvalidInput: The path is not a directory, or is protected; or the storage belongs to another workspace.
+        Unavailable: The storage cannot be used.
     """
 
     def __init__(

@@ -7,10 +7,10 @@ import logging
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotAllowed, NotFound, Unavailable
@@ -21,13 +21,7 @@ from agentgit.workspace.files import Captured, Files, selection
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import FileHistory
-from agentgit.workspace.values import (
-    Environment,
-    FileCheckpoint,
-    Restored,
-    escape_surrogates,
-    utc_datetime,
-)
+from agentgit.workspace.values import Environment, FileCheckpoint, Restored, escape_surrogates
 
 log = logging.getLogger(__name__)
 
@@ -419,5 +413,4 @@ def new_snapshot(
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"metadata must be JSON: {error}. Use strings, numbers, lists and dicts.") from error
     id, name = secrets.token_hex(8), escape_surrogates(name) if name else None
-    created = utc_datetime(time.time_ns())
-    return FileCheckpoint(id, name, escape_surrogates(message), created, metadata=stored, kind=kind)
+    return FileCheckpoint(id, name, escape_surrogates(message), datetime.now(UTC), metadata=stored, kind=kind)

@@ -123,9 +123,9 @@ class Files:
         """Return whether snapshots have a file, as far as its path decides it."""
         if is_selected(tuple(self._outside()), path) or not path:
             return not path
-        return not IgnoreRules(self._root, self._patterns).ignored(
-            path, directory=os.path.isdir(os.path.join(self._root, path))
-        )
+        rules, is_folder = IgnoreRules(self._root, self._patterns), os.path.isdir(os.path.join(self._root, path))
+        is_inside = any(rules.ignored(parent, directory=True) for parent in parent_folders(path))
+        return not (is_inside or rules.ignored(path, directory=is_folder))
 
     # -- comparing
 

@@ -255,21 +255,10 @@ class IgnoreRules:
         except GitIgnorePatternError as error:
             raise InvalidInput(f"exclude_patterns: {error} Write them as lines of a .gitignore.") from error
         self._specs: dict[bytes, GitIgnoreSpec | None] = {}
-        self._ignored_folders: dict[bytes, bool] = {b"": False}
 
     def ignored(self, path: bytes, *, directory: bool = False) -> bool:
-        """Return whether a path, or a directory that contains it, is left out."""
-        if directory:
-            if path not in self._ignored_folders:
-                self._ignored_folders[path] = self._is_in_ignored_folder(path) or self._is_matched(path, b"/")
-            return self._ignored_folders[path]
-        return self._is_in_ignored_folder(path) or self._is_matched(path, b"")
-
-    def _is_in_ignored_folder(self, path: bytes) -> bool:
-        return self.ignored(path.rpartition(b"/")[0], directory=True)
-
-    def _is_matched(self, path: bytes, suffix: bytes) -> bool:
         """Check the user's patterns, then the files from the nearest up to the root; the first match decides."""
+        suffix = b"/" if directory else b""
         if path.rpartition(b"/")[2] == GIT:
             return True
         if is_matched := self._user_spec.check_file(os.fsdecode(path + suffix)).include:

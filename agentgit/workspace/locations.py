@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,18 +30,9 @@ def naming(path: str | bytes) -> Iterator[None]:
         raise Unavailable(f"{escape_path(path)}: {error.strerror or error}. {advice}, then try again.") from error
 
 
-_locked_files = threading.local()
-"""The files that this thread has locked. Without this list, a nested lock would wait for itself."""
-
-
 @contextmanager
 def exclusive_lock(path: str | os.PathLike[str], *, timeout: float, description: str) -> Iterator[None]:
-    deadline, real_path = time.monotonic() + timeout, os.path.realpath(path)
-    locked_paths: set[str] = _locked_files.__dict__.setdefault("places", set())
-    if real_path in locked_paths:
-        raise Unavailable(
-            f"This was called while {description} is in use, for example in a callback. Call it afterwards."
-        )
+    deadline = time.monotonic() + timeout
     with naming(os.fspath(path)):
         lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -52,12 +42,12 @@ def exclusive_lock(path: str | os.PathLike[str], *, timeout: float, description:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Unavailable(f"Another process is using {description}. Try again later.") from None
+                    raise Unavailable(
+                        f"Another process or a callback is using {description}. Try again later."
+                    ) from None
                 time.sleep(0.002)
-        locked_paths.add(real_path)
         yield
     finally:
-        locked_paths.discard(real_path)
         os.close(lock_fd)
 
 

@@ -15,19 +15,6 @@ class UndoStack:
 
     Args:
         max_snapshots: The maximum number of entries, which can be set at any time; the oldest are removed first.
-
-    Example:
-        >>> import agentgit, pathlib, tempfile
-        >>> work = pathlib.Path(tempfile.mkdtemp())
-        >>> workspace = agentgit.Workspace(work, tempfile.mkdtemp())
-        >>> stack = workspace.undo_stack
-        >>> entry = stack.snapshot("write_file: a.txt", ["a.txt"])
-        >>> _ = (work / "a.txt").write_text("hello")
-        >>> (undone,) = stack.undo()
-        >>> print(undone)
-        deleted:  a.txt
-        >>> print(workspace.restore(undone.safety))
-        restored: a.txt
     """
 
     def __init__(self, engine: Engine, max_snapshots: int = 50) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
 from agentgit.values import escape_path
@@ -95,8 +95,7 @@ class FileCheckpoint(JsonLike):
         name: The name that the user gave it, or None. Names need not be unique.
         message: The user's description of it.
         timestamp: The time at which it was taken, in UTC.
-        files_changed: The paths of the files that differ from the previous snapshot, sorted; of more than 1,000, the
-            first ones. Of a snapshot of single files, their paths.
+        files_changed: The paths that differ from the previous snapshot, the first 1,000; of single files, their paths.
         change_count: The number of files that differ from the previous snapshot.
         skipped: The paths that it leaves out, each with the reason.
         metadata: The metadata that the user gave it.
@@ -146,8 +145,7 @@ class WorkspaceDiff(JsonLike):
         added_files: The paths of the added files, sorted.
         modified_files: The paths of files whose contents, kind or permission bits differ, sorted.
         deleted_files: The paths of the deleted files, sorted.
-        diff_content: A unified diff. Binary files, files larger than 8 MiB and files that a snapshot left out are only
-            named.
+        diff_content: A unified diff. Binary and large files, and those that a snapshot left out, are only named.
     """
 
     from_id: str | None
@@ -174,14 +172,11 @@ class RestorePlan(JsonLike):
         restore: Paths of files that would be written.
         delete: Paths of files that would be deleted.
         changed: Paths of files that changed since they were last saved or restored, and are in no snapshot yet.
-        aside: Paths that no snapshot holds and that would be moved to the storage, because the restore writes there.
-        missing: Paths that the snapshot left out and that no longer exist, each with the reason. They cannot be
-            restored.
-        left: Paths that the snapshot left out, or may have left out, and that were changed or added since, each with
-            the reason. They would not be changed.
+        aside: Paths in no snapshot that are in the way, and would be moved to the storage.
+        missing: Paths that the snapshot left out and that are gone, each with the reason.
+        left: Paths that the snapshot left out and that changed or came since, each with the reason. They would stay.
         impossible: Paths that the restore could not write or delete, each with the reason.
-        unseen: Sentences on excluded directories: what moved in a `.git`, which others changed at their top level, and
-            how many nobody looked into. They would be left as they are.
+        unseen: Sentences on excluded directories: what moved in a `.git`, which others changed, how many there are.
     """
 
     to_id: str
@@ -212,19 +207,15 @@ class Restored(JsonLike):
 
     Args:
         id: The id of the snapshot that was restored.
-        safety: The id of the safety snapshot, which holds the files before the restore.
+        safety: The id of the safety snapshot, which has the files as they were before.
         restored: Paths of files and links that were written.
         deleted: Paths of files and links that were deleted.
         created_directories: Paths of directories that were created.
         deleted_directories: Paths of directories that were deleted.
-        moved_aside: Items that were in no snapshot and were moved because the restore wrote there, each as its
-            original path and its new path.
-        conflicts: Paths that could not be restored safely, each with the reason, for example because another process
-            changed them during the restore. The restore did not change them.
-        missing: Paths that the snapshot left out and that no longer exist, each with the reason. They cannot be
-            restored.
-        left: Paths that the snapshot left out, or may have left out, and that were changed or added since, each with
-            the reason. They were not changed.
+        moved_aside: Items in no snapshot that were in the way: the path and the new path of each.
+        conflicts: Paths that stay because another process changed them meanwhile, each with the reason.
+        missing: Paths that the snapshot left out and that are gone, each with the reason.
+        left: Paths that the snapshot left out and that changed or came since, each with the reason. They stay.
         everything: True if a custom environment was restored, which does not list files.
         unseen: Sentences on excluded directories, as in a plan.
         name: The name of the snapshot that was restored; None if it has none.
@@ -263,8 +254,3 @@ class Restored(JsonLike):
             "left:    ": self.left,
         }
         return _text(groups, self.unseen, "nothing to restore")
-
-
-def utc_datetime(nanoseconds: int) -> datetime:
-    """Convert nanoseconds since 1970 to a UTC datetime."""
-    return datetime.fromtimestamp(nanoseconds / 1_000_000_000, UTC)

@@ -335,7 +335,7 @@ def test_waiting_for_a_locked_stack_times_out(work, stack, tmp_path, monkeypatch
     lock = exclusive_lock(tmp_path / "store/lock", timeout=0, description="it")
     with ThreadPoolExecutor(1) as other:  # its lock excludes this thread like one of another process
         other.submit(lock.__enter__).result(60)
-        with pytest.raises(Unavailable, match="Another process is using the workspace"):
+        with pytest.raises(Unavailable, match="is using the workspace"):
             stack.snapshot("edit", ["file"])
         other.submit(lock.__exit__, None, None, None).result(60)
     stack.snapshot("edit", ["file"])
