@@ -31,10 +31,7 @@ from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
 from agentgit.values import as_object, escape_path
 from agentgit.workspace.api import Workspace
-from agentgit.workspace.restore import EITHER, OWN, THEIRS, FileHistory, FileState
-
-_BY = {TURN: OWN, PERSON: THEIRS, UNKNOWN: EITHER, CRASH: OWN}
-"""Who changed the files before a row, as the workspace's history says it. A crash is a row without changes."""
+from agentgit.workspace.restore import FileHistory, FileState
 
 
 class FoundFiles(NamedTuple):
@@ -128,16 +125,16 @@ class RollbackFiles:
         with self.store.database.reading() as connection:
             rows = self.store.snapshots.since(connection, session_id, snapshot.snapshot)
             is_running = bool(self.store.sessions.query_running(connection, session_id).all())
-        states = [FileState(snapshot.snapshot, OWN)]
+        states = [FileState(snapshot.snapshot, TURN)]
         if rows and rows[0].snapshot != snapshot.snapshot:  # the directory never had it
-            states.append(FileState(rows[0].snapshot, OWN))
+            states.append(FileState(rows[0].snapshot, TURN))
         for earlier, row in pairwise(rows):
-            changed_by = UNKNOWN if earlier.changed_by == CRASH else row.changed_by
-            states.append(FileState(row.snapshot, _BY[changed_by]))
+            changed_by = TURN if row.changed_by == CRASH else row.changed_by  # a crash is a row without changes
+            states.append(FileState(row.snapshot, UNKNOWN if earlier.changed_by == CRASH else changed_by))
         for row in rows:
             adapter.fetch_if_moved(snapshot_ref_from_row(row))
         is_known = bool(rows) and rows[-1].changed_by != CRASH and not (is_running or has_begun)
-        return FileHistory(states, THEIRS if is_known else EITHER, overwrites=overwrites)
+        return FileHistory(states, PERSON if is_known else UNKNOWN, overwrites=overwrites)
 
     def require_safe_restore(
         self, session_id: int, snapshot: SnapshotRef | None, instead: Next, *, overwrites: bool, force: bool

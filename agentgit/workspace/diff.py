@@ -35,20 +35,20 @@ def compare(
     old: Side, new: Side, changes: Changes, root: bytes | None, is_included: Callable[[bytes], bool]
 ) -> WorkspaceDiff:
     """Compare two snapshots; `root` is the workspace if the new side is its current files."""
-    groups = compare_left_out(old.left_out, new.left_out, root)
+    missing, changed, new_paths = groups = compare_left_out(old.left_out, new.left_out, root)
     lines: list[str] = []
     added, modified, deleted = set[bytes](), set[bytes](), set[bytes]()
     for path, change in sorted(changes.items()):
         before, after = (one if is_leaf(one) else None for one in change)
         left_out = old.left_out if change.before is None else new.left_out if change.after is None else {}
         if (ancestor := containing_path(path, left_out)) is not None:  # whether it changed is not known
-            groups.missing.pop(ancestor, None)
-            groups.new.pop(ancestor, None)
-            groups.changed[ancestor] = left_out[ancestor].why
+            missing.pop(ancestor, None)
+            new_paths.pop(ancestor, None)
+            changed[ancestor] = left_out[ancestor].why
         elif before or after:
             (modified if before and after else added if after else deleted).add(path)
             lines.extend(_diff_lines(path, TreeChange(before, after), old.read, new.read))
-    for paths, group in ((deleted, groups.missing), (modified, groups.changed), (added, groups.new)):
+    for paths, group in zip((deleted, modified, added), groups, strict=True):
         paths.update(filter(is_included, group))
     reasons = {path: why for group in groups for path, why in group.items() if is_included(path)}
     lines += [f"{escape_path(path)} is not compared: left out ({reasons[path]})\n" for path in sorted(reasons)]

@@ -187,8 +187,8 @@ class Files:
         """Return what a plan or a report says of paths that a snapshot of the workspace left out."""
         if row.paths is not None:
             return LeftOutReport()
-        has = partial(trees.has, bytes.fromhex(row.tree))
-        return report_left_out(row.left_out, now, self._root, has, partial(is_selected, paths))
+        find = partial(trees.entry, bytes.fromhex(row.tree))
+        return report_left_out(row.left_out, now, self._root, find, partial(is_selected, paths))
 
     def _impossible(self, changes: Changes, done: Collection[bytes]) -> tuple[tuple[str, str], ...]:
         self.objects.refresh()

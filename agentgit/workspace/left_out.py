@@ -88,30 +88,26 @@ def is_selected(paths: tuple[bytes, ...] | None, path: bytes) -> bool:
     return paths is None or any(not one or path == one or path.startswith(one + b"/") for one in paths)
 
 
-class LeftOutDifference(NamedTuple):
-    missing: dict[bytes, str]
-    changed: dict[bytes, str]
-    new: dict[bytes, str]
+LeftOutDifference = tuple[dict[bytes, str], dict[bytes, str], dict[bytes, str]]
+"""The missing, the changed and the new paths, each with the reason why it was left out."""
 
 
 def compare_left_out(old: LeftOutPaths, new: LeftOutPaths, root: bytes | None = None) -> LeftOutDifference:
     """Compare what two snapshots left out, or a snapshot and the files below `root`."""
-    difference = LeftOutDifference({}, {}, {})
+    missing, changed = dict[bytes, str](), dict[bytes, str]()
     for path, before in old.items():
         after = new.get(path)
         if after is None and root is not None:
             with suppress(PermissionError):  # that directory is left out itself, and listed
                 if (after := _read_status(root, path)) is None:
-                    difference.missing[path] = before.why
+                    missing[path] = before.why
         elif after is None and containing_path(path, new) is None:
-            difference.missing[path] = before.why
+            missing[path] = before.why
         if after is not None and not before.has_same_status(after):
-            difference.changed[path] = before.why
+            changed[path] = before.why
     parents = {one for path in old for one in parent_folders(path)}
-    difference.new.update(
-        (path, one.why) for path, one in new.items() if containing_path(path, old) is None and path not in parents
-    )
-    return difference
+    added = {path: one.why for path, one in new.items() if containing_path(path, old) is None and path not in parents}
+    return missing, changed, added
 
 
 def _read_status(root: bytes, path: bytes) -> LeftOut | None:
@@ -138,14 +134,14 @@ def report_left_out(
     snapshot: LeftOutPaths,
     now: LeftOutPaths,
     root: bytes,
-    has: Callable[[bytes], bool],
+    find: Callable[[bytes], object],
     is_included: Callable[[bytes], bool],
 ) -> LeftOutReport:
-    """Compare the paths that a snapshot left out with the workspace; `has` tells which paths the snapshot has."""
-    difference = compare_left_out(snapshot, now, root)
-    missing = {path: f"left out of the snapshot ({why})" for path, why in difference.missing.items()}
-    left = {path: f"changed since; left out of the snapshot ({why})" for path, why in difference.changed.items()}
-    left |= {path: f"added since; left out ({why})" for path, why in difference.new.items() if not has(path)}
+    """Compare the paths that a snapshot left out with the workspace; `find` returns an entry of the snapshot."""
+    gone, changed, added = compare_left_out(snapshot, now, root)
+    missing = {path: f"left out of the snapshot ({why})" for path, why in gone.items()}
+    left = {path: f"changed since; left out of the snapshot ({why})" for path, why in changed.items()}
+    left |= {path: f"added since; left out ({why})" for path, why in added.items() if find(path) is None}
     found, kept = (
         tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons) if is_included(path))
         for reasons in (missing, left)

@@ -16,6 +16,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
+from agentgit.effects.files import PERSON, TURN, UNKNOWN
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, Unavailable
 from agentgit.values import escape_path
 from agentgit.workspace.disk import Disk
@@ -54,15 +55,12 @@ def select_changes(differences: Mapping[bytes, TreeChange], paths: tuple[bytes, 
     return selected
 
 
-OWN, THEIRS, EITHER = "own", "theirs", "either"
-"""Who changed the files between two states: the session, somebody else, or both."""
-
 LEFT_WHY = "somebody else changed it while no turn ran"
 CONFLICT_WHY = "a turn changed it, and so did somebody else"
 
 
 class FileState(NamedTuple):
-    """A snapshot of a directory, and who changed its files since the state before."""
+    """A snapshot of a directory, and who changed its files since the state before: `TURN`, `PERSON` or `UNKNOWN`."""
 
     snapshot: str
     changed_by: str
@@ -86,8 +84,8 @@ class FileHistory:
         theirs, own = set[bytes](), set[bytes]()
         for before, after, changed_by in self._intervals(tree_of, now):
             changed = trees.differences(before, after).keys()
-            theirs |= changed if changed_by != OWN else set()
-            own |= changed if changed_by != THEIRS else set()
+            theirs |= changed if changed_by != TURN else set()
+            own |= changed if changed_by != PERSON else set()
         left = changes.keys() & theirs - own
         both = {path for path in theirs & own & changes.keys() if changes[path].before is not None}
         kept = left if self._overwrites else left | both
@@ -107,7 +105,7 @@ class FileHistory:
             if tree is None:  # the snapshot is gone; its changes count with those of the next state
                 continue
             if tree not in path:
-                path[tree] = changed_by if len(missed) == 1 else EITHER
+                path[tree] = changed_by if len(missed) == 1 else UNKNOWN
             while next(reversed(path)) != tree:
                 path.popitem()
             missed.clear()

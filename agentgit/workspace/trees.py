@@ -101,9 +101,6 @@ class Trees:
             found = below
         return found
 
-    def has(self, tree: bytes, path: bytes) -> bool:
-        return self.entry(tree, path) is not None
-
     def differences(self, before: bytes | None, after: bytes | None, prefix: bytes = b"") -> Changes:
         """Return the paths at which two trees differ; None is a tree without entries."""
         changes: Changes = {}

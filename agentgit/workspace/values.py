@@ -13,20 +13,7 @@ from agentgit.values import escape_path
 
 @runtime_checkable
 class Environment(Protocol):
-    """Takes and restores snapshots of some state: a directory, a container, or an object of yours.
-
-    Example:
-        >>> class Counter:
-        ...     def __init__(self):
-        ...         self.value, self.kept = 0, []
-        ...     def checkpoint(self):
-        ...         self.kept.append(self.value)
-        ...         return str(len(self.kept) - 1)
-        ...     def restore(self, id):
-        ...         self.value = self.kept[int(id)]
-        >>> isinstance(Counter(), Environment)
-        True
-    """
+    """Takes and restores snapshots of some state: a directory, a container, or an object of yours."""
 
     def checkpoint(self) -> str:
         """Take a snapshot of the state, and return its id."""
