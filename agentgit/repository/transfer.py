@@ -105,7 +105,7 @@ class Importer:
         with _convert_read_errors(path):
             checker = check_export(file, files if workspace is not None else None)
         importer = Import(self.context.store, self.context.user.id, file, session)
-        if workspace is None or not checker.counts["tree"]:
+        if workspace is None or not checker.counts["folder"]:
             session_id = importer.run(checker)
         else:
             session_id = self._store_with_files(workspace, files, lambda found: importer.run(checker, found))

@@ -1,4 +1,4 @@
-"""Snapshots in exports: written with each file's contents once and each tree as its changes, and read again.
+"""Snapshots in exports: each file's contents and each directory are written once, and read again.
 
 Snapshots are read from the storage of a workspace, whose directory need not exist. No lock is needed, because a
 snapshot that a checkpoint uses is never collected.
@@ -15,30 +15,38 @@ from hashlib import sha256
 from typing import Any, NamedTuple, Self
 
 from agentgit.errors import Corrupt
-from agentgit.store.transfer import paths
 from agentgit.store.transfer.file_trees import (
     CUSTOM_ENVIRONMENT,
+    FILE,
+    FOLDER,
     FOREIGN_STORAGE,
+    LEFT,
+    LINK,
     MAX_FILE_BYTES,
     NO_LONGER_STORED,
-    FileTree,
-    TreeItem,
+    Item,
+    format_path,
 )
 from agentgit.store.transfer.lines import records_with_contents
+from agentgit.store.transfer.paths import LONGEST_PATH, fold_name, link_problem, name_problem, text_of
 from agentgit.workspace.api import Workspace, engine_of
 from agentgit.workspace.catalog import Catalog, CatalogRow
 from agentgit.workspace.engine import AUTO, CATALOG, new_snapshot, owner_of
 from agentgit.workspace.left_out import LeftOut
 from agentgit.workspace.locations import naming
-from agentgit.workspace.objects import BLOB, Objects, PackWriter
-from agentgit.workspace.trees import LINK_MODE, TreeEntry, Trees, put_tree
+from agentgit.workspace.objects import BLOB, TREE, Objects, PackWriter
+from agentgit.workspace.trees import LINK_MODE, TreeEntry, Trees, encode_tree
 
 PERMISSION_BITS = 0o777
 
 SPECIAL_BITS = "has a setuid, setgid or sticky bit"
-TOO_LARGE = f"is larger than {MAX_FILE_BYTES:,} bytes"
+TOO_LARGE, TOO_LONG = f"is larger than {MAX_FILE_BYTES:,} bytes", f"is longer than {LONGEST_PATH:,} bytes"
 
 MAX_WHY_LENGTH = 200
+
+
+ExportedItem = tuple[str, str | int, int]
+"""The kind, the value and the permission bits of an item of a directory."""
 
 
 class ExportedTree(NamedTuple):
@@ -47,16 +55,14 @@ class ExportedTree(NamedTuple):
 
 
 class SnapshotExporter:
-    """Writes the snapshots of one export: each content once, and each tree as changes to the one before."""
+    """Writes the snapshots of one export."""
 
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
         self._write = write
         self._results: dict[tuple[str, str], ExportedTree] = {}
         self._stores: dict[str, Objects] = {}
-        self._hashes: dict[bytes, bytes] = {}
-        self._items: dict[bytes, TreeItem] = {}
-        self._left_out: dict[bytes, str] = {}
-        self._last_number = 0
+        self._hashes: dict[bytes, str] = {}
+        self._folders: dict[tuple[object, ...], int] = {}
 
     def export(self, settings: Mapping[str, Any], snapshot: str) -> ExportedTree:
         """Write the tree of a snapshot, unless it was already written."""
@@ -80,63 +86,54 @@ class SnapshotExporter:
             return ExportedTree(None, NO_LONGER_STORED)
         objects = self._stores.setdefault(storage, Objects(folder, is_repository=False))
         try:
-            entries = dict(Trees(objects).entries(bytes.fromhex(row.tree)))
+            left_out = {path: one.why for path, one in row.left_out.items()}
+            return ExportedTree(self._folder(objects, bytes.fromhex(row.tree), b"", left_out))
         except Corrupt:
             return ExportedTree(None, NO_LONGER_STORED)
-        self._write_tree(objects, entries, {path: one.why for path, one in row.left_out.items()})
-        return ExportedTree(self._last_number)
 
-    def _write_tree(self, objects: Objects, entries: Mapping[bytes, TreeEntry], left_out: Mapping[bytes, str]) -> None:
-        tree, items, excluded = FileTree(), dict[bytes, TreeItem](), dict[bytes, str]()
-        for path in sorted(entries, key=lambda path: (path not in self._items, path)):  # the ones before have priority
-            found = self._item(path, entries[path], objects, tree)
-            if isinstance(found, str):
-                excluded[path] = found[:MAX_WHY_LENGTH]
-            else:
-                tree.change(path, found)
-                items[path] = found
-        excluded |= {path: why for path, why in left_out.items() if path not in items and path not in excluded}
-        base, self._last_number = self._last_number or None, self._last_number + 1
-        self._write({"record": "tree", "id": self._last_number, "base": base})
-        for path in sorted(self._left_out.keys() | excluded.keys()):
-            if self._left_out.get(path) != excluded.get(path):
-                self._write({"record": "left", "path": paths.text_of(path), "why": excluded.get(path)})
-        changed = [path for path in self._items.keys() | items.keys() if self._items.get(path) != items.get(path)]
-        for path in sorted(changed, key=lambda path: (path in items, path)):
-            self._write({"record": "path", "path": paths.text_of(path), **_item_fields(items.get(path))})
-        self._items, self._left_out = items, excluded
+    def _folder(self, objects: Objects, oid: bytes, prefix: bytes, left_out: Mapping[bytes, str]) -> int:
+        """Write a directory, unless it was already written, and return its number; `prefix` is its path with a `/`."""
+        left_out = {path: why for path, why in left_out.items() if path.startswith(prefix)}
+        key = oid, prefix, *sorted(left_out.items())
+        if key not in self._folders:
+            names = {path[len(prefix) :]: why[:MAX_WHY_LENGTH] for path, why in left_out.items()}
+            items: dict[str, ExportedItem] = {
+                text_of(name): (LEFT, why, 0) for name, why in names.items() if b"/" not in name
+            }
+            spellings = dict[str, bytes]()
+            for name, entry in sorted(Trees(objects).folder(oid).items(), reverse=True):
+                path, spelling = prefix + name, fold_name(text_of(name))
+                if spelling in spellings:
+                    item: ExportedItem = (LEFT, f"is the same as {format_path(spellings[spelling])} on some systems", 0)
+                else:
+                    item = self._item(objects, path, entry, left_out)
+                if item[0] != LEFT:
+                    spellings[spelling] = path
+                items[text_of(name)] = item
+            self._write({"record": "folder", "id": len(self._folders) + 1, "items": dict(sorted(items.items()))})
+            self._folders[key] = len(self._folders) + 1
+        return self._folders[key]
 
-    def _item(self, path: bytes, entry: TreeEntry, objects: Objects, tree: FileTree) -> TreeItem | str:
-        """Write the contents of an entry, and return the item for it, or the reason why it cannot be exported."""
-        item = TreeItem(stat.S_IMODE(entry.mode))
-        if entry.is_link:
-            item = TreeItem(PERMISSION_BITS, link=objects.read(entry.oid))
-        elif not entry.is_directory:
-            item = item._replace(file=entry.oid)
-        special = SPECIAL_BITS if item.mode > PERMISSION_BITS else ""
-        if why := paths.path_problem(paths.text_of(path)) or special or tree.find_problem(path, item):
-            return why
-        if item.file is None:
-            return item
-        if entry.oid not in self._hashes:
+    def _item(self, objects: Objects, path: bytes, entry: TreeEntry, left_out: Mapping[bytes, str]) -> ExportedItem:
+        """Write the contents of an entry; return its kind, value and mode, or why it cannot be exported."""
+        why, mode = name_problem(text_of(os.path.basename(path))), stat.S_IMODE(entry.mode)
+        mode &= PERMISSION_BITS if entry.is_directory else mode
+        why = why or (TOO_LONG if len(path) > LONGEST_PATH else SPECIAL_BITS if mode > PERMISSION_BITS else "")
+        if entry.is_link and not why:
+            link = objects.read(entry.oid)
+            why = link_problem(link, path.count(b"/"))
+            return (LEFT, why, 0) if why else (LINK, text_of(link), PERMISSION_BITS)
+        if entry.is_directory and not why:
+            return FOLDER, self._folder(objects, entry.oid, path + b"/", left_out), mode
+        if not why and entry.oid not in self._hashes:
             contents = objects.read(entry.oid)
             if len(contents) > MAX_FILE_BYTES:
-                return TOO_LARGE
-            self._hashes[entry.oid] = content_hash = sha256(contents).digest()
-            record = {"record": "file", "id": content_hash.hex(), "size": len(contents)}
+                return LEFT, TOO_LARGE, 0
+            self._hashes[entry.oid] = sha256(contents).hexdigest()
+            record = {"record": "file", "id": self._hashes[entry.oid], "size": len(contents)}
             for part in records_with_contents(record, contents, is_text=True):
                 self._write(part)
-        return item._replace(file=self._hashes[entry.oid])
-
-
-def _item_fields(item: TreeItem | None) -> dict[str, Any]:
-    if item is None:
-        return {"mode": None, "file": None, "link": None}
-    return {
-        "mode": item.mode,
-        "file": item.file.hex() if item.file is not None else None,
-        "link": paths.text_of(item.link) if item.link is not None else None,
-    }
+        return (LEFT, why[:MAX_WHY_LENGTH], 0) if why else (FILE, self._hashes[entry.oid], mode)
 
 
 class SnapshotImporter:
@@ -149,10 +146,8 @@ class SnapshotImporter:
         self._writer = PackWriter(self._objects.pack_folder, lambda _: False)
         self._parts: list[bytes] = []
         self._oids: dict[bytes, bytes] = {}
-        self._entries: dict[bytes, TreeEntry] = {}
-        self._left_out: dict[bytes, LeftOut] = {}
-        self._number = 0
-        self._trees: dict[int, tuple[bytes, dict[bytes, LeftOut]]] = {}
+        self._folders: list[tuple[bytes, dict[bytes, LeftOut]]] = []
+        self._trees: set[int] = set()
         self._stored_ids: list[str] = []
 
     def __enter__(self) -> Self:
@@ -170,47 +165,38 @@ class SnapshotImporter:
         self._oids[id] = self._put(BLOB, b"".join(self._parts))
         self._parts.clear()
 
-    def tree(self, id: int, base: int | None) -> None:
-        self._finish_tree()
-        self._number = id
-        if base is None:
-            self._entries, self._left_out = {}, {}
+    def folder(self, _id: int, items: Mapping[bytes, Item]) -> None:
+        entries, left_out = dict[bytes, TreeEntry](), dict[bytes, LeftOut]()
+        for name, (kind, value, mode) in items.items():
+            if kind == LEFT:  # an export does not contain its status
+                left_out[name] = LeftOut(value)
+            elif kind == FILE:
+                entries[name] = TreeEntry(stat.S_IFREG | mode, self._oids[value])
+            elif kind == LINK:
+                entries[name] = TreeEntry(LINK_MODE, self._put(BLOB, value))
+            else:
+                oid, below = self._folders[value - 1]
+                entries[name] = TreeEntry(stat.S_IFDIR | mode, oid)
+                left_out |= {name + b"/" + path: one for path, one in below.items()}
+        self._folders.append((self._put(TREE, encode_tree(entries)), left_out))
 
-    def left(self, path: bytes, why: str | None) -> None:
-        """Record the reason why the tree leaves out a path; None if it no longer does."""
-        self._left_out.pop(path, None)
-        if why is not None:  # an export does not contain their status
-            self._left_out[path] = LeftOut(why)
-
-    def change(self, path: bytes, item: TreeItem | None) -> None:
-        if item is None:
-            self._entries.pop(path, None)
-        elif item.link is not None:
-            self._entries[path] = TreeEntry(LINK_MODE, self._put(BLOB, item.link))
-        elif item.file is None:
-            self._entries[path] = TreeEntry(stat.S_IFDIR | item.mode)
-        else:
-            self._entries[path] = TreeEntry(stat.S_IFREG | item.mode, self._oids[item.file])
+    def tree(self, id: int) -> None:
+        self._trees.add(id)
 
     def _put(self, kind: int, data: bytes) -> bytes:
         with naming(self._folder.name):
             return self._writer.put(kind, data)
 
-    def _finish_tree(self) -> None:
-        if self._number:
-            with naming(self._folder.name):
-                self._trees[self._number] = put_tree(self._writer, self._entries), dict(self._left_out)
-
     def store_into(self, workspace: Workspace, holder: str) -> dict[int, str]:
         """Store all trees as snapshots, and return the id of each by the number of its tree. All succeed, or none."""
-        self._finish_tree()
         with naming(self._folder.name):
             self._writer.finish()
             self._objects.refresh()
-        rows = {
-            number: CatalogRow(new_snapshot("imported", AUTO).with_left_out((), left_out), tree.hex(), left_out)
-            for number, (tree, left_out) in self._trees.items()
-        }
+        rows = dict[int, CatalogRow]()
+        for number in self._trees:
+            tree, left_out = self._folders[number - 1]
+            snapshot = new_snapshot("imported", AUTO).with_left_out((), left_out)
+            rows[number] = CatalogRow(snapshot, tree.hex(), left_out)
         engine_of(workspace).copy(self._objects, list(rows.values()), holder)
         ids = {number: row.snapshot.id for number, row in rows.items()}
         self._stored_ids = list(ids.values())

@@ -132,20 +132,10 @@ class Trees:
 
 
 def put_tree(writer: PackWriter, entries: Mapping[bytes, TreeEntry]) -> bytes:
-    """Store a tree of entries by path, in which parents may be missing, and return its id."""
-    folders: dict[bytes, Entries] = {b"": {}}
-    modes: dict[bytes, int] = {path: entry.mode for path, entry in entries.items() if entry.is_directory}
-    for path, entry in entries.items():
-        at = path if entry.is_directory else path.rpartition(b"/")[0]
-        while at not in folders:
-            folders[at] = {}
-            at = at.rpartition(b"/")[0]
-        if not entry.is_directory:
-            parent, _, name = path.rpartition(b"/")
-            folders[parent][name] = entry
-    for path in sorted(folders, key=len, reverse=True):
-        oid = writer.put(TREE, encode_tree(folders[path]))
-        if path:
-            parent, _, name = path.rpartition(b"/")
-            folders[parent][name] = TreeEntry(modes.get(path, PLAIN_DIRECTORY), oid)
-    return oid
+    """Store a tree of entries by path, and return its id."""
+    folders = {b"": Entries(), **{path: Entries() for path, entry in entries.items() if entry.is_directory}}
+    for path in sorted(entries, key=len, reverse=True):  # what is in a directory comes before it
+        parent, _, name = path.rpartition(b"/")
+        oid = writer.put(TREE, encode_tree(folders[path])) if path in folders else entries[path].oid
+        folders[parent][name] = TreeEntry(entries[path].mode, oid)
+    return writer.put(TREE, encode_tree(folders[b""]))

@@ -144,25 +144,34 @@ def parent_of_part(found):
     return found[found.index(of(found, "part")[0]) - 1]
 
 
-def put(path, **item):
-    """Return a change that adds a path to the last tree."""
-    return lambda found: found.insert(
-        found.index(of(found, "path")[-1]) + 1, {"record": "path", "path": path, **at(found, **item)}
-    )
+def put(name, mode=0o644, **item):
+    """Return a change that adds an item to the last directory: the first file of the export, or what `item` says."""
+
+    def edit(found):
+        kind, value = next(iter(item.items()), ("file", of(found, "file")[0]["id"]))
+        of(found, "folder")[-1]["items"][name] = [kind, value, mode]
+
+    return edit
 
 
-def at(found, mode=0o644, link=None, file=True):
-    """Return the fields of a path: the first file of the export, another file, or a link."""
-    if file is True:
-        file = of(found, "file")[0]["id"] if link is None else None
-    return {"mode": mode, "file": file, "link": link}
+def left(name, why="x"):
+    """Return a change that adds a name that the last directory leaves out."""
+    return put(name, mode=0, left=why)
 
 
-def left(path, why="x", after="tree"):
-    """Return a change that adds a record of an omitted path after the first record of the kind `after`."""
-    return lambda found: found.insert(
-        found.index(of(found, after)[0]) + 1, {"record": "left", "path": path, "why": why}
-    )
+def folders_within(levels, *names):
+    """Return a change that adds directories in one another, each with these names for the one below."""
+
+    def edit(found):
+        folders = of(found, "folder")
+        place, count = found.index(folders[-1]) + 1, len(folders)
+        below = next(one["id"] for one in folders if not one["items"])
+        for id in range(count + 1, count + levels + 1):
+            items = {name: ["folder", below, 0o755] for name in names}
+            found.insert(place, {"record": "folder", "id": id, "items": items})
+            place, below = place + 1, id
+
+    return edit
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -269,44 +278,36 @@ EDITS = {
         "an absolute path left out": (left("/etc/passwd"), "leads out"),
         "a path left out with an end of the text": (left("a\0b"), "leads out"),
         "no path left out": (left(""), "not text of 1"),
-        "a path left out that is carried": (left("a.txt"), "included and left out"),
-        "a path that was not left out": (left("new", None), "was not left out"),
+        "a path left out for no reason": (left("new", None), "is not text"),
         "a path left out for a long reason": (left("new", LONG), "not text of 1 to 200"),
-        "a path left out too late": (left("new", after="path"), "comes too late"),
-        "a path left out of no tree": (left("new", after="checkpoint"), "belongs to no tree"),
         "a way out": (put("../x"), "leads out"),
         "a way out on the way": (put("d/../../x"), "leads out"),
         "an absolute path": (put("/etc/passwd"), "leads out"),
         "a point": (put("./x"), "leads out"),
         "nothing": (put(""), "not text of 1"),
-        "no text": (put(7), "is not text"),
-        "a repository": (put(".git/hooks/post-checkout"), "git repository"),
-        "a repository in a folder": (put("d/.git"), "git repository"),
-        "a repository for the Mac": (put(".gi\u200ct/config"), "git repository"),
-        "a repository for Windows": (put("GIT~1/config"), "git repository"),
-        "a repository as a stream": (put(".git::$INDEX_ALLOCATION/config"), "git repository"),
+        "no item": (lambda found: of(found, "folder")[-1]["items"].update(x=7), "is not a file, a link"),
+        "an item of no kind": (put("x", pipe=1), "is not a file, a link"),
+        "a repository": (put(".git"), "git repository"),
+        "a repository in a folder": (put(".git", folder=1), "git repository"),
+        "a repository for the Mac": (put(".gi\u200ct"), "git repository"),
+        "a repository for Windows": (put("GIT~1"), "git repository"),
+        "a repository as a stream": (put(".git::$INDEX_ALLOCATION"), "git repository"),
         "control characters": (put("a\x1b[2J"), "control characters"),
         "an end of the text": (put("a\0b"), "control characters"),
         "a lone surrogate": (put("\ud800"), "not a path on any system"),
-        "a device": (put("d/NUL.txt"), "device"),
+        "a device": (put("NUL.txt"), "device"),
         "a path of Windows": (put("..\\..\\x"), "another path"),
         "a long name": (put(LONG), "more than 255 bytes"),
-        "a long path": (put("/".join(["x" * 99] * 50)), "not text of 1 to 4096"),
+        "a long path": (folders_within(50, "x" * 99), "a path of more than 4096 bytes"),
         "a case clash": (put("A.TXT"), "is the same as"),
-        "a case clash of folders": (put("D/x"), "is the same as"),
+        "a case clash of folders": (put("D", folder=1), "is the same as"),
         "clashing accents": (lambda found: [put("\u00e9")(found), put("e\u0301", mode=0o600)(found)], "is the same as"),
         "an absolute link": (put("out", link="/etc"), "lead out"),
         "a link that goes up": (put("out", link="../x"), "lead out"),
         "a link that goes up later": (put("out", link="d/../../x"), "lead out"),
-        "a link through a link": (lambda found: [put("l", link="d")(found), put("l/x")(found)], "is below such"),
-        "a file below a file": (put("a.txt/x"), "is below such"),
         "a link into a repository": (put("out", link="d/.GIT/hooks"), "into a git repository"),
         "a link with control characters": (put("out", link="a\nb"), "control characters"),
-        "a mode for its owner": (put("x", mode=0o4755), "mode is not a whole number"),
-        "a path that is there twice": (lambda found: [put("x")(found), put("x")(found)], "occurs twice"),
-        "what goes and was not there": (put("x", mode=None, file=None), "does not exist"),
-        "a file without a mode": (put("x", mode=None), "has no mode"),
-        "a file and a link": (lambda found: put("x", link="a.txt", file=of(found, "file")[0]["id"])(found), "a link"),
+        "a mode for its owner": (put("x", mode=0o4755), "is not a whole number"),
         "contents that are not there": (put("x", file="0" * 64), "refers to a file"),
         "contents that are missing": (drop("file", -1), "refers to a file"),
         "contents that come twice": (
@@ -318,10 +319,11 @@ EDITS = {
         "a size that is huge": (change("file", -1, size=2**40), "size is not a whole number"),
         "parts without end": (change("file", -1, text=None, parts=2**30), "cannot have"),
         "a part that is missing": (drop("part"), "where a part"),
-        "a tree of another number": (change("tree", 1, id=7), "not the next tree"),
-        "a tree of another base": (change("tree", 0, base=1), "does not begin with"),
-        "no tree": (drop("tree"), "to no tree"),
-        "a snapshot of no tree": (change("snapshot", 0, tree=9), "no earlier tree"),
+        "a tree of another number": (change("folder", 1, id=7), "not the next directory"),
+        "no tree": (drop("folder"), "no earlier directory"),
+        "a directory that comes later": (put("x", folder=99), "a directory that did not come before"),
+        "directories without end": (folders_within(40, "a", "b"), "more than 500000 paths"),
+        "a snapshot of no tree": (change("snapshot", 0, tree=99), "no earlier directory"),
         "a snapshot of nothing": (change("snapshot", 0, tree=None), "no reason"),
         "a reason that there is not": (change("snapshot", 0, tree=None, why="because"), "why is not one of"),
         "a snapshot of no branch": (change("snapshot", 0, branch=7), "refers to branch 7"),
@@ -380,7 +382,7 @@ def test_an_export_with_edited_records_is_refused_with_its_line(exports, target,
 
 KINDS = {
     a_session: {"session", "branch", "value", "list", "state", "write", "checkpoint", "call", "operation", "log"},
-    with_files: {"file", "part", "tree", "path", "snapshot"},
+    with_files: {"file", "part", "folder", "snapshot"},
 }
 
 
@@ -560,9 +562,7 @@ def test_a_tree_that_unpacks_to_too_much_is_refused(exports, target, monkeypatch
 
     assert "unpacks to more than 3 times" in str(refusal(target, forged(exports(with_files), bomb), Corrupt))
     monkeypatch.setattr(file_trees, "MOST_PATHS", 3)
-    assert "more than 3 paths of one tree" in str(
-        refusal(target, forged(exports(with_files), put("one-more")), Corrupt)
-    )
+    assert "has more than 3 paths" in str(refusal(target, forged(exports(with_files), put("one-more")), Corrupt))
 
 
 # -- hostile values and files

@@ -28,7 +28,7 @@ from test_damaged_exports import exports, target, with_files
 import agentgit
 from agentgit import Conflict, InvalidInput, Workspace, WorkspaceChanged
 from agentgit.store.transfer import file_trees, paths
-from agentgit.store.transfer.file_trees import FileChecker, FileTree, TreeItem
+from agentgit.store.transfer.file_trees import FOLDER, LINK, FileChecker, Item
 from agentgit.store.transfer.lines import PART_BYTES
 from agentgit.workspace.catalog import Catalog
 
@@ -99,7 +99,7 @@ def test_an_export_of_an_import_has_and_omits_the_same_files(repo, agent, other,
     found = []
     for one in (repo, other):
         records = [json.loads(line) for line in written(one, "s", files=True).splitlines()]
-        kept = [record for record in records if record["record"] in ("file", "path", "left")]
+        kept = [record for record in records if record["record"] in ("file", "folder")]
         found.append(sorted(str({name: value for name, value in one.items() if name != "hash"}) for one in kept))
     assert found[0] == found[1]
     assert other.session("s").export(BytesIO(), files=True).left_paths == {"aux.py": ODD["aux.py"]}
@@ -247,8 +247,8 @@ def test_a_nonportable_path_is_omitted_and_reported(repo, desk, other, tmp_path,
     made = repo.session("s").export(data, files=True)
     assert (made.left_out, made.left_paths, made.snapshots) == ({}, {name: ODD[name]}, 6)
     records = [json.loads(line) for line in data.getvalue().splitlines()]
-    named = [(one["path"], one["why"]) for one in records if one["record"] == "left"]
-    assert named == [(name, ODD[name]), (name, None)]
+    folders = [one["items"] for one in records if one["record"] == "folder"]
+    assert {tuple(one[name]) for one in folders if name in one} == {("left", ODD[name], 0)}
     assert "x" not in [one["text"] for one in records if one["record"] == "file"]
     back = other.import_(BytesIO(data.getvalue()), workspace=tmp_path / "there")
     assert (back.left_paths, back.to_dict()["left_paths"]) == (made.left_paths, {name: ODD[name]})
@@ -261,16 +261,28 @@ def test_a_nonportable_path_is_omitted_and_reported(repo, desk, other, tmp_path,
         assert missing == ([(name, f"left out of the snapshot ({ODD[name]})")] if place == "main#4" else [])
 
 
+def test_the_files_of_a_directory_with_a_special_bit_are_exported(repo, desk, other, tmp_path):
+    agent = wrapped(repo, desk)
+    (desk.root / "shared").mkdir()
+    (desk.root / "shared").chmod(0o2755)
+    agent.run("write shared/a.txt one")
+    assert moved(repo, other, tmp_path / "there").left_paths == {}
+    new = Desk(tmp_path / "there")
+    wrapped(other, new).rewind_files("HEAD")
+    assert new.files == {"shared/a.txt": "one"}
+    assert stat.S_IMODE((new.root / "shared").stat().st_mode) == 0o755
+
+
 def test_of_names_that_differ_in_case_only_one_is_exported(repo, desk, other, tmp_path):
     agent = wrapped(repo, desk)
     agent.run("write Makefile big; write makefile small; write a.txt one")
     agent.run("delete Makefile")
     made = moved(repo, other, tmp_path / "there")
-    assert made.left_paths == {"makefile": "is the same as 'Makefile' on some systems"}
+    assert made.left_paths == {"Makefile": "is the same as 'makefile' on some systems"}
     new = Desk(tmp_path / "there")
     there = wrapped(other, new)
     there.rewind_files("main#2")
-    assert new.files == {"Makefile": "big", "a.txt": "one"}
+    assert new.files == {"makefile": "small", "a.txt": "one"}
     there.rewind_files("HEAD")
     assert new.files == {"makefile": "small", "a.txt": "one"}
 
@@ -369,9 +381,9 @@ NAMES = st.sampled_from(["a", "b", "..", ".", "", "A", "c/d", "/", "\0", "\udcff
 
 
 @given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
-def test_an_accepted_path_stays_inside_the_workspace(value):
+def test_an_accepted_name_stays_inside_the_workspace(value):
     try:
-        found = paths.path(value)
+        found = paths.name(value)
     except ValueError:
         return
     whole = os.path.normpath(os.path.join(b"/root/work", found))
@@ -386,18 +398,35 @@ ITEMS = st.dictionaries(
 )  # fmt: skip
 
 
+def is_accepted(links):
+    """Check a snapshot that has only these links and the directories above them."""
+    checker, count = FileChecker(), 0
+
+    def check(prefix):
+        nonlocal count
+        items = {}
+        for name in {path[len(prefix) :].partition("/")[0] for path in links if path.startswith(prefix)}:
+            aim, is_above = links.get(prefix + name), any(path.startswith(f"{prefix}{name}/") for path in links)
+            if aim is not None and is_above:
+                raise ValueError
+            what = (LINK, paths.link(aim)) if aim is not None else (FOLDER, check(f"{prefix}{name}/"))
+            items[name.encode()] = Item(*what, 0o777)
+        count += 1
+        checker.check_folder({"id": count, "items": items})
+        return count
+
+    try:
+        checker.check_snapshot({"id": 1, "tree": check(""), "why": None, "checkpoints": []})
+    except ValueError:
+        return False
+    return True
+
+
 @given(ITEMS)
 def test_accepted_links_stay_inside_the_workspace(tmp_path_factory, items):
-    tree, made = FileTree(), {}
+    made = {}
     for path, aim in items.items():
-        item = TreeItem(0o777, link=aim.encode())
-        try:
-            tree.change(path.encode(), item)
-        except ValueError:
-            tree = FileTree()
-            for known, link in made.items():
-                tree.change(known.encode(), TreeItem(0o777, link=link.encode()))
-        else:
+        if is_accepted({**made, path: aim}):
             made[path] = aim
     root = tmp_path_factory.mktemp("links") / "x"
     for path, aim in made.items():

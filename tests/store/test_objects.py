@@ -14,8 +14,9 @@ import small_disks
 
 from agentgit.errors import Corrupt, Unavailable
 from agentgit.workspace import objects
+from agentgit.workspace.left_out import parent_folders
 from agentgit.workspace.objects import BLOB, Objects
-from agentgit.workspace.trees import TreeEntry, Trees, put_tree
+from agentgit.workspace.trees import PLAIN_DIRECTORY, TreeEntry, Trees, put_tree
 
 
 @pytest.fixture(params=[True, False], ids=["git", "directory"])
@@ -27,6 +28,7 @@ def write(store, files):
     """Store a tree of files with their contents, and return its id."""
     with store.writing() as writer:
         entries = {path: TreeEntry(stat.S_IFREG | 0o600, writer.put(BLOB, data)) for path, data in files.items()}
+        entries |= dict.fromkeys({one for path in files for one in parent_folders(path)}, TreeEntry(PLAIN_DIRECTORY))
         tree = put_tree(writer, entries)
         writer.named.add(tree)
     return tree

@@ -1,6 +1,6 @@
-"""The files of an export: each content once, and trees of paths, each as its changes to the previous tree. No IO.
+"""The files of an export: each content and each directory once, a directory after what is in it. No IO.
 
-In memory are one part of a file, the paths of one tree, and the hashes and sizes of the contents.
+In memory are one part of a file, the hashes and sizes of the contents, and a summary of each directory.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
 from agentgit.store.transfer.lines import PART_BYTES
-from agentgit.store.transfer.paths import fold_name, link_problem, text_of
+from agentgit.store.transfer.paths import LONGEST_PATH, fold_name, levels_up, text_of
 
 Record = Mapping[str, Any]
 
@@ -30,17 +30,16 @@ UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO = 2**30, 100
 """The size to which a tree may unpack: so many bytes, or so many times the contents of the export if that is more."""
 
 
-class TreeItem(NamedTuple):
-    """The item at a path: a file with the hash of its contents, a link with its target, or else a directory."""
+FILE, LINK, FOLDER, LEFT = "file", "link", "folder", "left"
+"""The kinds of items of a directory: the last is a name that it leaves out, with the reason."""
 
+
+class Item(NamedTuple):
+    """An item of a directory: a file with the hash of its contents, a link with its target, or a directory's number."""
+
+    kind: str
+    value: Any
     mode: int
-    file: bytes | None = None
-    link: bytes | None = None
-
-    @property
-    def is_folder(self) -> bool:
-        """True if it is a directory."""
-        return self.file is None and self.link is None
 
 
 class FileSink(Protocol):
@@ -52,86 +51,24 @@ class FileSink(Protocol):
     def file(self, id: bytes, size: int) -> None:
         """Complete a file: the parts since the previous file are its contents, with this hash."""
 
-    def tree(self, id: int, base: int | None) -> None:
-        """Begin a tree, from the tree with the number `base` or empty. Its changes follow."""
+    def folder(self, id: int, items: Mapping[bytes, Item]) -> None:
+        """Store a directory, whose files and directories came before."""
 
-    def change(self, path: bytes, item: TreeItem | None) -> None:
-        """Put an item at a path, or remove the item that is there."""
-
-    def left(self, path: bytes, why: str | None) -> None:
-        """Record why the tree leaves out a path; None if it no longer does."""
+    def tree(self, id: int) -> None:
+        """Keep a directory as the files of a snapshot."""
 
 
-class FileTree:
-    """The paths of one tree. It refuses paths that cannot exist side by side on every operating system."""
+class _Folder(NamedTuple):
+    """A checked directory: the numbers of paths and bytes in it, its longest path, and what it leaves out.
 
-    def __init__(self) -> None:
-        self._items: dict[bytes, TreeItem] = {}
-        self._item_counts: Counter[bytes] = Counter()  # the number of items at and below each path
-        self._spellings: dict[str, bytes] = {}
-        self._changed_paths: set[bytes] = set()
+    `levels` is the number of directories that must be above it, because a link leads up to there.
+    """
 
-    def begin(self) -> None:
-        """Begin the changes of the next tree."""
-        self._changed_paths.clear()
-
-    def change(self, path: bytes, item: TreeItem | None) -> TreeItem | None:
-        """Put an item at a path, or remove the item that is there; return the previous item."""
-        if path in self._changed_paths or (item is None and path not in self._items):
-            raise ValueError(f"{_format_path(path)} occurs twice, or is deleted although it does not exist")
-        if item is not None and (reason := self.find_problem(path, item)):
-            raise ValueError(f"{_format_path(path)} {reason}")
-        previous = self._remove(path)
-        self._changed_paths.add(path)
-        if item is not None:
-            self._items[path] = item
-            self._change_counts(path, 1)
-        return previous
-
-    def find_problem(self, path: bytes, item: TreeItem) -> str:
-        """Explain why an item cannot be at a path beside the others; return an empty string if it can."""
-        previous = self._remove(path)
-        try:
-            return self._find_problem(path, item)
-        finally:
-            if previous is not None:
-                self._items[path] = previous
-                self._change_counts(path, 1)
-
-    def has_path(self, path: bytes) -> bool:
-        """Return whether there is an item at a path."""
-        return path in self._items
-
-    def forget(self, path: bytes) -> None:
-        """Remove the item that was just put at a path."""
-        self._remove(path)
-
-    def _remove(self, path: bytes) -> TreeItem | None:
-        previous = self._items.pop(path, None)
-        if previous is not None:
-            self._change_counts(path, -1)
-        return previous
-
-    def _find_problem(self, path: bytes, item: TreeItem) -> str:
-        if len(self._items) >= MOST_PATHS:
-            return f"is one of more than {MOST_PATHS} paths of one tree"
-        if item.link is not None and (reason := link_problem(path, item.link)):
-            return reason
-        parents = [self._items.get(one) for one in _parents_of(path)]
-        if (not item.is_folder and self._item_counts[path]) or not all(one is None or one.is_folder for one in parents):
-            return "is not a directory but has paths below it, or is below such a path"
-        for checked_path in (path, *_parents_of(path)):
-            if (other_path := self._spellings.get(_folded_path(checked_path), checked_path)) != checked_path:
-                return f"is the same as {_format_path(other_path)} on some systems"
-        return ""
-
-    def _change_counts(self, path: bytes, change: int) -> None:
-        for counted_path in (path, *_parents_of(path)):
-            self._item_counts[counted_path] += change
-            if self._item_counts[counted_path]:
-                self._spellings[_folded_path(counted_path)] = counted_path
-            else:
-                del self._item_counts[counted_path], self._spellings[_folded_path(counted_path)]
+    paths: int
+    size: int
+    longest: int
+    levels: int
+    left: dict[bytes, str]
 
 
 class FileChecker:
@@ -145,17 +82,13 @@ class FileChecker:
         self.snapshots: dict[int, int] = {}
         self.missing_snapshots: Counter[str] = Counter()
         self.left_paths: dict[bytes, str] = {}
-        self._left_out: set[bytes] = set()
-        self._has_paths = False
         self._sink = sink
         self._sizes: dict[bytes, int] = {}
         self._content_bytes = 0
         self._open_file: Record | None = None
         self._hash = sha256()
         self._size = self._part_count = 0
-        self._tree: FileTree | None = None
-        self._last_tree = 0
-        self._tree_bytes = 0
+        self._folders: list[_Folder] = []
 
     @property
     def is_open(self) -> bool:
@@ -205,67 +138,57 @@ class FileChecker:
             self._sink.file(self._open_file["id"], self._size)
         self._open_file = None
 
-    # -- trees
+    # -- directories
 
-    def check_tree(self, record: Record) -> None:
-        """Check the beginning of a tree."""
-        if record["id"] != self._last_tree + 1 or record["base"] not in (None, self._last_tree or None):
-            raise ValueError("is not the next tree, or does not begin with the one before it")
-        self._last_tree = record["id"]
-        if record["base"] is None or self._tree is None:
-            self._tree, self._tree_bytes = FileTree(), 0
-            self._left_out.clear()
-        self._tree.begin()
-        self._has_paths = False
+    def check_folder(self, record: Record) -> None:
+        """Check a directory; everything in it came before."""
+        if record["id"] != len(self._folders) + 1:
+            raise ValueError("is not the next directory")
+        items: Mapping[bytes, Item] = record["items"]
+        left, longest = {name: one.value for name, one in items.items() if one.kind == LEFT}, 0
+        paths, size, levels, spellings = len(items), 0, 0, dict[str, bytes]()
+        for name, (kind, value, _) in items.items():
+            length = len(name)
+            if kind == FILE:
+                if value not in self._sizes:
+                    raise ValueError("refers to a file that did not come before it")
+                size += self._sizes[value]
+            elif kind == LINK:
+                levels = max(levels, levels_up(value))
+            elif kind == FOLDER:
+                if value > len(self._folders):
+                    raise ValueError("refers to a directory that did not come before it")
+                below = self._folders[value - 1]
+                paths, size, levels = paths + below.paths, size + below.size, max(levels, below.levels - 1)
+                length += 1 + below.longest
+                if paths <= MOST_PATHS:
+                    left |= {name + b"/" + path: why for path, why in below.left.items()}
+            if kind != LEFT and (other := spellings.setdefault(fold_name(text_of(name)), name)) != name:
+                raise ValueError(f"{format_path(name)} is the same as {format_path(other)} on some systems")
+            longest = max(longest, length)
+        if paths > MOST_PATHS:
+            raise ValueError(f"has more than {MOST_PATHS} paths")
+        if longest > LONGEST_PATH:
+            raise ValueError(f"has a path of more than {LONGEST_PATH} bytes")
+        if size > max(UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO * self._content_bytes):
+            raise ValueError(f"unpacks to more than {MAX_UNPACK_RATIO} times the files of the export")
+        self._folders.append(_Folder(paths, size, longest, levels, left))
         if self._sink is not None:
-            self._sink.tree(record["id"], record["base"])
-
-    def check_left_out(self, record: Record) -> None:
-        """Check a path that the current tree leaves out or no longer leaves out. These records precede its changes."""
-        path, reason = record["path"], record["why"]
-        if self._tree is None or self._has_paths or (reason is None and path not in self._left_out):
-            raise ValueError("belongs to no tree, comes too late, or was not left out before")
-        if reason is None:
-            self._left_out.remove(path)
-        else:
-            self._left_out.add(path)
-            self.left_paths[path] = reason
-        if len(self._left_out) > MOST_PATHS:
-            raise ValueError(f"is one of more than {MOST_PATHS} paths of one tree")
-        if self._sink is not None:
-            self._sink.left(path, reason)
-
-    def check_path(self, record: Record) -> None:
-        """Check a change of the current tree."""
-        if self._tree is None:
-            raise ValueError("belongs to no tree")
-        item = None if record["mode"] is None else TreeItem(record["mode"], record["file"], record["link"])
-        if item is None and (record["file"] is not None or record["link"] is not None):
-            raise ValueError("has no mode")
-        if item is not None and item.file is not None and (item.link is not None or item.file not in self._sizes):
-            raise ValueError("is both a file and a link, or refers to a file that did not come before it")
-        if item is not None and record["path"] in self._left_out:
-            raise ValueError("is both included and left out")
-        self._has_paths = True
-        previous = self._tree.change(record["path"], item)
-        self._tree_bytes += self._item_bytes(item) - self._item_bytes(previous)
-        if self._tree_bytes > max(UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO * self._content_bytes):
-            raise ValueError(
-                f"belongs to a tree that unpacks to more than {MAX_UNPACK_RATIO} times the files of the export"
-            )
-        if self._sink is not None:
-            self._sink.change(record["path"], item)
-
-    def _item_bytes(self, item: TreeItem | None) -> int:
-        return self._sizes[item.file] if item is not None and item.file is not None else 0
+            self._sink.folder(record["id"], items)
 
     def check_snapshot(self, record: Record) -> None:
         """Check a snapshot, with its tree and the checkpoints that have it."""
-        if (record["tree"] is None) != (record["why"] is not None) or (record["tree"] or 0) > self._last_tree:
-            raise ValueError("refers to no earlier tree, or has no reason")
+        if (record["tree"] is None) != (record["why"] is not None) or (record["tree"] or 0) > len(self._folders):
+            raise ValueError("refers to no earlier directory, or has no reason")
         if record["why"] is not None:
             self.missing_snapshots[record["why"]] += 1
             return
+        tree = self._folders[record["tree"] - 1]
+        if tree.levels:
+            raise ValueError("has a link that may lead out of the workspace")
+        self.left_paths |= tree.left
+        if self._sink is not None:
+            self._sink.tree(record["tree"])
         for id in record["checkpoints"]:
             if self.snapshots.setdefault(id, record["id"]) != record["id"]:
                 raise ValueError(f"is a second snapshot of checkpoint {id}")
@@ -279,14 +202,6 @@ def decode_base64(data: str) -> bytes:
         raise ValueError(f"has data that is not base64 ({error})") from error
 
 
-def _parents_of(path: bytes) -> Iterator[bytes]:
-    while path := path.rpartition(b"/")[0]:
-        yield path
-
-
-def _folded_path(path: bytes) -> str:
-    return fold_name(text_of(path))
-
-
-def _format_path(path: bytes) -> str:
+def format_path(path: bytes) -> str:
+    """Return a path for a message."""
     return ascii(text_of(path[:80]))

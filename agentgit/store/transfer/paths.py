@@ -1,4 +1,4 @@
-"""Checks of paths and links in an export: valid on every operating system, and inside the workspace. No IO.
+"""Checks of names and links in an export: valid on every operating system, and inside the workspace. No IO.
 
 Each check returns the path in bytes, as the operating system has it, or raises ValueError.
 """
@@ -20,66 +20,65 @@ REPOSITORY_NAMES = (".git", "git~1")
 
 CONTROLS, REPOSITORY_LINK = "has control characters", "leads into a git repository"
 
+NO_NAME = "is not a name in the workspace, or leads out of it"
+
 IGNORED_CHARACTERS = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
 """Characters that some file systems ignore in names."""
 
 
-def path(value: Any) -> bytes:
-    """Check the path of a file, relative to its workspace.
+def name(value: Any) -> bytes:
+    """Check the name of an item of a directory.
 
     Example:
-        >>> path("src/plan.md")
-        b'src/plan.md'
+        >>> name("plan.md")
+        b'plan.md'
     """
-    path_bytes = _encode_path(value)
-    if reason := path_problem(value):
+    name_bytes = _encode_path(value)
+    if reason := name_problem(value):
         raise ValueError(f"{_quote_path(value)} {reason}")
-    return path_bytes
-
-
-def path_problem(value: str) -> str:
-    """Explain why a path is not valid on every operating system; return an empty string if it is.
-
-    Example:
-        >>> path_problem("src/aux.py")
-        'is a device or another path on some systems'
-    """
-    if _has_controls(value):
-        return CONTROLS
-    return next((reason for name in value.split("/") if (reason := _name_problem(name))), "")
+    return name_bytes
 
 
 def left_out(value: Any) -> bytes:
-    """Check a path that an export leaves out: valid on any operating system, and relative to its workspace."""
-    path_bytes = _encode_path(value, controls=True)
-    if b"\0" in path_bytes or any(name in (b"", b".", b"..") for name in path_bytes.split(b"/")):
-        raise ValueError(f"{_quote_path(value)} is not relative to the workspace, or leads out of it")
-    return path_bytes
+    """Check a name that an export leaves out, which need be valid on one operating system only."""
+    name_bytes = _encode_path(value, controls=True)
+    if b"\0" in name_bytes or b"/" in name_bytes or name_bytes in (b".", b".."):
+        raise ValueError(f"{_quote_path(value)} {NO_NAME}")
+    return name_bytes
 
 
 def link(value: Any) -> bytes:
-    """Check the target of a symbolic link: not in a git repository. `link_problem` checks that it stays inside."""
+    """Check the target of a symbolic link; how far it leads up is checked with its directories."""
     target = _encode_path(value)
-    if _is_in_repository(value):
-        raise ValueError(f"{_quote_path(value)} {REPOSITORY_LINK}")
+    if reason := link_problem(target, LONGEST_PATH):
+        raise ValueError(f"{_quote_path(value)} {reason}")
     return target
 
 
-def link_problem(link_path: bytes, target: bytes) -> str:
+def levels_up(target: bytes) -> int:
+    """Return the number of directories that the target of a link goes up at its beginning."""
+    names = target.split(b"/")
+    return next((n for n, one in enumerate(names) if one != b".."), len(names))
+
+
+def link_problem(target: bytes, depth: int) -> str:
     """Explain why a link cannot be exported: it must not lead out of its workspace, whatever other links exist.
 
     The target may have `..` only at its beginning, where it goes up through real directories, and not above the
     workspace. The directories that it then goes down through may be links, but those cannot lead out either.
 
+    Args:
+        target: The target of the link.
+        depth: The number of directories that the link is in.
+
     Example:
-        >>> link_problem(b"a/b/link", b"../../c")
+        >>> link_problem(b"../../c", depth=2)
         ''
-        >>> link_problem(b"link", b"/etc/passwd")
+        >>> link_problem(b"/etc/passwd", depth=0)
         'is a link that may lead out of the workspace'
     """
-    names = target.split(b"/")
-    up_count = next((n for n, name in enumerate(names) if name != b".."), len(names))
-    if target.startswith(b"/") or up_count > link_path.count(b"/") or b".." in names[up_count:]:
+    levels = levels_up(target)
+    if target.startswith(b"/") or levels > depth or b".." in target.split(b"/")[levels:]:
         return "is a link that may lead out of the workspace"
     if _has_controls(_decode_path(target)):
         return f"is a link whose target {CONTROLS}"
@@ -123,10 +122,17 @@ def _is_in_repository(value: str) -> bool:
     return any(_normalize_name(name) in REPOSITORY_NAMES for name in value.split("/"))
 
 
-def _name_problem(name: str) -> str:
-    """Explain why a file name is not valid on every operating system; return an empty string if it is."""
-    if name in ("", ".", ".."):
-        return "is not relative to the workspace, or leads out of it"
+def name_problem(name: str) -> str:
+    """Explain why a file name is not valid on every operating system; return an empty string if it is.
+
+    Example:
+        >>> name_problem("aux.py")
+        'is a device or another path on some systems'
+    """
+    if _has_controls(name):
+        return CONTROLS
+    if name in ("", ".", "..") or "/" in name:
+        return NO_NAME
     if len(name.encode("utf-8", "surrogateescape")) > LONGEST_NAME:
         return f"has a name of more than {LONGEST_NAME} bytes"
     normalized = _normalize_name(name)

@@ -44,6 +44,7 @@ from agentgit.store.transfer.fields import (
     time,
     word,
 )
+from agentgit.store.transfer.file_trees import FILE, FOLDER, LEFT, LINK, Item
 
 FORMAT = 1
 """The version of the format. An export of another version is refused."""
@@ -87,6 +88,21 @@ _answers = exact_object(
 
 _write = exact_object(task=word(64), idx=number(-1000), path=text, channel=text, value=list_of(digest))
 _pending = exact_object(ns=key, state=word(64), writes=list_of(_write))
+
+_ITEM_VALUES = {FILE: digest, LINK: paths.link, FOLDER: number(1), LEFT: label}
+
+
+def _check_items(value: Any) -> dict[bytes, Item]:
+    """Check the items of a directory by name: each is the kind, the value and the permission bits."""
+    items = {}
+    for name, item in value.items() if type(value) is dict else ():
+        kind, what, mode = item if type(item) is list and len(item) == 3 else (None, None, None)
+        if kind not in _ITEM_VALUES:
+            raise ValueError(f"{name[:80]!a} is not a file, a link, a folder or left out")
+        checked = paths.left_out(name) if kind == LEFT else paths.name(name)
+        items[checked] = Item(kind, _ITEM_VALUES[kind](what), number(most=0o777)(mode))
+    return items
+
 
 SETTINGS: dict[str, Check] = {
     "on_error": text,
@@ -178,14 +194,7 @@ _FIELDS_BY_KIND: dict[str, dict[str, Check]] = {
         "data": nullable(text),
         "parts": nullable(number()),
     },
-    "tree": {"id": number(1), "base": nullable(number(1))},
-    "path": {
-        "path": paths.path,
-        "mode": nullable(number(most=0o777)),
-        "file": nullable(digest),
-        "link": nullable(paths.link),
-    },
-    "left": {"path": paths.left_out, "why": nullable(label)},
+    "folder": {"id": number(1), "items": _check_items},
     "snapshot": {
         "id": ident,
         "branch": ident,
