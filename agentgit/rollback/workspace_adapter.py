@@ -120,9 +120,9 @@ class WorkspaceAdapter:
         )
 
     def require_restorable(self, snapshot: SnapshotRef) -> None:
-        """Check that there is a snapshot to restore, and a directory; the plan says which paths cannot be restored."""
+        """Check that there is a snapshot to restore; the plan says what else prevents it."""
         self._fetch_snapshot(snapshot)
-        self.engine.require_restorable(snapshot.snapshot)
+        self.engine.require(snapshot.snapshot)
 
     def restore(self, snapshot: SnapshotRef, history: FileHistory) -> FileChanges:
         """Restore the files, except those that belong to others."""

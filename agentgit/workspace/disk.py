@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from io import FileIO
 
 from agentgit.workspace.locations import naming, require_not_moved
 from agentgit.workspace.objects import BLOB, PackWriter, object_id
@@ -93,7 +94,7 @@ class Disk:
     def read(self, path: bytes) -> bytes:
         """Read a file or a link; return no bytes if it does not exist any more."""
         with self.at(path) as place, suppress(FileNotFoundError, NotADirectoryError):
-            return b"" if place is None else _read(place.parent, place.name)[1] or b""
+            return b"" if place is None else read(place.parent, place.name)[1] or b""
         return b""
 
     def make_folder(self, path: bytes) -> None:
@@ -340,30 +341,36 @@ class Place:
             return object()
 
 
-def _read(parent: int, name: bytes) -> tuple[int, bytes | None]:
+def read(parent: int, name: bytes) -> tuple[os.stat_result, bytes | None]:
+    """Read a file or a link below an open directory; return its status, and no bytes of anything else."""
     status = os.lstat(name, dir_fd=parent)
-    if stat.S_ISLNK(status.st_mode):
-        return LINK_MODE, os.readlink(name, dir_fd=parent)
-    if not stat.S_ISREG(status.st_mode):
-        return status.st_mode, None
-    with open(os.open(name, READ_FLAGS, dir_fd=parent), "rb") as file:
-        status = os.fstat(file.fileno())
-        return status.st_mode, file.read() if stat.S_ISREG(status.st_mode) else None
+    try:
+        if stat.S_ISLNK(status.st_mode):
+            return status, os.readlink(name, dir_fd=parent)
+        if not stat.S_ISREG(status.st_mode):
+            return status, None
+        with FileIO(os.open(name, READ_FLAGS, dir_fd=parent), "rb") as file:
+            status = os.fstat(file.fileno())
+            return status, file.readall() if stat.S_ISREG(status.st_mode) else None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EINVAL):  # since `lstat`, a file became a link, or a link a file
+            return read(parent, name)
+        raise
+
+
+def entry_mode(status: os.stat_result) -> int:
+    return LINK_MODE if stat.S_ISLNK(status.st_mode) else status.st_mode
 
 
 def _read_entry(parent: int, name: bytes, writer: PackWriter | None = None) -> TreeEntry | None:
     try:
-        mode, data = _read(parent, name)
+        status, data = read(parent, name)
     except FileNotFoundError:
         return None
     except PermissionError:
         if writer is not None:
             raise
         return TreeEntry(stat.S_IFREG)  # unknown contents must equal neither the old entry nor the new one
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EINVAL):  # since `lstat`, a file became a link, or a link a file
-            return _read_entry(parent, name, writer)
-        raise
     if data is None:
-        return TreeEntry(mode)
-    return TreeEntry(mode, object_id(BLOB, data) if writer is None else writer.put(BLOB, data))
+        return TreeEntry(status.st_mode)
+    return TreeEntry(entry_mode(status), object_id(BLOB, data) if writer is None else writer.put(BLOB, data))

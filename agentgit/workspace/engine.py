@@ -250,12 +250,6 @@ class Engine:
 
     # -- restoring
 
-    def require_restorable(self, ref: str) -> None:
-        """Check that there is a snapshot, and a directory to restore it in."""
-        self.require(ref)
-        if not os.path.isdir(self.root):
-            raise Unavailable(f"The workspace {self.root} does not exist. Create it, then try again.")
-
     def restore(
         self,
         ref: str,

@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from io import FileIO
 
 from agentgit.workspace.catalog import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
-from agentgit.workspace.disk import FOLDER_FLAGS, READ_FLAGS, open_folder
+from agentgit.workspace.disk import FOLDER_FLAGS, entry_mode, open_folder, read
 from agentgit.workspace.left_out import (
     EXCLUDED,
     GIT,
@@ -32,7 +31,7 @@ from agentgit.workspace.left_out import (
 )
 from agentgit.workspace.locations import naming
 from agentgit.workspace.objects import BLOB, TREE, PackWriter, object_id, pack_object
-from agentgit.workspace.trees import LINK_MODE, PLAIN_DIRECTORY, TreeEntry, encode_tree
+from agentgit.workspace.trees import PLAIN_DIRECTORY, TreeEntry, encode_tree
 
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
@@ -238,27 +237,23 @@ class Scan:
 
     def _read(self, folder: int, name: bytes) -> Reading:
         """Read a file or a link; a problem with one of them must not prevent the others from being captured."""
-        began, status = time.time_ns(), None
+        began = time.time_ns()
         try:
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISLNK(status.st_mode):
-                return self._store(status, began, LINK_MODE, os.readlink(name, dir_fd=folder))
-            with FileIO(os.open(name, READ_FLAGS, dir_fd=folder), "rb") as file:
-                status = os.fstat(file.fileno())
-                is_file = stat.S_ISREG(status.st_mode)
-                return self._store(status, began, status.st_mode, file.readall()) if is_file else None
+            status, data = read(folder, name)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            return LeftOut(_reason(error)) if status is None else left_out_as(_reason(error), status)
-
-    def _store(self, status: os.stat_result, began: int, mode: int, data: bytes) -> KnownFile:
+            with suppress(OSError):
+                return left_out_as(_reason(error), os.lstat(name, dir_fd=folder))
+            return LeftOut(_reason(error))
+        if data is None:
+            return None
         oid = object_id(BLOB, data)
         if self._writer is not None and not self._writer.has(oid):
             raw = pack_object(BLOB, data)
             with self._lock:
                 self._writer.put_packed(oid, raw)
-        return KnownFile(reliable_stamp(status, began), mode, oid)
+        return KnownFile(reliable_stamp(status, began), entry_mode(status), oid)
 
     def _enter_file(self, path: bytes, name: bytes, reading: Reading) -> None:
         folder = self.index.folders[path]
