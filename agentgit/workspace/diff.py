@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from agentgit.values import escape_path
 from agentgit.workspace.left_out import LeftOutPaths, compare_left_out, containing_path
-from agentgit.workspace.trees import Changes, TreeChange, TreeEntry, is_leaf
+from agentgit.workspace.trees import Changes, TreeChange, is_leaf
 from agentgit.workspace.values import WorkspaceDiff
 
 BINARY_CHECK_BYTES = 8000
@@ -19,20 +19,21 @@ BINARY_CHECK_BYTES = 8000
 MAX_SHOWN = 8 << 20
 """The size in bytes up to which files are compared line by line."""
 
-ReadContents = Callable[[bytes, TreeEntry], bytes]
-"""A function that returns the contents of a file or link."""
-
 
 class Side(NamedTuple):
-    """One side of a comparison: the id of the snapshot, what it left out, and its contents."""
+    """One side of a comparison: the id of the snapshot, and what it left out."""
 
     id: str | None
     left_out: LeftOutPaths
-    read: ReadContents
 
 
 def compare(
-    old: Side, new: Side, changes: Changes, root: bytes | None, is_included: Callable[[bytes], bool]
+    old: Side,
+    new: Side,
+    changes: Changes,
+    root: bytes | None,
+    is_included: Callable[[bytes], bool],
+    read: Callable[[bytes], bytes],
 ) -> WorkspaceDiff:
     """Compare two snapshots; `root` is the workspace if the new side is its current files."""
     missing, changed, new_paths = groups = compare_left_out(old.left_out, new.left_out, root)
@@ -47,7 +48,7 @@ def compare(
             changed[ancestor] = left_out[ancestor].why
         elif before or after:
             (modified if before and after else added if after else deleted).add(path)
-            lines.extend(_diff_lines(path, TreeChange(before, after), old.read, new.read))
+            lines.extend(_diff_lines(path, TreeChange(before, after), read))
     for paths, group in zip((deleted, modified, added), groups, strict=True):
         paths.update(filter(is_included, group))
     reasons = {path: why for group in groups for path, why in group.items() if is_included(path)}
@@ -61,7 +62,7 @@ def decode_paths(paths: Iterable[bytes]) -> tuple[str, ...]:
     return tuple(os.fsdecode(path) for path in sorted(set(paths)))
 
 
-def _diff_lines(path: bytes, change: TreeChange, read_old: ReadContents, read_new: ReadContents) -> Iterator[str]:
+def _diff_lines(path: bytes, change: TreeChange, read: Callable[[bytes], bytes]) -> Iterator[str]:
     before, after = change
     name = escape_path(path)
     names = (f"a/{name}" if before else "/dev/null", f"b/{name}" if after else "/dev/null")
@@ -69,8 +70,8 @@ def _diff_lines(path: bytes, change: TreeChange, read_old: ReadContents, read_ne
         yield f"mode of {name}: {stat.filemode(before.mode)} -> {stat.filemode(after.mode)}\n"
         if before.oid == after.oid:
             return
-    old_data = read_old(path, before) if before else b""
-    new_data = read_new(path, after) if after else b""
+    old_data = read(before.oid) if before else b""
+    new_data = read(after.oid) if after else b""
     if old_data == new_data:
         if not (before and after):
             yield f"empty file {name} {'added' if after else 'deleted'}\n"

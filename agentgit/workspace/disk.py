@@ -91,12 +91,6 @@ class Disk:
         with self.at(path) as place:
             return None if place is None else _read_entry(place.parent, place.name, writer)
 
-    def read(self, path: bytes) -> bytes:
-        """Read a file or a link; return no bytes if it does not exist any more."""
-        with self.at(path) as place, suppress(FileNotFoundError, NotADirectoryError):
-            return b"" if place is None else read(place.parent, place.name)[1] or b""
-        return b""
-
     def make_folder(self, path: bytes) -> None:
         """Create a directory and its parents; move aside anything else that is in the way."""
         names = path.split(b"/") if path else []

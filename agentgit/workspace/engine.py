@@ -303,7 +303,8 @@ class Engine:
         result, taken = custom.restore(row.snapshot.id, row.tree)
         if taken is not None:
             stored = self._add(safety, Captured(taken))
-        result = replace(result, safety=stored.id if stored is not None else None).of(row.snapshot)
+        kept, origin = stored.id if stored is not None else None, row.snapshot
+        result = replace(result, safety=kept, name=origin.name, message=origin.message, time_str=origin.time)
         self.catalog.set(POSITION, row.snapshot.id)
         self._prune(protected=(row.snapshot.id, result.safety or ""))
         self.notify(RESTORED, result)
@@ -318,7 +319,7 @@ class Engine:
         try:
             result = self._files.restore(
                 row, safety, aside, load_paths(paths), load_paths(kept) or (), is_resumed=is_resumed
-            ).of(row.snapshot)
+            )
         except Exception:
             self.catalog.end()
             raise

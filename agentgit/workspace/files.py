@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from agentgit.workspace.catalog import Catalog, CatalogRow, Index
 from agentgit.workspace.diff import Side, compare, decode_paths
@@ -80,7 +79,7 @@ class Files:
     def capture(self) -> Captured:
         """Store the files as they are now. The index is not stored yet."""
         index, self.cached_index = self._catalog.load_index(self.cached_index), None  # invalid until it is stored
-        scan = self._store(index, None)
+        scan = self._store(index)
         self.cached_index = scan.index
         assert scan.index.tree is not None  # noqa: S101 - a scan sets it
         return Captured(scan.index.tree.hex(), scan.index.left_out(), None, scan.changed, scan.index)
@@ -106,18 +105,15 @@ class Files:
                     return False
         return True
 
-    def _store(self, index: Index, only: Collection[bytes] | None) -> Scan:
+    def _store(self, index: Index, only: Collection[bytes] | None = None) -> Scan:
+        require_not_moved(self._root)
+        outside = self._outside() | {ASIDE}
         with self.objects.writing() as writer:
-            scan = self._scan(index, writer=writer, only=only)
+            scan = Scan(self._root, index, self._patterns, self._max_file_size, outside, writer, only)
             scan.run()
             if scan.index.tree != index.tree and scan.index.tree is not None:
                 writer.named.add(scan.index.tree)
         return scan
-
-    def _scan(self, index: Index, **how: Any) -> Scan:
-        require_not_moved(self._root)
-        outside = self._outside() | {ASIDE}
-        return Scan(self._root, index, self._patterns, self._max_file_size, outside, **how)
 
     def captures(self, path: bytes) -> bool:
         """Return whether snapshots have a file, as far as its path decides it."""
@@ -129,13 +125,10 @@ class Files:
 
     # -- comparing
 
-    def _look(self) -> tuple[Index, Scan, Trees]:
-        """Scan the workspace without storing anything; return the old index, the scan, and trees of both."""
-        index = self._catalog.load_index(self.cached_index)
-        self.cached_index = index
-        scan = self._scan(index, writer=None)
-        scan.run()
-        return index, scan, Trees(self.objects, scan.unstored_trees)
+    def _look(self) -> tuple[Index, Index]:
+        """Store the contents of the files, but no snapshot; return the index of the last one, and that of now."""
+        index = self.cached_index = self._catalog.load_index(self.cached_index)
+        return index, self._store(index).index
 
     def changes(self, row: CatalogRow, now: Captured | CatalogRow, paths: Chosen) -> tuple[Changes, list[bytes]]:
         """Return what restoring a snapshot changes, and the paths that it cannot reach."""
@@ -156,11 +149,11 @@ class Files:
 
     def plan(self, row: CatalogRow, paths: Chosen = None, history: FileHistory | None = None) -> RestorePlan:
         """Return what a restore would do; see `Workspace.plan_restore`."""
-        index, scan, trees = self._look()
-        now, paths = scan.index.left_out(), selection(paths, row)
-        changes, _ = self._steps(trees, scan.index.tree, now, row, paths)
-        if history is not None and scan.index.tree is not None:
-            kept = history.kept(changes, trees, self._tree_of, scan.index.tree)
+        last, index = self._look()
+        now, paths, trees = index.left_out(), selection(paths, row), Trees(self.objects)
+        changes, _ = self._steps(trees, index.tree, now, row, paths)
+        if history is not None and index.tree is not None:
+            kept = history.kept(changes, trees, self._tree_of, index.tree)
             changes = {path: change for path, change in changes.items() if path not in kept}
         disk = Disk(self._root)
         left_out_now = [path for path in changes if containing_path(path, now) is not None]
@@ -172,7 +165,7 @@ class Files:
         if history is not None:
             changed, report = history.conflicts, report._replace(left=history.with_left(report.left))
         else:
-            changed = self._changed(trees, scan, index)
+            changed = self._changed(trees, last, index)
         return RestorePlan(
             row.snapshot.id,
             decode_paths(written),
@@ -203,31 +196,25 @@ class Files:
                 reasons[path] = "its directory cannot be written"
         return tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons))
 
-    def _changed(self, trees: Trees, scan: Scan, old: Index) -> list[bytes]:
+    def _changed(self, trees: Trees, old: Index, new: Index) -> list[bytes]:
         """Return the paths of the files that differ from an index, and of changed paths that it left out."""
-        changes = self._inside(trees.differences(old.tree, scan.index.tree))
+        changes = self._inside(trees.differences(old.tree, new.tree))
         files = [path for path, change in changes.items() if is_leaf(change.before) or is_leaf(change.after)]
-        left_out = compare_left_out(old.left_out(), scan.index.left_out(), self._root)
+        left_out = compare_left_out(old.left_out(), new.left_out(), self._root)
         return [*files, *(path for group in left_out for path in group)]
 
     def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Chosen) -> WorkspaceDiff:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""
         paths = selection(paths, old, new)
         old_tree = bytes.fromhex(old.tree) if old is not None else None
-        old_side = Side(old.snapshot.id if old else None, old.left_out if old else {}, self._read)
+        old_side = Side(old.snapshot.id if old else None, old.left_out if old else {})
         if new is not None:
-            changes = Trees(self.objects).differences(old_tree, bytes.fromhex(new.tree))
-            new_side = Side(new.snapshot.id, new.left_out, self._read)
+            new_tree, new_side, root = bytes.fromhex(new.tree), Side(new.snapshot.id, new.left_out), None
         else:
-            _, scan, trees = self._look()
-            changes = trees.differences(old_tree, scan.index.tree)
-            disk = Disk(self._root)
-            new_side = Side(None, scan.index.left_out(), lambda path, _: disk.read(path))
-        changes = select_changes(self._inside(changes), paths)
-        return compare(old_side, new_side, changes, None if new else self._root, partial(is_selected, paths))
-
-    def _read(self, _: bytes, entry: TreeEntry) -> bytes:
-        return self.objects.read(entry.oid)
+            _, now = self._look()
+            new_tree, new_side, root = now.tree or b"", Side(None, now.left_out()), self._root
+        changes = select_changes(self._inside(Trees(self.objects).differences(old_tree, new_tree)), paths)
+        return compare(old_side, new_side, changes, root, partial(is_selected, paths), self.objects.read)
 
     def _inside(self, changes: Changes) -> Changes:
         """Return the changes without paths that do not belong to the workspace; an older snapshot may contain some."""
@@ -268,6 +255,9 @@ class Files:
             tuple((os.fsdecode(path), os.fsdecode(destination)) for path, destination in disk.moved()),
             tuple((os.fsdecode(path), why) for path, why in restore.conflicts)
             + tuple((os.fsdecode(path), UNREADABLE) for path in unreachable),
+            name=row.snapshot.name,
+            message=row.snapshot.message,
+            time_str=row.snapshot.time,
             **report._asdict(),
         )
 

@@ -70,11 +70,7 @@ def decode_left_out(data: bytes) -> dict[bytes, LeftOut]:
 
 def containing_path(path: bytes, paths: Container[bytes]) -> bytes | None:
     """Return the one of `paths` that equals a path or contains it, the nearest first; None if there is none."""
-    while path:
-        if path in paths:
-            return path
-        path = path.rpartition(b"/")[0]
-    return None
+    return next((one for one in (path, *parent_folders(path)) if one in paths), None)
 
 
 def parent_folders(path: bytes) -> Iterator[bytes]:

@@ -35,6 +35,8 @@ from agentgit.workspace.trees import PLAIN_DIRECTORY, TreeEntry, encode_tree
 
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
+CAPTURED = (stat.S_IFREG, stat.S_IFLNK)
+
 MAX_PATH, MAX_DEPTH = 3800, 200
 """The maximum length of the absolute path of a directory, and of directories in one another."""
 
@@ -52,9 +54,8 @@ class Scan:
         patterns: tuple[str, ...],
         max_file_size: int,
         outside: set[bytes],
-        *,
-        writer: PackWriter | None,
-        only: Collection[bytes] | None = None,
+        writer: PackWriter,
+        only: Collection[bytes] | None,
     ) -> None:
         self._root, self._old, self._outside, self._writer = root, index.folders, outside, writer
         self._rules, self._max_file_size = IgnoreRules(root, patterns), max_file_size
@@ -63,7 +64,6 @@ class Scan:
         self._ways = {one for path in only or () for one in (path, *parent_folders(path), b"")}
         self.index = replace(index, folders=dict(index.folders), settings=settings, dirty=set(index.dirty))
         self.changed: set[bytes] = set()
-        self.unstored_trees: dict[bytes, bytes] = {}
         self._candidates: dict[bytes, list[bytes]] = {}
         self._lock = threading.Lock()
         self._is_fresh = index.settings != settings
@@ -173,7 +173,7 @@ class Scan:
             if child in self._outside:
                 continue
             is_folder, left_out = stat.S_ISDIR(status.st_mode), old.left_out.get(name)
-            if (is_folder and name in known_folders) or (known is not None and _can_be_captured(status)):
+            if (is_folder and name in known_folders) or (known is not None and stat.S_IFMT(status.st_mode) in CAPTURED):
                 why = None
             elif left_out is not None and left_out.why == EXCLUDED and not is_fresh:
                 why = EXCLUDED
@@ -249,7 +249,7 @@ class Scan:
         if data is None:
             return None
         oid = object_id(BLOB, data)
-        if self._writer is not None and not self._writer.has(oid):
+        if not self._writer.has(oid):
             raw = pack_object(BLOB, data)
             with self._lock:
                 self._writer.put_packed(oid, raw)
@@ -279,12 +279,7 @@ class Scan:
             for name in folder.folders:
                 below = folders[join(path, name)]
                 entries[name] = TreeEntry(below.mode, below.tree)
-            data = encode_tree(entries)
-            if self._writer is not None:
-                tree = self._writer.put(TREE, data)
-            else:
-                tree = object_id(TREE, data)
-                self.unstored_trees[tree] = data
+            tree = self._writer.put(TREE, encode_tree(entries))
             if tree != folder.tree:
                 folders[path] = replace(folder, tree=tree)
                 self.index.dirty.add(path)
@@ -297,7 +292,3 @@ Reading = KnownFile | LeftOut | None
 
 def _reason(error: OSError) -> str:
     return UNREADABLE if error.errno in (errno.EACCES, errno.EPERM) else error.strerror or str(error)
-
-
-def _can_be_captured(status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)

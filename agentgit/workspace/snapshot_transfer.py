@@ -59,20 +59,13 @@ class SnapshotExporter:
 
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
         self._write = write
-        self._results: dict[tuple[str, str], ExportedTree] = {}
         self._stores: dict[str, Objects] = {}
         self._hashes: dict[bytes, str] = {}
         self._folders: dict[tuple[object, ...], int] = {}
 
     def export(self, settings: Mapping[str, Any], snapshot: str) -> ExportedTree:
-        """Write the tree of a snapshot, unless it was already written."""
-        storage = str(settings.get("storage"))
-        if (storage, snapshot) not in self._results:
-            self._results[storage, snapshot] = self._export(storage, str(settings.get("environment")), snapshot)
-        return self._results[storage, snapshot]
-
-    def _export(self, storage: str, environment: str, snapshot: str) -> ExportedTree:
-        """Find a snapshot and write its tree. Never create a missing storage."""
+        """Write the tree of a snapshot, unless it was already written. Never create a missing storage."""
+        storage, environment = str(settings.get("storage")), str(settings.get("environment"))
         if environment not in ("git", "directory"):
             return ExportedTree(None, CUSTOM_ENVIRONMENT)
         catalog_path, folder = os.path.join(storage, CATALOG), os.path.join(storage, environment)

@@ -74,14 +74,11 @@ def decode_tree(data: bytes) -> Entries:
 
 
 class Trees:
-    """The trees of a store, and those of a scan that stores nothing."""
-
-    def __init__(self, objects: Objects, unstored: Mapping[bytes, bytes] | None = None) -> None:
-        self._objects, self._unstored = objects, unstored or {}
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
 
     def folder(self, oid: bytes) -> Entries:
-        data = self._unstored.get(oid)
-        return decode_tree(self._objects.read(oid) if data is None else data)
+        return decode_tree(self._objects.read(oid))
 
     def entries(self, oid: bytes, prefix: bytes = b"") -> Iterator[tuple[bytes, TreeEntry]]:
         """Yield all entries of a tree by path, a directory before what is in it."""

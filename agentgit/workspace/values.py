@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,20 +47,13 @@ def some(texts: Sequence[str], separator: str = ", ") -> str:
     return separator.join(texts[:MAX_NAMED]) + (f"{separator}and {omitted} more" if omitted > 0 else "")
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, Mapping):
-        return dict(value)
-    return [_plain(one) for one in value] if isinstance(value, tuple | list) else value
-
-
 class JsonLike:
     """A dataclass whose fields are JSON-like, but for tuples and times."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-like values."""
-        return {name: _plain(value) for name, value in vars(self).items()}
+        fields: dict[str, Any] = json.loads(json.dumps(vars(self), default=datetime.isoformat))
+        return fields
 
 
 def _text(groups: Mapping[str, Iterable[Any]], notes: Iterable[str] = (), empty: str = "") -> str:
@@ -225,10 +219,6 @@ class Restored(JsonLike):
     name: str | None = None
     message: str = ""
     time_str: str = ""
-
-    def of(self, snapshot: FileCheckpoint) -> Restored:
-        """Return the same result with the name, the description and the time of the snapshot that was restored."""
-        return replace(self, name=snapshot.name, message=snapshot.message, time_str=snapshot.time)
 
     def __str__(self) -> str:
         groups: dict[str, Iterable[Any]] = {
