@@ -78,8 +78,7 @@ class Files:
 
     def capture(self) -> Captured:
         """Store the files as they are now. The index is not stored yet."""
-        index, self.cached_index = self._catalog.load_index(self.cached_index), None  # invalid until it is stored
-        scan = self._store(index)
+        scan = self._store(self._catalog.load_index(self.cached_index))
         self.cached_index = scan.index
         assert scan.index.tree is not None  # noqa: S101 - a scan sets it
         return Captured(scan.index.tree.hex(), scan.index.left_out(), None, scan.changed, scan.index)
@@ -262,14 +261,12 @@ class Files:
         )
 
     def _update_index(self, changes: Changes) -> None:
-        index, self.cached_index = self._catalog.load_index(self.cached_index), None
-        if index.tree is None:
-            return
-        folders = {path for path, change in changes.items() if is_directory(change.after)}
-        folders |= {path.rpartition(b"/")[0] for path in changes}
-        index = self._store(index, folders).index
-        self._catalog.store_index(index)
-        self.cached_index = index
+        index = self._catalog.load_index(self.cached_index)
+        if index.tree is not None:
+            folders = {path for path, change in changes.items() if is_directory(change.after)}
+            folders |= {path.rpartition(b"/")[0] for path in changes}
+            self.cached_index = self._store(index, folders).index
+            self._catalog.store_index(self.cached_index)
 
     # -- the store
 

@@ -60,8 +60,7 @@ class Scan:
         self._root, self._old, self._outside, self._writer = root, index.folders, outside, writer
         self._rules, self._max_file_size = IgnoreRules(root, patterns), max_file_size
         settings = repr((patterns, max_file_size, sorted(outside)))
-        self._only = None if only is None else set(only)
-        self._ways = {one for path in only or () for one in (path, *parent_folders(path), b"")}
+        self._ways = None if only is None else {one for path in only for one in (path, *parent_folders(path))}
         self.index = replace(index, folders=dict(index.folders), settings=settings, dirty=set(index.dirty))
         self.changed: set[bytes] = set()
         self._candidates: dict[bytes, list[bytes]] = {}
@@ -82,13 +81,7 @@ class Scan:
     # -- looking
 
     def _look(self, descriptor: int, path: bytes, is_fresh: bool) -> None:
-        old = self._old.get(path)
-        if old is not None and self._only is not None and path not in self._only and not is_fresh:
-            for name in old.folders:
-                if join(path, name) in self._ways:
-                    self._enter(descriptor, path, name, old, is_fresh)
-            return
-        status, rules = os.fstat(descriptor), None
+        old, status, rules = self._old.get(path), os.fstat(descriptor), None
         with suppress(OSError):
             rules = stamp_of(os.stat(GITIGNORE, dir_fd=descriptor, follow_symlinks=False))
         is_fresh = is_fresh or old is None or old.rules != rules
@@ -99,9 +92,9 @@ class Scan:
             self._enter(descriptor, path, name, folder, is_fresh)
 
     def _enter(self, descriptor: int, path: bytes, name: bytes, folder: Folder, is_fresh: bool) -> None:
-        """Look at a directory in an open one; leave it out if it cannot be read."""
+        """Look at a directory in an open one, if it is wanted; leave it out if it cannot be read."""
         child = join(path, name)
-        if self._only is not None and child not in self._ways and child in self._old and not is_fresh:
+        if self._ways is not None and child not in self._ways and child in self._old and not is_fresh:
             return
         try:
             if len(self._root) + len(child) > MAX_PATH or child.count(b"/") > MAX_DEPTH:
