@@ -165,15 +165,17 @@ class Catalog:
 
     # -- snapshots
 
-    def add(self, row: CatalogRow, index: Index | None = None) -> None:
-        """Store a new snapshot, and the index if the files were taken from the workspace, safe from a power failure."""
-        snapshot, tree, left_out, paths = row
-        fields = snapshot.id, snapshot.name, snapshot.message, snapshot.timestamp.isoformat()
-        changes = json.dumps(snapshot.files_changed), json.dumps(dict(snapshot.metadata))
-        files = snapshot.kind, snapshot.change_count, tree, encode_left_out(left_out), dump_paths(paths)
-        values = (*fields, *changes, *files)
+    def add(self, *rows: CatalogRow, index: Index | None = None, holder: str | None = None) -> None:
+        """Store new snapshots, pinned for a holder, and the index of the files, safe from a power failure."""
         with self._transaction(durable=True) as db:
-            db.execute(f"INSERT INTO snapshot ({COLUMNS}) VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
+            for snapshot, tree, left_out, paths in rows:
+                fields = snapshot.id, snapshot.name, snapshot.message, snapshot.timestamp.isoformat()
+                changes = json.dumps(snapshot.files_changed), json.dumps(dict(snapshot.metadata))
+                files = snapshot.kind, snapshot.change_count, tree, encode_left_out(left_out), dump_paths(paths)
+                values = (*fields, *changes, *files)
+                db.execute(f"INSERT INTO snapshot ({COLUMNS}) VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
+                if holder is not None:
+                    db.execute("INSERT INTO holding VALUES (?, ?)", (snapshot.id, holder))
             if index is not None:
                 _save_index(db, index)
 

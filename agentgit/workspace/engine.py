@@ -51,13 +51,12 @@ class CustomEnvironment:
         with self._converting_errors("checkpoint"):
             return Captured(str(self._environment.checkpoint()))
 
-    def restore(self, id: str, tree: str) -> tuple[Restored, str | None]:
-        """Restore a snapshot; also return the safety snapshot that the environment took, if any."""
+    def restore(self, id: str, tree: str) -> Restored:
+        """Restore a snapshot; `safety` of the result is the snapshot that the environment itself took, if any."""
         with self._converting_errors("restore"):
             result = self._environment.restore(tree)
-        missing, left = (tuple(getattr(result, name, ())) for name in ("missing", "left"))
         safety = getattr(result, "safety", None) if self.takes_safety else None
-        return Restored(id, everything=True, missing=missing, left=left), safety
+        return Restored(id, safety, everything=True, left=tuple(getattr(result, "left", ())))
 
     def delete(self, tree: str) -> None:
         """Delete a snapshot, if the environment can."""
@@ -206,7 +205,8 @@ class Engine:
                     self.catalog.store_index(captured.index)
                 return existing
         snapshot = snapshot.with_left_out(captured.changed, captured.left_out)
-        self.catalog.add(CatalogRow(snapshot, captured.tree, captured.left_out, captured.paths), captured.index)
+        row = CatalogRow(snapshot, captured.tree, captured.left_out, captured.paths)
+        self.catalog.add(row, index=captured.index)
         if captured.paths is None:
             self.notify(CREATED, snapshot)
         return snapshot
@@ -226,7 +226,7 @@ class Engine:
             raise NotFound(f"There is no snapshot {ref!r} of {self.root}.", Next("list_snapshots"), near=suggestions)
         return row
 
-    def adopt(self, source: Engine, ref: str, holder: str) -> FileCheckpoint:
+    def adopt(self, source: Engine, ref: str, holder: str) -> None:
         """Copy a snapshot of another workspace into this storage, so that it can be restored here, and pin it."""
         with self.locked(), source.locked():
             row = source.require(ref)
@@ -234,19 +234,12 @@ class Engine:
                 copy = row._replace(snapshot=replace(row.snapshot, kind=AUTO))
                 self.copy(source.files_for("copying a snapshot").objects, [copy], holder)
             self.catalog.hold(row.snapshot.id, holder)
-            return self.require(row.snapshot.id).snapshot
 
     def copy(self, source: Objects, rows: Sequence[CatalogRow], holder: str) -> None:
         """Store snapshots whose contents are in another store, and pin them. All succeed, or none."""
         with self.locked():
             self.files_for("copying a snapshot").copy(source, {bytes.fromhex(row.tree) for row in rows})
-            try:
-                for row in rows:
-                    self.catalog.add(row)
-                    self.catalog.hold(row.snapshot.id, holder)
-            except BaseException:
-                self.catalog.remove(row.snapshot.id for row in rows)
-                raise
+            self.catalog.add(*rows, holder=holder)
 
     # -- restoring
 
@@ -271,8 +264,7 @@ class Engine:
             paths = tuple(filter(self._files.is_file, wanted))
             blocked = [path for path in wanted if path not in paths]
             captured = self._files.capture_paths(paths)
-        changes, _ = self._files.changes(row, captured, paths)
-        kept = self._files.kept(history, changes, captured.tree) if history is not None else set[bytes]()
+        kept = self._files.kept(history, row, captured, paths) if history is not None else set[bytes]()
         safety = self._add(safety, captured)
         encoded = dump_paths(paths), dump_paths(kept)
         pending = json.dumps([row.snapshot.id, safety.id, secrets.token_hex(8), *encoded, is_undo])
@@ -300,9 +292,9 @@ class Engine:
         if paths is not None:
             custom.refuse("paths")
         stored = None if custom.takes_safety else self._add(safety, custom.capture())
-        result, taken = custom.restore(row.snapshot.id, row.tree)
-        if taken is not None:
-            stored = self._add(safety, Captured(taken))
+        result = custom.restore(row.snapshot.id, row.tree)
+        if result.safety is not None:
+            stored = self._add(safety, Captured(result.safety))
         kept, origin = stored.id if stored is not None else None, row.snapshot
         result = replace(result, safety=kept, name=origin.name, message=origin.message, time_str=origin.time)
         self.catalog.set(POSITION, row.snapshot.id)

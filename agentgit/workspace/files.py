@@ -129,18 +129,18 @@ class Files:
         index = self.cached_index = self._catalog.load_index(self.cached_index)
         return index, self._store(index).index
 
-    def changes(self, row: CatalogRow, now: Captured | CatalogRow, paths: Chosen) -> tuple[Changes, list[bytes]]:
-        """Return what restoring a snapshot changes, and the paths that it cannot reach."""
-        return self._steps(Trees(self.objects), bytes.fromhex(now.tree), now.left_out, row, paths)
-
-    def _steps(
-        self, trees: Trees, now: bytes | None, left_out: LeftOutPaths, row: CatalogRow, paths: Chosen
+    def _changes(
+        self, row: CatalogRow, now: bytes | None, left_out: LeftOutPaths, paths: Chosen
     ) -> tuple[Changes, list[bytes]]:
-        differences = self._inside(trees.differences(now, bytes.fromhex(row.tree)))
+        """Return what restoring a snapshot changes, and the paths that it cannot reach."""
+        differences = self._inside(Trees(self.objects).differences(now, bytes.fromhex(row.tree)))
         return plan_steps(select_changes(differences, paths), row.left_out, left_out)
 
-    def kept(self, history: FileHistory, changes: Changes, now: str) -> set[bytes]:
-        return history.kept(changes, Trees(self.objects), self._tree_of, bytes.fromhex(now))
+    def kept(self, history: FileHistory, row: CatalogRow, now: Captured, paths: Chosen) -> set[bytes]:
+        """Return the paths that restoring a snapshot leaves as they are, because others changed them."""
+        tree = bytes.fromhex(now.tree)
+        changes, _ = self._changes(row, tree, now.left_out, paths)
+        return history.kept(changes, Trees(self.objects), self._tree_of, tree)
 
     def _tree_of(self, snapshot: str) -> bytes | None:
         row = self._catalog.get_row(snapshot)
@@ -150,7 +150,7 @@ class Files:
         """Return what a restore would do; see `Workspace.plan_restore`."""
         last, index = self._look()
         now, paths, trees = index.left_out(), selection(paths, row), Trees(self.objects)
-        changes, _ = self._steps(trees, index.tree, now, row, paths)
+        changes, _ = self._changes(row, index.tree, now, paths)
         if history is not None and index.tree is not None:
             kept = history.kept(changes, trees, self._tree_of, index.tree)
             changes = {path: change for path, change in changes.items() if path not in kept}
@@ -160,7 +160,7 @@ class Files:
         written = [path for path, change in changes.items() if is_leaf(change.after) and path not in done]
         deleted = [path for path, change in changes.items() if is_leaf(change.before) and not is_leaf(change.after)]
         aside = [path for path in paths_in_the_way(now, changes) if path not in done]
-        report = self._report(row, {path: one for path, one in now.items() if path not in aside}, trees, paths)
+        report = self._report(row, {path: one for path, one in now.items() if path not in aside}, paths)
         if history is not None:
             changed, report = history.conflicts, report._replace(left=history.with_left(report.left))
         else:
@@ -175,11 +175,11 @@ class Files:
             **report._asdict(),
         )
 
-    def _report(self, row: CatalogRow, now: LeftOutPaths, trees: Trees, paths: Chosen) -> LeftOutReport:
+    def _report(self, row: CatalogRow, now: LeftOutPaths, paths: Chosen) -> LeftOutReport:
         """Return what a plan or a report says of paths that a snapshot of the workspace left out."""
         if row.paths is not None:
             return LeftOutReport()
-        find = partial(trees.entry, bytes.fromhex(row.tree))
+        find = partial(Trees(self.objects).entry, bytes.fromhex(row.tree))
         return report_left_out(row.left_out, now, self._root, find, partial(is_selected, paths))
 
     def _impossible(self, changes: Changes, done: Collection[bytes]) -> tuple[tuple[str, str], ...]:
@@ -233,17 +233,14 @@ class Files:
         is_resumed: bool,
     ) -> Restored:
         """Change the files from one snapshot, of what is there now, to another, and update the index."""
-        trees, before = Trees(self.objects), bytes.fromhex(safety.tree)
-        changes, unreachable = self._steps(trees, before, safety.left_out, row, paths)
+        changes, unreachable = self._changes(row, bytes.fromhex(safety.tree), safety.left_out, paths)
         changes = {path: change for path, change in changes.items() if path not in kept}
         disk = Disk(self._root, os.path.join(self._storage, b"aside", aside.encode()))
         restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
         restore.run()
         self._update_index(changes)
         moved = set(paths_in_the_way(safety.left_out, changes))
-        report = self._report(
-            row, {path: one for path, one in safety.left_out.items() if path not in moved}, trees, paths
-        )
+        report = self._report(row, {path: one for path, one in safety.left_out.items() if path not in moved}, paths)
         return Restored(
             row.snapshot.id,
             safety.snapshot.id,

@@ -327,7 +327,7 @@ def test_a_failed_import_removes_its_snapshots(export, target, monkeypatch):
         repo.import_(BytesIO(export), session="taken", workspace=workspace)
     assert workspace.list() == before
     with monkeypatch.context() as patch:
-        patch.setattr(Catalog, "hold", lambda *_: (_ for _ in ()).throw(agentgit.Unavailable("full")))
+        patch.setattr(Catalog, "add", lambda *_, **how: (_ for _ in ()).throw(agentgit.Unavailable("full")))
         with pytest.raises(agentgit.Unavailable, match="full"):
             repo.import_(BytesIO(export), workspace=workspace)
     assert workspace.list() == before

@@ -35,4 +35,5 @@ def left_out(workspace):
 
 def adopt(workspace, source, id):
     """Copy a snapshot of another workspace, and return the copy."""
-    return engine_of(workspace).adopt(engine_of(source), id, "a test")
+    engine_of(workspace).adopt(engine_of(source), id, "a test")
+    return workspace.get(id)
