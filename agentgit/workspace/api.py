@@ -13,7 +13,7 @@ from agentgit.workspace.engine import AUTO, EVENTS, MANUAL, NUMBER, POSITION, PR
 from agentgit.workspace.files import MAX_FILE_SIZE
 from agentgit.workspace.locations import Paths, create_storage, require_directory, require_not_moved, resolve_workspace
 from agentgit.workspace.undo_stack import UndoStack
-from agentgit.workspace.values import Environment, FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
+from agentgit.workspace.values import Environment, FileCheckpoint, Restored, RestorePlan, Settings, WorkspaceDiff
 
 DEFAULT_NAME_PREFIX = "checkpoint-"
 
@@ -50,19 +50,10 @@ class Workspace:
             raise InvalidInput("max_checkpoints must be 1 or more, or None to keep all.")
         if isinstance(exclude_patterns, str):
             raise InvalidInput("exclude_patterns must be a list of patterns; write [pattern] for one.")
-        root, patterns = resolve_workspace(workspace_dir), tuple(exclude_patterns)
-        self._engine = Engine(
-            root, create_storage(storage_dir, root), environment, max_checkpoints, patterns, max_file_size
-        )
-        self._settings = {
-            "workspace": root,
-            "storage": self._engine.storage,
-            "environment": environment if isinstance(environment, str) else "",
-            "auto_checkpoint": auto_checkpoint,
-            "max_checkpoints": max_checkpoints,
-            "exclude_patterns": list(patterns),
-            "max_file_size": max_file_size,
-        }
+        root, name = resolve_workspace(workspace_dir), environment if isinstance(environment, str) else ""
+        storage, patterns = create_storage(storage_dir, root), tuple(exclude_patterns)
+        settings = Settings(root, storage, name, auto_checkpoint, max_checkpoints, patterns, max_file_size)
+        self._engine = Engine(settings, environment)
 
     @property
     def workspace_dir(self) -> str:
@@ -77,7 +68,7 @@ class Workspace:
     @property
     def settings(self) -> dict[str, Any]:
         """The JSON-like settings: the directories and the options; `environment` is empty for one of your own."""
-        return dict(self._settings)
+        return vars(self._engine.settings) | {"exclude_patterns": list(self._engine.settings.exclude_patterns)}
 
     @cached_property
     def undo_stack(self) -> UndoStack:

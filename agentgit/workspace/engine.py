@@ -21,7 +21,7 @@ from agentgit.workspace.files import Captured, Files, selection
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import FileHistory
-from agentgit.workspace.values import Environment, FileCheckpoint, Restored, escape_surrogates
+from agentgit.workspace.values import Environment, FileCheckpoint, Restored, Settings, escape_surrogates
 
 log = logging.getLogger(__name__)
 
@@ -82,18 +82,10 @@ class CustomEnvironment:
 
 
 class Engine:
-    def __init__(
-        self,
-        root: str,
-        storage: str,
-        environment: str | Environment,
-        max_checkpoints: int | None,
-        patterns: tuple[str, ...],
-        max_file_size: int,
-    ) -> None:
-        self.root, self.storage, self._max_checkpoints = root, storage, max_checkpoints
-        self.paths = WorkspacePaths(root)
-        self.catalog = Catalog(os.path.join(storage, CATALOG))
+    def __init__(self, settings: Settings, environment: str | Environment) -> None:
+        self.settings, self.root, self.storage = settings, settings.workspace, settings.storage
+        self.paths = WorkspacePaths(self.root)
+        self.catalog = Catalog(os.path.join(self.storage, CATALOG))
         self.listeners: dict[str, list[Callable[[Any], None]]] = {event: [] for event in EVENTS}
         self._thread_lock, self._is_locked = threading.RLock(), False
         self.finished: tuple[Restored, bool] | None = None
@@ -104,9 +96,9 @@ class Engine:
         elif environment not in ("git", "directory"):
             raise InvalidInput(f'environment must be "git", "directory" or an object, not {environment!r}.')
         else:
-            objects = Objects(os.path.join(storage, environment), is_repository=environment == "git")
-            self._files = Files(root, storage, objects, self.catalog, patterns, max_file_size, self._outside)
-        self._claim_storage([storage, environment, root, os.stat(root).st_ino])
+            objects = Objects(os.path.join(self.storage, environment), is_repository=environment == "git")
+            self._files = Files(settings, objects, self.catalog, self._outside)
+        self._claim_storage([self.storage, environment, self.root, os.stat(self.root).st_ino])
 
     def files_for(self, feature: str) -> Files:
         """Return the files; refuse what only they can do if there is a custom environment."""
@@ -326,7 +318,8 @@ class Engine:
     # -- deleting
 
     def _prune(self, protected: Collection[str]) -> None:
-        excess = self.catalog.count_deletable() - self._max_checkpoints if self._max_checkpoints is not None else 0
+        limit = self.settings.max_checkpoints
+        excess = self.catalog.count_deletable() - limit if limit is not None else 0
         if excess > 0:
             rows = [row for row in self.catalog.deletable()[::-1] if row.snapshot.id not in protected]
             self.delete(rows[:excess], PRUNED)
@@ -353,7 +346,7 @@ class Engine:
     def _free_space(self, count: int) -> None:
         total = int(self.catalog.get(DROPPED) or 0) + count
         self.catalog.set(DROPPED, str(total))
-        if total >= max(1, (self._max_checkpoints or 100) // 10):
+        if total >= max(1, (self.settings.max_checkpoints or 100) // 10):
             try:
                 self.collect()
             except Exception as error:  # the requested work is done, and a later call tries again

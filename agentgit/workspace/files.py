@@ -29,7 +29,7 @@ from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import FileHistory, Restore, plan_steps, select_changes
 from agentgit.workspace.scan import Scan
 from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_directory, is_leaf, put_tree
-from agentgit.workspace.values import Restored, RestorePlan, WorkspaceDiff
+from agentgit.workspace.values import Restored, RestorePlan, Settings, WorkspaceDiff
 
 Chosen = tuple[bytes, ...] | None
 
@@ -58,21 +58,13 @@ def selection(paths: Chosen, *rows: CatalogRow | None) -> Chosen:
 
 class Files:
     def __init__(
-        self,
-        root: str,
-        storage: str,
-        objects: Objects,
-        catalog: Catalog,
-        patterns: tuple[str, ...],
-        max_file_size: int,
-        outside: Callable[[], set[bytes]],
+        self, settings: Settings, objects: Objects, catalog: Catalog, outside: Callable[[], set[bytes]]
     ) -> None:
-        self._root, self._storage, self.objects = os.fsencode(root), os.fsencode(storage), objects
-        self._catalog, self._patterns, self._max_file_size = catalog, patterns, max_file_size
-        self._outside = outside
+        self._settings, self.objects, self._catalog, self._outside = settings, objects, catalog, outside
+        self._root = os.fsencode(settings.workspace)
         self.cached_index: Index | None = None
         """None to read it from the storage again."""
-        IgnoreRules(self._root, patterns)  # refuse invalid patterns now
+        IgnoreRules(self._root, settings.exclude_patterns)  # refuse invalid patterns now
 
     # -- capturing
 
@@ -108,7 +100,7 @@ class Files:
         require_not_moved(self._root)
         outside = self._outside() | {ASIDE}
         with self.objects.writing() as writer:
-            scan = Scan(self._root, index, self._patterns, self._max_file_size, outside, writer, only)
+            scan = Scan(self._settings, index, outside, writer, only)
             scan.run()
             if scan.index.tree != index.tree and scan.index.tree is not None:
                 writer.named.add(scan.index.tree)
@@ -118,7 +110,8 @@ class Files:
         """Return whether snapshots have a file, as far as its path decides it."""
         if is_selected(tuple(self._outside()), path) or not path:
             return not path
-        rules, is_folder = IgnoreRules(self._root, self._patterns), os.path.isdir(os.path.join(self._root, path))
+        rules = IgnoreRules(self._root, self._settings.exclude_patterns)
+        is_folder = os.path.isdir(os.path.join(self._root, path))
         is_inside = any(rules.ignored(parent, directory=True) for parent in parent_folders(path))
         return not (is_inside or rules.ignored(path, directory=is_folder))
 
@@ -235,7 +228,7 @@ class Files:
         """Change the files from one snapshot, of what is there now, to another, and update the index."""
         changes, unreachable = self._changes(row, bytes.fromhex(safety.tree), safety.left_out, paths)
         changes = {path: change for path, change in changes.items() if path not in kept}
-        disk = Disk(self._root, os.path.join(self._storage, b"aside", aside.encode()))
+        disk = Disk(self._root, os.fsencode(os.path.join(self._settings.storage, "aside", aside)))
         restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
         restore.run()
         self._update_index(changes)

@@ -32,6 +32,7 @@ from agentgit.workspace.left_out import (
 from agentgit.workspace.locations import naming
 from agentgit.workspace.objects import BLOB, TREE, PackWriter, object_id, pack_object
 from agentgit.workspace.trees import PLAIN_DIRECTORY, TreeEntry, encode_tree
+from agentgit.workspace.values import Settings
 
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
@@ -48,24 +49,18 @@ class Scan:
     """One scan. Afterwards `index` is the new index, and `changed` has the paths of the files that changed."""
 
     def __init__(
-        self,
-        root: bytes,
-        index: Index,
-        patterns: tuple[str, ...],
-        max_file_size: int,
-        outside: set[bytes],
-        writer: PackWriter,
-        only: Collection[bytes] | None,
+        self, settings: Settings, index: Index, outside: set[bytes], writer: PackWriter, only: Collection[bytes] | None
     ) -> None:
-        self._root, self._old, self._outside, self._writer = root, index.folders, outside, writer
-        self._rules, self._max_file_size = IgnoreRules(root, patterns), max_file_size
-        settings = repr((patterns, max_file_size, sorted(outside)))
+        self._root, self._max_file_size = os.fsencode(settings.workspace), settings.max_file_size
+        self._old, self._outside, self._writer = index.folders, outside, writer
+        self._rules = IgnoreRules(self._root, settings.exclude_patterns)
+        stamp = repr((settings.exclude_patterns, settings.max_file_size, sorted(outside)))
         self._ways = None if only is None else {one for path in only for one in (path, *parent_folders(path))}
-        self.index = replace(index, folders=dict(index.folders), settings=settings, dirty=set(index.dirty))
+        self.index = replace(index, folders=dict(index.folders), settings=stamp, dirty=set(index.dirty))
         self.changed: set[bytes] = set()
         self._candidates: dict[bytes, list[bytes]] = {}
         self._lock = threading.Lock()
-        self._is_fresh = index.settings != settings
+        self._is_fresh = index.settings != stamp
 
     def run(self) -> None:
         with naming(self._root):

@@ -63,6 +63,19 @@ def _text(groups: Mapping[str, Iterable[Any]], notes: Iterable[str] = (), empty:
     return "\n".join([*(lines or [empty]), *(f"note:     {one}" for one in notes)])
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What a workspace was opened with. `environment` is empty for one of the user."""
+
+    workspace: str
+    storage: str
+    environment: str
+    auto_checkpoint: bool
+    max_checkpoints: int | None
+    exclude_patterns: tuple[str, ...]
+    max_file_size: int
+
+
 MAX_LISTED = 1000
 """The maximum number of changed paths that a snapshot lists."""
 
