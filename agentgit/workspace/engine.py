@@ -186,7 +186,10 @@ class Engine:
 
     def save_paths(self, message: str, kind: str, paths: Sequence[bytes]) -> FileCheckpoint:
         """Take a snapshot of the files at some paths, also excluded ones, or of their absence."""
-        return self._add(new_snapshot(message, kind), self._files.capture_paths(paths))
+        captured = self._files.capture_paths(paths)
+        if captured.blocked:
+            raise InvalidInput(f"{os.fsdecode(captured.blocked[0])!r} is not a file; the undo stack keeps files only.")
+        return self._add(new_snapshot(message, kind), captured)
 
     def _add(self, snapshot: FileCheckpoint, captured: Captured, *, is_new: bool = False) -> FileCheckpoint:
         """Add a snapshot to the catalog, unless there is one of the same files and no new one is wanted."""
@@ -248,14 +251,11 @@ class Engine:
         safety = new_snapshot(f"before restoring {ref}", SAFETY)
         if self.custom is not None:
             return self._restore_custom(self.custom, row, safety, paths)
-        blocked = list[bytes]()
         if row.paths is None:
             captured = self._files.capture()
         else:
-            wanted = selection(paths, row) or ()
-            paths = tuple(filter(self._files.is_file, wanted))
-            blocked = [path for path in wanted if path not in paths]
-            captured = self._files.capture_paths(paths)
+            captured = self._files.capture_paths(selection(paths, row) or ())
+            paths = captured.paths
         kept = self._files.kept(history, row, captured, paths) if history is not None else set[bytes]()
         safety = self._add(safety, captured)
         encoded = dump_paths(paths), dump_paths(kept)
@@ -267,8 +267,8 @@ class Engine:
             self._prune(protected=(safety.id, row.snapshot.id))
         assert done is not None  # noqa: S101 - both snapshots are in the catalog
         result = done[0]
-        if blocked:
-            left = tuple((os.fsdecode(path), "it is no longer a file") for path in blocked)
+        if captured.blocked:
+            left = tuple((os.fsdecode(path), "it is no longer a file") for path in captured.blocked)
             result = replace(result, conflicts=result.conflicts + left)
         if self.finished is not None and paths is None and not (result.restored or result.deleted):
             interrupted, _ = self.finished

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,7 +22,7 @@ from agentgit.workspace.left_out import (
     paths_in_the_way,
     report_left_out,
 )
-from agentgit.workspace.locations import naming, require_not_moved
+from agentgit.workspace.locations import require_not_moved
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import FileHistory, Restore, plan_steps, select_changes
 from agentgit.workspace.scan import Scan
@@ -39,13 +37,17 @@ MAX_FILE_SIZE = 100_000_000
 
 @dataclass(frozen=True)
 class Captured:
-    """The files as they are now, or only those at some paths; the files that changed, and the index."""
+    """The files as they are now, or only those at some paths; the files that changed, and the index.
+
+    `blocked` has the paths at which there is something else, or nothing can be created.
+    """
 
     tree: str
     left_out: LeftOutPaths = field(default_factory=dict)
     paths: Chosen = None
     changed: Collection[bytes] = ()
     index: Index | None = None
+    blocked: tuple[bytes, ...] = ()
 
 
 def selection(paths: Chosen, *rows: CatalogRow | None) -> Chosen:
@@ -77,24 +79,18 @@ class Files:
 
     def capture_paths(self, paths: Collection[bytes]) -> Captured:
         """Store the files and links at some paths, also excluded ones, and the directories above them."""
-        disk, entries = Disk(self._root), dict[bytes, TreeEntry]()
+        disk, entries, blocked = Disk(self._root), dict[bytes, TreeEntry](), list[bytes]()
         with self.objects.writing() as writer:
             for path in paths:
-                above = {parent: disk.read_entry(parent) for parent in parent_folders(path)}
-                found = {path: disk.read_entry(path, writer), **above}
-                entries |= {one: entry for one, entry in found.items() if entry and (entry.is_directory or entry.oid)}
+                above = {parent: entry for parent in parent_folders(path) if (entry := disk.read_entry(parent))}
+                entry = disk.read_entry(path, writer)
+                if (entry is not None and not entry.oid) or not all(one.is_directory for one in above.values()):
+                    blocked.append(path)
+                else:
+                    entries |= above | ({path: entry} if entry is not None else {})
             tree = put_tree(writer, entries)
             writer.named.add(tree)
-        return Captured(tree.hex(), paths=tuple(paths), changed=paths)
-
-    def is_file(self, path: bytes) -> bool:
-        """Return whether a file or a link is at a path, or could be created there."""
-        for one in (*parent_folders(path), path):
-            with naming(one), suppress(FileNotFoundError, NotADirectoryError):
-                mode = os.lstat(os.path.join(self._root, one)).st_mode
-                if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) if one == path else stat.S_ISDIR(mode)):
-                    return False
-        return True
+        return Captured(tree.hex(), {}, tuple(one for one in paths if one not in blocked), paths, None, tuple(blocked))
 
     def _store(self, index: Index, only: Collection[bytes] | None = None) -> Scan:
         require_not_moved(self._root)
