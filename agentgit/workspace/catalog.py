@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
-import orjson
+import ormsgpack
 
 from agentgit.errors import Unavailable
 from agentgit.workspace.left_out import LeftOut, LeftOutPaths, decode_left_out, encode_left_out
 from agentgit.workspace.locations import naming
 from agentgit.workspace.values import UNDO, FileCheckpoint
 
-FORMAT = 2
+FORMAT = 3
 """The version of the tables."""
 
 SCHEMA = f"""
@@ -96,26 +96,16 @@ class Folder:
     left_out: dict[bytes, LeftOut] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        files = [(name.decode("latin-1"), one.oid.hex(), one.mode, one.stamp) for name, one in self.files.items()]
-        left_out = [(name.decode("latin-1"), *one) for name, one in self.left_out.items()]
-        folders = [name.decode("latin-1") for name in self.folders]
-        return orjson.dumps([self.mode, self.stamp, self.rules, self.tree.hex(), files, folders, left_out])
+        files = [(name, *one) for name, one in self.files.items()]
+        left_out = [(name, *one) for name, one in self.left_out.items()]
+        return ormsgpack.packb([self.mode, self.stamp, self.rules, self.tree, files, self.folders, left_out])
 
     @classmethod
     def decode(cls, data: bytes) -> Folder:
-        mode, stamp, rules, tree, files, folders, left_out = orjson.loads(data)
-        return cls(
-            mode,
-            stamp and tuple(stamp),
-            rules and tuple(rules),
-            bytes.fromhex(tree),
-            {
-                name.encode("latin-1"): KnownFile(stamp and tuple(stamp), mode, bytes.fromhex(oid))
-                for name, oid, mode, stamp in files
-            },
-            [name.encode("latin-1") for name in folders],
-            {name.encode("latin-1"): LeftOut(*values) for name, *values in left_out},
-        )
+        mode, stamp, rules, tree, files, folders, left_out = ormsgpack.unpackb(data)
+        known = {name: KnownFile(stamp and tuple(stamp), mode, oid) for name, stamp, mode, oid in files}
+        skipped = {name: LeftOut(*values) for name, *values in left_out}
+        return cls(mode, stamp and tuple(stamp), rules and tuple(rules), tree, known, folders, skipped)
 
 
 @dataclass

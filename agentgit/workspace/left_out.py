@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+import ormsgpack
 from pathspec import GitIgnoreSpec
 from pathspec.patterns.gitignore import GitIgnorePatternError
 
@@ -60,12 +61,11 @@ def left_out_as(why: str, status: os.stat_result, state: str = "") -> LeftOut:
 
 
 def encode_left_out(record: LeftOutPaths) -> bytes:
-    rows = [(path.decode("latin-1"), *record[path]) for path in sorted(record)]
-    return zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 6)
+    return zlib.compress(ormsgpack.packb([(path, *record[path]) for path in sorted(record)]), 6)
 
 
 def decode_left_out(data: bytes) -> dict[bytes, LeftOut]:
-    return {path.encode("latin-1"): LeftOut(*values) for path, *values in json.loads(zlib.decompress(data))}
+    return {path: LeftOut(*values) for path, *values in ormsgpack.unpackb(zlib.decompress(data))}
 
 
 def containing_path(path: bytes, paths: Container[bytes]) -> bytes | None:
