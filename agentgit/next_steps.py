@@ -19,7 +19,7 @@ Verb = Literal[
     "force_files", "force_recover", "force_restore", "force_rollback", "force_template", "fork", "fsck", "give_keys",
     "grant", "install", "keep_files", "list_branches", "list_calls", "list_checkpoints", "list_keys", "list_links",
     "list_members", "list_operations", "list_sessions", "list_snapshots", "list_tags", "list_users", "no_files",
-    "open_storage", "overwrite_files", "recover", "report_unowned", "rerun_live", "resolve", "resolve_happened",
+    "overwrite_files", "recover", "report_unowned", "rerun_live", "resolve", "resolve_happened",
     "resolve_to_reverse", "resume", "resume_forced", "retain", "rewind_files", "rollback", "save_files",
     "show_exploration", "switch", "switch_ignore", "switch_note", "switch_run", "switch_world", "tag", "undo",
     "undo_planned", "unfenced", "untag", "update", "use_serializer", "wrap", "wrap_again",
@@ -282,7 +282,6 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "no_files": _words(
         "leaves the files alone", "files=False", "--no-files", page="“conversation and world”", mcp="files=false"
     ),
-    "open_storage": _words("trusts it", "Workspace(DIR, STORAGE)", "{run}workspace list --dir DIR --store STORAGE"),
     "overwrite_files": _words(
         "restores them, and keeps the other's version in a snapshot",
         "files='overwrite'",

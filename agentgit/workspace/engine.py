@@ -379,9 +379,9 @@ def require_own_storage(storage: str, *workspaces: str) -> None:
     """Check that a storage has this user's snapshots of a workspace: files are written where a row says."""
     if owner_of(storage) not in workspaces:
         raise NotAllowed(
-            f"{escape_path(storage)} has no snapshots that this user took of {escape_path(workspaces[0])}, and a "
-            "stored path alone is not trusted. Is it yours?",
-            Next("open_storage"),
+            f"{escape_path(storage)} has no snapshots that this user took of {escape_path(workspaces[0])}, and a path "
+            "that is only stored is not trusted.",
+            Next("keep_files"),
         )
 
 
