@@ -19,7 +19,7 @@ from agentgit.workspace.locations import exclusive_lock
 from agentgit.workspace.values import Restored
 
 RUNNING = "agentgit.running"
-"""The label of an image, and of a container that a restore creates: whether the container runs."""
+"""The label of a container that a restore creates: whether it must be started."""
 
 NEXT, BEFORE = ".agentgit-next", ".agentgit-before"
 """Suffixes of the names of the new and the old container during a replacement."""
@@ -80,8 +80,9 @@ class ContainerEnvironment:
             Unavailable: The engine does not respond, or reports an error, which the message quotes.
         """
         with self._locked():
-            image, old = self._require_image(id), self._inspect("container", self.container)
-            is_running = old["State"]["Running"] if old else image["Config"]["Labels"][RUNNING] == "true"
+            self._require_snapshot(id)
+            old = self._inspect("container", self.container)
+            is_running = old is None or old["State"]["Running"]
             words = (f"--name={self.container}{NEXT}", f"--label={RUNNING}={str(is_running).lower()}")
             self._run("create", *words, *self._options, id)
             new = self._require_container(self.container + NEXT)
@@ -96,7 +97,7 @@ class ContainerEnvironment:
 
     def delete(self, id: str) -> None:
         """Remove the image of a snapshot, unless a container uses it."""
-        self._require_image(id)
+        self._require_snapshot(id)
         self._run("rmi", id)
 
     def _replace(self, old: Inspection | None, new: Inspection) -> str | None:
@@ -112,7 +113,7 @@ class ContainerEnvironment:
             if old["HostConfig"].get("AutoRemove"):
                 raise InvalidInput(f"Nothing was restored: {self.container} is removed when it stops (AutoRemove).")
             self._run("stop", self.container)
-            safety = self._commit(is_running=old["State"]["Running"])
+            safety = self._commit()
             self._run("rename", self.container, self.container + BEFORE)
         self._run("rename", self.container + NEXT, self.container)
         return safety
@@ -146,18 +147,16 @@ class ContainerEnvironment:
         if self._inspect("container", name):
             self._run("rm", "--force", name)
 
-    def _commit(self, is_running: bool | None = None) -> str:
+    def _commit(self) -> str:
         """Create an image of the container, which is paused meanwhile, and return its name."""
-        container, id = self._require_container(self.container), f"{self._images}:{time.time_ns():016x}"
-        running = container["State"]["Running"] if is_running is None else is_running
-        self._run("commit", "--pause=true", f"--change=LABEL {RUNNING}={str(running).lower()}", self.container, id)
+        self._require_container(self.container)
+        id = f"{self._images}:{time.time_ns():016x}"
+        self._run("commit", "--pause=true", self.container, id)
         return id
 
-    def _require_image(self, id: str) -> Inspection:
-        image = self._inspect("image", id) if id.startswith(f"{self._images}:") else None
-        if image is None:
+    def _require_snapshot(self, id: str) -> None:
+        if not id.startswith(f"{self._images}:") or self._inspect("image", id) is None:
             raise NotFound(f"The container {self.container} has no snapshot {id}. They are the images {self._images}.")
-        return image
 
     def _require_container(self, name: str) -> Inspection:
         if (container := self._inspect("container", name)) is None:

@@ -61,7 +61,7 @@ class Engine:
     def clear(self):
         for name in self.names():
             self("rm", "--force", name)
-        while images := set(self("images", "--quiet", "--no-trunc", "--filter=label=agentgit.running").split()):
+        while images := {tag for tag in self.tags() if "agentgit/" in tag}:
             self("rmi", "--force", *images)
 
 
