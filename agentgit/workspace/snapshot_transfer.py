@@ -23,7 +23,9 @@ from agentgit.store.transfer.file_trees import (
     LEFT,
     LINK,
     MAX_FILE_BYTES,
+    MOST_PATHS,
     NO_LONGER_STORED,
+    TOO_MANY_PATHS,
     Item,
     format_path,
 )
@@ -78,9 +80,11 @@ class SnapshotExporter:
         if row is None:
             return ExportedTree(None, NO_LONGER_STORED)
         objects = self._stores.setdefault(storage, Objects(folder, is_repository=False))
+        tree, left_out = bytes.fromhex(row.tree), {path: one.why for path, one in row.left_out.items()}
         try:
-            left_out = {path: one.why for path, one in row.left_out.items()}
-            return ExportedTree(self._folder(objects, bytes.fromhex(row.tree), b"", left_out))
+            if sum(1 for _ in Trees(objects).entries(tree)) + len(left_out) > MOST_PATHS:
+                return ExportedTree(None, TOO_MANY_PATHS)
+            return ExportedTree(self._folder(objects, tree, b"", left_out))
         except Corrupt:
             return ExportedTree(None, NO_LONGER_STORED)
 

@@ -219,6 +219,13 @@ def test_a_missing_snapshot_is_counted_and_does_not_stop_an_export(repo, agent, 
     assert not os.path.exists(store.storage_dir)
 
 
+def test_a_snapshot_with_too_many_paths_is_counted(repo, agent, monkeypatch):
+    monkeypatch.setattr("agentgit.workspace.snapshot_transfer.MOST_PATHS", 6)
+    made = repo.session("s").export(BytesIO(), files=True)
+    assert made.left_out == {file_trees.TOO_MANY_PATHS: 1}
+    assert made.snapshots == 2
+
+
 ODD = {
     "Icon\r": "has control characters",
     "a\nb": "has control characters",

@@ -21,11 +21,12 @@ CUSTOM_ENVIRONMENT = "its environment alone can read it"
 NO_LONGER_STORED = "it is no longer stored"
 FOREIGN_STORAGE = "its storage belongs to another user"
 NO_WORKSPACE = "no workspace was given to restore them into"
-REASONS = (CUSTOM_ENVIRONMENT, NO_LONGER_STORED, FOREIGN_STORAGE)
+MOST_PATHS = 500_000
+TOO_MANY_PATHS = f"it has more than {MOST_PATHS:,} paths"
+REASONS = (CUSTOM_ENVIRONMENT, NO_LONGER_STORED, FOREIGN_STORAGE, TOO_MANY_PATHS)
 """The reasons why an export may lack the snapshot of a checkpoint."""
 
 MAX_FILE_BYTES = 2**30
-MOST_PATHS = 500_000
 UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO = 2**30, 100
 """The size to which a tree may unpack: so many bytes, or so many times the contents of the export if that is more."""
 
