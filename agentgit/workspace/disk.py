@@ -48,9 +48,8 @@ EXCHANGE, NO_REPLACE = (0x2, 0x4) if _MAC else (0x2, 0x1)
 
 
 def _system_call() -> Callable[[int, bytes, int, bytes, int], int]:
-    try:
-        function = getattr(ctypes.CDLL(None, use_errno=True), "renameatx_np" if _MAC else "renameat2")
-    except (AttributeError, OSError):
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameatx_np" if _MAC else "renameat2", None)
+    if function is None:
         return lambda *_: errno.ENOSYS
     function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
 

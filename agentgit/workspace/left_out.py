@@ -26,8 +26,8 @@ HEAD, STASH, BRANCHES, REFS = "HEAD", "stash", "ref: refs/heads/", (b"heads", b"
 STAMPED = ("config", "hooks", "reftable")
 """What is recorded by its time of change only."""
 
-MAX_GIT_BYTES = 1 << 24
-"""The maximum number of bytes that are read of a file in a `.git`."""
+MAX_BYTES = 1 << 24
+"""The maximum number of bytes that are read of a `.gitignore`, and of a file in a `.git`."""
 
 
 class LeftOut(NamedTuple):
@@ -181,7 +181,7 @@ def git_state(path: bytes) -> str:
     state = {HEAD: _read(own, b"HEAD").strip().removeprefix(BRANCHES)}
     for line in _read(folder, b"packed-refs").splitlines():
         oid, _space, ref = line.partition(" ")
-        if ref.startswith(("refs/heads/", "refs/tags/")) and not line.startswith(("#", "^")):
+        if ref.startswith(("refs/heads/", "refs/tags/")):
             state[ref] = oid[:12]
     for kind in REFS:
         for parent, _folders, files in os.walk(os.path.join(folder, b"refs", kind)):
@@ -223,18 +223,20 @@ def _line(*path: bytes) -> bytes:
 
 
 def _read(*path: bytes) -> str:
+    return os.fsdecode(_read_file(os.path.join(*path)))
+
+
+def _read_file(path: bytes, flags: int = 0) -> bytes:
+    """Read a file; what is missing, cannot be read or is no file has no bytes."""
     try:
-        with open(os.open(os.path.join(*path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return os.fsdecode(file.read(MAX_GIT_BYTES))
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags), "rb") as file:
+            return file.read(MAX_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError:
-        return ""
+        return b""
 
 
 GIT, GITIGNORE = b".git", b".gitignore"
 """The name of a repository's directory or a submodule's file, which is never captured nor changed; and of its rules."""
-
-MAX_GITIGNORE_BYTES = 1_000_000
-"""The maximum number of bytes that are read of a `.gitignore` file."""
 
 
 class IgnoreRules:
@@ -266,18 +268,9 @@ class IgnoreRules:
 
     def _folder_spec(self, folder: bytes) -> GitIgnoreSpec | None:
         if folder not in self._specs:
-            data = _read_gitignore(os.path.join(self._root, folder, GITIGNORE))
-            self._specs[folder] = None if data is None else _parse_gitignore(data)
+            data = _read_file(os.path.join(self._root, folder, GITIGNORE), os.O_NOFOLLOW)  # as git does
+            self._specs[folder] = _parse_gitignore(data) if data else None
         return self._specs[folder]
-
-
-def _read_gitignore(path: bytes) -> bytes | None:
-    """Read a `.gitignore` file. Like git, do not follow a symbolic link."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return file.read(MAX_GITIGNORE_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
-    except OSError:  # a missing or unreadable file has no rules, as in git
-        return None
 
 
 def _parse_gitignore(data: bytes) -> GitIgnoreSpec:
