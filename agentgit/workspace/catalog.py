@@ -260,12 +260,6 @@ class Catalog:
         with self._transaction() as db:
             _set_value(db, name, value)
 
-    def begin(self, restore: str) -> None:
-        self.set(PENDING, restore)
-
-    def end(self) -> None:
-        self.set(PENDING, "")
-
     def close(self) -> None:
         """Close the file. The next use opens it again."""
         with self._lock:

@@ -260,7 +260,7 @@ class Engine:
         safety = self._add(safety, captured)
         encoded = dump_paths(paths), dump_paths(kept)
         pending = json.dumps([row.snapshot.id, safety.id, secrets.token_hex(8), *encoded, is_undo])
-        self.catalog.begin(pending)
+        self.catalog.set(PENDING, pending)
         try:
             done = self._run(pending)
         finally:
@@ -298,20 +298,20 @@ class Engine:
         id, safety_id, aside, paths, kept, is_undo = json.loads(pending)
         row, safety = self.catalog.get_row(id), self.catalog.get_row(safety_id)
         if row is None or safety is None or self.custom is not None:
-            self.catalog.end()
+            self.catalog.set(PENDING, "")
             return None
         try:
             result = self._files.restore(
                 row, safety, aside, load_paths(paths), load_paths(kept) or (), is_resumed=is_resumed
             )
         except Exception:
-            self.catalog.end()
+            self.catalog.set(PENDING, "")
             raise
         if is_undo:
             self.catalog.remove([id])
         elif row.paths is None:
             self.catalog.set(POSITION, id)
-        self.catalog.end()
+        self.catalog.set(PENDING, "")
         self.notify(RESTORED, result)
         return result, is_undo
 

@@ -47,12 +47,12 @@ POINTS = {
     "before the snapshot": ("WRITE_TREE", 1),
     "in the snapshot": ("HASH_FILE", 5),
     "before the catalog": ("ENTER_SNAPSHOT", 1),
-    "before the restore": ("BEGIN_RESTORE", 1),
+    "before the restore": ("SET_VALUE", 1),
     "after its beginning": ("RUN_RESTORE", 1),
     "at its first removal": ("REMOVE_FILE", 1),
     "at the first file": ("WRITE_FILE", 1),
     "after a file took its place": ("REMOVE_OLD_FILE", 14),
-    "before the end": ("END_RESTORE", 1),
+    "before the end": ("SET_VALUE", 3),
 }
 """The points at which the process is killed, each with the number of the occurrence."""
 

@@ -118,7 +118,8 @@ RELEASE_ALL_SNAPSHOTS = Point("rollback.files", "RollbackFiles.release_all")
 WRITE_TREE = Point("workspace.objects", "PackWriter.finish")
 HASH_FILE = Point("workspace.scan", "object_id")
 ENTER_SNAPSHOT = Point("workspace.catalog", "Catalog.add")
-BEGIN_RESTORE = Point("workspace.catalog", "Catalog.begin")
+SET_VALUE = Point("workspace.catalog", "Catalog.set")
+"""A restore sets that it has begun, the snapshot that it has restored, and that it has ended."""
 RUN_RESTORE = Point("workspace.restore", "Restore.run")
 WRITE_FILE = Point("workspace.disk", "Place.put")
 REMOVE_FILE = Point("workspace.disk", "Place.remove")
@@ -127,7 +128,6 @@ GIVE_FILE_BACK = Point("workspace.disk", "Place._put_item_back")
 REMOVE_OLD_FILE = Point("workspace.disk", "remove_file")
 RENAME_FILE = Point("workspace.disk", "system_call")
 """A rename by a system call that can exchange two files; it returns the number of the error, or 0."""
-END_RESTORE = Point("workspace.catalog", "Catalog.end")
 
 
 def is_exchange(arguments: tuple[Any, ...]) -> bool:
