@@ -18,7 +18,7 @@ from agentgit.next_steps import Next
 from agentgit.values import escape_path
 from agentgit.workspace.catalog import PATIENCE, PENDING, TREE, Catalog, CatalogRow, dump_paths, load_paths
 from agentgit.workspace.files import Captured, Files, selection
-from agentgit.workspace.locations import WorkspacePaths, exclusive_lock
+from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, is_known, remember_storage
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import FileHistory
 from agentgit.workspace.values import Environment, FileCheckpoint, Restored, Settings, escape_surrogates
@@ -134,6 +134,7 @@ class Engine:
                 )
         if recorded != owner:
             self.catalog.set(PLACE, json.dumps(owner))
+        remember_storage(self.storage)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -366,9 +367,9 @@ class Engine:
 
 
 def owner_of(storage: str) -> str | None:
-    """Return the workspace whose snapshots a storage has; None if it has none, or is another user's."""
+    """Return the workspace whose snapshots a storage has; None if it has none, or nobody here has opened it."""
     path = os.path.join(storage, CATALOG)
-    if not os.path.isfile(path) or os.stat(path).st_uid != os.geteuid():
+    if not os.path.isfile(path) or not is_known(storage):
         return None
     with closing(Catalog(path)) as catalog:
         recorded = json.loads(catalog.get(PLACE) or "null")

@@ -88,9 +88,7 @@ def require_not_moved(root: bytes) -> None:
 def create_storage(path: str | os.PathLike[str] | None, workspace: str) -> str:
     """Create the storage of a workspace, accessible only to its user, and return its real path."""
     if path is None:
-        data_home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-        home = os.environ.get("AGENTGIT_HOME") or os.path.join(data_home, "agentgit")
-        path = os.path.join(home, "workspaces", hashlib.sha256(os.fsencode(workspace)).hexdigest()[:16])
+        path = _place_at_home("workspaces", workspace)
     real_path = os.path.realpath(os.path.expanduser(os.fsdecode(path)))
     if real_path == workspace or workspace.startswith(real_path + os.sep):
         raise InvalidInput(
@@ -99,6 +97,25 @@ def create_storage(path: str | os.PathLike[str] | None, workspace: str) -> str:
     with naming(real_path):
         os.makedirs(real_path, mode=0o700, exist_ok=True)
     return real_path
+
+
+def remember_storage(storage: str) -> None:
+    """Record that a program of this user has opened a storage, by a link in a directory that only they can write."""
+    link = _place_at_home("known", storage)
+    with suppress(OSError):  # it exists; or `is_known` shows later that it could not be made
+        os.makedirs(os.path.dirname(link), mode=0o700, exist_ok=True)
+        os.symlink(storage, link)
+
+
+def is_known(storage: str) -> bool:
+    """Return whether a program of this user has opened a storage: where files are written is not a row's to say."""
+    return os.path.realpath(_place_at_home("known", storage)) == storage
+
+
+def _place_at_home(folder: str, path: str) -> str:
+    data_home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    home = os.environ.get("AGENTGIT_HOME") or os.path.join(data_home, "agentgit")
+    return os.path.join(home, folder, hashlib.sha256(os.fsencode(path)).hexdigest()[:16])
 
 
 Paths = Iterable[str | os.PathLike[str]] | None

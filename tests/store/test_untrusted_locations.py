@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -16,8 +15,6 @@ import agentgit
 from agentgit.demo import build
 from agentgit.errors import Unavailable
 
-NOBODY = pwd.getpwnam("nobody").pw_uid
-
 EFFECTS = {"create_order": "idempotent"}
 
 
@@ -27,7 +24,7 @@ class Place:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.work, self.victim = folder, folder / "work", folder / "victim"
         self.evil, self.ran = folder / "evil", folder / "ran"
-        self._prepare()
+        self._prepare(monkeypatch)
         monkeypatch.setenv("AGENTGIT_HOME", str(folder / "home"))
         with agentgit.open(folder / "a.db") as repo:
             agent = repo.wrap(build(str(folder / "shop.db")), session="s", effects=EFFECTS, workspace=self.work)
@@ -35,8 +32,9 @@ class Place:
                 (self.work / "a.txt").write_text(text)
                 agent.run("order two chairs")
 
-    def _prepare(self) -> None:
-        """Create a storage of another user, which claims to have the snapshots of the foreign directory."""
+    def _prepare(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Create a storage with another home, which claims to have the snapshots of the foreign directory."""
+        monkeypatch.setenv("AGENTGIT_HOME", str(self.folder / "their-home"))
         theirs = self.folder / "theirs"
         for folder in (theirs, self.victim):
             folder.mkdir()
@@ -51,7 +49,6 @@ class Place:
         place = [str(self.evil), "git", str(self.victim), self.victim.stat().st_ino]
         with sqlite3.connect(self.evil / "catalog.db") as catalog:
             catalog.execute("UPDATE state SET value = ? WHERE name = 'place'", (json.dumps(place),))
-        os.chown(self.evil / "catalog.db", NOBODY, NOBODY)
 
     def name(self, **settings: Any) -> None:
         """Make all snapshot rows name the foreign storage, with some settings changed."""
@@ -72,8 +69,6 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    if os.geteuid() != 0:
-        pytest.skip("only root can give files to another user")
     return Place(tmp_path, monkeypatch)
 
 
@@ -92,7 +87,7 @@ def test_a_storage_that_only_a_row_names_is_opened_by_no_verb(place: Place) -> N
         assert "has no snapshots that this user took" in str(session.delete().left)
     exported = (place.folder / "s.jsonl").read_text()
     assert "evil" not in exported.replace(str(place.evil), "")
-    assert "its storage belongs to another user" in exported
+    assert "nobody there has opened its storage" in exported
     place.expect_untouched()
 
 

@@ -19,7 +19,7 @@ Record = Mapping[str, Any]
 
 CUSTOM_ENVIRONMENT = "its environment alone can read it"
 NO_LONGER_STORED = "it is no longer stored"
-FOREIGN_STORAGE = "its storage belongs to another user"
+FOREIGN_STORAGE = "nobody there has opened its storage"
 NO_WORKSPACE = "no workspace was given to restore them into"
 MOST_PATHS = 500_000
 TOO_MANY_PATHS = f"it has more than {MOST_PATHS:,} paths"
