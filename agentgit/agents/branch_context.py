@@ -31,7 +31,7 @@ from agentgit.sessions.session import OPEN, SIMULATED
 from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.threads.graph_rows import INTERRUPT, NULL_TASK, RESUME, GraphCheckpoint
+from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint
 from agentgit.store.threads.pending_writes import subgraph_heads
 
 _NODE_PATH = task_path_str((PULL, ""))
@@ -252,14 +252,8 @@ class BranchContext:
         bodies = self.store.graphs.content(checkpoint.session_id).get(connection, keys)
         return [question for key in keys for question in self.saver.codec.decode(bodies[key])]
 
-    def require_answerable(self, connection: Connection, checkpoint: GraphCheckpoint, answer: Any) -> None:
-        """Check that an answer has a question, and the graph its nodes; LangGraph would drop it without a word."""
-        if not self.questions(connection, checkpoint) and answer != self._last_answer(connection, checkpoint):
-            raise Conflict(
-                "Nothing was run: what the graph asked was answered before, and LangGraph would use that answer again.",
-                Next("continue"),
-                Next("undo"),
-            )
+    def require_asking_nodes(self, connection: Connection, checkpoint: GraphCheckpoint) -> None:
+        """Check that the graph has the nodes that wait for an answer; LangGraph would drop it without a word."""
         store, missing = self.store, self._asking_nodes(connection, checkpoint) - self.graph.nodes.keys()
         subgraphs = dict(self.graph.get_subgraphs(recurse=True))
         for ns, id in subgraph_heads(connection, store.tenant_id, checkpoint.key).items():
@@ -273,12 +267,6 @@ class BranchContext:
                 "graph does not have; LangGraph would drop the answer. Answer with a graph that has it.",
                 Next("undo"),
             )
-
-    def _last_answer(self, connection: Connection, checkpoint: GraphCheckpoint) -> Any:
-        writes = self.store.graphs.writes(connection, checkpoint.key)
-        keys = [one.value for one in writes if one.channel == RESUME and one.task_id == NULL_TASK]
-        bodies = self.store.graphs.content(checkpoint.session_id).get(connection, keys)
-        return next((self.saver.codec.decode(body) for body in bodies.values()), None)
 
     def _asking_nodes(self, connection: Connection, step: GraphCheckpoint) -> set[str]:
         """Return the names of the nodes of one graph that wait for an answer."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import uuid4
 
-from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage, ToolMessage, convert_to_messages
+from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage, convert_to_messages
 from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.pregel import Pregel
@@ -118,7 +118,7 @@ def answered_calls(turn_input: TurnInput) -> set[str | None]:
 
 
 def with_answers(
-    turn_input: TurnInput, answers: Sequence[ToolMessage], conversation: Sequence[BaseMessage]
+    turn_input: TurnInput, answers: Sequence[BaseMessage], conversation: Sequence[BaseMessage]
 ) -> TurnInput:
     """Insert answers to open calls before the user's messages; an input that has no messages stays as it is.
 
@@ -128,7 +128,7 @@ def with_answers(
         conversation: If there are messages after the calls already, the whole conversation, which replaces that of the
             state: a provider takes results only directly after the calls.
     """
-    if not answers:
+    if not (answers or conversation):
         return turn_input
     before: list[BaseMessage] = [*answers]
     if conversation:
@@ -150,6 +150,12 @@ def _adds_message_id(graph: Pregel[Any, Any, Any, Any], item: Any) -> bool:
     channel = graph.channels.get(MESSAGES)
     if isinstance(channel, DeltaChannel):
         return channel.reducer is messages_delta_reducer or isinstance(item, BaseMessage | dict)
+    return can_replace_messages(graph)
+
+
+def can_replace_messages(graph: Pregel[Any, Any, Any, Any]) -> bool:
+    """Return whether an input can replace the conversation of a graph: its reducer is LangGraph's."""
+    channel = graph.channels.get(MESSAGES)
     return isinstance(channel, BinaryOperatorAggregate) and getattr(channel, "operator", None) is add_messages
 
 

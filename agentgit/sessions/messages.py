@@ -6,7 +6,7 @@ A message also has `usage_metadata` if its model reported the usage. The stored 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from agentgit.values import OBJECT, TableList
@@ -101,21 +101,33 @@ def with_text(content: Any, text: str) -> str | list[Any]:
 
 
 def unanswered_calls(messages: Iterable[Mapping[str, Any]]) -> list[str]:
-    """List the ids of tool calls that have no result yet. A provider takes no result after another message.
+    """List the ids of tool calls that have no result yet.
 
     Example:
         >>> unanswered_calls([{"role": "assistant", "tool_calls": [{"id": "c1"}]}])
         ['c1']
     """
     call_ids: dict[str, None] = {}
-    passed_ids: dict[str, None] = {}
     for message in messages:
         if message["role"] == "tool":
             call_ids.pop(message["tool_call_id"], None)
         else:
-            passed_ids |= call_ids
-            call_ids = dict.fromkeys(call["id"] for call in message["tool_calls"])
-    return [*(passed_ids | call_ids)]
+            call_ids.update((call["id"], None) for call in message["tool_calls"])
+    return list(call_ids)
+
+
+def has_late_result(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a result stands after another message, where no provider takes it.
+
+    Args:
+        messages: A message of the model and those after it.
+
+    Example:
+        >>> has_late_result([{"role": "assistant"}, {"role": "user"}, {"role": "tool"}])
+        True
+    """
+    is_result = [message["role"] == "tool" for message in messages[1:]]
+    return False in is_result and any(is_result[is_result.index(False) :])
 
 
 class History(TableList[dict[str, Any]]):

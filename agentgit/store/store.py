@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from agentgit.effects import ToolInvocation
 from agentgit.errors import Corrupt
 from agentgit.next_steps import Next
-from agentgit.sessions.messages import from_stored, unanswered_calls
+from agentgit.sessions.messages import from_stored, has_late_result, unanswered_calls
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import Trail, record_event
 from agentgit.store.database import Database
@@ -165,7 +165,7 @@ class Store:
         if is_interrupted or not unanswered_ids:
             current_state, unfinished = (
                 checkpoint_state(graph_checkpoint, position, pending),
-                tail if unanswered_ids else (),
+                tail if unanswered_ids or has_late_result(tail) else (),
             )
             return HeadState(
                 checkpoint_state=current_state,

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import processes
 import pytest
 import soaks
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
-from langchain_core.tools import tool
+from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.errors import EmptyInputError
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, interrupt
-from scripted import World, call, calls, obedient, tool_node_graph
+from scripted import World, call, calls, node_graph, obedient, tool_node_graph
 
 import agentgit
 from agentgit.demo import ScriptedModel
@@ -160,20 +164,75 @@ def supervisor(tools: Sequence[Any]) -> Any:
 
 
 @pytest.mark.parametrize("is_inner", [False, True])
-def test_an_answer_is_not_given_twice(repo, is_inner):
-    """Of a question whose task was answered and then failed LangGraph uses the first answer, whatever the second is."""
+def test_a_question_that_was_answered_before_its_task_failed_waits_no_more(repo, is_inner):
     raised = ["storm"]
     tools = [*asking_tools(raised).values()]
     graph, text = (supervisor(tools), "note charge_5") if is_inner else (create_agent(strict(), tools), "charge 5")
-    agent = repo.wrap(graph, "s", effects={"charge": "read_only"} | ({"note": "read_only"} if is_inner else {}))
+    effects = {"charge": "read_only"} | ({"note": "read_only"} if is_inner else {})
+    agent = repo.wrap(graph, "s", effects=effects)
     agent.invoke({"messages": [("user", text)]})
     with pytest.raises(RuntimeError, match="storm"):
         agent.invoke(Command(resume="yes"))
-    with pytest.raises(Conflict, match=r"was answered before.*agent\.invoke\(None\) continues"):
-        agent.invoke(Command(resume="no"))
-    assert agent.fork().run("hello") == "hm", "it waits for no answer"
+    assert agent.session.log().questions == []
+    assert agent.fork().run("hello") == "hm"
     agent = agent.switch("main", sync="ignore")
-    assert agent.invoke(Command(resume="yes"))["messages"][-2].text == "yes", "the same answer goes on"
+    done = agent.invoke(Command(resume="no"))["messages"][-2]
+    assert done.text == "yes", "LangGraph uses the first answer"
+
+
+def test_what_a_node_asks_after_its_subgraph_has_failed_waits(repo):
+    """The question of the subgraph, which was answered, does not hide it."""
+
+    def ask(state):
+        interrupt("first?")
+        raise RuntimeError("storm")
+
+    inner = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask").compile()
+
+    def node(state):
+        try:
+            inner.invoke(state)
+        except RuntimeError:
+            return {"messages": [("ai", str(interrupt("go on without?")))]}
+
+    agent = repo.wrap(node_graph(node), "s")
+    agent.invoke({"messages": [("user", "hello")]})
+    agent.invoke(Command(resume="A"))
+    assert agent.session.log().questions == ["go on without?"]
+    with pytest.raises(AnswerRequired, match="go on without"):
+        agent.run("hello")
+    assert agent.invoke(Command(resume="yes"))["messages"][-1].text == "yes"
+
+
+@pytest.mark.parametrize("mode", ["answer", "undo", "raise"])
+@pytest.mark.parametrize("reducer", [add_messages, operator.add])
+def test_a_message_between_two_results_opens_no_call(repo, world, mode, reducer):
+    """A tool may return one beside its result; the turn is done, and only the order that a provider takes is made."""
+
+    @tool
+    def photo(tool_call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
+        """Take a photo."""
+        return Command(update={"messages": [ToolMessage("taken", tool_call_id=tool_call_id), HumanMessage("look")]})
+
+    def model(state):
+        last = state["messages"][-1]
+        wanted = (
+            calls(call("photo", "c1"), call("add", "c2", item="chair")) if last.content == "go" else AIMessage("hm")
+        )
+        return {"messages": [wanted]}
+
+    builder = StateGraph(TypedDict("State", {"messages": Annotated[list, reducer]})).add_node("model", model)
+    builder.add_node("tools", ToolNode([photo, world.tool("add")])).add_edge(START, "model")
+    graph = builder.add_conditional_edges("model", tools_condition).compile()
+    effects = world.effects() | {"photo": "read_only"}
+    agent = repo.wrap(graph, "s", effects=effects, on_unanswered=mode, check_effects=False)
+    agent.invoke({"messages": [HumanMessage("go", id="go")]})
+    assert agent.fork().history() == agent.history(), "no call is open, so the fork has the whole turn"
+    agent = agent.switch("main", sync="ignore")
+    agent.invoke({"messages": [HumanMessage("hello", id="hello")]})
+    assert world.items == ["chair"]
+    roles = "".join(one["role"][0] for one in agent.history())
+    assert roles == ("uattuua" if reducer is add_messages else "uatutua")
 
 
 @pytest.mark.parametrize("is_inner", [False, True])
@@ -367,7 +426,7 @@ def test_no_state_is_a_dead_end(repo, world, kind, steps):
 
 KILLED = """
 import os, signal, sys
-from langchain_core.tools import tool
+from langchain_core.tools import InjectedToolCallId, tool
 import agentgit, scripted, test_unanswered_calls as tests
 
 @tool

@@ -6,7 +6,6 @@ call that is open: what the journal knows of it.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -118,12 +117,8 @@ def answer_all(store: Store, branch: StoredRow, conversation: Sequence[BaseMessa
         return conversation
     last = conversation[start]
     shown: list[dict[str, Any]] = [{"role": "assistant", "id": last.id, "tool_calls": getattr(last, "tool_calls", ())}]
-    shown += [
-        {"role": "tool", "tool_call_id": one.tool_call_id}
-        if isinstance(one, ToolMessage)
-        else {"role": one.type, "tool_calls": ()}
-        for one in conversation[start + 1 :]
-    ]
+    results = [one for one in conversation[start:] if isinstance(one, ToolMessage)]
+    shown += [{"role": "tool", "tool_call_id": one.tool_call_id} for one in results]
     if not unanswered_calls(shown):
         return conversation
     with store.database.reading() as connection:
@@ -131,17 +126,12 @@ def answer_all(store: Store, branch: StoredRow, conversation: Sequence[BaseMessa
     return insert_answers(conversation, [call.answer() for call in calls])
 
 
-def insert_answers(conversation: Sequence[BaseMessage], answers: Sequence[ToolMessage]) -> list[BaseMessage]:
-    """Insert answers to open calls directly after the last message of the model and its results.
-
-    A result that came after another message is moved there in place of an answer.
-    """
+def insert_answers(conversation: Sequence[BaseMessage], answers: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Insert answers to open calls, and move late results, directly after the last message of the model."""
     start = max(number for number, one in enumerate(conversation, 1) if isinstance(one, AIMessage))
-    results = [*itertools.takewhile(lambda one: isinstance(one, ToolMessage), conversation[start:])]
-    later = conversation[start + len(results) :]
-    late_results = {one.tool_call_id: one for one in later if isinstance(one, ToolMessage)}
-    answers = [late_results.get(one.tool_call_id, one) for one in answers]
-    return [*conversation[:start], *results, *answers, *(one for one in later if one not in answers)]
+    results = [one for one in conversation[start:] if isinstance(one, ToolMessage)]
+    others = [one for one in conversation[start:] if not isinstance(one, ToolMessage)]
+    return [*conversation[:start], *results, *answers, *others]
 
 
 def without_added(value: Any) -> Any:

@@ -307,7 +307,7 @@ class CallInterceptor:
                 key = call_key(origin_id, call.requester, slot.name, intent.tool_name)
                 attempt = attempt or self._choose_attempt(connection, earlier_calls, key)
             if attempt is None and slot.name == call.call_id:
-                attempt = self._find_before_update(connection, earlier_calls, intent)
+                attempt = self._find_before_update(connection, earlier_calls, call)
         if attempt is None:
             return None, earlier_calls
         is_reversed, key = attempt.status == REVERSED, attempt.idempotency_key
@@ -320,20 +320,19 @@ class CallInterceptor:
         return None if is_reversed else attempt, earlier_calls
 
     def _find_before_update(
-        self, connection: Connection, attempts: Sequence[ToolInvocation], intent: Intent
+        self, connection: Connection, attempts: Sequence[ToolInvocation], call: Call
     ) -> ToolInvocation | None:
         """Find the newest attempt in a step that was updated by hand since, which changes the ids of its tasks."""
         newest = self.turn.unit_of_work.newest.checkpoint
         steps = self.store.graphs.before_updates(connection, newest) if newest is not None else []
         attempt = next((one for one in attempts if steps[1:] and steps[-1].precedes(one.started_at)), None)
-        if attempt is not None and attempt.status not in self.result_statuses:
-            inner_calls = self.store.recorded_calls.inner_calls(connection, attempt, POSSIBLY_IN_EFFECT)
-            if inner_calls and self.fence_mode != OFF:
-                where = (
-                    f". {intent.tool_name}, which made it, was not run again: the state was updated by hand since, so "
-                )
-                raise done_error(inner_calls[0], where + "it cannot go on from there")
-        return attempt
+        if attempt is None or (attempt.status in self.result_statuses and call.is_equal(attempt)):
+            return attempt
+        inner_calls = self.store.recorded_calls.inner_calls(connection, attempt, POSSIBLY_IN_EFFECT)
+        if inner_calls and self.fence_mode != OFF:
+            why = "which made it, was not run again: the state was updated by hand since, so it cannot go on from there"
+            raise done_error(inner_calls[0], f". {call.intent.tool_name}, {why}")
+        return None if call.is_harmless else attempt
 
     def _choose_attempt(
         self, connection: Connection, attempts: Sequence[ToolInvocation], key: str

@@ -29,7 +29,7 @@ from agentgit.errors import AgentGitError, Conflict, Corrupt, Unavailable
 from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import recover_abandoned
 from agentgit.rollback.report import DELIVERED, note_for_model
-from agentgit.sessions.messages import text_of
+from agentgit.sessions.messages import has_late_result, text_of
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention
 from agentgit.store.queries.graph_points import find_replayed
@@ -136,7 +136,7 @@ class Turn(RunningTurn):
         if given.keeps_question and state.newest.is_interrupted and not state.newest.is_imported:
             inputs.require_no_question(context.questions(connection, state.newest.checkpoint), has_run=False)
         if given.is_answer and state.newest.is_interrupted and state.newest.checkpoint is not None:
-            context.require_answerable(connection, state.newest.checkpoint, given.value.resume)
+            context.require_asking_nodes(connection, state.newest.checkpoint)
         self.files.record_snapshot(connection, branch, changed_by=UNKNOWN if state.is_busy else PERSON)
         self.turn_input = given = self._with_note(connection, given)
         if given.is_new:
@@ -166,8 +166,9 @@ class Turn(RunningTurn):
         if dead_owner is not None and not context.must_be_current:
             name = context.session(connection).reference
             warn_of_abandoned(store, connection, self.branch, name, dead_owner, calls)
-        has_more = calls and head_state.latest is not None and any(one["role"] != "tool" for one in messages[1:])
-        conversation = context.messages(connection, head_state.latest) if has_more else []
+        has_more = (calls and any(one["role"] != "tool" for one in messages[1:])) or has_late_result(messages)
+        is_replaced = has_more and inputs.can_replace_messages(context.graph)
+        conversation = context.messages(connection, head_state.latest) if is_replaced else []
         return inputs.with_answers(given, [call.answer() for call in calls], conversation)
 
     def _with_note(self, connection: Connection, given: TurnInput) -> TurnInput:

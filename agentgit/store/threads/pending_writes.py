@@ -131,8 +131,9 @@ class TaskWrites(NamedTuple):
         if any(write["idx"] >= 0 for write in self.writes):
             return "done"
         values = {write["channel"]: write["value"] for write in self.writes}
-        # An interrupt holds the answers before it. If there are others now, the task was answered, and then broke off.
-        if INTERRUPT in values and values.get(RESUME, b"") == values[INTERRUPT][HASH_BYTES:]:
+        # An interrupt holds the answers before it. If there are others now, the task was answered, and then failed.
+        is_answered = values.get(RESUME, b"") != values.get(INTERRUPT, b"")[HASH_BYTES:]
+        if INTERRUPT in values and not (ERROR in values and is_answered):
             return "waiting"
         return "failed" if ERROR in values else "begun"
 
@@ -144,6 +145,11 @@ class TaskWrites(NamedTuple):
     def results(self) -> list[tuple[str, bytes]]:
         """Its writes to the channels of the graph, each as the channel and the hash of the value."""
         return [(write["channel"], write["value"][:HASH_BYTES]) for write in self.writes if write["idx"] >= 0]
+
+    def may_contain(self, other: TaskWrites) -> bool:
+        """Return whether another task runs in a graph of this one, or has raised the interrupt that this one raised."""
+        asked = other.values(INTERRUPT)
+        return f":{self.id}" in other.ns or (bool(asked) and asked == self.values(INTERRUPT))
 
     def digest(self) -> str:
         """Return a hash of all its writes."""
@@ -165,8 +171,9 @@ def waiting(data: bytes | None, row: str) -> list[TaskWrites]:
     all_tasks = tasks(data, row)
 
     def waits(task: TaskWrites) -> bool:
-        below = [one for one in all_tasks if f":{task.id}" in one.ns and one.values(INTERRUPT)]
-        return task.status == "waiting" and (not below or any(one.status == "waiting" for one in below))
+        # What a task that failed has asked is what a task inside it asked, unless that was answered and then failed.
+        inner = [one for one in all_tasks if one is not task and task.may_contain(one)] if task.values(ERROR) else []
+        return task.status == "waiting" and (not inner or any(one.status == "waiting" for one in inner))
 
     return [task for task in all_tasks if not task.ns and waits(task)]
 
