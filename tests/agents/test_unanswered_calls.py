@@ -152,8 +152,9 @@ def asking_tools(raised: list[str]) -> dict[str, Any]:
 
 
 def supervisor(tools: Sequence[Any]) -> Any:
-    """Make a graph whose tool `note` gives its text to a subagent with these tools."""
-    inner = create_agent(strict(), [*tools], name="inner")
+    """Make a graph whose tool `note` gives its text to a subagent, as a node of a graph, with these tools."""
+    builder = StateGraph(MessagesState).add_node("inner", create_agent(strict(), [*tools], name="inner"))
+    inner = builder.add_edge(START, "inner").compile()
 
     @tool
     def note(text: str) -> str:

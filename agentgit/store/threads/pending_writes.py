@@ -147,9 +147,11 @@ class TaskWrites(NamedTuple):
         return [(write["channel"], write["value"][:HASH_BYTES]) for write in self.writes if write["idx"] >= 0]
 
     def may_contain(self, other: TaskWrites) -> bool:
-        """Return whether another task runs in a graph of this one, or has raised the interrupt that this one raised."""
-        asked = other.values(INTERRUPT)
-        return f":{self.id}" in other.ns or (bool(asked) and asked == self.values(INTERRUPT))
+        """Return whether another task runs in a graph of this one, or raised the interrupt that this one has, too."""
+        is_inside = len(other.ns) > len(self.ns)
+        is_task_of = other.ns == self.ns and bool(other.values(RESUME)) and not self.values(RESUME)  # a @task
+        has_asked = bool(self.values(INTERRUPT)) and other.values(INTERRUPT) == self.values(INTERRUPT)
+        return (is_inside and (f":{self.id}" in other.ns or has_asked)) or (is_task_of and has_asked)
 
     def digest(self) -> str:
         """Return a hash of all its writes."""
@@ -169,13 +171,14 @@ def tasks(data: bytes | None, row: str) -> list[TaskWrites]:
 def waiting(data: bytes | None, row: str) -> list[TaskWrites]:
     """Return the tasks of the root graph that wait for a person's answer."""
     all_tasks = tasks(data, row)
-
-    def waits(task: TaskWrites) -> bool:
+    innermost_first = sorted(all_tasks, key=lambda one: (len(one.ns), bool(one.values(RESUME))), reverse=True)
+    asking: set[tuple[str, str]] = set()
+    for number, task in enumerate(innermost_first):
         # What a task that failed has asked is what a task inside it asked, unless that was answered and then failed.
-        inner = [one for one in all_tasks if one is not task and task.may_contain(one)] if task.values(ERROR) else []
-        return task.status == "waiting" and (not inner or any(one.status == "waiting" for one in inner))
-
-    return [task for task in all_tasks if not task.ns and waits(task)]
+        inner = [one for one in innermost_first[:number] if task.values(ERROR) and task.may_contain(one)]
+        if task.status == "waiting" and (not inner or any((one.ns, one.id) in asking for one in inner)):
+            asking.add((task.ns, task.id))
+    return [task for task in all_tasks if not task.ns and (task.ns, task.id) in asking]
 
 
 _SUBGRAPH_CHECKPOINTS = CompiledStatement(
