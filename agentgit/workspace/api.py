@@ -13,7 +13,7 @@ from agentgit.workspace.engine import AUTO, EVENTS, MANUAL, NUMBER, POSITION, PR
 from agentgit.workspace.files import MAX_FILE_SIZE
 from agentgit.workspace.locations import Paths, create_storage, require_directory, require_not_moved, resolve_workspace
 from agentgit.workspace.undo_stack import UndoStack
-from agentgit.workspace.values import Environment, FileCheckpoint, Restored, RestorePlan, Settings, WorkspaceDiff
+from agentgit.workspace.values import Environment, FileCheckpoint, Options, Restored, RestorePlan, WorkspaceDiff
 
 DEFAULT_NAME_PREFIX = "checkpoint-"
 
@@ -52,7 +52,7 @@ class Workspace:
             raise InvalidInput("exclude_patterns must be a list of patterns; write [pattern] for one.")
         root, name = resolve_workspace(workspace_dir), environment if isinstance(environment, str) else ""
         storage, patterns = create_storage(storage_dir, root), tuple(exclude_patterns)
-        settings = Settings(root, storage, name, auto_checkpoint, max_checkpoints, patterns, max_file_size)
+        settings = Options(root, storage, name, auto_checkpoint, max_checkpoints, patterns, max_file_size)
         self._engine = Engine(settings, environment)
 
     @property

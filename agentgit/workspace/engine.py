@@ -21,7 +21,7 @@ from agentgit.workspace.files import Captured, Files, selection
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, is_known, remember_storage
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import FileHistory
-from agentgit.workspace.values import Environment, FileCheckpoint, Restored, Settings, escape_surrogates
+from agentgit.workspace.values import Environment, FileCheckpoint, Options, Restored, escape_surrogates
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class CustomEnvironment:
 
 
 class Engine:
-    def __init__(self, settings: Settings, environment: str | Environment) -> None:
+    def __init__(self, settings: Options, environment: str | Environment) -> None:
         self.settings, self.root, self.storage = settings, settings.workspace, settings.storage
         self.paths = WorkspacePaths(self.root)
         self.catalog = Catalog(os.path.join(self.storage, CATALOG))

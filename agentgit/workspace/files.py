@@ -27,7 +27,7 @@ from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import FileHistory, Restore, plan_steps, select_changes
 from agentgit.workspace.scan import Scan
 from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_directory, is_leaf, put_tree
-from agentgit.workspace.values import Restored, RestorePlan, Settings, WorkspaceDiff
+from agentgit.workspace.values import Options, Restored, RestorePlan, WorkspaceDiff
 
 Chosen = tuple[bytes, ...] | None
 
@@ -60,7 +60,7 @@ def selection(paths: Chosen, *rows: CatalogRow | None) -> Chosen:
 
 class Files:
     def __init__(
-        self, settings: Settings, objects: Objects, catalog: Catalog, outside: Callable[[], set[bytes]]
+        self, settings: Options, objects: Objects, catalog: Catalog, outside: Callable[[], set[bytes]]
     ) -> None:
         self._settings, self.objects, self._catalog, self._outside = settings, objects, catalog, outside
         self._root = os.fsencode(settings.workspace)

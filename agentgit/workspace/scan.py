@@ -32,7 +32,7 @@ from agentgit.workspace.left_out import (
 from agentgit.workspace.locations import naming
 from agentgit.workspace.objects import BLOB, TREE, PackWriter, object_id, pack_object
 from agentgit.workspace.trees import PLAIN_DIRECTORY, TreeEntry, encode_tree
-from agentgit.workspace.values import Settings
+from agentgit.workspace.values import Options
 
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
@@ -49,7 +49,7 @@ class Scan:
     """One scan. Afterwards `index` is the new index, and `changed` has the paths of the files that changed."""
 
     def __init__(
-        self, settings: Settings, index: Index, outside: set[bytes], writer: PackWriter, only: Collection[bytes] | None
+        self, settings: Options, index: Index, outside: set[bytes], writer: PackWriter, only: Collection[bytes] | None
     ) -> None:
         self._root, self._max_file_size = os.fsencode(settings.workspace), settings.max_file_size
         self._old, self._outside, self._writer = index.folders, outside, writer

@@ -19,13 +19,13 @@ from agentgit.store.transfer.file_trees import (
     CUSTOM_ENVIRONMENT,
     FILE,
     FOLDER,
-    FOREIGN_STORAGE,
     LEFT,
     LINK,
     MAX_FILE_BYTES,
     MOST_PATHS,
     NO_LONGER_STORED,
     TOO_MANY_PATHS,
+    UNOPENED_STORAGE,
     Item,
     format_path,
 )
@@ -74,7 +74,7 @@ class SnapshotExporter:
         if not os.path.isfile(catalog_path) or not os.path.isdir(folder):
             return ExportedTree(None, NO_LONGER_STORED)
         if owner_of(storage) is None:  # a path from a row is not trusted
-            return ExportedTree(None, FOREIGN_STORAGE)
+            return ExportedTree(None, UNOPENED_STORAGE)
         with closing(Catalog(catalog_path)) as catalog:
             row = catalog.get_row(snapshot)
         if row is None:

@@ -64,8 +64,8 @@ def _text(groups: Mapping[str, Iterable[Any]], notes: Iterable[str] = (), empty:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a workspace was opened with. `environment` is empty for one of the user."""
+class Options:
+    """The options with which a workspace was opened. `environment` is empty for one of the user."""
 
     workspace: str
     storage: str

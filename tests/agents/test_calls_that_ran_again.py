@@ -399,9 +399,8 @@ def test_a_call_is_not_made_again_because_the_state_was_updated_by_hand(repo, wo
         return str(helper.invoke({"messages": [("user", task)]})["messages"][-1].text)
 
     ask = calls(call("desk", task="charge 5; add_if_approved sofa"))
-    model = scripted(ask, "done") if is_inner else obedient()
-    agent = repo.wrap(create_agent(model, [desk] if is_inner else world.tools()), "s", effects=world.effects(),
-                      check_effects=False)  # fmt: skip
+    graph = create_agent(scripted(ask, "done"), [desk]) if is_inner else create_agent(obedient(), world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects(), check_effects=False)
     agent.invoke({"messages": [("user", "charge 5; add_if_approved sofa")]})
     agent.update_state(None, {"messages": []})
     if is_inner:

@@ -299,20 +299,20 @@ class CallInterceptor:
 
     def _find_attempt(self, call: Call, slot: Slot) -> tuple[ToolInvocation | None, list[ToolInvocation]]:
         """Find the decisive one among the earlier calls in the same place, and set the idempotency key of the call."""
-        intent, attempt = call.intent, None
+        intent = call.intent
         with self.store.database.reading() as connection:
             path = self.store.track_parts(connection, self.turn.branch)
             earlier_calls = self._load_earlier_calls(connection, path, call)
-            for origin_id in _origins(path, earlier_calls):
-                key = call_key(origin_id, call.requester, slot.name, intent.tool_name)
-                attempt = attempt or self._choose_attempt(connection, earlier_calls, key)
+            keys = (call_key(id, call.requester, slot.name, intent.tool_name) for id in _origins(path, earlier_calls))
+            chosen = (self._choose_attempt(connection, earlier_calls, key) for key in keys)
+            attempt = next((one for one in chosen if one is not None), None)
             if attempt is None and slot.name == call.call_id:
                 attempt = self._find_before_update(connection, earlier_calls, call)
         if attempt is None:
             return None, earlier_calls
-        is_reversed, key = attempt.status == REVERSED, attempt.idempotency_key
+        is_reversed = attempt.status == REVERSED
+        key = repeat_key(attempt.idempotency_key, str(attempt.id)) if is_reversed else attempt.idempotency_key
         if is_reversed or attempt.kind == REDO:  # it takes the place of the first run
-            key = repeat_key(key, str(attempt.id)) if is_reversed else key
             call.intent = replace(intent, idempotency_key=key, kind=REDO, replay_of=attempt.first_id)
         # A call that did not happen on an ancestor branch may happen once on each descendant.
         elif attempt.internal_session_id == intent.branch_id or attempt.status == UNKNOWN:

@@ -19,11 +19,11 @@ Record = Mapping[str, Any]
 
 CUSTOM_ENVIRONMENT = "its environment alone can read it"
 NO_LONGER_STORED = "it is no longer stored"
-FOREIGN_STORAGE = "nobody there has opened its storage"
+UNOPENED_STORAGE = "nobody there has opened its storage"
 NO_WORKSPACE = "no workspace was given to restore them into"
 MOST_PATHS = 500_000
 TOO_MANY_PATHS = f"it has more than {MOST_PATHS:,} paths"
-REASONS = (CUSTOM_ENVIRONMENT, NO_LONGER_STORED, FOREIGN_STORAGE, TOO_MANY_PATHS)
+REASONS = (CUSTOM_ENVIRONMENT, NO_LONGER_STORED, UNOPENED_STORAGE, TOO_MANY_PATHS)
 """The reasons why an export may lack the snapshot of a checkpoint."""
 
 MAX_FILE_BYTES = 2**30
