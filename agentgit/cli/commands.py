@@ -27,9 +27,9 @@ class Entry(NamedTuple):
 
 HEADINGS: Mapping[str, Mapping[str, Entry]] = {
     "Get started": {
-        "demo": Entry("start", "Run a demo of rollbacks in a small shop, without an API key or network."),
+        "demo": Entry("foreground", "Run a demo of rollbacks in a small shop, without an API key or network."),
         "chat": Entry(
-            "start",
+            "foreground",
             "Talk with your graph; every turn is recorded, and /help lists the commands for going back.",
         ),
     },
@@ -109,9 +109,10 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
             "transfer", "Create sessions from an exported file, from plain checkpoints, or from threads of LangGraph."
         ),
         "mcp": Entry(
-            "serve", "Serve the checkpoints of one session, or of all, as MCP tools over standard input and output."
+            "foreground",
+            "Serve the checkpoints of one session, or of all, as MCP tools over standard input and output.",
         ),
-        "serve": Entry("serve", "Serve the web pages and the HTTP API."),
+        "serve": Entry("foreground", "Serve the web pages and the HTTP API."),
     },
     "Share": {
         "share": Entry("users", "Share a session with a user or with a link; without a user, list its members."),

@@ -51,7 +51,7 @@ class Question:
     is_open: bool = False
 
 
-class Place(NamedTuple):
+class RecordedPlace(NamedTuple):
     """The place of a call: its branch, the number of its AI message, its number there; for a direct call, its task."""
 
     branch_id: int
@@ -149,7 +149,7 @@ class Recording:
             columns.tenant_id == self._store.tenant_id, columns.internal_session_id.in_(branches)
         )
         rows = connection.execute(query.order_by(columns.id)).all()
-        self.places = {row.id: Place(*row[3:]) for row in rows}
+        self.places = {row.id: RecordedPlace(*row[3:]) for row in rows}
         self._paused = {row.idempotency_key: row.id for row in rows if row.status == PAUSED}
 
     def inner_calls(self) -> dict[int, list[int]]:

@@ -74,7 +74,7 @@ class Resume(RequestBody):
     force: bool = Field(False, description="true to finish without the steps that still fail.")
 
 
-class Outcome(RequestBody):
+class Resolution(RequestBody):
     """The outcome of a call, as a person determined it."""
 
     outcome: Literal["happened", "did_not_happen"]
@@ -157,6 +157,6 @@ def resume(caller: Caller, operation_id: Id, wanted: Resume) -> JsonResponse:
 
 
 @router.post("/invocations/{invocation_id}/resolve", response_model=responses.CallAnswer, responses=failures(409))
-def resolve(caller: Caller, invocation_id: Id, wanted: Outcome) -> JsonResponse:
+def resolve(caller: Caller, invocation_id: Id, wanted: Resolution) -> JsonResponse:
     """Record what really happened to a call whose outcome is unknown."""
     return JsonResponse(caller.resolve(invocation_id, wanted.outcome, result=wanted.result).to_dict())

@@ -1,4 +1,4 @@
-"""`agentgit serve` and `agentgit mcp`: servers for browsers, programs and MCP clients."""
+"""The commands that hold a terminal until they end: the demo, the chat, and servers for browsers and MCP clients."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ import typer
 from agentgit.cli import output
 from agentgit.cli.options import (
     Effects,
+    Folder,
+    Graph,
+    OnBranch,
     PublicUrl,
     Session,
+    SessionToContinue,
     Trust,
+    address,
     import_from_here,
     repository,
     trusted_modules,
 )
+from agentgit.cli.references import wrap_graph
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.next_steps import Next
 
@@ -29,6 +35,44 @@ if TYPE_CHECKING:
 
 SERVER_PACKAGES = ("fastapi", "jinja2", "markdown_it", "python_multipart", "uvicorn")
 """The packages that the extra `server` installs."""
+
+
+def demo(
+    shop: Annotated[str, typer.Option(metavar="PATH", help="The database of the demo shop.")] = "shop.db",
+) -> None:
+    """Run a demo of rollbacks in a small shop, without an API key or network."""
+    from agentgit.demo import run_story
+
+    story_lines: list[str] = []
+    with repository(create=True) as repo:
+        run_story(repo, shop, story_lines.append if output.as_json() else output.say, database=address())
+    if output.as_json():
+        output.emit(lambda: {"database": address(), "shop": shop, "said": story_lines}, list)
+
+
+def chat(
+    graph: Graph,
+    session: SessionToContinue = None,
+    branch: OnBranch = None,
+    effects: Effects = None,
+    workspace: Folder = None,
+    template: Annotated[
+        str | None,
+        typer.Option("--template", metavar="SESSION[@REF]", help="The checkpoint that a new session starts from."),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before effects are reversed or files change.")
+    ] = False,
+) -> None:
+    """Talk with your graph; every turn is recorded, and /help lists the commands for going back."""
+    from agentgit.cli.chat.conversation import Chat  # late, because `--help` does not need it
+
+    import_from_here()
+    with repository(create=True, trust=None) as repo:
+        agent = wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
+        with Chat(repo, agent, yes=yes) as chat_loop:
+            exit_code = chat_loop.run()
+    raise typer.Exit(exit_code)
 
 
 def serve(
