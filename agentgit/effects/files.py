@@ -82,9 +82,9 @@ class FileChanges:
         counts = {action: sum(c.action == action for c in self.changes) for action in _WORDING}
         text = ", ".join(f"{count(n, 'file')} {_WORDING[action]}" for action, n in counts.items() if n)
         if self.everything:
-            text = ", ".join(["all restored by the environment", *([text] if text else [])])
-        nothing = "nothing to change" if self.unseen else "unchanged"
-        return f"Files: {'; '.join([self.problem or text or nothing, *self.unseen])}."
+            text = ", ".join(["all to be restored by the environment", *([text] if text else [])])
+        text = self.problem or (text.replace("to be ", "") if self.safety else text)
+        return f"Files: {'; '.join([text or ('nothing to change' if self.unseen else 'unchanged'), *self.unseen])}."
 
     def __str__(self) -> str:
         return "\n".join([*(f"  {change}" for change in self.changes), self.summary])
@@ -100,14 +100,14 @@ class FileChanges:
 
 
 _WORDING = {
-    WRITE: "restored",
-    DELETE: "deleted",
-    ASIDE: "moved aside",
+    WRITE: "to be restored",
+    DELETE: "to be deleted",
+    ASIDE: "to be moved aside",
     CONFLICT: "in conflict with a change by somebody else",
     MISSING: "missing",
     LEFT: "left unchanged",
     OUTSIDE: "outside the workspace, left unchanged",
-    OVERWRITTEN: "overwritten (changed by somebody else)",
+    OVERWRITTEN: "to be overwritten (changed by somebody else)",
 }
 
 

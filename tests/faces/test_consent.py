@@ -250,7 +250,7 @@ def test_a_served_graph_restores_the_files_that_it_asked_about(repo, world, tmp_
     old, _ = served_run(served, "note one", "note two; charge 5")
     for answer, noted in ((False, "two"), (True, "one")):
         asked = served.invoke(said("add cup"), old)["__interrupt__"][0].value
-        assert "1 file restored" in asked["message"]
+        assert "1 file to be restored" in asked["message"]
         served.invoke(Command(resume=answer), THREAD)
         assert (files / "note").read_text() == noted
     assert (world.charges, world.items) == ([], ["cup"])
