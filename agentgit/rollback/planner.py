@@ -115,7 +115,7 @@ class PathCalls:
             return NEVER_RUNS_REASON if call.is_imported else asked_by_file
         if declared := self.declared_inner_calls(connection, call):
             return f"it called {declared[0]}, which is not recorded outside a turn"
-        if (self.store.recorded_calls.answers(connection, call.id) or {}).get("taken"):
+        if self.store.recorded_calls.has_asked(connection, session_id, call):
             return "its tool asked a person (interrupt), and outside a turn there is nobody to answer"
         return self.registry.rerun_obstacle(session_id, call)
 

@@ -39,13 +39,14 @@ from agentgit.effects.invocation import (
     REVERSE_UNKNOWN,
     REVERSED,
     REVERSING,
+    SIMULATED,
     STANDING,
     UNKNOWN,
     call_key,
     repeat_key,
 )
 from agentgit.effects.kinds import IRREVERSIBLE, READ_ONLY, STATE
-from agentgit.errors import NotFound
+from agentgit.errors import Fenced, NotFound
 from agentgit.rollback import wait
 from agentgit.rollback.verification import Verification
 from agentgit.store.records.journal import Intent, TrackPart
@@ -211,21 +212,18 @@ class CallInterceptor:
         if attempt is not None and attempt.status == UNKNOWN and self._verify(attempt):
             attempt, _ = self._find_attempt(call, slot)
         self._require_known_tool(call, slots, slot, attempt, earlier_calls)
-        if (
-            attempt is None
-            or attempt.may_be_repeated
-            or attempt.status not in self.result_statuses | UNRESOLVABLE | {UNKNOWN}
-        ):
+        decisive = self.result_statuses | UNRESOLVABLE | {UNKNOWN}
+        if attempt is None or attempt.may_be_repeated or attempt.status not in decisive:
             self._require_different_call(call, slots, earlier_calls)
+            if attempt is not None and attempt.status == SIMULATED:  # what the rerun simulated may stand in the world
+                self._is_fenced = True
             return False
         if attempt.status in self.result_statuses:
             return self._answer_from_record(call, slot, attempt)
         if slot.name == call.call_id and not call.is_equal(attempt):
             raise other_args_error(call.intent, attempt.args)
         if attempt.status in UNRESOLVABLE or not call.is_harmless:
-            raise open_outcome_error(
-                self.registry.current(attempt), "This turn continues with it, so it was not made again."
-            )
+            raise self._undecided(attempt, "This turn continues with it, so it was not made again.")
         return False
 
     def _require_known_tool(
@@ -248,10 +246,7 @@ class CallInterceptor:
                 earlier.idempotency_key in failed_keys and earlier.status == UNKNOWN and not earlier.may_be_repeated
             )
             if is_undecided and not self._verify(earlier):
-                raise open_outcome_error(
-                    self.registry.current(earlier),
-                    "This would be the same call with other arguments, so it was not made.",
-                )
+                raise self._undecided(earlier, "This would be the same call with other arguments, so it was not made.")
         if not (call.is_named or call.is_harmless) and self.fence_mode != OFF:
             acted = [one for one in earlier_calls if self._may_be(one, call)]
 
@@ -306,8 +301,8 @@ class CallInterceptor:
             keys = (call_key(id, call.requester, slot.name, intent.tool_name) for id in _origins(path, earlier_calls))
             chosen = (self._choose_attempt(connection, earlier_calls, key) for key in keys)
             attempt = next((one for one in chosen if one is not None), None)
-            if attempt is None and slot.name == call.call_id:
-                attempt = self._find_before_update(connection, earlier_calls, call)
+            if attempt is None and (slot.name == call.call_id or (call.is_requested and not call.is_named)):
+                attempt = self._find_before_update(connection, path, call)
         if attempt is None:
             return None, earlier_calls
         is_reversed = attempt.status == REVERSED
@@ -320,18 +315,23 @@ class CallInterceptor:
         return None if is_reversed else attempt, earlier_calls
 
     def _find_before_update(
-        self, connection: Connection, attempts: Sequence[ToolInvocation], call: Call
+        self, connection: Connection, path: Sequence[TrackPart], call: Call
     ) -> ToolInvocation | None:
         """Find the newest attempt in a step that was updated by hand since, which changes the ids of its tasks."""
-        newest = self.turn.unit_of_work.newest.checkpoint
+        newest, calls = self.turn.unit_of_work.newest.checkpoint, self.store.recorded_calls
         steps = self.store.graphs.before_updates(connection, newest) if newest is not None else []
-        attempt = next((one for one in attempts if steps[1:] and steps[-1].precedes(one.started_at)), None)
-        if attempt is None or (attempt.status in self.result_statuses and call.is_equal(attempt)):
+        name = call.intent.tool_name
+        attempts = calls.attempts(connection, path, name, call.tool_call_id, None) if steps[1:] else ()
+        attempt = next((one for one in attempts if steps[-1].precedes(one.started_at)), None)
+        is_done = attempt is not None and attempt.status in self.result_statuses
+        if attempt is None or (is_done and call.is_named and call.is_equal(attempt)):
             return attempt
-        inner_calls = self.store.recorded_calls.inner_calls(connection, attempt, POSSIBLY_IN_EFFECT)
-        if inner_calls and self.fence_mode != OFF:
-            why = "which made it, was not run again: the state was updated by hand since, so it cannot go on from there"
-            raise done_error(inner_calls[0], f". {call.intent.tool_name}, {why}")
+        acted, maker = [attempt] if is_done and not call.is_harmless else [], "Its subgraph"
+        if call.is_named:
+            acted, maker = calls.inner_calls(connection, attempt, POSSIBLY_IN_EFFECT), f"{name}, which made it,"
+        if acted and self.fence_mode != OFF:
+            why = "was not run again: the state was updated by hand since, so it cannot go on from there"
+            raise done_error(acted[0], f". {maker} {why}")
         return None if call.is_harmless else attempt
 
     def _choose_attempt(
@@ -340,7 +340,7 @@ class CallInterceptor:
         """Choose among attempts, newest first, one that is done, else the newest, or its last run."""
         matches = [one for one in attempts if one.idempotency_key == key]
         chosen = next((one for one in matches if one.status in self.result_statuses), next(iter(matches), None))
-        if chosen is None or chosen.status != REVERSED:
+        if chosen is None or chosen.status not in (REVERSED, SIMULATED):
             return chosen
         runs = self.store.world.redo_calls(connection, chosen.id)
         return next((one for one in runs if one.status != FAILED), chosen)
@@ -349,7 +349,7 @@ class CallInterceptor:
 
     def _admit(self, call: Call) -> None:
         effect = call.intent.effect
-        if call.is_once or (effect.leaves_trace and self.fence_mode != OFF and self._is_after_rollback):
+        if call.is_once or (effect.leaves_trace and self.fence_mode != OFF and self._is_fenced):
             self._admit_fenced(call)
         elif effect != READ_ONLY:  # a read-only call may be recorded after it has ended
             self.turn.unit_of_work.write(lambda connection: self._record_intent(connection, call))
@@ -360,7 +360,7 @@ class CallInterceptor:
         self.turn.unit_of_work.intend(connection, [*call.outer_intents, call.intent])
 
     @functools.cached_property
-    def _is_after_rollback(self) -> bool:
+    def _is_fenced(self) -> bool:
         """True if a rollback created this branch or one of its ancestors, or reversed effects of one of them."""
         with self.store.database.reading() as connection:
             branches = [part.branch_id for part in self.store.track_parts(connection, self.turn.branch)]
@@ -374,9 +374,7 @@ class CallInterceptor:
         blocking = self.turn.unit_of_work.write(lambda connection: self._check_fence(connection, call, intent))
         if blocking is not None:
             if not self._verify(blocking):
-                raise open_outcome_error(
-                    self.registry.current(blocking), "This would be the same call again, so it was not made."
-                )
+                raise self._undecided(blocking, "This would be the same call again, so it was not made.")
             self._admit_fenced(call)
 
     def _check_fence(self, connection: Connection, call: Call, intent: Intent) -> ToolInvocation | None:
@@ -435,6 +433,9 @@ class CallInterceptor:
 
     # -- verification
 
+    def _undecided(self, earlier: ToolInvocation, consequence: str) -> Fenced:
+        return open_outcome_error(self.registry.current(earlier), consequence)
+
     def has_verify(self, call: Call) -> bool:
         """Return whether the tool of a call declares a `verify` function."""
         if call.intent.effect == READ_ONLY or call.is_simulated or call.answer is not None:
@@ -446,10 +447,9 @@ class CallInterceptor:
 
     def verify_call(self, call: Call) -> None:
         """Verify a call that ended with an error. If it happened, its result answers an equal call."""
-        if self._verify(self._load_invocation(call.intent.id)):
-            current = self._load_invocation(call.intent.id)
-            if current.status == DONE:
-                call.settle(rebuild_result(current.result, call.intent.tool_call_id))
+        is_settled = self._verify(self._load_invocation(call.intent.id))
+        if is_settled and (current := self._load_invocation(call.intent.id)).status == DONE:
+            call.settle(rebuild_result(current.result, call.intent.tool_call_id))
 
     def _load_invocation(self, invocation_id: int) -> ToolInvocation:
         with self.store.database.reading() as connection:

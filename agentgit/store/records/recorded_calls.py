@@ -181,6 +181,20 @@ class RecordedCalls:
         rows = self._load_rows(connection, TOOL_INVOCATION.c.id == invocation_id)
         return as_object(rows[0].answers) if rows and rows[0].answers is not None else None
 
+    def has_asked(self, connection: Connection, session_id: int, call: ToolInvocation) -> bool:
+        """Return whether the tool of a call used a person's answers; of a simulated call, when it made an equal one."""
+        c, simulated = TOOL_INVOCATION.c, call.status == SIMULATED
+        of_call = (
+            and_(c.external_session_id == session_id, c.tool_name == call.tool_name) if simulated else c.id == call.id
+        )
+        rows = [
+            row
+            for row in self._load_rows(connection, of_call, c.answers.is_not(None))
+            if as_object(row.answers).get("taken")
+        ]
+        made = self.journal.invocations_from_rows(connection, rows)
+        return any(one.identity == call.identity and (call.identity or one.args == call.args) for one in made)
+
     def find_identical(self, connection: Connection, session_id: int, identity: str) -> list[ToolInvocation]:
         """Read the identical calls whose effect is or may be in the world of a session, oldest first."""
         rows = self._load_rows(
