@@ -11,7 +11,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langgraph.types import Command, interrupt
-from scripted import call, calls, node_graph, obedient, say, scripted, tool_node_graph
+from scripted import call, calls, nested_graph, node_graph, obedient, say, scripted, tool_node_graph
 
 import agentgit
 from agentgit import Fenced, NotDone, RollbackBlocked, RollbackIncomplete, compensable, reversible
@@ -410,6 +410,54 @@ def test_a_call_is_not_made_again_because_the_state_was_updated_by_hand(repo, wo
         agent.invoke(None)
         agent.invoke(Command(resume="yes"))
     assert (world.charges, world.items) == ([5], [] if is_inner else ["sofa"])
+
+
+def test_calls_of_a_subgraph_with_memory_are_not_made_again_after_an_update_by_hand(repo, world):
+    """LangGraph begins the node of the subgraph anew, and makes the calls of the message in it once more."""
+    graph = nested_graph(obedient(), world.tools(), own_thread=True)
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.invoke({"messages": [("user", "charge 5; add_if_approved sofa")]})
+    agent.update_state(None, {"messages": []})
+    with pytest.raises(Fenced, match="Its subgraph was not run again"):
+        agent.invoke(None)
+    assert world.log == [("charge", {"amount": 5})]
+    agent.rollback("main#1")
+    assert world.charges == []
+
+
+@pytest.mark.parametrize("how", [tool_node_graph, create_agent, nested_graph])
+def test_a_rerun_that_waits_and_is_made_real_makes_no_call_twice(repo, world, how):
+    agent = repo.wrap(how(obedient(), world.tools()), "s", effects=world.effects())
+    agent.invoke({"messages": [("user", "charge 5; add_if_approved sofa")]})
+    again = agent.rerun()
+    real = agent.switch(again.branch.name, sync="world")
+    assert [name for name, _ in world.log] == ["charge", "refund", "charge"]
+    real.invoke(Command(resume="yes"))
+    assert (world.charges, world.items) == ([5], ["sofa"])
+    real.rollback("main#1")
+    assert (world.charges, world.items) == ([], [])
+    assert repo.maintenance.fsck(3).is_sound
+
+
+def test_what_a_rerun_simulated_and_what_stays_in_the_world_is_not_made_when_the_rerun_goes_on(repo, world):
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(charge="irreversible"))
+    agent.invoke({"messages": [("user", "charge 5; add_if_approved sofa")]})
+    again = agent.rerun()
+    real = agent.switch(again.branch.name, sync="world", force=True)
+    real.invoke(Command(resume="yes"))
+    assert (world.charges, world.items) == ([5], ["sofa"])
+
+
+@pytest.mark.parametrize("how", [tool_node_graph, create_agent])
+def test_a_rerun_whose_tool_asked_a_person_is_not_made_real(repo, world, how):
+    agent = repo.wrap(how(obedient(), world.tools()), "s", effects=world.effects())
+    agent.invoke({"messages": [("user", "charge 5; add_if_approved sofa")]})
+    agent.invoke(Command(resume="yes"))
+    again = agent.rerun()
+    for force in (False, True):
+        with pytest.raises(RollbackBlocked, match="asked a person"):
+            agent.switch(again.branch.name, sync="world", force=force)
+    assert (world.charges, world.items) == ([5], ["sofa"])
 
 
 def test_a_call_that_ran_again_inside_a_tool_blocks_the_redo_of_that_tool(repo, world):
