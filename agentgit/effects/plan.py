@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any, Self
 
 from agentgit.effects.files import FileChanges
-from agentgit.effects.invocation import SIMULATED, ToolInvocation
+from agentgit.effects.invocation import ToolInvocation
 from agentgit.errors import InvalidInput
 from agentgit.next_steps import Next, Reason, once
 from agentgit.values import PrintableDrawing, count, escape_path, quote_name, to_json
@@ -273,7 +273,7 @@ def _describe_blockers(steps: list[PlanStep]) -> str:
 
 
 def _force_step(step: PlanStep) -> PlanStep:
-    """Replace the action of a blocked step by its `otherwise` action, unless its call is simulated."""
-    if step.action != BLOCK or step.invocation.status == SIMULATED:
+    """Replace the action of a blocked step by its `otherwise` action."""
+    if step.action != BLOCK or step.otherwise == BLOCK:
         return step
     return replace(step, action=step.otherwise, why=Reason.of(step.why).within("forced: "))

@@ -27,7 +27,7 @@ from agentgit.effects.plan import (
 from agentgit.next_steps import Next, Reason, join_reasons
 from agentgit.values import count
 
-NOT_RERUN_REASON = "it was reversed later, and its tool does not run again"
+NOT_RERUN_REASON = "it is not in the world, and its tool does not run again"
 
 ANSWERED_REASONS = {
     STATE: "it changed only the state of the graph, which is restored",
@@ -163,11 +163,11 @@ def _plan_redo(call: ToolInvocation, redo_obstacle: ReasonFunction) -> PlanStep:
     was_simulated = call.status == invocation.SIMULATED
     if call.is_imported:
         action, reason = (BLOCK, NEVER_RUNS_REASON) if was_simulated else (GONE, IMPORTED_REASON)
-        return PlanStep(action=action, invocation=call, why=reason)
+        return PlanStep(action=action, invocation=call, why=reason, otherwise=BLOCK)
     obstacle = _uncertainty(call) or redo_obstacle(call)
     action = REDO if obstacle is None else GONE if isinstance(obstacle, Stays) else BLOCK
     reason = "it was simulated, and runs now" if was_simulated else "it was reversed, and runs again"
-    return PlanStep(action=action, invocation=call, why=obstacle or reason, otherwise=GONE)
+    return PlanStep(action=action, invocation=call, why=obstacle or reason, otherwise=BLOCK if was_simulated else GONE)
 
 
 def _uncertainty(call: ToolInvocation) -> str | None:

@@ -28,7 +28,7 @@ from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.resume import Resumption
 from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
-from agentgit.sessions.session import DONE, PARTIAL, REPLAYING
+from agentgit.sessions.session import DONE, OPEN, PARTIAL, REPLAYING, idle_status
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow, require_real, require_whole_rerun
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
@@ -215,7 +215,9 @@ class RollbackEngine:
             unfinished = [item.invocation.first_id for item in (*report.failed, *report.remaining)]
             with database.reading() as connection:
                 calls = self.store.journal.invocations(connection, unfinished)
-            is_forcible = all(call.status != SIMULATED for call in calls.values())
+                branch = self.store.sessions.branch(connection, row.internal_session_id)
+            is_real = idle_status(as_object(branch.meta)) == OPEN
+            is_forcible = is_real or all(call.status != SIMULATED for call in calls.values())
             described = _describe_stop(report, is_forcible=is_forcible)
             raise RollbackIncomplete(
                 f"{row.kind.capitalize()} {operation_id} stopped half way: {described.message}",

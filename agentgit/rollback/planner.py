@@ -435,7 +435,7 @@ class Planner:
 
 def _has_changed(step: PlanStep, last_action: str | None) -> bool:
     """Return whether the state of an effect differs from the last action that the branch saw in the log."""
-    if step.action == REDO or step.otherwise == GONE:
+    if step.action == REDO or step.otherwise in (GONE, BLOCK):
         return last_action != REVERSED
     in_world_statuses = (DONE, REVERSE_FAILED)
     return step.invocation.status not in in_world_statuses or last_action not in in_world_statuses

@@ -418,11 +418,30 @@ def test_calls_of_a_subgraph_with_memory_are_not_made_again_after_an_update_by_h
     agent = repo.wrap(graph, "s", effects=world.effects())
     agent.invoke({"messages": [("user", "charge 5; add_if_approved sofa")]})
     agent.update_state(None, {"messages": []})
-    with pytest.raises(Fenced, match="Its subgraph was not run again"):
+    with pytest.raises(Fenced, match="agent, which made it, was not run again"):
         agent.invoke(None)
     assert world.log == [("charge", {"amount": 5})]
     agent.rollback("main#1")
     assert world.charges == []
+
+
+@pytest.mark.parametrize("how", [tool_node_graph, create_agent])
+@pytest.mark.parametrize("order", ["update, redo", "redo, update", "update, rerun"])
+def test_a_call_that_ran_again_is_not_made_again_because_the_state_was_updated_by_hand(repo, world, how, order):
+    agent = repo.wrap(how(obedient(), world.tools()), "s", effects=world.effects())
+    agent.invoke({"messages": [("user", "charge 5; add_if_approved sofa")]})
+    for verb in order.split(", "):
+        if verb == "update":
+            agent.update_state(None, {"messages": []})
+        elif verb == "redo":
+            agent = agent.rollback("main#1").redo()
+        else:
+            agent = agent.switch(agent.rerun().branch.name, sync="world")
+    agent.invoke(None)
+    agent.invoke(Command(resume="yes"))
+    assert (world.charges, world.items) == ([5], ["sofa"])
+    agent.rollback("main#1")
+    assert (world.charges, world.items) == ([], [])
 
 
 @pytest.mark.parametrize("how", [tool_node_graph, create_agent, nested_graph])
@@ -446,6 +465,11 @@ def test_what_a_rerun_simulated_and_what_stays_in_the_world_is_not_made_when_the
     real = agent.switch(again.branch.name, sync="world", force=True)
     real.invoke(Command(resume="yes"))
     assert (world.charges, world.items) == ([5], ["sofa"])
+    end = real.checkpoint("end")
+    gone = [step.why for step in real.plan_rollback(end).steps if step.action == "gone"]
+    assert gone == ["it is not in the world, and its tool does not run again"]
+    real.rollback(end, replay="execute", force=True)
+    assert (world.charges, world.items) == ([5], ["sofa"])
 
 
 @pytest.mark.parametrize("how", [tool_node_graph, create_agent])
@@ -458,6 +482,26 @@ def test_a_rerun_whose_tool_asked_a_person_is_not_made_real(repo, world, how):
         with pytest.raises(RollbackBlocked, match="asked a person"):
             agent.switch(again.branch.name, sync="world", force=force)
     assert (world.charges, world.items) == ([5], ["sofa"])
+
+
+def test_a_rollback_on_a_rerun_that_was_made_real_can_be_forced(repo, world):
+    """Only what a switch makes real cannot be skipped."""
+    broken = []
+
+    def undo(args, result):
+        if broken:
+            raise ConnectionError("down")
+        world.refund(args, result)
+
+    agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects(charge=compensable(undo)))
+    agent.run("add chair")
+    real = agent.switch(agent.rerun().branch.name, sync="world")
+    real.run("charge 5")
+    broken.append(True)
+    with pytest.raises(RollbackIncomplete, match="force=True") as stopped:
+        real.rollback("main#1")
+    repo.resume(stopped.value.operation, force=True)
+    assert (world.charges, world.items) == ([5], [])
 
 
 def test_a_call_that_ran_again_inside_a_tool_blocks_the_redo_of_that_tool(repo, world):

@@ -45,6 +45,21 @@ def test_consent_does_not_answer_the_question_of_a_tool(repo, world):
     assert world.items == []
 
 
+def test_a_question_of_a_tool_beside_a_call_that_was_consented_to_is_answered(repo, world):
+    """The message of the model is edited, as in LangGraph Studio, and run again."""
+    app = repo.graph(tool_node_graph(obedient(), world.tools()), effects=world.effects())
+    app.invoke(said("charge 5; add_if_approved x"), THREAD)
+    app.invoke(Command(resume="yes"), THREAD)
+    old = next(one for one in app.get_state_history(THREAD) if one.next[:1] == ("tools",))
+    edited = old.values["messages"][-1].model_copy(deep=True)
+    edited.tool_calls[0]["args"], edited.tool_calls[1]["args"] = {"amount": 7}, {"item": "y"}
+    point = app.update_state(old.config, {"messages": [edited]}, as_node="model")
+    assert is_asked(app.invoke(None, point))
+    assert app.invoke(YES, THREAD)["__interrupt__"][0].value == {"add": "y"}
+    app.invoke(Command(resume="yes"), THREAD)
+    assert (world.charges, world.items) == ([7], ["y"])
+
+
 def test_declining_returns_to_the_branch_before_all_questions(app, world):
     """With two questions open, an answer that declines runs nothing on the branch of the first one."""
     first, second, third = run(app, "hello", "charge 5", "charge 6")

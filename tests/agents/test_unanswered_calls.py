@@ -307,6 +307,20 @@ def test_taking_the_turn_back_is_blocked_by_what_cannot_be_undone(repo, graph, w
     assert agent.branch.name == "main"
 
 
+@pytest.mark.parametrize("how", ["resolved", "answered by a function", "as it was"])
+def test_a_rerun_has_one_result_for_a_call_that_was_open(repo, graph, world, how):
+    """The model is told that it is unknown only if the rerun does not know it either."""
+    agent = repo.wrap(graph, "s", effects=world.effects(fail="irreversible"))
+    break_off(agent, "fail storm")
+    agent.run("hello")
+    if how == "resolved":
+        repo.resolve(agent.tool_track()[0], "happened", result="calm")
+    again = agent.rerun(tools={"fail": lambda call: "calm"} if how == "answered by a function" else "record")
+    require_accepted(again.get_state().values["messages"])
+    (told,) = results(again).values()
+    assert told == "calm" or (how == "as it was" and told.startswith("Unknown: "))
+
+
 @pytest.mark.parametrize("mode", ["answer", "undo", "raise"])
 def test_a_served_graph_does_the_same(repo, graph, world, mode):
     app, config = repo.graph(graph, effects=world.effects(), on_unanswered=mode), {"configurable": {"thread_id": "t"}}

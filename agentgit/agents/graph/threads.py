@@ -33,7 +33,7 @@ from agentgit.rollback.request import RollbackOptions
 from agentgit.saver.config import address, require_checkpoint_id
 from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint
 from agentgit.store.records.sessions import StoredRow
-from agentgit.store.threads.graph_rows import INTERRUPT
+from agentgit.store.threads.graph_rows import INTERRUPT, RESUME
 from agentgit.values import as_object
 
 Confirm = Literal["interrupt", "raise", "never"]
@@ -153,7 +153,9 @@ class Threads(ThreadSessions):
         """Check that an answer is not for a question for consent of which nothing else is known here."""
         newest = self.reader.get_tuple(_run_config(config))
         writes = (newest.pending_writes or []) if newest is not None else []
-        values = [one.value for _, channel, given in writes if channel == INTERRUPT for one in given]
+        ended = {task for task, channel, _ in writes if channel not in (INTERRUPT, RESUME)}  # their questions stay
+        waiting = (given for task, channel, given in writes if channel == INTERRUPT and task not in ended)
+        values = [one.value for given in waiting for one in given]
         if any(map(confirmation.is_question, values)):
             raise InvalidInput(
                 "This question was asked in another database, so nothing was run. Run at an older checkpoint again."

@@ -17,7 +17,7 @@ from langgraph.types import Command, Send
 from sqlalchemy import Connection, select
 
 from agentgit.agents.branch_context import BranchContext
-from agentgit.agents.tools.unanswered_calls import without_added
+from agentgit.agents.tools.unanswered_calls import is_added, without_added
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import FAILED, INTENDED, PAUSED, REPLAY, UNOWNED
 from agentgit.effects.kinds import MEMORY
@@ -296,21 +296,22 @@ def with_ids_of(value: Any, recorded: Mapping[str, Any], now: Mapping[str, Any])
                 calls = zip(getattr(old, "tool_calls", ()), getattr(new, "tool_calls", ()), strict=False)
                 call_ids |= {one["id"]: other["id"] for one, other in calls}
 
+    known = (one for messages in now.values() if isinstance(messages, list) for one in messages)
+    answered = {one.tool_call_id for one in known if isinstance(one, ToolMessage)}
+
     def renamed(part: Any) -> Any:
         if isinstance(part, BaseMessage):
-            answered = (
-                {"tool_call_id": call_ids.get(part.tool_call_id, part.tool_call_id)}
-                if isinstance(part, ToolMessage)
-                else {}
-            )
-            return part.model_copy(update={"id": ids.get(part.id, part.id), **answered})
+            named = {"id": ids.get(part.id, part.id)}
+            if isinstance(part, ToolMessage):
+                named["tool_call_id"] = call_ids.get(part.tool_call_id, part.tool_call_id)
+            return part.model_copy(update=named)
         if isinstance(part, Command):
             return replace(part, update=renamed(part.update))
         if isinstance(part, dict):
             return {name: renamed(item) for name, item in part.items()}
         if isinstance(part, list | tuple):
             kept = (item for item in part if not (isinstance(item, RemoveMessage) and ids.get(item.id, "") is None))
-            return type(part)(map(renamed, kept))
+            return type(part)(one for one in map(renamed, kept) if not (is_added(one) and one.tool_call_id in answered))
         return part
 
     return renamed(value)

@@ -138,7 +138,12 @@ def without_added(value: Any) -> Any:
     """Return a value without the results that agentgit has added to a conversation."""
     if not isinstance(value, list):
         return value
-    return [one for one in value if not (isinstance(one, ToolMessage) and ADDED in one.additional_kwargs)]
+    return [one for one in value if not is_added(one)]
+
+
+def is_added(message: Any) -> bool:
+    """Return whether a message is a result that agentgit has added to a conversation."""
+    return isinstance(message, ToolMessage) and ADDED in message.additional_kwargs
 
 
 def require_answered(branch_name: str, calls: Sequence[UnansweredCall], mode: str) -> None:

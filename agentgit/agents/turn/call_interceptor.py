@@ -62,6 +62,7 @@ POSSIBLY_IN_EFFECT = STANDING - {FAILED}
 UNRESOLVABLE = frozenset({INTENDED, REVERSING, REVERSE_UNKNOWN})
 """The statuses in which a call can be neither answered from the record nor made again."""
 
+SAME_CALL = ", so the same call was not made again. To make a different call, change its identity arguments"
 UNREADABLE = " and was not made again, but {}. Let the tool return plain data, or a Command of plain data"
 
 
@@ -320,30 +321,30 @@ class CallInterceptor:
         """Find the newest attempt in a step that was updated by hand since, which changes the ids of its tasks."""
         newest, calls = self.turn.unit_of_work.newest.checkpoint, self.store.recorded_calls
         steps = self.store.graphs.before_updates(connection, newest) if newest is not None else []
-        name = call.intent.tool_name
-        attempts = calls.attempts(connection, path, name, call.tool_call_id, None) if steps[1:] else ()
-        attempt = next((one for one in attempts if steps[-1].precedes(one.started_at)), None)
+        attempts = calls.attempts(connection, path, call.intent.tool_name, call.tool_call_id, None) if steps[1:] else ()
+        last = next((one for one in attempts if steps[-1].precedes(one.started_at)), None)
+        attempt = last and self._last_run(connection, last)
         is_done = attempt is not None and attempt.status in self.result_statuses
         if attempt is None or (is_done and call.is_named and call.is_equal(attempt)):
             return attempt
-        acted, maker = [attempt] if is_done and not call.is_harmless else [], "Its subgraph"
-        if call.is_named:
-            acted, maker = calls.inner_calls(connection, attempt, POSSIBLY_IN_EFFECT), f"{name}, which made it,"
-        if acted and self.fence_mode != OFF:
+        made = calls.inner_calls(connection, attempt, POSSIBLY_IN_EFFECT) if call.is_named else [attempt]
+        if made and self.fence_mode != OFF and (call.is_named or (is_done and not call.is_harmless)):
             why = "was not run again: the state was updated by hand since, so it cannot go on from there"
-            raise done_error(acted[0], f". {maker} {why}")
+            raise done_error(made[0], f". {made[0].enclosing}, which made it, {why}")
         return None if call.is_harmless else attempt
 
     def _choose_attempt(
         self, connection: Connection, attempts: Sequence[ToolInvocation], key: str
     ) -> ToolInvocation | None:
-        """Choose among attempts, newest first, one that is done, else the newest, or its last run."""
+        """Choose among attempts, newest first, one that is done, else the newest; of each, its last run."""
         matches = [one for one in attempts if one.idempotency_key == key]
         chosen = next((one for one in matches if one.status in self.result_statuses), next(iter(matches), None))
-        if chosen is None or chosen.status not in (REVERSED, SIMULATED):
-            return chosen
-        runs = self.store.world.redo_calls(connection, chosen.id)
-        return next((one for one in runs if one.status != FAILED), chosen)
+        return chosen and self._last_run(connection, chosen)
+
+    def _last_run(self, connection: Connection, call: ToolInvocation) -> ToolInvocation:
+        """Return the last run in place of a call that was reversed or simulated; the call if there is none."""
+        runs = self.store.world.redo_calls(connection, call.id) if call.status in (REVERSED, SIMULATED) else ()
+        return next((one for one in runs if one.status != FAILED), call)
 
     # -- the fence
 
@@ -417,10 +418,7 @@ class CallInterceptor:
     def _answer_as_replay(self, connection: Connection, call: Call, earlier: ToolInvocation) -> None:
         """Answer a call with the result of an earlier one, and record that as a replay, inner calls included."""
         if self.fence_mode == REFUSE:
-            raise done_error(
-                earlier,
-                ", so the same call was not made again. To make a different call, change its identity arguments",
-            )
+            raise done_error(earlier, SAME_CALL)
         try:
             value = rebuild_result(earlier.result, call.intent.tool_call_id)
         except UnreadableResult as error:

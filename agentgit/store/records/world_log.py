@@ -120,6 +120,7 @@ class WorldLog:
                 TOOL_INVOCATION.c.tenant_id == self.tenant_id,
                 TOOL_INVOCATION.c.external_session_id == session_id,
                 TOOL_INVOCATION.c.status == PAUSED,
+                BRANCH.c.status != SIMULATED,  # its tool did not run
                 TOOL_INVOCATION.c.made_on.is_(None),
                 acts(TOOL_INVOCATION.c.effect),
                 TOOL_INVOCATION.c.effect != WORKSPACE,
