@@ -3,20 +3,17 @@
 Paths are relative to the workspace. Each directory of a path is opened below its parent and no symbolic link is
 followed, so that a link which another process puts there cannot lead out of the workspace.
 
-A caller examines a name before it changes it, and another process may write between the two steps. Therefore the new
-item is exchanged with the old one in one step, and the item that comes out is examined again. If it is not the one that
-was examined before, it is put back. Two renames lose nothing: the exchange of two names, and the rename to a free name
-only. Linux has them as `renameat2`, macOS as `renameatx_np`. Not every file system supports them.
+A caller examines a name before it changes it, and another process may write between the two steps. Therefore the old
+item is renamed to a temporary name and examined again there. If it is not the one that was examined before, it is put
+back. The new item, and an old one that goes back, takes the name only if it is free: a link never replaces anything.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -35,32 +32,10 @@ READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 ASIDE = b".agentgit-aside"
-"""The directory in the workspace for items moved aside if the storage is on another file system; never captured."""
+"""The directory in the workspace for items moved aside, so that a rename is enough; it is never captured."""
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """Errors of opening a directory that does not exist, or is a file or a link by now."""
-
-UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
-"""Errors of a system without the call, a file system that does not support it, or a container that forbids it."""
-
-_MAC = sys.platform == "darwin"
-EXCHANGE, NO_REPLACE = (0x2, 0x4) if _MAC else (0x2, 0x1)
-
-
-def _system_call() -> Callable[[int, bytes, int, bytes, int], int]:
-    function = getattr(ctypes.CDLL(None, use_errno=True), "renameatx_np" if _MAC else "renameat2", None)
-    if function is None:
-        return lambda *_: errno.ENOSYS
-    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-
-    def call(source: int, name: bytes, target: int, new: bytes, flags: int) -> int:
-        return ctypes.get_errno() if function(source, name, target, new, flags) else 0
-
-    return call
-
-
-system_call = _system_call()
-"""Renames an entry of one open directory to a name in another, and returns 0 or an `errno`; tests replace it."""
 
 
 def remove_file(parent: int, name: bytes) -> None:
@@ -82,8 +57,7 @@ def open_folder(root: int, path: bytes) -> int:
 class Disk:
     def __init__(self, root: bytes, aside: bytes = b"") -> None:
         require_not_moved(root)
-        self._root = root
-        self._asides = (aside, os.path.join(root, ASIDE, os.path.basename(aside)))
+        self._root, self._aside = root, os.path.join(root, ASIDE, aside)
         self.created: list[bytes] = []
 
     def read_entry(self, path: bytes, writer: PackWriter | None = None) -> TreeEntry | None:
@@ -104,12 +78,11 @@ class Disk:
     def moved(self) -> list[tuple[bytes, bytes]]:
         """Return the files that were moved aside: the original path and the current path of each."""
         items = []
-        for aside in self._asides:
-            for parent, folders, names in os.walk(aside):
-                links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-                leaves = names + links if names or folders or parent == aside else [b""]
-                paths = [os.path.join(parent, name).rstrip(b"/") for name in leaves]
-                items += [(os.path.relpath(path, aside), path) for path in paths]
+        for parent, folders, names in os.walk(self._aside):
+            links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+            leaves = names + links if names or folders or parent == self._aside else [b""]
+            paths = [os.path.join(parent, name).rstrip(b"/") for name in leaves]
+            items += [(os.path.relpath(path, self._aside), path) for path in paths]
         return sorted(items)
 
     @contextmanager
@@ -125,14 +98,14 @@ class Disk:
                 yield None
                 return
             stack.callback(os.close, parent)
-            yield Place(parent, path, self._asides)
+            yield Place(parent, path, self._aside)
 
 
 @dataclass(frozen=True)
 class Place:
     parent: int
     path: bytes
-    asides: tuple[bytes, ...]
+    aside: bytes
 
     @property
     def name(self) -> bytes:
@@ -156,28 +129,24 @@ class Place:
         remove_file(self.parent, self._new)
         try:
             self._create(entry, data)
-            self._hide(self._new)
-        except BaseException:
-            remove_file(self.parent, self._new)
-            raise
-        try:
-            return self._swap(entry, expected)
+            if expected is not None and not self._hide(expected):
+                return False
+            is_put = self._take_name(self._new)
         except OSError:
-            if self._look(self._old) == entry:
-                remove_file(self.parent, self._old)
+            self._put_item_back()
             raise
+        finally:
+            remove_file(self.parent, self._new)
+        if expected is not None:
+            remove_file(self.parent, self._old)
+        return is_put
 
     def remove(self, expected: TreeEntry) -> bool:
         """Remove the file or link that was seen here; return False, and keep the item, if it is no longer the same."""
-        try:
-            self._hide(self.name)
-        except FileNotFoundError:
+        if not self._hide(expected):
             return False
-        if self._look(self._old) == expected:
-            remove_file(self.parent, self._old)
-            return True
-        self._put_item_back()
-        return False
+        remove_file(self.parent, self._old)
+        return True
 
     def make_folder(self) -> bool:
         """Create a directory, unless there is one; move aside anything else that is in the way."""
@@ -212,28 +181,17 @@ class Place:
     def recover(self, *known: TreeEntry) -> bytes | None:
         """Clean up after a process that was killed here; return where an item of others is that cannot go back."""
         remove_file(self.parent, self._new)
-        leftover = self._look(self._old)
-        if leftover is None:
-            return None
-        if leftover in known:
+        if self._look(self._old) in known:
             remove_file(self.parent, self._old)
-            return None
         return self._put_item_back()
 
     def move_aside(self, name: bytes) -> bytes:
-        """Move an item to the storage or, if that is on another file system, to a place in the workspace."""
-        for aside in self.asides:
-            destination, number = os.path.join(aside, self.path), 0
-            while os.path.lexists(destination):
-                number += 1
-                destination = os.path.join(aside, self.path) + b".%d" % number
-            try:
-                os.makedirs(os.path.dirname(destination), mode=0o700, exist_ok=True)
-                os.rename(name, destination, src_dir_fd=self.parent)
-                break
-            except OSError as error:
-                if error.errno != errno.EXDEV or aside == self.asides[-1]:
-                    raise
+        destination, number = os.path.join(self.aside, self.path), 0
+        while os.path.lexists(destination):
+            number += 1
+            destination = os.path.join(self.aside, self.path) + b".%d" % number
+        os.makedirs(os.path.dirname(destination), mode=0o700, exist_ok=True)
+        os.rename(name, destination, src_dir_fd=self.parent)
         return destination
 
     def _create(self, entry: TreeEntry, data: bytes) -> None:
@@ -251,80 +209,40 @@ class Place:
                 os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             os.fchmod(file.fileno(), stat.S_IMODE(entry.mode))
 
-    def _swap(self, new: TreeEntry, expected: TreeEntry | None) -> bool:
-        """Exchange the new item with the one that was seen; if a different item comes out, put it back."""
-        if expected is None:
-            if self._rename_to_free(self._old, self.name):
-                return True
-        elif (exchanged := self._exchange()) is None:
-            if self._look(self.name) == expected:
-                self._rename(self._old, self.name)
-                return True
-        elif exchanged:
-            if self._look(self._old) == expected:
-                remove_file(self.parent, self._old)
-                return True
-            self._undo_exchange(new)
-            return False
-        remove_file(self.parent, self._old)
-        return False
-
-    def _undo_exchange(self, new: TreeEntry) -> None:
-        """Exchange until the item that comes out was put in last; then the newest of another process is here."""
-        last_put: object = new
-        next_put = self._look(self._old)
-        while self._exchange():
-            removed = self._look(self._old)
-            if removed == last_put:
-                break
-            last_put, next_put = next_put, removed
-        else:  # another process deleted the item: the one under the temporary name is the newest
-            self._put_item_back()
-            return
-        if removed == new:
-            remove_file(self.parent, self._old)
-        else:
-            self.move_aside(self._old)
-
-    def _put_item_back(self) -> bytes | None:
-        """Put the removed item back; if the name is in use again, move the item out of the workspace."""
-        return None if self._rename_to_free(self._old, self.name) else self.move_aside(self._old)
-
-    def _hide(self, name: bytes) -> None:
-        """Rename an item to the temporary name. An item that a failure left under that name is put back first."""
-        if not self._rename_to_free(name, self._old):
-            self._put_item_back()
-            self._rename(name, self._old)
-
-    def _exchange(self) -> bool | None:
-        """Exchange the two names; return False if this name does not exist, None if the system cannot exchange."""
+    def _hide(self, expected: TreeEntry) -> bool:
+        """Rename the item that was seen here to the temporary name; if it is another one, put it back."""
+        self._put_item_back()  # one that a failure has left there
         try:
-            return self._rename_with(EXCHANGE, self._old, self.name) or None
+            os.rename(self.name, self._old, src_dir_fd=self.parent, dst_dir_fd=self.parent)
         except FileNotFoundError:
             return False
+        if self._look(self._old) == expected:
+            return True
+        self._put_item_back()
+        return False
 
-    def _rename_to_free(self, name: bytes, new: bytes) -> bool:
-        """Rename an item if the new name is free; where the system lacks the call, check first, then rename."""
+    def _put_item_back(self) -> bytes | None:
+        """Put the removed item back, if there is one; if the name is in use again, move the item aside."""
         try:
-            if self._rename_with(NO_REPLACE, name, new):
-                return True
+            os.lstat(self._old, dir_fd=self.parent)
+        except FileNotFoundError:
+            return None
+        return None if self._take_name(self._old) else self.move_aside(self._old)
+
+    def _take_name(self, name: bytes) -> bool:
+        """Rename a temporary item to the name of this place if it is free; without links, check, then rename."""
+        try:
+            os.link(name, self.name, src_dir_fd=self.parent, dst_dir_fd=self.parent, follow_symlinks=False)
         except FileExistsError:
             return False
-        with suppress(FileNotFoundError):
-            os.lstat(new, dir_fd=self.parent)
-            return False
-        self._rename(name, new)
+        except OSError:  # a directory, or a file system without links
+            with suppress(FileNotFoundError):
+                os.lstat(self.name, dir_fd=self.parent)
+                return False
+            os.rename(name, self.name, src_dir_fd=self.parent, dst_dir_fd=self.parent)
+        else:
+            os.unlink(name, dir_fd=self.parent)
         return True
-
-    def _rename_with(self, flags: int, name: bytes, new: bytes) -> bool:
-        """Rename by a system call; return False if the system cannot."""
-        error_number = system_call(self.parent, name, self.parent, new, flags)
-        if error_number and error_number not in UNSUPPORTED:
-            raise OSError(error_number, os.strerror(error_number), os.fsdecode(name))
-        return not error_number
-
-    def _rename(self, name: bytes, new: bytes) -> None:
-        os.rename(name, new, src_dir_fd=self.parent, dst_dir_fd=self.parent)
 
     def _look(self, name: bytes) -> object:
         """Return the entry at a name; what cannot be read equals nothing that was seen."""

@@ -17,6 +17,7 @@ from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotAllowed, 
 from agentgit.next_steps import Next
 from agentgit.values import escape_path
 from agentgit.workspace.catalog import PATIENCE, PENDING, TREE, Catalog, CatalogRow, dump_paths, load_paths
+from agentgit.workspace.disk import ASIDE
 from agentgit.workspace.files import Captured, Files, selection
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, is_known, remember_storage
 from agentgit.workspace.objects import Objects
@@ -108,7 +109,7 @@ class Engine:
 
     def _outside(self) -> set[bytes]:
         """Return the paths in the workspace that do not belong to it."""
-        paths = {os.fsencode(path) for path in json.loads(self.catalog.get(NOT_OURS) or "[]")}
+        paths = {ASIDE, *map(os.fsencode, json.loads(self.catalog.get(NOT_OURS) or "[]"))}
         if self.storage.startswith(self.root + os.sep):
             paths.add(os.fsencode(os.path.relpath(self.storage, self.root)))
         return paths

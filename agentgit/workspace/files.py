@@ -9,7 +9,7 @@ from functools import partial
 
 from agentgit.workspace.catalog import Catalog, CatalogRow, Index
 from agentgit.workspace.diff import Side, compare, decode_paths
-from agentgit.workspace.disk import ASIDE, Disk
+from agentgit.workspace.disk import Disk
 from agentgit.workspace.left_out import (
     UNREADABLE,
     IgnoreRules,
@@ -94,9 +94,8 @@ class Files:
 
     def _store(self, index: Index, only: Collection[bytes] | None = None) -> Scan:
         require_not_moved(self._root)
-        outside = self._outside() | {ASIDE}
         with self.objects.writing() as writer:
-            scan = Scan(self._settings, index, outside, writer, only)
+            scan = Scan(self._settings, index, self._outside(), writer, only)
             scan.run()
             if scan.index.tree != index.tree and scan.index.tree is not None:
                 writer.named.add(scan.index.tree)
@@ -224,7 +223,7 @@ class Files:
         """Change the files from one snapshot, of what is there now, to another, and update the index."""
         changes, unreachable = self._changes(row, bytes.fromhex(safety.tree), safety.left_out, paths)
         changes = {path: change for path, change in changes.items() if path not in kept}
-        disk = Disk(self._root, os.fsencode(os.path.join(self._settings.storage, "aside", aside)))
+        disk = Disk(self._root, os.fsencode(aside))
         restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
         restore.run()
         self._update_index(changes)
@@ -238,7 +237,7 @@ class Files:
             decode_paths(disk.created),
             decode_paths(restore.removed_folders),
             tuple((os.fsdecode(path), os.fsdecode(destination)) for path, destination in disk.moved()),
-            tuple((os.fsdecode(path), why) for path, why in restore.conflicts)
+            tuple((os.fsdecode(path), why) for path, why in restore.conflicts.items())
             + tuple((os.fsdecode(path), UNREADABLE) for path in unreachable),
             name=row.snapshot.name,
             message=row.snapshot.message,

@@ -145,7 +145,7 @@ class Restore:
         self._disk, self._objects, self._changes, self._is_resumed = disk, objects, changes, is_resumed
         self._failures: dict[bytes, AgentGitError] = {}
         self.restored, self.deleted, self.removed_folders = list[bytes](), list[bytes](), list[bytes]()
-        self.conflicts: list[tuple[bytes, str]] = []
+        self.conflicts: dict[bytes, str] = {}
 
     def run(self) -> None:
         """Run the restore, or the rest of an interrupted one. A path that fails does not stop the others."""
@@ -182,8 +182,7 @@ class Restore:
             with self._collecting(path), self._disk.at(path) as place:
                 aside = place.recover(*filter(is_leaf, change)) if place is not None else None
                 if aside is not None:
-                    reason = f"{CHANGED}; that version is now at {os.fsdecode(aside)}"
-                    self.conflicts.append((path, reason))
+                    self.conflicts[path] = f"{CHANGED}; that version is now at {os.fsdecode(aside)}"
 
     @contextmanager
     def _collecting(self, path: bytes) -> Iterator[None]:
@@ -204,7 +203,7 @@ class Restore:
             elif current == before and place is not None and place.remove(before):
                 self.deleted.append(path)
             elif not current.is_directory:
-                self.conflicts.append((path, CHANGED))
+                self.conflicts.setdefault(path, CHANGED)
 
     def _write_file(self, path: bytes, before: TreeEntry | None, after: TreeEntry) -> None:
         """Write one file, unless another process changed it; an earlier check could lose its change."""
@@ -217,7 +216,7 @@ class Restore:
             data = self._objects.read(after.oid)
             is_known = is_leaf(before) and current == before
             if is_leaf(before) and is_leaf(current) and not is_known:
-                self.conflicts.append((path, CHANGED))
+                self.conflicts.setdefault(path, CHANGED)
                 return
             self._disk.make_folder(os.path.dirname(path))
             with self._disk.at(path) as place:
@@ -226,7 +225,7 @@ class Restore:
                 if place is not None and place.put(after, data, before if is_known else None):
                     self.restored.append(path)
                 else:
-                    self.conflicts.append((path, CHANGED))
+                    self.conflicts.setdefault(path, CHANGED)
 
 
 def _combine_failures(failures: Collection[AgentGitError]) -> AgentGitError:

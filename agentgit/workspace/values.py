@@ -166,7 +166,7 @@ class RestorePlan(JsonLike):
         restore: Paths of files that would be written.
         delete: Paths of files that would be deleted.
         changed: Paths of files that changed since they were last saved or restored, and are in no snapshot yet.
-        aside: Paths in no snapshot that are in the way, and would be moved to the storage.
+        aside: Paths in no snapshot that are in the way, and would be moved to `.agentgit-aside`.
         missing: Paths that the snapshot left out and that are gone, each with the reason.
         left: Paths that the snapshot left out and that changed or came since, each with the reason. They would stay.
         impossible: Paths that the restore could not write or delete, each with the reason.

@@ -51,7 +51,8 @@ POINTS = {
     "after its beginning": ("RUN_RESTORE", 1),
     "at its first removal": ("REMOVE_FILE", 1),
     "at the first file": ("WRITE_FILE", 1),
-    "after a file took its place": ("REMOVE_OLD_FILE", 14),
+    "while a file has no name": ("LINK_FILE", 2),
+    "after a file took its place": ("REMOVE_OLD_FILE", 7),
     "before the end": ("SET_VALUE", 3),
 }
 """The points at which the process is killed, each with the number of the occurrence."""
@@ -95,7 +96,7 @@ def test_a_killed_restore_is_finished_or_has_no_effect(work, tmp_path, point):
 
 KILLED_AT = """
     import os, sys
-    import faults, points
+    import faults
     from agentgit import Workspace
     work, store, ref, last = sys.argv[1:]
     calls = 0
@@ -111,10 +112,9 @@ KILLED_AT = """
         return call
     workspace = Workspace(work, store)
     workspace.initialize()
-    for name in ("unlink", "rename", "symlink", "mkdir", "rmdir", "chmod", "fchmod"):
+    for name in ("unlink", "rename", "link", "symlink", "mkdir", "rmdir", "chmod", "fchmod"):
         setattr(os, name, counted(getattr(os, name)))
-    with faults.before(points.RENAME_FILE, count):
-        workspace.restore(ref)
+    workspace.restore(ref)
     print(calls)
 """
 """A script that restores, and dies before the disk change with the given number."""
@@ -175,27 +175,30 @@ WRITTEN_BETWEEN = """
     from agentgit import Workspace
     work, store, ref, when = sys.argv[1:]
     acted = []
-    def hiding(plain, entry, name):
+    def hiding(plain, entry, expected):
         if entry.path == b"d0/0" and not acted:
             acted.append(entry.path)
             with open(os.path.join(work, "mine"), "w") as file:
                 file.write("mine")
             os.replace(os.path.join(work, "mine"), os.path.join(work, "d0/0"))
-        plain(entry, name)
-    def calling(plain, *arguments):
+        return plain(entry, expected)
+    def dying(plain, *arguments, **named):
         if acted and when == "before":
             faults.die()
-        found = plain(*arguments)
-        if acted and (points.is_exchange(arguments) or when == "hidden"):
+        plain(*arguments, **named)
+        if acted and when == plain.__name__:
             faults.die()
-        return found
-    with faults.around(points.HIDE_FILE, hiding), faults.around(points.RENAME_FILE, calling):
+    with (
+        faults.around(points.HIDE_FILE, hiding),
+        faults.around(points.RENAME_FILE, dying),
+        faults.around(points.LINK_FILE, dying),
+    ):
         Workspace(work, store).restore(ref)
 """
 
 
 @pytest.mark.parametrize("kind", ["change", "removal"])
-@pytest.mark.parametrize("when", ["before", "hidden", "exchanged"])
+@pytest.mark.parametrize("when", ["before", "rename", "link"])
 def test_a_concurrent_write_held_by_a_killed_restore_is_kept(tmp_path, kind, when):
     work = tmp_path / "work"
     work.mkdir()
@@ -205,7 +208,7 @@ def test_a_concurrent_write_held_by_a_killed_restore_is_kept(tmp_path, kind, whe
         gone("d0/0")(work)
     first = workspace.save("before")
     write("d0/0", b"changed")(work)
-    died = run(WRITTEN_BETWEEN, work, tmp_path / "store", first.id, "hidden" if kind == "removal" else when)
+    died = run(WRITTEN_BETWEEN, work, tmp_path / "store", first.id, when)
     assert died.returncode == -signal.SIGKILL, died.stderr
     told = []
     again = Workspace(work, tmp_path / "store")

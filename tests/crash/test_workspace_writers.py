@@ -18,11 +18,11 @@ from agentgit import Workspace
 NAMES = [f"{number:02}" for number in range(12)]
 
 
-@pytest.fixture(params=["exchange", "ENOSYS", "EINVAL"])
+@pytest.fixture(params=["links", "EPERM", "ENOTSUP"])
 def system(request):
-    """Run a test with the exchanging rename, and without it as on a kernel or a file system that lacks it."""
-    has_it = request.param == "exchange"
-    with nullcontext() if has_it else faults.no_exchange(getattr(errno, request.param)):
+    """Run a test with hard links, and without them as on a file system that lacks them."""
+    has_them = request.param == "links"
+    with nullcontext() if has_them else faults.no_links(getattr(errno, request.param)):
         yield request.param
 
 
@@ -151,34 +151,22 @@ def test_a_file_created_where_a_restore_puts_one_is_kept(work, tmp_path, system)
     assert (work / "05").read_text() == "mine"
 
 
-def test_an_overtaken_write_is_moved_aside_and_reported(work, tmp_path, system):
+@pytest.mark.parametrize("kind", ["change", "removal"])
+def test_an_overtaken_write_is_moved_aside_and_reported(work, tmp_path, system, kind):
     workspace = Workspace(work, tmp_path / "store")
-    for name in NAMES:
-        (work / name).unlink()
-    wanted = workspace.save()
-    (work / "00").write_text("now")
-    with (
-        faults.as_a_file_is_replaced(lambda path: (work / path).write_text("first")),
-        faults.as_a_file_goes_back(lambda path: (work / path).write_text("second")),
-    ):
-        done = workspace.restore(wanted.id)
-    assert done.conflicts == (("00", "changed during the restore"),)
-    assert (work / "00").read_text() == "second"
-    assert [(path, Path(to).read_text()) for path, to in done.moved_aside] == [("00", "first")]
-
-
-def test_a_write_during_the_return_of_an_earlier_one_is_kept(work, tmp_path):
-    workspace = Workspace(work, tmp_path / "store")
+    if kind == "removal":
+        for name in NAMES:
+            (work / name).unlink()
     wanted = workspace.save()
     (work / "00").write_text("now")
 
-    def write_again():
+    def write_again(path):
         (work / "n").write_text("second")
-        (work / "n").replace(work / "00")
+        (work / "n").replace(work / path)
 
     with (
         faults.as_a_file_is_replaced(lambda path: (work / path).write_text("first")),
-        faults.as_two_files_are_exchanged(write_again, time=2),  # the one that puts `first` back
+        faults.as_a_file_goes_back(write_again),
     ):
         done = workspace.restore(wanted.id)
     assert done.conflicts == (("00", "changed during the restore"),)

@@ -45,19 +45,6 @@ def refuse_folders(descriptor, mode):
     FCHMOD(descriptor, mode)
 
 
-@pytest.fixture
-def other_file_system(monkeypatch):
-    """Make renames from the workspace to the storage fail, as if they were on different file systems."""
-    plain = os.rename
-
-    def rename(source, target, *, src_dir_fd=None, dst_dir_fd=None):
-        if b"/store/aside/" in os.fsencode(target):
-            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        plain(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-
-    monkeypatch.setattr(disk.os, "rename", rename)
-
-
 def in_the_way(work):
     """Write files, and return a function that replaces one by a directory of ignored files and changes another."""
     (work / "a").write_text("file")
@@ -76,7 +63,7 @@ def in_the_way(work):
     return change
 
 
-def test_items_in_the_way_stay_on_their_file_system_if_the_storage_is_on_another(workspace, work, other_file_system):
+def test_items_in_the_way_are_moved_to_a_place_in_the_workspace(workspace, work):
     change = in_the_way(work)
     first, was = workspace.save(), picture(work)
     change()

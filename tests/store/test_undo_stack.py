@@ -22,7 +22,7 @@ from workspace_fixtures import work
 import agentgit
 from agentgit import Workspace
 from agentgit.errors import InvalidInput, Unavailable
-from agentgit.workspace import disk, engine
+from agentgit.workspace import engine
 from agentgit.workspace.catalog import Catalog
 from agentgit.workspace.disk import Place
 from agentgit.workspace.locations import exclusive_lock
@@ -269,7 +269,8 @@ def die_in(work, store, where, point):
     stack, seen = Workspace(work, store).undo_stack, []
     owner, name = {
         "put": (Place, "put"),
-        "rename": (disk, "system_call"),
+        "rename": (os, "rename"),
+        "link": (os, "link"),
         "add": (Catalog, "add"),
     }[where]
     plain = getattr(owner, name)
@@ -286,7 +287,7 @@ def die_in(work, store, where, point):
     stack.undo()
 
 
-RENAMES = [("rename", number) for number in range(1, 7)]
+RENAMES = [*(("rename", number) for number in range(1, 7)), *(("link", number) for number in range(1, 4))]
 
 
 @pytest.mark.parametrize(("where", "point"), [("put", 1), ("put", 3), *RENAMES, ("add", 1)])

@@ -182,9 +182,9 @@ def delete_thread(repo: Any, thread: str, connection: Any = None) -> None:
 # -- files
 
 
-def full_disk(time: int | None = None) -> AbstractContextManager[None]:
-    """Make the rename with this number fail as on a full disk, from 1; None makes each rename fail."""
-    return _renames(lambda n: errno.ENOSPC if time in (None, n) else None)
+def full_disk() -> AbstractContextManager[None]:
+    """Make each new file of a workspace fail as on a full disk."""
+    return fails(points.WRITE_FILE, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 def fill_disk(folder: str) -> None:
@@ -201,62 +201,52 @@ def empty_disk(folder: str) -> None:
     Path(folder, "filler").unlink(missing_ok=True)
 
 
-def full_for(names: set[bytes]) -> AbstractContextManager[None]:
-    """Make renames of these files fail as on a full disk."""
-    return around(points.RENAME_FILE, lambda plain, *args: errno.ENOSPC if names & set(args) else plain(*args))
+@contextmanager
+def full_for(names: set[bytes]) -> Iterator[None]:
+    """Make changes of these files fail as on a full disk: when a new one takes its name, or one is removed."""
+
+    def refuse(plain: Callable[..., Any], entry: Any, *args: Any) -> Any:
+        if entry.name in names and not _is_back(*args):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return plain(entry, *args)
+
+    with around(points.NAME_FILE, refuse), around(points.REMOVE_FILE, refuse):
+        yield
 
 
-def no_exchange(error: int) -> AbstractContextManager[None]:
-    """Make each rename fail with this error, as on a system or file system that cannot exchange two files."""
-    return _renames(lambda n: error)
+def _is_back(name: Any) -> bool:
+    """Return whether the file that takes a name was there before."""
+    return isinstance(name, bytes) and name.endswith(b"-old")
 
 
-def _renames(error_of: Callable[[int], int | None]) -> AbstractContextManager[None]:
-    """Make renames fail with the error for their number, from 1; None lets a rename succeed."""
-    made: list[None] = []
-
-    def rename(plain: Callable[..., int], *args: Any) -> int:
-        made.append(None)
-        error = error_of(len(made))
-        return plain(*args) if error is None else error
-
-    return around(points.RENAME_FILE, rename)
+def no_links(error: int) -> AbstractContextManager[None]:
+    """Make each link fail with this error, as on a file system without hard links."""
+    return fails(points.LINK_FILE, OSError(error, os.strerror(error)))
 
 
-def as_a_file_is_replaced(act: Callable[[str], Any]) -> AbstractContextManager[None]:
+@contextmanager
+def as_a_file_is_replaced(act: Callable[[str], Any]) -> Iterator[None]:
     """Call a function once with the path of a file that was checked and is not changed yet."""
     waiting = [act]
 
-    def hide(plain: Callable[..., Any], entry: Any, *args: Any) -> Any:
+    def change(plain: Callable[..., Any], entry: Any, *args: Any) -> Any:
         if waiting:
             waiting.pop()(os.fsdecode(entry.path))
         return plain(entry, *args)
 
-    return around(points.HIDE_FILE, hide)
+    with around(points.HIDE_FILE, change), around(points.NAME_FILE, change):
+        yield
 
 
 def as_a_file_goes_back(act: Callable[[str], Any]) -> AbstractContextManager[None]:
     """Call a function each time before a file of another writer is put back; it receives the path."""
 
-    def give_back(plain: Callable[..., Any], entry: Any, *args: Any) -> Any:
-        act(os.fsdecode(entry.path))
-        return plain(entry, *args)
+    def give_back(plain: Callable[..., Any], entry: Any, name: bytes) -> Any:
+        if _is_back(name):
+            act(os.fsdecode(entry.path))
+        return plain(entry, name)
 
-    return around(points.GIVE_FILE_BACK, give_back)
-
-
-def as_two_files_are_exchanged(act: Callable[[], Any], time: int) -> AbstractContextManager[None]:
-    """Call a function before the exchange of two files with this number, from 1."""
-    made: list[None] = []
-
-    def rename(plain: Callable[..., int], *args: Any) -> int:
-        if points.is_exchange(args):
-            made.append(None)
-            if len(made) == time:
-                act()
-        return plain(*args)
-
-    return around(points.RENAME_FILE, rename)
+    return around(points.NAME_FILE, give_back)
 
 
 # -- other settings

@@ -124,15 +124,12 @@ RUN_RESTORE = Point("workspace.restore", "Restore.run")
 WRITE_FILE = Point("workspace.disk", "Place.put")
 REMOVE_FILE = Point("workspace.disk", "Place.remove")
 HIDE_FILE = Point("workspace.disk", "Place._hide")
-GIVE_FILE_BACK = Point("workspace.disk", "Place._put_item_back")
+NAME_FILE = Point("workspace.disk", "Place._take_name")
+"""The name is given to a new file, or back to one of another writer."""
 REMOVE_OLD_FILE = Point("workspace.disk", "remove_file")
-RENAME_FILE = Point("workspace.disk", "system_call")
-"""A rename by a system call that can exchange two files; it returns the number of the error, or 0."""
-
-
-def is_exchange(arguments: tuple[Any, ...]) -> bool:
-    """Return True if these arguments of `RENAME_FILE` exchange two files."""
-    return bool(arguments[-1] == importlib.import_module("agentgit.workspace.disk").EXCHANGE)
+RENAME_FILE = Point("workspace.disk", "os.rename")
+LINK_FILE = Point("workspace.disk", "os.link")
+"""The link that gives a file its name."""
 
 
 # -- limits and durations

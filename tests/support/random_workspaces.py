@@ -50,8 +50,9 @@ Manifest = dict[str, Stood]
 
 
 def manifest(root: Path) -> Manifest:
-    """List all paths below a directory; closed files and directories are opened for reading and closed again."""
-    return {os.path.relpath(path, root): stood for path, stood in _below(root)}
+    """List the paths below a directory, without what was moved aside; closed ones are opened for reading meanwhile."""
+    found = {os.path.relpath(path, root): stood for path, stood in _below(root)}
+    return {path: stood for path, stood in found.items() if not within(path, {".agentgit-aside"})}
 
 
 def _below(folder: Path) -> Iterator[tuple[Path, Stood]]:
