@@ -51,7 +51,10 @@ COLUMNS = "id, name, message, created_at, files_changed, metadata, kind, change_
 
 IS_HELD = "EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id)"
 
-IS_DELETABLE = f"paths IS NULL AND kind <> ? AND NOT {IS_HELD}"
+IS_LISTED = f"kind <> '{UNDO}'"
+"""Entries of the undo stack are not listed with the other snapshots."""
+
+IS_DELETABLE = f"{IS_LISTED} AND NOT {IS_HELD}"
 
 TREE, SETTINGS, GENERATION, PENDING = "tree", "settings", "generation", "pending"
 """Keys of `state`: the tree of the index, its settings, when it was stored, and the restore in progress."""
@@ -127,7 +130,7 @@ def join(folder: bytes, name: bytes) -> bytes:
 
 
 class CatalogRow(NamedTuple):
-    """A snapshot; of some paths only if it has `paths`."""
+    """A snapshot; `paths` are those that an entry of the undo stack restores, None for all."""
 
     snapshot: FileCheckpoint
     tree: str
@@ -170,23 +173,19 @@ class Catalog:
                 _save_index(db, index)
 
     def rows(self, *, limit: int | None = None) -> list[CatalogRow]:
-        return self._rows("WHERE paths IS NULL ORDER BY seq DESC LIMIT ?", -1 if limit is None else limit)
+        return self._rows(f"WHERE {IS_LISTED} ORDER BY seq DESC LIMIT ?", -1 if limit is None else limit)
 
     def undo_entries(self) -> list[CatalogRow]:
         """Return the snapshots on the undo stack, oldest first."""
         return self._rows("WHERE kind = ? ORDER BY seq", UNDO)
 
-    def partial(self) -> list[CatalogRow]:
-        """Return the snapshots of some paths that are not on the undo stack, oldest first."""
-        return self._rows("WHERE paths IS NOT NULL AND kind <> ? ORDER BY seq", UNDO)
-
     def deletable(self) -> list[CatalogRow]:
         """Return the snapshots of the workspace that no session and no undo stack needs, newest first."""
-        return self._rows(f"WHERE {IS_DELETABLE} ORDER BY seq DESC", UNDO)
+        return self._rows(f"WHERE {IS_DELETABLE} ORDER BY seq DESC")
 
     def count_deletable(self) -> int:
         with self._open() as db:
-            return int(db.execute(f"SELECT count(*) FROM snapshot WHERE {IS_DELETABLE}", (UNDO,)).fetchone()[0])  # noqa: S608
+            return int(db.execute(f"SELECT count(*) FROM snapshot WHERE {IS_DELETABLE}").fetchone()[0])  # noqa: S608
 
     def trees(self) -> list[str]:
         """Return the tree of each snapshot."""
@@ -195,8 +194,7 @@ class Catalog:
 
     def find(self, ref: str) -> list[CatalogRow]:
         """Return the snapshot with this id, or else the newest with this name, or else all whose id starts with it."""
-        whole = "paths IS NULL AND"
-        for where in ("id = ? LIMIT 1", f"{whole} name = ? ORDER BY seq DESC LIMIT 1", f"{whole} instr(id, ?) = 1"):
+        for where in ("id = ? LIMIT 1", "name = ? ORDER BY seq DESC LIMIT 1", "instr(id, ?) = 1"):
             if rows := self._rows(f"WHERE {where}", ref):
                 return rows
         return []
@@ -206,8 +204,8 @@ class Catalog:
 
     def find_by_tree(self, tree: str, left_out: LeftOutPaths) -> FileCheckpoint | None:
         """Return the newest snapshot with this tree and exactly these left-out paths that is not on the undo stack."""
-        where = "WHERE tree = ? AND left_out = ? AND paths IS NULL AND kind <> ? ORDER BY seq DESC LIMIT 1"
-        return next((row.snapshot for row in self._rows(where, tree, encode_left_out(left_out), UNDO)), None)
+        where = f"WHERE tree = ? AND left_out = ? AND {IS_LISTED} ORDER BY seq DESC LIMIT 1"
+        return next((row.snapshot for row in self._rows(where, tree, encode_left_out(left_out))), None)
 
     def _rows(self, clauses: str, *values: object) -> list[CatalogRow]:
         query = f"SELECT {COLUMNS}, {IS_HELD} FROM snapshot {clauses}"  # noqa: S608

@@ -20,7 +20,7 @@ from hashlib import sha256
 from io import FileIO
 
 from agentgit.workspace.locations import naming, require_not_moved
-from agentgit.workspace.objects import BLOB, PackWriter, object_id
+from agentgit.workspace.objects import BLOB, object_id
 from agentgit.workspace.trees import LINK_MODE, PLAIN_DIRECTORY, TreeEntry
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -60,9 +60,9 @@ class Disk:
         self._root, self._aside = root, os.path.join(root, ASIDE, aside)
         self.created: list[bytes] = []
 
-    def read_entry(self, path: bytes, writer: PackWriter | None = None) -> TreeEntry | None:
+    def read_entry(self, path: bytes) -> TreeEntry | None:
         with self.at(path) as place:
-            return None if place is None else _read_entry(place.parent, place.name, writer)
+            return None if place is None else place.look()
 
     def make_folder(self, path: bytes) -> None:
         """Create a directory and its parents; move aside anything else that is in the way."""
@@ -273,15 +273,11 @@ def entry_mode(status: os.stat_result) -> int:
     return LINK_MODE if stat.S_ISLNK(status.st_mode) else status.st_mode
 
 
-def _read_entry(parent: int, name: bytes, writer: PackWriter | None = None) -> TreeEntry | None:
+def _read_entry(parent: int, name: bytes) -> TreeEntry | None:
     try:
         status, data = read(parent, name)
     except FileNotFoundError:
         return None
     except PermissionError:
-        if writer is not None:
-            raise
         return TreeEntry(stat.S_IFREG)  # unknown contents must equal neither the old entry nor the new one
-    if data is None:
-        return TreeEntry(status.st_mode)
-    return TreeEntry(entry_mode(status), object_id(BLOB, data) if writer is None else writer.put(BLOB, data))
+    return TreeEntry(status.st_mode) if data is None else TreeEntry(entry_mode(status), object_id(BLOB, data))

@@ -18,11 +18,11 @@ from agentgit.next_steps import Next
 from agentgit.values import escape_path
 from agentgit.workspace.catalog import PATIENCE, PENDING, TREE, Catalog, CatalogRow, dump_paths, load_paths
 from agentgit.workspace.disk import ASIDE
-from agentgit.workspace.files import Captured, Files, selection
+from agentgit.workspace.files import Captured, Files
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, is_known, remember_storage
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import FileHistory
-from agentgit.workspace.values import Environment, FileCheckpoint, Options, Restored, escape_surrogates
+from agentgit.workspace.values import UNDO, Environment, FileCheckpoint, Options, Restored, escape_surrogates
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class CustomEnvironment:
         self.takes_safety = bool(getattr(environment, "takes_safety", False))
         """True if `restore` takes the safety snapshot itself, and returns its id as `safety`."""
 
-    def capture(self) -> Captured:
+    def capture(self, since: CatalogRow | None = None) -> Captured:
         with self._converting_errors("checkpoint"):
             return Captured(str(self._environment.checkpoint()))
 
@@ -180,20 +180,27 @@ class Engine:
     ) -> FileCheckpoint:
         """Take a snapshot. If `is_new` is False, return an existing one of the same files if there is one."""
         snapshot = new_snapshot(message, kind, name, metadata)
-        captured = self._files.capture() if self.custom is None else self.custom.capture()
-        snapshot = self._add(snapshot, captured, is_new=is_new)
+        snapshot = self._add(snapshot, self._capture(), is_new=is_new)
         self.catalog.set(POSITION, snapshot.id)
         self._prune(protected=())
         return snapshot
 
-    def save_paths(self, message: str, kind: str, paths: Sequence[bytes]) -> FileCheckpoint:
-        """Take a snapshot of the files at some paths, also excluded ones, or of their absence."""
-        captured = self._files.capture_paths(paths)
-        if captured.blocked:
-            raise InvalidInput(f"{os.fsdecode(captured.blocked[0])!r} is not a file; the undo stack keeps files only.")
-        return self._add(new_snapshot(message, kind), captured)
+    def save_entry(self, label: str, paths: tuple[bytes, ...] | None) -> FileCheckpoint:
+        """Take a snapshot for the undo stack, which restores some paths of it, or all."""
+        return self._add(new_snapshot(label, UNDO), self._capture(), paths, is_new=True)
 
-    def _add(self, snapshot: FileCheckpoint, captured: Captured, *, is_new: bool = False) -> FileCheckpoint:
+    def _capture(self) -> Captured:
+        current = self.catalog.get_row(self.catalog.get(POSITION)) or next(iter(self.catalog.rows(limit=1)), None)
+        return (self.custom or self._files).capture(current)
+
+    def _add(
+        self,
+        snapshot: FileCheckpoint,
+        captured: Captured,
+        paths: tuple[bytes, ...] | None = None,
+        *,
+        is_new: bool = False,
+    ) -> FileCheckpoint:
         """Add a snapshot to the catalog, unless there is one of the same files and no new one is wanted."""
         if not is_new and captured.index is not None:
             existing = self.catalog.find_by_tree(captured.tree, captured.left_out)
@@ -201,11 +208,9 @@ class Engine:
                 if captured.index.dirty:
                     self.catalog.store_index(captured.index)
                 return existing
-        snapshot = snapshot.with_left_out(captured.changed, captured.left_out)
-        row = CatalogRow(snapshot, captured.tree, captured.left_out, captured.paths)
-        self.catalog.add(row, index=captured.index)
-        if captured.paths is None:
-            self.notify(CREATED, snapshot)
+        snapshot = snapshot.with_left_out(captured.changed if paths is None else paths, captured.left_out)
+        self.catalog.add(CatalogRow(snapshot, captured.tree, captured.left_out, paths), index=captured.index)
+        self.notify(CREATED, snapshot)
         return snapshot
 
     def find(self, ref: str) -> CatalogRow | None:
@@ -253,11 +258,7 @@ class Engine:
         safety = new_snapshot(f"before restoring {ref}", SAFETY)
         if self.custom is not None:
             return self._restore_custom(self.custom, row, safety, paths)
-        if row.paths is None:
-            captured = self._files.capture()
-        else:
-            captured = self._files.capture_paths(selection(paths, row) or ())
-            paths = captured.paths
+        captured = self._capture()
         kept = self._files.kept(history, row, captured, paths) if history is not None else set[bytes]()
         safety = self._add(safety, captured)
         encoded = dump_paths(paths), dump_paths(kept)
@@ -269,9 +270,6 @@ class Engine:
             self._prune(protected=(safety.id, row.snapshot.id))
         assert done is not None  # noqa: S101 - both snapshots are in the catalog
         result = done[0]
-        if captured.blocked:
-            left = tuple((os.fsdecode(path), "it is no longer a file") for path in captured.blocked)
-            result = replace(result, conflicts=result.conflicts + left)
         if self.finished is not None and paths is None and not (result.restored or result.deleted):
             interrupted, _ = self.finished
             result = interrupted if interrupted.id == result.id else result
@@ -311,7 +309,7 @@ class Engine:
             raise
         if is_undo:
             self.catalog.remove([id])
-        elif row.paths is None:
+        else:
             self.catalog.set(POSITION, id)
         self.catalog.set(PENDING, "")
         self.notify(RESTORED, result)
@@ -342,8 +340,8 @@ class Engine:
             deleted.append(row)
         if deleted:
             self._free_space(len(deleted))
-        if listed := [row.snapshot for row in deleted if row.paths is None]:
-            self.notify(event, listed if event == PRUNED else listed[0])
+            snapshots = [row.snapshot for row in deleted]
+            self.notify(event, snapshots if event == PRUNED else snapshots[0])
 
     def _free_space(self, count: int) -> None:
         total = int(self.catalog.get(DROPPED) or 0) + count

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from agentgit.errors import Corrupt
 from agentgit.workspace.catalog import Catalog, CatalogRow, Index
 from agentgit.workspace.diff import Side, compare, decode_paths
 from agentgit.workspace.disk import Disk
@@ -24,9 +26,9 @@ from agentgit.workspace.left_out import (
 )
 from agentgit.workspace.locations import require_not_moved
 from agentgit.workspace.objects import Objects
-from agentgit.workspace.restore import FileHistory, Restore, plan_steps, select_changes
+from agentgit.workspace.restore import FileHistory, Restore, leaves, plan_steps, select_changes
 from agentgit.workspace.scan import Scan
-from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_directory, is_leaf, put_tree
+from agentgit.workspace.trees import Changes, Trees, is_directory, is_leaf
 from agentgit.workspace.values import Options, Restored, RestorePlan, WorkspaceDiff
 
 Chosen = tuple[bytes, ...] | None
@@ -37,25 +39,12 @@ MAX_FILE_SIZE = 100_000_000
 
 @dataclass(frozen=True)
 class Captured:
-    """The files as they are now, or only those at some paths; the files that changed, and the index.
-
-    `blocked` has the paths at which there is something else, or nothing can be created.
-    """
+    """The files as they are now, those that changed since another snapshot, and the index."""
 
     tree: str
     left_out: LeftOutPaths = field(default_factory=dict)
-    paths: Chosen = None
     changed: Collection[bytes] = ()
     index: Index | None = None
-    blocked: tuple[bytes, ...] = ()
-
-
-def selection(paths: Chosen, *rows: CatalogRow | None) -> Chosen:
-    """Return the paths that a verb is about: those that it names, and only those that its snapshots have."""
-    for row in rows:
-        if row is not None and row.paths is not None:
-            paths = tuple(path for path in row.paths if is_selected(paths, path))
-    return paths
 
 
 class Files:
@@ -63,43 +52,29 @@ class Files:
         self, settings: Options, objects: Objects, catalog: Catalog, outside: Callable[[], set[bytes]]
     ) -> None:
         self._settings, self.objects, self._catalog, self._outside = settings, objects, catalog, outside
-        self._root = os.fsencode(settings.workspace)
+        self._root, self._trees = os.fsencode(settings.workspace), Trees(objects)
         self.cached_index: Index | None = None
         """None to read it from the storage again."""
         IgnoreRules(self._root, settings.exclude_patterns)  # refuse invalid patterns now
 
     # -- capturing
 
-    def capture(self) -> Captured:
+    def capture(self, since: CatalogRow | None) -> Captured:
         """Store the files as they are now. The index is not stored yet."""
-        scan = self._store(self._catalog.load_index(self.cached_index))
-        self.cached_index = scan.index
-        assert scan.index.tree is not None  # noqa: S101 - a scan sets it
-        return Captured(scan.index.tree.hex(), scan.index.left_out(), None, scan.changed, scan.index)
+        index = self.cached_index = self._store(self._catalog.load_index(self.cached_index))
+        tree, changed = index.tree or b"", list[bytes]()
+        with suppress(Corrupt):  # what changed since a damaged snapshot is not known
+            changed = leaves(self._trees.differences(since and bytes.fromhex(since.tree), tree))
+        return Captured(tree.hex(), index.left_out(), changed, index)
 
-    def capture_paths(self, paths: Collection[bytes]) -> Captured:
-        """Store the files and links at some paths, also excluded ones, and the directories above them."""
-        disk, entries, blocked = Disk(self._root), dict[bytes, TreeEntry](), list[bytes]()
-        with self.objects.writing() as writer:
-            for path in paths:
-                above = {parent: entry for parent in parent_folders(path) if (entry := disk.read_entry(parent))}
-                entry = disk.read_entry(path, writer)
-                if (entry is not None and not entry.oid) or not all(one.is_directory for one in above.values()):
-                    blocked.append(path)
-                else:
-                    entries |= above | ({path: entry} if entry is not None else {})
-            tree = put_tree(writer, entries)
-            writer.named.add(tree)
-        return Captured(tree.hex(), {}, tuple(one for one in paths if one not in blocked), paths, None, tuple(blocked))
-
-    def _store(self, index: Index, only: Collection[bytes] | None = None) -> Scan:
+    def _store(self, index: Index, only: Collection[bytes] | None = None) -> Index:
         require_not_moved(self._root)
         with self.objects.writing() as writer:
             scan = Scan(self._settings, index, self._outside(), writer, only)
             scan.run()
             if scan.index.tree != index.tree and scan.index.tree is not None:
                 writer.named.add(scan.index.tree)
-        return scan
+        return scan.index
 
     def captures(self, path: bytes) -> bool:
         """Return whether snapshots have a file, as far as its path decides it."""
@@ -115,20 +90,20 @@ class Files:
     def _look(self) -> tuple[Index, Index]:
         """Store the contents of the files, but no snapshot; return the index of the last one, and that of now."""
         index = self.cached_index = self._catalog.load_index(self.cached_index)
-        return index, self._store(index).index
+        return index, self._store(index)
 
     def _changes(
         self, row: CatalogRow, now: bytes | None, left_out: LeftOutPaths, paths: Chosen
     ) -> tuple[Changes, list[bytes]]:
         """Return what restoring a snapshot changes, and the paths that it cannot reach."""
-        differences = self._inside(Trees(self.objects).differences(now, bytes.fromhex(row.tree)))
+        differences = self._inside(self._trees.differences(now, bytes.fromhex(row.tree)))
         return plan_steps(select_changes(differences, paths), row.left_out, left_out)
 
     def kept(self, history: FileHistory, row: CatalogRow, now: Captured, paths: Chosen) -> set[bytes]:
         """Return the paths that restoring a snapshot leaves as they are, because others changed them."""
         tree = bytes.fromhex(now.tree)
         changes, _ = self._changes(row, tree, now.left_out, paths)
-        return history.kept(changes, Trees(self.objects), self._tree_of, tree)
+        return history.kept(changes, self._trees, self._tree_of, tree)
 
     def _tree_of(self, snapshot: str) -> bytes | None:
         row = self._catalog.get_row(snapshot)
@@ -137,10 +112,10 @@ class Files:
     def plan(self, row: CatalogRow, paths: Chosen = None, history: FileHistory | None = None) -> RestorePlan:
         """Return what a restore would do; see `Workspace.plan_restore`."""
         last, index = self._look()
-        now, paths, trees = index.left_out(), selection(paths, row), Trees(self.objects)
+        now = index.left_out()
         changes, _ = self._changes(row, index.tree, now, paths)
         if history is not None and index.tree is not None:
-            kept = history.kept(changes, trees, self._tree_of, index.tree)
+            kept = history.kept(changes, self._trees, self._tree_of, index.tree)
             changes = {path: change for path, change in changes.items() if path not in kept}
         disk = Disk(self._root)
         left_out_now = [path for path in changes if containing_path(path, now) is not None]
@@ -152,7 +127,7 @@ class Files:
         if history is not None:
             changed, report = history.conflicts, report._replace(left=history.with_left(report.left))
         else:
-            changed = self._changed(trees, last, index)
+            changed = self._changed(last, index)
         return RestorePlan(
             row.snapshot.id,
             decode_paths(written),
@@ -164,11 +139,9 @@ class Files:
         )
 
     def _report(self, row: CatalogRow, now: LeftOutPaths, paths: Chosen) -> LeftOutReport:
-        """Return what a plan or a report says of paths that a snapshot of the workspace left out."""
-        if row.paths is not None:
-            return LeftOutReport()
-        find = partial(Trees(self.objects).entry, bytes.fromhex(row.tree))
-        return report_left_out(row.left_out, now, self._root, find, partial(is_selected, paths))
+        """Return what a plan or a report says of paths that a snapshot left out."""
+        find = partial(self._trees.entry, bytes.fromhex(row.tree))
+        return report_left_out(row.left_out, now, self._root, find, paths)
 
     def _impossible(self, changes: Changes, done: Collection[bytes]) -> tuple[tuple[str, str], ...]:
         self.objects.refresh()
@@ -183,16 +156,14 @@ class Files:
                 reasons[path] = "its directory cannot be written"
         return tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons))
 
-    def _changed(self, trees: Trees, old: Index, new: Index) -> list[bytes]:
+    def _changed(self, old: Index, new: Index) -> list[bytes]:
         """Return the paths of the files that differ from an index, and of changed paths that it left out."""
-        changes = self._inside(trees.differences(old.tree, new.tree))
-        files = [path for path, change in changes.items() if is_leaf(change.before) or is_leaf(change.after)]
+        changes = self._inside(self._trees.differences(old.tree, new.tree))
         left_out = compare_left_out(old.left_out(), new.left_out(), self._root)
-        return [*files, *(path for group in left_out for path in group)]
+        return [*leaves(changes), *(path for group in left_out for path in group)]
 
     def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Chosen) -> WorkspaceDiff:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""
-        paths = selection(paths, old, new)
         old_tree = bytes.fromhex(old.tree) if old is not None else None
         old_side = Side(old.snapshot.id if old else None, old.left_out if old else {})
         if new is not None:
@@ -200,7 +171,7 @@ class Files:
         else:
             _, now = self._look()
             new_tree, new_side, root = now.tree or b"", Side(None, now.left_out()), self._root
-        changes = select_changes(self._inside(Trees(self.objects).differences(old_tree, new_tree)), paths)
+        changes = select_changes(self._inside(self._trees.differences(old_tree, new_tree)), paths)
         return compare(old_side, new_side, changes, root, partial(is_selected, paths), self.objects.read)
 
     def _inside(self, changes: Changes) -> Changes:
@@ -250,7 +221,7 @@ class Files:
         if index.tree is not None:
             folders = {path for path, change in changes.items() if is_directory(change.after)}
             folders |= {path.rpartition(b"/")[0] for path in changes}
-            self.cached_index = self._store(index, folders).index
+            self.cached_index = self._store(index, folders)
             self._catalog.store_index(self.cached_index)
 
     # -- the store
@@ -259,7 +230,7 @@ class Files:
         """Remove stored objects that nothing needs, and return the number of bytes freed."""
         index = self._catalog.load_index(self.cached_index)
         needed = {bytes.fromhex(tree) for tree in trees} | ({index.tree} if index.tree is not None else set())
-        return self.objects.collect(needed, Trees(self.objects).reachable(needed))
+        return self.objects.collect(needed, self._trees.reachable(needed))
 
     def copy(self, source: Objects, trees: Collection[bytes]) -> None:
         with self.objects.writing() as writer:

@@ -131,15 +131,19 @@ def report_left_out(
     now: LeftOutPaths,
     root: bytes,
     find: Callable[[bytes], object],
-    is_included: Callable[[bytes], bool],
+    paths: tuple[bytes, ...] | None,
 ) -> LeftOutReport:
     """Compare the paths that a snapshot left out with the workspace; `find` returns an entry of the snapshot."""
     gone, changed, added = compare_left_out(snapshot, now, root)
     missing = {path: f"left out of the snapshot ({why})" for path, why in gone.items()}
     left = {path: f"changed since; left out of the snapshot ({why})" for path, why in changed.items()}
     left |= {path: f"added since; left out ({why})" for path, why in added.items() if find(path) is None}
+    for path in paths or ():
+        folder = next((one for one in parent_folders(path) if one in snapshot or one in now), None)
+        if folder is not None:
+            left[path] = f"in {os.fsdecode(folder)}, which is left out"
     found, kept = (
-        tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons) if is_included(path))
+        tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons) if is_selected(paths, path))
         for reasons in (missing, left)
     )
     return LeftOutReport(found, kept, _not_looked_into(snapshot, now))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -91,7 +91,7 @@ class FileHistory:
         kept = left if self._overwrites else left | both
         kept |= _blocked_by(kept, changes)
         self.left, self.conflicts, self.overwritten = (
-            _leaves(paths, changes) for paths in (left, kept - left, both - kept)
+            sorted(paths.intersection(leaves(changes))) for paths in (left, kept - left, both - kept)
         )
         return kept
 
@@ -136,8 +136,8 @@ def _blocked_by(kept: set[bytes], changes: Changes) -> set[bytes]:
     }
 
 
-def _leaves(paths: Iterable[bytes], changes: Changes) -> list[bytes]:
-    return sorted(path for path in paths if is_leaf(changes[path].before) or is_leaf(changes[path].after))
+def leaves(changes: Changes) -> list[bytes]:
+    return [path for path, change in changes.items() if is_leaf(change.before) or is_leaf(change.after)]
 
 
 class Restore:

@@ -46,7 +46,7 @@ BATCH, FEW, WORKERS = 128, 64, min(4, os.cpu_count() or 1)
 
 
 class Scan:
-    """One scan. Afterwards `index` is the new index, and `changed` has the paths of the files that changed."""
+    """One scan. Afterwards `index` is the new index."""
 
     def __init__(
         self, settings: Options, index: Index, outside: set[bytes], writer: PackWriter, only: Collection[bytes] | None
@@ -57,7 +57,6 @@ class Scan:
         stamp = repr((settings.exclude_patterns, settings.max_file_size, sorted(outside)))
         self._ways = None if only is None else {one for path in only for one in (path, *parent_folders(path))}
         self.index = replace(index, folders=dict(index.folders), settings=stamp, dirty=set(index.dirty))
-        self.changed: set[bytes] = set()
         self._candidates: dict[bytes, list[bytes]] = {}
         self._lock = threading.Lock()
         self._is_fresh = index.settings != stamp
@@ -120,10 +119,8 @@ class Scan:
         self.index.folders.pop(path, None)
         self._candidates.pop(path, None)
         self.index.dirty.add(path)
-        if (old := self._old.get(path)) is not None:
-            self.changed.update(join(path, name) for name in old.files)
-            for name in old.folders:
-                self._drop(join(path, name))
+        for name in self._old[path].folders if path in self._old else ():
+            self._drop(join(path, name))
 
     def _replace(self, path: bytes, folder: Folder) -> None:
         self.index.folders[path] = folder
@@ -179,7 +176,6 @@ class Scan:
                     candidates.append(name)
         if candidates:
             self._candidates[path] = candidates
-        self.changed.update(join(path, name) for name in files.keys() - new.files.keys())
         for name in known_folders.difference(new.folders):
             self._drop(join(path, name))
         return new
@@ -245,15 +241,13 @@ class Scan:
 
     def _enter_file(self, path: bytes, name: bytes, reading: Reading) -> None:
         folder = self.index.folders[path]
-        known = folder.files.pop(name, None)
+        folder.files.pop(name, None)
         if isinstance(reading, KnownFile):
             folder.files[name] = reading
         else:
             folder.stamp = None
             if reading is not None:
                 folder.left_out[name] = reading
-        if (known[1:] if known else None) != (reading[1:] if isinstance(reading, KnownFile) else None):
-            self.changed.add(join(path, name))
 
     # -- trees
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple, TypeGuard
 
 from agentgit.errors import Corrupt
-from agentgit.workspace.objects import TREE, Objects, PackWriter
+from agentgit.workspace.objects import Objects
 
 PLAIN_DIRECTORY = stat.S_IFDIR | 0o755
 
@@ -126,13 +126,3 @@ class Trees:
                         pending.append(entry.oid)
                     found.add(entry.oid)
         return found
-
-
-def put_tree(writer: PackWriter, entries: Mapping[bytes, TreeEntry]) -> bytes:
-    """Store a tree of entries by path, and return its id."""
-    folders = {b"": Entries(), **{path: Entries() for path, entry in entries.items() if entry.is_directory}}
-    for path in sorted(entries, key=len, reverse=True):  # what is in a directory comes before it
-        parent, _, name = path.rpartition(b"/")
-        oid = writer.put(TREE, encode_tree(folders[path])) if path in folders else entries[path].oid
-        folders[parent][name] = TreeEntry(entries[path].mode, oid)
-    return writer.put(TREE, encode_tree(folders[b""]))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from agentgit.errors import InvalidInput
 from agentgit.workspace.engine import PRUNED, Engine
-from agentgit.workspace.values import UNDO, FileCheckpoint, Restored
+from agentgit.workspace.values import FileCheckpoint, Restored
 
 
 class UndoStack:
@@ -26,19 +26,16 @@ class UndoStack:
 
         Args:
             label: The label of the entry, like `edit_file: a.txt`.
-            paths: The paths of the files, which need not exist; None for the whole workspace.
+            paths: The paths of files and directories, which need not exist; None for the whole workspace.
 
         Raises:
-            InvalidInput: A path is outside of the workspace or not a file.
-            Unavailable: A file cannot be read, or the storage cannot be written.
+            InvalidInput: A path is outside of the workspace.
+            Unavailable: The workspace cannot be read, or the storage cannot be written.
         """
         if isinstance(paths, str | bytes):
             raise InvalidInput(f"paths={paths!r} is one path; write paths=[{paths!r}].")
         with self._engine.locked():
-            if paths is None:
-                entry = self._engine.save(label, UNDO)
-            else:
-                entry = self._engine.save_paths(label, UNDO, list(self._resolve(paths)))
+            entry = self._engine.save_entry(label, None if paths is None else tuple(self._resolve(paths)))
             self._evict(self.max_snapshots)
             return entry.id
 
@@ -53,7 +50,7 @@ class UndoStack:
 
     @property
     def history(self) -> tuple[FileCheckpoint, ...]:
-        """The entries, oldest first. `message` is the label; `files_changed` has the paths of one of single files."""
+        """The entries, oldest first. `message` is the label; `files_changed` has its paths."""
         return tuple(row.snapshot for row in self._catalog.undo_entries())
 
     def clear(self) -> None:
@@ -84,15 +81,14 @@ class UndoStack:
             finished = self._engine.finished
             done = [finished[0]] if finished is not None and finished[1] else []
             while len(done) < n and (rows := self._catalog.undo_entries()):
-                done.append(self._engine.restore(rows[-1].snapshot.id, is_undo=True))
+                done.append(self._engine.restore(rows[-1].snapshot.id, paths=rows[-1].paths, is_undo=True))
             self._evict(self.max_snapshots)
         return tuple(done)
 
     def _evict(self, limit: int) -> None:
-        """Delete the oldest entries, and the oldest of what was saved before an undo, beyond a limit."""
-        for rows in (self._catalog.undo_entries(), self._catalog.partial()):
-            if excess := rows[: max(0, len(rows) - limit)]:
-                self._engine.delete(excess, PRUNED)
+        """Delete the oldest entries beyond a limit."""
+        rows = self._catalog.undo_entries()
+        self._engine.delete(rows[: max(0, len(rows) - limit)], PRUNED)
 
     def _resolve(self, paths: Iterable[str | os.PathLike[str]]) -> Iterator[bytes]:
         """Yield the paths of files and, where one is a symbolic link, the path that it leads to."""

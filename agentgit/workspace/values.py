@@ -89,8 +89,9 @@ class FileCheckpoint(JsonLike):
         name: The name that the user gave it, or None. Names need not be unique.
         message: The user's description of it.
         timestamp: The time at which it was taken, in UTC.
-        files_changed: The paths that differ from the previous snapshot, the first 1,000; of single files, their paths.
-        change_count: The number of files that differ from the previous snapshot.
+        files_changed: The paths that differ from the snapshot saved or restored before, the first 1,000; of an entry
+            of the undo stack, its paths.
+        change_count: The number of these paths.
         skipped: The paths that it leaves out, each with the reason.
         metadata: The metadata that the user gave it.
         kind: `manual`, `auto` (before a tool or at a checkpoint), `safety` (before a restore) or `undo`.

@@ -14,9 +14,8 @@ import small_disks
 
 from agentgit.errors import Corrupt, Unavailable
 from agentgit.workspace import objects
-from agentgit.workspace.left_out import parent_folders
-from agentgit.workspace.objects import BLOB, Objects
-from agentgit.workspace.trees import PLAIN_DIRECTORY, TreeEntry, Trees, put_tree
+from agentgit.workspace.objects import BLOB, TREE, Objects
+from agentgit.workspace.trees import PLAIN_DIRECTORY, TreeEntry, Trees, encode_tree
 
 
 @pytest.fixture(params=[True, False], ids=["git", "directory"])
@@ -27,11 +26,21 @@ def store(request, tmp_path) -> Objects:
 def write(store, files):
     """Store a tree of files with their contents, and return its id."""
     with store.writing() as writer:
-        entries = {path: TreeEntry(stat.S_IFREG | 0o600, writer.put(BLOB, data)) for path, data in files.items()}
-        entries |= dict.fromkeys({one for path in files for one in parent_folders(path)}, TreeEntry(PLAIN_DIRECTORY))
-        tree = put_tree(writer, entries)
+        tree = put_tree(writer, files)
         writer.named.add(tree)
     return tree
+
+
+def put_tree(writer, files):
+    names = {path.partition(b"/")[0] for path in files}
+    entries = {}
+    for name in names:
+        below = {path[len(name) + 1 :]: data for path, data in files.items() if path.startswith(name + b"/")}
+        if below:
+            entries[name] = TreeEntry(PLAIN_DIRECTORY, put_tree(writer, below))
+        else:
+            entries[name] = TreeEntry(stat.S_IFREG | 0o600, writer.put(BLOB, files[name]))
+    return writer.put(TREE, encode_tree(entries))
 
 
 def read(store, tree):
