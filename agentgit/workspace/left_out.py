@@ -22,7 +22,9 @@ from agentgit.workspace.values import MAX_NAMED, some
 EXCLUDED, UNREADABLE = "excluded", "cannot be read"
 """Reasons: by a rule, and by a lack of permission."""
 
-HEAD, STASH, BRANCHES, REFS = "HEAD", "stash", "ref: refs/heads/", (b"heads", b"tags")
+REFS = {"refs/heads/": "", "refs/tags/": "tag ", "refs/stash": "stash"}
+"""The refs that are recorded, by the start of their names, which is replaced in a report."""
+
 STAMPED = ("config", "hooks", "reftable")
 """What is recorded by its time of change only."""
 
@@ -182,18 +184,13 @@ def git_state(path: bytes) -> str:
     """Return the state of a `.git`, or of the directory that it names, as JSON. What cannot be read is not in it."""
     own = path if os.path.isdir(path) else os.path.join(os.path.dirname(path), _line(path).removeprefix(b"gitdir: "))
     folder = os.path.join(own, _line(own, b"commondir"))
-    state = {HEAD: _read(own, b"HEAD").strip().removeprefix(BRANCHES)}
-    for line in _read(folder, b"packed-refs").splitlines():
-        oid, _space, ref = line.partition(" ")
-        if ref.startswith(("refs/heads/", "refs/tags/")):
-            state[ref] = oid[:12]
-    for kind in REFS:
-        for parent, _folders, files in os.walk(os.path.join(folder, b"refs", kind)):
-            for file in files:
-                path = os.path.relpath(os.path.join(parent, file), folder)
-                if not file.endswith(b".lock"):
-                    state[os.fsdecode(path)] = _read(folder, path).strip()[:12]
-    state[STASH] = str(_read(folder, b"logs/refs/stash").count("\n"))
+    lines = (line.partition(" ") for line in _read(folder, b"packed-refs").splitlines())
+    state = {ref: oid for oid, _space, ref in lines if ref.startswith(tuple(REFS))}
+    for parent, _folders, files in os.walk(os.path.join(folder, b"refs")):
+        for ref in (os.fsdecode(os.path.relpath(os.path.join(parent, file), folder)) for file in files):
+            if ref.startswith(tuple(REFS)) and not ref.endswith(".lock"):
+                state[ref] = _read(folder, os.fsencode(ref)).strip()
+    state["HEAD"] = _read(own, b"HEAD").strip()
     for name in STAMPED:
         with suppress(OSError):
             state[name] = str(os.lstat(os.path.join(folder, os.fsencode(name))).st_mtime_ns)
@@ -203,23 +200,18 @@ def git_state(path: bytes) -> str:
 def git_moves(before: str, after: str) -> Iterator[str]:
     old, new = json.loads(before), json.loads(after)
     for key in sorted(old.keys() | new.keys()):
-        was, now = old.get(key), new.get(key)
-        name = escape_path(key.removeprefix("refs/heads/").replace("refs/tags/", "tag ", 1))
-        if was == now:
-            continue
-        if key in STAMPED:
-            yield f"{name} changed"
-        elif key == STASH:
-            yield f"{count(int(now), 'stash')} instead of {was}"
-        elif was is None or now is None:
-            yield f"{name} {'deleted' if now is None else 'created'}"
-        else:
-            yield f"{name} moved from {_short(was)} to {_short(now)}"
+        was, now = (_short(state.get(key, "")) for state in (old, new))
+        if old.get(key) != new.get(key):
+            how = f"moved from {was} to {now}" if was and now else "created" if now else "deleted"
+            yield f"{_short(key)} {'changed' if key in STAMPED else how}"
 
 
-def _short(target: str) -> str:
-    is_commit = len(target) >= 12 and not target.strip("0123456789abcdef")
-    return target[:7] if is_commit else escape_path(target)
+def _short(text: str) -> str:
+    """Return the short name of a ref, or the short form of an object id."""
+    text = text.removeprefix("ref: ")
+    start = next((start for start in REFS if text.startswith(start)), "")
+    is_commit = len(text) >= 40 and not text.strip("0123456789abcdef")
+    return text[:7] if is_commit else escape_path(REFS.get(start, "") + text.removeprefix(start))
 
 
 def _line(*path: bytes) -> bytes:

@@ -310,7 +310,7 @@ IN_GIT = {
     "a new branch": ("git checkout -q -b topic", r"\.git: HEAD moved from main to topic, topic created"),
     "a commit": (f"{GIT} commit -q --allow-empty -m more", r"\.git: main moved from [0-9a-f]{7} to [0-9a-f]{7}"),
     "a tag": ("git tag v1", r"\.git: tag v1 created"),
-    "a stash": (f"echo more >> kept.txt && {GIT} stash -q", r"\.git: 1 stash instead of 0"),
+    "a stash": (f"echo more >> kept.txt && {GIT} stash -q", r"\.git: stash created"),
     "a planted hook": ("touch .git/hooks/pre-commit", r"\.git: hooks changed"),
     "nothing": ("true", NOT_LOOKED_INTO),
 }
