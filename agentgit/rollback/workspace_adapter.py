@@ -74,7 +74,8 @@ class WorkspaceAdapter:
     def outside(self, tool_name: str, effect: str, args: Mapping[str, Any]) -> list[str]:
         """Return the paths that a tool call may have changed, and that are not in the workspace."""
         modified = None if self.is_custom else paths_of(tool_name, effect, args)
-        return [path for path in modified or () if not self._candidate_paths(path)]
+        candidates = {path: map(os.path.realpath, self._candidate_paths(path)) for path in modified or ()}
+        return [path for path, real in candidates.items() if not any(map(self.engine.paths.holds, real))]
 
     def back_up(self, tool_name: str, effect: str, args: Mapping[str, Any]) -> None:
         """Save the files of the workspace that a tool call is about to change on the undo stack."""

@@ -116,7 +116,8 @@ class Engine:
 
     def leave_out(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         """Never capture, restore or delete these files from now on. Paths outside the workspace are ignored."""
-        new = {os.fsdecode(self.paths.relative(path)) for path in paths if self.paths.holds(path)}
+        real = [os.path.realpath(os.path.join(self.root, path)) for path in paths]
+        new = {os.fsdecode(self.paths.relative(path)) for path in real if self.paths.holds(path)}
         old = set(json.loads(self.catalog.get(NOT_OURS) or "[]"))
         if not new <= old:
             with self.locked():

@@ -126,38 +126,25 @@ class WorkspacePaths:
         self._root = root
 
     def relative_paths(self, paths: Paths) -> tuple[bytes, ...] | None:
-        """Return paths relative to the workspace, without following links in it."""
         if paths is None:
             return None
         if isinstance(paths, str | bytes | os.PathLike):
             raise InvalidInput("paths must be a list of paths; write [path] for one.")
-        return tuple(self._relative_as_written(path) for path in paths)
-
-    def _relative_as_written(self, path: str | os.PathLike[str]) -> bytes:
-        """Return a path relative to the workspace, even if it is absolute and reaches the workspace through a link."""
-        ancestor = absolute = self._absolute_path(path)
-        while ancestor != os.path.dirname(ancestor):
-            if ancestor == self._root or os.path.realpath(ancestor) == self._root:
-                return b"" if ancestor == absolute else os.fsencode(os.path.relpath(absolute, ancestor))
-            ancestor = os.path.dirname(ancestor)
-        return self.relative(path)
-
-    def _absolute_path(self, path: str | os.PathLike[str]) -> str:
-        with suppress(TypeError, UnicodeEncodeError):
-            text = os.fsdecode(path)
-            if text and b"\0" not in os.fsencode(text):
-                return os.path.normpath(os.path.join(self._root, text))
-        raise InvalidInput(f"{path!r} is not the path of a file.")
+        return tuple(map(self.relative, paths))
 
     def relative(self, path: str | os.PathLike[str]) -> bytes:
-        """Return a path relative to the workspace, without following a link at its end."""
-        absolute = self._absolute_path(path)
-        real = os.path.join(os.path.realpath(os.path.dirname(absolute)), os.path.basename(absolute))
-        if absolute == self._root:
-            return b""
-        if not real.startswith(self._root + os.sep):
-            raise InvalidInput(f"{os.fspath(path)!r} is outside the workspace {self._root}.")
-        return os.fsencode(os.path.relpath(real, self._root))
+        """Return a path relative to the workspace; links to the workspace are followed, those in it are not."""
+        data = b""
+        with suppress(TypeError, UnicodeEncodeError):
+            data = os.fsencode(path)
+        if not data or b"\0" in data:
+            raise InvalidInput(f"{path!r} is not the path of a file.")
+        ancestor = absolute = os.path.normpath(os.path.join(self._root, os.fsdecode(data)))
+        while os.path.realpath(ancestor) != self._root:
+            if ancestor == os.path.dirname(ancestor):
+                raise InvalidInput(f"{os.fsdecode(data)!r} is outside the workspace {self._root}.")
+            ancestor = os.path.dirname(ancestor)
+        return b"" if ancestor == absolute else os.fsencode(os.path.relpath(absolute, ancestor))
 
     def holds(self, path: str | os.PathLike[str]) -> bool:
         try:

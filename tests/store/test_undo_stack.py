@@ -250,6 +250,7 @@ def test_every_spelling_of_a_path_in_the_workspace_is_accepted(work, stack):
         "folder/real",
         "link",
         "new\nline",
+        "way/c",
     )
     (work / "link").write_text("after")
     (work / os.fsdecode(b"caf\xe9")).write_text("new")
