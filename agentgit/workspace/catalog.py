@@ -121,6 +121,9 @@ class Index:
     folders: dict[bytes, Folder] = field(default_factory=dict)
     dirty: set[bytes] = field(default_factory=set)
 
+    def files(self) -> list[bytes]:
+        return [join(path, name) for path, folder in self.folders.items() for name in folder.files]
+
     def left_out(self) -> dict[bytes, LeftOut]:
         return {join(path, name): one for path, folder in self.folders.items() for name, one in folder.left_out.items()}
 

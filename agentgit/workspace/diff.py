@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from agentgit.values import escape_path
-from agentgit.workspace.left_out import LeftOutPaths, compare_left_out, containing_path
+from agentgit.workspace.left_out import LeftOutPaths, compare_left_out, containing_path, is_selected
 from agentgit.workspace.trees import Changes, TreeChange, is_leaf
 from agentgit.workspace.values import WorkspaceDiff
 
@@ -32,7 +32,7 @@ def compare(
     new: Side,
     changes: Changes,
     root: bytes | None,
-    is_included: Callable[[bytes], bool],
+    selected: tuple[bytes, ...] | None,
     read: Callable[[bytes], bytes],
 ) -> WorkspaceDiff:
     """Compare two snapshots; `root` is the workspace if the new side is its current files."""
@@ -50,8 +50,8 @@ def compare(
             (modified if before and after else added if after else deleted).add(path)
             lines.extend(_diff_lines(path, TreeChange(before, after), read))
     for paths, group in zip((deleted, modified, added), groups, strict=True):
-        paths.update(filter(is_included, group))
-    reasons = {path: why for group in groups for path, why in group.items() if is_included(path)}
+        paths.update(path for path in group if is_selected(selected, path))
+    reasons = {path: why for group in groups for path, why in group.items() if is_selected(selected, path)}
     lines += [f"{escape_path(path)} is not compared: left out ({reasons[path]})\n" for path in sorted(reasons)]
     return WorkspaceDiff(
         old.id, new.id, decode_paths(added), decode_paths(modified), decode_paths(deleted), "".join(lines)

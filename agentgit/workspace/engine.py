@@ -260,7 +260,7 @@ class Engine:
         if self.custom is not None:
             return self._restore_custom(self.custom, row, safety, paths)
         captured = self._capture()
-        kept = self._files.kept(history, row, captured, paths) if history is not None else set[bytes]()
+        kept = self._files.kept(history, row, captured, paths)
         safety = self._add(safety, captured)
         encoded = dump_paths(paths), dump_paths(kept)
         pending = json.dumps([row.snapshot.id, safety.id, secrets.token_hex(8), *encoded, is_undo])

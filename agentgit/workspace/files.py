@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agentgit.errors import Corrupt
@@ -61,11 +61,19 @@ class Files:
 
     def capture(self, since: CatalogRow | None) -> Captured:
         """Store the files as they are now. The index is not stored yet."""
-        index = self.cached_index = self._store(self._catalog.load_index(self.cached_index))
-        tree, changed = index.tree or b"", list[bytes]()
+        _, now = self._look()
+        self.cached_index, changed = now.index, list[bytes]()
+        if since is None and now.index is not None:
+            return replace(now, changed=now.index.files())
         with suppress(Corrupt):  # what changed since a damaged snapshot is not known
-            changed = leaves(self._trees.differences(since and bytes.fromhex(since.tree), tree))
-        return Captured(tree.hex(), index.left_out(), changed, index)
+            changed = leaves(self._differences(since, now))
+        return replace(now, changed=changed)
+
+    def _look(self) -> tuple[Index, Captured]:
+        """Store the contents of the files, but no snapshot; return the index of the last one, and the files."""
+        last = self.cached_index = self._catalog.load_index(self.cached_index)
+        index = self._store(last)
+        return last, Captured((index.tree or b"").hex(), index.left_out(), index=index)
 
     def _store(self, index: Index, only: Collection[bytes] | None = None) -> Index:
         require_not_moved(self._root)
@@ -87,23 +95,25 @@ class Files:
 
     # -- comparing
 
-    def _look(self) -> tuple[Index, Index]:
-        """Store the contents of the files, but no snapshot; return the index of the last one, and that of now."""
-        index = self.cached_index = self._catalog.load_index(self.cached_index)
-        return index, self._store(index)
+    def _differences(self, before: Captured | CatalogRow | None, after: Captured | CatalogRow) -> Changes:
+        """Return what differs, without paths that do not belong to the workspace; an older snapshot may have some."""
+        first, outside = bytes.fromhex(before.tree) if before is not None else None, self._outside()
+        changes = self._trees.differences(first, bytes.fromhex(after.tree))
+        return {path: change for path, change in changes.items() if path not in outside}
 
     def _changes(
-        self, row: CatalogRow, now: bytes | None, left_out: LeftOutPaths, paths: Chosen
+        self, row: CatalogRow, now: Captured | CatalogRow, paths: Chosen, kept: Collection[bytes] = ()
     ) -> tuple[Changes, list[bytes]]:
         """Return what restoring a snapshot changes, and the paths that it cannot reach."""
-        differences = self._inside(self._trees.differences(now, bytes.fromhex(row.tree)))
-        return plan_steps(select_changes(differences, paths), row.left_out, left_out)
+        changes = select_changes(self._differences(now, row), paths)
+        changes, unreachable = plan_steps(changes, row.left_out, now.left_out)
+        return {path: change for path, change in changes.items() if path not in kept}, unreachable
 
-    def kept(self, history: FileHistory, row: CatalogRow, now: Captured, paths: Chosen) -> set[bytes]:
+    def kept(self, history: FileHistory | None, row: CatalogRow, now: Captured, paths: Chosen) -> set[bytes]:
         """Return the paths that restoring a snapshot leaves as they are, because others changed them."""
-        tree = bytes.fromhex(now.tree)
-        changes, _ = self._changes(row, tree, now.left_out, paths)
-        return history.kept(changes, self._trees, self._tree_of, tree)
+        if history is None:
+            return set()
+        return history.kept(self._changes(row, now, paths)[0], self._trees, self._tree_of, bytes.fromhex(now.tree))
 
     def _tree_of(self, snapshot: str) -> bytes | None:
         row = self._catalog.get_row(snapshot)
@@ -111,23 +121,19 @@ class Files:
 
     def plan(self, row: CatalogRow, paths: Chosen = None, history: FileHistory | None = None) -> RestorePlan:
         """Return what a restore would do; see `Workspace.plan_restore`."""
-        last, index = self._look()
-        now = index.left_out()
-        changes, _ = self._changes(row, index.tree, now, paths)
-        if history is not None and index.tree is not None:
-            kept = history.kept(changes, self._trees, self._tree_of, index.tree)
-            changes = {path: change for path, change in changes.items() if path not in kept}
+        last, now = self._look()
+        changes, _ = self._changes(row, now, paths, self.kept(history, row, now, paths))
         disk = Disk(self._root)
-        left_out_now = [path for path in changes if containing_path(path, now) is not None]
+        left_out_now = [path for path in changes if containing_path(path, now.left_out) is not None]
         done = {path for path in left_out_now if disk.read_entry(path) == changes[path].after}
         written = [path for path, change in changes.items() if is_leaf(change.after) and path not in done]
         deleted = [path for path, change in changes.items() if is_leaf(change.before) and not is_leaf(change.after)]
-        aside = [path for path in paths_in_the_way(now, changes) if path not in done]
-        report = self._report(row, {path: one for path, one in now.items() if path not in aside}, paths)
+        aside = [path for path in paths_in_the_way(now.left_out, changes) if path not in done]
+        report = self._report(row, now, aside, paths)
         if history is not None:
             changed, report = history.conflicts, report._replace(left=history.with_left(report.left))
         else:
-            changed = self._changed(last, index)
+            changed = self._changed(last, now)
         return RestorePlan(
             row.snapshot.id,
             decode_paths(written),
@@ -138,10 +144,13 @@ class Files:
             **report._asdict(),
         )
 
-    def _report(self, row: CatalogRow, now: LeftOutPaths, paths: Chosen) -> LeftOutReport:
+    def _report(
+        self, row: CatalogRow, now: Captured | CatalogRow, aside: Collection[bytes], paths: Chosen
+    ) -> LeftOutReport:
         """Return what a plan or a report says of paths that a snapshot left out."""
+        left_out = {path: one for path, one in now.left_out.items() if path not in aside}
         find = partial(self._trees.entry, bytes.fromhex(row.tree))
-        return report_left_out(row.left_out, now, self._root, find, paths)
+        return report_left_out(row.left_out, left_out, self._root, find, paths)
 
     def _impossible(self, changes: Changes, done: Collection[bytes]) -> tuple[tuple[str, str], ...]:
         self.objects.refresh()
@@ -156,28 +165,19 @@ class Files:
                 reasons[path] = "its directory cannot be written"
         return tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons))
 
-    def _changed(self, old: Index, new: Index) -> list[bytes]:
+    def _changed(self, last: Index, now: Captured) -> list[bytes]:
         """Return the paths of the files that differ from an index, and of changed paths that it left out."""
-        changes = self._inside(self._trees.differences(old.tree, new.tree))
-        left_out = compare_left_out(old.left_out(), new.left_out(), self._root)
-        return [*leaves(changes), *(path for group in left_out for path in group)]
+        before = Captured(last.tree.hex()) if last.tree is not None else None
+        left_out = compare_left_out(last.left_out(), now.left_out, self._root)
+        return [*leaves(self._differences(before, now)), *(path for group in left_out for path in group)]
 
     def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Chosen) -> WorkspaceDiff:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""
-        old_tree = bytes.fromhex(old.tree) if old is not None else None
-        old_side = Side(old.snapshot.id if old else None, old.left_out if old else {})
-        if new is not None:
-            new_tree, new_side, root = bytes.fromhex(new.tree), Side(new.snapshot.id, new.left_out), None
-        else:
-            _, now = self._look()
-            new_tree, new_side, root = now.tree or b"", Side(None, now.left_out()), self._root
-        changes = select_changes(self._inside(self._trees.differences(old_tree, new_tree)), paths)
-        return compare(old_side, new_side, changes, root, partial(is_selected, paths), self.objects.read)
-
-    def _inside(self, changes: Changes) -> Changes:
-        """Return the changes without paths that do not belong to the workspace; an older snapshot may contain some."""
-        outside = self._outside()
-        return {path: change for path, change in changes.items() if path not in outside}
+        after, root = (new, None) if new is not None else (self._look()[1], self._root)
+        changes = select_changes(self._differences(old, after), paths)
+        old_side = Side(old.snapshot.id, old.left_out) if old is not None else Side(None, {})
+        new_side = Side(new.snapshot.id if new is not None else None, after.left_out)
+        return compare(old_side, new_side, changes, root, paths, self.objects.read)
 
     # -- restoring
 
@@ -192,14 +192,12 @@ class Files:
         is_resumed: bool,
     ) -> Restored:
         """Change the files from one snapshot, of what is there now, to another, and update the index."""
-        changes, unreachable = self._changes(row, bytes.fromhex(safety.tree), safety.left_out, paths)
-        changes = {path: change for path, change in changes.items() if path not in kept}
+        changes, unreachable = self._changes(row, safety, paths, kept)
         disk = Disk(self._root, os.fsencode(aside))
         restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
         restore.run()
         self._update_index(changes)
-        moved = set(paths_in_the_way(safety.left_out, changes))
-        report = self._report(row, {path: one for path, one in safety.left_out.items() if path not in moved}, paths)
+        report = self._report(row, safety, set(paths_in_the_way(safety.left_out, changes)), paths)
         return Restored(
             row.snapshot.id,
             safety.snapshot.id,

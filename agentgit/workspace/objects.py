@@ -17,7 +17,7 @@ from hashlib import sha1
 from itertools import pairwise
 from typing import BinaryIO
 
-from agentgit.errors import Corrupt
+from agentgit.errors import Corrupt, Unavailable
 from agentgit.workspace.locations import naming
 
 TREE, BLOB = 2, 3
@@ -89,6 +89,10 @@ class Pack:
                 file.seek(offset)
                 yield oid, file.read(length)
 
+    @property
+    def is_small(self) -> bool:
+        return os.stat(self.path + ".pack").st_size < SMALL_PACK
+
     def remove(self) -> None:
         """Delete the files, the index first: git ignores a pack without an index."""
         for suffix in (".idx", ".rev", ".pack"):
@@ -105,6 +109,7 @@ class PackWriter:
         self.named = set[bytes]()
         """The trees that get a ref, so that git keeps them."""
         self._opened: tuple[BinaryIO, str] | None = None
+        self.path = ""
         self._offset = HEADER.size
 
     def has(self, oid: bytes) -> bool:
@@ -127,10 +132,10 @@ class PackWriter:
         self._entries[oid] = (self._offset, zlib.crc32(raw))
         self._offset += len(raw)
 
-    def finish(self) -> str:
-        """Flush the pack to the disk, then make it visible; return the name of its index."""
+    def finish(self) -> None:
+        """Flush the pack to the disk, then make it visible."""
         if self._opened is None:
-            return ""
+            return
         (file, path), folder = self._opened, self._folder
         file.seek(0)
         file.write(HEADER.pack(b"PACK", 2, len(self._entries)))
@@ -140,19 +145,18 @@ class PackWriter:
             hasher.update(chunk)
         file.write(hasher.digest())
         _flush(file)
-        name = os.path.join(folder, f"pack-{hasher.hexdigest()}")
         file.close()
-        os.rename(path, f"{name}.pack")
+        self.path = os.path.join(folder, f"pack-{hasher.hexdigest()}")
+        os.rename(path, f"{self.path}.pack")
         with open(path, "wb") as index:
             index.write(self._index(hasher.digest()))
             _flush(index)
-        os.rename(path, f"{name}.idx")
+        os.rename(path, f"{self.path}.idx")
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        return f"{os.path.basename(name)}.idx"
 
     def _index(self, checksum: bytes) -> bytes:
         entries = sorted(self._entries.items())
@@ -201,11 +205,11 @@ class Objects:
         return any(oid in pack.places for pack in self._packs.values())
 
     @contextmanager
-    def writing(self) -> Iterator[PackWriter]:
+    def writing(self, is_stored: Callable[[bytes], bool] | None = None) -> Iterator[PackWriter]:
         """Write objects; they are stored when the block ends, all or none."""
         with naming(self.folder):
             self.refresh()
-            writer = PackWriter(self.pack_folder, self.__contains__)
+            writer = PackWriter(self.pack_folder, is_stored or self.__contains__)
             try:
                 yield writer
                 writer.finish()
@@ -248,33 +252,22 @@ class Objects:
             refs = os.path.join(self.folder, REFS)
             for name in set(os.listdir(refs) if self._is_repository else ()).difference(tree.hex() for tree in trees):
                 os.unlink(os.path.join(refs, name))
-            wasteful: dict[str, tuple[Pack, set[bytes]]] = {}
-            for name, pack in self._packs.items():
-                kept = needed & pack.places.keys()
-                if not pack.places:  # its index is damaged
-                    continue
-                if not kept:  # first, because it needs no free space
-                    pack.remove()
-                elif len(kept) < len(pack.places) or os.stat(pack.path + ".pack").st_size < SMALL_PACK:
-                    wasteful[name] = pack, kept
-            if len(wasteful) > 1 or any(len(kept) < len(pack.places) for pack, kept in wasteful.values()):
-                self._rewrite(wasteful)
+            packs = {pack: needed & pack.places.keys() for pack in self._packs.values() if pack.places}
+            for pack in [pack for pack in packs if not packs[pack]]:  # first, because it needs no free space
+                pack.remove()
+                del packs[pack]
+            wasteful = {pack: kept for pack, kept in packs.items() if len(kept) < len(pack.places) or pack.is_small}
+            if len(wasteful) > 1 or any(len(kept) < len(pack.places) for pack, kept in wasteful.items()):
+                with suppress(Unavailable):  # without space for a copy of what is needed, all stays
+                    with self.writing(lambda _: False) as writer:
+                        for pack, kept in wasteful.items():
+                            for packed in pack.read(kept):
+                                writer.put_packed(*packed)
+                    for pack in wasteful:
+                        if pack.path != writer.path:  # equal if a kill left the same objects in several packs
+                            pack.remove()
             self.refresh()
             return max(0, before - self._disk_usage())
-
-    def _rewrite(self, wasteful: dict[str, tuple[Pack, set[bytes]]]) -> None:
-        """Copy what is needed into one pack; without space for it, all stays."""
-        writer = PackWriter(self.pack_folder, lambda _: False)
-        try:
-            for pack, kept in wasteful.values():
-                for packed in pack.read(kept):
-                    writer.put_packed(*packed)
-            wasteful.pop(writer.finish(), None)  # equal to one of them if a kill left the same objects in several
-        except OSError:
-            writer.abandon()
-            return
-        for pack, _ in wasteful.values():
-            pack.remove()
 
     def _disk_usage(self) -> int:
         names = os.listdir(self.pack_folder)

@@ -41,8 +41,8 @@ CAPTURED = (stat.S_IFREG, stat.S_IFLNK)
 MAX_PATH, MAX_DEPTH = 3800, 200
 """The maximum length of the absolute path of a directory, and of directories in one another."""
 
-BATCH, FEW, WORKERS = 128, 64, min(4, os.cpu_count() or 1)
-"""The files that a thread reads at once; the files up to which there are no threads; the threads."""
+BATCH, WORKERS = 128, min(4, os.cpu_count() or 1)
+"""The files that a thread reads at once, and the threads."""
 
 
 class Scan:
@@ -192,12 +192,8 @@ class Scan:
 
     def _read_candidates(self, root: int) -> None:
         """Read the changed files, many of them in threads: reading, hashing and compressing release Python's lock."""
-        read = partial(self._read_batch, root)
-        if sum(map(len, self._candidates.values())) <= FEW:
-            list(map(read, self._batches()))
-            return
         with ThreadPoolExecutor(WORKERS) as pool:
-            list(pool.map(read, self._batches()))
+            list(pool.map(partial(self._read_batch, root), self._batches()))
 
     def _batches(self) -> Iterator[tuple[bytes, list[bytes]]]:
         for path, candidates in self._candidates.items():
