@@ -24,7 +24,7 @@ import ormsgpack
 
 from agentgit.errors import Unavailable
 from agentgit.workspace.left_out import LeftOut, LeftOutPaths, decode_left_out, encode_left_out
-from agentgit.workspace.locations import naming
+from agentgit.workspace.locations import exclusive_lock, naming
 from agentgit.workspace.values import UNDO, FileCheckpoint
 
 FORMAT = 3
@@ -149,8 +149,9 @@ class Catalog:
         self._finalizer: Callable[[], object] | None = None
         with naming(path):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        with self._open() as db:
-            _use_wal(db)
+        # SQLite's own timeout does not apply to the pragma.
+        with exclusive_lock(f"{path}-opening", timeout=PATIENCE, description=path), self._open() as db:
+            db.execute("PRAGMA journal_mode=WAL")
             is_new = db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
             if not is_new and db.execute("PRAGMA user_version").fetchone() != (FORMAT,):
                 raise Unavailable(
@@ -330,16 +331,3 @@ def _catalog_row(
     skipped = tuple((os.fsdecode(path), one.why) for path, one in left_out.items())
     snapshot = FileCheckpoint(id, name, message, at, files, json.loads(metadata), kind, bool(is_held), count, skipped)
     return CatalogRow(snapshot, tree, left_out, load_paths(paths))
-
-
-def _use_wal(db: sqlite3.Connection) -> None:
-    """Let readers and a writer work at the same time; SQLite's own timeout does not apply to this pragma."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)

@@ -49,28 +49,24 @@ class CustomEnvironment:
         """True if `restore` takes the safety snapshot itself, and returns its id as `safety`."""
 
     def capture(self, since: CatalogRow | None = None) -> Captured:
-        with self._converting_errors("checkpoint"):
-            return Captured(str(self._environment.checkpoint()))
+        return Captured(str(self._call("checkpoint")))
 
     def restore(self, id: str, tree: str) -> Restored:
         """Restore a snapshot; `safety` of the result is the snapshot that the environment itself took, if any."""
-        with self._converting_errors("restore"):
-            result = self._environment.restore(tree)
+        result = self._call("restore", tree)
         safety = getattr(result, "safety", None) if self.takes_safety else None
         return Restored(id, safety, everything=True, left=tuple(getattr(result, "left", ())))
 
     def delete(self, tree: str) -> None:
         """Delete a snapshot, if the environment can."""
-        delete: Callable[[str], Any] | None = getattr(self._environment, "delete", None)
-        if delete is not None:
-            with suppress(NotFound), self._converting_errors("delete"):
-                delete(tree)
+        if hasattr(self._environment, "delete"):
+            with suppress(NotFound):
+                self._call("delete", tree)
 
-    @contextmanager
-    def _converting_errors(self, method: str) -> Iterator[None]:
-        """Convert an exception of the environment into `Unavailable`; pass `AgentGitError` through."""
+    def _call(self, method: str, *arguments: str) -> Any:
+        """Call a method of the environment; convert an exception into `Unavailable`, but for an `AgentGitError`."""
         try:
-            yield
+            return getattr(self._environment, method)(*arguments)
         except AgentGitError:
             raise
         except Exception as error:

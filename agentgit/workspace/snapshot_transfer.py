@@ -82,7 +82,7 @@ class SnapshotExporter:
         objects = self._stores.setdefault(storage, Objects(folder, is_repository=False))
         tree, left_out = bytes.fromhex(row.tree), {path: one.why for path, one in row.left_out.items()}
         try:
-            if sum(1 for _ in Trees(objects).entries(tree)) + len(left_out) > MOST_PATHS:
+            if len(Trees(objects).differences(None, tree)) + len(left_out) > MOST_PATHS:
                 return ExportedTree(None, TOO_MANY_PATHS)
             return ExportedTree(self._folder(objects, tree, b"", left_out))
         except Corrupt:

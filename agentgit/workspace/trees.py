@@ -6,7 +6,7 @@ Paths are bytes as the system returns them, relative to the workspace, with `/` 
 from __future__ import annotations
 
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple, TypeGuard
 
@@ -79,15 +79,6 @@ class Trees:
 
     def folder(self, oid: bytes) -> Entries:
         return decode_tree(self._objects.read(oid))
-
-    def entries(self, oid: bytes, prefix: bytes = b"") -> Iterator[tuple[bytes, TreeEntry]]:
-        """Yield all entries of a tree by path, a directory before what is in it."""
-        for name, entry in self.folder(oid).items():
-            if entry.is_directory:
-                yield prefix + name, TreeEntry(entry.mode)
-                yield from self.entries(entry.oid, prefix + name + b"/")
-            else:
-                yield prefix + name, entry
 
     def entry(self, tree: bytes, path: bytes) -> TreeEntry | None:
         found = TreeEntry(stat.S_IFDIR, tree)

@@ -44,7 +44,8 @@ def put_tree(writer, files):
 
 
 def read(store, tree):
-    return {path: store.read(one.oid) for path, one in Trees(store).entries(tree) if not one.is_directory}
+    found = Trees(store).differences(None, tree)
+    return {path: store.read(one.oid) for path, (_, one) in found.items() if not one.is_directory}
 
 
 def collect(store, *trees):
