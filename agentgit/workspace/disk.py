@@ -121,8 +121,15 @@ class Place:
         """The temporary name under which a replaced item is kept until it is checked."""
         return self._new + b"-old"
 
-    def look(self) -> TreeEntry | None:
-        return _read_entry(self.parent, self.name)
+    def look(self, name: bytes | None = None) -> TreeEntry | None:
+        """Return the entry here, or under another name; one that cannot be read equals nothing that was seen."""
+        try:
+            status, data = read(self.parent, name or self.name)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return TreeEntry(stat.S_IFREG)
+        return TreeEntry(status.st_mode) if data is None else TreeEntry(entry_mode(status), object_id(BLOB, data))
 
     def put(self, entry: TreeEntry, data: bytes, expected: TreeEntry | None) -> bool:
         """Put a file or a link here; a file is always a new one, so other hard links keep the old contents."""
@@ -181,7 +188,7 @@ class Place:
     def recover(self, *known: TreeEntry) -> bytes | None:
         """Clean up after a process that was killed here; return where an item of others is that cannot go back."""
         remove_file(self.parent, self._new)
-        if self._look(self._old) in known:
+        if self.look(self._old) in known:
             remove_file(self.parent, self._old)
         return self._put_item_back()
 
@@ -216,7 +223,7 @@ class Place:
             os.rename(self.name, self._old, src_dir_fd=self.parent, dst_dir_fd=self.parent)
         except FileNotFoundError:
             return False
-        if self._look(self._old) == expected:
+        if self.look(self._old) == expected:
             return True
         self._put_item_back()
         return False
@@ -244,13 +251,6 @@ class Place:
             os.unlink(name, dir_fd=self.parent)
         return True
 
-    def _look(self, name: bytes) -> object:
-        """Return the entry at a name; what cannot be read equals nothing that was seen."""
-        try:
-            return _read_entry(self.parent, name)
-        except OSError:
-            return object()
-
 
 def read(parent: int, name: bytes) -> tuple[os.stat_result, bytes | None]:
     """Read a file or a link below an open directory; return its status, and no bytes of anything else."""
@@ -271,13 +271,3 @@ def read(parent: int, name: bytes) -> tuple[os.stat_result, bytes | None]:
 
 def entry_mode(status: os.stat_result) -> int:
     return LINK_MODE if stat.S_ISLNK(status.st_mode) else status.st_mode
-
-
-def _read_entry(parent: int, name: bytes) -> TreeEntry | None:
-    try:
-        status, data = read(parent, name)
-    except FileNotFoundError:
-        return None
-    except PermissionError:
-        return TreeEntry(stat.S_IFREG)  # unknown contents must equal neither the old entry nor the new one
-    return TreeEntry(status.st_mode) if data is None else TreeEntry(entry_mode(status), object_id(BLOB, data))
