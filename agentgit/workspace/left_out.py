@@ -13,6 +13,7 @@ from typing import NamedTuple
 import ormsgpack
 from pathspec import GitIgnoreSpec
 from pathspec.patterns.gitignore import GitIgnorePatternError
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from agentgit.errors import InvalidInput
 from agentgit.values import count, escape_path
@@ -271,14 +272,8 @@ class IgnoreRules:
 
 def _parse_gitignore(data: bytes) -> GitIgnoreSpec:
     """Parse a `.gitignore` file. Like git, ignore invalid lines."""
-    text = os.fsdecode(data.removeprefix(b"\xef\xbb\xbf"))
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    return GitIgnoreSpec.from_lines(line for line in lines if _is_valid(line))
-
-
-def _is_valid(line: str) -> bool:
-    try:
-        GitIgnoreSpec.from_lines([line])
-    except GitIgnorePatternError:
-        return False
-    return True
+    patterns = list[GitIgnoreSpecPattern]()
+    for line in os.fsdecode(data.removeprefix(b"\xef\xbb\xbf")).split("\n"):
+        with suppress(GitIgnorePatternError):
+            patterns.append(GitIgnoreSpecPattern(line.removesuffix("\r")))
+    return GitIgnoreSpec(patterns)

@@ -177,8 +177,7 @@ class Restore:
 
     def _recover(self) -> None:
         """Remove temporary files of a process killed during this restore, and keep what other processes wrote."""
-        for path in sorted({*self._changes, *(parent for one in self._changes for parent in parent_folders(one))}):
-            change = self._changes.get(path, TreeChange(None, None))
+        for path, change in sorted(self._changes.items()):
             with self._collecting(path), self._disk.at(path) as place:
                 aside = place.recover(*filter(is_leaf, change)) if place is not None else None
                 if aside is not None:
