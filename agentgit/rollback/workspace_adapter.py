@@ -92,7 +92,7 @@ class WorkspaceAdapter:
         label = f"{tool_name}: {', '.join(paths)}"
         try:
             stack.snapshot(label, [candidate for path in paths for candidate in self._candidate_paths(path)])
-        except InvalidInput:  # the path is a directory or not valid: save everything
+        except InvalidInput:  # a path leads out of the workspace: save everything
             stack.snapshot(label)
 
     def _candidate_paths(self, path: str) -> list[str]:

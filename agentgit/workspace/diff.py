@@ -6,7 +6,6 @@ import difflib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 from agentgit.values import escape_path
 from agentgit.workspace.left_out import LeftOutPaths, compare_left_out, containing_path, is_selected
@@ -20,28 +19,21 @@ MAX_SHOWN = 8 << 20
 """The size in bytes up to which files are compared line by line."""
 
 
-class Side(NamedTuple):
-    """One side of a comparison: the id of the snapshot, and what it left out."""
-
-    id: str | None
-    left_out: LeftOutPaths
-
-
 def compare(
-    old: Side,
-    new: Side,
+    old: LeftOutPaths,
+    new: LeftOutPaths,
     changes: Changes,
     root: bytes | None,
     selected: tuple[bytes, ...] | None,
     read: Callable[[bytes], bytes],
 ) -> WorkspaceDiff:
-    """Compare two snapshots; `root` is the workspace if the new side is its current files."""
-    missing, changed, new_paths = groups = compare_left_out(old.left_out, new.left_out, root)
+    """Compare two snapshots, from what each left out; `root` is the workspace if the new one is its current files."""
+    missing, changed, new_paths = groups = compare_left_out(old, new, root)
     lines: list[str] = []
     added, modified, deleted = set[bytes](), set[bytes](), set[bytes]()
     for path, change in sorted(changes.items()):
         before, after = (one if is_leaf(one) else None for one in change)
-        left_out = old.left_out if change.before is None else new.left_out if change.after is None else {}
+        left_out = old if change.before is None else new if change.after is None else {}
         if (ancestor := containing_path(path, left_out)) is not None:  # whether it changed is not known
             missing.pop(ancestor, None)
             new_paths.pop(ancestor, None)
@@ -53,9 +45,7 @@ def compare(
         paths.update(path for path in group if is_selected(selected, path))
     reasons = {path: why for group in groups for path, why in group.items() if is_selected(selected, path)}
     lines += [f"{escape_path(path)} is not compared: left out ({reasons[path]})\n" for path in sorted(reasons)]
-    return WorkspaceDiff(
-        old.id, new.id, decode_paths(added), decode_paths(modified), decode_paths(deleted), "".join(lines)
-    )
+    return WorkspaceDiff(None, None, decode_paths(added), decode_paths(modified), decode_paths(deleted), "".join(lines))
 
 
 def decode_paths(paths: Iterable[bytes]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from functools import partial
 
 from agentgit.errors import Corrupt
 from agentgit.workspace.catalog import Catalog, CatalogRow, Index
-from agentgit.workspace.diff import Side, compare, decode_paths
+from agentgit.workspace.diff import compare, decode_paths
 from agentgit.workspace.disk import Disk
 from agentgit.workspace.left_out import (
     UNREADABLE,
@@ -175,9 +175,10 @@ class Files:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""
         after, root = (new, None) if new is not None else (self._look()[1], self._root)
         changes = select_changes(self._differences(old, after), paths)
-        old_side = Side(old.snapshot.id, old.left_out) if old is not None else Side(None, {})
-        new_side = Side(new.snapshot.id if new is not None else None, after.left_out)
-        return compare(old_side, new_side, changes, root, paths, self.objects.read)
+        left_out = old.left_out if old is not None else {}
+        found = compare(left_out, after.left_out, changes, root, paths, self.objects.read)
+        from_id, to_id = (one.snapshot.id if one is not None else None for one in (old, new))
+        return replace(found, from_id=from_id, to_id=to_id)
 
     # -- restoring
 
