@@ -193,6 +193,8 @@ class Place:
         return self._put_item_back()
 
     def move_aside(self, name: bytes) -> bytes:
+        if os.path.islink(os.path.dirname(self.aside)):  # it could lead out of the workspace
+            raise OSError(errno.ELOOP, f"{os.fsdecode(ASIDE)} is a symbolic link; remove it")
         destination, number = os.path.join(self.aside, self.path), 0
         while os.path.lexists(destination):
             number += 1

@@ -307,6 +307,15 @@ def test_taking_the_turn_back_is_blocked_by_what_cannot_be_undone(repo, graph, w
     assert agent.branch.name == "main"
 
 
+def test_the_model_is_told_the_result_of_a_call_that_ran_again(repo, graph, world):
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    break_off(agent)
+    agent = agent.rollback("main#1").redo()
+    assert world.items == ["chair"]
+    agent.run("hello")
+    assert "chair" in results(agent)["add"]
+
+
 @pytest.mark.parametrize("how", ["resolved", "answered by a function", "as it was"])
 def test_a_rerun_has_one_result_for_a_call_that_was_open(repo, graph, world, how):
     """The model is told that it is unknown only if the rerun does not know it either."""

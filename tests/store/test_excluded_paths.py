@@ -258,6 +258,27 @@ def test_a_restore_below_a_link_replaces_the_link(workspace, work, tmp_path):
         (work / "src").unlink()
 
 
+def test_nothing_is_moved_aside_through_a_link(tmp_path):
+    outside, work = tmp_path / "outside", tmp_path / "work"
+    for folder in (outside, work):
+        folder.mkdir()
+    (work / "made").write_text("as it was")
+    with Workspace(work, tmp_path / "store") as workspace:
+        first = workspace.save()
+        (work / "made").unlink()
+        (work / ".gitignore").write_text("made/")
+        (work / "made").mkdir()
+        (work / "made/mine").write_text("mine")
+        (work / ".agentgit-aside").symlink_to(outside)
+        with pytest.raises(Unavailable, match="is a symbolic link; remove it"):
+            workspace.restore(first.id)
+        assert (work / "made/mine").read_text() == "mine"
+        assert not any(outside.iterdir())
+        (work / ".agentgit-aside").unlink()
+        workspace.restore(first.id)
+    assert (work / "made").read_text() == "as it was"
+
+
 def test_a_device_is_left_out_with_its_kind_as_the_reason(workspace, work):
     try:
         os.mknod(work / "null", stat.S_IFCHR | 0o600, os.makedev(1, 3))

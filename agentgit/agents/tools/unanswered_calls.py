@@ -100,14 +100,13 @@ def read_unanswered(
     ids = unanswered_calls(messages)
     if not ids:  # at nearly every turn, so nothing is read
         return []
-    path, attempts = store.track_parts(connection, branch), store.recorded_calls.attempts
-    return [
-        UnansweredCall(
-            messages[0]["id"], call, next(iter(attempts(connection, path, call["name"], call["id"], None)), None)
-        )
-        for call in messages[0]["tool_calls"]
-        if call["id"] in ids
-    ]
+    path, unanswered = store.track_parts(connection, branch), list[UnansweredCall]()
+    for call in messages[0]["tool_calls"]:
+        if call["id"] in ids:
+            attempts = store.recorded_calls.attempts(connection, path, call["name"], call["id"], None)
+            newest = store.world.last_run(connection, attempts[0]) if attempts else None
+            unanswered.append(UnansweredCall(messages[0]["id"], call, newest))
+    return unanswered
 
 
 def answer_all(store: Store, branch: StoredRow, conversation: Sequence[BaseMessage]) -> Sequence[BaseMessage]:

@@ -323,7 +323,7 @@ class CallInterceptor:
         steps = self.store.graphs.before_updates(connection, newest) if newest is not None else []
         attempts = calls.attempts(connection, path, call.intent.tool_name, call.tool_call_id, None) if steps[1:] else ()
         last = next((one for one in attempts if steps[-1].precedes(one.started_at)), None)
-        attempt = last and self._last_run(connection, last)
+        attempt = last and self.store.world.last_run(connection, last)
         is_done = attempt is not None and attempt.status in self.result_statuses
         if attempt is None or (is_done and call.is_named and call.is_equal(attempt)):
             return attempt
@@ -339,12 +339,7 @@ class CallInterceptor:
         """Choose among attempts, newest first, one that is done, else the newest; of each, its last run."""
         matches = [one for one in attempts if one.idempotency_key == key]
         chosen = next((one for one in matches if one.status in self.result_statuses), next(iter(matches), None))
-        return chosen and self._last_run(connection, chosen)
-
-    def _last_run(self, connection: Connection, call: ToolInvocation) -> ToolInvocation:
-        """Return the last run in place of a call that was reversed or simulated; the call if there is none."""
-        runs = self.store.world.redo_calls(connection, call.id) if call.status in (REVERSED, SIMULATED) else ()
-        return next((one for one in runs if one.status != FAILED), call)
+        return chosen and self.store.world.last_run(connection, chosen)
 
     # -- the fence
 

@@ -190,6 +190,11 @@ class WorldLog:
             connection, connection.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
         )
 
+    def last_run(self, connection: Connection, call: ToolInvocation) -> ToolInvocation:
+        """Return the last run in place of a call that was reversed or simulated; the call if there is none."""
+        runs = self.redo_calls(connection, call.id) if call.status in (REVERSED, SIMULATED) else ()
+        return next((one for one in runs if one.status != FAILED), call)
+
     def may_be_in_world(self, connection: Connection, call: ToolInvocation) -> bool:
         """Return whether a call, or one that ran again in its place, may have an effect in the world."""
         redos = [redo for redo in self.redo_calls(connection, call.id) if redo.status != FAILED]
