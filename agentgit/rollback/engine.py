@@ -28,9 +28,9 @@ from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.resume import Resumption
 from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
-from agentgit.sessions.session import DONE, OPEN, PARTIAL, REPLAYING, idle_status
+from agentgit.sessions.session import DONE, PARTIAL, REPLAYING
 from agentgit.store.records.operations import NewOperation
-from agentgit.store.records.sessions import StoredRow, require_real, require_whole_rerun
+from agentgit.store.records.sessions import StoredRow, is_simulated, require_real, require_whole_rerun
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
 from agentgit.tracing import span
@@ -216,8 +216,7 @@ class RollbackEngine:
             with database.reading() as connection:
                 calls = self.store.journal.invocations(connection, unfinished)
                 branch = self.store.sessions.branch(connection, row.internal_session_id)
-            is_real = idle_status(as_object(branch.meta)) == OPEN
-            is_forcible = is_real or all(call.status != SIMULATED for call in calls.values())
+            is_forcible = not is_simulated(branch) or all(call.status != SIMULATED for call in calls.values())
             described = _describe_stop(report, is_forcible=is_forcible)
             raise RollbackIncomplete(
                 f"{row.kind.capitalize()} {operation_id} stopped half way: {described.message}",

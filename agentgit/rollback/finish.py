@@ -16,10 +16,10 @@ from agentgit.rollback.executor import RerunTrack, stops_at_drift
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.report import Reports, after_drift, store_notes
 from agentgit.rollback.resume import Resumption
-from agentgit.sessions.session import DONE, OPEN, PARTIAL, RERUN, idle_status
+from agentgit.sessions.session import DONE, OPEN, PARTIAL, RERUN
 from agentgit.store.queries.graph_points import move
 from agentgit.store.records.checkpoints import CheckpointState, Label
-from agentgit.store.records.sessions import StoredRow
+from agentgit.store.records.sessions import StoredRow, is_simulated
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -99,7 +99,7 @@ class Finisher:
         The calls of a rerun are never skipped, because they would be taken for done.
         """
         branch = self.store.sessions.branch(connection, row.internal_session_id)
-        is_rerun = idle_status(as_object(branch.meta)) != OPEN
+        is_rerun = is_simulated(branch)
         unfinished = [*groups["failed"], *groups["remaining"]]
         reasons = {item.invocation.first_id: item.reason for item in unfinished}  # the item of a redo is its run
         request = as_object(row.request)

@@ -20,10 +20,10 @@ from agentgit.effects.invocation import (
     REVERSE_UNKNOWN,
     REVERSED,
     REVERSING,
+    SIMULATED,
     STANDING,
     UNKNOWN,
 )
-from agentgit.effects.invocation import SIMULATED as CALL_SIMULATED
 from agentgit.effects.kinds import MEMORY, STATE, UNDECLARED, WORKSPACE
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.effects.plan import BLOCK, EXECUTE, GONE, KEEP, RECORD, REDO, REVERSE, ROLLBACK, SWITCH, PlanStep
@@ -33,10 +33,9 @@ from agentgit.next_steps import Next, Reason, join_reasons
 from agentgit.rollback.request import AS_REQUESTED, Request
 from agentgit.sessions.rerun import LIVE
 from agentgit.sessions.session import DONE as OPERATION_DONE
-from agentgit.sessions.session import SIMULATED, idle_status
 from agentgit.store.queries.graph_points import move
 from agentgit.store.records.journal import TrackPart
-from agentgit.store.records.sessions import StoredRow, require_real
+from agentgit.store.records.sessions import StoredRow, is_simulated, require_real
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import GraphKey
@@ -109,7 +108,7 @@ class PathCalls:
 
     def rerun_obstacle(self, connection: Connection, session_id: int, call: ToolInvocation) -> str | None:
         """Return why a recorded call cannot run again in this process; None if it can."""
-        is_history = call.is_imported or call.status == CALL_SIMULATED  # a rerun repeats the inputs of the file
+        is_history = call.is_imported or call.status == SIMULATED  # a rerun repeats the inputs of the file
         if is_history and self.store.sessions.is_imported(connection, session_id):
             asked_by_file = "a rerun in an imported session may repeat what the file asks for; ask in a new message"
             return NEVER_RUNS_REASON if call.is_imported else asked_by_file
@@ -284,7 +283,7 @@ class Planner:
 
     def _block_callers(self, connection: Connection, branch: StoredRow) -> Iterator[PlanStep]:
         """Yield a block for each call that a rerun answered alone, although its tool had made calls that act."""
-        if idle_status(as_object(branch.meta)) != SIMULATED:
+        if not is_simulated(branch):
             return
         reports = [as_object(row.report) for row in self.store.operations.of_branch(connection, branch.id)]
         noted = [call for report in reports for call in report.get("calls", ()) if call["answered_by"] != LIVE]
@@ -333,7 +332,7 @@ class Planner:
         path = self.store.checkpoints.on_path(connection, lineage)
         is_on_path = request.target.id in {row.id for row in path}
         later = [row for row in path if row.id > request.target.id] if is_on_path else list(path)
-        if idle_status(as_object(source.meta)) == SIMULATED:  # nothing goes on from a rerun
+        if is_simulated(source):  # nothing goes on from a rerun
             later = [row for row in later if row.internal_session_id != source.id]
         # To "go back" to HEAD would change nothing, whether it is named by its last checkpoint or by another one there.
         later = [row for row in later if (row.state_hash, row.position) != (path[-1].state_hash, path[-1].position)]

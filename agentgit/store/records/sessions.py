@@ -530,9 +530,14 @@ class TakenOver(Conflict):
         )
 
 
+def is_simulated(branch: StoredRow) -> bool:
+    """Return whether a branch is a rerun that no switch has made real, also while it runs or the switch goes on."""
+    return idle_status(as_object(branch.meta)) == SIMULATED
+
+
 def require_real(branch: StoredRow) -> None:
     """Check that a branch is not a rerun whose calls were only simulated."""
-    if idle_status(as_object(branch.meta)) == SIMULATED:  # also while it runs, or its switch is not finished
+    if is_simulated(branch):
         raise Simulated(
             f"Branch {branch.name} is a rerun: what its tools returned was simulated, and nothing of it happened. "
             "Nothing was done.",

@@ -16,10 +16,10 @@ from agentgit.effects.plan import KEEP
 from agentgit.effects.report import GROUPS
 from agentgit.errors import Conflict
 from agentgit.next_steps import Next
-from agentgit.sessions.session import DONE, SIMULATED, idle_status
+from agentgit.sessions.session import DONE, SIMULATED
 from agentgit.store.queries.explorations import MARK_KEY
 from agentgit.store.records.journal import TrackPart as TrackPart
-from agentgit.store.records.sessions import Segment, StoredRow, require_no_unfinished_rollback
+from agentgit.store.records.sessions import Segment, StoredRow, is_simulated, require_no_unfinished_rollback
 from agentgit.store.sql.tables import CHECKPOINT as POINT
 from agentgit.store.sql.tables import OPERATION, TOOL_INVOCATION, WORLD_LOG
 from agentgit.store.store import Store
@@ -217,7 +217,7 @@ class _PathExport(_Export):
         branch, point = self.scope.branch, self.scope.point
         assert branch is not None  # noqa: S101  # without a branch, `_SessionExport` runs
         require_no_unfinished_rollback(branch)
-        if idle_status(as_object(branch.meta)) == SIMULATED:
+        if is_simulated(branch):
             raise Conflict(
                 f"Branch {branch.name} is a rerun, and nothing of it happened. Export the branch that was run again."
             )
