@@ -18,7 +18,7 @@ from agentgit.render.views import files
 
 if TYPE_CHECKING:
     from agentgit.workspace.api import Workspace
-    from agentgit.workspace.values import FileCheckpoint, RestorePlan
+    from agentgit.workspace.values import FileCheckpoint, Restored
 
 app = typer.Typer(
     name="workspace",
@@ -178,9 +178,9 @@ def _require_snapshot(workspace: Workspace, ref: str) -> FileCheckpoint:
     return snapshot
 
 
-def _require_saved(plan: RestorePlan) -> None:
+def _require_saved(plan: Restored) -> None:
     """Refuse a restore that would change files modified since the last snapshot."""
-    unsaved = sorted({*plan.restore, *plan.delete} & set(plan.changed))
+    unsaved = sorted({*plan.restored, *plan.deleted} & set(plan.changed))
     if unsaved:
         raise WorkspaceChanged(
             f"Changed since the last snapshot: {', '.join(unsaved)}. Nothing was changed.",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from agentgit.effects.files import (
@@ -25,8 +26,8 @@ from agentgit.values import escape_path
 from agentgit.workspace.api import Workspace, engine_of, open_workspace
 from agentgit.workspace.engine import AUTO, require_own_storage
 from agentgit.workspace.modified_files import named_paths, paths_of
-from agentgit.workspace.restore import CONFLICT_WHY, FileHistory
-from agentgit.workspace.values import Restored, RestorePlan, some
+from agentgit.workspace.restore import FileHistory
+from agentgit.workspace.values import Restored, some
 
 HOLDER = "holder"
 """The key in the settings of a keeper for the holder of its snapshots."""
@@ -105,20 +106,8 @@ class WorkspaceAdapter:
         self._fetch_snapshot(snapshot)
         with self.engine.locked():
             files = self.engine.files_for("a plan")
-            plan: RestorePlan = files.plan(self.engine.require(snapshot.snapshot), history=history)
-        changes = [FileChange(action=CONFLICT, path=path, why=CONFLICT_WHY) for path in plan.changed]
-        changes += _actions(plan.restore, plan.delete, history, "a safety snapshot will have the other's version")
-        changes.sort(key=lambda change: change.path)
-        changes += [FileChange(action=ASIDE, path=path, why="no snapshot holds it") for path in plan.aside]
-        changes += _left_out_changes(plan)
-        problem = some([f"{escape_path(path)} ({why})" for path, why in plan.impossible])
-        return FileChanges(
-            workspace=self.workspace.workspace_dir,
-            snapshot=snapshot.snapshot,
-            changes=changes,
-            problem=problem,
-            unseen=list(plan.unseen),
-        )
+            plan = files.plan(self.engine.require(snapshot.snapshot), history=history)
+        return self._file_changes(plan, history, "a safety snapshot will have the other's version")
 
     def require_restorable(self, snapshot: SnapshotRef) -> None:
         """Check that there is a snapshot to restore; the plan says what else prevents it."""
@@ -130,22 +119,29 @@ class WorkspaceAdapter:
         self._fetch_snapshot(snapshot)
         with self.engine.locked():
             result: Restored = self.engine.restore(snapshot.snapshot, history=history)
-        changes = _actions(
-            result.restored, result.deleted, history, f"snapshot {result.safety} has the other's version"
-        )
-        changes += [
-            FileChange(action=ASIDE, path=path, why=f"now at {new_path}") for path, new_path in result.moved_aside
+        changes = self._file_changes(result, history, f"snapshot {result.safety} has the other's version")
+        now = "" if self.engine.is_at(snapshot.snapshot) else self.take_snapshot("after a rollback").snapshot
+        return replace(changes, now=now)
+
+    def _file_changes(self, result: Restored, history: FileHistory, where: str) -> FileChanges:
+        """Convert a plan or a report; `where` says where the version of others is that a restore replaces."""
+        replaced = set(map(os.fsdecode, history.overwritten))
+        pairs = [(WRITE, path) for path in result.restored] + [(DELETE, path) for path in result.deleted]
+        listed = [(OVERWRITTEN, path, where) if path in replaced else (action, path, "") for action, path in pairs]
+        listed += [
+            (ASIDE, path, f"now at {new}" if result.safety else "no snapshot holds it")
+            for path, new in result.moved_aside
         ]
-        changes += [FileChange(action=CONFLICT, path=path, why=why) for path, why in result.conflicts]
-        changes += _left_out_changes(result)
+        listed += [(CONFLICT, *one) for one in result.conflicts]
+        listed += [(MISSING, *one) for one in result.missing] + [(LEFT, *one) for one in result.left]
         return FileChanges(
             workspace=self.workspace.workspace_dir,
-            snapshot=snapshot.snapshot,
-            changes=changes,
+            snapshot=result.id,
+            changes=[FileChange(action=action, path=path, why=why) for action, path, why in listed],
+            problem=some([f"{escape_path(path)} ({why})" for path, why in result.impossible]),
             safety=result.safety or "",
             everything=result.everything,
             unseen=list(result.unseen),
-            now="" if self.engine.is_at(snapshot.snapshot) else self.take_snapshot("after a rollback").snapshot,
         )
 
     def _is_own_snapshot(self, snapshot: SnapshotRef) -> bool:
@@ -192,24 +188,6 @@ class WorkspaceAdapter:
     def collect(self) -> None:
         """Free the space that no snapshot needs."""
         self.workspace.gc()
-
-
-def _left_out_changes(result: Restored | RestorePlan) -> list[FileChange]:
-    """List the files that a snapshot left out: those that are missing, and those that stay although they changed."""
-    missing = [FileChange(action=MISSING, path=path, why=why) for path, why in result.missing]
-    return missing + [FileChange(action=LEFT, path=path, why=why) for path, why in result.left]
-
-
-def _actions(written: Iterable[str], deleted: Iterable[str], history: FileHistory, why: str) -> list[FileChange]:
-    """List the paths that a restore writes and deletes; `why` tells where the version of others is that it replaces."""
-    overwritten = set(map(os.fsdecode, history.overwritten))
-    return [
-        FileChange(action=OVERWRITTEN, path=path, why=why)
-        if path in overwritten
-        else FileChange(action=action, path=path)
-        for action, paths in ((WRITE, written), (DELETE, deleted))
-        for path in paths
-    ]
 
 
 def attach_workspace(

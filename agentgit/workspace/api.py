@@ -13,7 +13,7 @@ from agentgit.workspace.engine import AUTO, EVENTS, MANUAL, NUMBER, POSITION, PR
 from agentgit.workspace.files import MAX_FILE_SIZE
 from agentgit.workspace.locations import Paths, create_storage, require_directory, require_not_moved, resolve_workspace
 from agentgit.workspace.undo_stack import UndoStack
-from agentgit.workspace.values import Environment, FileCheckpoint, Options, Restored, RestorePlan, WorkspaceDiff
+from agentgit.workspace.values import Environment, FileCheckpoint, Options, Restored, WorkspaceDiff
 
 DEFAULT_NAME_PREFIX = "checkpoint-"
 
@@ -150,7 +150,7 @@ class Workspace:
         with self._engine.locked():
             return self._engine.restore(ref, paths=self._engine.paths.relative_paths(paths))
 
-    def plan_restore(self, ref: str, *, paths: Paths = None) -> RestorePlan:
+    def plan_restore(self, ref: str, *, paths: Paths = None) -> Restored:
         """Return what `restore` would do, without changing anything.
 
         Args:

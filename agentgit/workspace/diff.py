@@ -6,6 +6,7 @@ import difflib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from agentgit.values import escape_path
 from agentgit.workspace.left_out import LeftOutPaths, compare_left_out, containing_path, is_selected
@@ -48,8 +49,11 @@ def compare(
     return WorkspaceDiff(None, None, decode_paths(added), decode_paths(modified), decode_paths(deleted), "".join(lines))
 
 
-def decode_paths(paths: Iterable[bytes]) -> tuple[str, ...]:
-    return tuple(os.fsdecode(path) for path in sorted(set(paths)))
+def decode_paths(paths: Iterable[Any]) -> tuple[Any, ...]:
+    """Return paths, or pairs of a path and a text, sorted and decoded."""
+    return tuple(
+        tuple(map(os.fsdecode, one)) if isinstance(one, tuple) else os.fsdecode(one) for one in sorted({*paths})
+    )
 
 
 def _diff_lines(path: bytes, change: TreeChange, read: Callable[[bytes], bytes]) -> Iterator[str]:

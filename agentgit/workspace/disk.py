@@ -58,22 +58,10 @@ class Disk:
     def __init__(self, root: bytes, aside: bytes = b"") -> None:
         require_not_moved(root)
         self._root, self._aside = root, os.path.join(root, ASIDE, aside)
-        self.created: list[bytes] = []
 
     def read_entry(self, path: bytes) -> TreeEntry | None:
         with self.at(path) as place:
             return None if place is None else place.look()
-
-    def make_folder(self, path: bytes) -> None:
-        """Create a directory and its parents; move aside anything else that is in the way."""
-        names = path.split(b"/") if path else []
-        for end in range(1, len(names) + 1):
-            folder = b"/".join(names[:end])
-            with self.at(folder) as place:
-                if place is None:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-                if place.make_folder():
-                    self.created.append(folder)
 
     def moved(self) -> list[tuple[bytes, bytes]]:
         """Return the files that were moved aside: the original path and the current path of each."""

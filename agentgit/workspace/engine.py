@@ -262,15 +262,16 @@ class Engine:
         pending = json.dumps([row.snapshot.id, safety.id, secrets.token_hex(8), *encoded, is_undo])
         self.catalog.set(PENDING, pending)
         try:
-            done = self._run(pending)
+            done = self._run(pending, history)
         finally:
             self._prune(protected=(safety.id, row.snapshot.id))
         assert done is not None  # noqa: S101 - both snapshots are in the catalog
         result = done[0]
         if self.finished is not None and paths is None and not (result.restored or result.deleted):
             interrupted, _ = self.finished
-            result = interrupted if interrupted.id == result.id else result
-        return history.add_to(result) if history is not None else result
+            if interrupted.id == result.id:
+                result = replace(interrupted, left=result.left, conflicts=(*interrupted.conflicts, *result.conflicts))
+        return result
 
     def is_at(self, ref: str) -> bool:
         return self.custom is not None or self.catalog.get(TREE) == self.require(ref).tree
@@ -291,7 +292,9 @@ class Engine:
         self.notify(RESTORED, result)
         return result
 
-    def _run(self, pending: str, *, is_resumed: bool = False) -> tuple[Restored, bool] | None:
+    def _run(
+        self, pending: str, history: FileHistory | None = None, *, is_resumed: bool = False
+    ) -> tuple[Restored, bool] | None:
         id, safety_id, aside, paths, kept, is_undo = json.loads(pending)
         row, safety = self.catalog.get_row(id), self.catalog.get_row(safety_id)
         if row is None or safety is None or self.custom is not None:
@@ -299,7 +302,7 @@ class Engine:
             return None
         try:
             result = self._files.restore(
-                row, safety, aside, load_paths(paths), load_paths(kept) or (), is_resumed=is_resumed
+                row, safety, aside, load_paths(paths), load_paths(kept) or (), history, is_resumed=is_resumed
             )
         except Exception:
             self.catalog.set(PENDING, "")

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from agentgit.errors import Corrupt
 from agentgit.workspace.catalog import Catalog, CatalogRow, Index
 from agentgit.workspace.diff import compare, decode_paths
-from agentgit.workspace.disk import Disk
+from agentgit.workspace.disk import ASIDE, Disk
 from agentgit.workspace.left_out import (
     UNREADABLE,
     IgnoreRules,
     LeftOutPaths,
-    LeftOutReport,
     compare_left_out,
     containing_path,
     is_selected,
@@ -26,10 +26,10 @@ from agentgit.workspace.left_out import (
 )
 from agentgit.workspace.locations import require_not_moved
 from agentgit.workspace.objects import Objects
-from agentgit.workspace.restore import FileHistory, Restore, leaves, plan_steps, select_changes
+from agentgit.workspace.restore import CONFLICT_WHY, LEFT_WHY, FileHistory, Restore, leaves, plan_steps, select_changes
 from agentgit.workspace.scan import Scan
-from agentgit.workspace.trees import Changes, Trees, is_directory, is_leaf
-from agentgit.workspace.values import Options, Restored, RestorePlan, WorkspaceDiff
+from agentgit.workspace.trees import Changes, Trees, is_leaf
+from agentgit.workspace.values import Options, Restored, WorkspaceDiff
 
 Chosen = tuple[bytes, ...] | None
 
@@ -75,10 +75,10 @@ class Files:
         index = self._store(last)
         return last, Captured((index.tree or b"").hex(), index.left_out(), index=index)
 
-    def _store(self, index: Index, only: Collection[bytes] | None = None) -> Index:
+    def _store(self, index: Index) -> Index:
         require_not_moved(self._root)
         with self.objects.writing() as writer:
-            scan = Scan(self._settings, index, self._outside(), writer, only)
+            scan = Scan(self._settings, index, self._outside(), writer)
             scan.run()
             if scan.index.tree != index.tree and scan.index.tree is not None:
                 writer.named.add(scan.index.tree)
@@ -119,51 +119,59 @@ class Files:
         row = self._catalog.get_row(snapshot)
         return bytes.fromhex(row.tree) if row is not None else None
 
-    def plan(self, row: CatalogRow, paths: Chosen = None, history: FileHistory | None = None) -> RestorePlan:
+    def plan(self, row: CatalogRow, paths: Chosen = None, history: FileHistory | None = None) -> Restored:
         """Return what a restore would do; see `Workspace.plan_restore`."""
         last, now = self._look()
-        changes, _ = self._changes(row, now, paths, self.kept(history, row, now, paths))
+        changes, unreachable = self._changes(row, now, paths, self.kept(history, row, now, paths))
         disk = Disk(self._root)
         left_out_now = [path for path in changes if containing_path(path, now.left_out) is not None]
         done = {path for path in left_out_now if disk.read_entry(path) == changes[path].after}
-        written = [path for path, change in changes.items() if is_leaf(change.after) and path not in done]
-        deleted = [path for path, change in changes.items() if is_leaf(change.before) and not is_leaf(change.after)]
         aside = [path for path in paths_in_the_way(now.left_out, changes) if path not in done]
-        report = self._report(row, now, aside, paths)
-        if history is not None:
-            changed, report = history.conflicts, report._replace(left=history.with_left(report.left))
-        else:
-            changed = self._changed(last, now)
-        return RestorePlan(
-            row.snapshot.id,
-            decode_paths(written),
-            decode_paths(deleted),
-            decode_paths(changed),
-            decode_paths(aside),
+        return self._result(
+            row,
+            now,
+            paths,
+            aside,
+            dict.fromkeys(unreachable, UNREADABLE),
+            history,
+            restored=[path for path, change in changes.items() if is_leaf(change.after) and path not in done],
+            deleted=[path for path, change in changes.items() if is_leaf(change.before) and not is_leaf(change.after)],
+            moved_aside=[(path, ASIDE) for path in aside],
+            changed=self._changed(last, now),
             impossible=self._impossible(changes, done),
-            **report._asdict(),
         )
 
-    def _report(
-        self, row: CatalogRow, now: Captured | CatalogRow, aside: Collection[bytes], paths: Chosen
-    ) -> LeftOutReport:
-        """Return what a plan or a report says of paths that a snapshot left out."""
+    def _result(
+        self,
+        row: CatalogRow,
+        now: Captured | CatalogRow,
+        paths: Chosen,
+        aside: Collection[bytes],
+        conflicts: dict[bytes, str],
+        history: FileHistory | None,
+        **found: Iterable[bytes | tuple[bytes, bytes]],
+    ) -> Restored:
+        """Return a plan or a report, with the paths that the snapshot left out."""
         left_out = {path: one for path, one in now.left_out.items() if path not in aside}
         find = partial(self._trees.entry, bytes.fromhex(row.tree))
-        return report_left_out(row.left_out, left_out, self._root, find, paths)
+        missing, left, unseen = report_left_out(row.left_out, left_out, self._root, find, paths)
+        if history is not None:
+            left |= dict.fromkeys(history.left, LEFT_WHY)
+            conflicts = conflicts | dict.fromkeys(history.conflicts, CONFLICT_WHY)
+        pairs = {"conflicts": conflicts.items(), "missing": missing.items(), "left": left.items()}
+        fields: dict[str, Any] = {name: decode_paths(values) for name, values in (pairs | found).items()}
+        origin = row.snapshot
+        fields |= {"name": origin.name, "message": origin.message, "time_str": origin.time, "unseen": unseen}
+        return Restored(origin.id, **fields)
 
-    def _impossible(self, changes: Changes, done: Collection[bytes]) -> tuple[tuple[str, str], ...]:
+    def _impossible(self, changes: Changes, done: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
         self.objects.refresh()
-        reasons = {
-            path: "its stored contents are lost"
-            for path, (_, after) in changes.items()
-            if after is not None and is_leaf(after) and path not in done and after.oid not in self.objects
-        }
-        for path in changes:
+        for path, (_, after) in changes.items():
             folder = os.path.dirname(os.path.join(self._root, path))
             if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
-                reasons[path] = "its directory cannot be written"
-        return tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons))
+                yield path, b"its directory cannot be written"
+            elif is_leaf(after) and path not in done and after.oid not in self.objects:
+                yield path, b"its stored contents are lost"
 
     def _changed(self, last: Index, now: Captured) -> list[bytes]:
         """Return the paths of the files that differ from an index, and of changed paths that it left out."""
@@ -189,6 +197,7 @@ class Files:
         aside: str,
         paths: Chosen,
         kept: Collection[bytes],
+        history: FileHistory | None,
         *,
         is_resumed: bool,
     ) -> Restored:
@@ -197,31 +206,22 @@ class Files:
         disk = Disk(self._root, os.fsencode(aside))
         restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
         restore.run()
-        self._update_index(changes)
-        report = self._report(row, safety, set(paths_in_the_way(safety.left_out, changes)), paths)
-        return Restored(
-            row.snapshot.id,
-            safety.snapshot.id,
-            decode_paths(restore.restored),
-            decode_paths(restore.deleted),
-            decode_paths(disk.created),
-            decode_paths(restore.removed_folders),
-            tuple((os.fsdecode(path), os.fsdecode(destination)) for path, destination in disk.moved()),
-            tuple((os.fsdecode(path), why) for path, why in restore.conflicts.items())
-            + tuple((os.fsdecode(path), UNREADABLE) for path in unreachable),
-            name=row.snapshot.name,
-            message=row.snapshot.message,
-            time_str=row.snapshot.time,
-            **report._asdict(),
+        self.cached_index = self._store(self._catalog.load_index(self.cached_index))
+        self._catalog.store_index(self.cached_index)
+        result = self._result(
+            row,
+            safety,
+            paths,
+            set(paths_in_the_way(safety.left_out, changes)),
+            restore.conflicts | dict.fromkeys(unreachable, UNREADABLE),
+            history,
+            restored=restore.restored,
+            deleted=restore.deleted,
+            created_directories=restore.created_folders,
+            deleted_directories=restore.removed_folders,
+            moved_aside=disk.moved(),
         )
-
-    def _update_index(self, changes: Changes) -> None:
-        index = self._catalog.load_index(self.cached_index)
-        if index.tree is not None:
-            folders = {path for path, change in changes.items() if is_directory(change.after)}
-            folders |= {path.rpartition(b"/")[0] for path in changes}
-            self.cached_index = self._store(index, folders)
-            self._catalog.store_index(self.cached_index)
+        return replace(result, safety=safety.snapshot.id)
 
     # -- the store
 

@@ -120,23 +120,14 @@ def _read_status(root: bytes, path: bytes) -> LeftOut | None:
         return None
 
 
-Pairs = tuple[tuple[str, str], ...]
-
-
-class LeftOutReport(NamedTuple):
-    missing: Pairs = ()
-    left: Pairs = ()
-    unseen: tuple[str, ...] = ()
-
-
 def report_left_out(
     snapshot: LeftOutPaths,
     now: LeftOutPaths,
     root: bytes,
     find: Callable[[bytes], object],
     paths: tuple[bytes, ...] | None,
-) -> LeftOutReport:
-    """Compare the paths that a snapshot left out with the workspace; `find` returns an entry of the snapshot."""
+) -> tuple[dict[bytes, str], dict[bytes, str], tuple[str, ...]]:
+    """Return which paths that a snapshot left out are missing, and which stay; `find` returns an entry of it."""
     gone, changed, added = compare_left_out(snapshot, now, root)
     missing = {path: f"left out of the snapshot ({why})" for path, why in gone.items()}
     left = {path: f"changed since; left out of the snapshot ({why})" for path, why in changed.items()}
@@ -145,11 +136,8 @@ def report_left_out(
         folder = next((one for one in parent_folders(path) if one in snapshot or one in now), None)
         if folder is not None:
             left[path] = f"in {os.fsdecode(folder)}, which is left out"
-    found, kept = (
-        tuple((os.fsdecode(path), reasons[path]) for path in sorted(reasons) if is_selected(paths, path))
-        for reasons in (missing, left)
-    )
-    return LeftOutReport(found, kept, _not_looked_into(snapshot, now))
+    missing, left = ({path: why[path] for path in why if is_selected(paths, path)} for why in (missing, left))
+    return missing, left, _not_looked_into(snapshot, now)
 
 
 def _not_looked_into(snapshot: LeftOutPaths, now: LeftOutPaths) -> tuple[str, ...]:

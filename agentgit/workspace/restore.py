@@ -11,7 +11,6 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -20,10 +19,10 @@ from agentgit.effects.files import PERSON, TURN, UNKNOWN
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, Unavailable
 from agentgit.values import escape_path
 from agentgit.workspace.disk import Disk
-from agentgit.workspace.left_out import UNREADABLE, LeftOutPaths, Pairs, containing_path, is_selected, parent_folders
+from agentgit.workspace.left_out import UNREADABLE, LeftOutPaths, containing_path, is_selected, parent_folders
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.trees import Changes, TreeChange, TreeEntry, Trees, is_directory, is_leaf
-from agentgit.workspace.values import Restored, some
+from agentgit.workspace.values import some
 
 CHANGED = "changed during the restore"
 
@@ -115,14 +114,6 @@ class FileHistory:
             yield before, after, by
             before = after
 
-    def add_to(self, result: Restored) -> Restored:
-        conflicts = (*result.conflicts, *((os.fsdecode(path), CONFLICT_WHY) for path in self.conflicts))
-        return replace(result, left=self.with_left(result.left), conflicts=conflicts)
-
-    def with_left(self, left: Pairs) -> Pairs:
-        """Return paths that stay, each with the reason, and those that stay because somebody else changed them."""
-        return *left, *((os.fsdecode(path), LEFT_WHY) for path in self.left)
-
 
 def _blocked_by(kept: set[bytes], changes: Changes) -> set[bytes]:
     """Return the paths that cannot be written because a path that is kept is above or below them."""
@@ -144,7 +135,8 @@ class Restore:
     def __init__(self, disk: Disk, objects: Objects, changes: Changes, *, is_resumed: bool = False) -> None:
         self._disk, self._objects, self._changes, self._is_resumed = disk, objects, changes, is_resumed
         self._failures: dict[bytes, AgentGitError] = {}
-        self.restored, self.deleted, self.removed_folders = list[bytes](), list[bytes](), list[bytes]()
+        self.restored, self.deleted = list[bytes](), list[bytes]()
+        self.created_folders, self.removed_folders = list[bytes](), list[bytes]()
         self.conflicts: dict[bytes, str] = {}
 
     def run(self) -> None:
@@ -160,13 +152,14 @@ class Restore:
                 with self._collecting(path), self._disk.at(path) as place:
                     if place is not None and place.remove_folder():
                         self.removed_folders.append(path)
+        for path, (_, after) in ordered:
+            if is_directory(after):
+                with self._collecting(path), self._disk.at(path) as place:
+                    if place is not None and place.make_folder():
+                        self.created_folders.append(path)
         for path, (before, after) in ordered:
             if is_leaf(after):
                 self._write_file(path, before, after)
-        for path, (_, after) in ordered:
-            if is_directory(after):
-                with self._collecting(path):
-                    self._disk.make_folder(path)
         for path, (_, after) in reversed(ordered):  # the deepest first, because a parent may become read-only
             if is_directory(after):
                 with self._collecting(path), self._disk.at(path) as place:
@@ -217,7 +210,6 @@ class Restore:
             if is_leaf(before) and is_leaf(current) and not is_known:
                 self.conflicts.setdefault(path, CHANGED)
                 return
-            self._disk.make_folder(os.path.dirname(path))
             with self._disk.at(path) as place:
                 if current is not None and not is_known and place is not None:
                     place.move_aside(place.name)

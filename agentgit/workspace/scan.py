@@ -8,16 +8,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 import time
-from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 from agentgit.workspace.catalog import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
-from agentgit.workspace.disk import FOLDER_FLAGS, entry_mode, open_folder, read
+from agentgit.workspace.disk import FOLDER_FLAGS, entry_mode, read
 from agentgit.workspace.left_out import (
     EXCLUDED,
     GIT,
@@ -30,7 +26,7 @@ from agentgit.workspace.left_out import (
     parent_folders,
 )
 from agentgit.workspace.locations import naming
-from agentgit.workspace.objects import BLOB, TREE, PackWriter, object_id, pack_object
+from agentgit.workspace.objects import BLOB, TREE, PackWriter
 from agentgit.workspace.trees import PLAIN_DIRECTORY, TreeEntry, encode_tree
 from agentgit.workspace.values import Options
 
@@ -41,24 +37,16 @@ CAPTURED = (stat.S_IFREG, stat.S_IFLNK)
 MAX_PATH, MAX_DEPTH = 3800, 200
 """The maximum length of the absolute path of a directory, and of directories in one another."""
 
-BATCH, WORKERS = 128, min(4, os.cpu_count() or 1)
-"""The files that a thread reads at once, and the threads."""
-
 
 class Scan:
     """One scan. Afterwards `index` is the new index."""
 
-    def __init__(
-        self, settings: Options, index: Index, outside: set[bytes], writer: PackWriter, only: Collection[bytes] | None
-    ) -> None:
+    def __init__(self, settings: Options, index: Index, outside: set[bytes], writer: PackWriter) -> None:
         self._root, self._max_file_size = os.fsencode(settings.workspace), settings.max_file_size
         self._old, self._outside, self._writer = index.folders, outside, writer
         self._rules = IgnoreRules(self._root, settings.exclude_patterns)
         stamp = repr((settings.exclude_patterns, settings.max_file_size, sorted(outside)))
-        self._ways = None if only is None else {one for path in only for one in (path, *parent_folders(path))}
         self.index = replace(index, folders=dict(index.folders), settings=stamp, dirty=set(index.dirty))
-        self._candidates: dict[bytes, list[bytes]] = {}
-        self._lock = threading.Lock()
         self._is_fresh = index.settings != stamp
 
     def run(self) -> None:
@@ -67,12 +55,9 @@ class Scan:
         try:
             with naming(self._root):
                 self._look(descriptor, b"", self._is_fresh)
-            self._read_candidates(descriptor)
         finally:
             os.close(descriptor)
         self._build_trees()
-
-    # -- looking
 
     def _look(self, descriptor: int, path: bytes, is_fresh: bool) -> None:
         old, status, rules = self._old.get(path), os.fstat(descriptor), None
@@ -80,16 +65,14 @@ class Scan:
             rules = stamp_of(os.stat(GITIGNORE, dir_fd=descriptor, follow_symlinks=False))
         is_fresh = is_fresh or old is None or old.rules != rules
         folder = self._list(descriptor, path, old or Folder(0), status, rules, is_fresh)
-        if folder != old or path in self._candidates:
+        if folder != old:
             self._replace(path, folder)
         for name in list(folder.folders):
             self._enter(descriptor, path, name, folder, is_fresh)
 
     def _enter(self, descriptor: int, path: bytes, name: bytes, folder: Folder, is_fresh: bool) -> None:
-        """Look at a directory in an open one, if it is wanted; leave it out if it cannot be read."""
+        """Look at a directory in an open one; leave it out if it cannot be read."""
         child = join(path, name)
-        if self._ways is not None and child not in self._ways and child in self._old and not is_fresh:
-            return
         try:
             if len(self._root) + len(child) > MAX_PATH or child.count(b"/") > MAX_DEPTH:
                 raise OSError(errno.ENAMETOOLONG, "its path is too long")
@@ -117,7 +100,6 @@ class Scan:
     def _drop(self, path: bytes) -> None:
         """Remove a directory, and all below it, from the index."""
         self.index.folders.pop(path, None)
-        self._candidates.pop(path, None)
         self.index.dirty.add(path)
         for name in self._old[path].folders if path in self._old else ():
             self._drop(join(path, name))
@@ -130,7 +112,7 @@ class Scan:
         self, descriptor: int, path: bytes, old: Folder, status: os.stat_result, rules: Stamp | None, is_fresh: bool
     ) -> Folder:
         """Look at each name in a directory. What was captured stays captured; the rules decide on new names."""
-        known_folders, candidates, files, lstat = set(old.folders), list[bytes](), old.files, os.stat
+        known_folders, files, lstat = set(old.folders), old.files, os.stat
         new = Folder(status.st_mode, old.stamp, rules, old.tree)
         if is_fresh or old.stamp != stamp_of(status) or old.mode != status.st_mode:
             new.stamp = reliable_stamp(status)
@@ -169,13 +151,10 @@ class Scan:
                 new.left_out[name] = left_out_as(why, status, state)
             elif is_folder:
                 new.folders.append(name)
+            elif known is not None and known.stamp == stamp:
+                new.files[name] = known
             else:
-                if known is not None:
-                    new.files[name] = known
-                if known is None or known.stamp != stamp:
-                    candidates.append(name)
-        if candidates:
-            self._candidates[path] = candidates
+                self._read(descriptor, name, new)
         for name in known_folders.difference(new.folders):
             self._drop(join(path, name))
         return new
@@ -188,64 +167,23 @@ class Scan:
             return f"larger than {self._max_file_size:,} bytes"
         return KINDS.get(kind)
 
-    # -- reading
-
-    def _read_candidates(self, root: int) -> None:
-        """Read the changed files, many of them in threads: reading, hashing and compressing release Python's lock."""
-        with ThreadPoolExecutor(WORKERS) as pool:
-            list(pool.map(partial(self._read_batch, root), self._batches()))
-
-    def _batches(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        for path, candidates in self._candidates.items():
-            for start in range(0, len(candidates), BATCH):
-                yield path, candidates[start : start + BATCH]
-
-    def _read_batch(self, root: int, batch: tuple[bytes, list[bytes]]) -> None:
-        path, names = batch
-        try:
-            folder = open_folder(root, path)
-        except OSError:  # it has just gone
-            folder = None
-        try:
-            for name in names:
-                reading = self._read(folder, name) if folder is not None else None
-                with self._lock:
-                    self._enter_file(path, name, reading)
-        finally:
-            if folder is not None:
-                os.close(folder)
-
-    def _read(self, folder: int, name: bytes) -> Reading:
+    def _read(self, descriptor: int, name: bytes, folder: Folder) -> None:
         """Read a file or a link; a problem with one of them must not prevent the others from being captured."""
-        began = time.time_ns()
+        began, left_out = time.time_ns(), None
         try:
-            status, data = read(folder, name)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+            status, data = read(descriptor, name)
         except OSError as error:
-            with suppress(OSError):
-                return left_out_as(_reason(error), os.lstat(name, dir_fd=folder))
-            return LeftOut(_reason(error))
-        if data is None:
-            return None
-        oid = object_id(BLOB, data)
-        if not self._writer.has(oid):
-            raw = pack_object(BLOB, data)
-            with self._lock:
-                self._writer.put_packed(oid, raw)
-        return KnownFile(reliable_stamp(status, began), entry_mode(status), oid)
-
-    def _enter_file(self, path: bytes, name: bytes, reading: Reading) -> None:
-        folder = self.index.folders[path]
-        folder.files.pop(name, None)
-        if isinstance(reading, KnownFile):
-            folder.files[name] = reading
-        else:
-            folder.stamp = None
-            if reading is not None:
-                folder.left_out[name] = reading
-
-    # -- trees
+            data = None
+            with suppress(OSError):  # it has just gone
+                left_out = left_out_as(_reason(error), os.lstat(name, dir_fd=descriptor))
+        if data is not None:
+            folder.files[name] = KnownFile(
+                reliable_stamp(status, began), entry_mode(status), self._writer.put(BLOB, data)
+            )
+            return
+        folder.stamp = None
+        if left_out is not None:
+            folder.left_out[name] = left_out
 
     def _build_trees(self) -> None:
         """Build the trees of the directories that changed, and of those above them."""
@@ -262,10 +200,6 @@ class Scan:
                 folders[path] = replace(folder, tree=tree)
                 self.index.dirty.add(path)
         self.index.tree = folders[b""].tree
-
-
-Reading = KnownFile | LeftOut | None
-"""What reading a file gave: also the reason why it is left out, or None if it has gone."""
 
 
 def _reason(error: OSError) -> str:

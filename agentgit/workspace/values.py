@@ -59,7 +59,7 @@ class JsonLike:
 def _text(groups: Mapping[str, Iterable[Any]], notes: Iterable[str] = (), empty: str = "") -> str:
     """Return a line for each path, alone or with a reason, under the label of its group, then the notes."""
     pairs = [(label, one, "") if isinstance(one, str) else (label, *one) for label in groups for one in groups[label]]
-    lines = [f"{label} {escape_path(path)}{f' ({why})' if why else ''}" for label, path, why in pairs]
+    lines = [f"{label:<9} {escape_path(path)}{f' ({why})' if why else ''}" for label, path, why in pairs]
     return "\n".join([*(lines or [empty]), *(f"note:     {one}" for one in notes)])
 
 
@@ -154,68 +154,32 @@ class WorkspaceDiff(JsonLike):
         return bool(self.added_files or self.modified_files or self.deleted_files)
 
     def __str__(self) -> str:
-        groups = {"added:   ": self.added_files, "modified:": self.modified_files, "deleted: ": self.deleted_files}
+        groups = {"added:": self.added_files, "modified:": self.modified_files, "deleted:": self.deleted_files}
         return _text(groups, empty="no difference")
 
 
 @dataclass(frozen=True)
-class RestorePlan(JsonLike):
-    """The changes that a restore would make if it ran now.
-
-    Args:
-        to_id: The id of the snapshot.
-        restore: Paths of files that would be written.
-        delete: Paths of files that would be deleted.
-        changed: Paths of files that changed since they were last saved or restored, and are in no snapshot yet.
-        aside: Paths in no snapshot that are in the way, and would be moved to `.agentgit-aside`.
-        missing: Paths that the snapshot left out and that are gone, each with the reason.
-        left: Paths that the snapshot left out and that changed or came since, each with the reason. They would stay.
-        impossible: Paths that the restore could not write or delete, each with the reason.
-        unseen: Sentences on excluded directories: what moved in a `.git`, which others changed, how many there are.
-    """
-
-    to_id: str
-    restore: tuple[str, ...] = ()
-    delete: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    aside: tuple[str, ...] = ()
-    missing: tuple[tuple[str, str], ...] = ()
-    left: tuple[tuple[str, str], ...] = ()
-    impossible: tuple[tuple[str, str], ...] = ()
-    unseen: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        groups: dict[str, Iterable[Any]] = {
-            "impossible:": self.impossible,
-            "restore:": self.restore,
-            "delete: ": self.delete,
-            "move:   ": self.aside,
-            "missing: ": self.missing,
-            "left:    ": self.left,
-        }
-        return _text(groups, self.unseen, "nothing to restore")
-
-
-@dataclass(frozen=True)
 class Restored(JsonLike):
-    """The result of a restore.
+    """The result of a restore; of `plan_restore`, what the result would be now.
 
     Args:
-        id: The id of the snapshot that was restored.
-        safety: The id of the safety snapshot, which has the files as they were before.
+        id: The id of the snapshot.
+        safety: The id of the safety snapshot, which has the files as they were before; None in a plan.
         restored: Paths of files and links that were written.
         deleted: Paths of files and links that were deleted.
-        created_directories: Paths of directories that were created.
-        deleted_directories: Paths of directories that were deleted.
+        created_directories: Paths of directories that were created; none in a plan.
+        deleted_directories: Paths of directories that were deleted; none in a plan.
         moved_aside: Items in no snapshot that were in the way: the path and the new path of each.
-        conflicts: Paths that stay because another process changed them meanwhile, each with the reason.
+        conflicts: Paths that stay although the snapshot has another version, each with the reason.
         missing: Paths that the snapshot left out and that are gone, each with the reason.
-        left: Paths that the snapshot left out and that changed or came since, each with the reason. They stay.
+        left: Paths that stay because the snapshot left them out or others changed them, each with the reason.
+        changed: Paths of files that had changed since they were last saved or restored; only in a plan.
+        impossible: Paths that the restore could not write or delete, each with the reason; only in a plan.
         everything: True if a custom environment was restored, which does not list files.
-        unseen: Sentences on excluded directories, as in a plan.
-        name: The name of the snapshot that was restored; None if it has none.
-        message: The description of that snapshot.
-        time_str: The local time at which that snapshot was taken, as `2030-01-31 13:59:00`.
+        unseen: Sentences on excluded directories: what moved in a `.git`, which others changed, how many there are.
+        name: The name of the snapshot; None if it has none.
+        message: The description of the snapshot.
+        time_str: The local time at which the snapshot was taken, as `2030-01-31 13:59:00`.
     """
 
     id: str
@@ -228,20 +192,29 @@ class Restored(JsonLike):
     conflicts: tuple[tuple[str, str], ...] = ()
     missing: tuple[tuple[str, str], ...] = ()
     left: tuple[tuple[str, str], ...] = ()
+    changed: tuple[str, ...] = ()
+    impossible: tuple[tuple[str, str], ...] = ()
     everything: bool = False
     unseen: tuple[str, ...] = ()
     name: str | None = None
     message: str = ""
     time_str: str = ""
 
+    @property
+    def is_done(self) -> bool:
+        """False in a plan."""
+        return self.everything or self.safety is not None
+
     def __str__(self) -> str:
+        ed = "d" if self.is_done else ""
         groups: dict[str, Iterable[Any]] = {
-            "restored:": [EVERYTHING] if self.everything else self.restored,
-            "deleted: ": self.deleted + self.deleted_directories,
-            "created: ": self.created_directories,
-            "moved:   ": [f"{path} -> {destination}" for path, destination in self.moved_aside],
+            "impossible:": self.impossible,
+            f"restore{ed}:": [EVERYTHING] if self.everything else self.restored,
+            f"delete{ed}:": self.deleted + self.deleted_directories,
+            f"create{ed}:": self.created_directories,
+            f"move{ed}:": [f"{path} -> {destination}" for path, destination in self.moved_aside],
             "conflict:": self.conflicts,
-            "missing: ": self.missing,
-            "left:    ": self.left,
+            "missing:": self.missing,
+            "left:": self.left,
         }
         return _text(groups, self.unseen, "nothing to restore")

@@ -119,7 +119,7 @@ def test_an_excluded_file_that_fits_now_is_not_deleted(workspace, work):
     (work / "a").write_text("2")
     second = workspace.save()
     plan = workspace.plan_restore(first.id)
-    assert (plan.delete, plan.restore) == ((), ("a",))
+    assert (plan.deleted, plan.restored) == ((), ("a",))
     told = (("data.csv", "changed since; left out of the snapshot (larger than 1,000 bytes)"),)
     assert plan.left == told
     assert workspace.diff(first.id, second.id).added_files == ()
@@ -145,7 +145,7 @@ def test_changed_exclude_patterns_lose_no_file(opened, work):
     plain = opened(exclude_patterns=[])
     second = plain.save()
     (work / "came").write_text("1")
-    assert plain.plan_restore(first.id).delete == ("came",)
+    assert plain.plan_restore(first.id).deleted == ("came",)
     done = plain.restore(first.id)
     assert (done.deleted, done.deleted_directories) == (("came",), ())
     assert (work / "node_modules/a/b").read_text() == "1"
@@ -178,7 +178,7 @@ def test_a_copied_snapshot_keeps_its_record_of_excluded_paths(opened, work, tmp_
     other = Workspace(tmp_path / "other", tmp_path / "other-store", environment=kind)
     other.save()
     adopted = adopt(other, opened(), first.id)
-    assert other.plan_restore(adopted.id).delete == ()
+    assert other.plan_restore(adopted.id).deleted == ()
     other.restore(adopted.id)
     assert (tmp_path / "other" / "left").read_text() == "small"
     (tmp_path / "other" / "left").unlink()
@@ -245,7 +245,7 @@ def test_a_restore_below_a_link_replaces_the_link(workspace, work, tmp_path):
     for target in ("lib", str(tmp_path)):
         (work / "src").symlink_to(target)
         (work / "lib/main.py").write_text("theirs")
-        assert workspace.plan_restore(first.id, paths=["src/main.py"]).restore == ("src/main.py",)
+        assert workspace.plan_restore(first.id, paths=["src/main.py"]).restored == ("src/main.py",)
         assert workspace.diff(first.id, paths=["src/main.py"]).deleted_files == ("src/main.py",)
         done = workspace.restore(first.id, paths=["src/main.py"])
         assert (done.restored, done.deleted, done.moved_aside) == (("src/main.py",), ("src",), ())

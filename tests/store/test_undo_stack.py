@@ -162,7 +162,7 @@ def test_an_undo_keeps_what_a_person_changed_after_the_call(work, stack):
     with agentgit.Workspace(work, work.parent / "store") as workspace:
         assert [one.kind for one in workspace.list()] == ["safety"]  # entries are found by their id only
         plan = workspace.plan_restore(done.safety)
-        assert (plan.restore, plan.delete, plan.missing, plan.left) == (("file",), (), (), ())
+        assert (plan.restored, plan.deleted, plan.missing, plan.left) == (("file",), (), (), ())
         restored = workspace.restore(done.safety)
         assert (restored.restored, (work / "file").read_text()) == (("file",), "the agent's, then mine")
         workspace.restore(restored.safety)

@@ -150,7 +150,7 @@ def test_a_plan_changes_nothing_and_its_restore_keeps_the_later_snapshots(worksp
     (work / "new").write_text("new")
     was = picture(work)
     plan = workspace.plan_restore(first.id)
-    assert (plan.restore, plan.delete, plan.changed) == (("a",), ("new",), ("a", "new"))
+    assert (plan.restored, plan.deleted, plan.changed) == (("a",), ("new",), ("a", "new"))
     assert picture(work) == was
     assert workspace.list() == [second, first]
     done = workspace.restore(first.id)
@@ -188,7 +188,7 @@ def test_ignored_files_stay_and_are_moved_aside_where_they_are_in_the_way(worksp
     for path, text in (("d/x.log", "precious"), ("out/y", "ignored"), ("new/a", "1"), ("new/b.log", "2")):
         (work / path).parent.mkdir(exist_ok=True)
         (work / path).write_text(text)
-    assert workspace.plan_restore(first.id).aside == ("d/x.log",)
+    assert workspace.plan_restore(first.id).moved_aside == (("d/x.log", ".agentgit-aside"),)
     done = workspace.restore(first.id)
     assert (work / "d").read_text() == "a file"
     ((path, to),) = done.moved_aside

@@ -116,7 +116,7 @@ BRING_FILES = Point("rollback.workspace_adapter", "WorkspaceAdapter.restore")
 RELEASE_SNAPSHOTS = Point("rollback.workspace_adapter", "WorkspaceAdapter.release")
 RELEASE_ALL_SNAPSHOTS = Point("rollback.files", "RollbackFiles.release_all")
 WRITE_TREE = Point("workspace.objects", "PackWriter.finish")
-HASH_FILE = Point("workspace.scan", "object_id")
+HASH_FILE = Point("workspace.objects", "object_id")
 ENTER_SNAPSHOT = Point("workspace.catalog", "Catalog.add")
 SET_VALUE = Point("workspace.catalog", "Catalog.set")
 """A restore sets that it has begun, the snapshot that it has restored, and that it has ended."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from workspace_fixtures import left_out, unsaved
 
 from agentgit import Workspace
-from agentgit.workspace.values import Restored, RestorePlan
+from agentgit.workspace.values import Restored
 
 NAMES = ("a", "b", "c", "d", "d/a", "d/b", "d/e/a", "e", "e/f", "x.log", "d/y.log", "build", "build/out", "data", "é")
 MODES = (0o644, 0o600, 0o755, 0o444)
@@ -277,16 +277,16 @@ class Life:
             assert within(path, wanted.left) or within(path, left) or path in named, path
 
     def check_report(
-        self, wanted: Saved, before: Manifest, after: Manifest, left: dict[str, str], plan: RestorePlan, done: Restored
+        self, wanted: Saved, before: Manifest, after: Manifest, left: dict[str, str], plan: Restored, done: Restored
     ) -> None:
         """Check that the plan and the report list exactly the changes that were made."""
         leaves = {path: one for path, one in wanted.holds.items() if not one.is_folder}
         held = {path: one for path, one in before.items() if not within(path, left)}
         put = {path for path, one in leaves.items() if path not in before or before[path].same != one.same}
-        assert put == set(done.restored) == set(plan.restore)
+        assert put == set(done.restored) == set(plan.restored)
         were = {path for path, one in held.items() if not one.is_folder and path not in leaves}
         gone = {path for path in were if path not in after or after[path].is_folder}
-        assert gone == set(done.deleted) == set(plan.delete)
+        assert gone == set(done.deleted) == set(plan.deleted)
         missing = {path for path in wanted.left if path not in after}
         assert missing == {path for path, _ in done.missing} == {path for path, _ in plan.missing}
         changed = {p for p in wanted.left if p in after and not after[p].looks_like(wanted.stood[p])}

@@ -18,7 +18,7 @@ from agentgit.render.views.conversation import conversation
 from agentgit.render.views.diff import differences
 from agentgit.sessions.messages import History
 from agentgit.sessions.tree import Branch, Point, Tree
-from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
+from agentgit.workspace.values import FileCheckpoint, Restored, WorkspaceDiff
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -79,7 +79,7 @@ TEXTS = {
     "merge": lambda text: str(merge_of(text)),
     "snapshots": lambda text: plain(files.snapshots([FileCheckpoint(text, text, text, NOON, kind=text)])),
     "file diff": lambda text: plain(files.difference(WorkspaceDiff("a", "b", (text,), (text,), (text,), f"+{text}"))),
-    "restore plan": lambda text: plain(files.plan(RestorePlan("a", (text,), (text,), (text,)))),
+    "restore plan": lambda text: plain(files.plan(Restored("a", None, (text,), (text,), (text,), changed=(text,)))),
     "restore": lambda text: plain(
         files.restored(Restored("a", text, (text,), (text,), (text,), (text,), *[((text, text),)] * 3))
     ),

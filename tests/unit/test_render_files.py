@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 from agentgit.render.view import plain
 from agentgit.render.views import files
-from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
+from agentgit.workspace.values import FileCheckpoint, Restored, WorkspaceDiff
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -43,11 +43,11 @@ def test_a_restore_report_lists_moved_and_conflicting_files():
         "conflict  c: changed during the restore", "The previous files are in snapshot bbbbbbbbbb.",
     ]  # fmt: skip
     assert plain(files.restored(Restored("a"))) == "There was nothing to restore."
-    plan = RestorePlan("a", restore=("x",), delete=("y",), changed=("x",))
+    plan = Restored("a", restored=("x",), deleted=("y",), changed=("x",))
     assert plain(files.plan(plan)).splitlines() == [
         "restore  x", "delete  y", "changed since the last snapshot  x", "1 file to restore, 1 to delete",
     ]  # fmt: skip
-    assert plain(files.plan(RestorePlan("a"))) == "There is nothing to restore."
+    assert plain(files.plan(Restored("a"))) == "There is nothing to restore."
     undone = Restored("a", "b", message="edit x", restored=("x",), deleted=("y",), left=(("z", "changed since"),))
     shown = "undone  edit x", "restored  x", "deleted  y", "left  z: changed since"
     assert plain(files.undone([undone])).splitlines() == [*shown, "The previous files are in snapshot b."]

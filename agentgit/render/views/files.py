@@ -13,7 +13,7 @@ from agentgit.values import count, escape_path
 from agentgit.workspace.values import EVERYTHING
 
 if TYPE_CHECKING:
-    from agentgit.workspace.values import FileCheckpoint, Restored, RestorePlan, WorkspaceDiff
+    from agentgit.workspace.values import FileCheckpoint, Restored, WorkspaceDiff
 
 SHORT_ID_LENGTH = 10
 """The number of characters of an id that a list shows."""
@@ -73,37 +73,33 @@ def _changes(diff: WorkspaceDiff) -> list[Line]:
     ]
 
 
-def plan(value: RestorePlan) -> View:
+def plan(value: Restored) -> View:
     """Show what a restore would do."""
-    lines = [
-        *_paths("impossible", "bad", value.impossible),
-        *_paths("restore", "added", value.restore),
-        *_paths("delete", "removed", value.delete),
-        *_paths("move aside", "changed", value.aside),
-        *_paths("changed since the last snapshot", "bad", value.changed),
-        *_paths("missing", "bad", value.missing),
-        *_paths("left", "dim", value.left),
-    ]
-    summary = f"{count(len(value.restore), 'file')} to restore, {len(value.delete)} to delete"
-    notes = _paths("note", "dim", value.unseen)
-    return [*lines, *notes, (Span(summary if lines else "There is nothing to restore.", "dim"),)]
+    summary = f"{count(len(value.restored), 'file')} to restore, {len(value.deleted)} to delete"
+    return _paths_and_summary(value, summary, "There is nothing to restore.")
 
 
 def restored(value: Restored) -> View:
     """Show what a restore did."""
+    summary = f"The previous files are in snapshot {value.safety[:SHORT_ID_LENGTH]}." if value.safety else ""
+    return _paths_and_summary(value, summary, "There was nothing to restore.")
+
+
+def _paths_and_summary(value: Restored, summary: str, empty: str) -> View:
+    ed = "d" if value.is_done else ""
     lines = [
-        *_paths("restored", "added", [EVERYTHING] if value.everything else ()),
-        *_paths("restored", "added", value.restored),
-        *_paths("deleted", "removed", (*value.deleted, *value.deleted_directories)),
-        *_paths("created", "added", value.created_directories),
-        *_paths("moved aside", "changed", value.moved_aside, " -> "),
+        *_paths("impossible", "bad", value.impossible),
+        *_paths(f"restore{ed}", "added", [EVERYTHING] if value.everything else value.restored),
+        *_paths(f"delete{ed}", "removed", (*value.deleted, *value.deleted_directories)),
+        *_paths(f"create{ed}", "added", value.created_directories),
+        *_paths(f"move{ed} aside", "changed", value.moved_aside, " -> "),
+        *_paths("changed since the last snapshot", "bad", value.changed),
         *_paths("conflict", "bad", value.conflicts),
         *_paths("missing", "bad", value.missing),
         *_paths("left", "dim", value.left),
     ]
-    safety_text = f"The previous files are in snapshot {value.safety[:SHORT_ID_LENGTH]}." if value.safety else ""
     notes = _paths("note", "dim", value.unseen)
-    return [*lines, *notes, (Span(clean(safety_text if lines else "There was nothing to restore."), "dim"),)]
+    return [*lines, *notes, (Span(clean(summary if lines else empty), "dim"),)]
 
 
 def undone(values: Sequence[Restored]) -> View:
