@@ -104,9 +104,7 @@ class WorkspaceAdapter:
     def plan(self, snapshot: SnapshotRef, history: FileHistory) -> FileChanges:
         """Return what `restore` would do."""
         self._fetch_snapshot(snapshot)
-        with self.engine.locked():
-            files = self.engine.files_for("a plan")
-            plan = files.plan(self.engine.require(snapshot.snapshot), history=history)
+        plan = self.engine.plan(snapshot.snapshot, history=history)
         return self._file_changes(plan, history, "a safety snapshot will have the other's version")
 
     def require_restorable(self, snapshot: SnapshotRef) -> None:
@@ -119,9 +117,9 @@ class WorkspaceAdapter:
         self._fetch_snapshot(snapshot)
         with self.engine.locked():
             result: Restored = self.engine.restore(snapshot.snapshot, history=history)
+            is_whole = self.engine.is_at(snapshot.snapshot)
         changes = self._file_changes(result, history, f"snapshot {result.safety} has the other's version")
-        now = "" if self.engine.is_at(snapshot.snapshot) else self.take_snapshot("after a rollback").snapshot
-        return replace(changes, now=now)
+        return replace(changes, now="" if is_whole else self.take_snapshot("after a rollback").snapshot)
 
     def _file_changes(self, result: Restored, history: FileHistory, where: str) -> FileChanges:
         """Convert a plan or a report; `where` says where the version of others is that a restore replaces."""

@@ -160,9 +160,7 @@ class Workspace:
         Raises:
             NotFound: There is no such snapshot.
         """
-        with self._engine.locked():
-            engine, files = self._engine, self._engine.files_for("plan_restore")
-            return files.plan(engine.require(ref), engine.paths.relative_paths(paths))
+        return self._engine.plan(ref, paths=self._engine.paths.relative_paths(paths))
 
     def rewind(self, steps: int = 1) -> Restored:
         """Go back a number of snapshots from the current position; safety snapshots do not count.

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotAllowed, NotFound, Unavailable
 from agentgit.next_steps import Next
 from agentgit.values import escape_path
-from agentgit.workspace.catalog import PATIENCE, PENDING, TREE, Catalog, CatalogRow, dump_paths, load_paths
+from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow, dump_paths, load_paths
 from agentgit.workspace.disk import ASIDE
 from agentgit.workspace.files import Captured, Files
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, is_known, remember_storage
@@ -48,7 +48,7 @@ class CustomEnvironment:
         self.takes_safety = bool(getattr(environment, "takes_safety", False))
         """True if `restore` takes the safety snapshot itself, and returns its id as `safety`."""
 
-    def capture(self, since: CatalogRow | None = None) -> Captured:
+    def capture(self) -> Captured:
         return Captured(str(self._call("checkpoint")))
 
     def restore(self, id: str, tree: str) -> Restored:
@@ -186,9 +186,11 @@ class Engine:
         """Take a snapshot for the undo stack, which restores some paths of it, or all."""
         return self._add(new_snapshot(label, UNDO), self._capture(), paths, is_new=True)
 
+    def _current(self) -> CatalogRow | None:
+        return self.catalog.get_row(self.catalog.get(POSITION)) or next(iter(self.catalog.rows(limit=1)), None)
+
     def _capture(self) -> Captured:
-        current = self.catalog.get_row(self.catalog.get(POSITION)) or next(iter(self.catalog.rows(limit=1)), None)
-        return (self.custom or self._files).capture(current)
+        return (self.custom or self._files).capture()
 
     def _add(
         self,
@@ -205,7 +207,11 @@ class Engine:
                 if captured.index.dirty:
                     self.catalog.store_index(captured.index)
                 return existing
-        snapshot = snapshot.with_left_out(captured.changed if paths is None else paths, captured.left_out)
+        if paths is None and self.custom is None:
+            changed = self._files.changed(self._current(), captured)
+        else:
+            changed = list(paths or ())
+        snapshot = snapshot.with_left_out(changed, captured.left_out)
         self.catalog.add(CatalogRow(snapshot, captured.tree, captured.left_out, paths), index=captured.index)
         self.notify(CREATED, snapshot)
         return snapshot
@@ -242,6 +248,11 @@ class Engine:
 
     # -- restoring
 
+    def plan(self, ref: str, *, paths: tuple[bytes, ...] | None = None, history: FileHistory | None = None) -> Restored:
+        """Return what `restore` would do."""
+        with self.locked():
+            return self.files_for("a plan").plan(self.require(ref), self._current(), paths, history)
+
     def restore(
         self,
         ref: str,
@@ -274,7 +285,8 @@ class Engine:
         return result
 
     def is_at(self, ref: str) -> bool:
-        return self.custom is not None or self.catalog.get(TREE) == self.require(ref).tree
+        """Return whether the files are those of a snapshot."""
+        return self.custom is not None or self._files.look().tree == self.require(ref).tree
 
     def _restore_custom(
         self, custom: CustomEnvironment, row: CatalogRow, safety: FileCheckpoint, paths: Sequence[bytes] | None
@@ -309,7 +321,7 @@ class Engine:
             raise
         if is_undo:
             self.catalog.remove([id])
-        else:
+        elif paths is None:
             self.catalog.set(POSITION, id)
         self.catalog.set(PENDING, "")
         self.notify(RESTORED, result)

@@ -17,7 +17,6 @@ from agentgit.workspace.left_out import (
     UNREADABLE,
     IgnoreRules,
     LeftOutPaths,
-    compare_left_out,
     containing_path,
     is_selected,
     parent_folders,
@@ -39,11 +38,10 @@ MAX_FILE_SIZE = 100_000_000
 
 @dataclass(frozen=True)
 class Captured:
-    """The files as they are now, those that changed since another snapshot, and the index."""
+    """The files as they are now, and the index."""
 
     tree: str
     left_out: LeftOutPaths = field(default_factory=dict)
-    changed: Collection[bytes] = ()
     index: Index | None = None
 
 
@@ -59,21 +57,23 @@ class Files:
 
     # -- capturing
 
-    def capture(self, since: CatalogRow | None) -> Captured:
+    def capture(self) -> Captured:
         """Store the files as they are now. The index is not stored yet."""
-        _, now = self._look()
-        self.cached_index, changed = now.index, list[bytes]()
-        if since is None and now.index is not None:
-            return replace(now, changed=now.index.files())
-        with suppress(Corrupt):  # what changed since a damaged snapshot is not known
-            changed = leaves(self._differences(since, now))
-        return replace(now, changed=changed)
+        now = self.look()
+        self.cached_index = now.index
+        return now
 
-    def _look(self) -> tuple[Index, Captured]:
-        """Store the contents of the files, but no snapshot; return the index of the last one, and the files."""
-        last = self.cached_index = self._catalog.load_index(self.cached_index)
-        index = self._store(last)
-        return last, Captured((index.tree or b"").hex(), index.left_out(), index=index)
+    def look(self) -> Captured:
+        """Store the contents of the files, but neither a snapshot nor the index."""
+        self.cached_index = self._catalog.load_index(self.cached_index)
+        index = self._store(self.cached_index)
+        return Captured((index.tree or b"").hex(), index.left_out(), index=index)
+
+    def changed(self, since: CatalogRow | None, now: Captured) -> list[bytes]:
+        """Return the paths of the files that differ from a snapshot; of a damaged one, they are not known."""
+        with suppress(Corrupt):
+            return leaves(self._differences(since, now))
+        return []
 
     def _store(self, index: Index) -> Index:
         require_not_moved(self._root)
@@ -119,9 +119,9 @@ class Files:
         row = self._catalog.get_row(snapshot)
         return bytes.fromhex(row.tree) if row is not None else None
 
-    def plan(self, row: CatalogRow, paths: Chosen = None, history: FileHistory | None = None) -> Restored:
-        """Return what a restore would do; see `Workspace.plan_restore`."""
-        last, now = self._look()
+    def plan(self, row: CatalogRow, current: CatalogRow | None, paths: Chosen, history: FileHistory | None) -> Restored:
+        """Return what a restore would do; `current` is the snapshot that was saved or restored last."""
+        now = self.look()
         changes, unreachable = self._changes(row, now, paths, self.kept(history, row, now, paths))
         disk = Disk(self._root)
         left_out_now = [path for path in changes if containing_path(path, now.left_out) is not None]
@@ -137,7 +137,7 @@ class Files:
             restored=[path for path, change in changes.items() if is_leaf(change.after) and path not in done],
             deleted=[path for path, change in changes.items() if is_leaf(change.before) and not is_leaf(change.after)],
             moved_aside=[(path, ASIDE) for path in aside],
-            changed=self._changed(last, now),
+            changed=self.changed(current, now),
             impossible=self._impossible(changes, done),
         )
 
@@ -173,15 +173,9 @@ class Files:
             elif is_leaf(after) and path not in done and after.oid not in self.objects:
                 yield path, b"its stored contents are lost"
 
-    def _changed(self, last: Index, now: Captured) -> list[bytes]:
-        """Return the paths of the files that differ from an index, and of changed paths that it left out."""
-        before = Captured(last.tree.hex()) if last.tree is not None else None
-        left_out = compare_left_out(last.left_out(), now.left_out, self._root)
-        return [*leaves(self._differences(before, now)), *(path for group in left_out for path in group)]
-
     def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Chosen) -> WorkspaceDiff:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""
-        after, root = (new, None) if new is not None else (self._look()[1], self._root)
+        after, root = (new, None) if new is not None else (self.look(), self._root)
         changes = select_changes(self._differences(old, after), paths)
         left_out = old.left_out if old is not None else {}
         found = compare(left_out, after.left_out, changes, root, paths, self.objects.read)
@@ -201,13 +195,11 @@ class Files:
         *,
         is_resumed: bool,
     ) -> Restored:
-        """Change the files from one snapshot, of what is there now, to another, and update the index."""
+        """Change the files from one snapshot, of what is there now, to another."""
         changes, unreachable = self._changes(row, safety, paths, kept)
         disk = Disk(self._root, os.fsencode(aside))
         restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
         restore.run()
-        self.cached_index = self._store(self._catalog.load_index(self.cached_index))
-        self._catalog.store_index(self.cached_index)
         result = self._result(
             row,
             safety,

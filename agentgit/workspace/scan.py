@@ -61,8 +61,9 @@ class Scan:
 
     def _look(self, descriptor: int, path: bytes, is_fresh: bool) -> None:
         old, status, rules = self._old.get(path), os.fstat(descriptor), None
-        with suppress(OSError):
-            rules = stamp_of(os.stat(GITIGNORE, dir_fd=descriptor, follow_symlinks=False))
+        if old is None or old.rules is not None or old.stamp != stamp_of(status):  # else there is still none
+            with suppress(OSError):
+                rules = stamp_of(os.stat(GITIGNORE, dir_fd=descriptor, follow_symlinks=False))
         is_fresh = is_fresh or old is None or old.rules != rules
         folder = self._list(descriptor, path, old or Folder(0), status, rules, is_fresh)
         if folder != old:

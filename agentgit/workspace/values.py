@@ -173,7 +173,7 @@ class Restored(JsonLike):
         conflicts: Paths that stay although the snapshot has another version, each with the reason.
         missing: Paths that the snapshot left out and that are gone, each with the reason.
         left: Paths that stay because the snapshot left them out or others changed them, each with the reason.
-        changed: Paths of files that had changed since they were last saved or restored; only in a plan.
+        changed: Paths of files that differ from the snapshot saved or restored last; only in a plan.
         impossible: Paths that the restore could not write or delete, each with the reason; only in a plan.
         everything: True if a custom environment was restored, which does not list files.
         unseen: Sentences on excluded directories: what moved in a `.git`, which others changed, how many there are.
