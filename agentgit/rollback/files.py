@@ -25,13 +25,13 @@ from agentgit.effects.plan import KEEP
 from agentgit.effects.registry import Registry
 from agentgit.errors import AgentGitError, NotFound, Unavailable, WorkspaceChanged
 from agentgit.next_steps import Next
+from agentgit.rollback.file_history import FileHistory, FileState
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.store import Store
 from agentgit.values import as_object, escape_path
 from agentgit.workspace.api import Workspace
-from agentgit.workspace.restore import FileHistory, FileState
 
 
 class FoundFiles(NamedTuple):

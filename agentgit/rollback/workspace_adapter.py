@@ -22,11 +22,11 @@ from agentgit.effects.files import (
     SnapshotRef,
 )
 from agentgit.errors import InvalidInput
+from agentgit.rollback.file_history import FileHistory
+from agentgit.rollback.modified_files import named_paths, paths_of
 from agentgit.values import escape_path
 from agentgit.workspace.api import Workspace, engine_of, open_workspace
 from agentgit.workspace.engine import AUTO, require_own_storage
-from agentgit.workspace.modified_files import named_paths, paths_of
-from agentgit.workspace.restore import FileHistory
 from agentgit.workspace.values import Restored, some
 
 HOLDER = "holder"
@@ -104,7 +104,7 @@ class WorkspaceAdapter:
     def plan(self, snapshot: SnapshotRef, history: FileHistory) -> FileChanges:
         """Return what `restore` would do."""
         self._fetch_snapshot(snapshot)
-        plan = self.engine.plan(snapshot.snapshot, history=history)
+        plan = self.engine.plan(snapshot.snapshot, choose=history.choose)
         return self._file_changes(plan, history, "a safety snapshot will have the other's version")
 
     def require_restorable(self, snapshot: SnapshotRef) -> None:
@@ -116,7 +116,7 @@ class WorkspaceAdapter:
         """Restore the files, except those that belong to others."""
         self._fetch_snapshot(snapshot)
         with self.engine.locked():
-            result: Restored = self.engine.restore(snapshot.snapshot, history=history)
+            result: Restored = self.engine.restore(snapshot.snapshot, choose=history.choose)
             is_whole = self.engine.is_at(snapshot.snapshot)
         changes = self._file_changes(result, history, f"snapshot {result.safety} has the other's version")
         return replace(changes, now="" if is_whole else self.take_snapshot("after a rollback").snapshot)

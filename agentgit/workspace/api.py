@@ -108,7 +108,7 @@ class Workspace:
         with self._engine.locked():
             if not name:
                 number = int(self._engine.catalog.get(NUMBER) or 0) + 1
-                self._engine.catalog.set(NUMBER, str(number))
+                self._engine.catalog.set({NUMBER: str(number)})
                 name = f"{DEFAULT_NAME_PREFIX}{number}"
             return self._engine.save(description, name=name)
 

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,15 +27,14 @@ from agentgit.workspace.left_out import LeftOut, LeftOutPaths, decode_left_out, 
 from agentgit.workspace.locations import exclusive_lock, naming
 from agentgit.workspace.values import UNDO, FileCheckpoint
 
-FORMAT = 3
+FORMAT = 4
 """The version of the tables."""
 
 SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS snapshot (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, name TEXT, message TEXT NOT NULL,
-    created_at TEXT NOT NULL, files_changed TEXT NOT NULL, metadata TEXT NOT NULL, kind TEXT NOT NULL,
-    change_count INTEGER NOT NULL, tree TEXT NOT NULL, left_out BLOB NOT NULL, paths TEXT) STRICT;
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, name TEXT, kind TEXT NOT NULL, tree TEXT NOT NULL,
+    left_out BLOB NOT NULL, fields TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS holding (
     snapshot TEXT NOT NULL, holder TEXT NOT NULL, PRIMARY KEY (snapshot, holder)) STRICT;
 CREATE TABLE IF NOT EXISTS folder (path BLOB PRIMARY KEY, found BLOB NOT NULL) STRICT, WITHOUT ROWID;
@@ -47,7 +46,7 @@ COMMIT;
 PATIENCE = 30.0
 """The maximum time to wait for another process, in seconds."""
 
-COLUMNS = "id, name, message, created_at, files_changed, metadata, kind, change_count, tree, left_out, paths"
+COLUMNS = "id, name, kind, tree, left_out, fields"
 
 IS_HELD = "EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id)"
 
@@ -56,8 +55,8 @@ IS_LISTED = f"kind <> '{UNDO}'"
 
 IS_DELETABLE = f"{IS_LISTED} AND NOT {IS_HELD}"
 
-TREE, SETTINGS, GENERATION, PENDING = "tree", "settings", "generation", "pending"
-"""Keys of `state`: the tree of the index, its settings, when it was stored, and the restore in progress."""
+SETTINGS, GENERATION, PENDING = "settings", "generation", "pending"
+"""Keys of `state`: the settings of the index, when it was stored, and the restore in progress."""
 
 
 Stamp = tuple[int, int, int, int]
@@ -115,14 +114,15 @@ class Folder:
 class Index:
     """The index of a workspace: its directories by path, which of them are not stored yet, and their tree."""
 
-    tree: bytes | None = None
     settings: str = ""
     generation: str = ""
     folders: dict[bytes, Folder] = field(default_factory=dict)
     dirty: set[bytes] = field(default_factory=set)
 
-    def files(self) -> list[bytes]:
-        return [join(path, name) for path, folder in self.folders.items() for name in folder.files]
+    @property
+    def tree(self) -> bytes:
+        """The id of the tree of all files; empty before the first scan."""
+        return self.folders[b""].tree if self.folders else b""
 
     def left_out(self) -> dict[bytes, LeftOut]:
         return {join(path, name): one for path, folder in self.folders.items() for name, one in folder.left_out.items()}
@@ -165,14 +165,13 @@ class Catalog:
     def add(self, *rows: CatalogRow, index: Index | None = None, holder: str | None = None) -> None:
         """Store new snapshots, pinned for a holder, and the index of the files, safe from a power failure."""
         with self._transaction(durable=True) as db:
-            for snapshot, tree, left_out, paths in rows:
-                fields = snapshot.id, snapshot.name, snapshot.message, snapshot.timestamp.isoformat()
-                changes = json.dumps(snapshot.files_changed), json.dumps(dict(snapshot.metadata))
-                files = snapshot.kind, snapshot.change_count, tree, encode_left_out(left_out), dump_paths(paths)
-                values = (*fields, *changes, *files)
-                db.execute(f"INSERT INTO snapshot ({COLUMNS}) VALUES ({', '.join('?' * len(values))})", values)  # noqa: S608
+            for one, tree, left_out, paths in rows:
+                encoded = None if paths is None else [os.fsdecode(path) for path in paths]
+                fields = one.message, one.timestamp.isoformat(), one.files_changed, dict(one.metadata), one.change_count
+                values = one.id, one.name, one.kind, tree, encode_left_out(left_out), json.dumps([*fields, encoded])
+                db.execute(f"INSERT INTO snapshot ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values)  # noqa: S608
                 if holder is not None:
-                    db.execute("INSERT INTO holding VALUES (?, ?)", (snapshot.id, holder))
+                    db.execute("INSERT INTO holding VALUES (?, ?)", (one.id, holder))
             if index is not None:
                 _save_index(db, index)
 
@@ -217,10 +216,7 @@ class Catalog:
             return [_catalog_row(*row) for row in db.execute(query, values)]
 
     def remove(self, ids: Iterable[str]) -> None:
-        with self._transaction() as db:
-            for id in ids:
-                db.execute("DELETE FROM snapshot WHERE id = ?", (id,))
-                db.execute("DELETE FROM holding WHERE snapshot = ?", (id,))
+        self.set({}, removed=ids)
 
     def shrink(self) -> None:
         with self._open() as db:
@@ -243,9 +239,8 @@ class Catalog:
             state = dict(db.execute("SELECT name, value FROM state"))
             if cached_index is not None and cached_index.generation == state.get(GENERATION, ""):
                 return cached_index
-            tree = bytes.fromhex(state.get(TREE, ""))
             folders = {path: Folder.decode(found) for path, found in db.execute("SELECT * FROM folder")}
-            return Index(tree or None, state.get(SETTINGS, ""), state.get(GENERATION, ""), folders)
+            return Index(state.get(SETTINGS, ""), state.get(GENERATION, ""), folders)
 
     def store_index(self, index: Index) -> None:
         with self._transaction() as db:
@@ -258,9 +253,13 @@ class Catalog:
             row = db.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()
             return row[0] if row else ""
 
-    def set(self, name: str, value: str) -> None:
+    def set(self, values: Mapping[str, str], *, removed: Iterable[str] = ()) -> None:
+        """Set values, and remove snapshots, in one transaction."""
         with self._transaction() as db:
-            _set_value(db, name, value)
+            _set_values(db, values)
+            for id in removed:
+                db.execute("DELETE FROM snapshot WHERE id = ?", (id,))
+                db.execute("DELETE FROM holding WHERE snapshot = ?", (id,))
 
     def close(self) -> None:
         """Close the file. The next use opens it again."""
@@ -306,28 +305,17 @@ def _save_index(db: sqlite3.Connection, index: Index) -> None:
     db.executemany("DELETE FROM folder WHERE path = ?", [(path,) for path in index.dirty if path not in index.folders])
     db.executemany("INSERT OR REPLACE INTO folder VALUES (?, ?)", changed)
     index.generation = str(time.time_ns())
-    for name, value in ((TREE, (index.tree or b"").hex()), (SETTINGS, index.settings), (GENERATION, index.generation)):
-        _set_value(db, name, value)
+    _set_values(db, {SETTINGS: index.settings, GENERATION: index.generation})
     index.dirty.clear()
 
 
-def _set_value(db: sqlite3.Connection, name: str, value: str) -> None:
-    db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
+def _set_values(db: sqlite3.Connection, values: Mapping[str, str]) -> None:
+    db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", values.items())
 
 
-def dump_paths(paths: Iterable[bytes] | None) -> str | None:
-    return None if paths is None else json.dumps([path.decode("latin-1") for path in paths])
-
-
-def load_paths(text: str | None) -> tuple[bytes, ...] | None:
-    return None if text is None else tuple(path.encode("latin-1") for path in json.loads(text))
-
-
-def _catalog_row(
-    id: str, name: str, message: str, created: str, changed: str, metadata: str, kind: str, count: int, tree: str,
-    record: bytes, paths: str | None, is_held: int,
-) -> CatalogRow:  # fmt: skip
-    left_out, at, files = decode_left_out(record), datetime.fromisoformat(created), tuple(json.loads(changed))
+def _catalog_row(id: str, name: str, kind: str, tree: str, record: bytes, encoded: str, is_held: int) -> CatalogRow:
+    message, created, changed, metadata, count, paths = json.loads(encoded)
+    left_out, at = decode_left_out(record), datetime.fromisoformat(created)
     skipped = tuple((os.fsdecode(path), one.why) for path, one in left_out.items())
-    snapshot = FileCheckpoint(id, name, message, at, files, json.loads(metadata), kind, bool(is_held), count, skipped)
-    return CatalogRow(snapshot, tree, left_out, load_paths(paths))
+    snapshot = FileCheckpoint(id, name, message, at, tuple(changed), metadata, kind, bool(is_held), count, skipped)
+    return CatalogRow(snapshot, tree, left_out, None if paths is None else tuple(map(os.fsencode, paths)))

@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotAllowed, NotFound, Unavailable
 from agentgit.next_steps import Next
 from agentgit.values import escape_path
-from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow, dump_paths, load_paths
+from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow
 from agentgit.workspace.disk import ASIDE
 from agentgit.workspace.files import Captured, Files
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, is_known, remember_storage
 from agentgit.workspace.objects import Objects
-from agentgit.workspace.restore import FileHistory
+from agentgit.workspace.restore import Choose, PendingRestore, keep_nothing
 from agentgit.workspace.values import UNDO, Environment, FileCheckpoint, Options, Restored, escape_surrogates
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Engine:
         old = set(json.loads(self.catalog.get(NOT_OURS) or "[]"))
         if not new <= old:
             with self.locked():
-                self.catalog.set(NOT_OURS, json.dumps(sorted(new | old)))
+                self.catalog.set({NOT_OURS: json.dumps(sorted(new | old))})
 
     def _claim_storage(self, owner: list[Any]) -> None:
         """Record this workspace as the owner of the storage. A workspace that was moved keeps its storage."""
@@ -131,7 +131,7 @@ class Engine:
                     "Use another storage_dir."
                 )
         if recorded != owner:
-            self.catalog.set(PLACE, json.dumps(owner))
+            self.catalog.set({PLACE: json.dumps(owner)})
         remember_storage(self.storage)
 
     @contextmanager
@@ -145,8 +145,9 @@ class Engine:
             with exclusive_lock(lock, timeout=PATIENCE, description=f"the workspace {self.root}"):
                 self._is_locked, self.finished = True, None
                 try:
-                    if pending := self.catalog.get(PENDING):
-                        self.finished = self._run(pending, is_resumed=True)
+                    if text := self.catalog.get(PENDING):
+                        pending = PendingRestore.decode(text)
+                        self.finished = self._run(pending, is_resumed=True), pending.is_undo
                     yield
                 except BaseException as error:
                     if self.custom is None:
@@ -178,7 +179,7 @@ class Engine:
         """Take a snapshot. If `is_new` is False, return an existing one of the same files if there is one."""
         snapshot = new_snapshot(message, kind, name, metadata)
         snapshot = self._add(snapshot, self._capture(), is_new=is_new)
-        self.catalog.set(POSITION, snapshot.id)
+        self.catalog.set({POSITION: snapshot.id})
         self._prune(protected=())
         return snapshot
 
@@ -248,40 +249,36 @@ class Engine:
 
     # -- restoring
 
-    def plan(self, ref: str, *, paths: tuple[bytes, ...] | None = None, history: FileHistory | None = None) -> Restored:
+    def plan(self, ref: str, *, paths: tuple[bytes, ...] | None = None, choose: Choose = keep_nothing) -> Restored:
         """Return what `restore` would do."""
         with self.locked():
-            return self.files_for("a plan").plan(self.require(ref), self._current(), paths, history)
+            return self.files_for("a plan").plan(self.require(ref), self._current(), paths, choose)
 
     def restore(
         self,
         ref: str,
         *,
         paths: tuple[bytes, ...] | None = None,
-        history: FileHistory | None = None,
+        choose: Choose = keep_nothing,
         is_undo: bool = False,
     ) -> Restored:
-        """Restore a snapshot after a safety snapshot; with a history, what others made stays; an undo deletes it."""
+        """Restore a snapshot after a safety snapshot; what is chosen stays; an undo deletes it."""
         row = self.require(ref)
         safety = new_snapshot(f"before restoring {ref}", SAFETY)
         if self.custom is not None:
             return self._restore_custom(self.custom, row, safety, paths)
         captured = self._capture()
-        kept = self._files.kept(history, row, captured, paths)
+        kept = self._files.choose(choose, row, captured, paths)
         safety = self._add(safety, captured)
-        encoded = dump_paths(paths), dump_paths(kept)
-        pending = json.dumps([row.snapshot.id, safety.id, secrets.token_hex(8), *encoded, is_undo])
-        self.catalog.set(PENDING, pending)
+        pending = PendingRestore(row.snapshot.id, safety.id, secrets.token_hex(8), paths, kept, is_undo)
+        self.catalog.set({PENDING: pending.encode()})
         try:
-            done = self._run(pending, history)
+            result = self._run(pending)
         finally:
             self._prune(protected=(safety.id, row.snapshot.id))
-        assert done is not None  # noqa: S101 - both snapshots are in the catalog
-        result = done[0]
         if self.finished is not None and paths is None and not (result.restored or result.deleted):
             interrupted, _ = self.finished
-            if interrupted.id == result.id:
-                result = replace(interrupted, left=result.left, conflicts=(*interrupted.conflicts, *result.conflicts))
+            return interrupted if interrupted.id == result.id else result
         return result
 
     def is_at(self, ref: str) -> bool:
@@ -299,33 +296,22 @@ class Engine:
             stored = self._add(safety, Captured(result.safety))
         kept, origin = stored.id if stored is not None else None, row.snapshot
         result = replace(result, safety=kept, name=origin.name, message=origin.message, time_str=origin.time)
-        self.catalog.set(POSITION, row.snapshot.id)
+        self.catalog.set({POSITION: row.snapshot.id})
         self._prune(protected=(row.snapshot.id, result.safety or ""))
         self.notify(RESTORED, result)
         return result
 
-    def _run(
-        self, pending: str, history: FileHistory | None = None, *, is_resumed: bool = False
-    ) -> tuple[Restored, bool] | None:
-        id, safety_id, aside, paths, kept, is_undo = json.loads(pending)
-        row, safety = self.catalog.get_row(id), self.catalog.get_row(safety_id)
-        if row is None or safety is None or self.custom is not None:
-            self.catalog.set(PENDING, "")
-            return None
+    def _run(self, pending: PendingRestore, *, is_resumed: bool = False) -> Restored:
         try:
-            result = self._files.restore(
-                row, safety, aside, load_paths(paths), load_paths(kept) or (), history, is_resumed=is_resumed
-            )
+            row, safety = self.require(pending.snapshot), self.require(pending.safety)
+            result = self._files.restore(row, safety, pending, is_resumed=is_resumed)
         except Exception:
-            self.catalog.set(PENDING, "")
+            self.catalog.set({PENDING: ""})
             raise
-        if is_undo:
-            self.catalog.remove([id])
-        elif paths is None:
-            self.catalog.set(POSITION, id)
-        self.catalog.set(PENDING, "")
+        position = {POSITION: pending.snapshot} if pending.paths is None and not pending.is_undo else {}
+        self.catalog.set({PENDING: "", **position}, removed=[pending.snapshot] if pending.is_undo else ())
         self.notify(RESTORED, result)
-        return result, is_undo
+        return result
 
     # -- deleting
 
@@ -357,7 +343,7 @@ class Engine:
 
     def _free_space(self, count: int) -> None:
         total = int(self.catalog.get(DROPPED) or 0) + count
-        self.catalog.set(DROPPED, str(total))
+        self.catalog.set({DROPPED: str(total)})
         if total >= max(1, (self.settings.max_checkpoints or 100) // 10):
             try:
                 self.collect()
@@ -368,7 +354,7 @@ class Engine:
     def collect(self) -> int:
         """Free the space of data that no snapshot needs, and return the number of bytes."""
         freed = self._files.collect(set(self.catalog.trees())) if self.custom is None else 0
-        self.catalog.set(DROPPED, "")
+        self.catalog.set({DROPPED: ""})
         self.catalog.shrink()
         return freed
 

@@ -25,7 +25,7 @@ from agentgit.workspace.left_out import (
 )
 from agentgit.workspace.locations import require_not_moved
 from agentgit.workspace.objects import Objects
-from agentgit.workspace.restore import CONFLICT_WHY, LEFT_WHY, FileHistory, Restore, leaves, plan_steps, select_changes
+from agentgit.workspace.restore import Choose, KeptPaths, PendingRestore, Restore, leaves, plan_steps, select_changes
 from agentgit.workspace.scan import Scan
 from agentgit.workspace.trees import Changes, Trees, is_leaf
 from agentgit.workspace.values import Options, Restored, WorkspaceDiff
@@ -67,7 +67,7 @@ class Files:
         """Store the contents of the files, but neither a snapshot nor the index."""
         self.cached_index = self._catalog.load_index(self.cached_index)
         index = self._store(self.cached_index)
-        return Captured((index.tree or b"").hex(), index.left_out(), index=index)
+        return Captured(index.tree.hex(), index.left_out(), index=index)
 
     def changed(self, since: CatalogRow | None, now: Captured) -> list[bytes]:
         """Return the paths of the files that differ from a snapshot; of a damaged one, they are not known."""
@@ -80,7 +80,7 @@ class Files:
         with self.objects.writing() as writer:
             scan = Scan(self._settings, index, self._outside(), writer)
             scan.run()
-            if scan.index.tree != index.tree and scan.index.tree is not None:
+            if scan.index.tree != index.tree:
                 writer.named.add(scan.index.tree)
         return scan.index
 
@@ -109,20 +109,19 @@ class Files:
         changes, unreachable = plan_steps(changes, row.left_out, now.left_out)
         return {path: change for path, change in changes.items() if path not in kept}, unreachable
 
-    def kept(self, history: FileHistory | None, row: CatalogRow, now: Captured, paths: Chosen) -> set[bytes]:
-        """Return the paths that restoring a snapshot leaves as they are, because others changed them."""
-        if history is None:
-            return set()
-        return history.kept(self._changes(row, now, paths)[0], self._trees, self._tree_of, bytes.fromhex(now.tree))
+    def choose(self, choose: Choose, row: CatalogRow, now: Captured, paths: Chosen) -> KeptPaths:
+        """Choose the paths that restoring a snapshot leaves as they are."""
+        return choose(self._changes(row, now, paths)[0], self._trees, self._tree_of, bytes.fromhex(now.tree))
 
     def _tree_of(self, snapshot: str) -> bytes | None:
         row = self._catalog.get_row(snapshot)
         return bytes.fromhex(row.tree) if row is not None else None
 
-    def plan(self, row: CatalogRow, current: CatalogRow | None, paths: Chosen, history: FileHistory | None) -> Restored:
+    def plan(self, row: CatalogRow, current: CatalogRow | None, paths: Chosen, choose: Choose) -> Restored:
         """Return what a restore would do; `current` is the snapshot that was saved or restored last."""
         now = self.look()
-        changes, unreachable = self._changes(row, now, paths, self.kept(history, row, now, paths))
+        kept = self.choose(choose, row, now, paths)
+        changes, unreachable = self._changes(row, now, paths, kept.paths)
         disk = Disk(self._root)
         left_out_now = [path for path in changes if containing_path(path, now.left_out) is not None]
         done = {path for path in left_out_now if disk.read_entry(path) == changes[path].after}
@@ -133,7 +132,7 @@ class Files:
             paths,
             aside,
             dict.fromkeys(unreachable, UNREADABLE),
-            history,
+            kept,
             restored=[path for path, change in changes.items() if is_leaf(change.after) and path not in done],
             deleted=[path for path, change in changes.items() if is_leaf(change.before) and not is_leaf(change.after)],
             moved_aside=[(path, ASIDE) for path in aside],
@@ -148,16 +147,14 @@ class Files:
         paths: Chosen,
         aside: Collection[bytes],
         conflicts: dict[bytes, str],
-        history: FileHistory | None,
+        kept: KeptPaths,
         **found: Iterable[bytes | tuple[bytes, bytes]],
     ) -> Restored:
         """Return a plan or a report, with the paths that the snapshot left out."""
         left_out = {path: one for path, one in now.left_out.items() if path not in aside}
         find = partial(self._trees.entry, bytes.fromhex(row.tree))
         missing, left, unseen = report_left_out(row.left_out, left_out, self._root, find, paths)
-        if history is not None:
-            left |= dict.fromkeys(history.left, LEFT_WHY)
-            conflicts = conflicts | dict.fromkeys(history.conflicts, CONFLICT_WHY)
+        conflicts, left = {**conflicts, **kept.conflicts}, {**left, **kept.left}
         pairs = {"conflicts": conflicts.items(), "missing": missing.items(), "left": left.items()}
         fields: dict[str, Any] = {name: decode_paths(values) for name, values in (pairs | found).items()}
         origin = row.snapshot
@@ -184,29 +181,19 @@ class Files:
 
     # -- restoring
 
-    def restore(
-        self,
-        row: CatalogRow,
-        safety: CatalogRow,
-        aside: str,
-        paths: Chosen,
-        kept: Collection[bytes],
-        history: FileHistory | None,
-        *,
-        is_resumed: bool,
-    ) -> Restored:
+    def restore(self, row: CatalogRow, safety: CatalogRow, pending: PendingRestore, *, is_resumed: bool) -> Restored:
         """Change the files from one snapshot, of what is there now, to another."""
-        changes, unreachable = self._changes(row, safety, paths, kept)
-        disk = Disk(self._root, os.fsencode(aside))
+        changes, unreachable = self._changes(row, safety, pending.paths, pending.kept.paths)
+        disk = Disk(self._root, os.fsencode(pending.aside))
         restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
         restore.run()
         result = self._result(
             row,
             safety,
-            paths,
+            pending.paths,
             set(paths_in_the_way(safety.left_out, changes)),
             restore.conflicts | dict.fromkeys(unreachable, UNREADABLE),
-            history,
+            pending.kept,
             restored=restore.restored,
             deleted=restore.deleted,
             created_directories=restore.created_folders,
@@ -220,7 +207,7 @@ class Files:
     def collect(self, trees: set[str]) -> int:
         """Remove stored objects that nothing needs, and return the number of bytes freed."""
         index = self._catalog.load_index(self.cached_index)
-        needed = {bytes.fromhex(tree) for tree in trees} | ({index.tree} if index.tree is not None else set())
+        needed = {*map(bytes.fromhex, trees), *({index.tree} - {b""})}
         return self.objects.collect(needed, self._trees.reachable(needed))
 
     def copy(self, source: Objects, trees: Collection[bytes]) -> None:

@@ -200,7 +200,6 @@ class Scan:
             if tree != folder.tree:
                 folders[path] = replace(folder, tree=tree)
                 self.index.dirty.add(path)
-        self.index.tree = folders[b""].tree
 
 
 def _reason(error: OSError) -> str:

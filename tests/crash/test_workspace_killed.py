@@ -53,7 +53,7 @@ POINTS = {
     "at the first file": ("WRITE_FILE", 1),
     "while a file has no name": ("LINK_FILE", 2),
     "after a file took its place": ("REMOVE_OLD_FILE", 7),
-    "before the end": ("SET_VALUE", 3),
+    "before the end": ("SET_VALUE", 2),
 }
 """The points at which the process is killed, each with the number of the occurrence."""
 

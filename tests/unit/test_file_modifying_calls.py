@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgit.workspace.modified_files import paths_of
+from agentgit.rollback.modified_files import paths_of
 
 EVERYTHING = ()
 
