@@ -75,14 +75,13 @@ class Files:
             return leaves(self._differences(since, now))
         return []
 
-    def _store(self, index: Index) -> Index:
+    def _store(self, last: Index) -> Index:
         require_not_moved(self._root)
         with self.objects.writing() as writer:
-            scan = Scan(self._settings, index, self._outside(), writer)
-            scan.run()
-            if scan.index.tree != index.tree:
-                writer.named.add(scan.index.tree)
-        return scan.index
+            index = Scan(self._settings, last, self._outside(), writer).run()
+            if index.tree != last.tree:
+                writer.named.add(index.tree)
+        return index
 
     def captures(self, path: bytes) -> bool:
         """Return whether snapshots have a file, as far as its path decides it."""

@@ -10,7 +10,6 @@ import os
 import stat
 import time
 from contextlib import suppress
-from dataclasses import replace
 
 from agentgit.workspace.catalog import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
 from agentgit.workspace.disk import FOLDER_FLAGS, entry_mode, read
@@ -23,7 +22,6 @@ from agentgit.workspace.left_out import (
     LeftOut,
     git_state,
     left_out_as,
-    parent_folders,
 )
 from agentgit.workspace.locations import naming
 from agentgit.workspace.objects import BLOB, TREE, PackWriter
@@ -39,75 +37,72 @@ MAX_PATH, MAX_DEPTH = 3800, 200
 
 
 class Scan:
-    """One scan. Afterwards `index` is the new index."""
+    """One scan: from the last index, the new one."""
 
     def __init__(self, settings: Options, index: Index, outside: set[bytes], writer: PackWriter) -> None:
         self._root, self._max_file_size = os.fsencode(settings.workspace), settings.max_file_size
-        self._old, self._outside, self._writer = index.folders, outside, writer
+        self._last, self._old, self._outside, self._writer = index, index.folders, outside, writer
         self._rules = IgnoreRules(self._root, settings.exclude_patterns)
-        stamp = repr((settings.exclude_patterns, settings.max_file_size, sorted(outside)))
-        self.index = replace(index, folders=dict(index.folders), settings=stamp, dirty=set(index.dirty))
-        self._is_fresh = index.settings != stamp
+        self._settings = repr((settings.exclude_patterns, settings.max_file_size, sorted(outside)))
+        self._folders = dict[bytes, Folder]()
 
-    def run(self) -> None:
+    def run(self) -> Index:
         with naming(self._root):
             descriptor = os.open(self._root, FOLDER_FLAGS)
-        try:
-            with naming(self._root):
-                self._look(descriptor, b"", self._is_fresh)
-        finally:
-            os.close(descriptor)
-        self._build_trees()
+            try:
+                self._look(descriptor, b"", is_fresh=self._last.settings != self._settings)
+            finally:
+                os.close(descriptor)
+        old, new = self._old, self._folders
+        dirty = {path for path in old.keys() | new.keys() if old.get(path) is not new.get(path)}
+        return Index(self._settings, self._last.generation, new, dirty)
 
-    def _look(self, descriptor: int, path: bytes, is_fresh: bool) -> None:
+    def _look(self, descriptor: int, path: bytes, *, is_fresh: bool) -> Folder:
+        """Look at an open directory and all below it; store its tree, unless nothing changed."""
         old, status, rules = self._old.get(path), os.fstat(descriptor), None
         if old is None or old.rules is not None or old.stamp != stamp_of(status):  # else there is still none
             with suppress(OSError):
                 rules = stamp_of(os.stat(GITIGNORE, dir_fd=descriptor, follow_symlinks=False))
         is_fresh = is_fresh or old is None or old.rules != rules
         folder = self._list(descriptor, path, old or Folder(0), status, rules, is_fresh)
-        if folder != old:
-            self._replace(path, folder)
+        below = dict[bytes, TreeEntry]()
+        is_same = True
         for name in list(folder.folders):
-            self._enter(descriptor, path, name, folder, is_fresh)
+            child = join(path, name)
+            found = self._enter(descriptor, child, name, is_fresh=is_fresh)
+            is_same = is_same and found is self._old.get(child)
+            if isinstance(found, Folder):
+                below[name] = TreeEntry(found.mode, found.tree)
+                continue
+            folder.folders.remove(name)
+            folder.stamp = None
+            if found is not None:
+                folder.left_out[name] = found
+        if old is not None and is_same and folder == old:
+            folder = old
+        else:
+            files = {name: TreeEntry(one.mode, one.oid) for name, one in folder.files.items()}
+            folder.tree = self._writer.put(TREE, encode_tree(files | below))
+        self._folders[path] = folder
+        return folder
 
-    def _enter(self, descriptor: int, path: bytes, name: bytes, folder: Folder, is_fresh: bool) -> None:
-        """Look at a directory in an open one; leave it out if it cannot be read."""
-        child = join(path, name)
+    def _enter(self, descriptor: int, path: bytes, name: bytes, *, is_fresh: bool) -> Folder | LeftOut | None:
+        """Look at a directory in an open one; return why it is left out, or None if it has gone."""
         try:
-            if len(self._root) + len(child) > MAX_PATH or child.count(b"/") > MAX_DEPTH:
+            if len(self._root) + len(path) > MAX_PATH or path.count(b"/") > MAX_DEPTH:
                 raise OSError(errno.ENAMETOOLONG, "its path is too long")
             below = os.open(name, FOLDER_FLAGS, dir_fd=descriptor)
             try:
-                self._look(below, child, is_fresh)
+                return self._look(below, path, is_fresh=is_fresh)
             finally:
                 os.close(below)
         except (FileNotFoundError, NotADirectoryError):
-            self._forget(path, name, None)
+            return None
         except OSError as error:
             mode = PLAIN_DIRECTORY
             with suppress(OSError):  # it has just gone
                 mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
-            self._forget(path, name, LeftOut(_reason(error), mode))
-
-    def _forget(self, path: bytes, name: bytes, left_out: LeftOut | None) -> None:
-        folder = self.index.folders[path]
-        folder = replace(folder, folders=[one for one in folder.folders if one != name], stamp=None)
-        if left_out is not None:
-            folder.left_out = folder.left_out | {name: left_out}
-        self._replace(path, folder)
-        self._drop(join(path, name))
-
-    def _drop(self, path: bytes) -> None:
-        """Remove a directory, and all below it, from the index."""
-        self.index.folders.pop(path, None)
-        self.index.dirty.add(path)
-        for name in self._old[path].folders if path in self._old else ():
-            self._drop(join(path, name))
-
-    def _replace(self, path: bytes, folder: Folder) -> None:
-        self.index.folders[path] = folder
-        self.index.dirty.add(path)
+            return LeftOut(_reason(error), mode)
 
     def _list(
         self, descriptor: int, path: bytes, old: Folder, status: os.stat_result, rules: Stamp | None, is_fresh: bool
@@ -156,8 +151,6 @@ class Scan:
                 new.files[name] = known
             else:
                 self._read(descriptor, name, new)
-        for name in known_folders.difference(new.folders):
-            self._drop(join(path, name))
         return new
 
     def _why_left_out(self, path: bytes, status: os.stat_result) -> str | None:
@@ -185,21 +178,6 @@ class Scan:
         folder.stamp = None
         if left_out is not None:
             folder.left_out[name] = left_out
-
-    def _build_trees(self) -> None:
-        """Build the trees of the directories that changed, and of those above them."""
-        folders = self.index.folders
-        pending = {one for path in self.index.dirty for one in (path, *parent_folders(path), b"") if one in folders}
-        for path in sorted(pending, key=lambda path: path.count(b"/") if path else -1, reverse=True):
-            folder = folders[path]
-            entries = {name: TreeEntry(one.mode, one.oid) for name, one in folder.files.items()}
-            for name in folder.folders:
-                below = folders[join(path, name)]
-                entries[name] = TreeEntry(below.mode, below.tree)
-            tree = self._writer.put(TREE, encode_tree(entries))
-            if tree != folder.tree:
-                folders[path] = replace(folder, tree=tree)
-                self.index.dirty.add(path)
 
 
 def _reason(error: OSError) -> str:
