@@ -134,7 +134,7 @@ class Importer:
                 {tree: SnapshotRef(snapshot=snapshot, settings=settings) for tree, snapshot in snapshots.items()}
             )
         except BaseException:
-            files.remove(adapter.workspace)
+            adapter.engine.catalog.remove(snapshots.values())
             raise
 
 

@@ -107,8 +107,8 @@ class Workspace:
         """Take a snapshot with a name, by default `checkpoint-1`, `checkpoint-2`, and so on."""
         with self._engine.locked():
             if not name:
-                number = int(self._engine.catalog.get(NUMBER) or 0) + 1
-                self._engine.catalog.set({NUMBER: str(number)})
+                number = (self._engine.catalog.get(NUMBER) or 0) + 1
+                self._engine.catalog.set({NUMBER: number})
                 name = f"{DEFAULT_NAME_PREFIX}{number}"
             return self._engine.save(description, name=name)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ormsgpack
 
@@ -114,8 +114,8 @@ class Folder:
 class Index:
     """The index of a workspace: its directories by path, which of them are not stored yet, and their tree."""
 
-    settings: str = ""
-    generation: str = ""
+    settings: str | None = None
+    generation: str | None = None
     folders: dict[bytes, Folder] = field(default_factory=dict)
     dirty: set[bytes] = field(default_factory=set)
 
@@ -236,11 +236,11 @@ class Catalog:
     def load_index(self, cached_index: Index | None) -> Index:
         """Return the index of the files: the cached one if no other process has stored another."""
         with self._open() as db:
-            state = dict(db.execute("SELECT name, value FROM state"))
-            if cached_index is not None and cached_index.generation == state.get(GENERATION, ""):
+            generation, settings = self.get(GENERATION), self.get(SETTINGS)
+            if cached_index is not None and cached_index.generation == generation:
                 return cached_index
             folders = {path: Folder.decode(found) for path, found in db.execute("SELECT * FROM folder")}
-            return Index(state.get(SETTINGS, ""), state.get(GENERATION, ""), folders)
+            return Index(settings, generation, folders)
 
     def store_index(self, index: Index) -> None:
         with self._transaction() as db:
@@ -248,12 +248,12 @@ class Catalog:
 
     # -- other values
 
-    def get(self, name: str) -> str:
+    def get(self, name: str) -> Any:
         with self._open() as db:
             row = db.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()
-            return row[0] if row else ""
+            return json.loads(row[0]) if row else None
 
-    def set(self, values: Mapping[str, str], *, removed: Iterable[str] = ()) -> None:
+    def set(self, values: Mapping[str, Any], *, removed: Iterable[str] = ()) -> None:
         """Set values, and remove snapshots, in one transaction."""
         with self._transaction() as db:
             _set_values(db, values)
@@ -309,8 +309,9 @@ def _save_index(db: sqlite3.Connection, index: Index) -> None:
     index.dirty.clear()
 
 
-def _set_values(db: sqlite3.Connection, values: Mapping[str, str]) -> None:
-    db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", values.items())
+def _set_values(db: sqlite3.Connection, values: Mapping[str, Any]) -> None:
+    encoded = [(name, json.dumps(value)) for name, value in values.items()]
+    db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", encoded)
 
 
 def _catalog_row(id: str, name: str, kind: str, tree: str, record: bytes, encoded: str, is_held: int) -> CatalogRow:

@@ -24,12 +24,13 @@ def compare(
     old: LeftOutPaths,
     new: LeftOutPaths,
     changes: Changes,
-    root: bytes | None,
     selected: tuple[bytes, ...] | None,
     read: Callable[[bytes], bytes],
 ) -> WorkspaceDiff:
-    """Compare two snapshots, from what each left out; `root` is the workspace if the new one is its current files."""
-    missing, changed, new_paths = groups = compare_left_out(old, new, root)
+    """Compare two snapshots, from what each left out."""
+    missing, changed, new_paths = groups = compare_left_out(
+        old, new, {path: one.after for path, one in changes.items() if one.after}
+    )
     lines: list[str] = []
     added, modified, deleted = set[bytes](), set[bytes](), set[bytes]()
     for path, change in sorted(changes.items()):

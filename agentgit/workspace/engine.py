@@ -105,7 +105,7 @@ class Engine:
 
     def _outside(self) -> set[bytes]:
         """Return the paths in the workspace that do not belong to it."""
-        paths = {ASIDE, *map(os.fsencode, json.loads(self.catalog.get(NOT_OURS) or "[]"))}
+        paths = {ASIDE, *map(os.fsencode, self.catalog.get(NOT_OURS) or ())}
         if self.storage.startswith(self.root + os.sep):
             paths.add(os.fsencode(os.path.relpath(self.storage, self.root)))
         return paths
@@ -114,14 +114,14 @@ class Engine:
         """Never capture, restore or delete these files from now on. Paths outside the workspace are ignored."""
         real = [os.path.realpath(os.path.join(self.root, path)) for path in paths]
         new = {os.fsdecode(self.paths.relative(path)) for path in real if self.paths.holds(path)}
-        old = set(json.loads(self.catalog.get(NOT_OURS) or "[]"))
+        old = set(self.catalog.get(NOT_OURS) or ())
         if not new <= old:
             with self.locked():
-                self.catalog.set({NOT_OURS: json.dumps(sorted(new | old))})
+                self.catalog.set({NOT_OURS: sorted(new | old)})
 
     def _claim_storage(self, owner: list[Any]) -> None:
         """Record this workspace as the owner of the storage. A workspace that was moved keeps its storage."""
-        recorded = json.loads(self.catalog.get(PLACE) or "null")
+        recorded = self.catalog.get(PLACE)
         if recorded and recorded[0] == self.storage:
             _, environment, root, inode = recorded
             is_another = root != self.root and inode != owner[-1] and os.path.isdir(root)
@@ -131,7 +131,7 @@ class Engine:
                     "Use another storage_dir."
                 )
         if recorded != owner:
-            self.catalog.set({PLACE: json.dumps(owner)})
+            self.catalog.set({PLACE: owner})
         remember_storage(self.storage)
 
     @contextmanager
@@ -306,10 +306,10 @@ class Engine:
             row, safety = self.require(pending.snapshot), self.require(pending.safety)
             result = self._files.restore(row, safety, pending, is_resumed=is_resumed)
         except Exception:
-            self.catalog.set({PENDING: ""})
+            self.catalog.set({PENDING: None})
             raise
         position = {POSITION: pending.snapshot} if pending.paths is None and not pending.is_undo else {}
-        self.catalog.set({PENDING: "", **position}, removed=[pending.snapshot] if pending.is_undo else ())
+        self.catalog.set({PENDING: None, **position}, removed=[pending.snapshot] if pending.is_undo else ())
         self.notify(RESTORED, result)
         return result
 
@@ -342,8 +342,8 @@ class Engine:
             self.notify(event, snapshots if event == PRUNED else snapshots[0])
 
     def _free_space(self, count: int) -> None:
-        total = int(self.catalog.get(DROPPED) or 0) + count
-        self.catalog.set({DROPPED: str(total)})
+        total = (self.catalog.get(DROPPED) or 0) + count
+        self.catalog.set({DROPPED: total})
         if total >= max(1, (self.settings.max_checkpoints or 100) // 10):
             try:
                 self.collect()
@@ -354,7 +354,7 @@ class Engine:
     def collect(self) -> int:
         """Free the space of data that no snapshot needs, and return the number of bytes."""
         freed = self._files.collect(set(self.catalog.trees())) if self.custom is None else 0
-        self.catalog.set({DROPPED: ""})
+        self.catalog.set({DROPPED: 0})
         self.catalog.shrink()
         return freed
 
@@ -369,7 +369,7 @@ def owner_of(storage: str) -> str | None:
     if not os.path.isfile(path) or not is_known(storage):
         return None
     with closing(Catalog(path)) as catalog:
-        recorded = json.loads(catalog.get(PLACE) or "null")
+        recorded = catalog.get(PLACE)
     return str(recorded[2]) if recorded and recorded[0] == storage else None
 
 

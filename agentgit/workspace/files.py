@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from agentgit.errors import Corrupt
@@ -151,8 +150,7 @@ class Files:
     ) -> Restored:
         """Return a plan or a report, with the paths that the snapshot left out."""
         left_out = {path: one for path, one in now.left_out.items() if path not in aside}
-        find = partial(self._trees.entry, bytes.fromhex(row.tree))
-        missing, left, unseen = report_left_out(row.left_out, left_out, self._root, find, paths)
+        missing, left, unseen = report_left_out(row.left_out, left_out, self._differences(now, row), paths)
         conflicts, left = {**conflicts, **kept.conflicts}, {**left, **kept.left}
         pairs = {"conflicts": conflicts.items(), "missing": missing.items(), "left": left.items()}
         fields: dict[str, Any] = {name: decode_paths(values) for name, values in (pairs | found).items()}
@@ -171,10 +169,10 @@ class Files:
 
     def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Chosen) -> WorkspaceDiff:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""
-        after, root = (new, None) if new is not None else (self.look(), self._root)
+        after = new or self.look()
         changes = select_changes(self._differences(old, after), paths)
         left_out = old.left_out if old is not None else {}
-        found = compare(left_out, after.left_out, changes, root, paths, self.objects.read)
+        found = compare(left_out, after.left_out, changes, paths, self.objects.read)
         from_id, to_id = (one.snapshot.id if one is not None else None for one in (old, new))
         return replace(found, from_id=from_id, to_id=to_id)
 

@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from agentgit.errors import InvalidInput
 from agentgit.values import count, escape_path
-from agentgit.workspace.trees import Changes, is_directory, is_leaf
+from agentgit.workspace.trees import Changes, Entries, is_directory, is_leaf
 from agentgit.workspace.values import MAX_NAMED, some
 
 EXCLUDED, UNREADABLE = "excluded", "cannot be read"
@@ -91,47 +91,37 @@ LeftOutDifference = tuple[dict[bytes, str], dict[bytes, str], dict[bytes, str]]
 """The missing, the changed and the new paths, each with the reason why it was left out."""
 
 
-def compare_left_out(old: LeftOutPaths, new: LeftOutPaths, root: bytes | None = None) -> LeftOutDifference:
-    """Compare what two snapshots left out, or a snapshot and the files below `root`."""
+def compare_left_out(old: LeftOutPaths, new: LeftOutPaths, captured: Entries) -> LeftOutDifference:
+    """Compare what two snapshots left out; `captured` are entries that only the second one has."""
     missing, changed = dict[bytes, str](), dict[bytes, str]()
     for path, before in old.items():
-        after = new.get(path)
-        if after is None and root is not None:
-            with suppress(PermissionError):  # that directory is left out itself, and listed
-                if (after := _read_status(root, path)) is None:
-                    missing[path] = before.why
-        elif after is None and containing_path(path, new) is None:
-            missing[path] = before.why
-        if after is not None and not before.has_same_status(after):
+        after, entry = new.get(path), captured.get(path)
+        if entry is not None:
+            is_same = before.is_folder and entry.is_directory
+        else:
+            is_same = after is None or before.has_same_status(after)
+        if not is_same:
             changed[path] = before.why
+        elif entry is None and containing_path(path, new) is None:
+            missing[path] = before.why
     parents = {one for path in old for one in parent_folders(path)}
     added = {path: one.why for path, one in new.items() if containing_path(path, old) is None and path not in parents}
     return missing, changed, added
 
 
-def _read_status(root: bytes, path: bytes) -> LeftOut | None:
-    """Return the current status of a path; None if it does not exist. No link inside the workspace is followed."""
-    try:
-        for parent in reversed([*parent_folders(path)]):
-            if not stat.S_ISDIR(os.lstat(os.path.join(root, parent)).st_mode):
-                return None
-        return left_out_as("", os.lstat(os.path.join(root, path)))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
 def report_left_out(
     snapshot: LeftOutPaths,
     now: LeftOutPaths,
-    root: bytes,
-    find: Callable[[bytes], object],
+    changes: Changes,
     paths: tuple[bytes, ...] | None,
 ) -> tuple[dict[bytes, str], dict[bytes, str], tuple[str, ...]]:
-    """Return which paths that a snapshot left out are missing, and which stay; `find` returns an entry of it."""
-    gone, changed, added = compare_left_out(snapshot, now, root)
+    """Return which paths are missing and which stay, of those left out, from all that a restore changes."""
+    gone, changed, added = compare_left_out(
+        snapshot, now, {path: one.before for path, one in changes.items() if one.before}
+    )
     missing = {path: f"left out of the snapshot ({why})" for path, why in gone.items()}
     left = {path: f"changed since; left out of the snapshot ({why})" for path, why in changed.items()}
-    left |= {path: f"added since; left out ({why})" for path, why in added.items() if find(path) is None}
+    left |= {path: f"added since; left out ({why})" for path, why in added.items() if path not in changes}
     for path in paths or ():
         folder = next((one for one in parent_folders(path) if one in snapshot or one in now), None)
         if folder is not None:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from hashlib import sha256
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from agentgit.errors import Corrupt
 from agentgit.store.transfer.file_trees import (
@@ -51,9 +51,8 @@ ExportedItem = tuple[str, str | int, int]
 """The kind, the value and the permission bits of an item of a directory."""
 
 
-class ExportedTree(NamedTuple):
-    tree: int | None
-    why: str | None = None
+ExportedTree = tuple[int | None, str | None]
+"""The number of a snapshot's tree, or the reason why there is none."""
 
 
 class SnapshotExporter:
@@ -69,24 +68,24 @@ class SnapshotExporter:
         """Write the tree of a snapshot, unless it was already written. Never create a missing storage."""
         storage, environment = str(settings.get("storage")), str(settings.get("environment"))
         if environment not in ("git", "directory"):
-            return ExportedTree(None, CUSTOM_ENVIRONMENT)
+            return None, CUSTOM_ENVIRONMENT
         catalog_path, folder = os.path.join(storage, CATALOG), os.path.join(storage, environment)
         if not os.path.isfile(catalog_path) or not os.path.isdir(folder):
-            return ExportedTree(None, NO_LONGER_STORED)
+            return None, NO_LONGER_STORED
         if owner_of(storage) is None:  # a path from a row is not trusted
-            return ExportedTree(None, UNOPENED_STORAGE)
+            return None, UNOPENED_STORAGE
         with closing(Catalog(catalog_path)) as catalog:
             row = catalog.get_row(snapshot)
         if row is None:
-            return ExportedTree(None, NO_LONGER_STORED)
+            return None, NO_LONGER_STORED
         objects = self._stores.setdefault(storage, Objects(folder, is_repository=False))
         tree, left_out = bytes.fromhex(row.tree), {path: one.why for path, one in row.left_out.items()}
         try:
             if len(Trees(objects).differences(None, tree)) + len(left_out) > MOST_PATHS:
-                return ExportedTree(None, TOO_MANY_PATHS)
-            return ExportedTree(self._folder(objects, tree, b"", left_out))
+                return None, TOO_MANY_PATHS
+            return self._folder(objects, tree, b"", left_out), None
         except Corrupt:
-            return ExportedTree(None, NO_LONGER_STORED)
+            return None, NO_LONGER_STORED
 
     def _folder(self, objects: Objects, oid: bytes, prefix: bytes, left_out: Mapping[bytes, str]) -> int:
         """Write a directory, unless it was already written, and return its number; `prefix` is its path with a `/`."""
@@ -145,7 +144,6 @@ class SnapshotImporter:
         self._oids: dict[bytes, bytes] = {}
         self._folders: list[tuple[bytes, dict[bytes, LeftOut]]] = []
         self._trees: set[int] = set()
-        self._stored_ids: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -195,11 +193,4 @@ class SnapshotImporter:
             snapshot = new_snapshot("imported", AUTO).with_left_out((), left_out)
             rows[number] = CatalogRow(snapshot, tree.hex(), left_out)
         engine_of(workspace).copy(self._objects, list(rows.values()), holder)
-        ids = {number: row.snapshot.id for number, row in rows.items()}
-        self._stored_ids = list(ids.values())
-        return ids
-
-    def remove(self, workspace: Workspace) -> None:
-        """Remove the stored snapshots from a workspace after a failed import."""
-        engine_of(workspace).catalog.remove(self._stored_ids)
-        self._stored_ids = []
+        return {number: row.snapshot.id for number, row in rows.items()}

@@ -80,15 +80,6 @@ class Trees:
     def folder(self, oid: bytes) -> Entries:
         return decode_tree(self._objects.read(oid))
 
-    def entry(self, tree: bytes, path: bytes) -> TreeEntry | None:
-        found = TreeEntry(stat.S_IFDIR, tree)
-        for name in path.split(b"/"):
-            below = self.folder(found.oid).get(name) if found.is_directory else None
-            if below is None:
-                return None
-            found = below
-        return found
-
     def differences(self, before: bytes | None, after: bytes | None, prefix: bytes = b"") -> Changes:
         """Return the paths at which two trees differ; None is a tree without entries."""
         changes: Changes = {}
