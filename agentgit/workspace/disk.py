@@ -119,29 +119,26 @@ class Place:
             return TreeEntry(stat.S_IFREG)
         return TreeEntry(status.st_mode) if data is None else TreeEntry(entry_mode(status), object_id(BLOB, data))
 
-    def put(self, entry: TreeEntry, data: bytes, expected: TreeEntry | None) -> bool:
-        """Put a file or a link here; a file is always a new one, so other hard links keep the old contents."""
+    def replace(self, before: TreeEntry | None, after: TreeEntry | None, data: bytes) -> bool:
+        """Put a file or a link here, or nothing; return False, and keep what is here, if it is not as seen before.
+
+        A file is always a new one, so other hard links keep the old contents.
+        """
         remove_file(self.parent, self._new)
         try:
-            self._create(entry, data)
-            if expected is not None and not self._hide(expected):
+            if after is not None:
+                self._create(after, data)
+            if before is not None and not self._hide(before):
                 return False
-            is_put = self._take_name(self._new)
+            is_done = after is None or self._take_name(self._new)
         except OSError:
             self._put_item_back()
             raise
         finally:
             remove_file(self.parent, self._new)
-        if expected is not None:
+        if before is not None:
             remove_file(self.parent, self._old)
-        return is_put
-
-    def remove(self, expected: TreeEntry) -> bool:
-        """Remove the file or link that was seen here; return False, and keep the item, if it is no longer the same."""
-        if not self._hide(expected):
-            return False
-        remove_file(self.parent, self._old)
-        return True
+        return is_done
 
     def make_folder(self) -> bool:
         """Create a directory, unless there is one; move aside anything else that is in the way."""

@@ -109,7 +109,7 @@ class Restore:
         ordered = sorted(self._changes.items())
         for path, (before, after) in ordered:
             if is_leaf(before) and not is_leaf(after):
-                self._remove_file(path, before)
+                self._replace(path, before, None)
         for path, (before, after) in reversed(ordered):
             if is_directory(before) and not is_directory(after):
                 with self._collecting(path), self._disk.at(path) as place:
@@ -122,7 +122,7 @@ class Restore:
                         self.created_folders.append(path)
         for path, (before, after) in ordered:
             if is_leaf(after):
-                self._write_file(path, before, after)
+                self._replace(path, before if is_leaf(before) else None, after)
         for path, (_, after) in reversed(ordered):  # the deepest first, because a parent may become read-only
             if is_directory(after):
                 with self._collecting(path), self._disk.at(path) as place:
@@ -149,37 +149,28 @@ class Restore:
         except (Unavailable, InvalidInput) as error:
             self._failures.setdefault(path, error)
 
-    def _remove_file(self, path: bytes, before: TreeEntry) -> None:
+    def _replace(self, path: bytes, before: TreeEntry | None, after: TreeEntry | None) -> None:
+        """Write or delete one file, unless another process changed it; an earlier check could lose its change."""
+        done = self.restored if after is not None else self.deleted
         with self._collecting(path), self._disk.at(path) as place:
             current = place.look() if place is not None else None
-            if current is None:
-                if self._is_resumed:
-                    self.deleted.append(path)
-            elif current == before and place is not None and place.remove(before):
-                self.deleted.append(path)
-            elif not current.is_directory:
-                self.conflicts.setdefault(path, CHANGED)
-
-    def _write_file(self, path: bytes, before: TreeEntry | None, after: TreeEntry) -> None:
-        """Write one file, unless another process changed it; an earlier check could lose its change."""
-        with self._collecting(path):
-            current = self._disk.read_entry(path)
             if current == after:
                 if self._is_resumed:
-                    self.restored.append(path)
+                    done.append(path)
                 return
-            data = self._objects.read(after.oid)
-            is_known = is_leaf(before) and current == before
-            if is_leaf(before) and is_leaf(current) and not is_known:
-                self.conflicts.setdefault(path, CHANGED)
-                return
-            with self._disk.at(path) as place:
-                if current is not None and not is_known and place is not None:
+            data = self._objects.read(after.oid) if after is not None else b""
+            is_known = before is not None and current == before
+            if place is not None and current is not None and not is_known:
+                if after is None and current.is_directory:
+                    return
+                if before is None or current.is_directory:
                     place.move_aside(place.name)
-                if place is not None and place.put(after, data, before if is_known else None):
-                    self.restored.append(path)
                 else:
-                    self.conflicts.setdefault(path, CHANGED)
+                    place = None
+            if place is not None and place.replace(before if is_known else None, after, data):
+                done.append(path)
+            else:
+                self.conflicts.setdefault(path, CHANGED)
 
 
 def _combine_failures(failures: Collection[AgentGitError]) -> AgentGitError:

@@ -67,8 +67,8 @@ repo = agentgit.open(url)
 desk = Desk(__import__("pathlib").Path(root))
 agent = repo.wrap(desk.graph(), "s", workspace=root, effects=desk.world.effects(), check_effects=False)
 at = {
-    "before the restore": (points.WRITE_FILE, points.REMOVE_FILE),
-    "in the restore": (points.WRITE_FILE,),  # the second time, when one file is back, and another one is not
+    "before the restore": (points.REPLACE_FILE,),
+    "in the restore": (points.REPLACE_FILE,),  # the second time, when one file is back, and another one is not
     "after the restore": (points.PUBLISH_OPERATION,),
 }
 with faults.killed(*at[point], time=2 if point == "in the restore" else 1):

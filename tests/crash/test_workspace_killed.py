@@ -49,8 +49,8 @@ POINTS = {
     "before the catalog": ("ENTER_SNAPSHOT", 1),
     "before the restore": ("SET_VALUE", 1),
     "after its beginning": ("RUN_RESTORE", 1),
-    "at its first removal": ("REMOVE_FILE", 1),
-    "at the first file": ("WRITE_FILE", 1),
+    "at its first removal": ("REPLACE_FILE", 1),
+    "at the first file": ("CREATE_FILE", 1),
     "while a file has no name": ("LINK_FILE", 2),
     "after a file took its place": ("REMOVE_OLD_FILE", 7),
     "before the end": ("SET_VALUE", 2),
@@ -226,7 +226,7 @@ def test_a_change_after_a_killed_restore_is_kept_and_reported(work, tmp_path):
     workspace = Workspace(work, tmp_path / "store")
     first = workspace.save("before")
     CHANGE(work)
-    run(DYING, work, tmp_path / "store", first.id, "WRITE_FILE", 1)
+    run(DYING, work, tmp_path / "store", first.id, "CREATE_FILE", 1)
     (work / "d0" / "3").write_text("a person's")
     (work / "new").mkdir(exist_ok=True)
     told = []

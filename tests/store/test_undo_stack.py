@@ -303,7 +303,7 @@ def test_a_resumed_undo_leaves_files_that_a_person_changed(work, stack, monkeypa
     for name in "ab":
         (work / name).write_text("after")
     with monkeypatch.context() as patch:
-        patch.setattr(Place, "put", failing(KeyboardInterrupt()))
+        patch.setattr(Place, "replace", failing(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             stack.undo()
     (work / "a").write_text("mine")
@@ -315,7 +315,7 @@ def die_in(work, store, where, point):
     """Start an undo in a child process, and kill the process before a function runs for the given time."""
     stack, seen = Workspace(work, store).undo_stack, []
     owner, name = {
-        "put": (Place, "put"),
+        "replace": (Place, "replace"),
         "rename": (os, "rename"),
         "link": (os, "link"),
         "add": (Catalog, "add"),
@@ -337,7 +337,7 @@ def die_in(work, store, where, point):
 RENAMES = [*(("rename", number) for number in range(1, 7)), *(("link", number) for number in range(1, 4))]
 
 
-@pytest.mark.parametrize(("where", "point"), [("put", 1), ("put", 3), *RENAMES, ("add", 1)])
+@pytest.mark.parametrize(("where", "point"), [("replace", 1), ("replace", 3), *RENAMES, ("add", 1)])
 def test_kill_9_leaves_the_stack_consistent(work, tmp_path, where, point):
     for name in "012":
         (work / name).write_text("before")

@@ -184,7 +184,7 @@ def delete_thread(repo: Any, thread: str, connection: Any = None) -> None:
 
 def full_disk() -> AbstractContextManager[None]:
     """Make each new file of a workspace fail as on a full disk."""
-    return fails(points.WRITE_FILE, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    return fails(points.CREATE_FILE, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 def fill_disk(folder: str) -> None:
@@ -210,7 +210,7 @@ def full_for(names: set[bytes]) -> Iterator[None]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return plain(entry, *args)
 
-    with around(points.NAME_FILE, refuse), around(points.REMOVE_FILE, refuse):
+    with around(points.NAME_FILE, refuse), around(points.HIDE_FILE, refuse):
         yield
 
 

@@ -121,8 +121,8 @@ ENTER_SNAPSHOT = Point("workspace.catalog", "Catalog.add")
 SET_VALUE = Point("workspace.catalog", "Catalog.set")
 """A restore sets that it has begun, the snapshot that it has restored, and that it has ended."""
 RUN_RESTORE = Point("workspace.restore", "Restore.run")
-WRITE_FILE = Point("workspace.disk", "Place.put")
-REMOVE_FILE = Point("workspace.disk", "Place.remove")
+REPLACE_FILE = Point("workspace.disk", "Place.replace")
+CREATE_FILE = Point("workspace.disk", "Place._create")
 HIDE_FILE = Point("workspace.disk", "Place._hide")
 NAME_FILE = Point("workspace.disk", "Place._take_name")
 """The name is given to a new file, or back to one of another writer."""
