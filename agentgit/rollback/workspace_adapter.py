@@ -25,8 +25,9 @@ from agentgit.errors import InvalidInput
 from agentgit.rollback.file_history import FileHistory
 from agentgit.rollback.modified_files import named_paths, paths_of
 from agentgit.values import escape_path
-from agentgit.workspace.api import Workspace, engine_of, open_workspace
+from agentgit.workspace.api import Workspace, engine_of
 from agentgit.workspace.engine import AUTO, require_own_storage
+from agentgit.workspace.locations import require_directory
 from agentgit.workspace.values import Restored, some
 
 HOLDER = "holder"
@@ -207,10 +208,12 @@ def reopen(settings: Mapping[str, Any]) -> WorkspaceAdapter:
 def _open_workspace(settings: Mapping[str, Any], moved_to: str | None = None) -> Workspace:
     """Open a workspace that a database names."""
     storage, workspace = str(settings.get("storage")), str(settings.get("workspace"))
-    if settings.get("environment"):
-        require_own_storage(storage, workspace, moved_to or workspace)
-    options = {name: value for name, value in settings.items() if name not in (HOLDER, IMPORTED)}
+    if not settings.get("environment"):
+        raise InvalidInput(f"Wrap the graph with the workspace {workspace} and its own environment.")
+    require_own_storage(storage, workspace, moved_to or workspace)
+    require_directory(moved_to or workspace)
+    options = {name: settings[name] for name in settings.keys() - {HOLDER, IMPORTED, "workspace", "storage"}}
     try:
-        return open_workspace({**options, "storage": storage, "workspace": moved_to or workspace})
+        return Workspace(moved_to or workspace, storage, **options)
     except TypeError as error:
         raise InvalidInput(f"The settings of the workspace {escape_path(workspace)} are invalid: {error}.") from error

@@ -11,7 +11,7 @@ from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.workspace.engine import AUTO, EVENTS, MANUAL, NUMBER, POSITION, PRUNED, SAFETY, Engine
 from agentgit.workspace.files import MAX_FILE_SIZE
-from agentgit.workspace.locations import Paths, create_storage, require_directory, require_not_moved, resolve_workspace
+from agentgit.workspace.locations import Paths, create_storage, require_not_moved, resolve_workspace
 from agentgit.workspace.undo_stack import UndoStack
 from agentgit.workspace.values import Environment, FileCheckpoint, Options, Restored, WorkspaceDiff
 
@@ -272,20 +272,6 @@ class Workspace:
     adelete = async_twin(delete)
     aclear = async_twin(clear)
     agc = async_twin(gc)
-
-
-def open_workspace(settings: Mapping[str, Any]) -> Workspace:
-    """Open a workspace from its `settings`.
-
-    Raises:
-        InvalidInput: The directory does not exist here, or the workspace has an environment of its own, which settings
-            cannot describe.
-    """
-    if not settings.get("environment"):
-        raise InvalidInput(f"Wrap the graph with the workspace {settings.get('workspace')} and its own environment.")
-    require_directory(settings["workspace"])
-    options = {name: value for name, value in settings.items() if name not in ("workspace", "storage")}
-    return Workspace(settings["workspace"], settings["storage"], **options)
 
 
 def engine_of(workspace: Workspace) -> Engine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -124,19 +124,15 @@ class Files:
         left_out_now = [path for path in changes if containing_path(path, now.left_out) is not None]
         done = {path for path in left_out_now if disk.read_entry(path) == changes[path].after}
         aside = [path for path in paths_in_the_way(now.left_out, changes) if path not in done]
-        return self._result(
-            row,
-            now,
-            paths,
-            aside,
-            dict.fromkeys(unreachable, UNREADABLE),
-            kept,
-            restored=[path for path, change in changes.items() if is_leaf(change.after) and path not in done],
-            deleted=[path for path, change in changes.items() if is_leaf(change.before) and not is_leaf(change.after)],
-            moved_aside=[(path, ASIDE) for path in aside],
-            changed=self.changed(current, now),
-            impossible=self._impossible(changes, done),
-        )
+        found: dict[str, Iterable[Any]] = {
+            "restored": [path for path, one in changes.items() if is_leaf(one.after) and path not in done],
+            "deleted": [path for path, one in changes.items() if is_leaf(one.before) and not is_leaf(one.after)],
+            "moved_aside": [(path, ASIDE) for path in aside],
+            "changed": self.changed(current, now),
+            "impossible": self._impossible(changes, done),
+            "conflicts": [(path, UNREADABLE) for path in unreachable],
+        }
+        return self._result(row, now, paths, aside, kept, found)
 
     def _result(
         self,
@@ -144,16 +140,15 @@ class Files:
         now: Captured | CatalogRow,
         paths: Chosen,
         aside: Collection[bytes],
-        conflicts: dict[bytes, str],
         kept: KeptPaths,
-        **found: Iterable[bytes | tuple[bytes, bytes]],
+        found: Mapping[str, Iterable[Any]],
     ) -> Restored:
         """Return a plan or a report, with the paths that the snapshot left out."""
         left_out = {path: one for path, one in now.left_out.items() if path not in aside}
         missing, left, unseen = report_left_out(row.left_out, left_out, self._differences(now, row), paths)
-        conflicts, left = {**conflicts, **kept.conflicts}, {**left, **kept.left}
-        pairs = {"conflicts": conflicts.items(), "missing": missing.items(), "left": left.items()}
-        fields: dict[str, Any] = {name: decode_paths(values) for name, values in (pairs | found).items()}
+        pairs = {"missing": missing.items(), "left": [*left.items(), *kept.left.items()]}
+        pairs["conflicts"] = [*found["conflicts"], *kept.conflicts.items()]
+        fields: dict[str, Any] = {name: decode_paths(values) for name, values in {**found, **pairs}.items()}
         origin = row.snapshot
         fields |= {"name": origin.name, "message": origin.message, "time_str": origin.time, "unseen": unseen}
         return Restored(origin.id, **fields)
@@ -184,19 +179,16 @@ class Files:
         disk = Disk(self._root, os.fsencode(pending.aside))
         restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
         restore.run()
-        result = self._result(
-            row,
-            safety,
-            pending.paths,
-            set(paths_in_the_way(safety.left_out, changes)),
-            restore.conflicts | dict.fromkeys(unreachable, UNREADABLE),
-            pending.kept,
-            restored=restore.restored,
-            deleted=restore.deleted,
-            created_directories=restore.created_folders,
-            deleted_directories=restore.removed_folders,
-            moved_aside=disk.moved(),
-        )
+        found: dict[str, Iterable[Any]] = {
+            "restored": restore.restored,
+            "deleted": restore.deleted,
+            "created_directories": restore.created_folders,
+            "deleted_directories": restore.removed_folders,
+            "moved_aside": disk.moved(),
+            "conflicts": [*restore.conflicts.items(), *((path, UNREADABLE) for path in unreachable)],
+        }
+        aside = set(paths_in_the_way(safety.left_out, changes))
+        result = self._result(row, safety, pending.paths, aside, pending.kept, found)
         return replace(result, safety=safety.snapshot.id)
 
     # -- the store

@@ -17,8 +17,9 @@ from file_trees import CASES, listening, picture
 from workspace_fixtures import kind, left_out, unsaved, work, workspace
 
 from agentgit import Conflict, InvalidInput, NotFound, Unavailable, Workspace
+from agentgit.rollback.workspace_adapter import reopen
 from agentgit.workspace import engine
-from agentgit.workspace.api import engine_of, open_workspace
+from agentgit.workspace.api import engine_of
 from agentgit.workspace.catalog import Catalog
 
 __all__ = ["kind", "work", "workspace"]  # the fixtures
@@ -393,9 +394,10 @@ def test_clear_deletes_what_nothing_needs(workspace, work):
 def test_a_directory_that_does_not_exist_is_created(tmp_path, kind):
     made = Workspace(tmp_path / "new" / "work", tmp_path / "store", environment=kind)
     assert (tmp_path / "new" / "work").is_dir()
+    (tmp_path / "new" / "work").rmdir()
     with pytest.raises(InvalidInput, match="not a directory"):
-        open_workspace({**made.settings, "workspace": str(tmp_path / "gone")})
-    assert not (tmp_path / "gone").exists()
+        reopen(made.settings)
+    assert not (tmp_path / "new" / "work").exists()
 
 
 class Counter:
