@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.handles.context import BranchRef, SessionAccess
+from agentgit.handles.snapshot_transfer import SnapshotExporter
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.reports import OnProgress
 from agentgit.store.queries.explorations import mark_of
@@ -29,7 +30,6 @@ from agentgit.store.transfer.redaction import RedactedWriter, RedactText, Secret
 from agentgit.store.transfer.summary import TransferSummary
 from agentgit.store.transfer.trajectory import steps
 from agentgit.version import VERSION
-from agentgit.workspace.snapshot_transfer import SnapshotExporter
 
 _SQLITE = b"SQLite format 3\0"
 """The beginning of every database of SQLite."""

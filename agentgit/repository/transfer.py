@@ -17,6 +17,7 @@ from agentgit.checkpoints import Checkpoint
 from agentgit.effects.files import IMPORTED, SnapshotRef
 from agentgit.errors import InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
+from agentgit.handles.snapshot_transfer import SnapshotImporter
 from agentgit.handles.templates import require_name
 from agentgit.rollback.workspace_adapter import attach_workspace
 from agentgit.sessions.reports import OnProgress
@@ -28,7 +29,6 @@ from agentgit.store.transfer.plain_checkpoints import PlainSession, parse_checkp
 from agentgit.store.transfer.records import SESSION
 from agentgit.store.transfer.summary import TransferSummary
 from agentgit.workspace.api import Workspace
-from agentgit.workspace.snapshot_transfer import SnapshotImporter
 
 IN_MEMORY = 2**22
 """The number of bytes of a piped export that are kept in memory; a larger export goes into a temporary file."""

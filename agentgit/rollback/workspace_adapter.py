@@ -21,12 +21,13 @@ from agentgit.effects.files import (
     FileChanges,
     SnapshotRef,
 )
-from agentgit.errors import InvalidInput
+from agentgit.errors import InvalidInput, NotAllowed
+from agentgit.next_steps import Next
 from agentgit.rollback.file_history import FileHistory
 from agentgit.rollback.modified_files import named_paths, paths_of
 from agentgit.values import escape_path
 from agentgit.workspace.api import Workspace, engine_of
-from agentgit.workspace.engine import AUTO, require_own_storage
+from agentgit.workspace.engine import AUTO, owner_of
 from agentgit.workspace.locations import require_directory
 from agentgit.workspace.values import Restored, some
 
@@ -210,7 +211,12 @@ def _open_workspace(settings: Mapping[str, Any], moved_to: str | None = None) ->
     storage, workspace = str(settings.get("storage")), str(settings.get("workspace"))
     if not settings.get("environment"):
         raise InvalidInput(f"Wrap the graph with the workspace {workspace} and its own environment.")
-    require_own_storage(storage, workspace, moved_to or workspace)
+    if owner_of(storage) not in (workspace, moved_to):  # files are written where the row says
+        raise NotAllowed(
+            f"{escape_path(storage)} has no snapshots that this user took of {escape_path(workspace)}, and a path that "
+            "is only stored is not trusted.",
+            Next("keep_files"),
+        )
     require_directory(moved_to or workspace)
     options = {name: settings[name] for name in settings.keys() - {HOLDER, IMPORTED, "workspace", "storage"}}
     try:

@@ -13,9 +13,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotAllowed, NotFound, Unavailable
+from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Unavailable
 from agentgit.next_steps import Next
-from agentgit.values import escape_path
 from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow
 from agentgit.workspace.disk import ASIDE
 from agentgit.workspace.files import Captured, Files
@@ -371,16 +370,6 @@ def owner_of(storage: str) -> str | None:
     with closing(Catalog(path)) as catalog:
         recorded = catalog.get(PLACE)
     return str(recorded[2]) if recorded and recorded[0] == storage else None
-
-
-def require_own_storage(storage: str, *workspaces: str) -> None:
-    """Check that a storage has this user's snapshots of a workspace: files are written where a row says."""
-    if owner_of(storage) not in workspaces:
-        raise NotAllowed(
-            f"{escape_path(storage)} has no snapshots that this user took of {escape_path(workspaces[0])}, and a path "
-            "that is only stored is not trusted.",
-            Next("keep_files"),
-        )
 
 
 def new_snapshot(

@@ -220,7 +220,7 @@ def test_a_missing_snapshot_is_counted_and_does_not_stop_an_export(repo, agent, 
 
 
 def test_a_snapshot_with_too_many_paths_is_counted(repo, agent, monkeypatch):
-    monkeypatch.setattr("agentgit.workspace.snapshot_transfer.MOST_PATHS", 6)
+    monkeypatch.setattr("agentgit.handles.snapshot_transfer.MOST_PATHS", 6)
     made = repo.session("s").export(BytesIO(), files=True)
     assert made.left_out == {file_trees.TOO_MANY_PATHS: 1}
     assert made.snapshots == 2
@@ -475,7 +475,7 @@ with getattr(faults, when)(Point(*point), faults.die):
 STEPS = [
     ("after", *points.WRITE_TREE),
     ("after", "store.transfer.import_", "_Tables.flush"),
-    ("before", "workspace.snapshot_transfer", "SnapshotImporter.store_into"),
+    ("before", "handles.snapshot_transfer", "SnapshotImporter.store_into"),
     ("after", "store.transfer.import_", "_ValueImport.add"),
     ("after", "store.transfer.import_", "record_event"),
 ]

@@ -17,7 +17,7 @@ BEGIN = f"""
     import os, sys, stat
     from pathlib import Path
     import agentgit, hypothesis
-    import agentgit.workspace.api, agentgit.workspace.snapshot_transfer
+    import agentgit.workspace.api, agentgit.handles.snapshot_transfer
     from agentgit import Unavailable, Workspace
     from file_trees import picture
     from workspace_fixtures import left_out, unsaved
