@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from subprocess import CalledProcessError
 
 import backend
@@ -177,6 +178,18 @@ def test_a_file_in_the_place_of_a_directory_and_below_it_is_not_torn_apart(repo,
     (desk.root / "e" / "z.txt").write_text("mine")
     agent.rollback(start, force=True)
     assert desk.files == {"d": "mine", "e/z.txt": "mine"}
+
+
+def test_a_file_that_a_turn_changed_comes_back_although_a_person_deleted_its_directory(repo, desk):
+    """That replaces nothing; what only the person deleted stays away."""
+    agent = wrapped(repo, desk)
+    agent.run("write d/e/a.txt one; write d/e/b.txt one; write d/c.txt one")
+    start = agent.checkpoint("start")
+    agent.run("write d/e/a.txt two")
+    shutil.rmtree(desk.root / "d")
+    assert of_action(agent.plan_rollback(start).files, "write").keys() == {"d/e/a.txt"}
+    report = agent.rollback(start).report.files
+    assert (desk.files, report.conflicts) == ({"d/e/a.txt": "one"}, [])
 
 
 def test_what_a_turn_that_died_left_is_nobodys_for_sure(repo, desk):
