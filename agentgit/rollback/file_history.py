@@ -45,8 +45,6 @@ class FileHistory:
         both = {path for path in theirs & own & changes.keys() if changes[path].before is not None}
         kept = left if self._overwrites else left | both
         kept |= _blocked_by(kept, changes)
-        written = [path for path in changes.keys() - kept if is_leaf(changes[path].after)]
-        kept -= {parent for path in written for parent in parent_folders(path)}
         files = set(leaves(changes))
         self.overwritten = (both - kept) & files
         return KeptPaths(

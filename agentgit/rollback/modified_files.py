@@ -9,25 +9,41 @@ from typing import Any
 
 from agentgit.effects.kinds import WORKSPACE
 
-FILE_TOOL = re.compile(
-    "(?:^|_)(?:write|save|append|overwrite|update|modify|touch|edit|multi_?edit|insert|(?:search_?|str_?)?replace"
-    "|create|new|add|delete|remove|unlink|move|rename|copy|patch|apply_?(?:patch|diff))"
-)
-"""Finds the verb of a tool that modifies the files named in its arguments, in its name as `snake_case`."""
 
-SHELL_TOOL = re.compile(
-    "^(?:run|exec|execute)$|(?:^|_)(?:bash|z?sh|cmd|(?:local_?|power_?)?shell|terminal|console|command|i?python|jupyter"
-    "|code_?(?:interpreter|execution)|(?:run|exec|execute)_?(?:bash|cmd|shell|command|python|code|cell|script)"
-    "|mkdir|rmdir|(?:create|make|delete|remove|move|rename|copy)_?(?:directory|folder)"
-    "|git_?(?:checkout|reset|restore|stash|merge|rebase|pull|apply))(?:_|$)"
-)
-"""Finds a tool that may modify any file or whole directories, in the same way."""
+def _split_words(words: str) -> frozenset[str]:
+    return frozenset(words.split())
 
-PATH_ARGUMENT = re.compile(
-    "(?:target|absolute|relative|notebook|source|destination|from|to|old|new|output)?(?:file|path|filename|filepath)s?"
-    "|target|source|src|destination|dest|dst|oldname|newname"
-)
-"""Matches the name of an argument that holds paths, without its separators."""
+
+FILE_TOOLS = _split_words("""
+    write writefile writefiles writetofile writetextfile savefile saveastextfile createfile createtextfile newfile
+    addfile appendfile appendtofile overwritefile updatefile modifyfile touch
+    edit editfile editfiles multiedit editblock searchreplace strreplace strreplaceinfile strreplacebasededittool
+    strreplaceeditor texteditor replace replaceinfile replacelines replaceregex replacesymbolbody replacecontent
+    insert insertline insertlines insertintofile insertatline insertaftersymbol insertbeforesymbol deletelines
+    delete deletefile deletefiles filedelete removefile unlink
+    move movefile movefiles filemove renamefile rename copy copyfile filecopy
+    notebookedit editnotebook editnotebookcell
+    applypatch applydiff patch patchfile
+""")
+"""Names of tools that modify the files named in their arguments. Lowercase, without separators between words."""
+
+SHELL_TOOLS = _split_words("""
+    bash sh zsh shell localshell powershell terminal console cmd exec execute executebash executecommand executeshell
+    executeshellcommand containerexec run runbash runcommand runcmd runshell runshellcommand runterminalcmd
+    runterminalcommand runinterminal shellcommand shellexec shelltool bashtool systemcommand
+    python pythonrepl pythonreplast pythoninterpreter ipython executepython runpython runcode executecode
+    codeinterpreter codeexecution jupyter runcell executecell runscript
+    createdirectory createfolder makedirectory mkdir deletedirectory deletefolder removedirectory rmdir movedirectory
+    renamedirectory copydirectory gitcheckout gitreset gitrestore gitstash gitmerge gitrebase gitpull gitapply
+""")
+"""Names of tools that may modify any file or whole directories, in the same form."""
+
+PATH_ARGUMENTS = _split_words("""
+    path paths file files filename filenames filepath filepaths targetfile targetpath target absolutepath
+    relativepath notebookpath sourcepath source src destinationpath destination dest dst frompath topath oldpath
+    newpath oldname newname outputpath outputfile
+""")
+"""Names of arguments that hold paths, in the same form."""
 
 PATCH_ARGUMENTS = ("patch", "diff", "input", "patchtext")
 
@@ -42,13 +58,12 @@ READING_COMMANDS = frozenset({"view", "read", "cat", "list"})
 
 def paths_of(tool_name: str, effect: str, args: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Return the files that a call may modify: empty if it may be any file; None if it modifies none."""
-    name = re.sub("(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", tool_name).lower()
-    if SHELL_TOOL.search(name):
+    names = set(_tool_names(tool_name))
+    if names & SHELL_TOOLS:
         return ()
-    if (effect != WORKSPACE and not FILE_TOOL.search(name)) or str(args.get("command")) in READING_COMMANDS:
+    if (effect != WORKSPACE and not names & FILE_TOOLS) or str(args.get("command")) in READING_COMMANDS:
         return None
-    paths = named_paths(args)
-    return paths if paths or effect == WORKSPACE or "file" in name or "patch" in name else None
+    return named_paths(args)
 
 
 def named_paths(args: Mapping[str, Any]) -> tuple[str, ...]:
@@ -59,10 +74,9 @@ def named_paths(args: Mapping[str, Any]) -> tuple[str, ...]:
 def _paths_in_arguments(args: Mapping[str, Any]) -> Iterator[str]:
     """Yield the paths in the arguments, and those that a patch names."""
     for name, value in args.items():
-        normalized = re.sub(r"[^a-z0-9]", "", name.lower())
-        if PATH_ARGUMENT.fullmatch(normalized):
+        if _normalize_name(name) in PATH_ARGUMENTS:
             yield from _paths_in_value(value)
-        elif normalized in PATCH_ARGUMENTS and isinstance(value, str):
+        elif _normalize_name(name) in PATCH_ARGUMENTS and isinstance(value, str):
             yield from _paths_in_patch(value)
 
 
@@ -84,3 +98,15 @@ def _paths_in_patch(patch: str) -> Iterator[str]:
         is_unified = match[0].startswith(("---", "+++"))
         if path != "/dev/null":
             yield re.sub(r"^[ab]/", "", path) if is_unified else path
+
+
+def _tool_names(tool_name: str) -> Iterator[str]:
+    """Yield the possible names of a tool without its prefix. After a prefix with `_`, a name has two or more words."""
+    yield _normalize_name(tool_name)
+    yield _normalize_name(re.split(r"__|[.:/]", tool_name)[-1])
+    words = re.split(r"[^a-zA-Z0-9]+", tool_name)
+    yield from (_normalize_name("".join(words[start:])) for start in range(1, len(words) - 1))
+
+
+def _normalize_name(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -211,7 +211,7 @@ def _open_workspace(settings: Mapping[str, Any], moved_to: str | None = None) ->
     storage, workspace = str(settings.get("storage")), str(settings.get("workspace"))
     if not settings.get("environment"):
         raise InvalidInput(f"Wrap the graph with the workspace {workspace} and its own environment.")
-    if owner_of(storage) not in (workspace, moved_to):  # files are written where the row says
+    if owner_of(storage) not in (workspace, moved_to or workspace):  # files are written where the row says
         raise NotAllowed(
             f"{escape_path(storage)} has no snapshots that this user took of {escape_path(workspace)}, and a path that "
             "is only stored is not trusted.",

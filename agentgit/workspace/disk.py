@@ -43,11 +43,15 @@ def remove_file(parent: int, name: bytes) -> None:
         os.unlink(name, dir_fd=parent)
 
 
-def open_folder(root: int, path: bytes) -> int:
+def open_folder(root: int, path: bytes, *, is_made: bool = False) -> int:
+    """Open a directory below an open one; if `is_made`, create what is missing."""
     descriptor = os.dup(root)
     for name in path.split(b"/") if path else ():
         parent = descriptor
         try:
+            if is_made:
+                with suppress(FileExistsError):
+                    os.mkdir(name, stat.S_IMODE(PLAIN_DIRECTORY), dir_fd=parent)
             descriptor = os.open(name, FOLDER_FLAGS, dir_fd=parent)
         finally:
             os.close(parent)
@@ -74,12 +78,12 @@ class Disk:
         return sorted(items)
 
     @contextmanager
-    def at(self, path: bytes) -> Iterator[Place | None]:
+    def at(self, path: bytes, *, is_made: bool = False) -> Iterator[Place | None]:
         with naming(path), ExitStack() as stack:
             root = os.open(self._root, FOLDER_FLAGS)
             stack.callback(os.close, root)
             try:
-                parent = open_folder(root, os.path.dirname(path))
+                parent = open_folder(root, os.path.dirname(path), is_made=is_made)
             except OSError as error:
                 if error.errno not in GONE:
                     raise

@@ -148,11 +148,8 @@ class Engine:
                         pending = PendingRestore.decode(text)
                         self.finished = self._run(pending, is_resumed=True), pending.is_undo
                     yield
-                except BaseException as error:
-                    if self.custom is None:
-                        self._files.cached_index = None
-                    if isinstance(error, AgentGitError):
-                        self.notify(FAILED, error)
+                except AgentGitError as error:
+                    self.notify(FAILED, error)
                     raise
                 finally:
                     self._is_locked = False
@@ -206,6 +203,7 @@ class Engine:
             if existing is not None:
                 if captured.index.dirty:
                     self.catalog.store_index(captured.index)
+                self._files.cached_index = captured.index
                 return existing
         if paths is None and self.custom is None:
             changed = self._files.changed(self._current(), captured)
@@ -213,6 +211,8 @@ class Engine:
             changed = list(paths or ())
         snapshot = snapshot.with_left_out(changed, captured.left_out)
         self.catalog.add(CatalogRow(snapshot, captured.tree, captured.left_out, paths), index=captured.index)
+        if captured.index is not None:
+            self._files.cached_index = captured.index
         self.notify(CREATED, snapshot)
         return snapshot
 
@@ -251,7 +251,7 @@ class Engine:
     def plan(self, ref: str, *, paths: tuple[bytes, ...] | None = None, choose: Choose = keep_nothing) -> Restored:
         """Return what `restore` would do."""
         with self.locked():
-            return self.files_for("a plan").plan(self.require(ref), self._current(), paths, choose)
+            return self.files_for("a plan").plan(self.require(ref), paths, choose)
 
     def restore(
         self,
@@ -277,12 +277,12 @@ class Engine:
             self._prune(protected=(safety.id, row.snapshot.id))
         if self.finished is not None and paths is None and not (result.restored or result.deleted):
             interrupted, _ = self.finished
-            return interrupted if interrupted.id == result.id else result
+            result = interrupted if interrupted.id == result.id else result
         return result
 
     def is_at(self, ref: str) -> bool:
-        """Return whether the files are those of a snapshot."""
-        return self.custom is not None or self._files.look().tree == self.require(ref).tree
+        """Return whether the files as they were last saved or restored are those of a snapshot."""
+        return self.custom is not None or self._files.tree == self.require(ref).tree
 
     def _restore_custom(
         self, custom: CustomEnvironment, row: CatalogRow, safety: FileCheckpoint, paths: Sequence[bytes] | None

@@ -16,6 +16,7 @@ from agentgit.workspace.left_out import (
     UNREADABLE,
     IgnoreRules,
     LeftOutPaths,
+    compare_left_out,
     containing_path,
     is_selected,
     parent_folders,
@@ -26,7 +27,7 @@ from agentgit.workspace.locations import require_not_moved
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import Choose, KeptPaths, PendingRestore, Restore, leaves, plan_steps, select_changes
 from agentgit.workspace.scan import Scan
-from agentgit.workspace.trees import Changes, Trees, is_leaf
+from agentgit.workspace.trees import Changes, Trees, is_directory, is_leaf
 from agentgit.workspace.values import Options, Restored, WorkspaceDiff
 
 Chosen = tuple[bytes, ...] | None
@@ -57,30 +58,24 @@ class Files:
     # -- capturing
 
     def capture(self) -> Captured:
-        """Store the files as they are now. The index is not stored yet."""
-        now = self.look()
-        self.cached_index = now.index
-        return now
-
-    def look(self) -> Captured:
-        """Store the contents of the files, but neither a snapshot nor the index."""
+        """Store the contents of the files. The caller stores the index, and then sets `cached_index`."""
         self.cached_index = self._catalog.load_index(self.cached_index)
         index = self._store(self.cached_index)
         return Captured(index.tree.hex(), index.left_out(), index=index)
 
-    def changed(self, since: CatalogRow | None, now: Captured) -> list[bytes]:
-        """Return the paths of the files that differ from a snapshot; of a damaged one, they are not known."""
-        with suppress(Corrupt):
-            return leaves(self._differences(since, now))
-        return []
-
-    def _store(self, last: Index) -> Index:
+    def _store(self, last: Index, only: Collection[bytes] | None = None) -> Index:
         require_not_moved(self._root)
         with self.objects.writing() as writer:
-            index = Scan(self._settings, last, self._outside(), writer).run()
+            index = Scan(self._settings, last, self._outside(), writer, only).run()
             if index.tree != last.tree:
                 writer.named.add(index.tree)
         return index
+
+    @property
+    def tree(self) -> str:
+        """The tree of the files as they were last saved or restored."""
+        self.cached_index = self._catalog.load_index(self.cached_index)
+        return self.cached_index.tree.hex()
 
     def captures(self, path: bytes) -> bool:
         """Return whether snapshots have a file, as far as its path decides it."""
@@ -99,27 +94,47 @@ class Files:
         changes = self._trees.differences(first, bytes.fromhex(after.tree))
         return {path: change for path, change in changes.items() if path not in outside}
 
+    def _left_out(self, snapshot: Captured | CatalogRow | None) -> LeftOutPaths:
+        outside, left_out = self._outside(), snapshot.left_out if snapshot is not None else {}
+        return {path: one for path, one in left_out.items() if path not in outside}
+
+    def changed(self, since: Captured | CatalogRow | None, now: Captured) -> list[bytes]:
+        """Return the paths of the files that differ from a snapshot; of a damaged one, they are not known."""
+        with suppress(Corrupt):
+            return leaves(self._differences(since, now))
+        return []
+
+    def _unsaved(self, now: Captured) -> Iterator[bytes]:
+        """Yield the paths that differ from the files as they were last saved or restored, and changed left-out ones."""
+        last = self.cached_index
+        before = Captured(last.tree.hex(), last.left_out()) if last is not None and last.tree else None
+        changes = self._differences(before, now)
+        yield from leaves(changes)
+        captured = {path: one.after for path, one in changes.items() if one.after is not None}
+        for group in compare_left_out(self._left_out(before), now.left_out, captured):
+            yield from group
+
     def _changes(
-        self, row: CatalogRow, now: Captured | CatalogRow, paths: Chosen, kept: Collection[bytes] = ()
-    ) -> tuple[Changes, list[bytes]]:
-        """Return what restoring a snapshot changes, and the paths that it cannot reach."""
-        changes = select_changes(self._differences(now, row), paths)
-        changes, unreachable = plan_steps(changes, row.left_out, now.left_out)
-        return {path: change for path, change in changes.items() if path not in kept}, unreachable
+        self, row: CatalogRow, now: Captured | CatalogRow, paths: Chosen
+    ) -> tuple[Changes, Changes, list[bytes]]:
+        """Return how the files differ from a snapshot, what restoring it changes, and what it cannot reach."""
+        differing = self._differences(now, row)
+        return differing, *plan_steps(select_changes(differing, paths), row.left_out, now.left_out)
 
     def choose(self, choose: Choose, row: CatalogRow, now: Captured, paths: Chosen) -> KeptPaths:
         """Choose the paths that restoring a snapshot leaves as they are."""
-        return choose(self._changes(row, now, paths)[0], self._trees, self._tree_of, bytes.fromhex(now.tree))
+        return choose(self._changes(row, now, paths)[1], self._trees, self._tree_of, bytes.fromhex(now.tree))
 
     def _tree_of(self, snapshot: str) -> bytes | None:
         row = self._catalog.get_row(snapshot)
         return bytes.fromhex(row.tree) if row is not None else None
 
-    def plan(self, row: CatalogRow, current: CatalogRow | None, paths: Chosen, choose: Choose) -> Restored:
-        """Return what a restore would do; `current` is the snapshot that was saved or restored last."""
-        now = self.look()
-        kept = self.choose(choose, row, now, paths)
-        changes, unreachable = self._changes(row, now, paths, kept.paths)
+    def plan(self, row: CatalogRow, paths: Chosen, choose: Choose) -> Restored:
+        """Return what a restore would do; see `Workspace.plan_restore`."""
+        now = self.capture()
+        differing, changes, unreachable = self._changes(row, now, paths)
+        kept = choose(changes, self._trees, self._tree_of, bytes.fromhex(now.tree))
+        changes = {path: change for path, change in changes.items() if path not in kept.paths}
         disk = Disk(self._root)
         left_out_now = [path for path in changes if containing_path(path, now.left_out) is not None]
         done = {path for path in left_out_now if disk.read_entry(path) == changes[path].after}
@@ -128,16 +143,16 @@ class Files:
             "restored": [path for path, one in changes.items() if is_leaf(one.after) and path not in done],
             "deleted": [path for path, one in changes.items() if is_leaf(one.before) and not is_leaf(one.after)],
             "moved_aside": [(path, ASIDE) for path in aside],
-            "changed": self.changed(current, now),
-            "impossible": self._impossible(changes, done),
-            "conflicts": [(path, UNREADABLE) for path in unreachable],
+            "changed": self._unsaved(now),
+            "impossible": [*self._impossible(changes, done), *((path, UNREADABLE) for path in unreachable)],
         }
-        return self._result(row, now, paths, aside, kept, found)
+        return self._result(row, now, differing, paths, aside, kept, found)
 
     def _result(
         self,
         row: CatalogRow,
         now: Captured | CatalogRow,
+        differing: Changes,
         paths: Chosen,
         aside: Collection[bytes],
         kept: KeptPaths,
@@ -145,9 +160,9 @@ class Files:
     ) -> Restored:
         """Return a plan or a report, with the paths that the snapshot left out."""
         left_out = {path: one for path, one in now.left_out.items() if path not in aside}
-        missing, left, unseen = report_left_out(row.left_out, left_out, self._differences(now, row), paths)
+        missing, left, unseen = report_left_out(self._left_out(row), left_out, differing, paths)
         pairs = {"missing": missing.items(), "left": [*left.items(), *kept.left.items()]}
-        pairs["conflicts"] = [*found["conflicts"], *kept.conflicts.items()]
+        pairs["conflicts"] = [*found.get("conflicts", ()), *kept.conflicts.items()]
         fields: dict[str, Any] = {name: decode_paths(values) for name, values in {**found, **pairs}.items()}
         origin = row.snapshot
         fields |= {"name": origin.name, "message": origin.message, "time_str": origin.time, "unseen": unseen}
@@ -164,10 +179,9 @@ class Files:
 
     def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Chosen) -> WorkspaceDiff:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""
-        after = new or self.look()
+        after = new or self.capture()
         changes = select_changes(self._differences(old, after), paths)
-        left_out = old.left_out if old is not None else {}
-        found = compare(left_out, after.left_out, changes, paths, self.objects.read)
+        found = compare(self._left_out(old), self._left_out(after), changes, paths, self.objects.read)
         from_id, to_id = (one.snapshot.id if one is not None else None for one in (old, new))
         return replace(found, from_id=from_id, to_id=to_id)
 
@@ -175,10 +189,12 @@ class Files:
 
     def restore(self, row: CatalogRow, safety: CatalogRow, pending: PendingRestore, *, is_resumed: bool) -> Restored:
         """Change the files from one snapshot, of what is there now, to another."""
-        changes, unreachable = self._changes(row, safety, pending.paths, pending.kept.paths)
+        differing, changes, unreachable = self._changes(row, safety, pending.paths)
+        changes = {path: change for path, change in changes.items() if path not in pending.kept.paths}
         disk = Disk(self._root, os.fsencode(pending.aside))
         restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
         restore.run()
+        self._update_index(changes)
         found: dict[str, Iterable[Any]] = {
             "restored": restore.restored,
             "deleted": restore.deleted,
@@ -188,8 +204,15 @@ class Files:
             "conflicts": [*restore.conflicts.items(), *((path, UNREADABLE) for path in unreachable)],
         }
         aside = set(paths_in_the_way(safety.left_out, changes))
-        result = self._result(row, safety, pending.paths, aside, pending.kept, found)
+        result = self._result(row, safety, differing, pending.paths, aside, pending.kept, found)
         return replace(result, safety=safety.snapshot.id)
+
+    def _update_index(self, changes: Changes) -> None:
+        folders = {path for path, change in changes.items() if is_directory(change.after)}
+        folders |= {path.rpartition(b"/")[0] for path in changes}
+        index = self._store(self._catalog.load_index(self.cached_index), folders)
+        self._catalog.store_index(index)
+        self.cached_index = index
 
     # -- the store
 

@@ -116,13 +116,13 @@ def report_left_out(
     paths: tuple[bytes, ...] | None,
 ) -> tuple[dict[bytes, str], dict[bytes, str], tuple[str, ...]]:
     """Return which paths are missing and which stay, of those left out, from all that a restore changes."""
-    gone, changed, added = compare_left_out(
-        snapshot, now, {path: one.before for path, one in changes.items() if one.before}
-    )
+    captured = {path: one.before for path, one in changes.items() if one.before is not None}
+    gone, changed, added = compare_left_out(snapshot, now, captured)
     missing = {path: f"left out of the snapshot ({why})" for path, why in gone.items()}
-    left = {path: f"changed since; left out of the snapshot ({why})" for path, why in changed.items()}
-    left |= {path: f"added since; left out ({why})" for path, why in added.items() if path not in changes}
-    for path in paths or ():
+    left = {path: f"added since; left out ({why})" for path, why in added.items() if path not in changes}
+    for path, why in changed.items():
+        left[path] = f"{'captured' if path in captured else 'changed'} since; left out of the snapshot ({why})"
+    for path in set(paths or ()).difference(changes):
         folder = next((one for one in parent_folders(path) if one in snapshot or one in now), None)
         if folder is not None:
             left[path] = f"in {os.fsdecode(folder)}, which is left out"

@@ -124,11 +124,12 @@ class PackWriter:
     def put_packed(self, oid: bytes, raw: bytes) -> None:
         if self.has(oid):
             return
-        if self._opened is None:
-            descriptor, path = tempfile.mkstemp(prefix="tmp_", dir=self._folder)
-            self._opened = open(descriptor, "w+b"), path  # noqa: SIM115 - closed by `finish` and `abandon`
-            self._opened[0].write(HEADER.pack(b"PACK", 2, 0))
-        self._opened[0].write(raw)
+        with naming(self._folder):  # a scan takes another error for one of the workspace
+            if self._opened is None:
+                descriptor, path = tempfile.mkstemp(prefix="tmp_", dir=self._folder)
+                self._opened = open(descriptor, "w+b"), path  # noqa: SIM115 - closed by `finish` and `abandon`
+                self._opened[0].write(HEADER.pack(b"PACK", 2, 0))
+            self._opened[0].write(raw)
         self._entries[oid] = (self._offset, zlib.crc32(raw))
         self._offset += len(raw)
 

@@ -87,7 +87,14 @@ class PendingRestore(NamedTuple):
     def decode(cls, text: str) -> PendingRestore:
         fields = ormsgpack.unpackb(bytes.fromhex(text), option=ormsgpack.OPT_NON_STR_KEYS)
         snapshot, safety, aside, paths, kept, is_undo = fields
-        return cls(snapshot, safety, aside, paths if paths is None else tuple(paths), KeptPaths(*kept), is_undo)
+        return cls(
+            snapshot,
+            safety,
+            aside,
+            paths if paths is None else tuple(paths),
+            KeptPaths(set(kept[0]), *kept[1:]),
+            is_undo,
+        )
 
 
 def leaves(changes: Changes) -> list[bytes]:
@@ -117,7 +124,7 @@ class Restore:
                         self.removed_folders.append(path)
         for path, (_, after) in ordered:
             if is_directory(after):
-                with self._collecting(path), self._disk.at(path) as place:
+                with self._collecting(path), self._disk.at(path, is_made=True) as place:
                     if place is not None and place.make_folder():
                         self.created_folders.append(path)
         for path, (before, after) in ordered:
@@ -152,22 +159,23 @@ class Restore:
     def _replace(self, path: bytes, before: TreeEntry | None, after: TreeEntry | None) -> None:
         """Write or delete one file, unless another process changed it; an earlier check could lose its change."""
         done = self.restored if after is not None else self.deleted
-        with self._collecting(path), self._disk.at(path) as place:
+        with self._collecting(path), self._disk.at(path, is_made=after is not None) as place:
             current = place.look() if place is not None else None
             if current == after:
                 if self._is_resumed:
                     done.append(path)
                 return
+            if after is None and current is not None and current.is_directory:
+                return
             data = self._objects.read(after.oid) if after is not None else b""
             is_known = before is not None and current == before
-            if place is not None and current is not None and not is_known:
-                if after is None and current.is_directory:
-                    return
-                if before is None or current.is_directory:
-                    place.move_aside(place.name)
-                else:
-                    place = None
-            if place is not None and place.replace(before if is_known else None, after, data):
+            is_taken = current is not None and not is_known
+            if place is None or (is_taken and before is not None and is_leaf(current)):
+                self.conflicts.setdefault(path, CHANGED)
+                return
+            if is_taken:
+                place.move_aside(place.name)
+            if place.replace(before if is_known else None, after, data):
                 done.append(path)
             else:
                 self.conflicts.setdefault(path, CHANGED)

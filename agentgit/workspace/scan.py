@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Collection
 from contextlib import suppress
 
 from agentgit.workspace.catalog import Folder, Index, KnownFile, Stamp, join, reliable_stamp, stamp_of
@@ -22,6 +23,7 @@ from agentgit.workspace.left_out import (
     LeftOut,
     git_state,
     left_out_as,
+    parent_folders,
 )
 from agentgit.workspace.locations import naming
 from agentgit.workspace.objects import BLOB, TREE, PackWriter
@@ -39,11 +41,14 @@ MAX_PATH, MAX_DEPTH = 3800, 200
 class Scan:
     """One scan: from the last index, the new one."""
 
-    def __init__(self, settings: Options, index: Index, outside: set[bytes], writer: PackWriter) -> None:
+    def __init__(
+        self, settings: Options, index: Index, outside: set[bytes], writer: PackWriter, only: Collection[bytes] | None
+    ) -> None:
         self._root, self._max_file_size = os.fsencode(settings.workspace), settings.max_file_size
         self._last, self._old, self._outside, self._writer = index, index.folders, outside, writer
         self._rules = IgnoreRules(self._root, settings.exclude_patterns)
         self._settings = repr((settings.exclude_patterns, settings.max_file_size, sorted(outside)))
+        self._ways = None if only is None else {one for path in only for one in (path, *parent_folders(path))}
         self._folders = dict[bytes, Folder]()
 
     def run(self) -> Index:
@@ -87,7 +92,11 @@ class Scan:
         return folder
 
     def _enter(self, descriptor: int, path: bytes, name: bytes, *, is_fresh: bool) -> Folder | LeftOut | None:
-        """Look at a directory in an open one; return why it is left out, or None if it has gone."""
+        """Look at a directory in an open one, if it is wanted; return why it is left out, or None if it has gone."""
+        old = self._old.get(path)
+        if self._ways is not None and path not in self._ways and old is not None and not is_fresh:
+            self._keep(path, old)
+            return old
         try:
             if len(self._root) + len(path) > MAX_PATH or path.count(b"/") > MAX_DEPTH:
                 raise OSError(errno.ENAMETOOLONG, "its path is too long")
@@ -97,12 +106,24 @@ class Scan:
             finally:
                 os.close(below)
         except (FileNotFoundError, NotADirectoryError):
+            self._forget_below(path)
             return None
         except OSError as error:
+            self._forget_below(path)
             mode = PLAIN_DIRECTORY
             with suppress(OSError):  # it has just gone
                 mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
             return LeftOut(_reason(error), mode)
+
+    def _keep(self, path: bytes, folder: Folder) -> None:
+        self._folders[path] = folder
+        for child in (join(path, name) for name in folder.folders):
+            self._keep(child, self._old[child])
+
+    def _forget_below(self, path: bytes) -> None:
+        """Forget what was found below a directory that cannot be captured: no snapshot holds it."""
+        below = path + b"/"
+        self._folders = {one: folder for one, folder in self._folders.items() if not one.startswith(below)}
 
     def _list(
         self, descriptor: int, path: bytes, old: Folder, status: os.stat_result, rules: Stamp | None, is_fresh: bool
@@ -163,12 +184,15 @@ class Scan:
 
     def _read(self, descriptor: int, name: bytes, folder: Folder) -> None:
         """Read a file or a link; a problem with one of them must not prevent the others from being captured."""
-        began, left_out = time.time_ns(), None
+        began, data = time.time_ns(), None
+        left_out: LeftOut | None = None
         try:
             status, data = read(descriptor, name)
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # it has just gone
         except OSError as error:
-            data = None
-            with suppress(OSError):  # it has just gone
+            left_out = LeftOut(_reason(error))
+            with suppress(OSError):
                 left_out = left_out_as(_reason(error), os.lstat(name, dir_fd=descriptor))
         if data is not None:
             folder.files[name] = KnownFile(

@@ -169,11 +169,11 @@ class Restored(JsonLike):
         deleted: Paths of files and links that were deleted.
         created_directories: Paths of directories that were created; none in a plan.
         deleted_directories: Paths of directories that were deleted; none in a plan.
-        moved_aside: Items in no snapshot that were in the way: the path and the new path of each.
+        moved_aside: Items in no snapshot that were in the way: the path, and the new path or, in a plan, its directory.
         conflicts: Paths that stay although the snapshot has another version, each with the reason.
         missing: Paths that the snapshot left out and that are gone, each with the reason.
         left: Paths that stay because the snapshot left them out or others changed them, each with the reason.
-        changed: Paths of files that differ from the snapshot saved or restored last; only in a plan.
+        changed: Paths that changed since they were last saved or restored; only in a plan.
         impossible: Paths that the restore could not write or delete, each with the reason; only in a plan.
         everything: True if a custom environment was restored, which does not list files.
         unseen: Sentences on excluded directories: what moved in a `.git`, which others changed, how many there are.
