@@ -198,7 +198,7 @@ def record_fields(
     key: str | None = None
     if isinstance(effect, MemoryEffect):
         key = item_identity(effect.store, args)
-    elif has_hidden or (effect is not None and effect.has_identity):
+    elif has_hidden or (effect is not None and (effect.once or kind_of(effect.kind).leaves_trace)):
         key = identity(tool_name, args, effect.identity_args if effect is not None and is_named else None)
     functions = {"undo": None} if effect is None else effect.paths
     return {"effect": UNDECLARED if effect is None else effect.kind, **functions, "identity": key}

@@ -120,11 +120,6 @@ class Effect:
             if (function := getattr(self, role)) is not None:
                 yield role, function
 
-    @property
-    def has_identity(self) -> bool:
-        """True if identical calls must be recognized: the call leaves a trace, or may happen only once."""
-        return kind_of(self.kind).leaves_trace or self.once
-
     @functools.cached_property
     def paths(self) -> dict[str, str | None]:
         """The qualified names of its functions by role, as a call records them; None for a role without a function."""

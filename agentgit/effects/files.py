@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from agentgit.values import count, escape_path
@@ -61,15 +61,24 @@ class FileChanges:
     problem: str = ""
     everything: bool = False
     unseen: list[str] = field(default_factory=list)
-    """Sentences on excluded directories, which are left as they are: what moved in a `.git`, and how many there are."""
+    """Sentences on excluded directories, which are left as they are."""
     now: str = ""
     """The snapshot after a restore that left files as they were."""
 
     @property
     def is_needed(self) -> bool:
-        """True if there is a problem or a path to change; `missing`, `left` and `outside` do not change."""
-        unchanged = (MISSING, LEFT, OUTSIDE)
-        return bool(self.problem) or any(change.action not in unchanged for change in self.changes)
+        """True if something would change, or cannot; `missing`, `left` and `outside` do not change."""
+        return bool(self.problem or self.everything) or any(one.action not in (MISSING, LEFT, OUTSIDE) for one in self.changes)
+
+    @property
+    def is_restorable(self) -> bool:
+        """True if nothing prevents a restore: no problem, and no conflict that is not forced."""
+        return not (self.problem or self.conflicts)
+
+    def forced(self) -> Self:
+        """Return the changes that `force=True` makes: files in conflict stay as they are."""
+        changes = [replace(one, action=LEFT) if one.action == CONFLICT else one for one in self.changes]
+        return replace(self, changes=changes)
 
     @property
     def conflicts(self) -> list[str]:
@@ -80,10 +89,9 @@ class FileChanges:
     def summary(self) -> str:
         """A sentence that counts the changes by action."""
         counts = {action: sum(c.action == action for c in self.changes) for action in _WORDING}
-        text = ", ".join(f"{count(n, 'file')} {_WORDING[action]}" for action, n in counts.items() if n)
-        if self.everything:
-            text = ", ".join(["all to be restored by the environment", *([text] if text else [])])
-        text = self.problem or (text.replace("to be ", "") if self.safety else text)
+        groups = ["all to be restored by the environment"] if self.everything else []
+        text = ", ".join([*groups, *(f"{count(n, 'file')} {_WORDING[action]}" for action, n in counts.items() if n)])
+        text = self.problem.removesuffix(".") or (text.replace("to be ", "") if self.safety else text)
         return f"Files: {'; '.join([text or ('nothing to change' if self.unseen else 'unchanged'), *self.unseen])}."
 
     def __str__(self) -> str:

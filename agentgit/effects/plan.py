@@ -125,31 +125,32 @@ class RollbackPlan(PrintableDrawing):
         return [step for step in self.steps if step.action == KEEP]
 
     @property
-    def answered(self) -> list[PlanStep]:
-        """The steps whose tool does not run again, because the call is answered from the record."""
-        return [step for step in self.steps if step.action == ANSWER]
-
-    @property
     def blockers(self) -> list[PlanStep]:
         """The blocked steps. `force=True` keeps their effects, or answers the calls from the record."""
         return [step for step in self.steps if step.action == BLOCK]
 
     @property
     def is_admissible(self) -> bool:
-        """True if no step is blocked."""
-        return not self.blockers
+        """True if no step is blocked, and the files can be restored."""
+        return not self.blockers and (self.files is None or self.files.is_restorable)
 
     @property
     def is_forcible(self) -> bool:
-        """True if `force=True` can carry out the plan: no simulated call is blocked."""
+        """True if `force=True` can carry out the plan: no simulated call is blocked, and the files can be restored."""
         return self.forced().is_admissible
 
     def forced(self) -> RollbackPlan:
         """Return the plan that `force=True` carries out: each blocked step takes its `otherwise` action.
 
-        A simulated call stays blocked, because it would be taken for done.
+        A simulated call stays blocked, because it would be taken for done. Files in conflict stay as they are.
         """
-        return replace(self, steps=[_force_step(step) for step in self.steps])
+        steps = [
+            step
+            if step.action != BLOCK or step.otherwise == BLOCK
+            else replace(step, action=step.otherwise, why=Reason.of(step.why).within("forced: "))
+            for step in self.steps
+        ]
+        return replace(self, steps=steps, files=self.files and self.files.forced())
 
     @property
     def heading(self) -> str:
@@ -169,7 +170,10 @@ class RollbackPlan(PrintableDrawing):
         calls: dict[str, list[str]] = {}
         for step in self.blockers:
             calls.setdefault(Reason.of(step.why).message, []).append(str(step.invocation))
-        return "; ".join(f"{', '.join(blocked)}: {why}" for why, blocked in calls.items())
+        reasons = [f"{', '.join(blocked)}: {why}" for why, blocked in calls.items()]
+        if self.files is not None and not self.files.is_restorable:
+            reasons.append(self.files.summary.removesuffix("."))
+        return "; ".join(reasons)
 
     @property
     def next(self) -> tuple[Next, ...]:
@@ -184,15 +188,16 @@ class RollbackPlan(PrintableDrawing):
     @property
     def summary(self) -> str:
         """A sentence that counts the steps."""
-        return self._effect_summary + (f" {self.files.summary}" if self.files else "")
+        blocked = " Blocked by the files." if self.files and not self.files.is_restorable else ""
+        return self._effect_summary + (f" {self.files.summary}{blocked}" if self.files else "")
 
     @property
     def _effect_summary(self) -> str:
         if not self.steps:
             return "There is nothing to reverse."
-        if self.is_admissible:
-            return f"{_count_steps(self.steps)}; no blockers."
-        if not self.is_forcible:
+        if not self.blockers:
+            return f"{_count_steps(self.steps)}{'; no blockers' if self.is_admissible else ''}."
+        if self.forced().blockers:
             return f"{_describe_blockers(self.blockers)}. Nothing was changed. A simulated call cannot be skipped."
         with_force = _count_steps(self.forced().steps)
         return f"{_describe_blockers(self.blockers)}. Nothing was changed. With force: {with_force}."
@@ -258,7 +263,6 @@ _WORDING = {
     GONE: ("is gone", "are gone"),
     ANSWER: ("is answered from the record", "are answered from the record"),
 }
-"""The wording for one effect and for several."""
 
 
 def _count_steps(steps: list[PlanStep]) -> str:
@@ -270,10 +274,3 @@ def _describe_blockers(steps: list[PlanStep]) -> str:
     tools = list(dict.fromkeys(escape_path(step.invocation.tool_name) for step in steps))
     rest = f" and {len(tools) - MAX_NAMED_TOOLS} more" if len(tools) > MAX_NAMED_TOOLS else ""
     return f"Blocked by {count(len(steps), 'call')} ({', '.join(tools[:MAX_NAMED_TOOLS])}{rest})"
-
-
-def _force_step(step: PlanStep) -> PlanStep:
-    """Replace the action of a blocked step by its `otherwise` action."""
-    if step.action != BLOCK or step.otherwise == BLOCK:
-        return step
-    return replace(step, action=step.otherwise, why=Reason.of(step.why).within("forced: "))

@@ -101,7 +101,8 @@ class TreeWidget(anywidget.AnyWidget):
         elif plan.is_admissible:
             buttons = [_button("Roll back", "rollback", handle)]
         else:
-            buttons = [_button("Roll back and keep what cannot be undone", "force", handle)]
+            forced = _button("Roll back and keep what cannot be undone", "force", handle)
+            buttons = [forced] if plan.is_forcible else []
         self._draw(note, plan._repr_html_(), [*buttons, _button("Cancel", "choose", handle)])
 
     def _rollback(self, ref: str, *, force: bool = False) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
+from itertools import pairwise
 from typing import NamedTuple
 
 from agentgit.effects.files import PERSON, TURN, UNKNOWN
 from agentgit.workspace.left_out import parent_folders
 from agentgit.workspace.restore import KeptPaths, leaves
-from agentgit.workspace.trees import Changes, Trees, is_leaf
+from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_leaf
 
 LEFT_WHY = "somebody else changed it while no turn ran"
 CONFLICT_WHY = "a turn changed it, and so did somebody else"
+KEPT_IN = "snapshot {} has the other's version"
+REPLACED_WHY = f"a turn replaced somebody else's version; {KEPT_IN}"
 
 
 class FileState(NamedTuple):
@@ -26,34 +27,48 @@ class FileState(NamedTuple):
 class FileHistory:
     """The states of a directory since the snapshot that is restored, oldest first.
 
-    What only somebody else changed stays. A file that both changed is a conflict, and stays unless `overwrites`; if it
-    is gone, it is restored, because that replaces nothing.
+    What only somebody else changed stays. A file that both changed is a conflict, and stays unless `overwrites`; one
+    that somebody else deleted is restored, because that replaces nothing.
     """
 
     def __init__(self, states: Sequence[FileState], changed_since: str, *, overwrites: bool = False) -> None:
         self._states, self._changed_since, self._overwrites = states, changed_since, overwrites
-        self.overwritten = set[bytes]()
+        self.overwritten: dict[bytes, str] = {}
+        """The files that are replaced although others changed them, with the snapshot that has their version."""
 
     def choose(self, changes: Changes, trees: Trees, tree_of: Callable[[str], bytes | None], now: bytes) -> KeptPaths:
         """Return the paths that a restore leaves as they are; `now` is the tree of the directory."""
-        theirs, own = set[bytes](), set[bytes]()
-        for before, after, changed_by in self._intervals(tree_of, now):
-            changed = trees.differences(before, after).keys()
-            theirs |= changed if changed_by != TURN else set()
-            own |= changed if changed_by != PERSON else set()
-        left = changes.keys() & theirs - own
-        both = {path for path in theirs & own & changes.keys() if changes[path].before is not None}
-        kept = left if self._overwrites else left | both
+        own, last = set[bytes](), dict[bytes, TreeEntry | None]()
+        theirs: dict[bytes, tuple[TreeEntry | None, str]] = {}
+        for before, after, snapshot, changed_by in self._intervals(tree_of, now):
+            for path, change in trees.differences(before, after).items():
+                last[path] = change.after
+                if changed_by != TURN:
+                    theirs[path] = change.after, snapshot
+                if changed_by != PERSON:
+                    own.add(path)
+        left, both = changes.keys() & theirs.keys() - own, own & theirs.keys()
+        replaced = {
+            path: theirs[path][1] for path in both if is_leaf(theirs[path][0]) and theirs[path][0] != last[path]
+        }
+        conflicts = {path for path in both & changes.keys() if changes[path].before is not None or path in replaced}
+        kept = left if self._overwrites else left | conflicts
         kept |= _blocked_by(kept, changes)
         files = set(leaves(changes))
-        self.overwritten = (both - kept) & files
-        return KeptPaths(
-            kept, dict.fromkeys(left & files, LEFT_WHY), dict.fromkeys((kept - left) & files, CONFLICT_WHY)
-        )
+        self.overwritten = {path: replaced.get(path, "") for path in (conflicts - kept) & files}
+        reasons = dict.fromkeys(left & files, LEFT_WHY)
+        reasons |= {path: REPLACED_WHY.format(replaced[path]) for path in replaced.keys() - changes.keys()}
+        why = {
+            path: f"; {KEPT_IN.format(replaced[path])}" if path in replaced else "" for path in (kept - left) & files
+        }
+        return KeptPaths(kept, reasons, {path: CONFLICT_WHY + why[path] for path in why})
 
-    def _intervals(self, tree_of: Callable[[str], bytes | None], now: bytes) -> Iterator[tuple[bytes, bytes, str]]:
-        """Yield the trees between which the files changed, without detours that ended where they began."""
-        path: dict[bytes, str] = {}
+    def _intervals(self, tree_of: Callable[[str], bytes | None], now: bytes) -> Iterator[tuple[bytes, bytes, str, str]]:
+        """Yield the trees between which the files changed, the later one's snapshot, and who changed them.
+
+        Detours that ended where they began are left out.
+        """
+        path: dict[bytes, tuple[str, str]] = {}
         missed = set[str]()
         for snapshot, changed_by in [*self._states, FileState("", self._changed_since)]:
             tree = tree_of(snapshot) if snapshot else now
@@ -61,15 +76,12 @@ class FileHistory:
             if tree is None:  # the snapshot is gone; its changes count with those of the next state
                 continue
             if tree not in path:
-                path[tree] = changed_by if len(missed) == 1 else UNKNOWN
+                path[tree] = snapshot, changed_by if len(missed) == 1 else UNKNOWN
             while next(reversed(path)) != tree:
                 path.popitem()
             missed.clear()
-        (before, _), *steps = path.items()
-        for by, group in groupby(steps, key=itemgetter(1)):
-            *_, (after, _) = group
-            yield before, after, by
-            before = after
+        for (before, _), (after, (snapshot, changed_by)) in pairwise(path.items()):
+            yield before, after, snapshot, changed_by
 
 
 def _blocked_by(kept: set[bytes], changes: Changes) -> set[bytes]:

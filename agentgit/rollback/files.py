@@ -146,7 +146,7 @@ class RollbackFiles:
             adapter = self._adapter(session_id, snapshot)
             adapter.require_restorable(snapshot)
             changes = self.plan(session_id, snapshot, overwrites=overwrites)
-            if changes is not None and changes.problem and not adapter.is_custom:
+            if changes is not None and changes.problem:
                 raise Unavailable(changes.problem)
         except AgentGitError as error:
             text = f"Nothing was done. The files cannot be restored: {error.message.rstrip('.')}."

@@ -202,18 +202,19 @@ class Starter:
     def _require_admissible(
         self, connection: Connection, plan: RollbackPlan, request: Request | SwitchRequest, refusals: Refusals
     ) -> RollbackPlan:
-        if plan.is_admissible:
+        if not plan.blockers:
             return plan
-        if request.force and plan.is_forcible:
+        is_forcible = not plan.forced().blockers
+        if request.force and is_forcible:
             return plan.forced()
         nearest = self.planner.find_nearest(connection, request, refusals) if isinstance(request, Request) else None
         branch_id = request.source_id if isinstance(request, Request) else request.branch.id
         hint = "" if nearest is None else f" The nearest checkpoint to roll back to is {_checkpoint_name(nearest)}."
-        unskippable = "" if plan.is_forcible else " A simulated call cannot be skipped."
+        unskippable = "" if is_forcible else " A simulated call cannot be skipped."
         raise RollbackBlocked(
             f"Nothing was done. {plan.blocking_reasons}.{hint}{unskippable}",
             *plan.next,
-            *([Next("force")] if plan.is_forcible else []),
+            *([Next("force")] if is_forcible else []),
             plan=self.planner.add_names(connection, plan, branch_id),
             nearest=f"{nearest.branch_name}#{nearest.number}" if nearest is not None else None,
         )

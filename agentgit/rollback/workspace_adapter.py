@@ -23,7 +23,7 @@ from agentgit.effects.files import (
 )
 from agentgit.errors import InvalidInput, NotAllowed
 from agentgit.next_steps import Next
-from agentgit.rollback.file_history import FileHistory
+from agentgit.rollback.file_history import KEPT_IN, FileHistory
 from agentgit.rollback.modified_files import named_paths, paths_of
 from agentgit.values import escape_path
 from agentgit.workspace.api import Workspace, engine_of
@@ -106,6 +106,9 @@ class WorkspaceAdapter:
     def plan(self, snapshot: SnapshotRef, history: FileHistory) -> FileChanges:
         """Return what `restore` would do."""
         self._fetch_snapshot(snapshot)
+        if self.is_custom:
+            self.engine.require(snapshot.snapshot)
+            return FileChanges(workspace=self.workspace.workspace_dir, snapshot=snapshot.snapshot, everything=True)
         plan = self.engine.plan(snapshot.snapshot, choose=history.choose)
         return self._file_changes(plan, history, "a safety snapshot will have the other's version")
 
@@ -120,14 +123,16 @@ class WorkspaceAdapter:
         with self.engine.locked():
             result: Restored = self.engine.restore(snapshot.snapshot, choose=history.choose)
             is_whole = self.engine.is_at(snapshot.snapshot)
-        changes = self._file_changes(result, history, f"snapshot {result.safety} has the other's version")
+        changes = self._file_changes(result, history, KEPT_IN.format(result.safety))
         return replace(changes, now="" if is_whole else self.take_snapshot("after a rollback").snapshot)
 
     def _file_changes(self, result: Restored, history: FileHistory, where: str) -> FileChanges:
         """Convert a plan or a report; `where` says where the version of others is that a restore replaces."""
-        replaced = set(map(os.fsdecode, history.overwritten))
+        replaced = {os.fsdecode(path): KEPT_IN.format(id) if id else where for path, id in history.overwritten.items()}
         pairs = [(WRITE, path) for path in result.restored] + [(DELETE, path) for path in result.deleted]
-        listed = [(OVERWRITTEN, path, where) if path in replaced else (action, path, "") for action, path in pairs]
+        listed = [
+            (OVERWRITTEN, path, replaced[path]) if path in replaced else (action, path, "") for action, path in pairs
+        ]
         listed += [
             (ASIDE, path, f"now at {new}" if result.safety else "no snapshot holds it")
             for path, new in result.moved_aside

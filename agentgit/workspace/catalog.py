@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -147,8 +147,8 @@ class Catalog:
         self._lock = threading.RLock()
         self._cached_connection: sqlite3.Connection | None = None
         self._finalizer: Callable[[], object] | None = None
-        with naming(path):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        with naming(path), suppress(FileExistsError):  # to close a file that SQLite has open would drop its locks
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         # SQLite's own timeout does not apply to the pragma.
         with exclusive_lock(f"{path}-opening", timeout=PATIENCE, description=path), self._open() as db:
             db.execute("PRAGMA journal_mode=WAL")

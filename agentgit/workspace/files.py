@@ -161,8 +161,8 @@ class Files:
         """Return a plan or a report, with the paths that the snapshot left out."""
         left_out = {path: one for path, one in now.left_out.items() if path not in aside}
         missing, left, unseen = report_left_out(self._left_out(row), left_out, differing, paths)
-        pairs = {"missing": missing.items(), "left": [*left.items(), *kept.left.items()]}
-        pairs["conflicts"] = [*found.get("conflicts", ()), *kept.conflicts.items()]
+        pairs = {"missing": missing.items(), "left": {**left, **kept.left}.items()}
+        pairs["conflicts"] = {**dict(found.get("conflicts", ())), **kept.conflicts}.items()
         fields: dict[str, Any] = {name: decode_paths(values) for name, values in {**found, **pairs}.items()}
         origin = row.snapshot
         fields |= {"name": origin.name, "message": origin.message, "time_str": origin.time, "unseen": unseen}

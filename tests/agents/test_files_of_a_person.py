@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from subprocess import CalledProcessError
 
@@ -104,9 +105,35 @@ def test_a_file_that_both_changed_is_a_conflict(repo, desk, first):
     assert list(of_action(plan.files, "overwritten")) == ["a.txt"]
     report = agent.rollback(start, files="overwrite", plan=plan).report.files
     assert desk.files == {"a.txt": "one", "b.txt": "one"}
-    assert report.safety in of_action(report, "overwritten")["a.txt"]
-    Workspace(desk.root).restore(report.safety, paths=["a.txt"])
-    assert desk.files["a.txt"] == text
+    named = re.fullmatch("snapshot (.*) has the other's version", of_action(report, "overwritten")["a.txt"])[1]
+    assert (named == report.safety) == (first == "turn")
+    Workspace(desk.root).restore(named, paths=["a.txt"])
+    assert desk.files["a.txt"] == "mine"
+
+
+def test_what_a_turn_deleted_or_replaced_of_a_person_is_named_with_the_snapshot_that_has_it(repo, desk):
+    """Also where a rollback changes nothing, because the file was not there, or is as it was."""
+    agent = wrapped(repo, desk)
+    for name in ("mine", "same"):
+        (desk.root / f"{name}.txt").write_text("first")
+    start = agent.run("write z.txt 1") and agent.head
+    for name in ("mine", "same", "new"):
+        (desk.root / f"{name}.txt").write_text("precious")
+    agent.run("shell rm mine.txt new.txt && printf first > same.txt")
+    plan = agent.plan_rollback(start)
+    assert (plan.is_admissible, plan.files.conflicts) == (False, ["mine.txt"])
+    with pytest.raises(WorkspaceChanged, match=r"have changed mine\.txt"):
+        agent.rollback(start)
+    forced = agent.rollback(start, force=True).report.files
+    assert desk.files == {"same.txt": "first", "z.txt": "1"}
+    told = of_action(forced, "conflict") | of_action(forced, "left")
+    assert told.keys() == {"mine.txt", "new.txt", "same.txt"}
+    for name, why in told.items():
+        Workspace(desk.root).restore(re.search("snapshot (.*) has the other's version", why)[1], paths=[name])
+        assert desk.files[name] == "precious"
+    agent.switch("main", sync="world", force=True)
+    report = agent.rollback(start, files="overwrite").report.files
+    assert re.search("snapshot (.*) has", of_action(report, "overwritten")["mine.txt"])[1] != report.safety
 
 
 def test_a_conflict_that_was_overwritten_is_none_for_a_later_rollback(repo, desk):

@@ -193,7 +193,7 @@ class Threads(ThreadSessions):
 
     def _requires_consent(self, plan: RollbackPlan) -> bool:
         """Return whether a run must ask before it acts on the world."""
-        if plan.blockers:
+        if not plan.is_admissible:
             raise RollbackBlocked(f"Nothing was done. {plan.blocking_reasons}.", *plan.next, plan=plan)
         steps = [step for step in plan.steps if confirmation.needs_consent(step)]
         if not steps or self.confirm == "never":
