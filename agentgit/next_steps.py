@@ -285,7 +285,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "overwrite_files": _words(
         "restores them, and keeps the other's version in a snapshot",
         "files='overwrite'",
-        "{run}rollback REF --overwrite-files",
+        "--overwrite-files",
         page="“all, also files in conflict”",
     ),
     "recover": _words("frees it, if its process died on another machine", "session.recover()", "{run}recover"),

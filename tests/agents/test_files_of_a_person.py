@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from pathlib import Path
 from subprocess import CalledProcessError
 
 import backend
@@ -122,18 +123,19 @@ def test_what_a_turn_deleted_or_replaced_of_a_person_is_named_with_the_snapshot_
     agent.run("shell rm mine.txt new.txt && printf first > same.txt")
     plan = agent.plan_rollback(start)
     assert (plan.is_admissible, plan.files.conflicts) == (False, ["mine.txt"])
+    overwriting = agent.plan_rollback(start, files="overwrite")
+    named = of_action(overwriting.files, "overwritten")["mine.txt"]
     with pytest.raises(WorkspaceChanged, match=r"have changed mine\.txt"):
         agent.rollback(start)
     forced = agent.rollback(start, force=True).report.files
     assert desk.files == {"same.txt": "first", "z.txt": "1"}
     told = of_action(forced, "conflict") | of_action(forced, "left")
     assert told.keys() == {"mine.txt", "new.txt", "same.txt"}
+    assert overwriting.is_admissible
+    assert named in told["mine.txt"]
     for name, why in told.items():
         Workspace(desk.root).restore(re.search("snapshot (.*) has the other's version", why)[1], paths=[name])
         assert desk.files[name] == "precious"
-    agent.switch("main", sync="world", force=True)
-    report = agent.rollback(start, files="overwrite").report.files
-    assert re.search("snapshot (.*) has", of_action(report, "overwritten")["mine.txt"])[1] != report.safety
 
 
 def test_a_conflict_that_was_overwritten_is_none_for_a_later_rollback(repo, desk):
@@ -217,6 +219,44 @@ def test_a_file_that_a_turn_changed_comes_back_although_a_person_deleted_its_dir
     assert of_action(agent.plan_rollback(start).files, "write").keys() == {"d/e/a.txt"}
     report = agent.rollback(start).report.files
     assert (desk.files, report.conflicts) == ({"d/e/a.txt": "one"}, [])
+
+
+def test_the_mode_and_the_absence_of_a_directory_are_a_persons_too(repo, desk):
+    agent = wrapped(repo, desk)
+    agent.run("write d/key one; write e/f/g.txt one; shell mkdir -p h/i")
+    start = agent.checkpoint("start")
+    agent.run("write d/key two; shell rmdir h/i")
+    (desk.root / "d").chmod(0o700)
+    (desk.root / "h").rmdir()
+    shutil.rmtree(desk.root / "e")
+    agent.rollback(start)
+    assert (desk.root / "d").stat().st_mode & 0o777 == 0o700
+    assert desk.files == {"d/key": "one"}
+    assert (desk.root / "h" / "i").is_dir()
+
+
+@pytest.mark.parametrize("gone", ["the objects", "the directory"])
+def test_a_plan_that_cannot_restore_the_files_is_blocked_and_goes_on_without_them(repo, desk, gone):
+    """Force cannot help."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    start = agent.checkpoint("start")
+    agent.run("write a.txt two; add chair")
+    if gone == "the objects":
+        shutil.rmtree(Path(Workspace(desk.root).storage_dir) / "git" / "objects" / "pack")
+    else:
+        desk.root.rename(desk.root.with_name("elsewhere"))
+    plan = agent.plan_rollback(start)
+    assert (plan.is_admissible, plan.is_forcible) == (False, False)
+    assert plan.summary.endswith("Blocked by the files.")
+    assert "no blockers" not in plan.summary
+    for force in (False, True):
+        with pytest.raises(agentgit.Unavailable, match="files=False"):
+            agent.rollback(start, force=force)
+    assert desk.world.items == ["chair"]
+    assert agent.plan_rollback(start, files=False).is_admissible
+    agent.rollback(start, files=False)
+    assert desk.world.items == []
 
 
 def test_what_a_turn_that_died_left_is_nobodys_for_sure(repo, desk):

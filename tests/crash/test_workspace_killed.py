@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import textwrap
 from pathlib import Path
@@ -235,6 +236,40 @@ def test_a_change_after_a_killed_restore_is_kept_and_reported(work, tmp_path):
     again.initialize()
     assert (work / "d0" / "3").read_text() == "a person's"
     assert told[0].conflicts == (("d0/3", "changed during the restore"),)
+
+
+def test_a_directory_that_goes_after_a_killed_restore_comes_back(work, tmp_path):
+    first = Workspace(work, tmp_path / "store").save("before")
+    CHANGE(work)
+    run(DYING, work, tmp_path / "store", first.id, "CREATE_FILE", 1)
+    shutil.rmtree(work / "d0")
+    told = []
+    again = Workspace(work, tmp_path / "store")
+    again.on("restored", told.append)
+    again.initialize()
+    assert told[0].conflicts == ()
+    assert [path for path in told[0].restored if path.startswith("d0/")]
+    assert all(os.path.lexists(work / path) for path in told[0].restored)
+
+
+SAVING = """
+    import sys
+    from agentgit import Workspace
+    with Workspace(*sys.argv[1:3]) as workspace:
+        workspace.save(sys.argv[3])
+        print(len(workspace.list()))
+"""
+
+
+def test_two_workspaces_of_one_process_and_other_processes_lose_no_snapshot(work, tmp_path):
+    """To close a file drops all locks of the process on it, also those of SQLite."""
+    first, second = Workspace(work, tmp_path / "store"), Workspace(work, tmp_path / "store")
+    for number in range(5):
+        run(SAVING, work, tmp_path / "store", f"theirs {number}")
+        (work / "a").write_text(str(number))
+        first.save(f"ours {number}")
+    assert run(SAVING, work, tmp_path / "store", "last").stdout == "11\n"
+    assert len(first.list()) == len(second.list()) == 11
 
 
 WRITING = """

@@ -271,7 +271,7 @@ def test_undo_redo_and_rewind_restore_files_in_the_chat(folder, scribe):
         refused = chat(f"{order} --yes")
         assert (refused.code, note.read_text()) == (WorkspaceChanged.exit_code, "by hand")
         assert "--force leaves these files as they are" in refused.err
-        assert "/rollback REF --overwrite-files restores them" in refused.err
+        assert "--overwrite-files restores them" in refused.err
     assert chat("/undo --yes --force").code == 0
     assert note.read_text() == "by hand"
     assert chat("/redo --yes").code == 0

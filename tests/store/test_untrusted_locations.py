@@ -72,8 +72,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path, monkeypatch)
 
 
-def test_a_storage_that_only_a_row_names_is_opened_by_no_verb(place: Place) -> None:
-    place.name(surprise=1)
+@pytest.mark.parametrize("settings", [{}, {"surprise": 1}])
+def test_a_storage_that_only_a_row_names_is_opened_by_no_verb(place: Place, settings: dict[str, Any]) -> None:
+    place.name(**settings)
     with agentgit.open(place.folder / "a.db") as repo:
         session = repo.session("s")
         plan = session.plan_rollback("main#1")

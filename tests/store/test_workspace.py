@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import shutil
 import sqlite3
 import stat
@@ -389,6 +391,50 @@ def test_clear_deletes_what_nothing_needs(workspace, work):
     assert workspace.clear()
     assert workspace.list() == []
     assert workspace.clear() == ()
+
+
+def test_a_full_storage_fails_a_snapshot_and_leaves_nothing_half(workspace, work):
+    (work / "d").mkdir()
+    (work / "d" / "large").write_bytes(os.urandom(1 << 20))
+    (work / "z").write_text("1")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(Unavailable, match=r"objects/pack: File too large"):
+            workspace.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert workspace.list() == []
+    saved, was = workspace.save(), picture(work)
+    assert saved.skipped == ()
+    shutil.rmtree(work / "d")
+    (work / "z").unlink()
+    workspace.restore(saved.id)
+    assert picture(work) == was
+
+
+def test_a_directory_that_a_directory_was_left_out_of_is_captured_anew(workspace, work, monkeypatch):
+    """What was found below a directory before it failed is not taken for stored."""
+    (work / "d" / "e").mkdir(parents=True)
+    (work / "d" / "e" / "a").write_text("1")
+    workspace.save()
+    (work / "d" / "e" / "a").write_text("22")
+    plain = os.scandir
+
+    def failing(descriptor):
+        if os.fstat(descriptor).st_ino == (work / "d").stat().st_ino:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return plain(descriptor)
+
+    (work / "d" / "new").write_text("1")
+    monkeypatch.setattr(os, "scandir", failing)
+    assert [path for path, _ in workspace.save().skipped] == ["d"]
+    monkeypatch.setattr(os, "scandir", plain)
+    workspace.gc()
+    saved, was = workspace.save(), picture(work)
+    shutil.rmtree(work / "d")
+    workspace.restore(saved.id)
+    assert picture(work) == was
 
 
 def test_a_directory_that_does_not_exist_is_created(tmp_path, kind):
