@@ -91,5 +91,7 @@ def test_files_a_rollback_killed_around_its_restore_is_finished_once(agent, repo
         return  # after a restore that had ended, the resumed report names neither its files nor its safety snapshot
     named = {one.path for one in report.files.changes if one.action in ("write", "overwritten")}
     assert named == {"a.txt", "b.txt", "d.txt"}
+    left = {one.path: one.why for one in report.files.changes if one.action == "left"}
+    assert left == {"c.txt": "somebody else changed it while no turn ran"}
     Workspace(desk.root).restore(report.files.safety)
     assert desk.files == {"a.txt": "mine", "b.txt": "two", "c.txt": "mine too"}

@@ -86,6 +86,7 @@ def test_nothing_is_restored_without_confirmation(folder):
         assert "2 files to restore, 0 to delete" in asked.out
     assert folder.run("restore", "first", "b", "--yes").code == 0
     assert folder.texts == {"a": "two", "b": "one"}
+    assert folder.run("restore", "last", "b", "--yes").code == 0  # a snapshot has what a restore wrote
     assert folder.run("delete", "first").code == 1
     assert folder.run("delete", "first", "--json").code == InvalidInput.exit_code
     assert len(json.loads(folder.run("list", "--json").out)) >= 2
