@@ -14,11 +14,12 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import ormsgpack
 
@@ -26,6 +27,9 @@ from agentgit.errors import Unavailable
 from agentgit.workspace.left_out import LeftOut, LeftOutPaths, decode_left_out, encode_left_out
 from agentgit.workspace.locations import exclusive_lock, naming
 from agentgit.workspace.values import UNDO, FileCheckpoint
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FORMAT = 4
 """The version of the tables."""
@@ -141,6 +145,33 @@ class CatalogRow(NamedTuple):
     paths: tuple[bytes, ...] | None = None
 
 
+def _connected(
+    method: Callable[Concatenate[Catalog, sqlite3.Connection, P], T],
+) -> Callable[Concatenate[Catalog, P], T]:
+    """Give a method the connection, and end the transaction that it begins.
+
+    The lock and the connection are left in C, where Ctrl-C cannot come in between. A method fetches all rows at once,
+    because a traceback may keep a cursor, whose old view of the file would let no later transaction write.
+    """
+
+    @wraps(method)
+    def call(self: Catalog, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            with self._lock, self._connection() as db:
+                return method(self, db, *args, **kwargs)
+        except sqlite3.Error as error:
+            raise Unavailable(
+                f"{self._path}: {error}. Free some space or grant the permission, then try again."
+            ) from error
+
+    return call
+
+
+def _begin(db: sqlite3.Connection, *, durable: bool = False) -> None:
+    db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+    db.execute("BEGIN IMMEDIATE")
+
+
 class Catalog:
     def __init__(self, path: str) -> None:
         self._path, self._process_id = path, 0
@@ -150,30 +181,37 @@ class Catalog:
         with naming(path), suppress(FileExistsError):  # to close a file that SQLite has open would drop its locks
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         # SQLite's own timeout does not apply to the pragma.
-        with exclusive_lock(f"{path}-opening", timeout=PATIENCE, description=path), self._open() as db:
-            db.execute("PRAGMA journal_mode=WAL")
-            is_new = db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
-            if not is_new and db.execute("PRAGMA user_version").fetchone() != (FORMAT,):
-                raise Unavailable(
-                    f"{self._path} was made by another version of agentgit. Nothing was changed. Use that version, "
-                    "or give another directory for the snapshots."
-                )
-            db.executescript(SCHEMA)
+        with exclusive_lock(f"{path}-opening", timeout=PATIENCE, description=path):
+            self._create_tables()
+
+    @_connected
+    def _create_tables(self, db: sqlite3.Connection) -> None:
+        db.execute("PRAGMA journal_mode=WAL")
+        is_new = db.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+        if not is_new and db.execute("PRAGMA user_version").fetchone() != (FORMAT,):
+            raise Unavailable(
+                f"{self._path} was made by another version of agentgit. Nothing was changed. Use that version, "
+                "or give another directory for the snapshots."
+            )
+        db.executescript(SCHEMA)
 
     # -- snapshots
 
-    def add(self, *rows: CatalogRow, index: Index | None = None, holder: str | None = None) -> None:
+    @_connected
+    def add(
+        self, db: sqlite3.Connection, *rows: CatalogRow, index: Index | None = None, holder: str | None = None
+    ) -> None:
         """Store new snapshots, pinned for a holder, and the index of the files, safe from a power failure."""
-        with self._transaction(durable=True) as db:
-            for one, tree, left_out, paths in rows:
-                encoded = None if paths is None else [os.fsdecode(path) for path in paths]
-                fields = one.message, one.timestamp.isoformat(), one.files_changed, dict(one.metadata), one.change_count
-                values = one.id, one.name, one.kind, tree, encode_left_out(left_out), json.dumps([*fields, encoded])
-                db.execute(f"INSERT INTO snapshot ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values)  # noqa: S608
-                if holder is not None:
-                    db.execute("INSERT INTO holding VALUES (?, ?)", (one.id, holder))
-            if index is not None:
-                _save_index(db, index)
+        _begin(db, durable=True)
+        for one, tree, left_out, paths in rows:
+            encoded = None if paths is None else [os.fsdecode(path) for path in paths]
+            fields = one.message, one.timestamp.isoformat(), one.files_changed, dict(one.metadata), one.change_count
+            values = one.id, one.name, one.kind, tree, encode_left_out(left_out), json.dumps([*fields, encoded])
+            db.execute(f"INSERT INTO snapshot ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values)  # noqa: S608
+            if holder is not None:
+                db.execute("INSERT INTO holding VALUES (?, ?)", (one.id, holder))
+        if index is not None:
+            _save_index(db, index)
 
     def rows(self, *, limit: int | None = None) -> list[CatalogRow]:
         return self._rows(f"WHERE {IS_LISTED} ORDER BY seq DESC LIMIT ?", -1 if limit is None else limit)
@@ -186,14 +224,14 @@ class Catalog:
         """Return the snapshots of the workspace that no session and no undo stack needs, newest first."""
         return self._rows(f"WHERE {IS_DELETABLE} ORDER BY seq DESC")
 
-    def count_deletable(self) -> int:
-        with self._open() as db:
-            return int(db.execute(f"SELECT count(*) FROM snapshot WHERE {IS_DELETABLE}").fetchone()[0])  # noqa: S608
+    @_connected
+    def count_deletable(self, db: sqlite3.Connection) -> int:
+        return int(db.execute(f"SELECT count(*) FROM snapshot WHERE {IS_DELETABLE}").fetchone()[0])  # noqa: S608
 
-    def trees(self) -> list[str]:
+    @_connected
+    def trees(self, db: sqlite3.Connection) -> list[str]:
         """Return the tree of each snapshot."""
-        with self._open() as db:
-            return [tree for (tree,) in db.execute("SELECT tree FROM snapshot")]
+        return [tree for (tree,) in db.execute("SELECT tree FROM snapshot").fetchall()]
 
     def find(self, ref: str) -> list[CatalogRow]:
         """Return the snapshot with this id, or else the newest with this name, or else all whose id starts with it."""
@@ -210,56 +248,60 @@ class Catalog:
         where = f"WHERE tree = ? AND left_out = ? AND {IS_LISTED} ORDER BY seq DESC LIMIT 1"
         return next((row.snapshot for row in self._rows(where, tree, encode_left_out(left_out))), None)
 
-    def _rows(self, clauses: str, *values: object) -> list[CatalogRow]:
+    @_connected
+    def _rows(self, db: sqlite3.Connection, clauses: str, *values: object) -> list[CatalogRow]:
         query = f"SELECT {COLUMNS}, {IS_HELD} FROM snapshot {clauses}"  # noqa: S608
-        with self._open() as db:
-            return [_catalog_row(*row) for row in db.execute(query, values)]
+        return [_catalog_row(*row) for row in db.execute(query, values).fetchall()]
 
     def remove(self, ids: Iterable[str]) -> None:
         self.set({}, removed=ids)
 
-    def shrink(self) -> None:
-        with self._open() as db:
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    @_connected
+    def shrink(self, db: sqlite3.Connection) -> None:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def hold(self, id: str, holder: str) -> None:
+    @_connected
+    def hold(self, db: sqlite3.Connection, id: str, holder: str) -> None:
         """Pin a snapshot for a holder. Several holders can pin the same snapshot."""
-        with self._transaction() as db:
-            db.execute("INSERT OR IGNORE INTO holding VALUES (?, ?)", (id, holder))
+        _begin(db)
+        db.execute("INSERT OR IGNORE INTO holding VALUES (?, ?)", (id, holder))
 
-    def release(self, id: str, holder: str) -> None:
-        with self._transaction() as db:
-            db.execute("DELETE FROM holding WHERE snapshot = ? AND holder = ?", (id, holder))
+    @_connected
+    def release(self, db: sqlite3.Connection, id: str, holder: str) -> None:
+        _begin(db)
+        db.execute("DELETE FROM holding WHERE snapshot = ? AND holder = ?", (id, holder))
 
     # -- the index
 
-    def load_index(self, cached_index: Index | None) -> Index:
+    @_connected
+    def load_index(self, db: sqlite3.Connection, cached_index: Index | None) -> Index:
         """Return the index of the files: the cached one if no other process has stored another."""
-        with self._open() as db:
-            generation, settings = self.get(GENERATION), self.get(SETTINGS)
-            if cached_index is not None and cached_index.generation == generation:
-                return cached_index
-            folders = {path: Folder.decode(found) for path, found in db.execute("SELECT * FROM folder")}
-            return Index(settings, generation, folders)
+        generation, settings = self.get(GENERATION), self.get(SETTINGS)
+        if cached_index is not None and cached_index.generation == generation:
+            return cached_index
+        folders = {path: Folder.decode(found) for path, found in db.execute("SELECT * FROM folder").fetchall()}
+        return Index(settings, generation, folders)
 
-    def store_index(self, index: Index) -> None:
-        with self._transaction() as db:
-            _save_index(db, index)
+    @_connected
+    def store_index(self, db: sqlite3.Connection, index: Index) -> None:
+        _begin(db)
+        _save_index(db, index)
 
     # -- other values
 
-    def get(self, name: str) -> Any:
-        with self._open() as db:
-            row = db.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()
-            return json.loads(row[0]) if row else None
+    @_connected
+    def get(self, db: sqlite3.Connection, name: str) -> Any:
+        row = db.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()
+        return json.loads(row[0]) if row else None
 
-    def set(self, values: Mapping[str, Any], *, removed: Iterable[str] = ()) -> None:
+    @_connected
+    def set(self, db: sqlite3.Connection, values: Mapping[str, Any], *, removed: Iterable[str] = ()) -> None:
         """Set values, and remove snapshots, in one transaction."""
-        with self._transaction() as db:
-            _set_values(db, values)
-            for id in removed:
-                db.execute("DELETE FROM snapshot WHERE id = ?", (id,))
-                db.execute("DELETE FROM holding WHERE snapshot = ?", (id,))
+        _begin(db)
+        _set_values(db, values)
+        for id in removed:
+            db.execute("DELETE FROM snapshot WHERE id = ?", (id,))
+            db.execute("DELETE FROM holding WHERE snapshot = ?", (id,))
 
     def close(self) -> None:
         """Close the file. The next use opens it again."""
@@ -268,36 +310,14 @@ class Catalog:
                 self._finalizer()
             self._cached_connection = self._finalizer = None
 
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection, which stays open: closing the last one to a file writes the whole WAL back."""
-        with self._lock:
-            try:
-                yield self._connection()
-            except sqlite3.Error as error:
-                raise Unavailable(
-                    f"{self._path}: {error}. Free some space or grant the permission, then try again."
-                ) from error
-
     def _connection(self) -> sqlite3.Connection:
+        """Return the connection, which stays open: closing the last one to a file writes the whole WAL back."""
         if self._cached_connection is None or self._process_id != os.getpid():  # none may be used after a fork
             self._cached_connection = sqlite3.connect(
                 self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
             )
             self._process_id, self._finalizer = os.getpid(), weakref.finalize(self, self._cached_connection.close)
         return self._cached_connection
-
-    @contextmanager
-    def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        with self._open() as db:
-            db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-            except BaseException:
-                db.rollback()
-                raise
-            db.commit()
 
 
 def _save_index(db: sqlite3.Connection, index: Index) -> None:

@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+from contextlib import closing, suppress
 from itertools import count
 from traceback import format_exception
 
@@ -10,7 +11,9 @@ import backend
 import pytest
 from sqlalchemy import text
 
+from agentgit.store.database import Database
 from agentgit.store.sql.named_locks import NamedLocks
+from agentgit.workspace.catalog import Catalog, Folder, Index
 
 EVENTS = ("call", "c_return")
 """Where CPython raises what a signal asks for: when a function begins, and when one that is written in C has ended."""
@@ -18,11 +21,13 @@ EVENTS = ("call", "c_return")
 
 def interrupted(action, point):
     """Run an action with Ctrl-C at its n-th point; return the error, and whether the action has that many points."""
-    points = count()
+    points, is_throw = count(), False
 
     def watch(frame, event, argument):
-        if event in EVENTS and next(points) == point:
+        nonlocal is_throw
+        if event in EVENTS and not is_throw and next(points) == point:
             raise KeyboardInterrupt
+        is_throw = event == "c_call" and argument.__name__ == "throw"  # the handler of a generator runs at once
 
     sys.setprofile(watch)
     try:
@@ -43,16 +48,23 @@ def ends_in_thread(action):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C in a finalizer
-def test_an_interrupted_write_leaves_nothing_locked(repo):
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_interrupted_write_leaves_nothing_locked(repo, fails):
     database, kept = backend.database(repo), []
-    table = text("UPDATE tenant SET id = id")
+    table = text("UPDATE tenant SET id = id RETURNING id")  # its cursor is still in use when it has been executed
 
-    def write():
-        database.write(lambda connection: connection.execute(table))
+    def write(fails=False):
+        def work(connection):
+            connection.execute(table).all()
+            if fails:
+                raise LookupError
+
+        with suppress(LookupError):
+            database.write(work)
 
     write()
     for point in count(step=1 if database.is_sqlite else 5):
-        error, is_reached = interrupted(write, point)
+        error, is_reached = interrupted(lambda: write(fails), point)
         if not is_reached:
             break
         kept.append(error)
@@ -76,3 +88,38 @@ def test_an_interrupted_lock_by_name_is_free(tmp_path):
             break
         assert ends_in_thread(hold), point
     assert point > 20
+
+
+def test_an_interrupted_write_keeps_the_rows_of_a_database_in_memory():
+    rows = text("INSERT INTO row VALUES (:point) RETURNING point")
+    with closing(Database("sqlite://")) as database:
+        database.write(lambda connection: connection.execute(text("CREATE TABLE row (point)")))
+
+        def write(point):
+            database.write(lambda connection: connection.execute(rows, {"point": point}).all())
+
+        for point in count():
+            write(point)
+            if not interrupted(lambda: write(None), point)[1]:
+                break
+        with database.reading() as connection:
+            found = connection.execute(text("SELECT point FROM row WHERE point IS NOT NULL ORDER BY point"))
+            assert found.scalars().all() == [*range(point + 1)]
+
+
+@pytest.mark.parametrize("use", [lambda catalog: catalog.set({"a": 1}), lambda catalog: catalog.load_index(None)])
+def test_an_interrupted_use_of_a_catalog_leaves_nothing_locked(tmp_path, use):
+    catalog, other, kept = (*(Catalog(str(tmp_path / "catalog.db")) for _ in range(2)), [])
+    folders = {bytes([name]): Folder(0) for name in range(9)}
+    catalog.store_index(Index(folders=folders, dirty={*folders}))
+    for point in count():
+        error, is_reached = interrupted(lambda: use(catalog), point)
+        if not is_reached:
+            break
+        kept.append(error)
+        value = {"b": point}
+        assert ends_in_thread(lambda value=value: other.set(value)), "".join(format_exception(error))
+        assert ends_in_thread(lambda: catalog.get("b")), "".join(format_exception(error))
+        assert catalog.get("b") == point
+        catalog.set({"c": point})
+    assert len(kept) > 10

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, ExceptionContext, create_engine, event
 from sqlalchemy.pool import NullPool, StaticPool
 
 BUSY_SECONDS = 30
@@ -35,6 +35,7 @@ class SQLiteConnections:
         )
         event.listen(self.engine, "connect", _configure)
         event.listen(self.engine, "begin", _begin_if_needed)
+        event.listen(self.engine, "handle_error", _keep_connection)
         # Not in SQLAlchemy's pool, because checkout and return take as long as two small statements.
         self._idle: list[Connection] = []
         self._max_idle = MAX_IDLE
@@ -43,14 +44,15 @@ class SQLiteConnections:
     def transaction(self, mode: str) -> Iterator[Connection]:
         """Yield a connection in a transaction that is committed, or rolled back if the block raises."""
         connection = self._checkout()
+        dbapi_connection: Any = connection.connection.dbapi_connection
         try:
-            dbapi_connection: Any = connection.connection.dbapi_connection
             _begin(dbapi_connection, connection.info, mode)
             yield connection
             connection.commit()  # SQLAlchemy's transaction, if a statement went through it
             dbapi_connection.commit()
         except BaseException:
-            connection.close()  # rolls back
+            dbapi_connection.rollback()  # before any Python code, in which Ctrl-C could come again
+            connection.close()
             raise
         if len(self._idle) < self._max_idle:
             self._idle.append(connection)
@@ -78,6 +80,15 @@ def _configure(dbapi_connection: sqlite3.Connection, _record: Any) -> None:
     dbapi_connection.isolation_level = None  # agentgit begins transactions itself
     for pragma in ("foreign_keys=ON", f"synchronous={WRITING}", f"busy_timeout={BUSY_SECONDS * 1000}"):
         dbapi_connection.execute(f"PRAGMA {pragma}")
+
+
+def _keep_connection(context: ExceptionContext) -> None:
+    """Keep SQLAlchemy from closing the connection at Ctrl-C.
+
+    SQLite keeps the transaction of a closed connection until its last cursor is gone, and a traceback has the cursor.
+    """
+    if not isinstance(context.original_exception, Exception):
+        context.is_disconnect = False
 
 
 def _begin_if_needed(connection: Connection) -> None:
