@@ -68,7 +68,7 @@ class FileChanges:
     @property
     def is_needed(self) -> bool:
         """True if something would change, or cannot; `missing`, `left` and `outside` do not change."""
-        return bool(self.problem or self.everything) or any(one.action not in (MISSING, LEFT, OUTSIDE) for one in self.changes)
+        return bool(self.problem or self.everything or {one.action for one in self.changes} - {MISSING, LEFT, OUTSIDE})
 
     @property
     def is_restorable(self) -> bool:

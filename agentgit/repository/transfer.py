@@ -134,7 +134,7 @@ class Importer:
                 {tree: SnapshotRef(snapshot=snapshot, settings=settings) for tree, snapshot in snapshots.items()}
             )
         except BaseException:
-            adapter.engine.catalog.remove(snapshots.values())
+            adapter.engine.catalog.set({}, removed=snapshots.values())
             raise
 
 

@@ -15,8 +15,6 @@ from agentgit.workspace.locations import Paths, create_storage, require_not_move
 from agentgit.workspace.undo_stack import UndoStack
 from agentgit.workspace.values import Environment, FileCheckpoint, Options, Restored, WorkspaceDiff
 
-DEFAULT_NAME_PREFIX = "checkpoint-"
-
 
 class Workspace:
     """Snapshots of a directory. A restore first takes a safety snapshot, changes only what differs, and loses nothing.
@@ -109,7 +107,7 @@ class Workspace:
             if not name:
                 number = (self._engine.catalog.get(NUMBER) or 0) + 1
                 self._engine.catalog.set({NUMBER: number})
-                name = f"{DEFAULT_NAME_PREFIX}{number}"
+                name = f"checkpoint-{number}"
             return self._engine.save(description, name=name)
 
     def checkpoint(self) -> str:

@@ -66,8 +66,6 @@ SETTINGS, GENERATION, PENDING = "settings", "generation", "pending"
 Stamp = tuple[int, int, int, int]
 """Modification and change times in nanoseconds, size and inode. An unchanged stamp means unchanged content and mode."""
 
-WHOLE_SECOND = 1_000_000_000
-
 RECENT, RECENT_COARSE = 20_000_000, 2_000_000_000
 """The period, in nanoseconds, in which a file can change without a new time. The second is for whole-second times."""
 
@@ -79,7 +77,7 @@ def stamp_of(status: os.stat_result) -> Stamp:
 def reliable_stamp(status: os.stat_result, at: int | None = None) -> Stamp | None:
     """Return the stamp if any change of the file after it was taken is certain to change it, else None."""
     newest = max(status.st_mtime_ns, status.st_ctime_ns)
-    period = RECENT if newest % WHOLE_SECOND else RECENT_COARSE
+    period = RECENT if newest % 10**9 else RECENT_COARSE
     return stamp_of(status) if newest < (time.time_ns() if at is None else at) - period else None
 
 
@@ -150,8 +148,8 @@ def _connected(
 ) -> Callable[Concatenate[Catalog, P], T]:
     """Give a method the connection, and end the transaction that it begins.
 
-    The lock and the connection are left in C, where Ctrl-C cannot come in between. A method fetches all rows at once,
-    because a traceback may keep a cursor, whose old view of the file would let no later transaction write.
+    Both end in C, where Ctrl-C cannot come in between. Rows are fetched at once: a traceback may keep a cursor, whose
+    old view of the file would let no later transaction write.
     """
 
     @wraps(method)
@@ -252,9 +250,6 @@ class Catalog:
     def _rows(self, db: sqlite3.Connection, clauses: str, *values: object) -> list[CatalogRow]:
         query = f"SELECT {COLUMNS}, {IS_HELD} FROM snapshot {clauses}"  # noqa: S608
         return [_catalog_row(*row) for row in db.execute(query, values).fetchall()]
-
-    def remove(self, ids: Iterable[str]) -> None:
-        self.set({}, removed=ids)
 
     @_connected
     def shrink(self, db: sqlite3.Connection) -> None:

@@ -323,7 +323,7 @@ class Engine:
 
     def delete(self, rows: Iterable[CatalogRow], event: str = DELETED) -> None:
         """Delete snapshots; after enough of them, free their space. What an environment cannot delete yet stays."""
-        deleted = list[CatalogRow]()
+        deleted = list[FileCheckpoint]()
         for row in rows:
             try:
                 if self.custom is not None and self.catalog.trees().count(row.tree) == 1:
@@ -333,22 +333,18 @@ class Engine:
                     raise
                 self.notify(FAILED, error)
                 continue
-            self.catalog.remove([row.snapshot.id])
-            deleted.append(row)
-        if deleted:
-            self._free_space(len(deleted))
-            snapshots = [row.snapshot for row in deleted]
-            self.notify(event, snapshots if event == PRUNED else snapshots[0])
-
-    def _free_space(self, count: int) -> None:
-        total = (self.catalog.get(DROPPED) or 0) + count
-        self.catalog.set({DROPPED: total})
+            deleted.append(row.snapshot)
+        if not deleted:
+            return
+        total = (self.catalog.get(DROPPED) or 0) + len(deleted)
+        self.catalog.set({DROPPED: total}, removed=[one.id for one in deleted])
         if total >= max(1, (self.settings.max_checkpoints or 100) // 10):
             try:
                 self.collect()
             except Exception as error:  # the requested work is done, and a later call tries again
                 log.warning("Could not free the space of old snapshots of %s", self.root, exc_info=True)
                 self.notify(FAILED, error)
+        self.notify(event, deleted if event == PRUNED else deleted[0])
 
     def collect(self) -> int:
         """Free the space of data that no snapshot needs, and return the number of bytes."""

@@ -87,12 +87,8 @@ def is_selected(paths: tuple[bytes, ...] | None, path: bytes) -> bool:
     return paths is None or any(not one or path == one or path.startswith(one + b"/") for one in paths)
 
 
-LeftOutDifference = tuple[dict[bytes, str], dict[bytes, str], dict[bytes, str]]
-"""The missing, the changed and the new paths, each with the reason why it was left out."""
-
-
-def compare_left_out(old: LeftOutPaths, new: LeftOutPaths, captured: Entries) -> LeftOutDifference:
-    """Compare what two snapshots left out; `captured` are entries that only the second one has."""
+def compare_left_out(old: LeftOutPaths, new: LeftOutPaths, captured: Entries) -> tuple[dict[bytes, str], ...]:
+    """Return the missing, the changed and the new paths, each with the reason; only `new` has the captured entries."""
     missing, changed = dict[bytes, str](), dict[bytes, str]()
     for path, before in old.items():
         after, entry = new.get(path), captured.get(path)

@@ -32,8 +32,6 @@ from agentgit.workspace.values import Options
 
 KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a named pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
-CAPTURED = (stat.S_IFREG, stat.S_IFLNK)
-
 MAX_PATH, MAX_DEPTH = 3800, 200
 """The maximum length of the absolute path of a directory, and of directories in one another."""
 
@@ -156,17 +154,17 @@ class Scan:
             child = join(path, name)
             if child in self._outside:
                 continue
-            is_folder, left_out = stat.S_ISDIR(status.st_mode), old.left_out.get(name)
-            if (is_folder and name in known_folders) or (known is not None and stat.S_IFMT(status.st_mode) in CAPTURED):
+            kind, left_out = stat.S_IFMT(status.st_mode), old.left_out.get(name)
+            if (name in known_folders) if kind == stat.S_IFDIR else (known is not None and kind not in KINDS):
                 why = None
             elif left_out is not None and left_out.why == EXCLUDED and not is_fresh:
                 why = EXCLUDED
             else:
-                why = self._why_left_out(child, status)
+                why = self._why_left_out(child, kind, status.st_size)
             if why is not None:
                 state = git_state(os.path.join(self._root, child)) if name == GIT else ""
                 new.left_out[name] = left_out_as(why, status, state)
-            elif is_folder:
+            elif kind == stat.S_IFDIR:
                 new.folders.append(name)
             elif known is not None and known.stamp == stamp:
                 new.files[name] = known
@@ -174,11 +172,10 @@ class Scan:
                 self._read(descriptor, name, new)
         return new
 
-    def _why_left_out(self, path: bytes, status: os.stat_result) -> str | None:
-        kind = stat.S_IFMT(status.st_mode)
+    def _why_left_out(self, path: bytes, kind: int, size: int) -> str | None:
         if self._rules.ignored(path, directory=kind == stat.S_IFDIR):
             return EXCLUDED
-        if kind == stat.S_IFREG and status.st_size > self._max_file_size:
+        if kind == stat.S_IFREG and size > self._max_file_size:
             return f"larger than {self._max_file_size:,} bytes"
         return KINDS.get(kind)
 
