@@ -24,13 +24,12 @@ def compare(
     old: LeftOutPaths,
     new: LeftOutPaths,
     changes: Changes,
+    root: bytes | None,
     selected: tuple[bytes, ...] | None,
     read: Callable[[bytes], bytes],
 ) -> WorkspaceDiff:
-    """Compare two snapshots, from what each left out."""
-    missing, changed, new_paths = groups = compare_left_out(
-        old, new, {path: one.after for path, one in changes.items() if one.after}
-    )
+    """Compare two snapshots, from what each left out; `root` is the workspace if the new one is its current files."""
+    missing, changed, new_paths = groups = compare_left_out(old, new, root)
     lines: list[str] = []
     added, modified, deleted = set[bytes](), set[bytes](), set[bytes]()
     for path, change in sorted(changes.items()):
@@ -52,9 +51,7 @@ def compare(
 
 def decode_paths(paths: Iterable[Any]) -> tuple[Any, ...]:
     """Return paths, or pairs of a path and a text, sorted and decoded."""
-    return tuple(
-        tuple(map(os.fsdecode, one)) if isinstance(one, tuple) else os.fsdecode(one) for one in sorted({*paths})
-    )
+    return tuple(tuple(map(os.fsdecode, x)) if isinstance(x, tuple) else os.fsdecode(x) for x in sorted({*paths}))
 
 
 def _diff_lines(path: bytes, change: TreeChange, read: Callable[[bytes], bytes]) -> Iterator[str]:

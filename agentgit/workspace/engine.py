@@ -43,7 +43,6 @@ class CustomEnvironment:
         if not isinstance(environment, Environment):
             raise InvalidInput(f"{environment!r} is not an environment: it needs checkpoint() -> id and restore(id).")
         self._environment = environment
-
         self.takes_safety = bool(getattr(environment, "takes_safety", False))
         """True if `restore` takes the safety snapshot itself, and returns its id as `safety`."""
 

@@ -108,10 +108,8 @@ class Files:
         """Yield the paths that differ from the files as they were last saved or restored, and changed left-out ones."""
         last = self.cached_index
         before = Captured(last.tree.hex(), last.left_out()) if last is not None and last.tree else None
-        changes = self._differences(before, now)
-        yield from leaves(changes)
-        captured = {path: one.after for path, one in changes.items() if one.after is not None}
-        for group in compare_left_out(self._left_out(before), now.left_out, captured):
+        yield from leaves(self._differences(before, now))
+        for group in compare_left_out(self._left_out(before), now.left_out, self._root):
             yield from group
 
     def _changes(
@@ -160,7 +158,7 @@ class Files:
     ) -> Restored:
         """Return a plan or a report, with the paths that the snapshot left out."""
         left_out = {path: one for path, one in now.left_out.items() if path not in aside}
-        missing, left, unseen = report_left_out(self._left_out(row), left_out, differing, paths)
+        missing, left, unseen = report_left_out(self._left_out(row), left_out, self._root, differing, paths)
         pairs = {"missing": missing.items(), "left": {**left, **kept.left}.items()}
         pairs["conflicts"] = {**dict(found.get("conflicts", ())), **kept.conflicts}.items()
         fields: dict[str, Any] = {name: decode_paths(values) for name, values in {**found, **pairs}.items()}
@@ -179,9 +177,9 @@ class Files:
 
     def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Chosen) -> WorkspaceDiff:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""
-        after = new or self.capture()
+        after, root = (new, None) if new is not None else (self.capture(), self._root)
         changes = select_changes(self._differences(old, after), paths)
-        found = compare(self._left_out(old), self._left_out(after), changes, paths, self.objects.read)
+        found = compare(self._left_out(old), self._left_out(after), changes, root, paths, self.objects.read)
         from_id, to_id = (one.snapshot.id if one is not None else None for one in (old, new))
         return replace(found, from_id=from_id, to_id=to_id)
 

@@ -17,7 +17,7 @@ from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from agentgit.errors import InvalidInput
 from agentgit.values import count, escape_path
-from agentgit.workspace.trees import Changes, Entries, is_directory, is_leaf
+from agentgit.workspace.trees import Changes, is_directory, is_leaf
 from agentgit.workspace.values import MAX_NAMED, some
 
 EXCLUDED, UNREADABLE = "excluded", "cannot be read"
@@ -87,37 +87,47 @@ def is_selected(paths: tuple[bytes, ...] | None, path: bytes) -> bool:
     return paths is None or any(not one or path == one or path.startswith(one + b"/") for one in paths)
 
 
-def compare_left_out(old: LeftOutPaths, new: LeftOutPaths, captured: Entries) -> tuple[dict[bytes, str], ...]:
-    """Return the missing, the changed and the new paths, each with the reason; only `new` has the captured entries."""
+def compare_left_out(old: LeftOutPaths, new: LeftOutPaths, root: bytes | None = None) -> tuple[dict[bytes, str], ...]:
+    """Return the missing, changed and new paths, with reasons; `root` is the workspace if `new` is its files."""
     missing, changed = dict[bytes, str](), dict[bytes, str]()
     for path, before in old.items():
-        after, entry = new.get(path), captured.get(path)
-        if entry is not None:
-            is_same = before.is_folder and entry.is_directory
-        else:
-            is_same = after is None or before.has_same_status(after)
-        if not is_same:
-            changed[path] = before.why
-        elif entry is None and containing_path(path, new) is None:
+        after = new.get(path)
+        if after is None and root is not None:
+            with suppress(PermissionError):  # that directory is left out itself, and listed
+                if (after := _read_status(root, path)) is None:
+                    missing[path] = before.why
+        elif after is None and containing_path(path, new) is None:
             missing[path] = before.why
+        if after is not None and not before.has_same_status(after):
+            changed[path] = before.why
     parents = {one for path in old for one in parent_folders(path)}
     added = {path: one.why for path, one in new.items() if containing_path(path, old) is None and path not in parents}
     return missing, changed, added
 
 
+def _read_status(root: bytes, path: bytes) -> LeftOut | None:
+    """Return the current status of a path; None if it does not exist. No link inside the workspace is followed."""
+    try:
+        for parent in reversed([*parent_folders(path)]):
+            if not stat.S_ISDIR(os.lstat(os.path.join(root, parent)).st_mode):
+                return None
+        return left_out_as("", os.lstat(os.path.join(root, path)))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def report_left_out(
     snapshot: LeftOutPaths,
     now: LeftOutPaths,
+    root: bytes,
     changes: Changes,
     paths: tuple[bytes, ...] | None,
 ) -> tuple[dict[bytes, str], dict[bytes, str], tuple[str, ...]]:
     """Return which paths are missing and which stay, of those left out, from all that a restore changes."""
-    captured = {path: one.before for path, one in changes.items() if one.before is not None}
-    gone, changed, added = compare_left_out(snapshot, now, captured)
+    gone, changed, added = compare_left_out(snapshot, now, root)
     missing = {path: f"left out of the snapshot ({why})" for path, why in gone.items()}
-    left = {path: f"added since; left out ({why})" for path, why in added.items() if path not in changes}
-    for path, why in changed.items():
-        left[path] = f"{'captured' if path in captured else 'changed'} since; left out of the snapshot ({why})"
+    left = {path: f"changed since; left out of the snapshot ({why})" for path, why in changed.items()}
+    left |= {path: f"added since; left out ({why})" for path, why in added.items() if path not in changes}
     for path in set(paths or ()).difference(changes):
         folder = next((one for one in parent_folders(path) if one in snapshot or one in now), None)
         if folder is not None:

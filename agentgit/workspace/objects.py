@@ -89,10 +89,6 @@ class Pack:
                 file.seek(offset)
                 yield oid, file.read(length)
 
-    @property
-    def is_small(self) -> bool:
-        return os.stat(self.path + ".pack").st_size < SMALL_PACK
-
     def remove(self) -> None:
         """Delete the files, the index first: git ignores a pack without an index."""
         for suffix in (".idx", ".rev", ".pack"):
@@ -257,7 +253,8 @@ class Objects:
             for pack in [pack for pack in packs if not packs[pack]]:  # first, because it needs no free space
                 pack.remove()
                 del packs[pack]
-            wasteful = {pack: kept for pack, kept in packs.items() if len(kept) < len(pack.places) or pack.is_small}
+            small = {pack for pack in packs if os.stat(pack.path + ".pack").st_size < SMALL_PACK}
+            wasteful = {pack: kept for pack, kept in packs.items() if len(kept) < len(pack.places) or pack in small}
             if len(wasteful) > 1 or any(len(kept) < len(pack.places) for pack, kept in wasteful.items()):
                 with suppress(Unavailable):  # without space for a copy of what is needed, all stays
                     with self.writing(lambda _: False) as writer:

@@ -120,7 +120,7 @@ def test_an_excluded_file_that_fits_now_is_not_deleted(workspace, work):
     second = workspace.save()
     plan = workspace.plan_restore(first.id)
     assert (plan.deleted, plan.restored) == ((), ("a",))
-    told = (("data.csv", "captured since; left out of the snapshot (larger than 1,000 bytes)"),)
+    told = (("data.csv", "changed since; left out of the snapshot (larger than 1,000 bytes)"),)
     assert plan.left == told
     assert workspace.diff(first.id, second.id).added_files == ()
     assert workspace.diff(first.id, second.id).modified_files == ("a", "data.csv")
