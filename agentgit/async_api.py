@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import AsyncGeneratorType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -18,6 +19,9 @@ LOOP: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("agentgit_loop",
 
 WAITING_LOOP: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("agentgit_waiting_loop", default=None)
 """The event loop that awaits this code, which runs in a thread; users' coroutine functions can run on the loop."""
+
+MAX_POLLS = 2000
+"""How often, every 5 ms, a generator that the loop is closing is polled."""
 
 
 @contextmanager
@@ -39,6 +43,38 @@ def awaiting() -> Iterator[None]:
             yield
     finally:
         WAITING_LOOP.reset(token)
+
+
+class Closing:
+    """Closes an asynchronous generator inside another one, as `contextlib.aclosing`, also when their loop ends.
+
+    Then Python 3.11 may throw twice into the outer one, and the loop may already be closing the inner one.
+    """
+
+    def __init__(self, generator: Any) -> None:
+        self._generator: AsyncGeneratorType[Any, None] = generator
+
+    async def __aenter__(self) -> AsyncGenerator[Any, None]:
+        return self._generator
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await asyncio.create_task(self._close())
+        except (GeneratorExit, asyncio.CancelledError):  # perhaps before the task has begun
+            await self._close()
+            raise
+
+    async def _close(self) -> None:
+        polls = 0
+        while self._is_open and self._generator.ag_running and polls < MAX_POLLS:
+            polls += 1
+            await asyncio.sleep(0.005)
+        if self._is_open:
+            await self._generator.aclose()
+
+    @property
+    def _is_open(self) -> bool:
+        return self._generator.ag_frame is not None  # Python 3.11 may leave `ag_running` true for ever
 
 
 def async_twin(

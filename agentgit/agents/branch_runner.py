@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
-from typing import Any, NamedTuple, Self, cast
+from contextlib import AsyncExitStack
+from typing import Any, Literal, NamedTuple, Self, cast
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
@@ -19,7 +19,7 @@ from agentgit.agents.inputs import OnQuestion, pair_configs
 from agentgit.agents.isolation import RUN_KEYS, detached, detached_config
 from agentgit.agents.memory import with_recorded_store
 from agentgit.agents.turn_runner import END, NO_OPTIONS, Options, TurnRunner
-from agentgit.async_api import async_twin
+from agentgit.async_api import Closing, async_twin
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_STREAM_MESSAGES_V2
 from agentgit.next_steps import Next
@@ -141,7 +141,8 @@ class BranchRunner(TurnRunner):
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run one turn, as the graph's `ainvoke`."""
-        async with self._aturn_context(input, config, kwargs) as (value, run_config):
+        async with AsyncExitStack() as stack:
+            value, run_config = await self._aturn(stack, input, config, kwargs)
             with self._running():
                 return await self._instrumented_graph.ainvoke(
                     value, run_config, **self._durable_options(kwargs, is_async=True)
@@ -152,18 +153,27 @@ class BranchRunner(TurnRunner):
         return self._aiterate_stream(input, config, kwargs)
 
     async def _aiterate_stream(
-        self, input: Any, config: RunnableConfig | None, options: Options, markers: Mapping[str, Any] = NO_OPTIONS
+        self,
+        input: Any,
+        config: RunnableConfig | None,
+        options: Options,
+        markers: Mapping[str, Any] = NO_OPTIONS,
+        method: Literal["astream", "astream_events"] = "astream",
     ) -> AsyncGenerator[Any, None]:
         """Run one turn and yield its chunks, as `_iterate_stream`."""
-        async with self._aturn_context(input, config, options) as (value, run_config):
+        async with AsyncExitStack() as stack:
+            value, run_config = await self._aturn(stack, input, config, options)
             run_config["configurable"] |= with_recorded_store(markers, self._recorded_store)
-            stream = self._instrumented_graph.astream(
-                value, run_config, **self._durable_options(options, is_async=True)
-            )
-            async with aclosing(self._iterate_detached(stream)) as chunks:
-                with self._marking_end():
-                    async for chunk in chunks:
-                        yield chunk
+            turn, run = self._turn, getattr(self._instrumented_graph, method)
+            stream = aiter(run(value, run_config, **self._durable_options(options, is_async=True)))
+            chunks = await stack.enter_async_context(Closing(stream))
+            with self._marking_end():
+                while self._turn is turn:
+                    with self._running():
+                        chunk = await anext(chunks, END)
+                    if chunk is END:
+                        return
+                    yield chunk
 
     def stream_events(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Run one turn, as the graph's `stream_events`.
@@ -181,7 +191,7 @@ class BranchRunner(TurnRunner):
         """Run one turn, as the graph's `astream_events`; with `version="v3"` as `stream_events`."""
         if kwargs.get("version") == "v3":
             return self._aopen_stream(input, config, kwargs)
-        return self._aiterate_events(input, config, kwargs)
+        return self._aiterate_stream(input, config, kwargs, method="astream_events")
 
     async def _aopen_stream(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Any:
         turn = self._streamed_turn(options.pop("transformers", None))
@@ -198,34 +208,6 @@ class BranchRunner(TurnRunner):
             lambda input, config, options: self._aiterate_stream(input, config, options, markers),
             transformers,
         )
-
-    async def _aiterate_events(self, input: Any, config: RunnableConfig | None, options: Options) -> AsyncIterator[Any]:
-        async with (
-            self._aturn_context(input, config, options) as (value, run_config),
-            aclosing(
-                self._iterate_detached(
-                    self._instrumented_graph.astream_events(
-                        value, run_config, **self._durable_options(options, is_async=True)
-                    )
-                )
-            ) as events,
-        ):
-            with self._marking_end():
-                async for event in events:
-                    yield event
-
-    async def _iterate_detached(self, chunks: Any) -> AsyncGenerator[Any, None]:
-        """Yield the chunks; each is produced outside the context of a graph that calls this agent."""
-        turn, chunks = self._turn, aiter(chunks)
-        try:
-            while self._turn is turn:
-                with self._running():
-                    chunk = await anext(chunks, END)
-                if chunk is END:
-                    return
-                yield chunk
-        finally:
-            await chunks.aclose()
 
     def batch(
         self, inputs: list[Any], config: Any = None, *, return_exceptions: bool = False, **kwargs: Any

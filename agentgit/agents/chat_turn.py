@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, Huma
 from langgraph.types import Command, StateSnapshot
 
 from agentgit.agents import inputs
+from agentgit.async_api import Closing
 from agentgit.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ async def _pieces(agent: RollbackAgent, value: Any, before: StateSnapshot) -> Pi
     # Asynchronous, so that a turn can be cancelled while a node waits, and so that graphs of coroutines run too.
     reader = _PieceReader({message.id for message in _messages(before)})
     try:
-        async with aclosing(agent.astream(value, stream_mode="messages")) as stream:
+        async with Closing(agent.astream(value, stream_mode="messages")) as stream:
             async for message, _ in stream:
                 for piece in reader.read(message):
                     yield piece

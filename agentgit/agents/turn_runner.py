@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from contextvars import copy_context
 from functools import partial
 from threading import get_ident
@@ -330,19 +330,14 @@ class TurnRunner(DescribedGraph):
             finally:
                 self._end(turn, completed=is_completed)
 
-    @asynccontextmanager
-    async def _aturn_context(
-        self, value: Any, config: RunnableConfig | None, options: Options
-    ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
-        """Hold the branch for one turn without blocking the event loop, and release it even if cancelled."""
-        with self._start_span() as span:
-            async with self._aturn_in_thread(value, config, span, options) as value_and_config:
-                yield value_and_config
+    async def _aturn(
+        self, stack: AsyncExitStack, value: Any, config: RunnableConfig | None, options: Options
+    ) -> tuple[Any, RunnableConfig]:
+        """Hold the branch for one turn until the stack ends, without blocking the event loop, even if cancelled.
 
-    @asynccontextmanager
-    async def _aturn_in_thread(
-        self, value: Any, config: RunnableConfig | None, span: TracedSpan, options: Options
-    ) -> AsyncIterator[tuple[Any, RunnableConfig]]:
+        This is no generator, because a loop that ends closes all of them at once, those inside others too.
+        """
+        span = stack.enter_context(self._start_span())
         await self._await_previous_turn()
         LOOP.set(asyncio.get_running_loop())  # the async callbacks of this turn run on this loop
         loop, begun = asyncio.get_running_loop(), Future[tuple[Turn, RunnableConfig]]()
@@ -361,15 +356,15 @@ class TurnRunner(DescribedGraph):
             begun.add_done_callback(self._release)
             raise
         turn, run_config = begun.result()
-        is_completed = False
-        try:
-            yield turn.turn_input.value, run_config
-            is_completed = True
-        finally:
+
+        async def end(kind: type[BaseException] | None, *_: object) -> None:
             self._is_ending = True
             # The thread begins at once, so that the branch is released even if a cancelled task is not resumed.
-            end = partial(copy_context().run, self._end, turn, completed=is_completed)
-            await asyncio.shield(loop.run_in_executor(None, end))
+            run = partial(copy_context().run, self._end, turn, completed=kind is None)
+            await asyncio.shield(loop.run_in_executor(None, run))
+
+        stack.push_async_exit(end)
+        return turn.turn_input.value, run_config
 
     def _release(self, begun: Future[tuple[Turn, RunnableConfig]]) -> None:
         """Release the branch that a turn has acquired whose caller has left in the meantime."""

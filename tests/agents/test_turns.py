@@ -1,9 +1,12 @@
 """Batches run in order, abandoned streams and callbacks leave no half-done work, and closed repositories raise."""
 
 import asyncio
+import gc
 import io
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import backend
@@ -168,6 +171,46 @@ async def test_verbs_work_after_a_break_out_of_an_async_stream(repo, work, verb,
     await getattr(agent, verb)(*arguments.get(verb, []))
     if verb != "acheckpoint":
         assert (work / "a.txt").read_text() == ("x" if verb == "aswitch" else "first")
+
+
+STREAMS = {
+    "agent": lambda agent, app: agent.astream(say("note x")),
+    "events": lambda agent, app: agent.astream_events(say("note x"), version="v2"),
+    "served graph": lambda agent, app: app.astream(say("note x"), {"configurable": {"thread_id": "t"}}),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("how", ["break", "error", "kept", "undo"])
+def test_a_stream_that_is_left_as_its_loop_ends_prints_nothing(repo, work, kind, how, monkeypatch, caplog):
+    """The turn ends, as with LangGraph alone, and the next one begins."""
+    agent, printed, kept = writing(repo, work), [], []
+    app = repo.graph(agent.graph, workspace=work)
+    monkeypatch.setattr(sys, "unraisablehook", lambda one: printed.append(str(one.exc_value)))
+
+    async def leave():
+        after = agent
+        stream = STREAMS[kind](agent, app)
+        if how == "kept":
+            kept.append(stream)
+        async for chunk in stream:
+            if until_written(work) and chunk.get("event", "on_tool_end") == "on_tool_end":
+                if how == "undo" and kind != "served graph":
+                    after = agent.undo()
+                if how == "error":
+                    del stream
+                    raise RuntimeError("storm")
+                break
+        return after
+
+    after = agent
+    with suppress(RuntimeError):
+        after = asyncio.run(leave())
+    kept.clear()
+    gc.collect()
+    assert (printed, caplog.messages) == ([], [])
+    assert after.run("hello") == "hm"
+    assert app.invoke(say("hello"), {"configurable": {"thread_id": "t"}})["messages"][-1].text == "hm"
 
 
 # -- callbacks inside transactions

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -18,6 +18,7 @@ from agentgit.agents.branch_context import Graph
 from agentgit.agents.graph.thread_runner import Run
 from agentgit.agents.graph.threads import Threads
 from agentgit.agents.turn_runner import require_not_nested
+from agentgit.async_api import Closing
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_TASK_ID
 from agentgit.next_steps import Next
@@ -85,7 +86,7 @@ class RollbackGraph(Pregel[Any, Any, Any, Any]):
         with _worded_for_clients():
             await self.agentgit_threads.await_previous_run(self._config(config))
             run = await asyncio.to_thread(self._begin, input, config)
-            async with aclosing(run.runner.aiterate(run, kwargs)) as stream:
+            async with Closing(run.runner.aiterate(run, kwargs)) as stream:
                 async for chunk in stream:
                     yield chunk
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
@@ -13,6 +13,7 @@ from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.confirmation import Confirmation
 from agentgit.agents.graph.served_graphs import HostRun, ServedGraphs
+from agentgit.async_api import Closing
 from agentgit.handles.context import Context
 from agentgit.langgraph_internals import CONFIG_KEYS_OF_HOSTS
 from agentgit.store.queries.graph_points import BranchHead
@@ -71,7 +72,7 @@ class ThreadRunner(BranchRunner):
         """Run one turn and yield its chunks, as `iterate`."""
         with self._counted(run):
             stream = self._aiterate_stream(run.input, run.config, options, _internal_settings(run.config))
-            async with aclosing(stream) as chunks:
+            async with Closing(stream) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
