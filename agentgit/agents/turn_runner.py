@@ -231,9 +231,11 @@ class TurnRunner(DescribedGraph):
             turn.after_turn = interrupted_turn.after_turn
         try:
             turn.begin()
-        except UndoNeeded:
+        except UndoNeeded as error:
             rollbacks = Rollbacks(self._branch.context, self._branch.session_id)
-            target = rollbacks.find_previous(self.branch_id)[1]
+            target = rollbacks.find_answered(self.branch_id)
+            if target is None:
+                raise Conflict(error.message, *error.next) from None
             self._move_to(rollbacks.run(target, self.branch_id, RollbackOptions()))
             return self._start_turn(value, config, span, options)
         self._turn = self._branch.saver.turn = turn

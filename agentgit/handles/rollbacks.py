@@ -21,6 +21,7 @@ from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import CheckpointState
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real
+from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.values import as_object
 
@@ -198,7 +199,7 @@ class Rollbacks(SessionAccess):
                 connection, [checkpoint.workspace_snapshot_id for checkpoint in path]
             )
             last_snapshot = snapshot.snapshot if snapshot is not None else None
-            last_key = (point_key(head_state.checkpoint_state), last_snapshot) if head_state.is_settled else None
+            last_key = (point_key(head_state.checkpoint_state), last_snapshot) if head_state.is_at_latest else None
             count = 0
             for checkpoint in reversed(path):
                 # A checkpoint without a workspace does not differ in its files.
@@ -211,6 +212,21 @@ class Rollbacks(SessionAccess):
                 f"are {count} earlier checkpoints" if count > 1 else f"is {'one' if count else 'no'} earlier checkpoint"
             )
             raise NotFound(f"There {count_text} on this branch to go back to.")
+
+        return self.context.read(load)
+
+    def find_answered(self, branch: BranchRef) -> int | None:
+        """Return the id of the newest checkpoint of a branch that holds no open tool call; None if there is none."""
+        store = self.context.store
+
+        def load(connection: Connection) -> int | None:
+            path = self.context.lookup.path_checkpoints(connection, self.find_branch(connection, branch, EDITOR))
+            for row in reversed(path):
+                key = GraphKey(row.thread_id, "", row.graph_checkpoint_id or "")
+                state = store.graphs.find(connection, key) if row.graph_checkpoint_id else None
+                if state is None or not store.is_unfinished(connection, state):
+                    return int(row.id)
+            return None
 
         return self.context.read(load)
 

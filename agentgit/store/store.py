@@ -53,6 +53,11 @@ class HeadState:
         """The id of the newest graph checkpoint."""
         return self.latest.key.checkpoint_id if self.latest is not None else None
 
+    @property
+    def is_at_latest(self) -> bool:
+        """False if the newest graph checkpoint holds open calls, so that the position is before them."""
+        return self.checkpoint_state.graph_checkpoint_id == self.latest_id
+
 
 class Store:
     """The data of one tenant."""

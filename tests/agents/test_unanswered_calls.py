@@ -58,6 +58,7 @@ def strict() -> ScriptedModel:
     return ScriptedModel(rule=checked)
 
 
+THREAD = {"configurable": {"thread_id": "t"}}
 GRAPHS = {
     "tool node": lambda world: tool_node_graph(strict(), world.tools(), handle_tool_errors=False),
     "create_agent": lambda world: create_agent(strict(), world.tools()),
@@ -299,6 +300,37 @@ def test_a_message_can_take_the_turn_back_that_broke_off(repo, graph, world):
     assert [one["content"] for one in agent.history() if one["role"] == "user"] == ["add table", "hello"]
 
 
+ONWARD = {
+    "checkpoint": lambda agent: agent,
+    "fork": lambda agent: agent.fork(),
+    "rollback": lambda agent: agent.rollback("asking", force=True),
+}
+
+
+@pytest.mark.parametrize("how", ONWARD)
+@pytest.mark.parametrize("is_undo", [False, True])
+def test_a_turn_that_asks_is_taken_back_past_the_checkpoints_of_its_question(repo, graph, world, how, is_undo):
+    """By a message or by undo: the agent stands before the turn, not where it waits for the answer again."""
+    agent = repo.wrap(graph, "s", effects=world.effects(), on_unanswered="undo")
+    agent.run("add table")
+    agent.invoke({"messages": [("user", "add chair; add_if_approved sofa")]})
+    agent.checkpoint("asking")
+    agent = ONWARD[how](agent)
+    if is_undo:
+        agent = agent.undo()
+    assert agent.run("hello", on_question="drop") == "hm"
+    assert [one["content"] for one in agent.history() if one["role"] == "user"] == ["add table", "hello"]
+    assert world.items == ["table"]
+
+
+def test_a_turn_before_which_no_checkpoint_stands_is_not_taken_back(repo, graph, world):
+    agent = repo.wrap(graph, "s", effects=world.effects(), on_unanswered="undo", auto_checkpoint="off")
+    break_off(agent)
+    with pytest.raises(Conflict, match=r"no checkpoint stands before them.*agent\.invoke\(None\)"):
+        agent.run("hello")
+    assert [branch.name for branch in agent.session.branches()] == ["main"]
+
+
 def test_taking_the_turn_back_is_blocked_by_what_cannot_be_undone(repo, graph, world):
     agent = repo.wrap(graph, "s", effects=world.effects(), on_unanswered="undo")
     break_off(agent, "send letter; fail storm")
@@ -332,7 +364,7 @@ def test_a_rerun_has_one_result_for_a_call_that_was_open(repo, graph, world, how
 
 @pytest.mark.parametrize("mode", ["answer", "undo", "raise"])
 def test_a_served_graph_does_the_same(repo, graph, world, mode):
-    app, config = repo.graph(graph, effects=world.effects(), on_unanswered=mode), {"configurable": {"thread_id": "t"}}
+    app, config = repo.graph(graph, effects=world.effects(), on_unanswered=mode), THREAD
     app.invoke({"messages": [("user", "add table")]}, config)
     with pytest.raises(RuntimeError, match="storm"):
         app.invoke({"messages": [("user", "add chair; fail storm")]}, config)
@@ -343,6 +375,18 @@ def test_a_served_graph_does_the_same(repo, graph, world, mode):
     for _ in range(2):
         assert app.invoke({"messages": [("user", "hello")]}, config)["messages"][-1].text == "hm"
     assert world.items == (["table"] if mode == "undo" else ["table", "chair"])
+
+
+def test_a_message_at_a_state_of_history_that_holds_an_open_call_takes_its_turn_back(repo, graph, world):
+    app = repo.graph(graph, effects=world.effects(), on_unanswered="undo", confirm="never")
+    app.invoke({"messages": [("user", "add table")]}, THREAD)
+    with pytest.raises(RuntimeError, match="storm"):
+        app.invoke({"messages": [("user", "add chair; fail storm")]}, THREAD)
+    calling = [one for one in app.get_state_history(THREAD) if one.next and one.next[0] == "tools"]
+    for state, said in zip(calling, [["add table", "hello"], ["hello"]], strict=True):
+        values = app.invoke({"messages": [("user", "hello")]}, state.config)
+        assert [one.text for one in values["messages"] if one.type == "human"] == said
+    assert world.items == []
 
 
 def test_an_unknown_choice_is_refused(repo, graph):

@@ -36,7 +36,7 @@ MAX_NAMED_CALLS = 5
 """The maximum number of calls that an error or a warning names."""
 
 
-class UndoNeeded(Exception):
+class UndoNeeded(Conflict):
     """The turn that left calls open must be undone before a new one begins."""
 
 
@@ -147,14 +147,13 @@ def is_added(message: Any) -> bool:
 
 def require_answered(branch_name: str, calls: Sequence[UnansweredCall], mode: str) -> None:
     """Check that a new message may follow the open calls of a conversation."""
+    text = f"The last turn of branch {branch_name} broke off before these calls were answered: {_named(calls)}."
     if calls and mode == UNDO:
-        raise UndoNeeded
-    if calls and mode == REFUSE:
-        raise Conflict(
-            f"The last turn of branch {branch_name} broke off before these calls were answered: {_named(calls)}. "
-            "Nothing was run.",
-            *(Next("continue"), Next("undo"), Next("answer_calls")),
+        raise UndoNeeded(
+            f"{text} Nothing was run: no checkpoint stands before them.", Next("continue"), Next("answer_calls")
         )
+    if calls and mode == REFUSE:
+        raise Conflict(f"{text} Nothing was run.", Next("continue"), Next("undo"), Next("answer_calls"))
 
 
 def warn_of_abandoned(
