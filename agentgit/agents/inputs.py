@@ -45,6 +45,8 @@ class TurnInput:
     """True if the graph goes on with what waits."""
     keeps_question: bool = False
     """True if the turn begins only if no question waits."""
+    channel: str = MESSAGES
+    """The channel of the conversation."""
 
     @property
     def is_answer(self) -> bool:
@@ -110,7 +112,7 @@ def with_note(turn_input: TurnInput, note: str) -> TurnInput | None:
 
 def answered_calls(turn_input: TurnInput) -> set[str | None]:
     """Return the ids of the tool calls whose results are in an input."""
-    messages = turn_input.value.get(MESSAGES) if isinstance(turn_input.value, Mapping) else None
+    messages = turn_input.value.get(turn_input.channel) if isinstance(turn_input.value, Mapping) else None
     items = messages if isinstance(messages, list) else [messages]
     return {
         one.get("tool_call_id") if isinstance(one, Mapping) else getattr(one, "tool_call_id", None) for one in items
@@ -138,11 +140,12 @@ def with_answers(
 
 def _with_before(turn_input: TurnInput, before: Sequence[BaseMessage]) -> TurnInput | None:
     """Insert messages before the user's; return None if the input has no messages."""
-    messages = turn_input.value.get(MESSAGES) if isinstance(turn_input.value, Mapping) else None
+    channel = turn_input.channel
+    messages = turn_input.value.get(channel) if isinstance(turn_input.value, Mapping) else None
     if messages is None:
         return None
     user_messages = messages if isinstance(messages, list) else [messages]
-    return replace(turn_input, value={**turn_input.value, MESSAGES: [*before, *user_messages]})
+    return replace(turn_input, value={**turn_input.value, channel: [*before, *user_messages]})
 
 
 def _adds_message_id(graph: Pregel[Any, Any, Any, Any], item: Any) -> bool:
@@ -150,12 +153,11 @@ def _adds_message_id(graph: Pregel[Any, Any, Any, Any], item: Any) -> bool:
     channel = graph.channels.get(MESSAGES)
     if isinstance(channel, DeltaChannel):
         return channel.reducer is messages_delta_reducer or isinstance(item, BaseMessage | dict)
-    return can_replace_messages(graph)
+    return can_replace_messages(channel)
 
 
-def can_replace_messages(graph: Pregel[Any, Any, Any, Any]) -> bool:
-    """Return whether an input can replace the conversation of a graph: its reducer is LangGraph's."""
-    channel = graph.channels.get(MESSAGES)
+def can_replace_messages(channel: Any) -> bool:
+    """Return whether an input can replace the conversation in a channel of a graph: its reducer is LangGraph's."""
     return isinstance(channel, BinaryOperatorAggregate) and getattr(channel, "operator", None) is add_messages
 
 

@@ -231,7 +231,7 @@ class CollectedSteps:
 
     on_read = flush = known_head
 
-    def with_answers(self, found: CheckpointTuple) -> CheckpointTuple:
+    def with_answers(self, found: CheckpointTuple, channel: str | None) -> CheckpointTuple:
         """Return the state as it is: no graph runs."""
         return found
 

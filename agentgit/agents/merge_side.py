@@ -23,7 +23,7 @@ from agentgit.store.records.checkpoints import merge_source_id
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, LIST
 from agentgit.store.store import Store
-from agentgit.store.threads.graph_rows import GraphKey, conversation_channel, is_shown
+from agentgit.store.threads.graph_rows import GraphKey, is_shown
 
 
 class Side:
@@ -43,7 +43,7 @@ class Side:
             return
         self._session_id, self.is_imported = found.session_id, found.is_imported
         self.hashes = {name: key for name, key in found.values.items() if is_shown(name)}
-        name = conversation_channel(found.header["counts"])
+        name = found.conversation_channel
         if name is not None:
             key = self.hashes[name]
             if self._graphs.content(found.session_id).blobs.get_many(connection, [key])[key].type == LIST:

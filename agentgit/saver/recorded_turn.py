@@ -40,8 +40,8 @@ class RecordedTurn(Protocol):
     def on_read(self, thread: str, ns: str, checkpoint: GraphCheckpoint | None) -> None:
         """Record that the graph looked for a checkpoint, and which one it found."""
 
-    def with_answers(self, found: CheckpointTuple) -> CheckpointTuple:
-        """Return the state of a subgraph that begins, with answers to the calls that were left open in it."""
+    def with_answers(self, found: CheckpointTuple, channel: str | None) -> CheckpointTuple:
+        """Return the state of a subgraph that begins, with answers to the calls left open in its conversation."""
 
     def flush(self) -> None:
         """Write what waits, if anything."""

@@ -299,7 +299,9 @@ class SQLModelSaver(AsyncSaverMethods):
                 f"The subgraph {ns!r} stands at an imported checkpoint: what waits there never runs here. "
                 "Nothing of it was run. Send a new message."
             )
-        return turn.with_answers(found) if turn is not None and is_subgraph and not goes_on else found
+        if turn is None or not is_subgraph or goes_on:
+            return found
+        return turn.with_answers(found, loaded[0].conversation_channel)
 
     def list(
         self,

@@ -237,6 +237,39 @@ def test_a_message_between_two_results_opens_no_call(repo, world, mode, reducer)
     assert roles == ("uattuua" if reducer is add_messages else "uatutua")
 
 
+def channel_graph(key: str, reducer: Any, tools: Sequence[Any], **options: Any) -> Any:
+    """Make a graph whose conversation is in a channel of this name; without a reducer, an input replaces it."""
+    model = strict()
+    builder = StateGraph(TypedDict("State", {key: Annotated[list, reducer] if reducer else list}))
+    builder.add_node("model", lambda s: {key: [*([] if reducer else s[key]), model.invoke(s[key])]})
+    builder.add_node("tools", ToolNode(tools, messages_key=key, handle_tool_errors=False))
+    builder.add_edge(START, "model").add_edge("tools", "model")
+    builder.add_conditional_edges("model", lambda state: "tools" if state[key][-1].tool_calls else "__end__")
+    return builder.compile(**options)
+
+
+@pytest.mark.parametrize("reducer", [add_messages, operator.add, None])
+def test_open_calls_are_answered_in_the_channel_that_holds_the_conversation(repo, world, reducer):
+    """Whatever its name. An input that replaces the conversation leaves no call open."""
+
+    @tool
+    def photo(tool_call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
+        """Take a photo."""
+        return Command(update={"chat": [ToolMessage("taken", tool_call_id=tool_call_id)]})
+
+    tools = [*world.tools(), photo]
+    agent = repo.wrap(channel_graph("chat", reducer, tools), "s", effects=world.effects() | {"photo": "read_only"})
+    wanted = calls(call("photo", "c1"), call("fail", "c2", why="storm"))
+    agent.update_state(None, {"chat": [HumanMessage("go"), wanted]}, as_node="model")
+    with pytest.raises(RuntimeError, match="storm"):
+        agent.invoke(None)
+    for _ in range(2):
+        assert agent.invoke({"chat": [HumanMessage("hello")]})["chat"][-1].text == "hm"
+    if reducer is not None:
+        assert results(agent)["photo"] == "taken"
+        assert results(agent)["fail"].startswith("Unknown: it raised")
+
+
 @pytest.mark.parametrize("is_inner", [False, True])
 def test_a_question_after_a_failure_waits_for_its_answer(repo, is_inner):
     raised = ["storm"]
@@ -516,14 +549,15 @@ def test_a_new_message_after_a_kill_says_what_is_unknown(database, repo, world, 
     assert "Unknown: it was interrupted" in str([one["content"] for one in agent.history()])
 
 
-def test_a_subagent_with_memory_goes_on_after_its_turn_broke_off(repo, world):
+@pytest.mark.parametrize("key", ["messages", "chat"])
+def test_a_subagent_with_memory_goes_on_after_its_turn_broke_off(repo, world, key):
     """Its conversation, too, gets what is known of the calls that it left open."""
-    inner = create_agent(strict(), world.tools(), checkpointer=True, name="inner")
+    inner = channel_graph(key, add_messages, world.tools(), checkpointer=True, name="inner")
 
     @tool
     def ask(text: str) -> str:
         """Ask the subagent."""
-        return str(inner.invoke({"messages": [("user", text)]})["messages"][-1].text)
+        return str(inner.invoke({key: [("user", text)]})[key][-1].text)
 
     def rule(messages: Sequence[BaseMessage]) -> AIMessage:
         require_accepted(messages)

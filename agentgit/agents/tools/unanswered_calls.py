@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
@@ -82,9 +83,9 @@ class UnansweredCall:
 
 
 def _as_message(value: Any, id: str) -> ToolMessage:
-    messages = value.update.get("messages", ()) if isinstance(value, Command) and isinstance(value.update, dict) else ()
-    for one in [value, *(value if isinstance(value, list) else messages)]:
-        if isinstance(one, ToolMessage):
+    parts = value.update.values() if isinstance(value, Command) and isinstance(value.update, dict) else ()
+    for one in chain([value], *(part for part in [value, *parts] if isinstance(part, list))):
+        if isinstance(one, ToolMessage) and one.tool_call_id == id:
             return one
     return ToolMessage(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), tool_call_id=id)
 

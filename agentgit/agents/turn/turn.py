@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from langgraph.channels import LastValue
 from langgraph.checkpoint.base import CheckpointTuple
 from sqlalchemy import Connection
 
@@ -138,6 +139,8 @@ class Turn(RunningTurn):
         if given.is_answer and state.newest.is_interrupted and state.newest.checkpoint is not None:
             context.require_asking_nodes(connection, state.newest.checkpoint)
         self.files.record_snapshot(connection, branch, changed_by=UNKNOWN if state.is_busy else PERSON)
+        if head_state.latest is not None:
+            given = replace(given, channel=head_state.latest.conversation_channel or given.channel)
         self.turn_input = given = self._with_note(connection, given)
         if given.is_new:
             self.turn_input = self._with_answers(connection, given, head_state, dead_owner)
@@ -167,7 +170,10 @@ class Turn(RunningTurn):
             name = context.session(connection).reference
             warn_of_abandoned(store, connection, self.branch, name, dead_owner, calls)
         has_more = (calls and any(one["role"] != "tool" for one in messages[1:])) or has_late_result(messages)
-        is_replaced = has_more and inputs.can_replace_messages(context.graph)
+        channel = context.graph.channels.get(given.channel)
+        if isinstance(channel, LastValue):  # the input replaces the conversation, with its open calls
+            return given
+        is_replaced = has_more and inputs.can_replace_messages(channel)
         conversation = context.messages(connection, head_state.latest) if is_replaced else []
         return inputs.with_answers(given, [call.answer() for call in calls], conversation)
 
@@ -339,13 +345,13 @@ class Turn(RunningTurn):
         self._known_head = None
         return self.unit_of_work.add(new)
 
-    def with_answers(self, found: CheckpointTuple) -> CheckpointTuple:
+    def with_answers(self, found: CheckpointTuple, channel: str | None) -> CheckpointTuple:
         """Return the state of a subgraph that begins, with answers to the calls that were left open in it."""
         values = found.checkpoint["channel_values"]
-        if not isinstance(values.get(inputs.MESSAGES), list):
+        if channel is None or not isinstance(values.get(channel), list):
             return found
-        messages = answer_all(self.context.store, self.branch, values[inputs.MESSAGES])
-        return found._replace(checkpoint={**found.checkpoint, "channel_values": {**values, inputs.MESSAGES: messages}})
+        messages = answer_all(self.context.store, self.branch, values[channel])
+        return found._replace(checkpoint={**found.checkpoint, "channel_values": {**values, channel: messages}})
 
     def known_head(self, graph_key: GraphKey) -> GraphCheckpoint | None:
         """Return the newest graph checkpoint if the turn knows it and nothing was written on top of it."""

@@ -22,7 +22,6 @@ from agentgit.store.threads.graph_rows import (
     RESUME,
     GraphCheckpoint,
     GraphKey,
-    conversation_channel,
     is_shown,
 )
 from agentgit.store.threads.pending_writes import TaskWrites
@@ -91,7 +90,7 @@ class CheckpointComparer:
         """Fill in state and messages. Return the number of common messages; None if hashes cannot compare them."""
         if first is None or second is None:
             return None
-        conversations = [conversation_channel(at.header["counts"]) for at in (first, second)]
+        conversations = [at.conversation_channel for at in (first, second)]
         if conversations[0] != conversations[1] or not self._are_lists(connection, first, second, conversations[0]):
             return None
         known = [{**at.values, **at.digests} for at in (first, second)]

@@ -131,6 +131,11 @@ class GraphCheckpoint(NamedTuple):
         return started_at is not None and started_at >= self.made_at
 
     @property
+    def conversation_channel(self) -> str | None:
+        """The channel of its conversation; None if it holds no messages."""
+        return conversation_channel(self.header["counts"])
+
+    @property
     def values(self) -> Mapping[str, bytes]:
         """The hashes of all known values, by channel."""
         return {**self.channels, **self.folded} if self.folded else self.channels

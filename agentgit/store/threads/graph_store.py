@@ -275,7 +275,7 @@ class GraphStore:
         earlier = before.model_calls if before is not None else None
         if new is None:
             return earlier
-        channel = conversation_channel(before.header["counts"]) if before is not None else None
+        channel = before.conversation_channel if before is not None else None
         conversation = before.values.get(channel) if before is not None and channel is not None else None
         return model_calls.encode(connection, self.content(owner), new, new.earlier or earlier, conversation, values)
 
@@ -539,7 +539,7 @@ class GraphStore:
         """
         checkpoint = self._require_checkpoint(connection, thread, checkpoint_id)
         names = [name for name in (*checkpoint.values, *checkpoint.digests) if is_shown(name)]
-        return self.values_at(connection, checkpoint, names, conversation_channel(checkpoint.header["counts"]))
+        return self.values_at(connection, checkpoint, names, checkpoint.conversation_channel)
 
     def values_at(
         self, connection: Connection, checkpoint: GraphCheckpoint, names: Sequence[str], conversation: str | None = None
@@ -567,7 +567,7 @@ class GraphStore:
 
     def message_hashes(self, connection: Connection, checkpoint: GraphCheckpoint) -> Sequence[bytes]:
         """List the hashes of the messages of a graph checkpoint, oldest first."""
-        channel = conversation_channel(checkpoint.header["counts"])
+        channel = checkpoint.conversation_channel
         if channel is None:
             return ()
         return self.content(checkpoint.session_id).item_hashes(connection, checkpoint.values[channel])
