@@ -1,4 +1,4 @@
-"""Who changed the files of a session since a snapshot, and what a rollback therefore leaves as it is."""
+"""The history of the files of a session: whose changes a rollback leaves as they are."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class FileHistory:
         self.overwritten = {path: replaced.get(path, "") for path in (conflicts - kept) & files}
         reasons = dict.fromkeys(left & files, LEFT_WHY)
         reasons |= {path: REPLACED_WHY.format(replaced[path]) for path in replaced.keys() - changes.keys()}
-        why = {
-            path: f"; {KEPT_IN.format(replaced[path])}" if path in replaced else "" for path in (kept - left) & files
-        }
-        return KeptPaths(kept, reasons, {path: CONFLICT_WHY + why[path] for path in why})
+        conflict_reasons = dict.fromkeys((kept - left) & files, CONFLICT_WHY)
+        for path in conflict_reasons.keys() & replaced.keys():
+            conflict_reasons[path] += f"; {KEPT_IN.format(replaced[path])}"
+        return KeptPaths(kept, reasons, conflict_reasons)
 
     def _intervals(self, tree_of: Callable[[str], bytes | None], now: bytes) -> Iterator[tuple[bytes, bytes, str, str]]:
         """Yield the trees between which the files changed, the later one's snapshot, and who changed them.

@@ -146,7 +146,7 @@ class CatalogRow(NamedTuple):
 def _connected(
     method: Callable[Concatenate[Catalog, sqlite3.Connection, P], T],
 ) -> Callable[Concatenate[Catalog, P], T]:
-    """Give a method the connection, and end the transaction that it begins.
+    """Call a method with the connection, and end the transaction that it begins.
 
     Both end in C, where Ctrl-C cannot come in between. Rows are fetched at once: a traceback may keep a cursor, whose
     old view of the file would let no later transaction write.
