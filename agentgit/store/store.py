@@ -33,7 +33,7 @@ from agentgit.store.search.query import Search
 from agentgit.store.sql import process
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint, GraphKey, NewestState
 from agentgit.store.threads.graph_store import GraphStore
-from agentgit.store.threads.pending_writes import NO_WRITES, waiting
+from agentgit.store.threads.pending_writes import NO_WRITES, TaskWrites, waiting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,8 @@ class Store:
         unanswered_ids = unanswered_calls(tail)
         if is_interrupted or not unanswered_ids:
             pending = self.graphs.pack_pending_writes(connection, graph_checkpoint.key) if has_writes else NO_WRITES
-            is_interrupted = is_interrupted and bool(waiting(pending, graph_checkpoint.key.checkpoint_id))
+            if is_interrupted:
+                is_interrupted = bool(self._waiting(connection, graph_checkpoint, pending, unanswered_ids))
         if is_interrupted or not unanswered_ids:
             current_state, unfinished = (
                 checkpoint_state(graph_checkpoint, position, pending),
@@ -218,9 +219,21 @@ class Store:
     def asked(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> list[bytes]:
         """List the hashes of the questions of a graph checkpoint that wait for a person's answer."""
         pending = self.graphs.pack_pending_writes(connection, graph_checkpoint.key)
-        tasks = waiting(pending, graph_checkpoint.key.checkpoint_id)
+        tasks = self._waiting(connection, graph_checkpoint, pending, self.unanswered(connection, graph_checkpoint))
         # A @task and the task that called it ask one question.
         return list(dict.fromkeys(key for task in tasks for key in task.values(INTERRUPT)))
+
+    def _waiting(
+        self, connection: Connection, graph_checkpoint: GraphCheckpoint, pending: bytes, unanswered_ids: Sequence[str]
+    ) -> list[TaskWrites]:
+        """List the tasks of a graph checkpoint that wait for an answer.
+
+        If all open calls have ended, none waits: LangGraph loses what a task wrote that ends after another one failed.
+        """
+        tasks = waiting(pending, graph_checkpoint.key.checkpoint_id)
+        thread = graph_checkpoint.key.thread
+        has_ended = bool(tasks and unanswered_ids) and self.journal.have_ended(connection, thread, unanswered_ids)
+        return [] if has_ended else tasks
 
     def is_interrupted(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> bool:
         """Return whether a graph checkpoint waits for a person's answer."""

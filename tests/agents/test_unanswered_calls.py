@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import operator
 import random
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any, TypedDict
@@ -19,6 +21,7 @@ from langgraph.errors import EmptyInputError
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.pregel._loop import SyncPregelLoop
 from langgraph.types import Command, interrupt
 from scripted import World, call, calls, node_graph, obedient, tool_node_graph
 
@@ -129,6 +132,41 @@ def test_a_question_that_was_answered_beside_a_call_that_failed_waits_no_more(re
         require_accepted(agent.fork(point.id).messages())
     assert agent.run("hello") == "hm"
     assert world.items == ["sofa"]
+
+
+def test_a_call_that_ends_after_another_one_failed_waits_no_more(repo, monkeypatch):
+    """LangGraph can lose what a task wrote that ends then: its question still stands in the graph checkpoint."""
+    has_failed, put_writes = threading.Event(), SyncPregelLoop.put_writes
+
+    def put_late(loop: Any, task_id: str, writes: Any) -> None:
+        if has_failed.is_set() and any(channel == "__resume__" for channel, _ in writes):
+            time.sleep(0.3)  # until the turn has ended
+        put_writes(loop, task_id, writes)
+
+    monkeypatch.setattr(SyncPregelLoop, "put_writes", put_late)
+
+    @tool
+    def charge(amount: int) -> str:
+        """Ask, and charge once the other call has failed."""
+        answer = interrupt(f"charge {amount}?")
+        has_failed.wait(30)
+        return str(answer)
+
+    @tool
+    def fail(why: str) -> str:
+        """Fail."""
+        has_failed.set()
+        raise RuntimeError(why)
+
+    agent = repo.wrap(create_agent(strict(), [charge, fail]), "s", effects={"charge": "irreversible"})
+    for given in ({"messages": [("user", "charge 5; fail storm")]}, Command(resume="yes")):
+        has_failed.clear()
+        with pytest.raises(RuntimeError, match="storm"):
+            agent.invoke(given)
+    for point in agent.fork().log():
+        require_accepted(agent.fork(point.id).messages())
+    assert agent.run("hello") == "hm"
+    assert results(agent)["charge"] == "yes"
 
 
 def asking_tools(raised: list[str]) -> dict[str, Any]:

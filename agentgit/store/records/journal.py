@@ -342,6 +342,14 @@ class Journal:
             connection.execute(_COUNT_CALLS, {**self._branch_parameters(branch_id), "until": batch_limit}).scalar_one()
         )
 
+    def have_ended(self, connection: Connection, thread: str, tool_call_ids: Sequence[str]) -> bool:
+        """Return whether the newest run of each of these tool calls is recorded on a thread and has ended."""
+        c = TOOL_INVOCATION.c
+        query = select(c.tool_call_id, c.status).select_from(WITH_BRANCH).order_by(c.id)
+        of_thread = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.thread_id == thread)
+        statuses = dict(connection.execute(query.where(*of_thread, c.tool_call_id.in_(tool_call_ids))).all())
+        return statuses.keys() == {*tool_call_ids} and not {INTENDED, PAUSED} & {*statuses.values()}
+
     def last_batch(self, connection: Connection, branch_id: int, tool_call_ids: Iterable[str]) -> int | None:
         """Return the newest batch of a branch that contains one of these tool calls; None if none was recorded."""
         is_requested_call = TOOL_INVOCATION.c.tool_call_id.in_(bindparam("calls", expanding=True))
