@@ -171,8 +171,8 @@ class Repository:
                 started without its context: `report` (it runs, and plans and reports name it) or `refuse` (raise
                 `Fenced` if the tool is declared compensable or irreversible).
             on_unanswered: What a new message does about tool calls that the last turn left without a result, when it
-                broke off or asks a question: `answer` (tell the model what is known of them), `undo` (take that turn
-                back first, as `undo`; the agent continues on the new branch) or `raise` (raise `Conflict`).
+                broke off or asks a question: `answer` (tell the model what is known of them), `undo` (roll back to the
+                newest checkpoint before them, and continue on the new branch) or `raise` (raise `Conflict`).
 
         Raises:
             InvalidInput: The graph is not compiled; an effect is declared for a tool that the graph does not have, or

@@ -460,6 +460,29 @@ def test_a_message_at_a_state_of_history_that_holds_an_open_call_takes_its_turn_
     assert world.items == []
 
 
+@pytest.mark.parametrize("mode", ["answer", "undo"])
+@pytest.mark.parametrize("left", ["going back", "undo", "going on"])
+def test_the_end_of_a_branch_that_broke_off_and_was_left_can_be_the_start_of_a_run(repo, graph, world, mode, left):
+    app = repo.graph(graph, effects=world.effects(), on_unanswered=mode)
+
+    def say(text: str, config: Any = THREAD) -> Any:
+        return app.invoke({"messages": [("user", text)]}, config)
+
+    say("add table")
+    first = app.get_state(THREAD).config
+    with pytest.raises(RuntimeError, match="storm"):
+        say("add chair; fail storm")
+    broken = app.get_state(THREAD).config
+    if left == "undo":
+        repo.session("t").undo()
+    else:
+        say("hello", first if left == "going back" else THREAD)
+    for _ in range(2):
+        answered = say("hello", broken)
+        assert answered["messages"][-1].text == "hm"
+        require_accepted(answered["messages"])
+
+
 def test_an_unknown_choice_is_refused(repo, graph):
     with pytest.raises(agentgit.errors.InvalidInput, match="answer, undo, raise"):
         repo.wrap(graph, "s", on_unanswered="ignore")

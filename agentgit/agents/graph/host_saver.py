@@ -75,11 +75,12 @@ class ThreadSessions:
             return point
         branching = Branching(self.context, session_id)
         snapshot = branching.take_snapshot("rollback")
-        self.context.change(lambda c: branching.ensure_checkpoint(c, point.branch.id, snapshot))
+        newest = self.context.change(lambda c: branching.ensure_checkpoint(c, point.branch.id, snapshot))
         found = self.find_point(session_id, point.place)
         if found is None:
             raise NotFound("The checkpoint was deleted. Nothing was run.")
-        return found
+        # Calls without a result are open there, and the newest checkpoint stands before them.
+        return found if found.target is not None else replace(found, target=newest)
 
 
 LONGEST_WAIT = 60.0
