@@ -24,10 +24,11 @@ MISSING, LEFT, OUTSIDE = "missing", "left", "outside"
 OVERWRITTEN = "overwritten"
 """The action for a conflict where the other's version was replaced or deleted; a safety snapshot has it."""
 
-TURN, PERSON, UNKNOWN, CRASH, STORED = CHANGED_BY = ("turn", "person", "unknown", "crash", "stored")
+TURN, RESTORE, PERSON, UNKNOWN, CRASH, STORED = CHANGED_BY = ("turn", "restore", "person", "unknown", "crash", "stored")
 """Who changed the files between two recorded states of a directory.
 
-- `turn`: a turn of the session or one of its rollbacks.
+- `turn`: a turn of the session.
+- `restore`: a rollback or a switch of the session, which brought back earlier files.
 - `person`: somebody else, because no turn of the session ran.
 - `unknown`: both may have.
 - `crash`: nobody; a turn died after this state, so that it is not known who changed what follows.
@@ -60,8 +61,7 @@ class FileChanges:
     safety: str = ""
     problem: str = ""
     everything: bool = False
-    unseen: list[str] = field(default_factory=list)
-    """Sentences on excluded directories, which are left as they are."""
+    unseen: list[str] = field(default_factory=list)  # sentences on excluded directories, which are left as they are
     now: str = ""
     """The snapshot after a restore that left files as they were."""
 
@@ -125,6 +125,7 @@ class SnapshotRef:
 
     snapshot: str
     settings: Mapping[str, Any]
+    row: int | None = None  # the directory may have had the same files at other moments
 
     @property
     def is_imported(self) -> bool:
@@ -133,5 +134,4 @@ class SnapshotRef:
 
     def without_import_mark(self) -> SnapshotRef:
         """Return the same files without the import mark, once they are in the workspace."""
-        settings = {name: value for name, value in self.settings.items() if name != IMPORTED}
-        return SnapshotRef(snapshot=self.snapshot, settings=settings)
+        return replace(self, settings={name: value for name, value in self.settings.items() if name != IMPORTED})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from agentgit.effects.files import PERSON, TURN, UNKNOWN
@@ -18,10 +17,17 @@ REPLACED_WHY = f"a turn replaced somebody else's version; {KEPT_IN}"
 
 
 class FileState(NamedTuple):
-    """A snapshot of a directory, and who changed its files since the state before: `TURN`, `PERSON` or `UNKNOWN`."""
+    """A snapshot of a directory, and who changed its files since the state before."""
 
     snapshot: str
     changed_by: str
+
+
+class PathPast(NamedTuple):
+    """The past of a path: whether a turn changed it, and the last version of somebody else with its snapshot."""
+
+    is_own: bool = False
+    theirs: tuple[TreeEntry | None, str] | None = None
 
 
 class FileHistory:
@@ -38,15 +44,9 @@ class FileHistory:
 
     def choose(self, changes: Changes, trees: Trees, tree_of: Callable[[str], bytes | None], now: bytes) -> KeptPaths:
         """Return the paths that a restore leaves as they are; `now` is the tree of the directory."""
-        own, last = set[bytes](), dict[bytes, TreeEntry | None]()
-        theirs: dict[bytes, tuple[TreeEntry | None, str]] = {}
-        for before, after, snapshot, changed_by in self._intervals(tree_of, now):
-            for path, change in trees.differences(before, after).items():
-                last[path] = change.after
-                if changed_by != TURN:
-                    theirs[path] = change.after, snapshot
-                if changed_by != PERSON:
-                    own.add(path)
+        pasts, last = self._pasts(trees, tree_of, now)
+        own = {path for path, past in pasts.items() if past.is_own}
+        theirs = {path: past.theirs for path, past in pasts.items() if past.theirs is not None}
         left, both = changes.keys() & theirs.keys() - own, own & theirs.keys()
         replaced = {
             path: theirs[path][1] for path in both if is_leaf(theirs[path][0]) and theirs[path][0] != last[path]
@@ -63,25 +63,38 @@ class FileHistory:
             conflict_reasons[path] += f"; {KEPT_IN.format(replaced[path])}"
         return KeptPaths(kept, reasons, conflict_reasons)
 
-    def _intervals(self, tree_of: Callable[[str], bytes | None], now: bytes) -> Iterator[tuple[bytes, bytes, str, str]]:
-        """Yield the trees between which the files changed, the later one's snapshot, and who changed them.
+    def _pasts(
+        self, trees: Trees, tree_of: Callable[[str], bytes | None], now: bytes
+    ) -> tuple[dict[bytes, PathPast], dict[bytes, TreeEntry | None]]:
+        """Return who changed each path, and what it is now.
 
-        Detours that ended where they began are left out.
+        Whoever brings an earlier version back brings back its past. A turn that writes it again does not: what somebody
+        else made in between is lost.
         """
-        path: dict[bytes, tuple[str, str]] = {}
-        missed = set[str]()
+        pasts, last = dict[bytes, PathPast](), dict[bytes, TreeEntry | None]()
+        known: dict[bytes, dict[TreeEntry | None, PathPast]] = {}
+        for before, after, snapshot, changed_by in self._intervals(tree_of, now):
+            for path, change in trees.differences(before, after).items():
+                versions = known.setdefault(path, {change.before: PathPast()})
+                if changed_by in (TURN, UNKNOWN) or change.after not in versions:
+                    is_own, theirs = pasts.get(path, PathPast())
+                    theirs = (change.after, snapshot) if changed_by in (PERSON, UNKNOWN) else theirs
+                    versions[change.after] = PathPast(is_own or changed_by != PERSON, theirs)
+                pasts[path], last[path] = versions[change.after], change.after
+        return pasts, last
+
+    def _intervals(self, tree_of: Callable[[str], bytes | None], now: bytes) -> Iterator[tuple[bytes, bytes, str, str]]:
+        """Yield the trees between which the files changed, the later one's snapshot, and who changed them."""
+        earlier, missed = None, set[str]()
         for snapshot, changed_by in [*self._states, FileState("", self._changed_since)]:
             tree = tree_of(snapshot) if snapshot else now
             missed.add(changed_by)
             if tree is None:  # the snapshot is gone; its changes count with those of the next state
                 continue
-            if tree not in path:
-                path[tree] = snapshot, changed_by if len(missed) == 1 else UNKNOWN
-            while next(reversed(path)) != tree:
-                path.popitem()
+            if earlier is not None:
+                yield earlier, tree, snapshot, changed_by if len(missed) == 1 else UNKNOWN
+            earlier = tree
             missed.clear()
-        for (before, _), (after, (snapshot, changed_by)) in pairwise(path.items()):
-            yield before, after, snapshot, changed_by
 
 
 def _blocked_by(kept: set[bytes], changes: Changes) -> set[bytes]:

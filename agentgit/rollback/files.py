@@ -15,6 +15,7 @@ from agentgit.effects.files import (
     CRASH,
     OUTSIDE,
     PERSON,
+    RESTORE,
     TURN,
     UNKNOWN,
     FileChange,
@@ -123,7 +124,7 @@ class RollbackFiles:
     ) -> FileHistory:
         """Return who changed the files since a snapshot; once an operation has begun, its own steps may have, too."""
         with self.store.database.reading() as connection:
-            rows = self.store.snapshots.since(connection, session_id, snapshot.snapshot)
+            rows = self.store.snapshots.since(connection, session_id, snapshot)
             is_running = bool(self.store.sessions.query_running(connection, session_id).all())
         states = [FileState(snapshot.snapshot, TURN)]
         if rows and rows[0].snapshot != snapshot.snapshot:  # the directory never had it
@@ -293,7 +294,7 @@ class RollbackFiles:
         request = as_object(row.request)
         settings = self._adapter(row.external_session_id, SnapshotRef(**request["files"])).settings
         found = request.get("files_known") or {}
-        changed_by = TURN if changes.safety == found.get("snapshot") else UNKNOWN
+        changed_by = RESTORE if changes.safety == found.get("snapshot") else UNKNOWN
         ref = SnapshotRef(snapshot=changes.now, settings=settings)
         self.store.snapshots.record(connection, branch, ref, changed_by)
 

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.files import STORED, TURN, FileChanges, SnapshotRef
+from agentgit.effects.files import RESTORE, STORED, TURN, FileChanges, SnapshotRef
 from agentgit.effects.invocation import REVERSED, SIMULATED
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REDO, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
@@ -48,7 +48,7 @@ class Finisher:
             row, must_wait = self._skip_failed_steps(connection, row, groups), False
             groups = self.reports.outcome(connection, row)
         snapshot = self.files.snapshot_after(row, file_changes)
-        changed_by = STORED if file_changes is not None and file_changes.now else TURN
+        changed_by = STORED if file_changes is not None and file_changes.now else RESTORE
         must_wait |= any(stops_at_drift(row, item.invocation) for item in groups["drifted"])
         status = PARTIAL if groups["failed"] or groups["remaining"] or must_wait else DONE
         if status != DONE:

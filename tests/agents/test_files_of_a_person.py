@@ -138,8 +138,60 @@ def test_what_a_turn_deleted_or_replaced_of_a_person_is_named_with_the_snapshot_
         assert desk.files[name] == "precious"
 
 
+@pytest.mark.parametrize(
+    ("first", "turns", "action"),
+    [
+        ([], ["delete p.txt"], "left"),
+        ([], ["write p.txt agent", "delete p.txt; write z.txt z"], "left"),
+        (["write p.txt agent"], ["write p.txt agent"], "conflict"),
+        (["write p.txt agent"], ["delete p.txt"], "left"),
+    ],
+)
+def test_the_version_of_a_person_is_named_although_the_turns_ended_where_they_began(repo, desk, first, turns, action):
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    start = agent.checkpoint("start")
+    for orders in first:
+        agent.run(orders)
+    (desk.root / "p.txt").write_text("precious")
+    for orders in turns:
+        agent.run(orders)
+    was = desk.files
+    why = of_action(agent.plan_rollback(start).files, action)["p.txt"]
+    if action == "conflict":
+        with pytest.raises(WorkspaceChanged, match=r"have changed p\.txt"):
+            agent.rollback(start)
+        assert desk.files == was
+    agent = agent.rollback(start, files="overwrite").redo()
+    assert of_action(agent.plan_rollback(start).files, action) == {"p.txt": why}
+    Workspace(desk.root).restore(re.search("snapshot (.*) has the other's version", why)[1], paths=["p.txt"])
+    assert desk.files["p.txt"] == "precious"
+
+
+def test_a_version_of_a_person_that_a_redo_brought_back_is_still_the_persons(repo, desk):
+    agent = wrapped(repo, desk)
+    start = agent.run("write a.txt one") and agent.head
+    agent.run("write a.txt two")
+    (desk.root / "a.txt").write_text("mine")
+    agent = agent.rollback(start, files="overwrite").redo()
+    with pytest.raises(WorkspaceChanged, match=r"have changed a\.txt"):
+        agent.rollback(start)
+    assert desk.files == {"a.txt": "mine"}
+
+
+def test_what_somebody_changed_before_a_point_with_the_same_files_does_not_count_after_it(repo, desk):
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    (desk.root / "p.txt").write_text("mine")
+    agent.run("delete p.txt")
+    point = agent.checkpoint("point")
+    agent.run("write p.txt agent")
+    agent.rollback(point)
+    assert desk.files == {"a.txt": "one"}
+
+
 def test_a_conflict_that_was_overwritten_is_none_for_a_later_rollback(repo, desk):
-    """What happened between two equal states of the directory does not count."""
+    """What a rollback brought back has the past that it had."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     start = agent.checkpoint("start")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, exists, func, select
+from sqlalchemy import Connection, Select, bindparam, delete, exists, func, select, true
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.files import CRASH, STORED, TURN, SnapshotRef
@@ -61,15 +61,18 @@ class SnapshotReferences:
             row = last._asdict() | {"id": new_id(), "changed_by": CRASH, "created_at": datetime.now(UTC)}
             insert_rows(connection, WORKSPACE_SNAPSHOT, row)
 
-    def since(self, connection: Connection, session_id: int, snapshot: str) -> list[StoredRow]:
-        """Read what the directory of a session had since it last had a snapshot, oldest first.
+    def since(self, connection: Connection, session_id: int, ref: SnapshotRef) -> list[StoredRow]:
+        """Read what the directory of a session had since it had the files of a reference, oldest first.
 
-        If it never had the snapshot, only the newest row is read. Files that it did not have are left out.
+        If it had them only later, it is read from then on; if it never had them, only the newest row is. Files that it
+        did not have are left out.
         """
         c = WORKSPACE_SNAPSHOT.c
         in_directory = (self._in_tenant(), c.external_session_id == session_id, c.changed_by != STORED)
-        newest = select(func.max(c.id)).where(*in_directory)
-        start = func.coalesce(newest.where(c.snapshot == snapshot).scalar_subquery(), newest.scalar_subquery())
+        newest, oldest = (select(one(c.id)).where(*in_directory) for one in (func.max, func.min))
+        is_then = c.id <= ref.row if ref.row is not None else true()
+        starts = (newest.where(c.snapshot == ref.snapshot, is_then), oldest.where(c.snapshot == ref.snapshot), newest)
+        start = func.coalesce(*(one.scalar_subquery() for one in starts))
         query = select(WORKSPACE_SNAPSHOT).where(*in_directory, c.id >= start).order_by(c.id)
         return [*connection.execute(query).all()]
 
@@ -225,4 +228,4 @@ _NEWEST_OF_SESSION = CompiledStatement(
 
 def snapshot_ref_from_row(row: StoredRow) -> SnapshotRef:
     """Convert a row to a value."""
-    return SnapshotRef(snapshot=row.snapshot, settings=as_object(row.settings))
+    return SnapshotRef(snapshot=row.snapshot, settings=as_object(row.settings), row=row.id)
