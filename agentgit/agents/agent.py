@@ -205,11 +205,14 @@ class RollbackAgent(BranchReader):
         self._leave_stream()
         return self._on_branch(self._rollbacks.run(to, self.branch_id, options))
 
-    def undo(self, steps: int = 1, *, force: bool = False, plan: ConfirmedPlan = None) -> RollbackAgent:
+    def undo(
+        self, steps: int = 1, *, files: FilesOption = True, force: bool = False, plan: ConfirmedPlan = None
+    ) -> RollbackAgent:
         """Roll back to the newest checkpoint that differs from the current state of the branch.
 
         Args:
             steps: The number of such checkpoints to go back, at least 1.
+            files: As `rollback` takes it.
             force: True to leave effects in the world that cannot be reversed, and files in conflict.
             plan: As `rollback` takes it.
 
@@ -218,21 +221,22 @@ class RollbackAgent(BranchReader):
             InvalidInput: `steps` is less than 1.
             Conflict: Without a plan: somebody else has moved the branch since this agent last saw it. Or as `rollback`.
             WorldDiverged: Without a plan: effects of other branches would be reversed, too.
-            PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete: As `rollback`.
+            PlanChanged, RollbackBlocked, WorkspaceChanged, Unavailable, RollbackIncomplete: As `rollback`.
         """
         self._leave_stream()
         if plan is None:
-            plan = self._plan_own_undo(steps)
-        return self.rollback(self._rollbacks.find_previous(self.branch_id, steps)[1], force=force, plan=plan)
+            plan = self._plan_own_undo(steps, files)
+        to = self._rollbacks.find_previous(self.branch_id, steps)[1]
+        return self.rollback(to, files=files, force=force, plan=plan)
 
-    def _plan_own_undo(self, steps: int) -> RollbackPlan:
+    def _plan_own_undo(self, steps: int, files: FilesOption) -> RollbackPlan:
         """Plan an undo of what this agent has seen; refuse one that takes back what others have done."""
         branch = self._branch
         with branch.reading(EDITOR) as connection:
             row, newest = branch.row(connection), branch.store.graphs.newest(connection, branch.thread_id)
         if self._turn is None:  # while a turn runs, the rollback is refused
             branch.require_unmoved(row, newest.key.checkpoint_id if newest is not None else None)
-        plan, own_ids = self.plan_undo(steps), {call.first_id for call in self.tool_track()}
+        plan, own_ids = self.plan_undo(steps, files=files), {call.first_id for call in self.tool_track()}
         if foreign := [str(s.invocation) for s in plan.reversals if s.invocation.first_id not in own_ids]:
             raise WorldDiverged(
                 f"Nothing was done, because this would also take back what other branches did: {'; '.join(foreign)}.",

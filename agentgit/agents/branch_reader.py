@@ -23,7 +23,7 @@ from agentgit.handles.context import BranchRef, Context
 from agentgit.handles.log import Log
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.handles.session import Session
-from agentgit.rollback.request import RollbackOptions
+from agentgit.rollback.request import FilesOption, RollbackOptions
 from agentgit.sessions import InternalSession, Tree
 from agentgit.sessions.messages import History, from_stored
 from agentgit.sessions.reports import OnProgress
@@ -214,7 +214,7 @@ class BranchReader(BranchRunner):
         to: CheckpointRef,
         *,
         tools: str = "reverse",
-        files: bool = True,
+        files: FilesOption = True,
         conversation: bool = True,
         replay: str = "record",
     ) -> RollbackPlan:
@@ -236,13 +236,13 @@ class BranchReader(BranchRunner):
         options = RollbackOptions(tools=tools, files=files, conversation=conversation, replay=replay)
         return self._rollbacks.plan(to, self.branch_id, options)
 
-    def plan_undo(self, steps: int = 1) -> RollbackPlan:
-        """Return what `undo(steps)` would do, without doing anything.
+    def plan_undo(self, steps: int = 1, *, files: FilesOption = True) -> RollbackPlan:
+        """Return what `undo(steps, files=files)` would do, without doing anything.
 
         Raises:
             NotFound, InvalidInput: As `undo`.
         """
-        return self.session.plan_undo(steps, branch=self.branch_id)
+        return self.session.plan_undo(steps, branch=self.branch_id, files=files)
 
     def plan_redo(self) -> RollbackPlan:
         """Return what `redo` would do, without doing anything.

@@ -29,7 +29,8 @@ from agentgit.cli.options import (
     repository,
     usage,
 )
-from agentgit.cli.rollback import Force, print_rollback, run_confirmed, show_plan_on_error
+from agentgit.cli.rollback import Force, OverwriteFiles, files_option, print_rollback, run_confirmed, show_plan_on_error
+from agentgit.cli.rollback import NoFiles as RestoreNoFiles
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.next_steps import Next, Reason
 from agentgit.render.records import record
@@ -228,6 +229,8 @@ def undo(
     steps: Annotated[
         int, typer.Option("--steps", "-n", metavar="N", min=1, help="The number of turns to go back.")
     ] = 1,
+    no_files: RestoreNoFiles = False,
+    overwrite_files: OverwriteFiles = False,
     force: Force = False,
     yes: Yes = False,
     trust: Trust = None,
@@ -235,7 +238,9 @@ def undo(
     """Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(trust=trust) as repo, show_plan_on_error():
         session, branch = references.parse_changed(repo, session_ref)
-        plan, run = session.plan_undo(steps, branch=branch), partial(session.undo, steps, branch=branch, force=force)
+        files = files_option(no_files, overwrite_files)
+        plan = session.plan_undo(steps, branch=branch, files=files)
+        run = partial(session.undo, steps, branch=branch, files=files, force=force)
         print_rollback(run_confirmed(plan, run, "Undo in", yes=yes, force=force))
 
 

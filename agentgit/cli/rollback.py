@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,9 @@ from agentgit.render.view import Span
 from agentgit.render.views.conversation import calls
 from agentgit.render.views.rollback import file_changes
 from agentgit.render.views.rollback import outcome as view_outcome
+
+if TYPE_CHECKING:
+    from agentgit.rollback.request import FilesOption  # loads the engine
 
 Tools = Annotated[
     str,
@@ -81,7 +84,7 @@ def plan(
     """Show what a rollback would do; nothing is changed."""
     with repository(trust=trust) as repo:
         session, branch, ref = references.parse_changed_at(repo, target, "REF")
-        files = "overwrite" if overwrite_files else not no_files
+        files = files_option(no_files, overwrite_files)
         options: dict[str, Any] = {"files": files, "conversation": not no_conversation}
         options |= {"tools": tools, "replay": replay}
         print_rollback(session.plan_rollback(ref, branch=branch, **options))
@@ -119,7 +122,7 @@ def rollback(
     """Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(trust=trust) as repo, show_plan_on_error():
         session, branch, ref = references.parse_changed_at(repo, target, "REF")
-        files = "overwrite" if overwrite_files else not no_files
+        files = files_option(no_files, overwrite_files)
         options: dict[str, Any] = {"files": files, "conversation": not no_conversation}
         options |= {"tools": tools, "replay": replay}
         run = partial(
@@ -154,7 +157,7 @@ def rewind_files(
     with repository() as repo, show_plan_on_error():
         session, branch, ref = references.parse_changed_at(repo, target, "RESTORE_POINT")
         branch_name = session.branch(branch).name
-        files: bool | Literal["overwrite"] = "overwrite" if overwrite_files else True
+        files = files_option(False, overwrite_files)
         plan = session.plan_rewind(ref, branch=branch, files=files)
         run = partial(session.rewind_files, ref, branch=branch, files=files, force=force)
         changes = run_confirmed(plan, run, "Restore the files of", yes=yes)
@@ -229,6 +232,10 @@ def resolve(
 
 
 # -- shared helpers
+
+
+def files_option(no_files: bool, overwrite_files: bool) -> FilesOption:
+    return "overwrite" if overwrite_files else not no_files
 
 
 def run_confirmed(plan: RollbackPlan, run: Callable[..., Any], verb: str, *, yes: bool, force: bool = False) -> Any:

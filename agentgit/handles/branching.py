@@ -145,7 +145,7 @@ class Branching(SessionAccess):
             return self.context.engine().files.take_snapshot(self.session_id, reason)
         except AgentGitError as error:
             text = f"Nothing was done. The session's files cannot be saved: {error.message}"
-            raise Unavailable(text, *error.next, Next("no_files")) from error
+            raise Unavailable(text, *error.next, Next("save_no_files")) from error
 
     def save(self, branch_id: int, label: Label, snapshot: SnapshotRef | None) -> Checkpoint:
         """Save the current point of a branch as a checkpoint.

@@ -72,6 +72,7 @@ class Rollbacks(SessionAccess):
                 source_id=source.id,
                 target=target,
                 label=label,
+                ref="REF" if isinstance(to, GraphPoint) else f"{target.branch_name}#{target.number}",
                 overwrites_files=options.files == OVERWRITE,
                 **vars(options),
             )
@@ -110,7 +111,7 @@ class Rollbacks(SessionAccess):
             is_own = checkpoint.external_session_id == session.id
             target = checkpoint if is_own else lookup.target(connection, session, source, "HEAD")[0]
             request = self._files_request(source.id, target, label, snapshot)
-            return replace(request, overwrites_files=files == OVERWRITE)
+            return replace(request, ref=label if is_own else checkpoint.id, overwrites_files=files == OVERWRITE)
 
         return self.context.read(create_request)
 

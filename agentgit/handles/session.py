@@ -275,23 +275,31 @@ class Session(SessionReader):
         return self._rollbacks.report(self._rollbacks.run(to, branch, options), has_new_branch=conversation)
 
     def undo(
-        self, steps: int = 1, *, branch: BranchRef = None, force: bool = False, plan: ConfirmedPlan = None
+        self,
+        steps: int = 1,
+        *,
+        branch: BranchRef = None,
+        files: FilesOption = True,
+        force: bool = False,
+        plan: ConfirmedPlan = None,
     ) -> RollbackReport:
         """Roll back to the newest checkpoint that differs from the current point of a branch.
 
         Args:
             steps: The number of such checkpoints to go back, at least 1.
             branch: The branch to leave; None is the current one.
+            files: See `rollback`.
             force: See `rollback`.
             plan: See `rollback`.
 
         Raises:
             NotFound: There are not that many.
             InvalidInput: `steps` is less than 1.
-            PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As for `rollback`.
+            PlanChanged, RollbackBlocked, WorkspaceChanged, Unavailable, RollbackIncomplete, Conflict: As for
+                `rollback`.
         """
         source_id, to = self._rollbacks.find_previous(branch, steps)
-        return self.rollback(to, branch=source_id, force=force, plan=plan)
+        return self.rollback(to, branch=source_id, files=files, force=force, plan=plan)
 
     def redo(self, *, branch: BranchRef = None, force: bool = False, plan: ConfirmedPlan = None) -> RollbackReport:
         """Undo the last rollback: return to the branch that it left, and run the reversed calls again.

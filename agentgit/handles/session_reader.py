@@ -273,10 +273,10 @@ class SessionReader:
         options = RollbackOptions(tools=tools, files=files, conversation=conversation, replay=replay)
         return self._rollbacks.plan(to, branch, options)
 
-    def plan_undo(self, steps: int = 1, *, branch: BranchRef = None) -> RollbackPlan:
+    def plan_undo(self, steps: int = 1, *, branch: BranchRef = None, files: FilesOption = True) -> RollbackPlan:
         """Return what `undo` would do, without doing anything."""
         source_id, to = self._rollbacks.find_previous(branch, steps, VIEWER)
-        return self.plan_rollback(to, branch=source_id)
+        return self.plan_rollback(to, branch=source_id, files=files)
 
     def plan_redo(self, *, branch: BranchRef = None) -> RollbackPlan:
         """Return what `redo` would do, without doing anything."""

@@ -106,13 +106,8 @@ class RollbackEngine:
         self, session_id: int, snapshot: SnapshotRef | None, request: Request | SwitchRequest
     ) -> FileChanges | None:
         """Return what restoring the files would do, and check that nothing is in its way."""
-        instead = Next("no_files")
-        if isinstance(request, SwitchRequest):
-            instead = Next("switch_ignore", branch=request.branch.name)
         try:
-            return self.files.require_safe_restore(
-                session_id, snapshot, instead, overwrites=request.overwrites_files, force=request.force
-            )
+            return self.files.require_safe_restore(session_id, snapshot, request)
         except WorkspaceChanged:
             with self.store.database.reading() as connection:
                 require_nothing_running(self.store, connection, session_id)

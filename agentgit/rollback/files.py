@@ -27,6 +27,7 @@ from agentgit.effects.registry import Registry
 from agentgit.errors import AgentGitError, NotFound, Unavailable, WorkspaceChanged
 from agentgit.next_steps import Next
 from agentgit.rollback.file_history import FileHistory, FileState
+from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
@@ -138,7 +139,7 @@ class RollbackFiles:
         return FileHistory(states, PERSON if is_known else UNKNOWN, overwrites=overwrites)
 
     def require_safe_restore(
-        self, session_id: int, snapshot: SnapshotRef | None, instead: Next, *, overwrites: bool, force: bool
+        self, session_id: int, snapshot: SnapshotRef | None, request: Request | SwitchRequest
     ) -> FileChanges | None:
         """Check that the files can be restored and, unless forced, that nothing is in conflict; return the changes."""
         if snapshot is None:
@@ -146,19 +147,18 @@ class RollbackFiles:
         try:
             adapter = self._adapter(session_id, snapshot)
             adapter.require_restorable(snapshot)
-            changes = self.plan(session_id, snapshot, overwrites=overwrites)
+            changes = self.plan(session_id, snapshot, overwrites=request.overwrites_files)
             if changes is not None and changes.problem:
                 raise Unavailable(changes.problem)
         except AgentGitError as error:
             text = f"Nothing was done. The files cannot be restored: {error.message.rstrip('.')}."
-            raise Unavailable(text, *error.next, instead) from error
-        if changes is not None and changes.conflicts and not force:
+            raise Unavailable(text, *error.next, *request.without_files) from error
+        if changes is not None and changes.conflicts and not request.force:
             paths = ", ".join(map(escape_path, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
             raise WorkspaceChanged(
                 f"Nothing was done. In {changes.workspace}, both a turn and somebody else have changed {paths} (or a "
                 "turn that was killed has).",
-                Next("force_files"),
-                Next("overwrite_files"),
+                *request.over_conflicts,
             )
         return changes
 

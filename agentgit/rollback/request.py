@@ -9,6 +9,7 @@ from agentgit.effects import RollbackPlan
 from agentgit.effects.files import SnapshotRef
 from agentgit.effects.plan import EXECUTE, RECORD, REPLAY_MODES, ROLLBACK, TOOLS_MODES, WORLD_ONLY
 from agentgit.errors import InvalidInput
+from agentgit.next_steps import Next, Verb
 from agentgit.store.records.sessions import StoredRow
 
 ON_ERROR = ("stop", "continue")
@@ -56,6 +57,8 @@ class Request(RollbackOptions):
     source_id: int
     target: StoredRow
     label: str
+    ref: str | int | None = None
+    """The reference by which another call can name the target; None if none can."""
     overwrites_files: bool = False
 
     def __post_init__(self) -> None:
@@ -76,7 +79,7 @@ class Request(RollbackOptions):
             )
 
     def _require_world_only(self) -> None:
-        if self.tools == "keep" and not self.files:
+        if self._is_of_files and not self.files:
             raise InvalidInput(
                 "Nothing would be rolled back: conversation, tools and files are all off. Leave one of them on."
             )
@@ -89,6 +92,23 @@ class Request(RollbackOptions):
     def kind(self) -> str:
         """The kind of the plan."""
         return ROLLBACK if self.conversation else WORLD_ONLY
+
+    @property
+    def over_conflicts(self) -> list[Next]:
+        """The next steps where files are in conflict."""
+        verb: Verb = "rewind_files" if self._is_of_files else "overwrite_files"
+        return [Next("force_files"), *([Next(verb, checkpoint=self.ref)] if self.ref is not None else [])]
+
+    @property
+    def without_files(self) -> list[Next]:
+        """The next steps where the files cannot be restored."""
+        if self._is_of_files:
+            return [Next("rewind_other")]
+        return [Next("no_files", checkpoint=self.ref)] if self.ref is not None else []
+
+    @property
+    def _is_of_files(self) -> bool:
+        return not self.conversation and self.tools == "keep"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +135,16 @@ class SwitchRequest:
             )
         require_one_of("on_error", self.on_error, ON_ERROR)
         require_one_of("on_drift", self.on_drift, ON_ERROR)
+
+    @property
+    def over_conflicts(self) -> list[Next]:
+        """The next steps where files are in conflict."""
+        return [Next("force_files")]
+
+    @property
+    def without_files(self) -> list[Next]:
+        """The next steps where the files cannot be restored."""
+        return [Next("switch_ignore", branch=self.branch.name)]
 
 
 def require_one_of(name: str, value: Any, modes: tuple[str | bool, ...]) -> None:

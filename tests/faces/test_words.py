@@ -387,6 +387,11 @@ async def test_the_tools_that_a_step_names_exist(repo):
     tools = await offered(repo)
     named = {name for thing in things("mcp").values() for name in re.findall(r"`(\w+)`", thing)}
     assert {"resume", "switch", "fork"} <= named <= set(tools)
+    for thing in things("mcp").values():
+        for name, given in re.findall(r"`(\w+)` with (.*)", thing):
+            assert {part.split("=")[0].split()[0] for part in given.split(" and ")} <= set(
+                tools[name].inputSchema["properties"]
+            ), thing
 
 
 def test_the_calls_that_a_step_names_exist_in_python(repo):

@@ -1,0 +1,154 @@
+"""Where files stand in the way, each face names what can be done instead, and that can be done there."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import shlex
+import shutil
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import backend
+import pytest
+from chats import chatting
+from command_line import run
+from file_tools import desk, home
+from langchain_core.messages import HumanMessage
+from notebook_shells import ipython, magic, restart
+from stubborn_tools import WORDS_OF, Face, Next
+
+import agentgit
+from agentgit import AgentGitError, Unavailable, Workspace, WorkspaceChanged
+
+__all__ = ["desk", "home", "ipython"]  # fixtures
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+
+POINT = "main-2#1"
+
+VERBS: dict[str, tuple[Callable[..., Any], str]] = {
+    "rollback": (lambda agent, **more: agent.rollback(POINT, **more), f"rollback {POINT} --yes"),
+    "undo": (lambda agent, **more: agent.undo(**more), "undo --yes"),
+    "redo": (lambda agent, **more: agent.redo(**more), "redo --yes"),
+    "switch": (lambda agent, **more: agent.switch("main", "world", **more), "switch main --sync world --yes"),
+    "rewind_files": (lambda agent, **more: agent.rewind_files(POINT, **more), f"rewind-files {POINT} --yes"),
+    "edit": (lambda agent, **more: agent.edit("asked", "hello", **more), ""),
+    "aundo": (lambda agent, **more: asyncio.run(agent.aundo(**more)), ""),
+    "session": (lambda agent, **more: agent.session.undo(**more), ""),
+    "the world": (lambda agent, **more: agent.rollback(POINT, conversation=False, **more), ""),
+    "the files": (lambda agent, **more: agent.rollback(POINT, conversation=False, tools="keep", **more), ""),
+}
+"""What restores files: as a call in Python, and as a command."""
+
+CAUSES = {"a conflict": WorkspaceChanged, "no snapshots": Unavailable}
+
+CHOICES = {"force_files", "no_files", "overwrite_files", "rewind_files", "rewind_other", "switch_ignore"}
+
+
+@pytest.fixture
+def agent(repo, desk):
+    """Create an agent on a branch that a rollback created, with a turn on each."""
+    agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
+    agent.run("write a.txt one")
+    start = agent.checkpoint("start")
+    agent.run("write a.txt two")
+    agent = agent.rollback(start)
+    agent.invoke({"messages": [HumanMessage("write a.txt three", id="asked")]})
+    return agent
+
+
+def prevent(desk: Any, cause: str) -> None:
+    if cause == "a conflict":
+        (desk.root / "a.txt").write_text("mine")
+    else:
+        shutil.rmtree(Path(Workspace(desk.root).storage_dir) / "git" / "objects" / "pack")
+
+
+def ways(error: AgentGitError, face: Face) -> list[tuple[Next, str]]:
+    """Return the choices that an error names, and by what a face makes each."""
+    found = [step for step in error.next if step.verb in CHOICES]
+    assert found
+    return [(step, step.worded(face).removesuffix(f" {WORDS_OF[step.verb]['does']}")) for step in found]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_a_call_names_can_be_called(agent, desk, verb, cause, number):
+    call, _ = VERBS[verb]
+    prevent(desk, cause)
+    with pytest.raises(CAUSES[cause]) as refused:
+        call(agent)
+    found = ways(refused.value, "python")
+    if number == len(found):
+        return
+    step, thing = found[number]
+    names = {"agent": agent, "session": agent.session, "REF": POINT}
+    follow = eval if "(" in thing else lambda options, _: call(agent, **eval(f"dict({options})"))  # noqa: S307
+    if step.verb == "rewind_other":  # no other point has its files either
+        with pytest.raises(Unavailable):
+            follow(thing, names)
+    else:
+        follow(thing, names)
+
+
+def test_a_redo_of_restored_files_names_what_it_has(agent, desk):
+    agent.rewind_files("start")
+    prevent(desk, "a conflict")
+    with pytest.raises(WorkspaceChanged) as refused:
+        agent.redo()
+    assert refused.value.next == (Next("force_files"),)
+    agent.redo(force=True)
+    assert desk.files == {"a.txt": "mine"}
+
+
+def commands(face: Face, repo: agentgit.Repository, agent: Any, shell: Any) -> Callable[[str], str]:
+    """Return a function that runs a command on a face, and returns the error that it shows."""
+    if face == "cli":
+        return lambda words: run("--db", backend.address(repo), *shlex.split(words)).err
+    if face == "notebook":
+        restart(shell, agent=agent)
+        return lambda words: _error_of(lambda: magic(shell, words))
+    return lambda words: _in_chat(repo, agent, words)
+
+
+def _error_of(act: Callable[[], object]) -> str:
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001  # any is shown
+        return f"error: {error}"
+    return ""
+
+
+def _in_chat(repo: agentgit.Repository, agent: Any, words: str) -> str:
+    shown = io.StringIO()
+    with chatting(repo, agent) as chat, redirect_stdout(io.StringIO()), redirect_stderr(shown):
+        chat.handle_line(f"/{words}")
+    return shown.getvalue()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("verb", [verb for verb, (_, command) in VERBS.items() if command])
+@pytest.mark.parametrize("face", ["cli", "chat", "notebook"])
+def test_what_a_command_names_can_be_run(repo, agent, desk, ipython, face, verb, cause, number):
+    call, command = VERBS[verb]
+    prevent(desk, cause)
+    with pytest.raises(CAUSES[cause]) as refused:
+        call(agent)
+    tell, found = commands(face, repo, agent, ipython), ways(refused.value, face)
+    said = tell(command)
+    for step, _ in found:
+        assert f"{step.worded(face)}." in said
+    if number == len(found):
+        return
+    step, thing = found[number]
+    words = f"{command} {thing}" if thing.startswith("--") else thing.lstrip("/%").removeprefix("agentgit ")
+    error = tell(words.replace("REF", POINT) + ("" if "--yes" in words or " switch " in f" {words}" else " --yes"))
+    if step.verb == "rewind_other":
+        assert "cannot be restored" in error
+    else:
+        assert "error" not in error
