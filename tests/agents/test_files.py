@@ -175,7 +175,9 @@ def test_a_custom_environment_rolls_back_with_the_conversation(repo, desk):
     other = agent.fork()
     counter.value = 7
     other.run("hello")
-    with pytest.raises(WorldDiverged):
+    with pytest.raises(
+        WorldDiverged, match=rf"nothing was run: perhaps files in {re.escape(str(desk.root))}\. agent\."
+    ):
         agent.run("hello again")
     agent = agent.switch("main", sync="world")
     assert counter.value == 0

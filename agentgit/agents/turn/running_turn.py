@@ -62,7 +62,9 @@ class RunningTurn:
         if plan is not None:
             changes = [str(step) for step in plan.steps if step.action != KEEP]
             if plan.files is not None:
-                changes.append(plan.files.problem or ", ".join(escape_path(c.path) for c in plan.files.changes[:5]))
+                paths = ", ".join(escape_path(change.path) for change in plan.files.changes[:5])
+                unknown = f"perhaps files in {plan.files.workspace}"  # only its own environment can compare them
+                changes.append(plan.files.problem or paths or unknown)
             raise WorldDiverged(
                 f"The world has changed since branch {branch.name} last ran, so nothing was run: {'; '.join(changes)}.",
                 Next("switch_world", branch=branch.name),
