@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from container_engines import BASE, HARDENED, opened
 
 from agentgit import Environment, Workspace
 from agentgit.errors import InvalidInput, NotFound, Unavailable
+from agentgit.workspace import container
 from agentgit.workspace.container import ContainerEnvironment
 
 
@@ -49,6 +52,15 @@ ln -s nowhere dangling; printf x > 'a b'; printf x > "$(printf 'caf\351')"; prin
 """
 
 LOOK = """cd /work; for f in *; do stat -c '%F %a %s' "$f"; readlink "$f"; done; cat crlf binary secret run.sh; true"""
+
+
+def test_the_example_of_the_page_runs(engine, box, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "files.md").read_text()
+    (example,) = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    more = {"options": HARDENED, "engine": engine.words}
+    monkeypatch.setattr(container, "ContainerEnvironment", lambda _, **options: ContainerEnvironment("box", **more))
+    exec(example.replace("...", "engine.sh('box', 'echo new > /new')"), {"engine": engine})  # noqa: S102  # our own page
+    assert "new" not in engine.sh("box", "ls /").split()
 
 
 def test_a_restored_container_has_the_files_of_its_snapshot(engine, box):
