@@ -214,7 +214,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         "confirms what would be done now",
         "plan=error.plan",
         "The same command",
-        page="The page of the plan",
+        page="The button under “Back to the plan”",
         mcp="Its new identity",
     ),
     "continue_exploration": _words(

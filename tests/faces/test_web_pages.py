@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 import backend
@@ -31,6 +32,9 @@ def test_a_form_runs_only_the_plan_that_was_shown(ada, repo, tmp_path):
     stale = ada.post(page, f"{at}/rollback", 409, force="true")
     assert "the confirmed plan is not what would be done now" in stale.text
     assert "create_order" in stale.text
+    assert "The button under “Back to the plan” confirms what would be done now." in stale.text
+    (back,) = re.findall('href="([^"]+)">Back to the plan', stale.text)
+    assert "Blocked by 1 call (send_mail)" in ada.get(html.unescape(back)).text
     assert len(repo.session("support-42").branches()) == 2
     page = ada.get(f"{at}/rollback?to=before%20the%20mail")
     blocked = ada.post(page, f"{at}/rollback", 409)
@@ -79,6 +83,25 @@ def test_a_call_that_may_have_run_again_is_resolved_on_the_page_of_its_redo(ada,
     page = ada.post(page, page.url.path + "/resume")
     assert "Switch done" in page.text
     assert repo.session("till").operations()[0].status == "done"
+
+
+def test_a_stale_plan_has_the_controls_that_its_steps_name(ada, repo):
+    @tool
+    def charge(euros: int) -> None:
+        """Charge a card."""
+        raise ConnectionError
+
+    graph = tool_node_graph(scripted("hm", call("charge", euros=5), call("charge", euros=6)), [charge])
+    agent = repo.wrap(graph, "till", effects={"charge": "irreversible"})
+    agent.run("hello")
+    for _ in range(2):
+        page = ada.get(f"/sessions/{agent.session.id}/rollback?to=main%231")
+        with pytest.raises(ConnectionError):
+            agent.run("charge")
+    stale = ada.post(page, page.url.path, 409, force="true")
+    controls = [button for button in ("It happened", "It did not happen") if f"“{button}”" in stale.text]
+    assert controls
+    assert all(f">{button}</button>" in stale.text for button in controls)
 
 
 @pytest.mark.long
@@ -167,7 +190,7 @@ def test_pages_show_only_the_forms_that_the_role_allows(ada, repo):
             bob.get(f"{at}{to}").text for to in (f"/checkpoints/{point.id}", "/rollback?to=main%231", "?branch=main")
         )
         assert (f'action="{at}/tags"' in page) is offered
-        assert (f'action="{at}/rollback" class="stack"' in plan) is offered
+        assert (f'method="post" action="{at}/rollback?' in plan) is offered
         assert (f'href="{at}/switch?' in tree) is offered
         assert ("Your role here is viewer" in page and "Your role here is viewer" in plan) is not offered
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 import httpx
@@ -30,7 +31,7 @@ class Visitor:
 
     def post(self, page: httpx.Response, action: str, expect: int = 200, **fields: str) -> httpx.Response:
         """Submit the form of a page with its hidden fields and other fields, and follow the redirect."""
-        answer = self.client.post(action, data=fields_of(page, action) | fields)
+        answer = self.client.post(html.unescape(form_of(page, action)[1]), data=fields_of(page, action) | fields)
         assert answer.status_code == expect, answer.text
         return answer
 
@@ -48,9 +49,13 @@ def sign_in(client: httpx.Client, key: str, headers: dict[str, str] | None = Non
 
 def fields_of(page: httpx.Response, action: str | None = None) -> dict[str, str]:
     """Return the hidden fields of the first form of a page with an action; None is the path of the page."""
-    action = re.escape(action or page.url.path)
-    form = re.search(rf'<form[^>]*method="post"[^>]*action="{action}"[^>]*>(.*?)</form>', page.text, re.S)
-    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form[1]))
+    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form_of(page, action)[2]))
+
+
+def form_of(page: httpx.Response, action: str | None = None) -> re.Match[str]:
+    """Return the first form of a page with an action: its whole address, which may have a query, and its content."""
+    address = rf'action="({re.escape(action or page.url.path)}(?:\?[^"]*)?)"'
+    return re.search(rf'<form[^>]*method="post"[^>]*{address}[^>]*>(.*?)</form>', page.text, re.S)
 
 
 @pytest.fixture

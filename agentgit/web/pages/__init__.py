@@ -69,7 +69,10 @@ def _render_problem(
         visitor = visitor_of(request)
     except AgentGitError:
         visitor = None
-    status = int(str(details["status"]))
-    page = render_page(request, "problem", {"problem": details, "plan": plan, "visitor": visitor}, status=status)
+    status, path = int(str(details["status"])), request.url.path.removeprefix(request.scope.get("root_path", ""))
+    # The form of a plan is sent to the address of its page.
+    back = f"{path}?{request.url.query}" if request.method == "POST" and request.url.query else None
+    context = {"problem": details, "plan": plan, "back": back, "visitor": visitor}
+    page = render_page(request, "problem", context, status=status)
     page.headers.update(headers or {})
     return page
