@@ -235,6 +235,13 @@ class BranchContext:
                 head=row.head_id,
             )
 
+    def read_anew(self) -> None:
+        """Read the branch after a turn whose end is not known here."""
+        with self.store.database.reading() as connection:
+            head = read_branch_head(self.store, connection, self.branch_id)
+        self.seen_checkpoint_id, self.interrupted_heads = head.checkpoint_id, (head.row.head_id,)
+        self.end_checkpoint_id = self.interrupted_turn = None
+
     def messages(self, connection: Connection, checkpoint: GraphCheckpoint | None) -> list[BaseMessage]:
         """Read the conversation of a graph checkpoint, oldest first."""
         if checkpoint is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any, Literal, NamedTuple, Self, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -117,7 +117,11 @@ class BranchRunner(TurnRunner):
         Raises:
             Conflict: Somebody else runs this branch, or has moved it since this agent last saw it.
         """
-        with self._turn_context(input, config, kwargs) as (value, run_config), self._running():
+        with (
+            ExitStack() as resources,
+            self._turn_context(resources, input, config, kwargs) as (value, run_config),
+            self._running(),
+        ):
             return self._instrumented_graph.invoke(value, run_config, **self._durable_options(kwargs))
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
@@ -128,7 +132,7 @@ class BranchRunner(TurnRunner):
         self, input: Any, config: RunnableConfig | None, options: Options, markers: Mapping[str, Any] = NO_OPTIONS
     ) -> Iterator[Any]:
         """Run one turn and yield its chunks."""
-        with self._turn_context(input, config, options) as (value, run_config):
+        with ExitStack() as resources, self._turn_context(resources, input, config, options) as (value, run_config):
             run_config["configurable"] |= with_recorded_store(markers, self._recorded_store)
             turn = self._turn
             chunks = self._instrumented_graph.stream(value, run_config, **self._durable_options(options))
@@ -276,7 +280,11 @@ class BranchRunner(TurnRunner):
     ) -> RunnableConfig:
         """Update the state in several steps, as the graph's `bulk_update_state`."""
         nodes = {update[1] for step in supersteps for update in step}
-        with self._turn_context(inputs.UPDATE, config) as (_, run_config), self._running():
+        with (
+            ExitStack() as resources,
+            self._turn_context(resources, inputs.UPDATE, config) as (_, run_config),
+            self._running(),
+        ):
             if len(nodes) == 1 and None not in nodes:
                 run_config = merge_configs(run_config, {"metadata": {AS_NODE: nodes.pop()}})
             return self._instrumented_graph.bulk_update_state(run_config, supersteps)

@@ -6,7 +6,7 @@ import asyncio
 import copy
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from threading import get_ident
@@ -38,6 +38,7 @@ from agentgit.next_steps import Next
 from agentgit.rollback.request import RollbackOptions
 from agentgit.saver.config import RESTORE_POINT
 from agentgit.store.queries.graph_points import BranchHead
+from agentgit.store.sql.process import is_interrupt
 from agentgit.tracing import NO_SPAN, TracedSpan, turn_span
 
 Options = Mapping[str, Any]
@@ -200,14 +201,19 @@ class TurnRunner(DescribedGraph):
         )
 
     def _begin(
-        self, value: Any, config: RunnableConfig | None, span: TracedSpan = NO_SPAN, options: Options = NO_OPTIONS
+        self,
+        resources: ExitStack,
+        value: Any,
+        config: RunnableConfig | None,
+        span: TracedSpan = NO_SPAN,
+        options: Options = NO_OPTIONS,
     ) -> tuple[Turn, RunnableConfig]:
         """Begin a turn: acquire the branch, and build the config that records the turn."""
         with span.current():
-            return self._start_turn(value, config, span, options)
+            return self._start_turn(resources, value, config, span, options)
 
     def _start_turn(
-        self, value: Any, config: RunnableConfig | None, span: TracedSpan, options: Options
+        self, resources: ExitStack, value: Any, config: RunnableConfig | None, span: TracedSpan, options: Options
     ) -> tuple[Turn, RunnableConfig]:
         require_not_nested(config)
         self._branch.store.database.require_open()  # before the files are read
@@ -225,6 +231,8 @@ class TurnRunner(DescribedGraph):
             span,
             saves_each_step=saves_each_step,
         )
+        resources.push(partial(self._leave, turn))
+        resources.enter_context(turn.resources)
         interrupted_turn = self._branch.interrupted_turn
         if interrupted_turn is not None and not turn.turn_input.is_new:
             turn.requested_checkpoints = interrupted_turn.requested_checkpoints
@@ -237,7 +245,7 @@ class TurnRunner(DescribedGraph):
             if target is None:
                 raise Conflict(error.message, *error.next) from None
             self._move_to(rollbacks.run(target, self.branch_id, RollbackOptions()))
-            return self._start_turn(value, config, span, options)
+            return self._start_turn(resources, value, config, span, options)
         self._turn = self._branch.saver.turn = turn
         if turn.replayed_ids:
             run_config["configurable"].update(checkpoint_id=turn.replayed_ids[""], checkpoint_map=turn.replayed_ids)
@@ -305,10 +313,7 @@ class TurnRunner(DescribedGraph):
             self._branch.end_checkpoint_id = turn.end_checkpoint_id
             self._branch.interrupted_heads = () if completed else (turn.head_id,)
         finally:
-            self._turn = None
-            if self._branch.saver.turn is turn:
-                self._branch.saver.turn = None
-            self._is_ending = False
+            self._forget(turn)
         # If a tool waits for an answer, the requests of the others are done when the answered turn has ended.
         self._branch.interrupted_turn = turn if completed and not turn.is_settled else None
         if completed and turn.is_settled and turn.after_turn is not None:
@@ -318,13 +323,30 @@ class TurnRunner(DescribedGraph):
             except AgentGitError as error:  # the turn itself succeeded, and its answer must not be lost
                 self.rollback_error = error
 
+    def _forget(self, turn: Turn) -> None:
+        """Forget a turn that no longer holds the branch."""
+        self._turn = None
+        if self._branch.saver.turn is turn:
+            self._branch.saver.turn = None
+        self._is_ending = False
+
+    def _leave(self, turn: Turn, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Forget a turn that was interrupted, perhaps as it ended: then it is not known here how it has ended."""
+        if is_interrupt(error) and (self._turn is turn or turn.has_ended):
+            self._forget(turn)
+            with suppress(AgentGitError):  # the next turn finds what is wrong
+                self._branch.read_anew()
+
     @contextmanager
     def _turn_context(
-        self, value: Any, config: RunnableConfig | None, options: Options = NO_OPTIONS
+        self, resources: ExitStack, value: Any, config: RunnableConfig | None, options: Options = NO_OPTIONS
     ) -> Iterator[tuple[Any, RunnableConfig]]:
-        """Hold the branch for one turn, and yield the input and the config to run the graph with."""
+        """Hold the branch for one turn, and yield the input and the config to run the graph with.
+
+        The caller opens the resources around it, because Ctrl-C may come before this ends the turn.
+        """
         with self._start_span() as span:
-            turn, run_config = self._begin(value, config, span, options)
+            turn, run_config = self._begin(resources, value, config, span, options)
             is_completed = False
             try:
                 yield turn.turn_input.value, run_config
@@ -346,7 +368,7 @@ class TurnRunner(DescribedGraph):
 
         def begin() -> None:
             try:
-                begun.set_result(self._begin(value, config, span, options))
+                begun.set_result(self._begin(ExitStack(), value, config, span, options))
             except BaseException as error:  # noqa: BLE001  # the task that awaits the turn raises it
                 begun.set_exception(error)
 

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
 from sqlalchemy import Connection
 
 from agentgit.effects import invocation
 from agentgit.errors import Conflict
 from agentgit.sessions.session import PARTIAL
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.process import beyond_ctrl_c, is_interrupt
 from agentgit.store.store import Store
 from agentgit.values import as_object
+
+
+@contextmanager
+def owning(store: Store, session_id: int) -> Iterator[str]:
+    """Yield a name for one piece of work in a session, which may take branches and operations until the block ends.
+
+    What it still holds when it is interrupted is given back at once: to other processes it would seem alive for as long
+    as this process lives.
+    """
+    try:
+        with store.register_owner() as owner:
+            yield owner
+    except BaseException as error:
+        if is_interrupt(error):
+            beyond_ctrl_c(partial(recover_all_abandoned, store, session_id))
+        raise
 
 
 def recover_abandoned(store: Store, connection: Connection, session_id: int) -> list[int]:

@@ -18,7 +18,7 @@ from agentgit.effects.invocation import DECISIONS, REDO, SIMULATED
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
 from agentgit.next_steps import Next, Reason
-from agentgit.rollback.crash_recovery import require_nothing_running
+from agentgit.rollback.crash_recovery import owning, require_nothing_running
 from agentgit.rollback.executor import Executor, RerunTrack
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.finish import Finisher
@@ -128,7 +128,7 @@ class RollbackEngine:
         snapshot = self._snapshot_to_restore(request)
         files = self._plan_files(request.target.external_session_id, snapshot, request)
         found = self.files.take_found(request.target.external_session_id, snapshot)
-        with self.store.register_owner() as owner:
+        with owning(self.store, request.target.external_session_id) as owner:
             operation_id, is_new = self._precheck_and_record(
                 lambda c, refusals: self.planner.plan_request(c, request, refusals),
                 lambda answers, c: self.starter.record_rollback(c, request, owner, answers, snapshot, files, found),
@@ -151,7 +151,7 @@ class RollbackEngine:
         snapshot = self.files.of_branch(request.branch) if request.sync == "world" else None
         files = self._plan_files(request.branch.external_session_id, snapshot, request)
         found = self.files.take_found(request.branch.external_session_id, snapshot)
-        with self.store.register_owner() as owner:
+        with owning(self.store, request.branch.external_session_id) as owner:
             operation_id = self._precheck_and_record(
                 lambda c, refusals: self._plan_switch_to(c, request.branch.id, refusals),
                 lambda answers, c: self.starter.record_switch(c, request, owner, answers, snapshot, files, found),
@@ -175,7 +175,9 @@ class RollbackEngine:
         return self.read_report(operation_id)
 
     def _resume(self, operation_id: int, *, force: bool) -> None:
-        with self.store.register_owner() as owner:
+        with self.store.database.reading() as connection:
+            session_id = self.resumption.load_operation(connection, operation_id).external_session_id
+        with owning(self.store, session_id) as owner:
             row = self.store.database.write(lambda c: self.resumption.take_over(c, operation_id, owner), durable=True)
             if row is not None:
                 self.verification.verify_unsettled_calls(row.external_session_id)

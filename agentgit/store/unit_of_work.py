@@ -20,7 +20,7 @@ import atexit
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from math import inf
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar, cast
@@ -217,8 +217,22 @@ class UnitOfWork:
         return cast(T, self._write_with(work, durable=durable, closing=closing))
 
     def _write_with(self, work: Callable[[Connection], T] | None, *, durable: bool, closing: bool) -> T | None:
+        draining = self._draining(closing=closing)
+        try:
+            return self._write_drained(draining, work, durable=durable, closing=closing)
+        finally:
+            draining.gen.close()  # Ctrl-C between a generator and its `with` leaves it as it is
+
+    def _write_drained(
+        self,
+        draining: AbstractContextManager[_Waiting],
+        work: Callable[[Connection], T] | None,
+        *,
+        durable: bool,
+        closing: bool,
+    ) -> T | None:
         session_id = self._branch.external_session_id
-        with self._draining(closing=closing) as waiting:
+        with draining as waiting:
             if self._is_taken_over:
                 self._write_outcomes_alone(waiting)
                 raise TakenOver
@@ -233,7 +247,10 @@ class UnitOfWork:
                 if closing:  # the end of a turn checks the hold itself, when it releases the branch
                     self.read_session_meta = self._store.sessions.queue_touch(connection, session_id)
                     queue_names(connection, self._store.tenant_id, self._branch.id)
+                    if self._failures:  # it may have been committed, and the branch be somebody else's
+                        self._read_held(connection)
                 else:
+                    self._store.graphs.blobs.of(session_id).protect(connection)
                     self._read_held(connection)
                 self._newest = self._write(connection, waiting, newest_before)  # `work` may ask for it
                 return work(connection) if work is not None else None
@@ -400,8 +417,7 @@ class _Flusher:
     """The threads of a process that write what has waited long enough. They start when they are first needed."""
 
     def __init__(self) -> None:
-        lock = threading.RLock()
-        self._condition, self._written = threading.Condition(lock), threading.Condition(lock)
+        self._create_conditions()
         self._due: dict[UnitOfWork, float] = {}
         self._writing: dict[UnitOfWork, float] = {}
         """The units that are being written, each with the time when that began."""
@@ -411,9 +427,14 @@ class _Flusher:
         process.register_for_fork(self)
         atexit.register(self.flush_all)
 
+    def _create_conditions(self) -> None:
+        self._lock = threading.RLock()
+        """Entered instead of a condition, between whose own `__enter__` and its block Ctrl-C may come."""
+        self._condition, self._written = threading.Condition(self._lock), threading.Condition(self._lock)
+
     def flush_all(self) -> None:
         """Write everything that waits now, as far as that takes no longer than `EXIT_SECONDS`."""
-        with self._condition:
+        with self._lock:
             waiting = {*self._due, *self._writing}
             self._due = dict.fromkeys(self._due, 0.0)
             self._wake_thread()
@@ -434,7 +455,7 @@ class _Flusher:
 
     def schedule(self, unit: UnitOfWork, seconds: float = FLUSH_SECONDS) -> None:
         """Flush a unit of work after some seconds, unless it is scheduled already."""
-        with self._condition:
+        with self._lock:
             if self._due.get(unit, inf) <= monotonic() + seconds:
                 return
             self._due[unit] = monotonic() + seconds
@@ -465,22 +486,21 @@ class _Flusher:
 
     def after_fork(self) -> None:
         """Begin without threads and without work, which stay with the parent."""
-        lock = threading.RLock()
-        self._condition, self._written = threading.Condition(lock), threading.Condition(lock)
+        self._create_conditions()
         self._due, self._writing, self._threads, self._idle = {}, {}, 0, {}
 
     def _run(self) -> None:
         while True:
             unit = self._wait_for_due()
             unit.flush_in_background()
-            with self._condition:
+            with self._lock:
                 self._writing.pop(unit, None)
                 self._written.notify_all()
             del unit  # a thread without work must not keep a turn in memory
 
     def _wait_for_due(self) -> UnitOfWork:
         thread = threading.current_thread()
-        with self._condition:
+        with self._lock:
             while (seconds := (at := self._next_time()) - monotonic()) > 0:
                 self._idle[thread] = at
                 self._condition.wait(seconds if at < inf else None)

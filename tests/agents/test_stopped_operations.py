@@ -117,7 +117,7 @@ def test_an_interrupted_call_of_a_dead_turn_stops_other_branches(repo, world, ha
 
 def test_recover_releases_a_rollback_of_another_machine(agent, hands, repo, world):
     """A rollback whose process cannot be checked is resumed only after a person calls recover."""
-    with faults.on_another_machine():
+    with faults.on_another_machine(), faults.setting(points.GIVE_BACK, lambda *_: None):  # as if it had died
         stopped(lambda: agent.rollback("before", name="back"), hands, "sofa", KeyboardInterrupt)
     operation = repo.session("s").operations()[0]
     with pytest.raises(Conflict, match="is in progress"):

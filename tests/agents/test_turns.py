@@ -10,6 +10,8 @@ from contextlib import suppress
 from functools import partial
 
 import backend
+import faults
+import points
 import pytest
 from langchain_core.tools import tool
 from scripted import World, obedient, say, tool_node_graph
@@ -53,6 +55,46 @@ async def test_a_batch_with_return_exceptions_runs_every_turn(repo):
     assert kinds == again == [False, True, False]
     with pytest.raises(type(next(one for _, one in agent.batch_as_completed(wrong[1:], return_exceptions=True)))):
         list(agent.batch_as_completed(wrong))
+
+
+# -- turns that Ctrl-C breaks off as they begin or end
+
+
+def ctrl_c():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("broken_off", "place"),
+    [
+        (faults.before, points.FLUSH_WITH_WORK),
+        (faults.after, points.FLUSH_WITH_WORK),
+        (faults.before, points.END_TURN),
+        (faults.after, points.END_TURN),
+        (faults.after, points.BEGIN_TURN),
+    ],
+)
+def test_a_turn_that_is_broken_off_gives_its_branch_back(repo, work, broken_off, place):
+    """What it did is recorded as its own, so that it can be undone, and the next turn runs at once."""
+    agent = writing(repo, work)
+    agent.run("hm")
+    with faults.on_another_machine(), broken_off(place, ctrl_c, in_this_thread=True), pytest.raises(KeyboardInterrupt):
+        agent.run("note second")
+    has_run = place is not points.BEGIN_TURN
+    assert (work / "a.txt").read_text() == ("second" if has_run else "first")
+    assert (agent.run("hm"), writing(repo, work).run("hm")) == ("hm", "hm")
+    assert asked(agent) == ["hm", *["note second"][:has_run], "hm", "hm"]
+    assert agent.rollback("main#2").report.files.problem == ""
+    assert (work / "a.txt").read_text() == "first"
+
+
+def test_a_stream_that_is_broken_off_gives_its_branch_back(repo, world):
+    agent = wrapped(repo, world)
+    with faults.on_another_machine(), faults.before(points.END_TURN, ctrl_c), pytest.raises(KeyboardInterrupt):
+        list(agent.stream(INPUTS[0]))
+    assert agent.run("add table") == "done"
+    assert wrapped(repo, world).run("add lamp") == "done"
+    assert world.items == ["chair", "table", "lamp"]
 
 
 # -- abandoned streams

@@ -8,11 +8,16 @@ from itertools import count
 from traceback import format_exception
 
 import backend
+import faults
+import points
 import pytest
+from scripted import obeying
 from sqlalchemy import text
 
 from agentgit.store.database import Database
 from agentgit.store.sql.named_locks import NamedLocks
+from agentgit.store.sql.process import LeasedRow, Leases
+from agentgit.store.sql.tables import BRANCH
 from agentgit.workspace.catalog import Catalog, Folder, Index
 
 EVENTS = ("call", "c_return")
@@ -123,3 +128,62 @@ def test_an_interrupted_use_of_a_catalog_leaves_nothing_locked(tmp_path, use):
         assert catalog.get("b") == point
         catalog.set({"c": point})
     assert len(kept) > 10
+
+
+def test_an_interrupted_lease_does_not_stop_the_renewals():
+    def renewed():
+        leases.start_renewing("owner", row)
+        leases.stop_renewing("owner")
+
+    row = LeasedRow(BRANCH, 1, 1)
+    for point in count():
+        leases = Leases(lambda write: None)
+        error, is_reached = interrupted(renewed, point)
+        if not is_reached:
+            break
+        assert ends_in_thread(renewed), "".join(format_exception(error))
+        assert ends_in_thread(leases.close)
+    assert point > 20
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C in a finalizer
+@pytest.mark.parametrize("step", [997, pytest.param(61, marks=pytest.mark.long)])
+def test_a_turn_interrupted_anywhere_gives_its_branch_back(repo, world, tmp_path, step):
+    """The next turn runs at once, and the agent that was interrupted knows that nobody else has moved the branch."""
+    kept, answers = [], []
+    for point in count(1, step):
+        agent = obeying(repo, world, f"s{point}", workspace=tmp_path)
+        agent.run("add chair")
+        with faults.on_another_machine():  # for what runs outside of this block, whose owner seems alive
+            error, is_reached = interrupted(lambda: agent.run("add table"), point)  # noqa: B023  # it runs now
+        if not is_reached:
+            break
+        kept.append(error)
+
+        def run(agent=agent):
+            answers.append(agent.run("look"))
+
+        assert ends_in_thread(run), "".join(format_exception(error))
+        assert len(answers) == len(kept), "".join(format_exception(error))
+        assert obeying(repo, world, f"s{point}", workspace=tmp_path).run("add sofa") == "done"
+    assert point > 5000
+    del kept, error
+    gc.collect()
+    assert repo.maintenance.fsck().findings == ()
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_an_interrupted_rollback_gives_its_session_back(repo, world, is_resumed):
+    agent = obeying(repo, world)
+    agent.run("add chair")
+    operations = repo.session("s").operations
+    with faults.on_another_machine(), faults.interrupted(points.PUBLISH_OPERATION):
+        with pytest.raises(KeyboardInterrupt):
+            agent.undo()
+        if is_resumed:
+            with pytest.raises(KeyboardInterrupt):
+                repo.resume(operations()[0])
+    (operation,) = operations()
+    assert operation.status == "partial"
+    repo.resume(operation)
+    assert world.items == []

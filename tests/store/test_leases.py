@@ -183,3 +183,30 @@ def test_a_lease_too_short_to_be_renewed_is_refused(seconds):
     """A lease shorter than an ordinary pause is refused, because live runs would be taken over."""
     with pytest.raises(InvalidInput, match="lease_seconds"):
         process.Leases(lambda work: None, seconds)
+
+
+@on_postgresql
+def test_a_write_that_has_waited_for_a_takeover_is_refused(repo, world):
+    """Its first statement waits until the other run has the branch, and must not show the branch as it was before."""
+    agent, is_recovering, threads, answers = obeying(repo, world), threading.Event(), [], []
+
+    def wait_for_the_write():
+        is_recovering.set()
+        backend.wait_until_blocked(repo)
+
+    def take_over():
+        let_end(repo)
+        with faults.after(points.RECOVER_DEAD_TURN, wait_for_the_write):
+            answers.append(obeying(repo, world).run("add table"))
+
+    def meanwhile():
+        threads.append(threading.Thread(target=take_over))
+        threads[0].start()
+        assert is_recovering.wait(10)
+
+    world.then.append(meanwhile)
+    with pytest.raises(Conflict, match="taken over"):
+        agent.run("add chair")
+    threads[0].join()
+    assert answers == ["done"]
+    assert {call.args["item"]: call.status for call in agent.tool_track()} == {"chair": "done", "table": "done"}

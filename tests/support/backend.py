@@ -186,6 +186,14 @@ def wait_until_quiet(connection: Connection) -> None:
         time.sleep(0.01)
 
 
+def wait_until_blocked(repo) -> None:
+    """Wait until another connection to a PostgreSQL database waits for a lock."""
+    until = time.monotonic() + QUIET_SECONDS
+    while not _pids(address(repo), "SELECT pid", " AND wait_event_type = 'Lock'"):
+        assert time.monotonic() < until, "no connection waits for a lock"
+        time.sleep(0.01)
+
+
 def connections(address: str) -> list[int]:
     """Return the process ids of the connections to a PostgreSQL database; none on SQLite."""
     return _pids(address, "SELECT pid") if address.startswith("postgresql") else []

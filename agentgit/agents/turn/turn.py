@@ -6,6 +6,7 @@ beginning and its end are one transaction each, which may run twice: each attemp
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from agentgit.agents.turn.running_turn import RunningTurn
 from agentgit.effects.files import PERSON, UNKNOWN
 from agentgit.errors import AgentGitError, Conflict, Corrupt, Unavailable
 from agentgit.next_steps import Next
-from agentgit.rollback.crash_recovery import recover_abandoned
+from agentgit.rollback.crash_recovery import owning, recover_abandoned
 from agentgit.rollback.report import DELIVERED, note_for_model
 from agentgit.sessions.messages import has_late_result, text_of
 from agentgit.store.audit.trail import record_event
@@ -38,6 +39,7 @@ from agentgit.store.records.checkpoints import Label
 from agentgit.store.records.sessions import session_has_moved
 from agentgit.store.records.turn_state import TurnState, query_turn_state
 from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.process import beyond_ctrl_c, is_interrupt
 from agentgit.store.store import HeadState, checkpoint_state
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, NewCheckpoint, NewWrites
 from agentgit.store.threads.pending_writes import NO_WRITES
@@ -49,6 +51,8 @@ from agentgit.values import as_object
 class Turn(RunningTurn):
     """One run of the graph on a branch."""
 
+    resources: ExitStack = field(default_factory=ExitStack)
+    """What the turn holds until it ends."""
     saves_each_step: bool = False
 
     replayed_ids: Mapping[str, str] = field(init=False)
@@ -76,8 +80,7 @@ class Turn(RunningTurn):
     def begin(self) -> None:
         """Acquire the branch and begin the turn."""
         context, given = self.context, self.turn_input
-        self._resources = ExitStack()
-        owner = self._resources.enter_context(context.store.register_owner())
+        owner = self.resources.enter_context(owning(context.store, context.session_id))
         try:
             files = context.context.engine().files
             self.files = TurnFiles(context.store, context.settings.workspace, context.branch_id, files)
@@ -92,9 +95,10 @@ class Turn(RunningTurn):
             self._known_head = state.newest.checkpoint if not state.newest.has_writes else None
             self.recorder = Recorder(self, owner, next_batch, unfinished_batch)
             self.calls = self.recorder.calls
-            self._resources.enter_context(watching(self.calls))
+            self.resources.enter_context(watching(self.calls))
+            self.resources.push(self._end_interrupted)
         except BaseException:
-            self._resources.close()
+            self.resources.__exit__(*sys.exc_info())
             raise
 
     def _acquire(self, connection: Connection, owner: str) -> tuple[TurnState, str | None]:
@@ -215,24 +219,32 @@ class Turn(RunningTurn):
     def end(self, *, completed: bool) -> str | None:
         """Release the branch and return the newest graph checkpoint."""
         self.is_completed = completed
-        with self._resources:
-            self.has_ended = True
-            self.calls.end_spans()
-            self.files.take_snapshot("after a turn")
-            if (writes := self.recorder.model_calls.unsaved_writes()) is not None:
-                with suppress(Conflict):  # the end of the turn raises it
-                    self.unit_of_work.add(writes)
-            try:
-                latest_id, removed_count = self.unit_of_work.write(self._end, closing=True)
-            except Unavailable:
-                raise
-            except AgentGitError:
-                with self.context.store.database.reading() as connection:  # it may have been deleted
-                    self.context.store.sessions.load_row(connection, self.branch.external_session_id)
-                raise
-            if removed_count:
-                self.context.context.engine().files.release_unused()
-            return latest_id
+        with self.resources:
+            return self._finish()
+
+    def _end_interrupted(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """End the turn if Ctrl-C has broken its end off, or has come before it."""
+        if is_interrupt(error):
+            beyond_ctrl_c(self._finish)
+
+    def _finish(self) -> str | None:
+        self.has_ended = True
+        self.calls.end_spans()
+        self.files.take_snapshot("after a turn")
+        if (writes := self.recorder.model_calls.unsaved_writes()) is not None:
+            with suppress(Conflict):  # the end of the turn raises it
+                self.unit_of_work.add(writes)
+        try:
+            latest_id, removed_count = self.unit_of_work.write(self._end, closing=True)
+        except Unavailable:
+            raise
+        except AgentGitError:
+            with self.context.store.database.reading() as connection:  # it may have been deleted
+                self.context.store.sessions.load_row(connection, self.branch.external_session_id)
+            raise
+        if removed_count:
+            self.context.context.engine().files.release_unused()
+        return latest_id
 
     def _end(self, connection: Connection) -> tuple[str | None, int]:
         """Release the branch; return the newest graph checkpoint, and the number of removed checkpoints."""

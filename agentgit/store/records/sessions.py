@@ -292,8 +292,7 @@ class SessionStore:
     def require_held(self, connection: Connection, acquired_row: StoredRow) -> HeldBranch:
         """Check that a run still holds the branch that it acquired, and read what its next calls need.
 
-        The names are read, too, for the events that this transaction records. The session cannot be erased, nor its
-        values collected, until the transaction ends.
+        The names are read, too, for the events that this transaction records. The session must be locked.
         """
         row = _SELECT_HOLD.first(connection, self._branch_parameters(acquired_row.id))
         # The epoch alone is not enough: a server that is restored may repeat it.
@@ -456,7 +455,7 @@ _ACQUIRE = {
 """The statement that acquires a branch, by whether runs have a lease."""
 
 # The branch is not locked, because parallel calls of one turn would each hold a shared lock and block changes of the
-# row. The lock of the session permits its changes, and keeps its values from being collected.
+# row. Nor is the session locked here: a statement that had to wait for the lock would show the branch as it was before.
 _SELECT_HOLD = CompiledStatement(
     select(
         BRANCH.c.status,
@@ -468,7 +467,6 @@ _SELECT_HOLD = CompiledStatement(
     )
     .select_from(BRANCH_WITH_SESSION)
     .where(*_this_branch)
-    .with_for_update(read=True, key_share=True, of=SESSION)
 )
 _SELECT_RUNNING = CompiledStatement(
     select(BRANCH.c.id, BRANCH.c.owner, BRANCH.c.lease_until).where(

@@ -11,6 +11,7 @@ is still alive, epochs and owners keep it from doing harm. SQLite needs no lease
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import os
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection, DateTime, Table, bindparam, func, select, update
 
-from agentgit.errors import InvalidInput
+from agentgit.errors import Conflict, InvalidInput
 from agentgit.store.sql.compiled_statement import CompiledStatement
 
 
@@ -95,6 +96,36 @@ def register_owner() -> Iterator[str]:
         yield name
     finally:
         _active_owners.discard(name)
+
+
+ENDING_SECONDS = 5.0
+"""The longest time for which Ctrl-C waits. What the thread needs may be held by the traceback of the error."""
+
+
+def beyond_ctrl_c(work: Callable[[], object]) -> None:
+    """Do work in another thread, which Ctrl-C does not reach, and wait for it, except on an event loop."""
+
+    def run() -> None:
+        try:
+            work()
+        except Conflict:
+            return  # somebody else has taken over what the work is about
+        except BaseException as error:  # noqa: BLE001  # the error that the caller is handling goes on
+            _log.warning("Work that was interrupted could not be ended: %s", error)
+
+    thread = threading.Thread(target=run, name="agentgit-ending", daemon=True)
+    thread.start()
+    try:
+        asyncio.get_running_loop()  # another task may hold what the thread waits for
+    except RuntimeError:
+        thread.join(ENDING_SECONDS)
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Return whether an exception came from outside, such as Ctrl-C, or was raised while one was handled."""
+    while error is not None and isinstance(error, (Exception, GeneratorExit)):
+        error = error.__context__  # drivers may raise an error of their own instead
+    return error is not None
 
 
 def count_active_owners() -> int:
@@ -180,27 +211,33 @@ class Leases:
             )
         self.seconds = seconds
         self._write = write
-        self._condition = threading.Condition()
+        self._create_condition()
         self._leased_rows: dict[str, set[LeasedRow]] = {}
         self._thread: threading.Thread | None = None
 
+    def _create_condition(self) -> None:
+        self._lock = threading.RLock()
+        """Entered instead of the condition, between whose own `__enter__` and its block Ctrl-C may come."""
+        self._condition = threading.Condition(self._lock)
+
     def start_renewing(self, owner: str, row: LeasedRow) -> None:
         """Renew the lease of a row until `stop_renewing` is called."""
-        with self._condition:
+        with self._lock:
             self._leased_rows.setdefault(owner, set()).add(row)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._renew_periodically, name="agentgit-leases", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._renew_periodically, name="agentgit-leases", daemon=True)
+                thread.start()  # Ctrl-C may come before it has begun
+                self._thread = thread
 
     def stop_renewing(self, owner: str) -> None:
         """Stop renewing the leases of a piece of work."""
-        with self._condition:
+        with self._lock:
             self._leased_rows.pop(owner, None)
 
     def renew(self) -> None:
         """Renew all leases of this process, except for rows that another owner has taken."""
         groups: dict[tuple[Table, int], tuple[set[str], set[int]]] = {}
-        with self._condition:
+        with self._lock:
             for owner, rows in self._leased_rows.items():
                 for table, tenant_id, id in rows:
                     owners, ids = groups.setdefault((table, tenant_id), (set(), set()))
@@ -217,14 +254,15 @@ class Leases:
 
     def close(self) -> None:
         """Stop renewing all leases."""
-        with self._condition:
+        with self._lock:
             self._leased_rows.clear()
             self._thread = None
             self._condition.notify_all()
 
     def after_fork(self) -> None:
         """Clear the leases in a child process, because the parent renews them."""
-        self._condition, self._leased_rows, self._thread = threading.Condition(), {}, None
+        self._create_condition()
+        self._leased_rows, self._thread = {}, None
 
     def _renew_periodically(self) -> None:
         interval = self.seconds / PER_LEASE
@@ -241,7 +279,7 @@ class Leases:
     def _wait_for_renewal(self, seconds: float) -> bool:
         """Wait, and return whether there is anything to renew."""
         this_thread = threading.current_thread()
-        with self._condition:
+        with self._lock:
             self._condition.wait_for(lambda: self._thread is not this_thread, seconds)
             if self._thread is this_thread and not self._leased_rows:
                 self._thread = None
