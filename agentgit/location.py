@@ -1,4 +1,4 @@
-"""The database and the tenant that are used if none is named."""
+"""The database that is used if none is named."""
 
 import os
 
@@ -7,9 +7,6 @@ ENVIRONMENT = "AGENTGIT_DATABASE_URL"
 
 DEFAULT = "agentgit.db"
 """The database if nothing names another one."""
-
-DEFAULT_TENANT = "local"
-"""The tenant if nothing names another one; an embedded database has no others."""
 
 
 def default_location() -> str:

@@ -263,7 +263,7 @@ class BranchContext:
         """Check that the graph has the nodes that wait for an answer; LangGraph would drop it without a word."""
         store, missing = self.store, self._asking_nodes(connection, checkpoint) - self.graph.nodes.keys()
         subgraphs = dict(self.graph.get_subgraphs(recurse=True))
-        for ns, id in subgraph_heads(connection, store.tenant_id, checkpoint.key).items():
+        for ns, id in subgraph_heads(connection, checkpoint.key).items():
             subgraph = subgraphs.get(recast_checkpoint_ns(ns))
             step = store.graphs.find(connection, checkpoint.key._replace(ns=ns, checkpoint_id=id))
             if isinstance(subgraph, Pregel) and step is not None:

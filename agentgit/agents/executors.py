@@ -66,7 +66,6 @@ class StoreAddress:
         try:
             return Store.open(
                 database,
-                lambda _: self.principal.tenant_id,
                 create=False,
                 compression=self.compression,
                 exclude_metadata=self.exclude_metadata,

@@ -361,6 +361,6 @@ class Merger:
             self.store.search_index.index_next(connection, row.id)
         kind, source = ("merge.done", MERGE_KEY) if MERGE_KEY in label.data else ("cherry_pick.done", PICKED)
         made = {"made": checkpoint_id, "source": label.data[source]}
-        record_event(connection, self.store.tenant_id, kind, branch_id=row.id, user_id=label.user_id, **made)
+        record_event(connection, kind, branch_id=row.id, user_id=label.user_id, **made)
         self.store.sessions.touch(connection, row.external_session_id)
         return checkpoint_id

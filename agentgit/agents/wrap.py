@@ -112,9 +112,8 @@ class PreparedGraph:
         adapter = None
         if workspace is not None:
             own_store = context.store
-            adapter = attach_workspace(
-                workspace, holder=str(own_store.tenant_id), excluded_paths=own_store.database.files
-            )
+            holder = context.read(own_store.users.database_id)
+            adapter = attach_workspace(workspace, holder=holder, excluded_paths=own_store.database.files)
         holds = adapter.holds if adapter is not None else lambda path: False
         tools = GraphTools(graph, user_effects, context.effects, holds, check=check_effects)
         add_types(*tools.hints)

@@ -40,7 +40,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class ShareLink:
-    """A link that lets any user of the tenant who has its token join a session.
+    """A link that lets any user who has its token join a session.
 
     Args:
         id: The id in the database.

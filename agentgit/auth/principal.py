@@ -76,18 +76,18 @@ LOCAL = "local"
 """The name of the local owner, an admin without credentials; nobody can sign in as this user."""
 
 NAME_LIMIT = 200
-"""The maximum length of a user's or a tenant's name in characters."""
+"""The maximum length of a user's name in characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class User:
-    """A user of a tenant, who can own sessions.
+    """A user, who can own sessions.
 
     Args:
         id: The id in the database.
-        name: The name, unique in the tenant.
+        name: The unique name.
         created_at: The time of creation, aware UTC.
-        is_admin: True if the user may do everything in the tenant, and in others' sessions with `Repository.as_user`.
+        is_admin: True if the user may do everything, and in others' sessions with `Repository.as_user`.
         disabled_at: The time when the user was disabled, aware UTC; None if the user is enabled.
     """
 
@@ -99,7 +99,7 @@ class User:
 
 
 def require_name(name: object, kind: str) -> str:
-    """Check the name of a user or a tenant and return it.
+    """Check the name of a user and return it.
 
     A name cannot contain `/`, which separates the user from the session in `alice/support-42`.
 
@@ -116,17 +116,15 @@ def require_name(name: object, kind: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Principal:
-    """The user of a tenant whom a handle acts for, with the scopes of that access and where it comes from.
+    """The user whom a handle acts for, with the scopes of that access and where it comes from.
 
     Args:
-        tenant_id: The tenant; data of other tenants is never visible.
         user: The user.
         scopes: The part of the user's rights that the handle has.
         key_id: The API key that the access comes from; None if it comes from none.
         by: The admin who acts as the user; when the admin's access ends, so does this one. None if there is none.
     """
 
-    tenant_id: int
     user: User
     scopes: frozenset[str] = ALL_SCOPES
     key_id: int | None = None

@@ -60,8 +60,8 @@ def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
     command = next((word for word in words if word in COMMANDS), "")  # after the options before it
     if command in TERMINAL_ONLY:
         raise InvalidInput(f"Run it in a terminal: agentgit {command}")
-    if any(word.partition("=")[0] in ("--user", "--tenant") for word in words):
-        raise InvalidInput("The database is open already, for one user of one tenant.")
+    if any(word.partition("=")[0] == "--user" for word in words):
+        raise InvalidInput("The database is open already, for one user.")
 
     def run_command() -> Any:
         HOST.set(host)
@@ -109,12 +109,6 @@ def before(
             "--user", metavar="NAME", envvar="AGENTGIT_USER", help="The user to act as; by default the local owner."
         ),
     ] = None,
-    tenant: Annotated[
-        str | None,
-        typer.Option(
-            "--tenant", metavar="NAME", envvar="AGENTGIT_TENANT", help="The tenant to use; by default the first one."
-        ),
-    ] = None,
     dates: Annotated[
         Dates,
         typer.Option(
@@ -134,5 +128,5 @@ def before(
     ] = False,
 ) -> None:
     """Store the options that are given before the command."""
-    GLOBAL_OPTIONS.set(GlobalOptions(user, tenant, db))
+    GLOBAL_OPTIONS.set(GlobalOptions(user, db))
     output.SETTINGS.set(output.Settings(dates, has_pager=not no_pager))

@@ -19,7 +19,7 @@ import typer
 from agentgit.auth.principal import LOCAL
 from agentgit.cli.output import HOST
 from agentgit.errors import AgentGitError
-from agentgit.location import DEFAULT_TENANT, default_location
+from agentgit.location import default_location
 
 if TYPE_CHECKING:
     from agentgit.handles.session import Session
@@ -38,10 +38,10 @@ BUSY_SECONDS = 0.2
 class Names:
     """The names that a user can see in a database."""
 
-    def __init__(self, connection: sqlite3.Connection, user: str, tenant: str) -> None:
+    def __init__(self, connection: sqlite3.Connection, user: str) -> None:
         self._connection = connection
         now = datetime.now(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
-        rows = connection.execute(_SESSIONS, {"tenant": tenant, "user": user, "now": now})
+        rows = connection.execute(_SESSIONS, {"user": user, "now": now})
         self.sessions = [VisibleSession(*row) for row in rows]
 
     def session(self, text: str) -> VisibleSession | None:
@@ -64,7 +64,7 @@ class Names:
         return [*names, *(self._names(_NUMBERS, session, branch) if has_number else ())]
 
     def _names(self, query: str, session: VisibleSession, *parameters: str) -> list[str]:
-        return [name for (name,) in self._connection.execute(query, (session.tenant_id, session.id, *parameters))]
+        return [name for (name,) in self._connection.execute(query, (session.id, *parameters))]
 
 
 class NamesHere:
@@ -105,7 +105,6 @@ class NamesHere:
 class VisibleSession(NamedTuple):
     """A session that the user can see. `reference` is as in `agentgit.ExternalSession`."""
 
-    tenant_id: int
     id: int
     reference: str
 
@@ -148,7 +147,7 @@ def _complete(context: typer.Context, incomplete: str, list_words: Callable[[Nam
     root, location = context.find_root().params, _database_of(context)
     try:
         with closing(_connect(location)) as connection:
-            names = Names(connection, root.get("user") or LOCAL, root.get("tenant") or DEFAULT_TENANT)
+            names = Names(connection, root.get("user") or LOCAL)
             # A name with a line break would look like two names.
             words = [word for word in list_words(names) if word.startswith(incomplete) and word.isprintable()]
     except (sqlite3.Error, OSError, ValueError):
@@ -179,31 +178,30 @@ def _connect(location: str) -> sqlite3.Connection:
 
 
 _SESSIONS = """
-SELECT viewer.tenant_id, session.id, CASE
+SELECT session.id, CASE
     WHEN session.user_id = viewer.id THEN session.session_name ELSE owner.name || '/' || session.session_name END
-FROM tenant
-JOIN user AS viewer ON viewer.tenant_id = tenant.id AND viewer.name = :user AND viewer.disabled_at IS NULL
-JOIN external_session AS session ON session.tenant_id = tenant.id
-JOIN user AS owner ON owner.tenant_id = tenant.id AND owner.id = session.user_id
-WHERE tenant.name = :tenant AND (session.user_id = viewer.id OR EXISTS (
+FROM external_session AS session
+JOIN user AS viewer ON viewer.name = :user AND viewer.disabled_at IS NULL
+JOIN user AS owner ON owner.id = session.user_id
+WHERE (session.user_id = viewer.id OR EXISTS (
     SELECT 1 FROM session_member AS member
-    WHERE member.tenant_id = tenant.id AND member.external_session_id = session.id AND member.user_id = viewer.id
+    WHERE member.external_session_id = session.id AND member.user_id = viewer.id
     AND (member.expires_at IS NULL OR member.expires_at > :now)))
 ORDER BY session.updated_at DESC, session.id DESC
 """
 
-_BRANCHES = "SELECT name FROM internal_session WHERE tenant_id = ? AND external_session_id = ? ORDER BY id"
+_BRANCHES = "SELECT name FROM internal_session WHERE external_session_id = ? ORDER BY id"
 
-_TAGS = "SELECT name FROM tag WHERE tenant_id = ? AND external_session_id = ? ORDER BY name"
+_TAGS = "SELECT name FROM tag WHERE external_session_id = ? ORDER BY name"
 
 _CHECKPOINTS = """
 SELECT checkpoint.name FROM internal_session AS branch
-JOIN checkpoint ON checkpoint.tenant_id = branch.tenant_id AND checkpoint.internal_session_id = branch.id
-WHERE branch.tenant_id = ? AND branch.external_session_id = ? AND checkpoint.name IS NOT NULL ORDER BY checkpoint.id
+JOIN checkpoint ON checkpoint.internal_session_id = branch.id
+WHERE branch.external_session_id = ? AND checkpoint.name IS NOT NULL ORDER BY checkpoint.id
 """
 
 _NUMBERS = """
 SELECT branch.name || '#' || checkpoint.number FROM internal_session AS branch
-JOIN checkpoint ON checkpoint.tenant_id = branch.tenant_id AND checkpoint.internal_session_id = branch.id
-WHERE branch.tenant_id = ? AND branch.external_session_id = ? AND branch.name = ? ORDER BY checkpoint.number
+JOIN checkpoint ON checkpoint.internal_session_id = branch.id
+WHERE branch.external_session_id = ? AND branch.name = ? ORDER BY checkpoint.number
 """

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentgit.cli import output
-from agentgit.cli.options import CommandGroup, DatabaseOption, database, name_database, repository
+from agentgit.cli.options import (
+    AllSchemas,
+    CommandGroup,
+    DatabaseOption,
+    SchemaName,
+    database,
+    each_schema,
+    name_database,
+    repository,
+)
 from agentgit.cli.output import bar
 from agentgit.render.text import clean
 from agentgit.render.view import Span
@@ -32,36 +41,39 @@ def before(db: DatabaseOption = None) -> None:
 
 
 @app.command()
-def check() -> None:
+def check(schema_name: SchemaName = None, every: AllSchemas = False) -> None:
     """Check the schema, and compare it with the models; if it does not fit, fail and print what to do."""
     from agentgit.store.schema import schema
 
-    with database() as target_db:
-        schema.compare(target_db)
-        _print_revision(target_db)
+    for _ in each_schema(schema_name, every):
+        with database() as target_db:
+            schema.compare(target_db)
+            _print_revision(target_db)
 
 
 @app.command()
-def upgrade() -> None:
+def upgrade(schema_name: SchemaName = None, every: AllSchemas = False) -> None:
     """Upgrade the schema to the required revision, or create it."""
     from agentgit.store.schema import schema
 
-    with database(create=True) as target_db:
-        schema.upgrade(target_db)
-        _print_revision(target_db)
+    for _ in each_schema(schema_name, every):
+        with database(create=True) as target_db:
+            schema.upgrade(target_db)
+            _print_revision(target_db)
 
 
 @app.command()
 def grant(
-    role: Annotated[str, typer.Argument(metavar="ROLE", help="A role of the server, which must not own the tables.")],
+    schema_name: Annotated[str, typer.Option("--schema", metavar="NAME", help="The schema of the tables.")],
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="The role, which owns no table.")],
 ) -> None:
-    """Grant a PostgreSQL role the rights that agentgit needs, and no more; run it again after each upgrade."""
-    from agentgit.store.schema import roles
+    """Let a PostgreSQL role use the tables of a schema, and nothing else; what is missing is created."""
+    from agentgit.store.schema import schema
 
     with database() as target_db:
-        count = roles.grant(target_db, role)
-        data = {"database": target_db.name, "role": role, "tables": count}
-        output.line(lambda: data, clean(f"{role} can use {count} tables of {target_db.name}"))
+        count = schema.grant(target_db, schema_name, role)
+        data = {"database": target_db.name, "schema": schema_name, "role": role, "tables": count}
+        output.line(lambda: data, clean(f"{role} can use the {count} tables in {schema_name}"))
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,11 +14,14 @@ from agentgit.cli import output, references
 from agentgit.cli.completion import complete_session
 from agentgit.cli.options import (
     COMMAND_PATH,
+    AllSchemas,
     ForceErase,
     OfBranch,
     Price,
+    SchemaName,
     Session,
     Yes,
+    each_schema,
     parse_prices,
     repository,
 )
@@ -135,13 +139,16 @@ def gc(
     imports: Annotated[
         bool, typer.Option("--imports", help="Also delete what interrupted imports left behind.")
     ] = False,
+    schema_name: SchemaName = None,
+    every: AllSchemas = False,
 ) -> None:
     """Delete data that nothing needs any more, and free its space."""
-    with repository() as repo, bar("collecting") as progress:
-        reclaimed = repo.maintenance.gc(
-            dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress
-        )
-    output.emit(reclaimed.to_dict, lambda: views.reclaimed(reclaimed))
+    for _ in each_schema(schema_name, every):
+        with repository() as repo, bar("collecting") as progress:
+            reclaimed = repo.maintenance.gc(
+                dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress
+            )
+        output.emit(reclaimed.to_dict, partial(views.reclaimed, reclaimed))
 
 
 def fsck(
@@ -151,12 +158,17 @@ def fsck(
             "--level", metavar="N", help="What to check: 1 references, 2 also hashes, 3 also the state of every head."
         ),
     ] = 2,
+    schema_name: SchemaName = None,
+    every: AllSchemas = False,
 ) -> None:
     """Check the integrity of everything that is stored; nothing is changed."""
-    with repository() as repo, bar("checking") as progress:
-        checked = repo.maintenance.fsck(level, progress=progress)
-    output.emit(checked.to_dict, lambda: views.checked(checked))
-    if not checked.is_sound:
+    is_sound = True
+    for _ in each_schema(schema_name, every):
+        with repository() as repo, bar("checking") as progress:
+            checked = repo.maintenance.fsck(level, progress=progress)
+        output.emit(checked.to_dict, partial(views.checked, checked))
+        is_sound &= checked.is_sound
+    if not is_sound:
         raise typer.Exit(Corrupt.exit_code)
 
 

@@ -238,10 +238,9 @@ def trusted_modules(named: Sequence[str] | None) -> list[str]:
 
 
 class GlobalOptions(NamedTuple):
-    """The user, the tenant and the database, from options or from the environment."""
+    """The user and the database, from options or from the environment."""
 
     user: str | None = None
-    tenant: str | None = None
     db: str | None = None
 
 
@@ -295,7 +294,7 @@ def repository(*, create: bool = False, trust: Sequence[str] | None = ()) -> Ite
     """Open an existing database for one command, as the given user or the local owner."""
     from agentgit.repository import open
 
-    user, tenant, db = GLOBAL_OPTIONS.get()
+    user, db = GLOBAL_OPTIONS.get()
     modules = trusted_modules(trust)
     host = HOST.get()
     if host is not None and db is None:
@@ -303,8 +302,35 @@ def repository(*, create: bool = False, trust: Sequence[str] | None = ()) -> Ite
         repo.trust(*modules)
         yield repo
         return
-    with open(address(), create=create and user is None, user=user, tenant=tenant, trust=modules) as repo:
+    with open(address(), create=create and user is None, user=user, trust=modules) as repo:
         yield repo
+
+
+SchemaName = Annotated[
+    str | None,
+    typer.Option("--schema", metavar="NAME", help="A schema of PostgreSQL, by default that of the connection."),
+]
+AllSchemas = Annotated[
+    bool, typer.Option("--all-schemas", help="Do it in each schema whose tables the role owns, one after another.")
+]
+
+
+def each_schema(name: str | None, every: bool) -> Iterator[None]:
+    """Yield once for each schema that a command is for, with the database to use in that schema."""
+    from agentgit.store.schema import schema
+    from agentgit.store.sql.url import in_schema
+
+    if name is not None and every:
+        raise InvalidInput("--all-schemas is every schema. Leave out --schema.")
+    names, location = [name] if name is not None else [], address()
+    if every:
+        with database() as target_db:
+            names = schema.own_schemas(target_db)
+    elif not names:
+        yield
+    for one in names:
+        name_database(in_schema(location, one).render_as_string(hide_password=False))
+        yield
 
 
 @contextmanager

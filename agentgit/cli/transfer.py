@@ -153,7 +153,7 @@ def _import_file(file: str, session: str | None, workspace: str | None) -> None:
 
     source = sys.stdin.buffer if file == PIPE else file
     with (
-        open(address(), user=GLOBAL_OPTIONS.get().user, tenant=GLOBAL_OPTIONS.get().tenant) as repo,
+        open(address(), user=GLOBAL_OPTIONS.get().user) as repo,
         bar("importing") as progress,
     ):
         summary = repo.import_(source, session=session, workspace=workspace, progress=progress)

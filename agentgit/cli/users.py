@@ -128,7 +128,7 @@ def users_add(
     admin: Annotated[bool, typer.Option("--admin", help="Make the user an admin.")] = False,
     public_url: PublicUrl = None,
 ) -> None:
-    """Create a user with a sign-in link; for the local owner, also the database or tenant if it does not exist."""
+    """Create a user with a sign-in link; for the local owner, also the database if it does not exist."""
     with repository(create=True) as repo:
         user = repo.users.add(name, is_admin=admin)
         _print_sign_in_link(repo, user, public_url, f"user {user.name} is created")

@@ -50,7 +50,7 @@ def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> Interna
         store.journal.abandon(connection, row.id, row.owner)
         store.sessions.release_abandoned(connection, row)
         if row.status == RUNNING:
-            record_event(connection, store.tenant_id, "turn.abandoned", branch_id=row.id, user_id=context.user.id)
+            record_event(connection, "turn.abandoned", branch_id=row.id, user_id=context.user.id)
         for operation in operations:
             mark_interrupted(store, connection, operation)
         return context.read_models.branch(connection, session, store.sessions.branch(connection, row.id))

@@ -145,7 +145,6 @@ class SessionRetention:
             retention_store.write_retention(connection, self._context.store, session_id, retention)
             record_event(
                 connection,
-                self._context.store.tenant_id,
                 "retention.changed",
                 session_id=session_id,
                 user_id=self._context.user.id,

@@ -100,7 +100,7 @@ class Sharing:
     # -- links
 
     def create_link(self, role: Role = VIEWER, expires_in: timedelta | None = DEFAULT_LINK_LIFETIME) -> ShareLink:
-        """Create a link. Each user of the tenant who has its token can join the session until the link ends.
+        """Create a link. Each user who has its token can join the session until the link ends.
 
         Args:
             role: The role of those who join, as for `share`, except `owner`.

@@ -88,7 +88,7 @@ class Maintenance:
         )
 
         def find_unused(connection: Connection, owner: int) -> Iterator[UnusedSteps]:
-            return find_steps(connection, store.tenant_id, owner, removed_ids if dry_run else (), parts)
+            return find_steps(connection, owner, removed_ids if dry_run else (), parts)
 
         def collect_from(connection: Connection, owner: int) -> Collected:
             return collect(
@@ -100,7 +100,7 @@ class Maintenance:
                 progress=parts,
             )
 
-        owners = self.context.read(lambda c: list_owners(c, store.tenant_id))
+        owners = self.context.read(lambda c: list_owners(c))
         if dry_run:
             snapshot_count = self.context.read(lambda c: len(store.snapshots.find_unused(c, removed_ids)))
             collected = self.context.read(lambda c: sum((collect_from(c, one) for one in owners), NOTHING_COLLECTED))
@@ -123,12 +123,11 @@ class Maintenance:
         )
 
     def _record_gc(self, connection: Connection, collected: Collected) -> None:
-        tenant_id, user_id = self.context.store.tenant_id, self.context.user.id
-        record_event(connection, tenant_id, "gc.done", user_id=user_id, **collected._asdict())
+        record_event(connection, "gc.done", user_id=self.context.user.id, **collected._asdict())
 
     def _progress_totals(self, connection: Connection, session_ids: Sequence[int]) -> dict[str, int]:
         """Return the size of each part of a collection for `progress`; shrinking copies all stored values."""
-        part_counts = count_rows_by_part(connection, self.context.store.tenant_id)
+        part_counts = count_rows_by_part(connection)
         return {"sessions": len(session_ids), **part_counts, "space": part_counts["values"]}
 
     def _thin_all(self, session_ids: Iterable[int], *, dry_run: bool) -> set[int]:
@@ -205,7 +204,7 @@ class Maintenance:
 
         def compute(connection: Connection) -> Stats:
             sessions = context.store.visible_sessions.own(connection, context.user.id)
-            erased = tokens_of_erased_sessions(connection, context.store.tenant_id, context.user.id)
+            erased = tokens_of_erased_sessions(connection, context.user.id)
             return collect_stats(
                 connection, context, sessions, f"user {context.user.name}", None, prices, storage=storage, erased=erased
             )
@@ -223,7 +222,7 @@ class Maintenance:
             NotAllowed: You are not an admin.
         """
         self.context.require_admin("encryption_keys")
-        return Rotation(self.context.store.database, self.context.store.tenant_id).count_by_key()
+        return Rotation(self.context.store.database).count_by_key()
 
     def rotate_keys(self, *, off: bool = False, progress: OnProgress | None = None) -> Rotated:
         """Encrypt all plaintext, and everything that is encrypted with an older key, with the current key.
@@ -246,7 +245,7 @@ class Maintenance:
         seal = self.context.store.database.seal
         if seal is None:
             raise InvalidInput("There are no keys to encrypt with.", Next("give_keys"))
-        rotated = Rotation(self.context.store.database, self.context.store.tenant_id).run(
+        rotated = Rotation(self.context.store.database).run(
             seal, decrypt=off, user_id=self.context.user.id, progress=progress
         )
         return replace(rotated, problem=wipe(self.context.store.database))
@@ -296,7 +295,6 @@ class Resolution:
                 self.context.store.journal.set_error_message(connection, call, error)
             record_event(
                 connection,
-                self.context.store.tenant_id,
                 "call.resolved",
                 branch_id=branch.id,
                 user_id=self.context.user.id,

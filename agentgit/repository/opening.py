@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from sqlalchemy import URL
@@ -23,7 +22,6 @@ from agentgit.next_steps import Next
 from agentgit.repository.repository import Repository
 from agentgit.repository.users import disabled_user_error
 from agentgit.store.database import Database
-from agentgit.store.schema.schema import ensure_tenant
 from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.sql.postgres import POOL_SIZE
 from agentgit.store.sql.process import LEASE_SECONDS
@@ -36,7 +34,6 @@ def open(
     where: str | Path | URL | None = None,
     *,
     user: str | None = None,
-    tenant: str | None = None,
     create: bool = True,
     effects: Mapping[str, Effect | str] | None = None,
     compression: str = "auto",
@@ -52,9 +49,7 @@ def open(
         where: A path, `:memory:` or a URL; None for `$AGENTGIT_DATABASE_URL`, or `./agentgit.db` if that is not set.
         user: The user whose sessions to see; None for the local owner, who is an admin. No credential is needed,
             because the caller has the database. A missing user is created.
-        tenant: The name of a tenant, one of the isolated customers of the database; None for the first one. A missing
-            tenant is created.
-        create: False to raise `NotFound` if the file, the tenant or the user does not exist.
+        create: False to raise `NotFound` if the file or the user does not exist.
         effects: The effects of tools that neither `wrap(effects=...)` nor the tool itself declares, by tool name: an
             Effect, or `read_only`, `state`, `workspace`, `idempotent`, `irreversible`. `*` is every tool that is not
             named.
@@ -71,11 +66,11 @@ def open(
 
     Raises:
         InvalidInput: `where` is empty, a number is too small, `effects` has a value that is not an effect, a key is
-            wrong, an entry of `trust` or `exclude_metadata` is not valid, or the name of the user or
-            tenant is not valid.
+            wrong, an entry of `trust` or `exclude_metadata` is not valid, or the name of the user is not
+            valid.
         KeyMissing: The database is encrypted with a key that was not given.
         NotAllowed: The user is disabled.
-        NotFound: `create` is False and the file, tenant or user does not exist; the error suggests similar names. Or a
+        NotFound: `create` is False and the file or the user does not exist; the error suggests similar names. Or a
             module of `trust` cannot be imported, or declares nothing.
         SchemaMismatch: The database is older or newer than this library, or not agentgit's. The message has the command
             to run.
@@ -100,13 +95,12 @@ def open(
     try:
         store = Store.open(
             database,
-            partial(ensure_tenant, name=tenant, create=create),
             create=create,
             compression=compression,
             exclude_metadata=excluded,
         )
         bound_user = _find_or_add_user(store, user or LOCAL, create=create or user in (None, LOCAL))
-        repo = Repository(Context(store, Principal(tenant_id=store.tenant_id, user=bound_user), defaults))
+        repo = Repository(Context(store, Principal(user=bound_user), defaults))
         repo.trust(*modules_to_trust(trust))
     except BaseException:
         database.close()

@@ -97,7 +97,7 @@ class Repository:
 
     @cached_property
     def users(self) -> Users:
-        """The users of the tenant. For admins."""
+        """The users. For admins."""
         return Users(self._context)
 
     @cached_property
@@ -744,7 +744,7 @@ class Repository:
     # -- authentication
 
     def as_user(self, user: UserRef) -> Repository:
-        """Return a repository bound to another user of the tenant, with the rights of that user. For admins.
+        """Return a repository bound to another user, with the rights of that user. For admins.
 
         It shares the database and the registered tools of this one, so calls of graphs that were wrapped here can be
         undone through it. Closing it has no effect. It stops working when the user is disabled, or when the admin loses

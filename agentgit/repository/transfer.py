@@ -82,9 +82,7 @@ class Importer:
             created = PlainSession(connection, store, user_id, chosen)
             created.add_all(checkpoints)
             details = {"checkpoints": created.counts["checkpoint"], "calls": created.counts["call"]}
-            record_event(
-                connection, store.tenant_id, "session.imported", session_id=created.id, user_id=user_id, **details
-            )
+            record_event(connection, "session.imported", session_id=created.id, user_id=user_id, **details)
             return created
 
         created = store.database.write(work, durable=True)
@@ -126,7 +124,8 @@ class Importer:
     ) -> int:
         """Put files into a workspace, then store the rows that refer to them; if that fails, remove the files."""
         database = self.context.store.database
-        adapter = attach_workspace(workspace, holder=str(self.context.store.tenant_id), excluded_paths=database.files)
+        holder = self.context.read(self.context.store.users.database_id)
+        adapter = attach_workspace(workspace, holder=holder, excluded_paths=database.files)
         snapshots = files.store_into(adapter.workspace, adapter.holder)
         settings = {**adapter.settings, IMPORTED: True}
         try:

@@ -1,4 +1,4 @@
-"""Management of a tenant's users, their API keys and their sign-in links."""
+"""Management of users, their API keys and their sign-in links."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def principal_of_user(context: Context, user: UserRef) -> Principal:
         raise NotFound(f"There is no user {user!r} whom a program may act for.", Next("list_users"))
     if target.disabled_at is not None:
         raise disabled_user_error(target)
-    return Principal(tenant_id=context.store.tenant_id, user=target, by=context.principal)
+    return Principal(user=target, by=context.principal)
 
 
 def principal_of_key(context: Context, text: object) -> Principal:
@@ -63,11 +63,11 @@ def principal_of_key(context: Context, text: object) -> Principal:
         raise invalid_key_error()
     if store.api_keys.is_use_due(key):
         store.database.write(lambda c: store.api_keys.record_use(c, key.id))
-    return Principal(tenant_id=store.tenant_id, user=user, scopes=key.scopes, key_id=key.id)
+    return Principal(user=user, scopes=key.scopes, key_id=key.id)
 
 
 class Users:
-    """The users of a tenant, available as `Repository.users`.
+    """The users, available as `Repository.users`.
 
     Args:
         context: The store and the principal.
@@ -84,7 +84,7 @@ class Users:
         """Create a user. Admins only.
 
         Args:
-            name: The name, unique in the tenant: 1 to 200 characters without a `/`.
+            name: The unique name: 1 to 200 characters without a `/`.
             is_admin: True to make the user an admin.
 
         Raises:
@@ -206,7 +206,7 @@ class Users:
             target = self._find_manageable_user(connection, user, f"users.{verb}", admins_only=True)
             _require_not_local(target)
             self._users.change(connection, target.id, values)
-            record_event(connection, self._context.store.tenant_id, kind, user_id=self._context.user.id, user=target.id)
+            record_event(connection, kind, user_id=self._context.user.id, user=target.id)
             return self._context.find_user(connection, target.id)
 
         return self._context.change(change)

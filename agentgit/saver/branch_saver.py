@@ -19,16 +19,10 @@ from agentgit.store.threads.graph_rows import GraphKey, GraphScope
 
 
 class SessionSaver(SQLModelSaver):
-    """A saver for the sessions of a tenant, whose threads its callers know by other ids."""
+    """A saver for the sessions, whose threads its callers know by other ids."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(
-            store.database,
-            tenant_id=store.tenant_id,
-            graphs=store.graphs,
-            exclude_metadata=store.exclude_metadata,
-            sessions=True,
-        )
+        super().__init__(store.database, graphs=store.graphs, exclude_metadata=store.exclude_metadata, sessions=True)
 
 
 class BranchSaver(SessionSaver):
@@ -88,10 +82,7 @@ class ThreadReader(SessionSaver):
     def _read_copies(self, threads: SessionThreads, ns: str, checkpoint_id: str) -> Sequence[Any]:
         c = GRAPH_CHECKPOINT.c
         query = select(c.thread_id, c.parent_id).where(
-            c.tenant_id == self.store.tenant_id,
-            c.thread_id.in_(threads.all),
-            c.ns == ns,
-            c.checkpoint_id == checkpoint_id,
+            c.thread_id.in_(threads.all), c.ns == ns, c.checkpoint_id == checkpoint_id
         )
         with self.database.reading() as connection:
             return connection.execute(query).all()

@@ -94,8 +94,7 @@ class SQLModelSaver(AsyncSaverMethods):
         pipe: Ignored. Statements to PostgreSQL that belong together are always sent in one pipeline.
         serde: Your own serializer, such as an encrypting one, which then gets every value and decides what is rebuilt.
             None for LangGraph's serializer, which then rebuilds only LangGraph's own types and those of `types`.
-        tenant_id: The id of the tenant; None for the first one of the database, which is created if there is none.
-        graphs: The store of the tenant's graph checkpoints, to share its caches with other readers; None for a new one.
+        graphs: The store of the graph checkpoints, to share its caches with other readers; None for a new one.
         compression: The compression of new values: `auto`, `zstd`, `zlib` or `none`, as for `agentgit.open`.
         exclude_metadata: Names of settings in `configurable`, and of metadata in a config, that are not stored. Names
             that look like secrets are never stored.
@@ -125,7 +124,6 @@ class SQLModelSaver(AsyncSaverMethods):
         pipe: object = None,
         serde: SerializerProtocol | None = None,
         *,
-        tenant_id: int | None = None,
         graphs: GraphStore | None = None,
         compression: str = "auto",
         exclude_metadata: Collection[str] = (),
@@ -136,7 +134,7 @@ class SQLModelSaver(AsyncSaverMethods):
         add_types(*types)
         self.exclude_metadata, compression_name = excluded_names(exclude_metadata), Compression(compression).name
         database = conn if isinstance(conn, Database) else open_database(conn)
-        self._shared = _SharedState(database, tenant_id, graphs, compression_name)
+        self._shared = _SharedState(database, graphs, compression_name)
         self._shared.owns_database = database is not conn
         self.sessions = sessions
         self._codec: Codec = make_codec(self.serde)
@@ -207,28 +205,25 @@ class SQLModelSaver(AsyncSaverMethods):
         with self.database.reading() as connection:
             if not has_langgraph_tables(connection):
                 return 0
-        tenant_id = self.store.tenant_id
         try:
             with self.database.reading() as connection:
-                return count_unread_threads(connection, tenant_id)
+                return count_unread_threads(connection)
         except NotAllowed:  # the tables of LangGraph's savers belong to somebody else
             return 0
 
     @property
     def database(self) -> Database:
-        """The database of the saver; it reads and writes only the rows of its tenant."""
+        """The database of the saver."""
         return self._shared.database
 
     @property
     def store(self) -> GraphStore:
-        """The graph checkpoints of this saver's tenant."""
+        """The graph checkpoints of this saver."""
         shared = self._shared
         if shared.store is None:
-            if shared.tenant_id is None:
-                schema.prepare(self.database)
-                shared.tenant_id = schema.ensure_tenant(self.database)
-                unlock(self.database, shared.tenant_id)
-            shared.store = GraphStore(shared.tenant_id, shared.compression)
+            schema.prepare(self.database)
+            unlock(self.database)
+            shared.store = GraphStore(shared.compression)
         return shared.store
 
     @property
@@ -572,9 +567,9 @@ class SQLModelSaver(AsyncSaverMethods):
 class _SharedState:
     """The state that all copies of a saver share; LangGraph copies a saver when a graph is compiled."""
 
-    def __init__(self, database: Database, tenant_id: int | None, store: GraphStore | None, compression: str) -> None:
+    def __init__(self, database: Database, store: GraphStore | None, compression: str) -> None:
         self.database = database
-        self.tenant_id, self.store, self.compression = tenant_id, store, compression
+        self.store, self.compression = store, compression
         self.turn: RecordedTurn | None = None
         self.channels: Channels = {}
         self.owns_database = False

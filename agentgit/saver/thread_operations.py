@@ -30,7 +30,7 @@ class ThreadOperations(BaseCheckpointSaver[float]):
     @property
     @abstractmethod
     def store(self) -> GraphStore:
-        """The graph checkpoints of this saver's tenant."""
+        """The graph checkpoints of this saver."""
 
     def _require_access(self, thread_id: object) -> str:
         """Return the id of a thread, if this saver may access it."""
@@ -88,7 +88,7 @@ class ThreadOperations(BaseCheckpointSaver[float]):
         """
         store, collected = self.store, NOTHING_COLLECTED
         with self.database.reading() as connection:
-            owners = list_owners(connection, store.tenant_id)
+            owners = list_owners(connection)
             if dry_run:
                 counts = (collect(connection, store.blobs.of(one), dry_run=True, imports=imports) for one in owners)
                 return sum(counts, NOTHING_COLLECTED)

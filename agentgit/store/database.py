@@ -77,7 +77,8 @@ _SKIPPED_TABLE_STATE = "01000"
 
 _SIZE_QUERIES = {
     "sqlite": "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
-    "postgresql": "SELECT pg_database_size(current_database())",
+    "postgresql": "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' "
+    "AND relnamespace = to_regnamespace(quote_ident(current_schema()))",
 }
 
 _before: ContextVar[Callable[[Database], None] | None] = ContextVar("agentgit_before_transactions", default=None)

@@ -1,8 +1,8 @@
-"""The store of one tenant: its sessions, journal, operations and graph checkpoints in one database."""
+"""The store: its sessions, journal, operations and graph checkpoints in one database."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -60,47 +60,40 @@ class HeadState:
 
 
 class Store:
-    """The data of one tenant."""
+    """The data."""
 
     def __init__(
-        self,
-        database: Database,
-        tenant_id: int,
-        compression: str = "auto",
-        exclude_metadata: frozenset[str] = frozenset(),
+        self, database: Database, compression: str = "auto", exclude_metadata: frozenset[str] = frozenset()
     ) -> None:
         self.database = database
-        self.tenant_id = tenant_id
         self.compression = compression
         self.exclude_metadata = exclude_metadata
-        self.users = UserStore(tenant_id)
-        self.api_keys = ApiKeyStore(tenant_id)
-        self.members = MemberStore(tenant_id)
-        self.visible_sessions = VisibleSessions(tenant_id)
-        self.sessions = SessionStore(tenant_id, database.leases)
-        self.checkpoints = CheckpointStore(tenant_id)
-        self.journal = Journal(tenant_id)
-        self.world = WorldLog(tenant_id, self.journal)
-        self.recorded_calls = RecordedCalls(tenant_id, self.journal, self.world)
-        self.operations = OperationStore(tenant_id, database.leases)
-        self.snapshots = SnapshotReferences(tenant_id)
-        self.graphs = GraphStore(tenant_id, compression)
-        self.log = LogStore(tenant_id)
-        self.trail = Trail(tenant_id)
-        self.tags = TagStore(tenant_id)
-        self.search_index = SearchIndex(tenant_id, self.sessions, self.graphs, names_only=database.seal is not None)
-        self.search = Search(tenant_id, self.graphs)
+        self.users = UserStore()
+        self.api_keys = ApiKeyStore()
+        self.members = MemberStore()
+        self.visible_sessions = VisibleSessions()
+        self.sessions = SessionStore(database.leases)
+        self.checkpoints = CheckpointStore()
+        self.journal = Journal()
+        self.world = WorldLog(self.journal)
+        self.recorded_calls = RecordedCalls(self.journal, self.world)
+        self.operations = OperationStore(database.leases)
+        self.snapshots = SnapshotReferences()
+        self.graphs = GraphStore(compression)
+        self.log = LogStore()
+        self.trail = Trail()
+        self.tags = TagStore()
+        self.search_index = SearchIndex(self.sessions, self.graphs, names_only=database.seal is not None)
+        self.search = Search(self.graphs)
 
     @classmethod
-    def open(
-        cls, database: Database, find_tenant: Callable[[Database], int], *, create: bool = True, **settings: Any
-    ) -> Self:
-        """Open the data of a tenant. The tables are created or upgraded if needed."""
+    def open(cls, database: Database, *, create: bool = True, **settings: Any) -> Self:
+        """Open the data. The tables are created or upgraded if needed."""
         if not create:
             database.require_file()
         schema.prepare(database)
-        store = cls(database, find_tenant(database), **settings)
-        unlock(store.database, store.tenant_id)
+        store = cls(database, **settings)
+        unlock(store.database)
         if not database.is_sqlite:
             store._begin_epoch_if_restarted()
         return store
@@ -280,7 +273,7 @@ class Store:
         self.journal.abandon(connection, branch.id, branch.owner)
         self.sessions.release_abandoned(connection, branch)
         self.snapshots.record_crash(connection, branch.external_session_id)
-        record_event(connection, self.tenant_id, "turn.abandoned", branch_id=branch.id)
+        record_event(connection, "turn.abandoned", branch_id=branch.id)
         return self.sessions.branch(connection, branch.id)
 
     def _is_run_abandoned(self, connection: Connection, branch: StoredRow) -> bool:

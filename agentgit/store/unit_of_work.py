@@ -246,7 +246,7 @@ class UnitOfWork:
                 # Each locks the session against the collection of its values, before anything is read.
                 if closing:  # the end of a turn checks the hold itself, when it releases the branch
                     self.read_session_meta = self._store.sessions.queue_touch(connection, session_id)
-                    queue_names(connection, self._store.tenant_id, self._branch.id)
+                    queue_names(connection, self._branch.id)
                     if self._failures:  # it may have been committed, and the branch be somebody else's
                         self._read_held(connection)
                 else:

@@ -4,6 +4,9 @@ Revision ID: 0001
 Revises:
 """
 
+import secrets
+from datetime import UTC, datetime
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
@@ -28,7 +31,7 @@ TABLES = sa.MetaData(
 
 
 def _table(name, *parts):
-    sa.Table(name, TABLES, _id("tenant_id", key=True), *parts)
+    sa.Table(name, TABLES, *parts)
 
 
 def _column(name, kind, *, key=False, null=False, default=None):
@@ -64,26 +67,21 @@ def _moment(name, **more):
 
 
 def _unique(*columns):
-    return sa.UniqueConstraint("tenant_id", *columns)
+    return sa.UniqueConstraint(*columns)
 
 
 def _index(*columns, only=None):
     where = None if only is None else sa.text(f"{only} IS NOT NULL")
-    return sa.Index(None, "tenant_id", *columns, sqlite_where=where, postgresql_where=where)
+    return sa.Index(None, *columns, sqlite_where=where, postgresql_where=where)
 
 
-def _of(column, table, name=None):
-    return sa.ForeignKeyConstraint(["tenant_id", column], [f"{table}.tenant_id", f"{table}.id"], name=name)
+def _of(column, table):
+    return sa.ForeignKeyConstraint([column], [f"{table}.id"])
 
 
 # -- who is there
 
 
-sa.Table(
-    "tenant", TABLES,
-    _id("id", key=True), _words("name"), _moment("created_at"),
-    sa.Index(None, "name", unique=True),
-)  # fmt: skip
 _table(
     "user",
     _id("id", key=True), _words("name"), _moment("created_at"), _flag("is_admin", default=sa.text("false")),
@@ -127,10 +125,10 @@ _table(
     _id("branch_point_id", null=True), _number("inherited"), _moment("created_at"), _bytes("meta"),
     _number("epoch", default="0"), _number("world_seen", default="0"), _number("searched", default="0"),
     _moment("lease_until", null=True),
-    _of("external_session_id", "external_session", "fk_internal_session_tenant_id_external_session_id"),
+    _of("external_session_id", "external_session"),
     _unique("external_session_id", "name"), _unique("thread_id"),
     sa.Index(
-        "ix_internal_session_running", "tenant_id", "external_session_id",
+        "ix_internal_session_running", "external_session_id",
         sqlite_where=sa.text("status = 'running'"), postgresql_where=sa.text("status = 'running'"),
     ),
 )  # fmt: skip
@@ -141,14 +139,14 @@ _table(
     _word("graph_checkpoint_id", 64, null=True), _bytes("state_hash"), _number("position"), _number("message_count"),
     _words("restore_point", null=True), _bytes("data", null=True), _id("workspace_snapshot_id", null=True),
     _bytes("pending", null=True),
-    _of("internal_session_id", "internal_session", "fk_checkpoint_tenant_id_internal_session_id"),
+    _of("internal_session_id", "internal_session"),
     _unique("internal_session_id", "number"),
     sa.Index(
         "ix_checkpoint_log",
-        "internal_session_id", "tenant_id", "created_at", "id", "number", "is_auto", "user_id",
+        "internal_session_id", "created_at", "id", "number", "is_auto", "user_id",
     ),
     sa.Index(
-        "ix_checkpoint_name", "tenant_id", "internal_session_id", "name", "created_at", "id",
+        "ix_checkpoint_name", "internal_session_id", "name", "created_at", "id",
         sqlite_where=sa.text("name IS NOT NULL"), postgresql_where=sa.text("name IS NOT NULL"),
     ),
 )  # fmt: skip
@@ -185,12 +183,12 @@ _table(
     _word("identity", 64, null=True), _words("verify", null=True), _words("precheck", null=True),
     _words("tool_path", null=True), _words("enclosing", null=True),
     _bytes("answers", null=True), _id("made_on", null=True), _word("task", 32, null=True), _id("parent_id", null=True),
-    _of("internal_session_id", "internal_session", "fk_tool_invocation_tenant_id_internal_session_id"),
+    _of("internal_session_id", "internal_session"),
     _unique("internal_session_id", "arrival"), _index("external_session_id", "status"),
     *(_index("external_session_id", name, only=name) for name in ("identity", "replay_of", "task")),
     _index("parent_id", only="parent_id"),
     sa.Index(
-        "ix_tool_invocation_memory", "tenant_id", "identity",
+        "ix_tool_invocation_memory", "identity",
         sqlite_where=sa.text("effect = 'memory'"), postgresql_where=sa.text("effect = 'memory'"),
     ),
 )  # fmt: skip
@@ -198,7 +196,7 @@ _table(
     "world_log",
     _id("external_session_id", key=True), _number("seq", key=True), _id("invocation_id"), _word("action", 16),
     _id("operation_id", null=True), _moment("created_at"),
-    _of("external_session_id", "external_session", "fk_world_log_tenant_id_external_session_id"),
+    _of("external_session_id", "external_session"),
     _index("invocation_id"),
 )  # fmt: skip
 _table(
@@ -207,7 +205,7 @@ _table(
     _word("request_id", 64), _id("source_id"), _id("target_id"), _id("internal_session_id"),
     _word("owner", 128, null=True), _bytes("request"), _bytes("report"), _moment("created_at"),
     _moment("ended_at", null=True), _moment("lease_until", null=True),
-    _of("external_session_id", "external_session", "fk_operation_tenant_id_external_session_id"),
+    _of("external_session_id", "external_session"),
     _unique("external_session_id", "request_id"),
 )  # fmt: skip
 
@@ -248,8 +246,7 @@ _table(
     _id("external_session_id", null=True), _id("internal_session_id", null=True), _id("owner_id", null=True),
     _id("user_id", null=True), _word("kind", 32), _bytes("detail"), _moment("created_at"),
     sa.ForeignKeyConstraint(
-        ["tenant_id", "external_session_id"], ["external_session.tenant_id", "external_session.id"],
-        ondelete="CASCADE",
+        ["external_session_id"], ["external_session.id"], ondelete="CASCADE",
     ),
     _index("epoch", "ordinal"), _index("owner_id", "epoch", "ordinal", "id"),
     _index("external_session_id", "epoch", "ordinal", "id"),
@@ -257,7 +254,6 @@ _table(
 EVENT_OF_SQLITE = """
 CREATE TABLE event (
     ordinal INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
-    tenant_id BIGINT NOT NULL,
     id BIGINT NOT NULL,
     epoch INTEGER NOT NULL,
     external_session_id BIGINT,
@@ -267,9 +263,9 @@ CREATE TABLE event (
     kind VARCHAR(32) NOT NULL,
     detail BLOB NOT NULL,
     created_at DATETIME NOT NULL,
-    UNIQUE (tenant_id, id),
-    CONSTRAINT fk_event_tenant_id_external_session_id_external_session FOREIGN KEY (tenant_id, external_session_id)
-        REFERENCES external_session (tenant_id, id) ON DELETE CASCADE
+    UNIQUE (id),
+    CONSTRAINT fk_event_external_session_id_external_session FOREIGN KEY (external_session_id)
+        REFERENCES external_session (id) ON DELETE CASCADE
 )
 """
 """The ordinal has the only form of a number that SQLite never gives twice."""
@@ -286,13 +282,13 @@ def _triggers_of_sqlite():
     op.execute(f"CREATE TRIGGER event_no_update BEFORE UPDATE ON event BEGIN SELECT RAISE(ABORT, '{REFUSED}'); END")
     op.execute(
         "CREATE TRIGGER event_no_delete BEFORE DELETE ON event WHEN OLD.external_session_id IS NULL "  # noqa: S608  # our own names
-        "OR EXISTS (SELECT 1 FROM external_session WHERE tenant_id = OLD.tenant_id AND id = OLD.external_session_id) "
+        "OR EXISTS (SELECT 1 FROM external_session WHERE id = OLD.external_session_id) "
         f"BEGIN SELECT RAISE(ABORT, '{REFUSED}'); END"
     )
     # Without it, REPLACE would delete a row past the triggers.
     op.execute(
         "CREATE TRIGGER event_no_replace BEFORE INSERT ON event WHEN EXISTS (SELECT 1 FROM event "
-        "WHERE tenant_id = NEW.tenant_id AND id = NEW.id OR ordinal = NEW.ordinal) "
+        "WHERE id = NEW.id OR ordinal = NEW.ordinal) "
         "BEGIN SELECT RAISE(ABORT, 'UNIQUE constraint failed: event'); END"
     )
 
@@ -304,8 +300,8 @@ $$ DECLARE
     has_session boolean := true;
 BEGIN
     IF TG_OP = 'DELETE' AND OLD.external_session_id IS NOT NULL THEN
-        EXECUTE format('SELECT EXISTS (SELECT FROM %I.external_session WHERE tenant_id = $1 AND id = $2)',
-            TG_TABLE_SCHEMA) INTO has_session USING OLD.tenant_id, OLD.external_session_id;
+        EXECUTE format('SELECT EXISTS (SELECT FROM %I.external_session WHERE id = $1)',
+            TG_TABLE_SCHEMA) INTO has_session USING OLD.external_session_id;
     END IF;
     IF has_session THEN RAISE EXCEPTION '{REFUSED}'; END IF;
     RETURN OLD;
@@ -325,6 +321,14 @@ def _triggers_of_postgresql():
 # -- there and back
 
 
+def _add_local_owner():
+    """Add the user who opens the database without a name. Its id is made as all ids are: of the time."""
+    now = datetime.now(UTC)
+    milliseconds = int(now.timestamp() * 1000) - 1_735_689_600_000
+    row = {"id": milliseconds << 12 | secrets.randbits(11), "name": "local", "created_at": now, "is_admin": True}
+    op.bulk_insert(TABLES.tables["user"], [row])
+
+
 def upgrade() -> None:
     is_postgresql = op.get_context().dialect.name == "postgresql"
     for table in TABLES.sorted_tables:
@@ -340,6 +344,7 @@ def upgrade() -> None:
     else:
         op.execute("CREATE VIRTUAL TABLE search_words USING fts5(words, content='', columnsize=0, tokenize='ascii')")
         _triggers_of_sqlite()
+    _add_local_owner()
 
 
 def downgrade() -> None:

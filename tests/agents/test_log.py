@@ -13,7 +13,7 @@ import agentgit
 from agentgit import InvalidInput, NotFound
 
 PAGE = """
-EXPLAIN QUERY PLAN SELECT * FROM checkpoint WHERE tenant_id = 1 AND internal_session_id = 1 AND number <= 9{}
+EXPLAIN QUERY PLAN SELECT * FROM checkpoint WHERE internal_session_id = 1 AND number <= 9{}
 AND (created_at, id) < ('2026', 1) ORDER BY created_at DESC, id DESC LIMIT 5
 """
 

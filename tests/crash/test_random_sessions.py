@@ -14,7 +14,6 @@ import functools
 import itertools
 import shutil
 import tempfile
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from typing import Any, ClassVar, TypeVar
 
 import backend
 import points
+import postgres_databases
 import pytest
 import soaks
 from faults import before, setting
@@ -211,11 +211,11 @@ class TrueWorld(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.tenant = None
+        self.stack, self.place = ExitStack(), self.folder / "agentgit.db"
         if self.url is None:
-            shutil.copy(template(), self.folder / "agentgit.db")
+            shutil.copy(template(), self.place)
         else:
-            self.tenant = f"t{uuid.uuid4().hex}"
+            self.place = self.stack.enter_context(postgres_databases.new_schema(self.url))
         self.shop = Shop(self.folder / "shop.db")
         self.lines = {"main": Line()}
         self.tool_of: dict[str, str] = {}
@@ -245,12 +245,13 @@ class TrueWorld(RuleBasedStateMachine):
     def start(self) -> None:
         """Open the repository, as a new process does."""
         self.mortal.left = None
-        self.repo = self.notes.repo = agentgit.open(self.url or self.folder / "agentgit.db", tenant=self.tenant)
+        self.repo = self.notes.repo = agentgit.open(self.place)
 
     def teardown(self) -> None:
         assert self.repo.maintenance.fsck(3).findings == ()
         self.repo.close()
         self.mortal.go()
+        self.stack.close()
         shutil.rmtree(self.folder)
 
     def attempt(self, death: int | None, work: Callable[[], Any]) -> Any:

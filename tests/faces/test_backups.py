@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import run
 from kits import TENANT, backup, count, execute, libpq, live, script, told
+from postgres_databases import in_schema
 from sqlalchemy import URL
 
 import agentgit
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.long
 
 def test_a_restored_database_is_sound_and_its_sessions_go_on(postgres_tables: URL, postgres_spare: URL, tmp_path: Path):
     live(postgres_tables, tmp_path)
-    before = [told(postgres_tables, tenant) for tenant in (None, TENANT)]
+    before = [told(postgres_tables), told(in_schema(postgres_tables, TENANT))]
     file = backup(postgres_tables, tmp_path)
     with agentgit.open(postgres_tables) as repo:
         repo.wrap(build(tmp_path / "shop.db"), session="support-42", effects=EFFECTS).run("order a lamp")
@@ -27,7 +28,7 @@ def test_a_restored_database_is_sound_and_its_sessions_go_on(postgres_tables: UR
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("no problems found") == 2
     assert done.stdout.endswith("is sound.\n")
-    assert [told(postgres_spare, tenant) for tenant in (None, TENANT)] == before
+    assert [told(postgres_spare), told(in_schema(postgres_spare, TENANT))] == before
     with agentgit.open(postgres_spare) as repo:
         agent = repo.wrap(build(tmp_path / "shop.db"), session="support-42", effects=EFFECTS)
         assert str(agent.rollback("before the table").report).startswith("Rollback done")
@@ -54,7 +55,8 @@ def test_a_role_that_may_not_read_all_tables_makes_no_backup(postgres_tables: UR
     role = f"agentgit_test_{uuid.uuid4().hex}"
     execute(postgres_tables, f"CREATE ROLE {role}")
     try:
-        assert run("db", "grant", role, "--db", postgres_tables.render_as_string(hide_password=False)).code == 0
+        where = ("--db", postgres_tables.render_as_string(hide_password=False))
+        assert run("db", "grant", "--schema", "public", "--role", role, *where).code == 0
         as_granted = {"PGOPTIONS": f"-c role={role}"}
         backup(postgres_tables, tmp_path, **as_granted).unlink()
         execute(postgres_tables, f"REVOKE SELECT ON blob FROM {role}")  # noqa: S608  # our own name

@@ -419,11 +419,10 @@ def completed(agentgit, monkeypatch, line: str) -> str:
 
 
 def test_shell_completion_offers_only_what_the_user_may_see(agentgit, monkeypatch):
-    """Completion offers a user's own sessions and those shared with them, of their tenant only; a disabled user
+    """Completion offers a user's own sessions and those shared with them; a disabled user
     gets none, and neither does one whose share has ended.
     """
-    with open_repository("agentgit.db") as repo, open_repository("agentgit.db", tenant="acme") as acme:
-        acme.session("secret", create=True)
+    with open_repository("agentgit.db") as repo:
         repo.session("of-the-owner", create=True)
         shared = repo.session("shared", create=True)
         for name in ("ada", "bob", "eve"):
@@ -439,8 +438,7 @@ def test_shell_completion_offers_only_what_the_user_may_see(agentgit, monkeypatc
     assert offered("agentgit --user ada tree ") == ["own", "local/shared"]
     assert offered("agentgit --user ada tree local/shared@") == ["local/shared@main"]
     assert offered("agentgit --user bob tree ") == offered("agentgit --user eve tree ") == []
-    assert offered("agentgit --user nobody tree ") == offered("agentgit --tenant none tree ") == []
-    assert offered("agentgit --tenant acme tree ") == ["secret"]
+    assert offered("agentgit --user nobody tree ") == []
 
 
 def test_shell_completion_offers_nothing_where_it_cannot_read(agentgit, monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""The commands for users, keys, sharing and tenants, with several users on one database."""
+"""The commands for users, keys and sharing, with several users on one database."""
 
 import json
 from datetime import datetime, timedelta
@@ -15,7 +15,7 @@ from agentgit.demo import story
 def agentgit(tmp_path, monkeypatch):
     """Run the demo in an empty folder, and return a function that returns a command's exit code and output."""
     monkeypatch.chdir(tmp_path)
-    for name in ("AGENTGIT_USER", "AGENTGIT_TENANT", "AGENTGIT_DATABASE_URL"):
+    for name in ("AGENTGIT_USER", "AGENTGIT_DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
     story("agentgit.db", "shop.db", lambda _: None)
 
@@ -119,16 +119,9 @@ def test_a_user_is_deleted_on_the_command_line(agentgit):
     assert "user.erased" in agentgit("audit")[1]
 
 
-def test_tenants_are_separate_on_the_command_line(agentgit):
-    assert agentgit("--tenant", "acme", "users", "add", "ada")[0] == 0
-    assert agentgit("--tenant", "acme", "sessions")[1].startswith("no sessions yet")
-    assert "demo" in agentgit("sessions")[1]
-    assert agentgit("--user", "a/b", "sessions")[0] == 2
-
-
 @pytest.mark.long
 def test_every_command_refuses_an_unknown_user(agentgit, monkeypatch):
-    """An unknown user or tenant is refused and never created, and every command acts for the named user."""
+    """An unknown user is refused and never created, and every command acts for the named user."""
     agentgit("users", "add", "ada")
     for words in (
         "sessions",
@@ -140,7 +133,7 @@ def test_every_command_refuses_an_unknown_user(agentgit, monkeypatch):
     ):
         code, said = agentgit("--user", "adda", *words.split())
         assert (code, "There is no user 'adda'" in said, "ada" in said) == (3, True, True), words
-    assert agentgit("--tenant", "locl", "sessions")[0] == 3
+    assert agentgit("--user", "a/b", "sessions")[0] == 2
     assert "adda" not in agentgit("users", "list")[1]
     monkeypatch.setenv("AGENTGIT_USER", "ada")
     assert agentgit("demo")[0] == 0

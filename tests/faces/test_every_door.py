@@ -39,7 +39,7 @@ OPEN = "open"
 
 RANK = {"stranger": 0, VIEWER: 1, EDITOR: 2, OWNER: 3}
 PEOPLE = {"eve": "stranger", "vic": VIEWER, "ed": EDITOR, "olga": OWNER, "ada": OWNER}
-"""The users of the tenant with their roles in ada's session; none of them is an admin."""
+"""The users with their roles in ada's session; none of them is an admin."""
 SCOPED = {"read": VIEWER, "write": EDITOR}
 """The scopes of ada's narrow keys, with the highest role that each one allows."""
 
@@ -135,8 +135,8 @@ def prepared(tmp_path_factory):
         }
     with agentgit.open(folder / "agentgit.db") as operator:
         ids["user_id"] = operator.users.find("gus").id
-    with agentgit.open(folder / "agentgit.db", tenant="acme") as other:
-        keys["another tenant's"] = other.keys.create("all", "admin", user=other.users.add("ada")).secret
+    with agentgit.open(folder / "other.db") as other:
+        keys["another database's"] = other.keys.create("all", "admin", user=other.users.add("ada")).secret
     return SimpleNamespace(folder=folder, keys=keys, ids=ids)
 
 
@@ -195,7 +195,7 @@ def is_hidden(who, needs):
     return role_of(who) == "stranger" and needs != ADMIN
 
 
-CREDENTIALS = (None, "", "agit_1_2_3", "x" * 9000, "revoked", "ended", "gone", "shut", "another tenant's")
+CREDENTIALS = (None, "", "agit_1_2_3", "x" * 9000, "revoked", "ended", "gone", "shut", "another database's")
 
 
 @pytest.mark.long
@@ -579,7 +579,7 @@ def test_every_command_declares_its_required_role():
 def test_every_command_refuses_a_role_that_is_too_low(house, who, monkeypatch):
     """With --user a command has that user's rights: it exits with 3 (not found) or 5 (not allowed)."""
     monkeypatch.chdir(house.path.parent)
-    for name in ("AGENTGIT_USER", "AGENTGIT_TENANT", "AGENTGIT_DATABASE_URL"):
+    for name in ("AGENTGIT_USER", "AGENTGIT_DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
     with changing_nothing(house) as wrong:
         for name, (needs, words) in COMMANDS.items():

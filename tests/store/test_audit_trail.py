@@ -18,8 +18,7 @@ from agentgit.store.sql.tables import EVENT, SESSION
 
 
 def record(repo, session, kind, **detail):
-    tenant = repo.context.store.tenant_id
-    backend.write(repo, lambda c: record_event(c, tenant, kind, session_id=session.id, **detail))
+    backend.write(repo, lambda c: record_event(c, kind, session_id=session.id, **detail))
 
 
 @pytest.fixture
@@ -109,7 +108,7 @@ def test_the_database_refuses_changes_to_the_trail(repo, agent):
                 backend.write(repo, lambda c, v=values: c.execute(replacing.values(v)))
     else:
         # The trigger looks for the session of an event in its own schema, whatever temporary tables there are.
-        hidden = "CREATE TEMPORARY TABLE external_session (tenant_id bigint, id bigint); DELETE FROM event"
+        hidden = "CREATE TEMPORARY TABLE external_session (id bigint); DELETE FROM event"
         refused += [text("TRUNCATE event"), text(hidden)]
     for statement in refused:
         with pytest.raises(NotAllowed):

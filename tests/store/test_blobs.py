@@ -1,7 +1,6 @@
 """Content-addressed storage stores equal values once and lists as chains, and detects damage."""
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +12,9 @@ from agentgit.store.database import Database
 from agentgit.store.objects.blobs import BlobStore, leaf, list_hash, pack, unpack
 from agentgit.store.objects.content import Content
 from agentgit.store.objects.lru import LRUCache
-from agentgit.store.schema.schema import ensure_tenant
 from agentgit.store.sql.tables import BLOB, LIST
-from agentgit.store.sql.tables import TENANT as TENANT_TABLE
 
-TENANT, SESSION = 7, 5
+SESSION = 5
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +27,9 @@ def shared(sqlite_template, tmp_path_factory):
     database.close()
 
 
-def values_of(tenant):
-    """Return the values of a session of a tenant, without cached ones."""
-    return BlobStore(tenant).of(SESSION)
+def values_of(session=SESSION):
+    """Return the values of a session, without cached ones."""
+    return BlobStore().of(session)
 
 
 def leaves(values):
@@ -41,7 +38,7 @@ def leaves(values):
 
 def put_list(database, items, base=None):
     """Store a list of leaves that continues `base`, and return its hash."""
-    return database.write(lambda connection: Content(values_of(TENANT)).put(connection, [(items, base)]))[0]
+    return database.write(lambda connection: Content(values_of()).put(connection, [(items, base)]))[0]
 
 
 def test_value_hashes_never_change():
@@ -51,8 +48,8 @@ def test_value_hashes_never_change():
     assert list_hash([one.hash]).hex() == "2c4305f6b3c32fd13d682d854f15d70c930c00f1f761dd2f3f1fa5dd865bf59c"
 
 
-def test_equal_values_are_stored_once_per_tenant(database):
-    for blobs in (values_of(TENANT), values_of(TENANT), values_of(TENANT + 1)):
+def test_equal_values_are_stored_once_per_session(database):
+    for blobs in (values_of(), values_of(), values_of(SESSION + 1)):
         database.write(lambda connection, blobs=blobs: blobs.put_many(connection, leaves(["a", "b", "a"])))
     with database.reading() as connection:
         assert connection.execute(select(func.count()).select_from(BLOB)).scalar() == 4
@@ -86,23 +83,23 @@ def edited(items, edit):
 @settings(max_examples=60, deadline=None)
 @given(edits)
 def test_every_version_of_a_list_stays_readable(shared, edits):
-    writer, versions, items, base = Content(values_of(TENANT)), {}, [], None
+    writer, versions, items, base = Content(values_of()), {}, [], None
     for edit in edits:
         items = edited(items, edit)
         body = leaves(items)
         (base,) = shared.write(lambda connection, body=body, base=base: writer.put(connection, [(body, base)]))
         versions[base] = body
     with shared.reading() as connection:
-        assert Content(values_of(TENANT)).get(connection, versions) == versions
+        assert Content(values_of()).get(connection, versions) == versions
 
 
 def test_a_long_list_chain_is_written_in_full_at_intervals(database):
-    writer, items, base = Content(values_of(TENANT)), [], None
+    writer, items, base = Content(values_of()), [], None
     for n in range(300):
         items = [*items, leaf("json", str(n).encode())]
         (base,) = database.write(lambda connection, at=(items, base): writer.put(connection, [at]))
     with database.reading() as connection:
-        assert values_of(TENANT).item_hashes(connection, base) == tuple(item.hash for item in items)
+        assert values_of().item_hashes(connection, base) == tuple(item.hash for item in items)
         full = select(func.count()).where(BLOB.c.type == LIST, func.substr(BLOB.c.data, 1, 1) == b"\0")
         assert 5 <= connection.execute(full).scalar() <= 8
 
@@ -112,7 +109,7 @@ def test_a_list_with_an_invalid_base_is_written_in_full(database):
     for base in (one.hash, bytes(32)):
         key = put_list(database, [one, two], base)
         with database.reading() as connection:
-            assert values_of(TENANT).item_hashes(connection, key) == (one.hash, two.hash)
+            assert values_of().item_hashes(connection, key) == (one.hash, two.hash)
 
 
 def damage(database, key, **values):
@@ -124,10 +121,10 @@ def damage(database, key, **values):
 @pytest.mark.parametrize("values", [{"data": b"2"}, {"type": "bytes"}, {"codec": 1}, {}])
 def test_a_damaged_value_raises_corrupt_and_names_its_row(database, values):
     (value,) = leaves(["1"])
-    database.write(lambda connection: values_of(TENANT).put_many(connection, [value]))
+    database.write(lambda connection: values_of().put_many(connection, [value]))
     damage(database, value.hash, **values)
     with database.reading() as connection, pytest.raises(Corrupt, match="agentgit fsck") as caught:
-        values_of(TENANT).get_many(connection, [value.hash])
+        values_of().get_many(connection, [value.hash])
     assert caught.value.row == f"blob {SESSION}/{value.hash.hex()}"
 
 
@@ -146,7 +143,7 @@ def test_a_damaged_list_raises_corrupt(database, what, how):
     }
     damage(database, key if what == "the list" else base, **values[how])
     with database.reading() as connection, pytest.raises(Corrupt):
-        values_of(TENANT).item_hashes(connection, key)
+        values_of().item_hashes(connection, key)
 
 
 @given(st.dictionaries(st.text(), st.binary(min_size=32, max_size=32)))
@@ -162,10 +159,3 @@ def test_the_cache_evicts_the_least_recently_used_value():
     recent.add([(b"new", "y" * 10), (b"heavy", "z" * 11)])
     assert recent.get(bytes([0])) is not None
     assert recent.get(bytes([1])) is recent.get(b"heavy") is None
-
-
-def test_concurrent_opens_of_an_empty_database_create_one_tenant(database):
-    with ThreadPoolExecutor(4) as pool:
-        assert len(set(pool.map(lambda _: ensure_tenant(database), range(8)))) == 1
-    with database.reading() as connection:
-        assert connection.execute(select(func.count()).select_from(TENANT_TABLE)).scalar() == 1

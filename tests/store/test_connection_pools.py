@@ -9,10 +9,11 @@ import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 
 import backend
 import points
+import postgres_databases
 import processes
 import psycopg
 import pytest
@@ -20,12 +21,14 @@ from echo_graph import echoing, said, talk, texts, whole
 from langchain_core.messages import AIMessage
 from saver_checkpoints import on, put, values
 from scripted import ScriptedModel, call, tool_node_graph
+from sqlalchemy import text
 from web_servers import free_port
 
 import agentgit
 from agentgit import InvalidInput, SQLModelSaver
 from agentgit.errors import Unavailable
 from agentgit.store.database import Database
+from agentgit.store.sql import postgres
 
 TIME = 60
 POOLER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
@@ -270,45 +273,56 @@ def test_a_process_may_fork_after_it_opened_the_database(database):
 
 SETTINGS = """
 [databases]
-{name} = host={host} port={port} user={user} dbname={name} {secret}
+{name} = host={host} port={port} dbname={name}
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = {free}
 unix_socket_dir =
-auth_type = any
+auth_type = trust
+auth_file = {users}
 pool_mode = transaction
 default_pool_size = 3
 max_client_conn = 200
 """
 
 
-@pytest.fixture
-def pooled(postgres_url):
-    """Start PgBouncer in transaction mode with fewer connections than clients, and yield the URL behind it."""
+@contextmanager
+def pooler(*urls):
+    """Start PgBouncer in transaction mode with few connections, and yield the URL of each role behind it."""
     if POOLER is None:
         pytest.skip("left out: pgbouncer is not installed")
-    url, behind = postgres_url, postgres_url.set(host="127.0.0.1", port=free_port())
+    url, free = urls[0], free_port()
+    behind = [one.set(host="127.0.0.1", port=free) for one in urls]
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as users, tempfile.TemporaryFile("w+") as said:
+        users.write("".join(f'"{one.username or "postgres"}" "{one.password or ""}"\n' for one in urls))
         said.write(
             SETTINGS.format(
-                name=url.database, host=url.host or "127.0.0.1", port=url.port or 5432, free=behind.port,
-                user=url.username or "postgres", secret=f"password={url.password}" if url.password else "",
+                name=url.database, host=url.host or "127.0.0.1", port=url.port or 5432, free=free,
+                users=f"/proc/self/fd/{users.fileno()}",
             )
         )  # fmt: skip
-        said.flush()
-        os.fchmod(said.fileno(), 0o644)  # PgBouncer refuses root, and nobody cannot read our directories
+        for file in (users, said):
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)  # PgBouncer refuses root, and nobody cannot read our directories
         command = [*as_nobody, POOLER, f"/proc/self/fd/{said.fileno()}"]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "pass_fds": [said.fileno()]}
+        handed = [users.fileno(), said.fileno()]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "pass_fds": handed}
         with subprocess.Popen(command, **quiet) as bouncer:  # noqa: S603  # our own
             try:
                 until = time.monotonic() + TIME
-                while not answers(behind):
+                while not answers(behind[0]):
                     assert bouncer.poll() is None, "pgbouncer did not start"
                     assert time.monotonic() < until, "pgbouncer does not answer"
                 yield behind
             finally:
                 bouncer.terminate()
+
+
+@pytest.fixture
+def pooled(postgres_url):
+    with pooler(postgres_url) as (url,):
+        yield url
 
 
 def answers(url):
@@ -333,6 +347,40 @@ async def test_concurrent_turns_of_threads_and_tasks_work_through_pgbouncer(pool
         back = await agents["t0"].arollback("HEAD~1")
         await back.ainvoke(said("again", 0))
         assert repo.maintenance.fsck(3).is_sound
+
+
+def test_each_role_is_its_own_tenant_behind_pgbouncer(empty_server):
+    with (
+        postgres_databases.tenants(empty_server, "acme", "beta") as tenants,
+        pooler(*tenants.values()) as urls,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        addresses = [url.render_as_string(hide_password=False) for url in urls]
+        list(pool.map(lambda n: talk(addresses[n % 2], "wrap", f"t{n}", 2), range(8)))
+        for n, address in enumerate(addresses):
+            with agentgit.open(address) as repo:
+                assert {one.session_name for one in repo.sessions()} == {f"t{n + m}" for m in (0, 2, 4, 6)}
+                assert repo.maintenance.fsck(3).is_sound
+
+
+async def test_idle_connections_are_closed_and_opened_again(postgres_url, monkeypatch):
+    monkeypatch.setattr(postgres, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(postgres, "_idle_pools", postgres._IdlePools())  # the thread of another test may be asleep
+
+    def connections():
+        with postgres_databases.on(postgres_url.set(database="postgres")) as engine, engine.connect() as connection:
+            found = "SELECT count(*) FROM pg_stat_activity WHERE datname = :name AND backend_type = 'client backend'"
+            return connection.execute(text(found), {"name": postgres_url.database}).scalar_one()
+
+    other = connections()
+    with agentgit.open(postgres_url) as repo:
+        for _ in range(2):
+            assert [*repo.sessions(), *await repo.asessions()] == []
+            assert connections() > other
+            until = time.monotonic() + TIME
+            while connections() > other:
+                assert time.monotonic() < until
+                await asyncio.sleep(0.1)
 
 
 def prepares(url):

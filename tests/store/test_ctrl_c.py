@@ -56,7 +56,7 @@ def ends_in_thread(action):
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_interrupted_write_leaves_nothing_locked(repo, fails):
     database, kept = backend.database(repo), []
-    table = text("UPDATE tenant SET id = id RETURNING id")  # its cursor is still in use when it has been executed
+    table = text('UPDATE "user" SET id = id RETURNING id')  # its cursor is still in use when it has been executed
 
     def write(fails=False):
         def work(connection):
@@ -68,7 +68,7 @@ def test_an_interrupted_write_leaves_nothing_locked(repo, fails):
             database.write(work)
 
     write()
-    for point in count(step=1 if database.is_sqlite else 5):
+    for point in count(step=1 if database.is_sqlite else 2):
         error, is_reached = interrupted(lambda: write(fails), point)
         if not is_reached:
             break

@@ -41,7 +41,7 @@ WORDS = ["NULL", "''", "'abc'", "'\\u12'", "'\\'", "'\\uzzzz'"]
 
 MISFIT = "x'ff'"
 
-TABLES = [table for table in METADATA.sorted_tables if "tenant_id" in table.c and table.name != "encryption_key"]
+TABLES = [table for table in METADATA.sorted_tables if table.name != "encryption_key"]
 
 
 def live(repo):
@@ -191,7 +191,7 @@ def is_misfit(database, hand, table, column, at):
     kind = hand._run(f'SELECT typeof("{column.name}") FROM "{table.name}" WHERE rowid = {at}')[0][0]
     plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
     good = "integer" if isinstance(plain, Integer | Boolean) else "blob" if isinstance(plain, LargeBinary) else "text"
-    return kind != good and not (kind == "null" and column.nullable) and column.name != "tenant_id"
+    return kind != good and not (kind == "null" and column.nullable)
 
 
 def test_fsck_reports_an_unreadable_time_at_every_checkpoint(lived):
@@ -385,7 +385,7 @@ def edited(repo, name, column, key, value):
 def read(repo, connection, name, column, key):
     """Read an encrypted value as agentgit does."""
     if name == "blob":
-        _, session_id, hash_ = key
-        BlobStore(repo.context.store.tenant_id).of(session_id).get_many(connection, [hash_])
+        session_id, hash_ = key
+        BlobStore().of(session_id).get_many(connection, [hash_])
     table = METADATA.tables[name]
     return connection.execute(select(table.c[column]).where(tuple_(*table.primary_key) == key)).one()

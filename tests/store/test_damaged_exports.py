@@ -662,7 +662,7 @@ def test_an_imported_unsealed_value_never_reaches_the_inner_serializer(exports, 
 
     imported = repo.import_(forged(exports(a_session), add)).session
     serde = EncryptedSerializer(Cipher())
-    saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id, serde=serde, sessions=True)
+    saver = SQLModelSaver(backend.database(repo), serde=serde, sessions=True)
     (thread,) = {branch.langgraph_session_id for branch in repo.session(imported).branches() if branch.is_current}
     with pytest.raises(Corrupt, match="not sealed"):
         saver.get_tuple({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})

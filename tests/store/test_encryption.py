@@ -110,15 +110,13 @@ def flipped(value):
     return value[:-1] + bytes([value[-1] ^ 1])
 
 
-def test_a_sealed_value_opens_only_in_its_tenant(url):
+def test_a_sealed_value_opens_only_in_its_place(url):
     with agentgit.open(url, keyring=Keyring({"a": ONE})) as repo:
         seal = backend.database(repo).seal
         closed = seal.seal("tool_invocation.args", b"{}")
         assert seal.open("tool_invocation.args", closed) == b"{}"
-        other = encryption.Seal(Keyring({"a": ONE}))
-        other.tenant_id = seal.tenant_id + 1
         with pytest.raises(Corrupt):
-            other.open("tool_invocation.args", closed)
+            seal.open("tool_invocation.result", closed)
         blobs, value = repo.context.store.graphs.blobs.of(1), leaf("json", b'"hello"')
         write = backend.database(repo).write
         write(lambda c: blobs.put_many(c, [value]))
@@ -128,7 +126,7 @@ def test_a_sealed_value_opens_only_in_its_tenant(url):
             bad = flipped(connection.execute(select(table.c.data).where(this)).scalar_one())
         write(lambda c: c.execute(update(table).where(this).values(data=bad)))
         with backend.reading(repo) as connection, pytest.raises(Corrupt) as failure:
-            BlobStore(repo.context.store.tenant_id).of(1).get_many(connection, [value.hash])
+            BlobStore().of(1).get_many(connection, [value.hash])
         assert failure.value.row == f"blob 1/{value.hash.hex()}"
 
 
@@ -141,12 +139,12 @@ def test_values_of_every_shape_are_read_back(url, keys):
         values += [leaf("json", json.dumps(f"{MARK} is message {n}, as long as others").encode()) for n in range(120)]
         write(lambda c: blobs.put_many(c, values))
         with backend.reading(repo) as connection:
-            fresh = BlobStore(repo.context.store.tenant_id).of(1)
+            fresh = BlobStore().of(1)
             assert all(fresh.get_many(connection, [one.hash])[one.hash] == one for one in values)
         assert repo.maintenance.fsck(2).findings == ()
         assert (MARK in backend.as_stored(repo)) == (keys is None)
         if keys is not None:
-            assert set(Rotation(backend.database(repo), repo.context.store.tenant_id).count_by_key()) == {"a"}
+            assert set(Rotation(backend.database(repo)).count_by_key()) == {"a"}
 
 
 async def test_the_saver_and_async_methods_encrypt_values(url, tmp_path):

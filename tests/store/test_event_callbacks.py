@@ -39,7 +39,7 @@ def test_events_of_a_failed_transaction_are_neither_stored_nor_delivered(repo):
     session, got = repo.session("s", create=True), []
 
     def work(connection, *, fails):
-        record_event(connection, repo.context.store.tenant_id, "tag.created", session_id=session.id, name=str(fails))
+        record_event(connection, "tag.created", session_id=session.id, name=str(fails))
         if fails:
             raise Conflict("taken back")
 

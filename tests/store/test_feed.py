@@ -38,8 +38,8 @@ def write_events(url, number):
         repo.events.on("*", lambda event: print(event.id, event.session_id))  # noqa: T201  # for the test
 
         def slowly(connection, session_id):
-            record_event(connection, store.tenant_id, "tag.created", session_id=session_id, name="slow")
-            record_event(connection, store.tenant_id, "tag.created", session_id=session_id, name="slower")
+            record_event(connection, "tag.created", session_id=session_id, name="slow")
+            record_event(connection, "tag.created", session_id=session_id, name="slower")
             if not store.database.is_sqlite:
                 connection.exec_driver_sql("SELECT pg_current_xact_id()")  # so that it has a number while it lasts
                 time.sleep(chance.random() * 0.2)
@@ -202,12 +202,10 @@ def test_a_paged_feed_returns_each_event_once(repo, monkeypatch):
     monkeypatch.setattr("agentgit.repository.events.PAGE", 7)
     sessions = [repo.session(f"s{n}", create=True) for n in range(3)]
 
-    tenant = repo.context.store.tenant_id
-
     def work(connection):
         for n in range(10):
             for session in sessions:
-                record_event(connection, tenant, "tag.created", session_id=session.id, name=str(n))
+                record_event(connection, "tag.created", session_id=session.id, name=str(n))
 
     backend.write(repo, work)
     backend.wait_for_the_feed(repo)

@@ -69,7 +69,7 @@ def test_an_unencrypted_message_with_a_valid_hash_is_refused(url, tmp_path):
         story(repo, tmp_path)
         value, table = leaf("json", json.dumps({"content": "send it all"}).encode()), raw_table("blob")
         session = repo.session("s").id
-        row = {"tenant_id": repo.context.store.tenant_id, "external_session_id": session, "hash": value.hash}
+        row = {"external_session_id": session, "hash": value.hash}
         write(repo, insert(table).values(**row, type="json", codec=0, size=len(value.data), data=value.data))
         with backend.reading(repo) as connection:
             blobs = repo.context.store.graphs.blobs.of(session)
@@ -108,12 +108,11 @@ def test_full_encryption_cannot_be_revoked_without_the_key(url, tmp_path, begins
         now = proofs(repo)
     name = now[0]["id"]
     other = Seal(Keyring({name: ring[name]}))
-    other.tenant_id = now[0]["tenant_id"] + 1
     attacks = {
         "no row": [],
         "the early row": early,
         "both": [*early, *now],
-        "another tenant's": [{**now[0], "proof": other.seal("encryption_key.proof", b"agentgit")}],
+        "another place": [{**now[0], "proof": other.seal("tag.description", b"agentgit")}],
         "another name": [{**row, "id": name} for row in early],
         "something else": [{**now[0], "proof": b"agentgit"}],
     }
@@ -127,7 +126,7 @@ def test_full_encryption_cannot_be_revoked_without_the_key(url, tmp_path, begins
                 assert backend.database(repo).seal.is_fully_encrypted, what
                 put_back(repo, now)
         except (InvalidInput, KeyMissing):
-            assert what in ("another tenant's", "another name", "something else")
+            assert what in ("another place", "another name", "something else")
             past = Database(url)
             past.write(lambda c: c.execute(delete(ENCRYPTION_KEY)))
             past.close()

@@ -17,7 +17,7 @@ import agentgit
 from agentgit import Keyring, Workspace
 from agentgit.errors import InvalidInput, NotAllowed, NotFound, SchemaMismatch
 from agentgit.store.database import Database
-from agentgit.store.schema import roles, schema
+from agentgit.store.schema import schema
 from agentgit.store.sql.tables import METADATA
 from agentgit.store.sql.url import redacted_url
 
@@ -156,7 +156,7 @@ def test_an_unprivileged_role_can_check_and_not_change_tables_or_the_trail(world
     for statement in (
         "ALTER TABLE external_session ADD COLUMN mine int",
         "UPDATE event SET kind = ''", "DELETE FROM event", "TRUNCATE event", "DROP TABLE event",
-        "UPDATE agentgit_version SET version_num = '0001'", "DELETE FROM tenant",
+        "UPDATE agentgit_version SET version_num = '0001'",
         "ALTER TABLE event DISABLE TRIGGER ALL", "SET session_replication_role = replica",
     ):  # fmt: skip
         with pytest.raises(NotAllowed):
@@ -188,8 +188,8 @@ def test_errors_of_an_unprivileged_role_name_the_command_of_the_owner_which_gran
     role = database.url.username
     theirs = f"--db {redacted_url(owner.url)}"
     with pytest.raises(NotAllowed) as refused:
-        roles.grant(database, "me")
-    assert f"agentgit db grant me {theirs}" in str(refused.value).replace("'", "")
+        schema.grant(database, "public", "me")
+    assert f"agentgit db upgrade {theirs}" in str(refused.value).replace("'", "")
     schema.upgrade(database)  # the schema is up to date
     backend.migrate(owner, command.downgrade, "0001")
     with pytest.raises(NotAllowed, match="does not own the tables"):
@@ -198,30 +198,28 @@ def test_errors_of_an_unprivileged_role_name_the_command_of_the_owner_which_gran
         agentgit.open(database.url)
     said = str(refused.value).replace("'", "")
     assert f"agentgit db upgrade {theirs}" in said
-    assert f"then agentgit db grant {role} {theirs}" in said
     schema.upgrade(owner)
     tables = len(METADATA.tables) + 1
-    granted = json.loads(run("db", "grant", role, "--db", backend.address(owner), "--json").out)
-    assert granted == {"database": owner.name, "role": role, "tables": tables}
+    words = ("--schema", "public", "--role", role, "--db", backend.address(owner), "--json")
+    granted = json.loads(run("db", "grant", *words).out)
+    assert granted == {"database": owner.name, "schema": "public", "role": role, "tables": tables}
     with agentgit.open(database.url) as repo:
         works(repo, "s")
 
 
 def test_bad_roles_are_refused(owner, database):
     with pytest.raises(InvalidInput, match="no roles"), closing(Database(":memory:")) as on_sqlite:
-        roles.grant(on_sqlite, "any")
-    with pytest.raises(NotFound, match="CREATE ROLE"):
-        roles.grant(owner, "nobody at all")
+        schema.grant(on_sqlite, "public", "any")
     with pytest.raises(NotAllowed, match="is a superuser"):
-        roles.grant(owner, owner.url.username)
+        schema.grant(owner, "public", owner.url.username)
     role = database.url.username
     owner.write(lambda c: c.exec_driver_sql(f"GRANT {owner.url.username} TO {role}"))
     with pytest.raises(NotAllowed, match="is a member"):  # a member can become the superuser by SET ROLE
-        roles.grant(owner, role)
+        schema.grant(owner, "public", role)
     owner.write(lambda c: c.exec_driver_sql(f"REVOKE {owner.url.username} FROM {role}"))
     owner.write(
         lambda c: c.exec_driver_sql(f"GRANT CREATE ON SCHEMA public TO {role}; ALTER TABLE tag OWNER TO {role}")
     )
     with pytest.raises(NotAllowed, match="owns the tables"):
-        roles.grant(owner, role)
+        schema.grant(owner, "public", role)
     owner.write(lambda c: c.exec_driver_sql(f"ALTER TABLE tag OWNER TO {owner.url.username}"))

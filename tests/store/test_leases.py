@@ -164,13 +164,13 @@ def test_a_lease_is_renewed_until_its_work_ends_despite_failures(monkeypatch):
             raise failures.pop()
 
     kept = process.Leases(write, seconds=3)
-    kept.start_renewing("a", process.LeasedRow(BRANCH, 1, 2))
+    kept.start_renewing("a", process.LeasedRow(BRANCH, 2))
     thread = kept._thread
     assert all(renewed.acquire(timeout=60) for _ in range(3))
     kept.stop_renewing("a")
     thread.join(60)
     assert not thread.is_alive()
-    kept.start_renewing("b", process.LeasedRow(BRANCH, 1, 2))
+    kept.start_renewing("b", process.LeasedRow(BRANCH, 2))
     assert renewed.acquire(timeout=60)
     again = kept._thread
     kept.close()

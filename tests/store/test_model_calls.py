@@ -222,7 +222,7 @@ words = st.integers(0, 6)
 def test_calls_are_read_as_they_were_stored(memory, plan, data):
     """Whatever is repeated, reordered or left out, and however the calls are cut into steps."""
     database = memory.context.store.database
-    content = Content(BlobStore(memory.context.store.tenant_id).of(1))
+    content = Content(BlobStore().of(1))
     texts = [leaf("message", b'{"type":"human","data":{"content":"%d"}}' % number) for number in range(7)]
     calls = [
         NewModelCall([texts[n] for n in messages], texts[options] if options is not None else None, texts[reply], is_in)

@@ -18,7 +18,7 @@ from agentgit import AgentGitError
 from agentgit.store.database import Database
 from agentgit.store.sql import batch
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.tables import TENANT
+from agentgit.store.sql.tables import USER
 
 
 @pytest.fixture
@@ -50,11 +50,14 @@ def test_a_turn_needs_few_round_trips_to_the_server(postgres_url, sent, said, mo
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_failed_pipeline_reports_its_error_and_logs_nothing(postgres_url, caplog, is_async):
-    taken, count = CompiledStatement(insert(TENANT)), select(func.count()).select_from(TENANT)
+    taken, count = CompiledStatement(insert(USER)), select(func.count()).select_from(USER)
 
     def add(connection, *ids):
         for id in ids:
-            taken.run(connection, {"id": id, "name": f"{id}", "created_at": datetime.now(UTC)})
+            taken.run(
+                connection,
+                {"id": id, "name": f"{id}", "created_at": datetime.now(UTC), "is_admin": False, "disabled_at": None},
+            )
 
     def write(database, *ids):
         def work():
@@ -63,14 +66,14 @@ def test_a_failed_pipeline_reports_its_error_and_logs_nothing(postgres_url, capl
         return asyncio.run(database.run(work)) if is_async else work()
 
     with closing(Database(postgres_url)) as database:
-        with pytest.raises(AgentGitError, match="pk_tenant"):
+        with pytest.raises(AgentGitError, match="pk_user"):
             write(database, 7, 8, 8, 9)
         with database.reading() as connection:
             before = connection.execute(count).scalar_one()
         write(database, 7, 8, 9)
         with database.reading() as connection:
             assert connection.execute(count).scalar_one() == before + 3
-        database.write(lambda c: c.execute(delete(TENANT).where(TENANT.c.id.in_([7, 8, 9]))))
+        database.write(lambda c: c.execute(delete(USER).where(USER.c.id.in_([7, 8, 9]))))
     assert caplog.records == []
 
 

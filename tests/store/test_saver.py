@@ -203,16 +203,6 @@ async def test_the_delta_history_equals_that_of_langgraph(saver):
 # -- safety
 
 
-def test_tenants_do_not_see_each_others_threads(database):
-    one, two = SQLModelSaver(database, tenant_id=1), SQLModelSaver(database, tenant_id=2)
-    put(one, "t", {"a": 1})
-    assert two.get_tuple(on("t")) is None
-    put(two, "t", {"a": 2})
-    two.delete_thread("t")
-    assert values(one, on("t")) == {"a": 1}
-    assert list(two.list(None)) == []
-
-
 def test_a_failed_put_leaves_no_rows(saver):
     for refused in ({"values": {"a": 1, "b": object()}}, {"values": {}, "meta": {"odd": object()}}):
         with pytest.raises(InvalidInput, match="cannot be stored"):

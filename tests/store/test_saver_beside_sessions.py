@@ -31,7 +31,7 @@ def repo(lived_through):
 
 @pytest.fixture
 def saver(repo):
-    saver = SQLModelSaver(backend.database(repo), tenant_id=repo.context.store.tenant_id)
+    saver = SQLModelSaver(backend.database(repo))
     own_graph(saver).invoke({"messages": [("user", "hi")]}, on("own", run_id="own-run"))
     return saver
 

@@ -37,9 +37,9 @@ def everything(database) -> bytes:
             for row in connection.execute(select(table))
             for value in row
         ]
-        keys = select(BLOB.c.hash, BLOB.c.tenant_id, BLOB.c.external_session_id)
-        for key, tenant, session in connection.execute(keys).all():
-            found.append(BlobStore(tenant).of(session).get_many(connection, [key])[key].data)
+        keys = select(BLOB.c.hash, BLOB.c.external_session_id)
+        for key, session in connection.execute(keys).all():
+            found.append(BlobStore().of(session).get_many(connection, [key])[key].data)
     if database.is_sqlite:
         path = Path(database.url.database)
         found += [file.read_bytes() for file in path.parent.glob(f"{path.name}*")]

@@ -9,7 +9,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import MetaData, insert, select, text
+from sqlalchemy import MetaData, delete, insert, select, text
 
 import agentgit
 from agentgit.errors import SchemaMismatch
@@ -68,6 +68,7 @@ def filled(database, revision):
     def put(connection):
         for table in tables_of(connection):
             if rows := found.get(table.name):
+                connection.execute(delete(table))  # the local owner
                 connection.execute(insert(table), [{c.name: row[c.name] for c in table.c} for row in rows])
 
     database.write(put)

@@ -99,17 +99,16 @@ def threads(repo) -> set[str]:
 def saver(repo) -> agentgit.SQLModelSaver:
     """Return a saver that reads and writes the sessions of a repository."""
     store = repo.context.store
-    return agentgit.SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
+    return agentgit.SQLModelSaver(store.database, graphs=store.graphs, sessions=True)
 
 
 # -- calls
 
 
 def journal(repo) -> list[ToolInvocation]:
-    """Return every recorded call of all sessions and branches of a tenant, oldest first."""
+    """Return every recorded call of all sessions and branches, oldest first."""
     calls, branches = table("tool_invocation"), table("internal_session")
     query = select(calls, branches.c.inherited).select_from(WITH_BRANCH).order_by(calls.c.id)
-    query = query.where(calls.c.tenant_id == repo.context.store.tenant_id)
     with reading(repo) as connection:
         return repo.context.store.journal.invocations_from_rows(connection, connection.execute(query).all())
 

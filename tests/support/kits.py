@@ -17,11 +17,12 @@ from sqlalchemy import URL, text
 
 import agentgit
 from agentgit.demo import EFFECTS, build
+from agentgit.store.sql.url import in_schema
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 TENANT = "acme | 'ltd'"
-"""The name of a second tenant."""
+"""The schema of a second tenant."""
 
 
 def libpq(url: URL, **more: str) -> dict[str, str]:
@@ -69,8 +70,10 @@ def count(url: URL, table: str) -> int:
 
 def live(url: URL, folder: Path) -> None:
     """Order and roll back in two tenants of a database, with a shop in a folder."""
-    for tenant in (None, TENANT):
-        with agentgit.open(url, tenant=tenant) as repo:
+    execute(url, f'CREATE SCHEMA "{TENANT}"')
+    assert run("db", "upgrade", "--schema", TENANT, "--db", url.render_as_string(hide_password=False)).code == 0
+    for tenant in (url, in_schema(url, TENANT)):
+        with agentgit.open(tenant) as repo:
             agent = repo.wrap(build(folder / "shop.db"), session="support-42", effects=EFFECTS)
             agent.run("order two chairs")
             agent.checkpoint("before the table")
@@ -78,9 +81,9 @@ def live(url: URL, folder: Path) -> None:
             agent.rollback("before the table").run("rather a sofa")
 
 
-def told(url: URL, tenant: str | None) -> list[Any]:
+def told(url: URL) -> list[Any]:
     """Return everything that a session says about itself."""
-    with agentgit.open(url, tenant=tenant) as repo:
+    with agentgit.open(url) as repo:
         session = repo.session("support-42")
         calls = [
             str(call) + call.status for branch in session.branches() for call in session.tool_track(branch=branch.name)

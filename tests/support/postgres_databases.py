@@ -11,7 +11,10 @@ from sqlalchemy import URL, Connection, Engine, create_engine, text
 from sqlalchemy.exc import InternalError
 
 from agentgit.store.database import Database
-from agentgit.store.schema import roles
+from agentgit.store.schema import schema
+from agentgit.store.sql.url import in_schema
+
+__all__ = ["in_schema"]
 
 PATIENCE = 60
 """How long `drop` waits for a disk that another test has filled, in seconds."""
@@ -25,6 +28,26 @@ def on(server: URL) -> Iterator[Engine]:
         yield engine
     finally:
         engine.dispose()
+
+
+@contextmanager
+def new_schema(server: URL) -> Iterator[URL]:
+    """Create the tables in a schema of their own, yield the URL, and drop them at the end."""
+    name = f"s{uuid.uuid4().hex}"
+    run(server, f"CREATE SCHEMA {name}")
+    with closing(Database(in_schema(server, name))) as database:
+        schema.upgrade(database)
+    try:
+        yield in_schema(server, name)
+    finally:
+        run(server, f"DROP SCHEMA {name} CASCADE")
+
+
+def run(server: URL, *statements: str) -> None:
+    """Run statements, each in a transaction of its own."""
+    with on(server) as engine, engine.connect() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
 
 
 @contextmanager
@@ -60,12 +83,28 @@ def drop(connection: Connection, what: str) -> None:
 
 @contextmanager
 def as_role(url: URL) -> Iterator[URL]:
-    """Create a role that owns nothing, grant it the rights to work, and yield a URL for it."""
+    """Create a tenant with a role that owns nothing in the schema `public`, and yield a URL for it."""
     role = f"agentgit_{uuid.uuid4().hex}"
     with closing(Database(url)) as owner:
-        owner.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {role} LOGIN"))
         try:
-            roles.grant(owner, role)
+            schema.grant(owner, "public", role)
             yield url.set(username=role)
         finally:
             owner.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
+
+
+@contextmanager
+def tenants(url: URL, *schemas: str) -> Iterator[dict[str, URL]]:
+    """Create a tenant for each schema, and yield a URL for the role of each."""
+    names = {schema_name: f"agentgit_{uuid.uuid4().hex}" for schema_name in schemas}
+    try:
+        with closing(Database(url)) as owner:
+            for schema_name, role in names.items():
+                schema.grant(owner, schema_name, role)
+        yield {schema_name: url.set(username=role) for schema_name, role in names.items()}
+    finally:
+        run(
+            url,
+            *(f"DROP OWNED BY {role}" for role in names.values()),
+            *(f"DROP ROLE {role}" for role in names.values()),
+        )

@@ -1,7 +1,7 @@
-"""A check of every statement that the library sends to PostgreSQL, so that the tables can be distributed by tenant.
+"""A check of every statement that the library sends to PostgreSQL.
 
-Citus refuses volatile functions in updates, has no triggers on distributed tables, and sends a statement to one machine
-only if the statement names the tenant. The check is on the cursors of the driver, where all ways of sending end.
+None names a schema, because the connection decides, and none calls a volatile function in an update, which Citus
+refuses. The check is on the cursors of the driver, where all ways of sending end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from sqlglot import exp
 from agentgit.store.sql.tables import METADATA
 
 ROOT = Path(__file__).parents[2]
-TENANT_TABLES = frozenset(name for name, table in METADATA.tables.items() if "tenant_id" in table.c)
 
 EXEMPT = {
     "alembic/": "creates the tables",
-    "agentgit/store/schema/schema.py": "migrates, with a lock that only migrations and grants take, on one machine",
+    "agentgit/store/schema/": "migrates, with a lock that only migrations and grants take, on one machine",
 }
 """The senders whose statements are not checked, as a path or as a path and a function, each with the reason."""
 
@@ -36,9 +35,9 @@ LOCAL_FUNCTIONS = {
     "set_config": "sets something for this transaction on the machine that the program is connected to",
     "pg_try_advisory_lock": "locks a name on that machine, against other programs that are connected to it",
     "pg_advisory_unlock": "releases such a lock",
-    "pg_database_size": "shows the size of the database on that machine",
+    "pg_total_relation_size": "shows the size of a table on that machine",
 }
-"""The volatile functions that a statement without any table may call: it runs on the machine that gets it."""
+"""The volatile functions that a statement without any table of ours may call: it runs on the machine that gets it."""
 
 UNCHECKED = (
     exp.Transaction, exp.Commit, exp.Rollback, exp.Set, exp.Create, exp.Drop, exp.Alter, exp.Grant, exp.Revoke,
@@ -180,11 +179,10 @@ def list_breaches(sql: str) -> tuple[str, ...]:
         if one.name in METADATA.tables and one.name not in common and not isinstance(one.parent, exp.Lock)
     ]
     called = {_function_name(one) for one in statement.find_all(exp.Func)} & _volatile
-    if not statement.find(exp.Table):
+    if not tables:
         called -= LOCAL_FUNCTIONS.keys()
     breaches = [f"calls the volatile {name}()" for name in sorted(called)]
-    untold = sorted({one.name for one in tables if one.name in TENANT_TABLES and not _names_tenant(one)})
-    breaches += [f"names no tenant of {name}" for name in untold]
+    breaches += [f"names the schema of {name}" for name in sorted({one.name for one in tables if one.db})]
     return tuple(breaches)
 
 
@@ -204,70 +202,3 @@ def _function_name(function: exp.Func) -> str:
     if isinstance(function, (exp.Binary, exp.Case, exp.Cast)):
         return ""
     return function.sql(dialect="postgres").partition("(")[0].lower()
-
-
-KNOWN = "(known)"
-"""A tenant that is a parameter or a constant, or comes from another query, where it is checked."""
-
-OTHER = "(other)"
-"""A value that is neither known nor the tenant of a table."""
-
-
-def _names_tenant(table: exp.Table) -> bool:
-    """Return whether the statement that reads or writes a table limits it to tenants that are known."""
-    owner = table.find_ancestor(exp.Select, exp.Insert, exp.Update, exp.Delete)
-    if isinstance(owner, exp.Insert):
-        return any(column.name == "tenant_id" for column in owner.this.expressions)
-    if owner is None:  # TRUNCATE, COPY or TABLE
-        return False
-    tables = {
-        one.alias_or_name
-        for one in owner.find_all(exp.Table)
-        if one.name in TENANT_TABLES and one.find_ancestor(exp.Select, exp.Insert, exp.Update, exp.Delete) is owner
-    }
-    facts = {fact for condition in _conditions(owner) for fact in _facts(condition, tables)}
-    known = {KNOWN}
-    while more := {name for fact in facts if fact & known for name in fact} - known:
-        known |= more
-    return table.alias_or_name in known
-
-
-def _conditions(owner: exp.Expression) -> Iterator[exp.Expression]:
-    """Yield the conditions of WHERE and of the joins of a statement, without those of the queries inside of it."""
-    for one in owner.find_all(exp.Where, exp.Join):
-        if one.find_ancestor(exp.Select, exp.Insert, exp.Update, exp.Delete) is owner:
-            condition = one.this if isinstance(one, exp.Where) else one.args.get("on")
-            if condition is not None:
-                yield condition
-
-
-def _facts(condition: exp.Expression, tables: set[str]) -> set[frozenset[str]]:
-    """Return the pairs of tables that a condition gives the same tenant; `KNOWN` is also one of a pair."""
-    condition = condition.unnest()
-    if isinstance(condition, exp.And):
-        return _facts(condition.left, tables) | _facts(condition.right, tables)
-    if isinstance(condition, exp.Or):
-        return _facts(condition.left, tables) & _facts(condition.right, tables)
-    if isinstance(condition, exp.EQ):
-        return _pairs(condition.left, condition.right, tables)
-    if isinstance(condition, exp.In) and condition.expressions:
-        return set.intersection(*(_pairs(condition.this, one, tables) for one in condition.expressions))
-    return set()
-
-
-def _pairs(left: exp.Expression, right: exp.Expression, tables: set[str]) -> set[frozenset[str]]:
-    sides = [[_tenant(element, tables) for element in _elements(side)] for side in (left, right)]
-    return {frozenset(pair) for pair in zip(*sides, strict=False) if OTHER not in pair}
-
-
-def _elements(side: exp.Expression) -> list[exp.Expression]:
-    return side.expressions if isinstance(side, exp.Tuple) else [side]
-
-
-def _tenant(value: exp.Expression, tables: set[str]) -> str:
-    """Return the alias of the table whose tenant a value is, `KNOWN` or `OTHER`."""
-    value = value.unnest()
-    if isinstance(value, exp.Column) and value.name == "tenant_id":
-        alias = value.table or (next(iter(tables)) if len(tables) == 1 else "")
-        return alias if alias in tables else KNOWN
-    return OTHER if value.find(exp.Column, exp.Query) else KNOWN

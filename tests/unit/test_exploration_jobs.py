@@ -17,7 +17,7 @@ def test_a_job_shows_neither_the_password_nor_the_conversation():
     address = StoreAddress(
         url=make_url("postgresql+psycopg://ada:hunter2@db/agentgit"),
         lease_seconds=60,
-        principal=Principal(tenant_id=1, user=user),
+        principal=Principal(user=user),
         compression="auto",
         exclude_metadata=frozenset({"token"}),
     )

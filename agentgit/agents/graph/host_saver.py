@@ -266,10 +266,7 @@ class HostSaver(ThreadReader):
             return run.start_id
         c = CHECKPOINT.c
         query = select(c.id).where(
-            c.tenant_id == self.store.tenant_id,
-            c.internal_session_id == run.branch_id,
-            c.kind == "before",
-            c.id > (run.head_id or 0),
+            c.internal_session_id == run.branch_id, c.kind == "before", c.id > (run.head_id or 0)
         )
         return connection.execute(query.order_by(c.number).limit(1)).scalar()
 

@@ -109,11 +109,7 @@ class ImportCommit:
     ) -> ImportedCounts:
         """Create or extend the session in one transaction."""
         with self.store.database.reading() as connection:
-            branch_parents = (
-                staging.checkpoint_parents(connection, self.store.tenant_id, earlier.branch_thread_id)
-                if earlier
-                else {}
-            )
+            branch_parents = staging.checkpoint_parents(connection, earlier.branch_thread_id) if earlier else {}
             line = [
                 GraphKey(earlier.branch_thread_id if earlier and ("", id) in branch_parents else staging_thread, "", id)
                 for id in roots
@@ -155,7 +151,6 @@ class ImportCommit:
         self.store.sessions.touch(connection, session_id)
         record_event(
             connection,
-            self.store.tenant_id,
             "session.imported",
             branch_id=branch.id,
             user_id=self.user_id,

@@ -29,7 +29,7 @@ class _Checker(SQLModelSaver):
     """Reads the imported copy like a source: unknown types stay bytes, so that both sides can be compared."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
+        super().__init__(store.database, graphs=store.graphs, sessions=True)
         self._source_codec = Codec(UnknownTypeSerializer())
 
     @property
@@ -41,7 +41,7 @@ class CheckpointCopier:
     """Encodes graph checkpoints of another saver, and compares copies with them."""
 
     def __init__(self, store: Store, channels: Channels) -> None:
-        self.saver = SQLModelSaver(store.database, tenant_id=store.tenant_id, graphs=store.graphs, sessions=True)
+        self.saver = SQLModelSaver(store.database, graphs=store.graphs, sessions=True)
         self.saver.channels = channels
         self._checker = _Checker(store)
         self._excluded_names = store.exclude_metadata - CheckpointMetadata.__annotations__.keys()

@@ -117,7 +117,7 @@ class HistoryReader:
         For a waiting subgraph, whose messages reach the graph only when it ends, also add the calls in its messages.
         """
         graphs = self.store.graphs
-        subgraph_heads = pending_writes.subgraph_heads(connection, self.store.tenant_id, graph_checkpoint.key).items()
+        subgraph_heads = pending_writes.subgraph_heads(connection, graph_checkpoint.key).items()
         subgraph_checkpoints = (
             graphs.find(connection, graph_checkpoint.key._replace(ns=ns, checkpoint_id=id)) for ns, id in subgraph_heads
         )

@@ -35,7 +35,7 @@ class PlainThreadImport:
         self.staging_thread = staging.staging_thread_id(0, "", thread_id)
         self.copier = CheckpointCopier(store, {})
         # A separate instance, because a shared one may cache rows that were staged and removed under the same name.
-        self.graphs = GraphStore(store.tenant_id, store.compression)
+        self.graphs = GraphStore(store.compression)
 
     def run(self) -> ThreadReport:
         """Import the thread, or what is new in it since an earlier import."""
@@ -134,7 +134,7 @@ class PlainThreadImport:
         """Move what was staged to the thread."""
         owner = self.graphs.owners.find(connection, self.thread_id)
         self.graphs.blobs.of(owner).lock(connection)  # waits for a run of the thread that is saving a step
-        is_same = staging.checkpoint_parents(connection, self.store.tenant_id, self.thread_id) == existing
+        is_same = staging.checkpoint_parents(connection, self.thread_id) == existing
         moved_count = staging.move(connection, self.graphs.blobs, self.staging_thread, self.thread_id, owner)
         if not is_same or moved_count != count:
             raise Conflict(f"{self.thread_name} changed here while it was imported. Nothing was added. Try again.")

@@ -70,7 +70,7 @@ def newest_line(index: Sequence[ThreadEntry], newest: str, name: str) -> ThreadL
 def load_parents(store: Store, thread: str) -> dict[tuple[str, str], str | None]:
     """Load the parent id of each graph checkpoint of a thread, by namespace and id."""
     with store.database.reading() as connection:
-        return staging.checkpoint_parents(connection, store.tenant_id, thread)
+        return staging.checkpoint_parents(connection, thread)
 
 
 @dataclass
@@ -89,7 +89,7 @@ class ThreadImport:
         self.store = store
         self.copier = CheckpointCopier(store, self.channels)
         # A separate instance, because a shared one may cache rows that were staged and removed under the same name.
-        self.graphs = GraphStore(store.tenant_id, store.compression)
+        self.graphs = GraphStore(store.compression)
         self.import_commit = ImportCommit(self.context, self.session_name, self.thread_id)
         self.staging_thread = staging.staging_thread_id(self.context.user.id, self.session_name, self.thread_id)
         self.thread_name = f"Thread {self.thread_id!r}"
@@ -140,7 +140,7 @@ class ThreadImport:
         if earlier.newest_id == newest_id:
             graph_key = GraphKey(earlier.branch_thread_id, "", newest_id)
             with self.store.database.reading() as connection:
-                count = staging.count_writes(connection, self.store.tenant_id, graph_key)
+                count = staging.count_writes(connection, graph_key)
             if earlier.has_moved or count == len(newest.pending_writes or ()):
                 return True
         elif earlier.has_moved:

@@ -146,7 +146,7 @@ class Recording:
         columns = TOOL_INVOCATION.c
         place = (columns.internal_session_id, columns.batch, columns.batch_index, columns.task)
         query = select(columns.id, columns.status, columns.idempotency_key, *place).where(
-            columns.tenant_id == self._store.tenant_id, columns.internal_session_id.in_(branches)
+            columns.internal_session_id.in_(branches)
         )
         rows = connection.execute(query.order_by(columns.id)).all()
         self.places = {row.id: RecordedPlace(*row[3:]) for row in rows}

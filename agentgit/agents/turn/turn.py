@@ -107,7 +107,7 @@ class Turn(RunningTurn):
         context.authorize(connection)
         store.sessions.lock(connection, session_id)
         # Read before the world is checked: what another turn adds to the log in between has not been seen.
-        read_state = query_turn_state(connection, store.tenant_id, context.branch_id)
+        read_state = query_turn_state(connection, context.branch_id)
         idle = context.settings.idle_status
         read_acquired = store.sessions.queue_acquire(connection, context.branch_id, owner, idle)
         state, acquired = read_state(), read_acquired()
@@ -115,7 +115,7 @@ class Turn(RunningTurn):
         dead_owner = store.sessions.branch(connection, context.branch_id).owner if acquired is None else None
         if state.is_busy:
             running_operations = recover_abandoned(store, connection, session_id)
-            state = query_turn_state(connection, store.tenant_id, context.branch_id)()
+            state = query_turn_state(connection, context.branch_id)()
         self.branch = acquired or store.sessions.acquire(connection, context.branch_id, owner, idle)
         if running_operations:
             raise Conflict("A rollback is in progress in this session. Wait until it ends; then run this turn again.")
@@ -280,7 +280,7 @@ class Turn(RunningTurn):
         removed_count = retention.apply_if_due(connection, store, branch.external_session_id, session_meta)
         result = "failed" if not completed else "done" if head_state.is_settled else "waiting"
         user_id = self.context.settings.user_id
-        record_event(connection, store.tenant_id, f"turn.{result}", branch_id=branch.id, user_id=user_id)
+        record_event(connection, f"turn.{result}", branch_id=branch.id, user_id=user_id)
         return head_state.latest_id, removed_count
 
     def _add_redacted_title(self, connection: Connection, latest: GraphCheckpoint | None) -> None:

@@ -36,12 +36,13 @@ from sqlalchemy import (
     tuple_,
 )
 
+from agentgit.auth.principal import LOCAL
 from agentgit.errors import Corrupt, NotFound
 from agentgit.next_steps import Next
 from agentgit.sessions.events import Cursor, Event
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.tables import BRANCH, EVENT, SESSION, TENANT
+from agentgit.store.sql.tables import BRANCH, EVENT, SESSION, USER
 from agentgit.values import as_object, to_json
 
 _PENDING = "agentgit_notes"
@@ -59,7 +60,6 @@ RESTARTED = "feed.restarted"
 class PendingEvent(NamedTuple):
     """An event that a transaction has noted and not written yet."""
 
-    tenant_id: int
     kind: str
     session_id: int | None
     branch_id: int | None
@@ -87,7 +87,6 @@ def begin_events(connection: Connection) -> None:
 
 def record_event(
     connection: Connection,
-    tenant_id: int,
     kind: str,
     *,
     session_id: int | None = None,
@@ -97,28 +96,28 @@ def record_event(
     **detail: Any,
 ) -> None:
     """Note an event of this transaction. It becomes part of the trail when the transaction commits."""
-    event = PendingEvent(tenant_id, kind, session_id, branch_id, user_id, owner_id, datetime.now(UTC), detail)
+    event = PendingEvent(kind, session_id, branch_id, user_id, owner_id, datetime.now(UTC), detail)
     connection.info[_PENDING].append(event)
 
 
-def know_names(connection: Connection, tenant_id: int, branch_id: int, row: Any) -> None:
+def know_names(connection: Connection, branch_id: int, row: Any) -> None:
     """Use the names of a branch and its session that a transaction has already read."""
-    connection.info[_KNOWN] = (tenant_id, branch_id), lambda: row
+    connection.info[_KNOWN] = branch_id, lambda: row
 
 
-def queue_names(connection: Connection, tenant_id: int, branch_id: int) -> None:
+def queue_names(connection: Connection, branch_id: int) -> None:
     """Read the names of a branch and its session together with the next queries, for the events of this transaction."""
-    result = _NAMES_OF_BRANCH.submit(connection, {"tenant": tenant_id, "branch": branch_id})
-    connection.info[_KNOWN] = (tenant_id, branch_id), result.first
+    result = _NAMES_OF_BRANCH.submit(connection, {"branch": branch_id})
+    connection.info[_KNOWN] = branch_id, result.first
 
 
 def finish_events(connection: Connection) -> Sequence[Mapping[str, Any]]:
     """Write the notes of a transaction that is about to commit, and return the rows."""
     pending: list[PendingEvent] = connection.info.pop(_PENDING)
-    names: dict[tuple[int, int | None, int | None], _Names] = {}
+    names: dict[tuple[int | None, int | None], _Names] = {}
     rows = []
     for event in pending:
-        key = (event.tenant_id, event.session_id if event.branch_id is None else None, event.branch_id)
+        key = (event.session_id if event.branch_id is None else None, event.branch_id)
         if key not in names:
             names[key] = _read_names(connection, event)
         rows.append(_row(event, names[key]))
@@ -130,29 +129,28 @@ def finish_events(connection: Connection) -> Sequence[Mapping[str, Any]]:
 def _read_names(connection: Connection, event: PendingEvent) -> _Names:
     if event.branch_id is not None:
         known_branch, read_row = connection.info.pop(_KNOWN, (None, None))
-        if known_branch == (event.tenant_id, event.branch_id):
+        if known_branch == event.branch_id:
             row = read_row()
         else:
-            row = _NAMES_OF_BRANCH.first(connection, {"tenant": event.tenant_id, "branch": event.branch_id})
+            row = _NAMES_OF_BRANCH.first(connection, {"branch": event.branch_id})
         if row is not None:
             return _Names(row.event_epoch, row.session_id, row.session_name, row.session_owner, row.branch_name)
     if event.session_id is None:
-        return _Names(_present_epoch(connection, event.tenant_id))
-    row = _NAMES_OF_SESSION.first(connection, {"tenant": event.tenant_id, "session": event.session_id})
+        return _Names(_present_epoch(connection))
+    row = _NAMES_OF_SESSION.first(connection, {"session": event.session_id})
     if row is None:
         raise NotFound("This session has been deleted.", Next("list_sessions"))
     return _Names(row.event_epoch, event.session_id, row.session_name, row.session_owner)
 
 
-def _present_epoch(connection: Connection, tenant_id: int) -> int:
-    row = _PRESENT_EPOCH.first(connection, {"tenant": tenant_id})
+def _present_epoch(connection: Connection) -> int:
+    row = _PRESENT_EPOCH.first(connection, {})
     return int(row.event_epoch) if row is not None else 0
 
 
 def _row(event: PendingEvent, names: _Names) -> dict[str, Any]:
     detail = {_SESSION_NAME: names.session_name, _BRANCH_NAME: names.branch_name, **event.detail}
     return {
-        "tenant_id": event.tenant_id,
         "epoch": names.epoch,
         "id": new_id(),
         "external_session_id": names.session_id,
@@ -225,14 +223,11 @@ def _cursor_of(row: Any) -> Cursor:
 
 
 class Trail:
-    """The events of one tenant."""
-
-    def __init__(self, tenant_id: int) -> None:
-        self.tenant_id = tenant_id
+    """The events."""
 
     def end(self, connection: Connection) -> Cursor:
         """Return the end of the feed: no event can still be committed before it."""
-        (row,) = _END.all(connection, {"tenant": self.tenant_id})
+        (row,) = _END.all(connection, {})
         return Cursor(row.event_epoch, row.ordinal)
 
     def has_place(self, connection: Connection, cursor: Cursor) -> bool:
@@ -267,19 +262,19 @@ class Trail:
         conditions: list[Any] = [EVENT.c.kind.in_(sorted(kinds))] if kinds is not None else []
         if since is not None:
             conditions.append(EVENT.c.created_at >= since)
-        return [select(EVENT).where(EVENT.c.tenant_id == self.tenant_id, one, *conditions) for one in scope]
+        return [select(EVENT).where(one, *conditions) for one in scope]
 
     def is_restarted(self, connection: Connection) -> bool:
         """Return whether the database was restored into a server that has not reached its newest transaction."""
-        row = _NEWEST.first(connection, {"tenant": self.tenant_id})
+        row = _NEWEST.first(connection, {})
         return row is not None and bool(row.ordinal >= row.next_ordinal)
 
     def begin_epoch(self, connection: Connection) -> None:
         """Begin a new epoch with an event that says so, unless another process has just done that."""
-        connection.execute(select(TENANT.c.id).where(TENANT.c.id == self.tenant_id).with_for_update())
+        connection.execute(select(USER.c.id).where(USER.c.name == LOCAL).with_for_update())
         if self.is_restarted(connection):
-            event = PendingEvent(self.tenant_id, RESTARTED, None, None, None, None, datetime.now(UTC), {})
-            _ADD.run(connection, _row(event, _Names(_present_epoch(connection, self.tenant_id) + 1)))
+            event = PendingEvent(RESTARTED, None, None, None, None, datetime.now(UTC), {})
+            _ADD.run(connection, _row(event, _Names(_present_epoch(connection) + 1)))
 
 
 # -- statements
@@ -290,7 +285,7 @@ _GIVEN_COLUMNS = [
 _ADD = CompiledStatement(insert(Table(EVENT.name, MetaData(), *_GIVEN_COLUMNS)))
 _EPOCH = (
     select(func.coalesce(func.max(EVENT.c.epoch), 0))
-    .where(EVENT.c.tenant_id == bindparam("tenant"), EVENT.c.external_session_id.is_(None))
+    .where(EVENT.c.external_session_id.is_(None))
     .scalar_subquery()
     .label("event_epoch")
 )
@@ -305,17 +300,13 @@ NAME_COLUMNS = (
 )
 """The columns that `know_names` needs, in a query from `BRANCH_WITH_SESSION`."""
 
-BRANCH_WITH_SESSION = BRANCH.join(
-    SESSION, and_(SESSION.c.tenant_id == BRANCH.c.tenant_id, SESSION.c.id == BRANCH.c.external_session_id)
-)
+BRANCH_WITH_SESSION = BRANCH.join(SESSION, SESSION.c.id == BRANCH.c.external_session_id)
 _NAMES_OF_BRANCH = CompiledStatement(
-    select(*NAME_COLUMNS)
-    .select_from(BRANCH_WITH_SESSION)
-    .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
+    select(*NAME_COLUMNS).select_from(BRANCH_WITH_SESSION).where(BRANCH.c.id == bindparam("branch"))
 )
 _NAMES_OF_SESSION = CompiledStatement(
     select(SESSION.c.session_name, SESSION.c.user_id.label("session_owner"), _EPOCH).where(
-        SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session")
+        SESSION.c.id == bindparam("session")
     )
 )
 _PRESENT_EPOCH = CompiledStatement(select(_EPOCH))
@@ -340,7 +331,6 @@ _END = CompiledStatement(
 )
 _NEWEST = CompiledStatement(
     select(EVENT.c.ordinal, _number(func.pg_snapshot_xmax(func.pg_current_snapshot())).label("next_ordinal"))
-    .where(EVENT.c.tenant_id == bindparam("tenant"))
     .order_by(EVENT.c.epoch.desc(), EVENT.c.ordinal.desc())
     .limit(1)
 )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, Table, and_, delete, func, select
+from sqlalchemy import Connection, Select, Table, delete, func, select
 
 from agentgit.auth import User
 from agentgit.errors import Conflict, Corrupt, KeyMissing
@@ -54,12 +54,12 @@ class ErasedData(NamedTuple):
 
 def select_session(store: Store, session_id: int) -> SessionIds:
     """Return the query for one session."""
-    return select(SESSION.c.id).where(SESSION.c.tenant_id == store.tenant_id, SESSION.c.id == session_id)
+    return select(SESSION.c.id).where(SESSION.c.id == session_id)
 
 
 def select_user_sessions(store: Store, user_id: int) -> SessionIds:
     """Return the query for all sessions of a user."""
-    condition = and_(SESSION.c.tenant_id == store.tenant_id, SESSION.c.user_id == user_id)
+    condition = SESSION.c.user_id == user_id
     return select(SESSION.c.id).where(condition).order_by(SESSION.c.id)
 
 
@@ -102,22 +102,16 @@ def erase_user(store: Store, connection: Connection, user: User, by_user_id: int
         row_counts += _delete_session(store, connection, session_id, by_user_id)
     for table in reversed(METADATA.sorted_tables):
         if table.name not in AUTHORED_TABLES and "user_id" in table.c:
-            row_counts += _delete_from(
-                connection, table, table.c.tenant_id == store.tenant_id, table.c.user_id == user_id
-            )
-    row_counts += _delete_from(connection, USER, USER.c.tenant_id == store.tenant_id, USER.c.id == user_id)
+            row_counts += _delete_from(connection, table, table.c.user_id == user_id)
+    row_counts += _delete_from(connection, USER, USER.c.id == user_id)
     erased_data = _finish_erasure(store, connection, row_counts, value_bytes)
-    record_event(
-        connection, store.tenant_id, "user.erased", user_id=by_user_id, erased=user_id, rows=row_counts.total()
-    )
+    record_event(connection, "user.erased", user_id=by_user_id, erased=user_id, rows=row_counts.total())
     return erased_data
 
 
-def list_erased_users(connection: Connection, tenant_id: int) -> list[int]:
+def list_erased_users(connection: Connection) -> list[int]:
     """List the ids of erased users. What they made in other users' sessions still contains these ids."""
-    query = select(EVENT.c.detail).where(
-        EVENT.c.tenant_id == tenant_id, EVENT.c.external_session_id.is_(None), EVENT.c.kind == "user.erased"
-    )
+    query = select(EVENT.c.detail).where(EVENT.c.external_session_id.is_(None), EVENT.c.kind == "user.erased")
     user_ids = []
     for detail in connection.execute(query).scalars():
         with suppress(Corrupt, ValueError, TypeError, LookupError):  # fsck's check of the rows reports it
@@ -129,7 +123,7 @@ def _lock_and_measure(store: Store, connection: Connection, session_ids: Sequenc
     """Wait for the writers of sessions and lock out others; return the size of the stored values."""
     for session_id in session_ids:
         store.graphs.blobs.of(session_id).lock(connection)
-    query = select(func.coalesce(func.sum(func.length(BLOB.c.data)), 0)).where(BLOB.c.tenant_id == store.tenant_id)
+    query = select(func.coalesce(func.sum(func.length(BLOB.c.data)), 0))
     queries = (query.where(BLOB.c.external_session_id.in_(part)) for part in slices(session_ids))
     return sum(int(connection.execute(one).scalar_one()) for one in queries)
 
@@ -138,17 +132,17 @@ def _delete_session(store: Store, connection: Connection, session_id: int, user_
     """Delete the rows of a session and return their number by table."""
     require_idle(store, connection, session_id)
     templates.erase_references(store, connection, session_id)
-    of_session = (EVENT.c.tenant_id == store.tenant_id, EVENT.c.external_session_id == session_id)
-    events = connection.execute(select(func.count()).select_from(EVENT).where(*of_session)).scalar_one()
+    events = connection.execute(
+        select(func.count()).select_from(EVENT).where(EVENT.c.external_session_id == session_id)
+    ).scalar_one()
     owner_id = store.sessions.load_row(connection, session_id).user_id
     try:
         tokens = sum_usages(count_tokens(connection, store, store.sessions.branches(connection, session_id)).values())
     except (Corrupt, KeyMissing, ValueError, TypeError):  # neither damage nor a lost key may prevent an erasure
         tokens = {}
-    row_counts = _delete_session_rows(connection, store.tenant_id, session_id)
+    row_counts = _delete_session_rows(connection, session_id)
     record_event(
         connection,
-        store.tenant_id,
         "session.erased",
         user_id=user_id,
         owner_id=owner_id,
@@ -159,13 +153,13 @@ def _delete_session(store: Store, connection: Connection, session_id: int, user_
     return row_counts + Counter({EVENT.name: events})
 
 
-def _delete_session_rows(connection: Connection, tenant_id: int, session_id: int) -> Counter[str]:
+def _delete_session_rows(connection: Connection, session_id: int) -> Counter[str]:
     """Delete the rows of a session in all tables, each table before those that it refers to."""
-    branch_conditions = (BRANCH.c.tenant_id == tenant_id, BRANCH.c.external_session_id == session_id)
+    branch_conditions = BRANCH.c.external_session_id == session_id
     row_counts: Counter[str] = Counter()
     ids_by_column: Mapping[str, Any] = {
         "external_session_id": [session_id],
-        "internal_session_id": select(BRANCH.c.id).where(*branch_conditions),
+        "internal_session_id": select(BRANCH.c.id).where(branch_conditions),
     }
     # The rows of the branches are deleted after all others but the session itself, because some name only their branch.
     for table in reversed(METADATA.sorted_tables):
@@ -173,9 +167,9 @@ def _delete_session_rows(connection: Connection, tenant_id: int, session_id: int
             continue
         condition = next((table.c[name].in_(ids) for name, ids in ids_by_column.items() if name in table.c), None)
         if condition is not None:
-            row_counts += _delete_from(connection, table, table.c.tenant_id == tenant_id, condition)
-    row_counts += _delete_from(connection, BRANCH, *branch_conditions)
-    return row_counts + _delete_from(connection, SESSION, SESSION.c.tenant_id == tenant_id, SESSION.c.id == session_id)
+            row_counts += _delete_from(connection, table, condition)
+    row_counts += _delete_from(connection, BRANCH, branch_conditions)
+    return row_counts + _delete_from(connection, SESSION, SESSION.c.id == session_id)
 
 
 def _delete_from(connection: Connection, table: Table, *conditions: Any) -> Counter[str]:
@@ -186,6 +180,6 @@ def _delete_from(connection: Connection, table: Table, *conditions: Any) -> Coun
 def _finish_erasure(store: Store, connection: Connection, row_counts: Counter[str], value_bytes: int) -> ErasedData:
     """Delete the words of SQLite's search index."""
     if row_counts[SEARCH_TEXT.name] and connection.dialect.name == "sqlite":
-        delete_words(connection, store.tenant_id)
+        delete_words(connection)
     events = row_counts.pop(EVENT.name, 0)
     return ErasedData(row_counts, row_counts[BLOB.name], value_bytes, events)

@@ -27,7 +27,7 @@ from operator import add
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, and_, bindparam, delete, exists, func, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
 from agentgit.errors import Corrupt
 from agentgit.next_steps import Next
@@ -76,47 +76,40 @@ class UnusedSteps(NamedTuple):
 
 def find_unused_steps(
     connection: Connection,
-    tenant_id: int,
     session_id: int,
     ignored_checkpoints: Collection[int] = (),
     progress: ProgressParts | None = None,
 ) -> Iterator[UnusedSteps]:
     """Find the steps of a session that nothing needs, one branch at a time."""
-    open_branches = connection.execute(_OPEN_BRANCHES, {"tenant": tenant_id, "session": session_id}).all()
+    open_branches = connection.execute(_OPEN_BRANCHES, {"session": session_id}).all()
     for branch in (progress or ProgressParts()).iterate("branches", ([one] for one in open_branches)):
-        rows = _CHECKPOINT_STEPS.all(connection, {"tenant": tenant_id, "branch": branch.id})
+        rows = _CHECKPOINT_STEPS.all(connection, {"branch": branch.id})
         referenced_ids = {row.graph_checkpoint_id for row in rows if row.id not in ignored_checkpoints}
         if referenced_ids and IMPORTED_FROM_KEY not in as_object(branch.meta):
-            yield _find_unused_in_thread(connection, tenant_id, branch.thread_id, referenced_ids)
+            yield _find_unused_in_thread(connection, branch.thread_id, referenced_ids)
 
 
-def delete_unused_steps(connection: Connection, tenant_id: int, unused: UnusedSteps) -> None:
+def delete_unused_steps(connection: Connection, unused: UnusedSteps) -> None:
     """Delete steps with their writes, and give the kept steps that followed them an earlier parent."""
     if unused.graph_keys:
-        keys = [graph_key.columns(tenant_id) for graph_key in unused.graph_keys]
+        keys = [graph_key.columns() for graph_key in unused.graph_keys]
         DELETE_WRITES.run(connection, *keys)
         _DELETE_STEP.run(connection, *keys)
     for graph_key, parent in unused.new_parents.items():
-        _SET_PARENT.run(connection, graph_key.columns(tenant_id), parent_id=parent)
+        _SET_PARENT.run(connection, graph_key.columns(), parent_id=parent)
 
 
-def _find_unused_in_thread(
-    connection: Connection, tenant_id: int, thread: str, referenced_ids: Collection[str]
-) -> UnusedSteps:
+def _find_unused_in_thread(connection: Connection, thread: str, referenced_ids: Collection[str]) -> UnusedSteps:
     delta_marker = DELTA_COUNTERS.encode()
-    pages = _STEPS.pages(connection, {"tenant": tenant_id, "thread": thread})
+    pages = _STEPS.pages(connection, {"thread": thread})
     rows = (row for page in pages for row in page)
     steps = [GraphStep(r.ns, r.checkpoint_id, r.seq, r.parent_id, r.root_id, delta_marker in r.meta) for r in rows]
-    interrupted_ids = {
-        row.checkpoint_id for row in _INTERRUPTED_STEPS.all(connection, {"tenant": tenant_id, "thread": thread})
-    }
+    interrupted_ids = {row.checkpoint_id for row in _INTERRUPTED_STEPS.all(connection, {"thread": thread})}
     kept_keys = find_needed_steps(steps, referenced_ids, interrupted_ids)
     for step in steps:
         if step.has_delta_values and (step.ns, step.checkpoint_id) in kept_keys:
-            key_columns = GraphKey(thread, step.ns, step.checkpoint_id).columns(tenant_id)
-            ancestors = delta_ancestors(
-                connection, tenant_id, parse_graph_checkpoint(ONE.all(connection, key_columns)[0])
-            )
+            key_columns = GraphKey(thread, step.ns, step.checkpoint_id).columns()
+            ancestors = delta_ancestors(connection, parse_graph_checkpoint(ONE.all(connection, key_columns)[0]))
             kept_keys.update((ancestor.key.ns, ancestor.key.checkpoint_id) for ancestor in ancestors)
     unused_keys = [GraphKey(thread, s.ns, s.checkpoint_id) for s in steps if (s.ns, s.checkpoint_id) not in kept_keys]
     return UnusedSteps(
@@ -202,15 +195,11 @@ def _find_new_parents(
 
 _CHECKPOINT_STEPS = CompiledStatement(
     select(CHECKPOINT.c.id, CHECKPOINT.c.graph_checkpoint_id).where(
-        CHECKPOINT.c.tenant_id == bindparam("tenant"),
-        CHECKPOINT.c.internal_session_id == bindparam("branch"),
-        CHECKPOINT.c.graph_checkpoint_id.is_not(None),
+        CHECKPOINT.c.internal_session_id == bindparam("branch"), CHECKPOINT.c.graph_checkpoint_id.is_not(None)
     )
 )
 _OPEN_BRANCHES = select(BRANCH.c.id, BRANCH.c.thread_id, BRANCH.c.meta).where(
-    BRANCH.c.tenant_id == bindparam("tenant"),
-    BRANCH.c.external_session_id == bindparam("session"),
-    BRANCH.c.status == OPEN,
+    BRANCH.c.external_session_id == bindparam("session"), BRANCH.c.status == OPEN
 )
 _STEPS = CompiledStatement(
     select(
@@ -220,14 +209,11 @@ _STEPS = CompiledStatement(
         GRAPH_CHECKPOINT.c.parent_id,
         GRAPH_CHECKPOINT.c.root_id,
         GRAPH_CHECKPOINT.c.meta,
-    ).where(GRAPH_CHECKPOINT.c.tenant_id == bindparam("tenant"), GRAPH_CHECKPOINT.c.thread_id == bindparam("thread"))
+    ).where(GRAPH_CHECKPOINT.c.thread_id == bindparam("thread"))
 )
 _INTERRUPTED_STEPS = CompiledStatement(
     select(GRAPH_WRITE.c.checkpoint_id).where(
-        GRAPH_WRITE.c.tenant_id == bindparam("tenant"),
-        GRAPH_WRITE.c.thread_id == bindparam("thread"),
-        GRAPH_WRITE.c.ns == "",
-        GRAPH_WRITE.c.channel == INTERRUPT,
+        GRAPH_WRITE.c.thread_id == bindparam("thread"), GRAPH_WRITE.c.ns == "", GRAPH_WRITE.c.channel == INTERRUPT
     )
 )
 _DELETE_STEP = CompiledStatement(delete(GRAPH_CHECKPOINT).where(*parameter_conditions(GRAPH_CHECKPOINT, *KEY_COLUMNS)))
@@ -266,22 +252,21 @@ def collect(
     progress: ProgressParts | None = None,
 ) -> Collected:
     """Delete the values of a session that nothing refers to, and the steps that nothing needs."""
-    tenant_id = blobs.tenant_id
     if not dry_run:
         blobs.lock(connection)
-    staged_threads = set(staging.list_staged_threads(connection, tenant_id, blobs.session_id)) if imports else set()
+    staged_threads = set(staging.list_staged_threads(connection, blobs.session_id)) if imports else set()
     for thread in staged_threads if not dry_run else ():
-        delete_thread(connection, tenant_id, thread)
+        delete_thread(connection, thread)
     step_count, ignored_keys = 0, set[GraphKey]()
     for unused in find_steps(connection) if find_steps is not None else ():
         step_count += len(unused.graph_keys)
         ignored_keys.update(unused.graph_keys if dry_run else ())
         if not dry_run:
-            delete_unused_steps(connection, tenant_id, unused)
+            delete_unused_steps(connection, unused)
     orphans = [key for key in _find_orphan_writes(connection, blobs) if _is_old(key.checkpoint_id)]
     ignored_keys.update(orphans)
     if not dry_run:
-        _delete_writes(connection, tenant_id, orphans)
+        _delete_writes(connection, orphans)
     progress = progress or ProgressParts()
     live, lists = find_live_values(
         connection, blobs, lambda graph_key: graph_key.thread in staged_threads or graph_key in ignored_keys, progress
@@ -299,19 +284,18 @@ def collect(
     )
 
 
-def count_rows_by_part(connection: Connection, tenant_id: int) -> dict[str, int]:
+def count_rows_by_part(connection: Connection) -> dict[str, int]:
     """Count the rows that a collection reads, by the parts in which it reports progress."""
-    lists = and_(BLOB.c.tenant_id == tenant_id, BLOB.c.type == LIST)
-    conditions = {
-        "branches": BRANCH.c.tenant_id == tenant_id,
-        "graph_checkpoint": GRAPH_CHECKPOINT.c.tenant_id == tenant_id,
-        "graph_write": GRAPH_WRITE.c.tenant_id == tenant_id,
-        "lists": lists,
-        "values": BLOB.c.tenant_id == tenant_id,
+    rows = {
+        "branches": select(BRANCH.c.id),
+        "graph_checkpoint": select(GRAPH_CHECKPOINT.c.thread_id),
+        "graph_write": select(GRAPH_WRITE.c.thread_id),
+        "lists": select(BLOB.c.hash).where(BLOB.c.type == LIST),
+        "values": select(BLOB.c.hash),
     }
     return {
-        name: int(connection.execute(select(func.count()).where(condition)).scalar_one())
-        for name, condition in conditions.items()
+        name: int(connection.execute(query.with_only_columns(func.count(), maintain_column_froms=True)).scalar_one())
+        for name, query in rows.items()
     }
 
 
@@ -336,7 +320,7 @@ def find_live_values(
 
 def _conditions(table: Any, blobs: Blobs) -> tuple[Any, ...]:
     """Build the conditions for the rows of a session."""
-    return table.c.tenant_id == blobs.tenant_id, table.c.external_session_id == blobs.session_id
+    return (table.c.external_session_id == blobs.session_id,)
 
 
 def _find_orphan_writes(connection: Connection, blobs: Blobs) -> list[GraphKey]:
@@ -346,7 +330,7 @@ def _find_orphan_writes(connection: Connection, blobs: Blobs) -> list[GraphKey]:
 
 
 def _key_columns(table: Any) -> list[Any]:
-    return [table.c[name] for name in KEY_COLUMNS[1:]]
+    return [table.c[name] for name in KEY_COLUMNS]
 
 
 def _is_old(checkpoint_id: str) -> bool:
@@ -361,17 +345,17 @@ def _is_old(checkpoint_id: str) -> bool:
     return (uuid_ticks - UUID6_EPOCH) / 1e7 < time.time() - ORPHAN_GRACE_SECONDS
 
 
-def _delete_writes(connection: Connection, tenant_id: int, keys: Iterable[GraphKey]) -> None:
+def _delete_writes(connection: Connection, keys: Iterable[GraphKey]) -> None:
     for key in keys:
         conditions = (column == value for column, value in zip(_key_columns(GRAPH_WRITE), key, strict=True))
-        connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, *conditions))
+        connection.execute(delete(GRAPH_WRITE).where(*conditions))
 
 
 def _find_referenced_hashes(
     connection: Connection, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts
 ) -> Iterator[bytes]:
     # First those that checkpoints keep: a turn can replace a pending write only after the checkpoint is stored.
-    for page in _WITH_PENDING_WRITES.pages(connection, {"tenant": blobs.tenant_id, "session": blobs.session_id}):
+    for page in _WITH_PENDING_WRITES.pages(connection, {"session": blobs.session_id}):
         for id, thread, checkpoint_id, pending in page:
             if not is_ignored(GraphKey(thread, "", checkpoint_id)):
                 yield from pending_writes.hashes(pending, f"checkpoint {id}")
@@ -390,13 +374,9 @@ _WITH_PENDING_WRITES = CompiledStatement(
     .join_from(
         CHECKPOINT,
         BRANCH,
-        and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id),
+        BRANCH.c.id == CHECKPOINT.c.internal_session_id,
     )
-    .where(
-        CHECKPOINT.c.tenant_id == bindparam("tenant"),
-        BRANCH.c.external_session_id == bindparam("session"),
-        CHECKPOINT.c.pending != pending_writes.NO_WRITES,
-    )
+    .where(BRANCH.c.external_session_id == bindparam("session"), CHECKPOINT.c.pending != pending_writes.NO_WRITES)
 )
 """The query for the checkpoints that keep pending writes."""
 

@@ -22,10 +22,10 @@ from agentgit.store.sql.columns import format_key, row_key
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encrypted_columns import (
     count_values_by_key,
+    encrypted_rows,
     key_name_of,
     raw_table,
     sealed_columns,
-    tenant_conditions,
 )
 from agentgit.store.sql.encryption import (
     Seal,
@@ -44,15 +44,15 @@ RotationProgress = Callable[[int, int], None]
 
 
 class Rotation:
-    """Rotation of the encryption keys of one tenant."""
+    """Rotation of the encryption keys."""
 
-    def __init__(self, database: Database, tenant_id: int) -> None:
-        self.database, self.tenant_id = database, tenant_id
+    def __init__(self, database: Database) -> None:
+        self.database = database
 
     def run(self, seal: Seal, *, decrypt: bool, user_id: int, progress: RotationProgress | None = None) -> Rotated:
         """Encrypt all values with the current key, and forget keys that no value uses then."""
         if decrypt:
-            self.database.write(lambda c: write_proofs(c, self.tenant_id, seal, is_fully_encrypted=False), durable=True)
+            self.database.write(lambda c: write_proofs(c, seal, is_fully_encrypted=False), durable=True)
         total, done, changed = self._count_rows(), 0, 0
         for name in sealed_columns():
             last_key: tuple[Any, ...] | None = None
@@ -66,13 +66,13 @@ class Rotation:
 
         def finish(connection: Connection) -> None:
             current_key = None if decrypt else seal.keyring.current
-            for key_name in registered_proofs(connection, self.tenant_id):
+            for key_name in registered_proofs(connection):
                 if key_name != current_key and not counts_by_key.get(key_name):
-                    unregister_key(connection, self.tenant_id, key_name)
+                    unregister_key(connection, key_name)
             if current_key is not None and "" not in counts_by_key:
-                write_proofs(connection, self.tenant_id, seal, is_fully_encrypted=True)
-            delete_words(connection, self.tenant_id)  # the next search adds those that may be stored now
-            record_event(connection, self.tenant_id, "keys.rotated", user_id=user_id, key=current_key, values=changed)
+                write_proofs(connection, seal, is_fully_encrypted=True)
+            delete_words(connection)  # the next search adds those that may be stored now
+            record_event(connection, "keys.rotated", user_id=user_id, key=current_key, values=changed)
 
         self.database.write(finish, durable=True)
         return Rotated(changed=changed, keys=counts_by_key)
@@ -80,22 +80,20 @@ class Rotation:
     def count_by_key(self) -> dict[str, int]:
         """Count the values by the key that encrypts them. Values in clear are under the empty name."""
         with self.database.reading() as connection:
-            return count_values_by_key(connection, self.tenant_id)
+            return count_values_by_key(connection)
 
     def find_damaged(self, connection: Connection, seal: Seal | None) -> Iterator[tuple[str, str]]:
         """Yield each row with a value that cannot be decrypted, and the problem. `blob` is left to `check_values`."""
         for name, columns in sealed_columns().items():
             table = raw_table(name)
             keys = list(table.primary_key)
-            query = select(*keys, *(table.c[column] for column in columns)).where(
-                *tenant_conditions(table, self.tenant_id)
-            )
+            query = select(*keys, *(table.c[column] for column in columns)).where(*encrypted_rows(table))
             # Raw, because damaged cells may hold values that their column cannot.
             for page in CompiledStatement(query).pages(connection, raw=True) if name != BLOB.name else ():
                 for row in page:
-                    key_text = format_key(METADATA.tables[name], [str(key) for key in row[1 : len(keys)]])
+                    key_text = format_key(METADATA.tables[name], [str(key) for key in row[: len(keys)]])
                     for column, value in zip(columns, row[len(keys) :], strict=True):
-                        row_name = f"{name} {'/'.join(map(str, row[1 : len(keys)]))}"
+                        row_name = f"{name} {'/'.join(map(str, row[: len(keys)]))}"
                         try:
                             _decrypt(seal, f"{name}.{column}", key_text, value)
                         except UnencryptedValue:
@@ -105,18 +103,14 @@ class Rotation:
 
     def _count_rows(self) -> int:
         with self.database.reading() as connection:
-            queries = (
-                select(func.count()).where(*tenant_conditions(raw_table(name), self.tenant_id))
-                for name in sealed_columns()
-            )
+            tables = map(raw_table, sealed_columns())
+            queries = (select(func.count()).select_from(one).where(*encrypted_rows(one)) for one in tables)
             return sum(int(connection.execute(query).scalar_one()) for query in queries)
 
     def _read_page(self, name: str, last_key: tuple[Any, ...] | None) -> Sequence[Any]:
         table = raw_table(name)
         keys = list(table.primary_key)
-        query = select(*keys, *(table.c[column] for column in sealed_columns()[name])).where(
-            *tenant_conditions(table, self.tenant_id)
-        )
+        query = select(*keys, *(table.c[column] for column in sealed_columns()[name])).where(*encrypted_rows(table))
         with self.database.reading() as connection:
             return connection.execute(
                 query.where(*_conditions_after(keys, last_key)).order_by(*keys).limit(BATCH_ROWS)

@@ -40,8 +40,8 @@ def _parse_retention(meta: bytes) -> Retention | None:
 
 
 def sessions_with_retention(connection: Connection, store: Store) -> list[int]:
-    """List the ids of all sessions of the tenant that have a retention."""
-    rows = connection.execute(select(SESSION.c.id, SESSION.c.meta).where(SESSION.c.tenant_id == store.tenant_id))
+    """List the ids of all sessions that have a retention."""
+    rows = connection.execute(select(SESSION.c.id, SESSION.c.meta))
     return [row.id for row in rows if _parse_retention(row.meta) is not None]
 
 
@@ -52,7 +52,7 @@ def write_retention(connection: Connection, store: Store, session_id: int, reten
     meta.pop(MARK, None)
     if retention is not None:
         meta[MARK] = retention.to_dict()
-    _SET_META.run(connection, {"tenant_id": store.tenant_id, "id": session_id}, meta=to_json(meta))
+    _SET_META.run(connection, {"id": session_id}, meta=to_json(meta))
 
 
 def apply_if_due(connection: Connection, store: Store, session_id: int, meta: bytes | None = None) -> int:
@@ -63,7 +63,7 @@ def apply_if_due(connection: Connection, store: Store, session_id: int, meta: by
     retention = _parse_retention(meta)
     if retention is None:
         return 0
-    count = _CHECKPOINT_COUNT.all(connection, {"tenant": store.tenant_id, "session": session_id})[0].checkpoints
+    count = _CHECKPOINT_COUNT.all(connection, {"session": session_id})[0].checkpoints
     limits = [limit for limit in (retention.compress_after, retention.max_checkpoints) if limit is not None]
     if not any(count > limit for limit in limits) and not _has_old_checkpoint(
         connection, store, session_id, retention, count
@@ -78,7 +78,7 @@ def _has_old_checkpoint(
     """Return whether a session may have a checkpoint older than `max_age`, without reading all checkpoints."""
     if retention.max_age is None or count <= retention.keep_last:
         return False
-    parameters = {"tenant": store.tenant_id, "session": session_id}
+    parameters = {"session": session_id}
     old_rows = connection.execute(
         _OLD_CHECKPOINTS, {**parameters, "before": datetime.now(UTC) - retention.max_age}
     ).all()
@@ -137,9 +137,7 @@ def points(connection: Connection, store: Store, session_id: int, branch_id: int
     branches = {row.id: row for row in store.sessions.branches(connection, session_id)}
     branch_ids = list(branches) if branch_id is None else [branch_id]
     rows: list[Any] = [
-        row
-        for part in slices(branch_ids)
-        for row in connection.execute(_CHECKPOINTS, {"tenant": store.tenant_id, "branches": part})
+        row for part in slices(branch_ids) for row in connection.execute(_CHECKPOINTS, {"branches": part})
     ]
     reasons = _find_reasons(connection, store, session_id, branches, rows)
     return [
@@ -163,7 +161,7 @@ def _find_reasons(
     reasons.update(
         (row.id, "it waits for a person's answer") for row in _find_interrupted(connection, store, branches, rows)
     )
-    parameters = {"tenant": store.tenant_id, "session": session_id}
+    parameters = {"session": session_id}
     for branch in branches.values():
         if end_id := mark_of(branch).get("end"):
             reasons[end_id] = f"the exploration on branch {branch.name} ends there"
@@ -186,7 +184,7 @@ def _find_before_unresolved(
     connection: Connection, store: Store, session_id: int, rows: Sequence[StoredRow]
 ) -> dict[int, str]:
     """Find the last checkpoint of the branch before each unresolved effect, with the reason to keep it."""
-    call_ids = connection.execute(_UNRESOLVED_CALLS, {"tenant": store.tenant_id, "session": session_id}).scalars().all()
+    call_ids = connection.execute(_UNRESOLVED_CALLS, {"session": session_id}).scalars().all()
     reasons: dict[int, str] = {}
     if not call_ids:
         return reasons
@@ -206,7 +204,7 @@ def _find_merges(
 ) -> Iterator[tuple[StoredRow, int]]:
     """Yield the checkpoints that a merge made, each with the id of the checkpoint that was merged."""
     for part in slices(list(branches)):
-        for row in connection.execute(_WITH_DATA, {"tenant": store.tenant_id, "branches": part}):
+        for row in connection.execute(_WITH_DATA, {"branches": part}):
             source_id = merge_source_id(row.data)
             if source_id is not None:
                 yield row, source_id
@@ -221,7 +219,7 @@ def _find_interrupted(
     interrupted_keys: set[tuple[str, str | None]] = set()
     for part in slices(keys):
         threads, ids = {thread for thread, _ in part}, {id for _, id in part}
-        parameters = {"tenant": store.tenant_id, "threads": list(threads), "ids": list(ids)}
+        parameters = {"threads": list(threads), "ids": list(ids)}
         interrupted_keys.update(
             (row.thread_id, row.checkpoint_id) for row in connection.execute(_INTERRUPTED, parameters)
         )
@@ -232,24 +230,20 @@ def _find_interrupted(
     ]
 
 
-_branch_conditions = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.external_session_id == bindparam("session"))
+_branch_conditions = BRANCH.c.external_session_id == bindparam("session")
 _CHECKPOINT_COUNT = CompiledStatement(
     select(func.count().label("checkpoints"))
     .select_from(CHECKPOINT)
-    .where(
-        CHECKPOINT.c.tenant_id == bindparam("tenant"),
-        CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(*_branch_conditions)),
-    )
+    .where(CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(_branch_conditions)))
 )
 _OLD_CHECKPOINTS = (
     select(CHECKPOINT.c.id)
     .where(
-        CHECKPOINT.c.tenant_id == bindparam("tenant"),
-        CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(*_branch_conditions)),
+        CHECKPOINT.c.internal_session_id.in_(select(BRANCH.c.id).where(_branch_conditions)),
         CHECKPOINT.c.created_at < bindparam("before"),
         CHECKPOINT.c.kind != "branch",
-        CHECKPOINT.c.id.not_in(select(func.coalesce(BRANCH.c.head_id, 0)).where(*_branch_conditions)),
-        CHECKPOINT.c.id.not_in(select(func.coalesce(BRANCH.c.branch_point_id, 0)).where(*_branch_conditions)),
+        CHECKPOINT.c.id.not_in(select(func.coalesce(BRANCH.c.head_id, 0)).where(_branch_conditions)),
+        CHECKPOINT.c.id.not_in(select(func.coalesce(BRANCH.c.branch_point_id, 0)).where(_branch_conditions)),
     )
     .limit(2)
 )
@@ -265,30 +259,21 @@ _CHECKPOINTS = (
         CHECKPOINT.c.position,
         CHECKPOINT.c.graph_checkpoint_id,
     )
-    .where(
-        CHECKPOINT.c.tenant_id == bindparam("tenant"),
-        CHECKPOINT.c.internal_session_id.in_(bindparam("branches", expanding=True)),
-    )
+    .where(CHECKPOINT.c.internal_session_id.in_(bindparam("branches", expanding=True)))
     .order_by(CHECKPOINT.c.id)
 )
 _WITH_DATA: Select[Any] = select(
     CHECKPOINT.c.id, CHECKPOINT.c.internal_session_id, CHECKPOINT.c.number, CHECKPOINT.c.data
 ).where(
-    CHECKPOINT.c.tenant_id == bindparam("tenant"),
     CHECKPOINT.c.internal_session_id.in_(bindparam("branches", expanding=True)),
     CHECKPOINT.c.kind == "named",
     CHECKPOINT.c.data.is_not(None),
 )
-_TARGETS = select(OPERATION.c.target_id).where(
-    OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.external_session_id == bindparam("session")
-)
+_TARGETS = select(OPERATION.c.target_id).where(OPERATION.c.external_session_id == bindparam("session"))
 _UNRESOLVED_CALLS = select(TOOL_INVOCATION.c.id).where(
-    TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
-    TOOL_INVOCATION.c.external_session_id == bindparam("session"),
-    TOOL_INVOCATION.c.status.in_(UNRESOLVED),
+    TOOL_INVOCATION.c.external_session_id == bindparam("session"), TOOL_INVOCATION.c.status.in_(UNRESOLVED)
 )
 _INTERRUPTED = select(GRAPH_WRITE.c.thread_id, GRAPH_WRITE.c.checkpoint_id).where(
-    GRAPH_WRITE.c.tenant_id == bindparam("tenant"),
     GRAPH_WRITE.c.thread_id.in_(bindparam("threads", expanding=True)),
     GRAPH_WRITE.c.ns == "",
     GRAPH_WRITE.c.checkpoint_id.in_(bindparam("ids", expanding=True)),

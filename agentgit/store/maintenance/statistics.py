@@ -75,13 +75,10 @@ def count_tokens(connection: Connection, store: Store, branches: Sequence[Stored
     return {branch.id: usage.of_branch(branch.thread_id, first_steps.get(branch.id)) for branch in branches}
 
 
-def tokens_of_erased_sessions(connection: Connection, tenant_id: int, user_id: int) -> Usage:
+def tokens_of_erased_sessions(connection: Connection, user_id: int) -> Usage:
     """Return the tokens that the erased sessions of a user had used, which their erasures noted."""
     query = select(EVENT.c.detail).where(
-        EVENT.c.tenant_id == tenant_id,
-        EVENT.c.external_session_id.is_(None),
-        EVENT.c.kind == "session.erased",
-        EVENT.c.owner_id == user_id,
+        EVENT.c.external_session_id.is_(None), EVENT.c.kind == "session.erased", EVENT.c.owner_id == user_id
     )
     usages = []
     for detail in connection.execute(query).scalars():
@@ -110,7 +107,7 @@ def measure_storage(connection: Connection, store: Store, branches: Sequence[Sto
         blobs = store.graphs.blobs.of(session_id)
         own_hashes, _ = find_live_values(connection, blobs, lambda graph_key: graph_key.thread not in threads)
         other_hashes, _ = find_live_values(connection, blobs, lambda graph_key: graph_key.thread in threads)
-        for key, size in connection.execute(_VALUE_SIZES, {"tenant": store.tenant_id, "session": session_id}):
+        for key, size in connection.execute(_VALUE_SIZES, {"session": session_id}):
             if key in own_hashes:
                 own_bytes, shared_bytes = (
                     (own_bytes, shared_bytes + size) if key in other_hashes else (own_bytes + size, shared_bytes)
@@ -123,7 +120,7 @@ def measure_storage(connection: Connection, store: Store, branches: Sequence[Sto
 
 def _read_rows(connection: Connection, store: Store, query: Any, ids: Sequence[int]) -> Iterator[Any]:
     for part in slices(ids):
-        yield from connection.execute(query, {"tenant": store.tenant_id, "branches": part})
+        yield from connection.execute(query, {"branches": part})
 
 
 def _count_by_word(
@@ -155,7 +152,7 @@ _CHECKPOINT_COUNTS = (
         func.min(CHECKPOINT.c.created_at).label("first"),
         func.max(CHECKPOINT.c.created_at).label("last"),
     )
-    .where(CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id.in_(_branch_ids))
+    .where(CHECKPOINT.c.internal_session_id.in_(_branch_ids))
     .group_by(CHECKPOINT.c.internal_session_id)
 )
 _CALL_COUNTS = (
@@ -164,40 +161,29 @@ _CALL_COUNTS = (
         TOOL_INVOCATION.c.status.label("word"),
         func.count().label("total"),
     )
-    .where(TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.internal_session_id.in_(_branch_ids))
+    .where(TOOL_INVOCATION.c.internal_session_id.in_(_branch_ids))
     .group_by(TOOL_INVOCATION.c.internal_session_id, TOOL_INVOCATION.c.status)
 )
 _OPERATION_COUNTS = (
     select(OPERATION.c.source_id.label("branch"), OPERATION.c.kind.label("word"), func.count().label("total"))
-    .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.source_id.in_(_branch_ids))
+    .where(OPERATION.c.source_id.in_(_branch_ids))
     .group_by(OPERATION.c.source_id, OPERATION.c.kind)
 )
 _FIRST_CHECKPOINTS = select(CHECKPOINT.c.internal_session_id, CHECKPOINT.c.graph_checkpoint_id).where(
-    CHECKPOINT.c.tenant_id == bindparam("tenant"),
-    CHECKPOINT.c.internal_session_id.in_(_branch_ids),
-    CHECKPOINT.c.kind == "branch",
+    CHECKPOINT.c.internal_session_id.in_(_branch_ids), CHECKPOINT.c.kind == "branch"
 )
-_BRANCH_POINTS = select(CHECKPOINT.c.id, CHECKPOINT.c.graph_checkpoint_id).where(
-    CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id.in_(_branch_ids)
-)
+_BRANCH_POINTS = select(CHECKPOINT.c.id, CHECKPOINT.c.graph_checkpoint_id).where(CHECKPOINT.c.id.in_(_branch_ids))
 _NAME_COUNTS = (
     select(CHECKPOINT.c.name, func.count().label("total"))
-    .where(
-        CHECKPOINT.c.tenant_id == bindparam("tenant"),
-        CHECKPOINT.c.internal_session_id.in_(_branch_ids),
-        CHECKPOINT.c.name.is_not(None),
-    )
+    .where(CHECKPOINT.c.internal_session_id.in_(_branch_ids), CHECKPOINT.c.name.is_not(None))
     .group_by(CHECKPOINT.c.name)
 )
-_VALUE_SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(
-    BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.external_session_id == bindparam("session")
-)
+_VALUE_SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(BLOB.c.external_session_id == bindparam("session"))
 
 
 def _size_query(key: Any, columns: Sequence[Any]) -> Any:
     """Build the query for the total length of some columns in the rows with these keys."""
-    tenant_condition = key.table.c.tenant_id == bindparam("tenant")
-    return select(func.sum(total_length(columns)).label("bytes")).where(tenant_condition, key.in_(_branch_ids))
+    return select(func.sum(total_length(columns)).label("bytes")).where(key.in_(_branch_ids))
 
 
 _THREAD_SIZES = [_size_query(table.c.thread_id, columns) for table, columns in THREAD_COLUMNS.items()]

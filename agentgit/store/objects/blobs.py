@@ -199,10 +199,9 @@ def family_of(thread: str) -> int:
 
 
 class BlobStore:
-    """The values of one tenant, by their owner."""
+    """The values, by their owner."""
 
-    def __init__(self, tenant_id: int, compression: str = "auto", chunk_bytes: int = CHUNK_BYTES) -> None:
-        self.tenant_id = tenant_id
+    def __init__(self, compression: str = "auto", chunk_bytes: int = CHUNK_BYTES) -> None:
         self.chunk_bytes = chunk_bytes
         self.compression = Compression(compression)
         # Both caches map an owner and a hash to the value, which never changes. They do not tell whether the value is
@@ -222,7 +221,6 @@ class Blobs:
 
     def __init__(self, store: BlobStore, session_id: int) -> None:
         self.store = store
-        self.tenant_id = store.tenant_id
         self.session_id = session_id
         self._cache_prefix = session_id.to_bytes(8, "big", signed=True)
 
@@ -237,7 +235,7 @@ class Blobs:
         if self.session_id > 0:
             _PROTECT_SESSION.run(connection, self._parameters())
             return
-        parameters = {"tenant": self.tenant_id, "session": self._lock_owner, "lock": FAMILY_LOCK.hash}
+        parameters = {"session": self._lock_owner, "lock": FAMILY_LOCK.hash}
         if self._lock_owner in self.store.known_locks:
             _PROTECT_FAMILY.run(connection, parameters)
             return
@@ -264,7 +262,7 @@ class Blobs:
         return -1 - self.session_id % FAMILY_LOCKS
 
     def _parameters(self, **more: Any) -> dict[str, Any]:
-        return {"tenant": self.tenant_id, "session": self.session_id, **more}
+        return {"session": self.session_id, **more}
 
     def _cache_keys(self, hashes: Iterable[bytes]) -> list[bytes]:
         prefix = self._cache_prefix
@@ -359,7 +357,6 @@ class Blobs:
 
     def _row_values(self, key: bytes, type_: str, codec: int, size: int, data: Data) -> Row:
         return {
-            "tenant_id": self.tenant_id,
             "external_session_id": self.session_id,
             "hash": key,
             "type": type_,
@@ -576,19 +573,19 @@ _INSERT = CompiledStatement(
         "postgresql": postgresql.insert(BLOB).on_conflict_do_nothing(),
     }
 )
-_is_of_session = (BLOB.c.tenant_id == bindparam("tenant"), BLOB.c.external_session_id == bindparam("session"))
-_is_any_blob = (*_is_of_session, BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
+_is_of_session = BLOB.c.external_session_id == bindparam("session")
+_is_any_blob = (_is_of_session, BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
 _SELECT_BY_HASH = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_is_any_blob)
 _STORED = select(BLOB.c.hash).where(*_is_any_blob)
 _has_references = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
 _REFERENCES = select(
     BLOB.c.hash, BLOB.c.type, BLOB.c.codec, case((_has_references, BLOB.c.data), else_=null()).label("data")
 ).where(*_is_any_blob)
-_session = select(SESSION.c.id).where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
+_session = select(SESSION.c.id).where(SESSION.c.id == bindparam("session"))
 _PROTECT_SESSION = CompiledStatement(_session.with_for_update(read=True, key_share=True))
 _LOCK_SESSION = CompiledStatement(_session.with_for_update())
 _PROTECT_FAMILY = CompiledStatement(
-    select(BLOB.c.size).where(*_is_of_session, BLOB.c.hash == bindparam("lock")).with_for_update(read=True)
+    select(BLOB.c.size).where(_is_of_session, BLOB.c.hash == bindparam("lock")).with_for_update(read=True)
 )
 _new_lock = postgresql.insert(BLOB)
 # PostgreSQL locks the row that is there before it looks at the condition.
@@ -603,9 +600,7 @@ def _copy_query(dialect: Any) -> Any:
     """Build the statement that copies rows of one session to another, where they are missing."""
     session = cast(bindparam("session"), BLOB.c.external_session_id.type)
     source = select(*(session if c.name == "external_session_id" else c for c in BLOB.c)).where(
-        BLOB.c.tenant_id == bindparam("tenant"),
-        BLOB.c.external_session_id == bindparam("source"),
-        BLOB.c.hash.in_(bindparam("hashes", expanding=True)),
+        BLOB.c.external_session_id == bindparam("source"), BLOB.c.hash.in_(bindparam("hashes", expanding=True))
     )
     return dialect.insert(BLOB).from_select([c.name for c in BLOB.c], source).on_conflict_do_nothing()
 
@@ -615,11 +610,10 @@ _COPY = {"sqlite": _copy_query(sqlite), "postgresql": _copy_query(postgresql)}
 
 def _chain_query() -> Any:
     """Build the query that reads a whole chain of lists at once; a chain can have hundreds of links."""
-    is_first = (*_is_of_session, BLOB.c.hash == bindparam("hash"), BLOB.c.type == LIST)
+    is_first = (_is_of_session, BLOB.c.hash == bindparam("hash"), BLOB.c.type == LIST)
     chain = select(BLOB.c.hash, BLOB.c.data).where(*is_first).cte("chain", recursive=True)
     earlier = BLOB.alias("earlier")
     step = select(earlier.c.hash, earlier.c.data).where(
-        earlier.c.tenant_id == bindparam("tenant"),
         earlier.c.external_session_id == bindparam("session"),
         earlier.c.hash == func.substr(chain.c.data, 2, HASH_BYTES),
         func.substr(chain.c.data, 1, 1) == bindparam("appended", APPENDED),

@@ -48,7 +48,7 @@ class CheckpointComparison:
 
 
 class CheckpointComparer:
-    """Compares the checkpoints of one tenant."""
+    """Compares the checkpoints."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

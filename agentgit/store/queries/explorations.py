@@ -46,7 +46,7 @@ def branch_name(name: str, choices: Sequence[int]) -> str:
 
 
 class Explorations:
-    """The explorations of one tenant."""
+    """The explorations."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -168,14 +168,14 @@ def _add_optional(a: int | None, b: int | None) -> int | None:
 
 
 class RerunMarks:
-    """The reruns of one tenant."""
+    """The reruns."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def names_like(self, connection: Connection, beginning: str) -> set[str]:
         """Return the names of branches that begin with a text."""
-        names = select(BRANCH.c.name).distinct().where(BRANCH.c.tenant_id == self.store.tenant_id)
+        names = select(BRANCH.c.name).distinct()
         return set(connection.execute(names.where(BRANCH.c.name.startswith(beginning, autoescape=True))).scalars())
 
     def update(self, connection: Connection, branch_id: int, facts: Mapping[str, Any]) -> None:
@@ -195,7 +195,7 @@ class RerunMarks:
         """Return the reports of reruns by the ids of their branches, with the names that the branches have now."""
         operations = [one for one in self.store.operations.of_branches(connection, branch_ids) if one.kind == RERUN]
         ids = {id for one in operations for id in (one.internal_session_id, one.source_id)}
-        query = select(BRANCH.c.id, BRANCH.c.name).where(BRANCH.c.tenant_id == self.store.tenant_id)
+        query = select(BRANCH.c.id, BRANCH.c.name)
         names = {row.id: row.name for row in connection.execute(query.where(BRANCH.c.id.in_(ids)))}
         return {
             one.internal_session_id: as_object(one.report)
@@ -209,13 +209,7 @@ class RerunMarks:
         The marks are encrypted. The branches that may have the mark are those whose names begin with the name of the
         reruns and, because a branch may have been renamed, those with a report.
         """
-        tenant_id = self.store.tenant_id
-        reported = select(OPERATION.c.internal_session_id).where(
-            OPERATION.c.tenant_id == tenant_id, OPERATION.c.kind == RERUN
-        )
-        query = select(BRANCH).where(
-            BRANCH.c.tenant_id == tenant_id,
-            or_(BRANCH.c.name.startswith(name, autoescape=True), BRANCH.c.id.in_(reported)),
-        )
+        reported = select(OPERATION.c.internal_session_id).where(OPERATION.c.kind == RERUN)
+        query = select(BRANCH).where(or_(BRANCH.c.name.startswith(name, autoescape=True), BRANCH.c.id.in_(reported)))
         rows = connection.execute(query.order_by(BRANCH.c.id)).all()
         return [row for row in rows if as_object(row.meta).get(RERUN, {}).get("group") == name]

@@ -52,7 +52,7 @@ def read_folded_tree(
     for part in slices(shown, _BRANCHES_AT_ONCE):
         for row in store.checkpoints.find(connection, or_(*_wanted(folded, part, newest, choice.points))):
             points[row.internal_session_id].append(tree_point(row, tags.get(row.id, ())))
-    marks = call_marks(connection, store.tenant_id, session.id, [branch.id for branch in shown])
+    marks = call_marks(connection, session.id, [branch.id for branch in shown])
     inherited = {row.id: row.inherited for row in rows}
     asked = read_questions(store, connection, [row for row in rows if row.id in points])
     for branch in shown:
@@ -70,9 +70,9 @@ def _counts(store: Store, connection: Connection, session_id: int) -> tuple[Mapp
         .join_from(
             CHECKPOINT,
             BRANCH,
-            and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id),
+            BRANCH.c.id == CHECKPOINT.c.internal_session_id,
         )
-        .where(CHECKPOINT.c.tenant_id == store.tenant_id, BRANCH.c.external_session_id == session_id)
+        .where(BRANCH.c.external_session_id == session_id)
         .group_by(CHECKPOINT.c.internal_session_id)
     )
     rows = connection.execute(query).all()

@@ -65,10 +65,7 @@ def find_graph_point(
     branches = {row.thread_id: row for row in store.sessions.branches(connection, session_id)}
     c = GRAPH_CHECKPOINT.c
     query = select(GRAPH_CHECKPOINT).where(
-        c.tenant_id == store.tenant_id,
-        c.thread_id.in_(list(branches)),
-        c.ns == "",
-        c.checkpoint_id == place.checkpoint_id,
+        c.thread_id.in_(list(branches)), c.ns == "", c.checkpoint_id == place.checkpoint_id
     )
     found = [(branches[row.thread_id], parse_graph_checkpoint(row)) for row in connection.execute(query).all()]
     found.sort(key=lambda one: (one[0].id != current_id, one[0].id))
@@ -92,9 +89,7 @@ class _Steps:
         self.store, self.connection, self.branch, self.checkpoint = store, connection, branch, checkpoint
         c = GRAPH_CHECKPOINT.c
         query = select(GRAPH_CHECKPOINT).where(
-            c.tenant_id == store.tenant_id,
-            c.thread_id == branch.thread_id,
-            c.root_id == checkpoint.key.checkpoint_id,
+            c.thread_id == branch.thread_id, c.root_id == checkpoint.key.checkpoint_id
         )
         rows = connection.execute(query).all()
         self.subgraphs = {(row.ns, row.checkpoint_id): parse_graph_checkpoint(row) for row in rows}
@@ -137,13 +132,13 @@ class _Steps:
         """Find the first checkpoint of the branch that meets the conditions; they may name its graph checkpoint."""
         c, graph = CHECKPOINT.c, GRAPH_CHECKPOINT.c
         state_of = and_(
-            graph.tenant_id == c.tenant_id,
-            graph.thread_id == self.branch.thread_id,
-            graph.ns == "",
-            graph.checkpoint_id == c.graph_checkpoint_id,
+            graph.thread_id == self.branch.thread_id, graph.ns == "", graph.checkpoint_id == c.graph_checkpoint_id
         )
-        own = (c.tenant_id == self.store.tenant_id, c.internal_session_id == self.branch.id)
-        query = select(c.id).join_from(CHECKPOINT, GRAPH_CHECKPOINT, state_of, isouter=True).where(*own, *conditions)
+        query = (
+            select(c.id)
+            .join_from(CHECKPOINT, GRAPH_CHECKPOINT, state_of, isouter=True)
+            .where(c.internal_session_id == self.branch.id, *conditions)
+        )
         id = self.connection.execute(query.order_by(order).limit(1)).scalar()
         return self.store.checkpoints.load_with_branch(self.connection, id) if id is not None else None
 
@@ -214,18 +209,18 @@ def read_branch_head(store: Store, connection: Connection, branch_id: int) -> Br
 
 def find_thread_head(store: Store, connection: Connection, user_id: int, thread_id: str) -> BranchHead | None:
     """Find the current branch of a user's session for a thread of a served graph; None if it has none."""
-    row = _OF_THREAD.first(connection, {"tenant": store.tenant_id, "user": user_id, "thread": thread_id})
+    row = _OF_THREAD.first(connection, {"user": user_id, "thread": thread_id})
     return BranchHead(row, row.newest_id) if row is not None else None
 
 
 def _query() -> CompiledStatement:
     """Build the query for a thread. Without joins, a server uses the right indexes even before it has statistics."""
     c = GRAPH_CHECKPOINT.c
-    of_branch = (c.tenant_id == BRANCH.c.tenant_id, c.thread_id == BRANCH.c.thread_id, c.ns == "")
+    of_branch = (c.thread_id == BRANCH.c.thread_id, c.ns == "")
     newest = select(c.checkpoint_id).where(*of_branch).order_by(c.seq.desc()).limit(1).scalar_subquery()
     current_id = select(SESSION.c.current_branch_id).where(IS_OF_THREAD).scalar_subquery()
     query = select(BRANCH, newest.label("newest_id"))
-    return CompiledStatement(query.where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == current_id))
+    return CompiledStatement(query.where(BRANCH.c.id == current_id))
 
 
 _OF_THREAD = _query()
@@ -235,7 +230,7 @@ def read_questions(store: Store, connection: Connection, branches: Sequence[Stor
     """Return what the graph asks at the head of each branch of a session, as JSON-like values, by branch id."""
     found: dict[int, list[Any]] = {}
     for part in slices([row.id for row in branches]):
-        for branch_id, thread in connection.execute(_ASKING, {"tenant": store.tenant_id, "branches": part}).all():
+        for branch_id, thread in connection.execute(_ASKING, {"branches": part}).all():
             newest = store.graphs.newest(connection, thread)
             if newest is None or newest.is_imported:  # what a file asks is never answered here
                 continue
@@ -248,9 +243,9 @@ def read_questions(store: Store, connection: Connection, branches: Sequence[Stor
 _of_checkpoint = [GRAPH_WRITE.c[column.name] == column for column in GRAPH_CHECKPOINT.primary_key]
 _ASKING = (
     select(BRANCH.c.id, BRANCH.c.thread_id)
-    .join_from(BRANCH, GRAPH_CHECKPOINT, is_newest(BRANCH.c.tenant_id, BRANCH.c.thread_id))
+    .join_from(BRANCH, GRAPH_CHECKPOINT, is_newest(BRANCH.c.thread_id))
     .join(GRAPH_WRITE, and_(*_of_checkpoint, GRAPH_WRITE.c.channel == INTERRUPT))
-    .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id.in_(bindparam("branches", expanding=True)))
+    .where(BRANCH.c.id.in_(bindparam("branches", expanding=True)))
     .distinct()
 )
 """The branches whose newest graph checkpoint has a question, answered or not."""

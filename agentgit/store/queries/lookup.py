@@ -113,9 +113,7 @@ class Lookup:
         def write_audit(connection: Connection) -> None:
             if session_id is not None:
                 self.store.sessions.prevent_erasure(connection, session_id)
-            record_event(
-                connection, self.store.tenant_id, "access.denied", session_id=session_id, user_id=self.user_id, **facts
-            )
+            record_event(connection, "access.denied", session_id=session_id, user_id=self.user_id, **facts)
 
         return NotAllowed(text, write_audit=write_audit)
 

@@ -97,7 +97,7 @@ class ReadModels:
     ) -> dict[int, int]:
         query = (
             select(table.c.internal_session_id, func.count().label("calls"))
-            .where(table.c.tenant_id == self.store.tenant_id, table.c.internal_session_id.in_(branch_ids), *conditions)
+            .where(table.c.internal_session_id.in_(branch_ids), *conditions)
             .group_by(table.c.internal_session_id)
         )
         return {row.internal_session_id: row.calls for row in connection.execute(query)}
@@ -136,7 +136,7 @@ class ReadModels:
         in_session = CHECKPOINT.c.internal_session_id.in_(list(points))
         for row in self.store.checkpoints.find(connection, in_session):
             points[row.internal_session_id].append(tree_point(row, tags.get(row.id, ())))
-        marks_by_branch = call_marks(connection, self.store.tenant_id, session.id)
+        marks_by_branch = call_marks(connection, session.id)
         asked = read_questions(self.store, connection, rows)
         branches = (tree_branch(row, session, points[row.id], asked.get(row.id)) for row in rows)
         marked_branches = [

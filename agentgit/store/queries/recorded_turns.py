@@ -184,9 +184,7 @@ def _read_path(
 
 def _read_thread(store: Store, connection: Connection, thread: str, page_size: int = PAGE) -> Iterator[GraphCheckpoint]:
     columns, after = GRAPH_CHECKPOINT.c, -1
-    query = select(GRAPH_CHECKPOINT).where(
-        columns.tenant_id == store.tenant_id, columns.thread_id == thread, columns.ns == ""
-    )
+    query = select(GRAPH_CHECKPOINT).where(columns.thread_id == thread, columns.ns == "")
     while True:
         page = query.where(columns.seq > after).order_by(columns.seq).limit(page_size)
         rows = connection.execute(page).all()
@@ -208,9 +206,7 @@ def _read_writes(store: Store, connection: Connection, branch: StoredRow) -> dic
         columns.channel == ERROR,
         columns.task_path.startswith(UPDATE_PATH, autoescape=True),
     )
-    query = select(GRAPH_WRITE).where(
-        columns.tenant_id == store.tenant_id, columns.thread_id == branch.thread_id, columns.ns == "", is_read
-    )
+    query = select(GRAPH_WRITE).where(columns.thread_id == branch.thread_id, columns.ns == "", is_read)
     writes: dict[str, list[_Write]] = {}
     rows = connection.execute(query).all()
     for row in sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx)):
@@ -227,10 +223,9 @@ def read_questions(
     roots = GRAPH_CHECKPOINT.c
     is_after = and_(roots.thread_id.in_(threads), roots.ns == "", roots.checkpoint_id > end)
     # What subgraphs saved on the last state is newer than it.
-    after = connection.scalar(select(func.min(roots.checkpoint_id)).where(roots.tenant_id == store.tenant_id, is_after))
+    after = connection.scalar(select(func.min(roots.checkpoint_id)).where(is_after))
     columns = GRAPH_WRITE.c
     query = select(GRAPH_WRITE).where(
-        columns.tenant_id == store.tenant_id,
         columns.thread_id.in_(threads),
         columns.channel.in_((ASKED, INTERRUPT, RESUME)),
         columns.task_id != NULL_TASK,
@@ -263,10 +258,7 @@ def read_tasks(store: Store, connection: Connection, branch: StoredRow) -> list[
     threads = [segment.branch.thread_id for segment in store.sessions.lineage(connection, branch)]
     columns = GRAPH_WRITE.c
     query = select(columns.task_path, columns.task_id).where(
-        columns.tenant_id == store.tenant_id,
-        columns.thread_id.in_(threads),
-        columns.ns == "",
-        columns.task_id != NULL_TASK,
+        columns.thread_id.in_(threads), columns.ns == "", columns.task_id != NULL_TASK
     )
     return [(row.task_path, row.task_id) for row in connection.execute(query.distinct())]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, and_, select
+from sqlalchemy import Connection, select
 
 from agentgit.errors import Conflict, NotFound
 from agentgit.next_steps import Next
@@ -96,21 +96,21 @@ def require_same(
 
 def erase_references(store: Store, connection: Connection, session_id: int) -> None:
     """Remove the name of a session that is being erased from the sessions that started from its checkpoints."""
-    conditions = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.external_session_id == session_id)
-    with_branch = CHECKPOINT.join(
-        BRANCH, and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
-    )
+    is_erased = BRANCH.c.external_session_id == session_id
+    with_branch = CHECKPOINT.join(BRANCH, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
     checkpoint_ids = set(
-        connection.execute(select(CHECKPOINT.c.id).select_from(with_branch).where(*conditions)).scalars()
+        connection.execute(select(CHECKPOINT.c.id).select_from(with_branch).where(is_erased)).scalars()
     )
-    root_conditions = (BRANCH.c.tenant_id == store.tenant_id, BRANCH.c.parent_id.is_(None), ~conditions[1])
-    for row in connection.execute(select(BRANCH.c.id, BRANCH.c.meta).where(*root_conditions)).all():
+    for row in connection.execute(select(BRANCH.c.id, BRANCH.c.meta).where(BRANCH.c.parent_id.is_(None), ~is_erased)):
         template = as_object(row.meta).get(TEMPLATE) if TEMPLATE.encode() in row.meta else None
         if template is not None and template["checkpoint"] in checkpoint_ids:
             store.sessions.merge_metadata(connection, row.id, {TEMPLATE: {**template, "reference": ERASED_REFERENCE}})
-            in_root = (CHECKPOINT.c.tenant_id == store.tenant_id, CHECKPOINT.c.internal_session_id == row.id)
             update_rows(
-                connection, CHECKPOINT, *in_root, CHECKPOINT.c.number == 1, description=f"from {ERASED_REFERENCE}"
+                connection,
+                CHECKPOINT,
+                CHECKPOINT.c.internal_session_id == row.id,
+                CHECKPOINT.c.number == 1,
+                description=f"from {ERASED_REFERENCE}",
             )
 
 

@@ -104,10 +104,7 @@ def merge_source_id(data: bytes | None) -> int | None:
 
 
 class CheckpointStore:
-    """The checkpoints of one tenant."""
-
-    def __init__(self, tenant_id: int) -> None:
-        self.tenant_id = tenant_id
+    """The checkpoints."""
 
     def add(
         self,
@@ -127,7 +124,6 @@ class CheckpointStore:
             checkpoint_span.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
         record_event(
             connection,
-            self.tenant_id,
             "checkpoint.created",
             branch_id=branch_id,
             user_id=label.user_id,
@@ -139,7 +135,7 @@ class CheckpointStore:
         return checkpoint_id
 
     def _branch_parameters(self, branch_id: int) -> dict[str, int]:
-        return {"tenant": self.tenant_id, "branch": branch_id}
+        return {"branch": branch_id}
 
     def insert(
         self,
@@ -156,7 +152,6 @@ class CheckpointStore:
         if last_number is None:
             last_number = int(_LAST_NUMBER.all(connection, self._branch_parameters(branch_id))[0].number or 0)
         row = {
-            "tenant_id": self.tenant_id,
             "id": checkpoint_id,
             "internal_session_id": branch_id,
             "number": last_number + 1,
@@ -177,27 +172,31 @@ class CheckpointStore:
         }
         _ADD.run(connection, row)
         if moves_head:
-            _MOVE_HEAD.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, head_id=checkpoint_id)
+            _MOVE_HEAD.run(connection, {"id": branch_id}, head_id=checkpoint_id)
         return checkpoint_id, last_number + 1
 
     def describe_automatic(self, connection: Connection, checkpoint_id: int, description: str | None) -> None:
         """Set the description of an automatic checkpoint, if it has none yet."""
-        conditions = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
         is_undescribed = CHECKPOINT.c.description.is_(None)
-        update_rows(connection, CHECKPOINT, *conditions, CHECKPOINT.c.is_auto, is_undescribed, description=description)
+        update_rows(
+            connection,
+            CHECKPOINT,
+            CHECKPOINT.c.id == checkpoint_id,
+            CHECKPOINT.c.is_auto,
+            is_undescribed,
+            description=description,
+        )
 
     def annotate(self, connection: Connection, row: StoredRow, user_id: int, changes: Mapping[str, Any]) -> None:
         """Change what people wrote about a checkpoint."""
-        conditions = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == row.id)
         values, (metadata, _) = dict(changes), split_data(row.data)
         if "data" in values and metadata:
             values["data"] = {METADATA: metadata, "data": values["data"]}
         if values.get("data") is not None:
             values["data"] = to_json(values["data"])
-        update_rows(connection, CHECKPOINT, *conditions, **values)
+        update_rows(connection, CHECKPOINT, CHECKPOINT.c.id == row.id, **values)
         record_event(
             connection,
-            self.tenant_id,
             "checkpoint.annotated",
             branch_id=row.internal_session_id,
             user_id=user_id,
@@ -209,9 +208,14 @@ class CheckpointStore:
 
     def set_workspace_snapshot(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
         """Set the files of a checkpoint that has none. A template's files are restored after the checkpoint is made."""
-        conditions = (CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id == checkpoint_id)
         has_no_snapshot = CHECKPOINT.c.workspace_snapshot_id.is_(None)
-        update_rows(connection, CHECKPOINT, *conditions, has_no_snapshot, workspace_snapshot_id=workspace_snapshot_id)
+        update_rows(
+            connection,
+            CHECKPOINT,
+            CHECKPOINT.c.id == checkpoint_id,
+            has_no_snapshot,
+            workspace_snapshot_id=workspace_snapshot_id,
+        )
 
     def load_row(self, connection: Connection, checkpoint_id: int) -> StoredRow:
         """Read one checkpoint that must exist."""
@@ -225,12 +229,11 @@ class CheckpointStore:
         return _SELECT_CHECKPOINT.first(connection, self._parameters(checkpoint_id)) is not None
 
     def _parameters(self, checkpoint_id: int) -> dict[str, int]:
-        return {"tenant": self.tenant_id, "checkpoint": checkpoint_id}
+        return {"checkpoint": checkpoint_id}
 
     def find(self, connection: Connection, *conditions: Any) -> Sequence[StoredRow]:
         """Read checkpoints, each with the name, thread and session of its branch, oldest first."""
-        in_tenant = CHECKPOINT.c.tenant_id == self.tenant_id
-        return connection.execute(_WITH_BRANCH.where(in_tenant, *conditions).order_by(CHECKPOINT.c.id)).all()
+        return connection.execute(_WITH_BRANCH.where(*conditions).order_by(CHECKPOINT.c.id)).all()
 
     def load_with_branch(self, connection: Connection, checkpoint_id: int) -> StoredRow:
         """Read one checkpoint that must exist, with the name, thread and session of its branch."""
@@ -257,15 +260,12 @@ class CheckpointStore:
         session_ids = self._session_ids(connection, ids)
         if not session_ids:
             return set()
-        _DELETE.run(
-            connection, *({"tenant": self.tenant_id, "checkpoint": checkpoint_id} for checkpoint_id in session_ids)
-        )
+        _DELETE.run(connection, *({"checkpoint": checkpoint_id} for checkpoint_id in session_ids))
         remaining = self._session_ids(connection, ids)
         deleted_ids = [checkpoint_id for checkpoint_id in session_ids if checkpoint_id not in remaining]
         for part in slices(deleted_ids):
             record_event(
                 connection,
-                self.tenant_id,
                 "checkpoint.deleted",
                 session_id=session_ids[part[0]],
                 user_id=user_id,
@@ -277,57 +277,49 @@ class CheckpointStore:
     def _session_ids(self, connection: Connection, ids: Sequence[int]) -> dict[int, int]:
         """Return the session ids of the checkpoints that exist, by checkpoint id."""
         query = select(CHECKPOINT.c.id, BRANCH.c.external_session_id).join_from(CHECKPOINT, BRANCH, _IS_OWN_BRANCH)
-        queries = (query.where(CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(p)) for p in slices(ids))
+        queries = (query.where(CHECKPOINT.c.id.in_(p)) for p in slices(ids))
         return {checkpoint_id: session_id for part in queries for checkpoint_id, session_id in connection.execute(part)}
 
 
-_is_checkpoint = (CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.id == bindparam("checkpoint"))
-_SELECT_CHECKPOINT = CompiledStatement(select(CHECKPOINT).where(*_is_checkpoint))
+_is_checkpoint = CHECKPOINT.c.id == bindparam("checkpoint")
+_SELECT_CHECKPOINT = CompiledStatement(select(CHECKPOINT).where(_is_checkpoint))
 _ADD = CompiledStatement(insert(CHECKPOINT))
 _LAST_NUMBER = CompiledStatement(
-    select(func.max(CHECKPOINT.c.number).label("number")).where(
-        CHECKPOINT.c.tenant_id == bindparam("tenant"), CHECKPOINT.c.internal_session_id == bindparam("branch")
-    )
+    select(func.max(CHECKPOINT.c.number).label("number")).where(CHECKPOINT.c.internal_session_id == bindparam("branch"))
 )
 _MOVE_HEAD = CompiledUpdate(BRANCH, "head_id")
-_IS_OWN_BRANCH = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
+_IS_OWN_BRANCH = BRANCH.c.id == CHECKPOINT.c.internal_session_id
 _WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
 ).join_from(CHECKPOINT, BRANCH, _IS_OWN_BRANCH)
-_SELECT_WITH_BRANCH = CompiledStatement(_WITH_BRANCH.where(*_is_checkpoint))
+_SELECT_WITH_BRANCH = CompiledStatement(_WITH_BRANCH.where(_is_checkpoint))
 _own_branch = BRANCH.alias("owner")
 _own_session_id = (
     select(_own_branch.c.external_session_id)
-    .where(_own_branch.c.tenant_id == bindparam("tenant"), _own_branch.c.id == CHECKPOINT.c.internal_session_id)
+    .where(_own_branch.c.id == CHECKPOINT.c.internal_session_id)
     .correlate(CHECKPOINT)
     .scalar_subquery()
 )
-"""Enables the use of indexes. Without it, each deletion would read all branches and operations of the tenant."""
+"""Enables the use of indexes. Without it, each deletion would read all branches and operations."""
 
 _DELETE = CompiledStatement(
     delete(CHECKPOINT).where(
-        *_is_checkpoint,
+        _is_checkpoint,
         CHECKPOINT.c.kind != "branch",
         ~exists().where(
-            BRANCH.c.tenant_id == bindparam("tenant"),
             BRANCH.c.external_session_id == _own_session_id,
             or_(BRANCH.c.head_id == bindparam("checkpoint"), BRANCH.c.branch_point_id == bindparam("checkpoint")),
         ),
         ~exists().where(
-            OPERATION.c.tenant_id == bindparam("tenant"),
-            OPERATION.c.external_session_id == _own_session_id,
-            OPERATION.c.target_id == bindparam("checkpoint"),
+            OPERATION.c.external_session_id == _own_session_id, OPERATION.c.target_id == bindparam("checkpoint")
         ),
-        ~exists().where(TAG.c.tenant_id == bindparam("tenant"), TAG.c.checkpoint_id == bindparam("checkpoint")),
+        ~exists().where(TAG.c.checkpoint_id == bindparam("checkpoint")),
     )
 )
 
 
 class TagStore:
-    """The tags of one tenant."""
-
-    def __init__(self, tenant_id: int) -> None:
-        self.tenant_id = tenant_id
+    """The tags."""
 
     def add(
         self, connection: Connection, checkpoint: StoredRow, name: str, description: str | None, user_id: int
@@ -336,7 +328,6 @@ class TagStore:
         tag = self.find(connection, checkpoint.external_session_id, name)
         if tag is None:
             row = {
-                "tenant_id": self.tenant_id,
                 "external_session_id": checkpoint.external_session_id,
                 "name": name,
                 "checkpoint_id": checkpoint.id,
@@ -347,7 +338,6 @@ class TagStore:
             insert_rows(connection, TAG, row)
             record_event(
                 connection,
-                self.tenant_id,
                 "tag.created",
                 branch_id=checkpoint.internal_session_id,
                 user_id=user_id,
@@ -364,7 +354,7 @@ class TagStore:
         """Remove a tag. Return whether it existed."""
         result = connection.execute(delete(TAG).where(*self._tag_conditions(session_id, name)))
         if result.rowcount:
-            record_event(connection, self.tenant_id, "tag.deleted", session_id=session_id, user_id=user_id, name=name)
+            record_event(connection, "tag.deleted", session_id=session_id, user_id=user_id, name=name)
         return bool(result.rowcount)
 
     def find(self, connection: Connection, session_id: int, name: str) -> Tag | None:
@@ -374,7 +364,7 @@ class TagStore:
 
     def all(self, connection: Connection, session_id: int) -> list[Tag]:
         """Read the tags of a session, newest first."""
-        query = _SELECT_TAGS.where(TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id)
+        query = _SELECT_TAGS.where(TAG.c.external_session_id == session_id)
         rows = connection.execute(query.order_by(TAG.c.created_at.desc(), TAG.c.name))
         return [_tag_from_row(row) for row in rows]
 
@@ -382,32 +372,28 @@ class TagStore:
         """Return the tag names of these checkpoints by checkpoint id; checkpoints without tags are left out."""
         names_by_checkpoint: dict[int, list[str]] = {}
         for part in slices(checkpoint_ids):
-            for row in connection.execute(_SELECT_NAMES, {"tenant": self.tenant_id, "ids": part}):
+            for row in connection.execute(_SELECT_NAMES, {"ids": part}):
                 names_by_checkpoint.setdefault(row.checkpoint_id, []).append(row.name)
         return {checkpoint_id: sorted(names) for checkpoint_id, names in names_by_checkpoint.items()}
 
     def names_by_checkpoint(self, connection: Connection, session_id: int) -> dict[int, list[str]]:
         """Return the tag names of a session by checkpoint id; checkpoints without tags are left out."""
         names_by_checkpoint: dict[int, list[str]] = {}
-        query = select(TAG.c.checkpoint_id, TAG.c.name).where(
-            TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id
-        )
+        query = select(TAG.c.checkpoint_id, TAG.c.name).where(TAG.c.external_session_id == session_id)
         for row in connection.execute(query.order_by(TAG.c.name)):
             names_by_checkpoint.setdefault(row.checkpoint_id, []).append(row.name)
         return names_by_checkpoint
 
     def _tag_conditions(self, session_id: int, name: str) -> tuple[Any, ...]:
-        return TAG.c.tenant_id == self.tenant_id, TAG.c.external_session_id == session_id, TAG.c.name == name
+        return TAG.c.external_session_id == session_id, TAG.c.name == name
 
 
 _SELECT_TAGS = select(TAG, CHECKPOINT.c.number, BRANCH.c.name.label("branch_name")).select_from(
-    TAG.join(CHECKPOINT, and_(CHECKPOINT.c.tenant_id == TAG.c.tenant_id, CHECKPOINT.c.id == TAG.c.checkpoint_id)).join(
-        BRANCH, and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
+    TAG.join(CHECKPOINT, CHECKPOINT.c.id == TAG.c.checkpoint_id).join(
+        BRANCH, BRANCH.c.id == CHECKPOINT.c.internal_session_id
     )
 )
-_SELECT_NAMES = select(TAG.c.checkpoint_id, TAG.c.name).where(
-    TAG.c.tenant_id == bindparam("tenant"), TAG.c.checkpoint_id.in_(bindparam("ids", expanding=True))
-)
+_SELECT_NAMES = select(TAG.c.checkpoint_id, TAG.c.name).where(TAG.c.checkpoint_id.in_(bindparam("ids", expanding=True)))
 
 
 def _tag_from_row(row: StoredRow) -> Tag:

@@ -20,13 +20,13 @@ _WHOLE = b"agentgit, nothing is in clear"
 """The plaintexts of a key's proof. It proves that the key is the same, and `_WHOLE` that everything is encrypted."""
 
 
-def unlock(database: Database, tenant_id: int) -> None:
-    """Check that the keys of a tenant are available, and register the current key if it is new."""
+def unlock(database: Database) -> None:
+    """Check that the keys are available, and register the current key if it is new."""
     seal = database.seal
     if seal is not None:
-        seal.tenant_id = tenant_id
+        pass
     with database.reading() as connection:
-        proofs = registered_proofs(connection, tenant_id)
+        proofs = registered_proofs(connection)
     for name, proof in proofs.items():
         if seal is None or name not in seal.keyring:
             raise missing_key(name)
@@ -34,38 +34,31 @@ def unlock(database: Database, tenant_id: int) -> None:
     if seal is not None and seal.keyring.current not in proofs:
         if not seal.is_fully_encrypted:
             with database.reading() as connection:
-                value_counts = count_values_by_key(connection, tenant_id)
+                value_counts = count_values_by_key(connection)
             # Values sealed with an unregistered key mean that its row was deleted, and with it what its proof stated.
             seal.is_fully_encrypted = "" not in value_counts or not value_counts.keys() <= {"", *proofs}
-        database.write(lambda connection: _register_current_key(connection, tenant_id, seal), durable=True)
+        database.write(lambda connection: _register_current_key(connection, seal), durable=True)
 
 
-def registered_proofs(connection: Connection, tenant_id: int) -> dict[str, bytes]:
-    """Return the names of the keys that may seal values of a tenant, each with its proof."""
-    rows = connection.execute(
-        select(ENCRYPTION_KEY.c.id, ENCRYPTION_KEY.c.proof)
-        .where(ENCRYPTION_KEY.c.tenant_id == tenant_id)
-        .order_by(ENCRYPTION_KEY.c.id)
-    )
+def registered_proofs(connection: Connection) -> dict[str, bytes]:
+    """Return the names of the keys that may seal values, each with its proof."""
+    rows = connection.execute(select(ENCRYPTION_KEY.c.id, ENCRYPTION_KEY.c.proof).order_by(ENCRYPTION_KEY.c.id))
     # SQLite also stores text in a column of bytes; text is not a proof.
     return {row.id: b"" if isinstance(row.proof, str) else bytes(row.proof) for row in rows}
 
 
-def unregister_key(connection: Connection, tenant_id: int, name: str) -> None:
+def unregister_key(connection: Connection, name: str) -> None:
     """Delete the registration of a key that no longer seals any value."""
-    connection.execute(
-        delete(ENCRYPTION_KEY).where(ENCRYPTION_KEY.c.tenant_id == tenant_id, ENCRYPTION_KEY.c.id == name)
-    )
+    connection.execute(delete(ENCRYPTION_KEY).where(ENCRYPTION_KEY.c.id == name))
 
 
-def write_proofs(connection: Connection, tenant_id: int, seal: Seal, *, is_fully_encrypted: bool) -> None:
-    """Record whether all values of a tenant are sealed, in the proofs of its keys, which cannot be forged."""
-    for name in registered_proofs(connection, tenant_id):
+def write_proofs(connection: Connection, seal: Seal, *, is_fully_encrypted: bool) -> None:
+    """Record whether all values are sealed, in the proofs of its keys, which cannot be forged."""
+    for name in registered_proofs(connection):
         if name in seal.keyring:
-            conditions = (ENCRYPTION_KEY.c.tenant_id == tenant_id, ENCRYPTION_KEY.c.id == name)
             connection.execute(
                 update(ENCRYPTION_KEY)
-                .where(*conditions)
+                .where(ENCRYPTION_KEY.c.id == name)
                 .values(proof=_proof(seal, name, is_fully_encrypted=is_fully_encrypted))
             )
     seal.is_fully_encrypted = is_fully_encrypted
@@ -75,16 +68,15 @@ def _proof(seal: Seal, name: str, *, is_fully_encrypted: bool) -> bytes:
     return seal.seal(_PLACE, _WHOLE if is_fully_encrypted else _PROOF, key_name=name)
 
 
-def _register_current_key(connection: Connection, tenant_id: int, seal: Seal) -> None:
+def _register_current_key(connection: Connection, seal: Seal) -> None:
     name = seal.keyring.current
     values: dict[str, Any] = {
-        "tenant_id": tenant_id,
         "id": name,
         "proof": _proof(seal, name, is_fully_encrypted=seal.is_fully_encrypted),
         "created_at": datetime.now(UTC),
     }
     if not _ADD.count(connection, values):  # another process registered this name first, perhaps for a different key
-        seal.is_fully_encrypted |= _is_full_proof(seal, name, registered_proofs(connection, tenant_id)[name])
+        seal.is_fully_encrypted |= _is_full_proof(seal, name, registered_proofs(connection)[name])
 
 
 def _is_full_proof(seal: Seal, name: str, proof: bytes) -> bool:

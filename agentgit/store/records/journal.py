@@ -141,10 +141,7 @@ class CallTally(NamedTuple):
 
 
 class Journal:
-    """The invocations of one tenant."""
-
-    def __init__(self, tenant_id: int) -> None:
-        self.tenant_id = tenant_id
+    """The invocations."""
 
     # -- forward
 
@@ -178,7 +175,6 @@ class Journal:
                 continue
             last_seq += 1
             entry = {
-                "tenant_id": self.tenant_id,
                 "external_session_id": intent.session_id,
                 "seq": last_seq,
                 "invocation_id": row["id"],
@@ -191,7 +187,6 @@ class Journal:
 
     def _call_row(self, intent: Intent, outcome: CallOutcome | None, arrival: int) -> dict[str, Any]:
         return {
-            "tenant_id": self.tenant_id,
             "id": intent.id,
             "external_session_id": intent.session_id,
             "internal_session_id": intent.branch_id,
@@ -276,11 +271,10 @@ class Journal:
 
     def change(self, connection: Connection, invocation_id: int, *conditions: Any, **values: Any) -> None:
         """Change columns of an invocation if it meets the conditions, without regard to its status."""
-        condition = (TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.id == invocation_id)
-        update_rows(connection, TOOL_INVOCATION, *condition, *conditions, **values)
+        update_rows(connection, TOOL_INVOCATION, TOOL_INVOCATION.c.id == invocation_id, *conditions, **values)
 
     def _change_status(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
-        parameters = {"tenant": self.tenant_id, "invocation": invocation_id}
+        parameters = {"invocation": invocation_id}
         bound = (
             bind_row(TOOL_INVOCATION, {"id": invocation_id, **values}) if seal_of(connection) is not None else values
         )
@@ -300,7 +294,6 @@ class Journal:
         if action in AUDITED_STATUSES:
             record_event(
                 connection,
-                self.tenant_id,
                 f"call.{action}",
                 branch_id=row.internal_session_id,
                 invocation=row.id,
@@ -315,10 +308,9 @@ class Journal:
     ) -> int | None:
         if action not in LOGGED_STATUSES:
             return None
-        parameters = {"tenant": self.tenant_id, "session": row.external_session_id}
+        parameters = {"session": row.external_session_id}
         last_seq = LAST_SEQ.all(connection, parameters)[0].seq or 0
         entry = {
-            "tenant_id": self.tenant_id,
             "external_session_id": row.external_session_id,
             "seq": last_seq + 1,
             "invocation_id": row.id,
@@ -346,8 +338,8 @@ class Journal:
         """Return whether the newest run of each of these tool calls is recorded on a thread and has ended."""
         c = TOOL_INVOCATION.c
         query = select(c.tool_call_id, c.status).select_from(WITH_BRANCH).order_by(c.id)
-        of_thread = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.thread_id == thread)
-        statuses = dict(connection.execute(query.where(*of_thread, c.tool_call_id.in_(tool_call_ids))).all())
+        query = query.where(BRANCH.c.thread_id == thread, c.tool_call_id.in_(tool_call_ids))
+        statuses = dict(connection.execute(query).all())
         return statuses.keys() == {*tool_call_ids} and not {INTENDED, PAUSED} & {*statuses.values()}
 
     def last_batch(self, connection: Connection, branch_id: int, tool_call_ids: Iterable[str]) -> int | None:
@@ -376,7 +368,7 @@ class Journal:
 
         These are the newest run of each call that ran again, and each call that answered others and is or was not done.
         """
-        parameters = {**self._tenant_parameters, "session": session_id}
+        parameters = {"session": session_id}
         rows = _SELECT_NEWEST_RUNS.all(connection, parameters)
         redone = {row.replay_of: row for row in rows if row.kind == REDO}
         return {row.id: row for row in rows if row.kind != REDO} | redone
@@ -414,15 +406,9 @@ class Journal:
         """Return how often the tool of each call started; only for calls that received an answer of a person."""
         answered_ids = [row.id for row in rows if row.answers is not None]
         counted_rows = [
-            row
-            for part in slices(answered_ids)
-            for row in connection.execute(_COUNT_PAUSED_RUNS, {**self._tenant_parameters, "ids": part})
+            row for part in slices(answered_ids) for row in connection.execute(_COUNT_PAUSED_RUNS, {"ids": part})
         ]
         return {row.id: row.paused + 1 for row in counted_rows}
-
-    @property
-    def _tenant_parameters(self) -> dict[str, int]:
-        return {"tenant": self.tenant_id}
 
     def last_arrival(self, connection: Connection, part: TrackPart) -> int:
         """Return the arrival number of the last call of a track part; -1 if the part has no calls."""
@@ -478,17 +464,11 @@ class Journal:
 
     def _load_rows(self, connection: Connection, ids: Sequence[int]) -> Sequence[Row[Any]]:
         query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
-        in_tenant = TOOL_INVOCATION.c.tenant_id == self.tenant_id
-        return [
-            row
-            for part in slices(ids)
-            for row in connection.execute(query.where(in_tenant, TOOL_INVOCATION.c.id.in_(part)))
-        ]
+        return [row for part in slices(ids) for row in connection.execute(query.where(TOOL_INVOCATION.c.id.in_(part)))]
 
     def ids_in_reversal(self, connection: Connection, session_id: int, owner: str | None) -> list[int]:
         """Return the ids of the invocations of a session that this owner was reversing, even if it is dead."""
         query = select(TOOL_INVOCATION.c.id).where(
-            TOOL_INVOCATION.c.tenant_id == self.tenant_id,
             TOOL_INVOCATION.c.external_session_id == session_id,
             TOOL_INVOCATION.c.status == REVERSING,
             TOOL_INVOCATION.c.owner == owner,
@@ -496,10 +476,10 @@ class Journal:
         return list(connection.execute(query).scalars())
 
     def _branch_parameters(self, branch_id: int) -> dict[str, Any]:
-        return {"tenant": self.tenant_id, "branch": branch_id}
+        return {"branch": branch_id}
 
     def _in_branch(self, branch_id: int) -> Any:
-        return and_(TOOL_INVOCATION.c.tenant_id == self.tenant_id, TOOL_INVOCATION.c.internal_session_id == branch_id)
+        return TOOL_INVOCATION.c.internal_session_id == branch_id
 
 
 def acts(effect: ColumnElement[str]) -> ColumnElement[bool]:
@@ -511,33 +491,30 @@ IS_ON_TRACK = and_(TOOL_INVOCATION.c.status != PAUSED, TOOL_INVOCATION.c.kind !=
 """The condition for calls with a place on the track: not paused, and not run again in place of another call."""
 
 # The statements of every turn and call are built once, because building one takes as long as running it.
-_is_in_branch = (
-    TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
-    TOOL_INVOCATION.c.internal_session_id == bindparam("branch"),
-)
+_is_in_branch = TOOL_INVOCATION.c.internal_session_id == bindparam("branch")
 _ADD = CompiledStatement(insert(TOOL_INVOCATION))
-_LAST_ARRIVAL = CompiledStatement(select(func.max(TOOL_INVOCATION.c.arrival).label("arrival")).where(*_is_in_branch))
+_LAST_ARRIVAL = CompiledStatement(select(func.max(TOOL_INVOCATION.c.arrival).label("arrival")).where(_is_in_branch))
 _SELECT_NTH_ARRIVAL = CompiledStatement(
     select(TOOL_INVOCATION.c.arrival)
-    .where(*_is_in_branch, IS_ON_TRACK)
+    .where(_is_in_branch, IS_ON_TRACK)
     .order_by(TOOL_INVOCATION.c.arrival)
     .limit(1)
     .offset(bindparam("before", type_=Integer))
 )
 _SELECT_TALLY = CompiledStatement(
     select(func.count(case((IS_ON_TRACK, 1))).label("calls"), func.max(TOOL_INVOCATION.c.batch).label("batch")).where(
-        *_is_in_branch
+        _is_in_branch
     )
 )
-_of_branch = (TOOL_INVOCATION.c.tenant_id == BRANCH.c.tenant_id, TOOL_INVOCATION.c.internal_session_id == BRANCH.c.id)
-CALLS = select(func.count()).where(*_of_branch, IS_ON_TRACK).correlate(BRANCH).scalar_subquery()
-LAST_BATCH = select(func.max(TOOL_INVOCATION.c.batch)).where(*_of_branch).correlate(BRANCH).scalar_subquery()
+_of_branch = TOOL_INVOCATION.c.internal_session_id == BRANCH.c.id
+CALLS = select(func.count()).where(_of_branch, IS_ON_TRACK).correlate(BRANCH).scalar_subquery()
+LAST_BATCH = select(func.max(TOOL_INVOCATION.c.batch)).where(_of_branch).correlate(BRANCH).scalar_subquery()
 LAST_ARRIVAL_OF_BRANCH = (
-    select(func.max(TOOL_INVOCATION.c.arrival)).where(*_of_branch).correlate(BRANCH).scalar_subquery()
+    select(func.max(TOOL_INVOCATION.c.arrival)).where(_of_branch).correlate(BRANCH).scalar_subquery()
 )
 LAST_SEQ_OF_BRANCH = (
     select(func.max(WORLD_LOG.c.seq))
-    .where(WORLD_LOG.c.tenant_id == BRANCH.c.tenant_id, WORLD_LOG.c.external_session_id == BRANCH.c.external_session_id)
+    .where(WORLD_LOG.c.external_session_id == BRANCH.c.external_session_id)
     .correlate(BRANCH)
     .scalar_subquery()
 )
@@ -546,21 +523,20 @@ LAST_SEQ_OF_BRANCH = (
 _COUNT_CALLS = (
     select(func.count())
     .select_from(TOOL_INVOCATION)
-    .where(*_is_in_branch, IS_ON_TRACK, TOOL_INVOCATION.c.batch < bindparam("until"))
+    .where(_is_in_branch, IS_ON_TRACK, TOOL_INVOCATION.c.batch < bindparam("until"))
 )
 _SELECT_RUNNING = CompiledStatement(
     select(TOOL_INVOCATION.c.id)
-    .where(*_is_in_branch, TOOL_INVOCATION.c.status == INTENDED, TOOL_INVOCATION.c.owner == bindparam("by"))
+    .where(_is_in_branch, TOOL_INVOCATION.c.status == INTENDED, TOOL_INVOCATION.c.owner == bindparam("by"))
     .order_by(TOOL_INVOCATION.c.arrival)
 )
 _later = TOOL_INVOCATION.alias("later")
 _SELECT_WAITING = (
     select(TOOL_INVOCATION)
     .where(
-        *_is_in_branch,
+        _is_in_branch,
         TOOL_INVOCATION.c.status == PAUSED,
         ~exists().where(
-            _later.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
             _later.c.internal_session_id == TOOL_INVOCATION.c.internal_session_id,
             _later.c.arrival > TOOL_INVOCATION.c.arrival,
             or_(_later.c.tool_call_id == TOOL_INVOCATION.c.tool_call_id, _later.c.batch > TOOL_INVOCATION.c.batch),
@@ -569,14 +545,11 @@ _SELECT_WAITING = (
     .order_by(TOOL_INVOCATION.c.arrival)
 )
 
-_of_session = (
-    TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
-    TOOL_INVOCATION.c.external_session_id == bindparam("session"),
-)
+_of_session = TOOL_INVOCATION.c.external_session_id == bindparam("session")
 NEWEST_REDOS = (
     select(func.max(TOOL_INVOCATION.c.id))
     .where(
-        *_of_session,
+        _of_session,
         TOOL_INVOCATION.c.replay_of.is_not(None),
         TOOL_INVOCATION.c.kind == REDO,
         TOOL_INVOCATION.c.status != FAILED,
@@ -589,12 +562,11 @@ A query with these ids does not name the session itself, so that SQLite looks th
 """
 
 _ANSWERING = select(TOOL_INVOCATION.c.replay_of).where(
-    *_of_session, TOOL_INVOCATION.c.replay_of.is_not(None), TOOL_INVOCATION.c.kind == REPLAY
+    _of_session, TOOL_INVOCATION.c.replay_of.is_not(None), TOOL_INVOCATION.c.kind == REPLAY
 )
 _COPIED_UNKNOWN = _ANSWERING.where(TOOL_INVOCATION.c.status == UNKNOWN)
 _SELECT_NEWEST_RUNS = CompiledStatement(
     select(TOOL_INVOCATION).where(
-        TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
         TOOL_INVOCATION.c.id.in_(union_all(NEWEST_REDOS, _ANSWERING)),
         or_(
             TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.status != DONE, TOOL_INVOCATION.c.id.in_(_COPIED_UNKNOWN)
@@ -610,7 +582,6 @@ _COUNT_PAUSED_RUNS = (
         TOOL_INVOCATION,
         _paused,
         and_(
-            _paused.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
             _paused.c.external_session_id == TOOL_INVOCATION.c.external_session_id,
             _paused.c.status == PAUSED,
             _paused.c.internal_session_id == TOOL_INVOCATION.c.internal_session_id,
@@ -618,9 +589,7 @@ _COUNT_PAUSED_RUNS = (
             _paused.c.arrival < TOOL_INVOCATION.c.arrival,
         ),
     )
-    .where(
-        TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.id.in_(bindparam("ids", expanding=True))
-    )
+    .where(TOOL_INVOCATION.c.id.in_(bindparam("ids", expanding=True)))
     .group_by(TOOL_INVOCATION.c.id)
 )
 
@@ -633,21 +602,19 @@ TRACK_ORDER = (
 """The SQL order of a branch's own calls, the same as `_order`."""
 _ranked = (
     select(TOOL_INVOCATION.c.id, (func.row_number().over(order_by=TRACK_ORDER) - 1).label("rank"))
-    .where(*_is_in_branch, IS_ON_TRACK)
+    .where(_is_in_branch, IS_ON_TRACK)
     .subquery()
 )
 _SELECT_RANKS = select(_ranked.c.id, _ranked.c.rank).where(_ranked.c.id.in_(bindparam("ids", expanding=True)))
 WITH_BRANCH = TOOL_INVOCATION.join(
     BRANCH,
-    and_(BRANCH.c.tenant_id == TOOL_INVOCATION.c.tenant_id, BRANCH.c.id == TOOL_INVOCATION.c.internal_session_id),
+    BRANCH.c.id == TOOL_INVOCATION.c.internal_session_id,
 )
-_is_invocation = (TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.id == bindparam("invocation"))
-_SELECT_INVOCATION = select(TOOL_INVOCATION).where(*_is_invocation)
+_is_invocation = TOOL_INVOCATION.c.id == bindparam("invocation")
+_SELECT_INVOCATION = select(TOOL_INVOCATION).where(_is_invocation)
 _ADD_LOG_ENTRY = CompiledStatement(insert(WORLD_LOG))
 LAST_SEQ = CompiledStatement(
-    select(func.max(WORLD_LOG.c.seq).label("seq")).where(
-        WORLD_LOG.c.tenant_id == bindparam("tenant"), WORLD_LOG.c.external_session_id == bindparam("session")
-    )
+    select(func.max(WORLD_LOG.c.seq).label("seq")).where(WORLD_LOG.c.external_session_id == bindparam("session"))
 )
 
 
@@ -661,7 +628,7 @@ def _moving(status: str, columns: tuple[str, ...]) -> CompiledStatement:
     new_values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in columns}
     return CompiledStatement(
         update(TOOL_INVOCATION)
-        .where(*_is_invocation, or_(false(), *(TOOL_INVOCATION.c.status == one for one in old_statuses)))
+        .where(_is_invocation, or_(false(), *(TOOL_INVOCATION.c.status == one for one in old_statuses)))
         .values(status=status, **new_values)
         .returning(TOOL_INVOCATION)
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Boolean, Connection, Select, and_, bindparam, func, select, tuple_
+from sqlalchemy import Boolean, Connection, Select, bindparam, func, select, tuple_
 
 from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Filter, TimeCursor
 from agentgit.store.records.sessions import Segment, StoredRow
@@ -55,10 +55,7 @@ def parts_of_branches(branches: Iterable[StoredRow]) -> list[LogPart]:
 
 
 class LogStore:
-    """The checkpoints of one tenant in order of time."""
-
-    def __init__(self, tenant_id: int) -> None:
-        self.tenant_id = tenant_id
+    """The checkpoints in order of time."""
 
     def page(
         self,
@@ -94,7 +91,7 @@ class LogStore:
     def find_ancestor(self, connection: Connection, path: Sequence[Segment], steps: int) -> StoredRow | None:
         """Read the checkpoint that is `steps` before the end of a path; None if the path is shorter."""
         for part in reversed(parts_of_path(path)):
-            parameters = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.last_number}
+            parameters = {"branch": part.branch_id, "end": part.last_number}
             rows = _SELECT_ANCESTOR.all(connection, {**parameters, "steps": steps})
             if rows:
                 row: StoredRow = rows[0]
@@ -107,7 +104,7 @@ class LogStore:
         ids = [part.newest_id for part in parts if part.newest_id is not None] if len(parts) > 1 else []
         cursors: dict[int, TimeCursor] = {}
         for id_slice in slices(ids):
-            rows = connection.execute(_SELECT_TIMES, {"tenant": self.tenant_id, "ids": id_slice})
+            rows = connection.execute(_SELECT_TIMES, {"ids": id_slice})
             cursors.update((row.id, TimeCursor(row.created_at, row.id)) for row in rows)
         return [(cursors.get(part.newest_id or 0, FIRST_TIME_CURSOR), part) for part in parts]
 
@@ -115,7 +112,7 @@ class LogStore:
         values = {name: value for name, value in asdict(log_filter).items() if value is not None}
         if "tag" in values:
             values["tag"] = tagged_id or 0  # no checkpoint has id 0
-        return {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.last_number, **values}
+        return {"branch": part.branch_id, "end": part.last_number, **values}
 
 
 def _cursor_of(row: StoredRow) -> TimeCursor:
@@ -136,20 +133,14 @@ _CONDITIONS = {
     "auto": _C.is_auto == bindparam("auto"),
     "with_calls": (_C.position > 0) == bindparam("with_calls", type_=Boolean),
 }
-_PART_CONDITIONS = (
-    _C.tenant_id == bindparam("tenant"),
-    _C.internal_session_id == bindparam("branch"),
-    _C.number <= bindparam("end"),
-)
+_PART_CONDITIONS = (_C.internal_session_id == bindparam("branch"), _C.number <= bindparam("end"))
 _WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
-).join_from(CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id))
+).join_from(CHECKPOINT, BRANCH, BRANCH.c.id == _C.internal_session_id)
 _SELECT_ANCESTOR = CompiledStatement(
     _WITH_BRANCH.where(*_PART_CONDITIONS).order_by(_C.number.desc()).limit(1).offset(bindparam("steps"))
 )
-_SELECT_TIMES = select(_C.id, _C.created_at).where(
-    _C.tenant_id == bindparam("tenant"), _C.id.in_(bindparam("ids", expanding=True))
-)
+_SELECT_TIMES = select(_C.id, _C.created_at).where(_C.id.in_(bindparam("ids", expanding=True)))
 
 
 def _conditions(filter_fields: tuple[str, ...]) -> list[Any]:

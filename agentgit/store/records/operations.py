@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, func, or_, select, update
+from sqlalchemy import Connection, Row, bindparam, func, or_, select, update
 
 from agentgit.errors import Conflict
 from agentgit.next_steps import Next
@@ -40,10 +40,9 @@ class NewOperation:
 
 
 class OperationStore:
-    """The operations of one tenant."""
+    """The operations."""
 
-    def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
-        self.tenant_id = tenant_id
+    def __init__(self, leases: Leases | None = None) -> None:
         self.leases = leases
 
     def begin(self, connection: Connection, new_operation: NewOperation, owner: str) -> int:
@@ -64,7 +63,6 @@ class OperationStore:
     def _insert(self, connection: Connection, new_operation: NewOperation, **state: Any) -> int:
         operation_id = new_id()
         row = {
-            "tenant_id": self.tenant_id,
             "id": operation_id,
             "external_session_id": new_operation.session_id,
             "user_id": new_operation.user_id,
@@ -93,11 +91,11 @@ class OperationStore:
             connection.execute(statement)
             return
         connection.execute(statement.values(lease_until=LEASE_END), self.leases.parameters)
-        self.leases.start_renewing(owner, LeasedRow(OPERATION, self.tenant_id, operation_id))
+        self.leases.start_renewing(owner, LeasedRow(OPERATION, operation_id))
 
     def require_held(self, connection: Connection, operation_id: int, owner: str) -> None:
         """Check that an owner still holds its operation, and lock the operation until this transaction ends."""
-        row = _LOCK_OWNER.first(connection, {"tenant": self.tenant_id, "operation": operation_id})
+        row = _LOCK_OWNER.first(connection, {"operation": operation_id})
         if row is None:
             raise missing_row("operation", operation_id)
         if (row.status, row.owner) != (RUNNING, owner):
@@ -114,7 +112,7 @@ class OperationStore:
         """Record the end of an operation, or that it stopped halfway."""
         values: dict[str, Any] = {"report": to_json(report), "owner": None, "lease_until": None}
         values["ended_at"] = datetime.now(UTC)
-        _END.run(connection, {"tenant_id": self.tenant_id, "id": operation_id}, status=status, **values)
+        _END.run(connection, {"id": operation_id}, status=status, **values)
         event = "done" if status == DONE else "incomplete"
         self._record_event(
             connection, operation_id, event, self._load_started(connection, operation_id), _counts(report)
@@ -122,7 +120,7 @@ class OperationStore:
 
     def _load_started(self, connection: Connection, operation_id: int) -> Any:
         """Read the fields of an operation that its events have."""
-        row = _SELECT_EVENT_FIELDS.first(connection, {"tenant": self.tenant_id, "operation": operation_id})
+        row = _SELECT_EVENT_FIELDS.first(connection, {"operation": operation_id})
         if row is None:
             raise missing_row("operation", operation_id)
         return row
@@ -138,7 +136,6 @@ class OperationStore:
         """Record an event of an operation in the audit trail."""
         record_event(
             connection,
-            self.tenant_id,
             f"{started.kind}.{event}",
             branch_id=started.branch_id,
             user_id=started.user_id,
@@ -159,19 +156,17 @@ class OperationStore:
 
     def of_branch(self, connection: Connection, branch_id: int) -> Sequence[Row[Any]]:
         """Read the operations that created a branch or led to it, oldest first."""
-        return _OF_BRANCH.all(connection, {"tenant": self.tenant_id, "branch": branch_id})
+        return _OF_BRANCH.all(connection, {"branch": branch_id})
 
     def of_branches(self, connection: Connection, branch_ids: Sequence[int]) -> Sequence[Row[Any]]:
         """Read the operations that created these branches or led to them, oldest first."""
         leads_to_branch = OPERATION.c.internal_session_id.in_(bindparam("branches", expanding=True))
-        query = (
-            select(OPERATION).where(OPERATION.c.tenant_id == self.tenant_id, leads_to_branch).order_by(OPERATION.c.id)
-        )
+        query = select(OPERATION).where(leads_to_branch).order_by(OPERATION.c.id)
         return connection.execute(query, {"branches": list(branch_ids)}).all()
 
     def query_running(self, connection: Connection, session_id: int) -> PendingResult:
         """Query the running operations of a session, including those whose process has died."""
-        return _RUNNING.submit(connection, {"tenant": self.tenant_id, "session": session_id})
+        return _RUNNING.submit(connection, {"session": session_id})
 
     def all(self, connection: Connection, session_id: int) -> list[Operation]:
         """List the operations of a session, newest first."""
@@ -180,13 +175,13 @@ class OperationStore:
 
     def last_move(self, connection: Connection, session_id: int) -> int:
         """Return the id of the newest rollback or switch of a session; 0 if there is none."""
-        return int(_LAST_MOVE.all(connection, {"tenant": self.tenant_id, "session": session_id})[0].id or 0)
+        return int(_LAST_MOVE.all(connection, {"session": session_id})[0].id or 0)
 
     def _id_condition(self, operation_id: int) -> Any:
-        return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.id == operation_id)
+        return OPERATION.c.id == operation_id
 
     def _in_session(self, session_id: int) -> Any:
-        return and_(OPERATION.c.tenant_id == self.tenant_id, OPERATION.c.external_session_id == session_id)
+        return OPERATION.c.external_session_id == session_id
 
 
 def _counts(report: Mapping[str, Any]) -> dict[str, int]:
@@ -202,31 +197,24 @@ _SELECT_EVENT_FIELDS = CompiledStatement(
         OPERATION.c.user_id,
         OPERATION.c.source_id,
         OPERATION.c.target_id,
-    ).where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
+    ).where(OPERATION.c.id == bindparam("operation"))
 )
 _LOCK_OWNER = CompiledStatement(
     select(OPERATION.c.status, OPERATION.c.owner)
-    .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.id == bindparam("operation"))
+    .where(OPERATION.c.id == bindparam("operation"))
     .with_for_update(key_share=True)  # SQLite has one writer anyway
 )
 _OF_BRANCH = CompiledStatement(
-    select(OPERATION)
-    .where(OPERATION.c.tenant_id == bindparam("tenant"), OPERATION.c.internal_session_id == bindparam("branch"))
-    .order_by(OPERATION.c.id)
+    select(OPERATION).where(OPERATION.c.internal_session_id == bindparam("branch")).order_by(OPERATION.c.id)
 )
 _LAST_MOVE = CompiledStatement(
     select(func.max(OPERATION.c.id).label("id")).where(
-        OPERATION.c.tenant_id == bindparam("tenant"),
         OPERATION.c.external_session_id == bindparam("session"),
         or_(OPERATION.c.kind == "rollback", OPERATION.c.kind == "switch"),
     )
 )
 _RUNNING = CompiledStatement(
-    select(OPERATION).where(
-        OPERATION.c.tenant_id == bindparam("tenant"),
-        OPERATION.c.external_session_id == bindparam("session"),
-        OPERATION.c.status == RUNNING,
-    )
+    select(OPERATION).where(OPERATION.c.external_session_id == bindparam("session"), OPERATION.c.status == RUNNING)
 )
 
 

@@ -53,14 +53,14 @@ from agentgit.values import as_object
 
 
 def call_marks(
-    connection: Connection, tenant_id: int, session_id: int, branch_ids: Sequence[int] | None = None
+    connection: Connection, session_id: int, branch_ids: Sequence[int] | None = None
 ) -> dict[int, list[tuple[int, str]]]:
     """Read the marks of the calls of each branch in a session, with their indexes among the branch's own calls.
 
     Calls that were answered from the record or made in another world have no mark. A call that ran again has the mark
     of its newest run.
     """
-    key = {"tenant": tenant_id, "session": session_id}
+    key = {"session": session_id}
     redo_statuses = {row.replay_of: row.status for row in _SELECT_REDO_STATUSES.all(connection, key)}
     marks_by_branch: dict[int, list[tuple[int, str]]] = {}
     if branch_ids is None:
@@ -93,25 +93,20 @@ def _with_effects(points: Sequence[Point], counts: Sequence[Counter[str]]) -> It
         yield replace(point, effects=dict(count)) if count else point
 
 
-_of_session = (
-    TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
-    TOOL_INVOCATION.c.external_session_id == bindparam("session"),
-)
+_of_session = TOOL_INVOCATION.c.external_session_id == bindparam("session")
 _call_index = func.row_number().over(partition_by=TOOL_INVOCATION.c.internal_session_id, order_by=TRACK_ORDER) - 1
 
 
 def _calls(*conditions: Any) -> Select[Any]:
     """Return the query for the calls that have a mark, each with its index among the calls of its branch."""
     columns = (TOOL_INVOCATION.c[name] for name in ("id", "internal_session_id", "kind", "effect", "status", "made_on"))
-    indexed = select(*columns, _call_index.label("place")).where(*_of_session, IS_ON_TRACK, *conditions).subquery()
+    indexed = select(*columns, _call_index.label("place")).where(_of_session, IS_ON_TRACK, *conditions).subquery()
     return select(indexed).where(acts(indexed.c.effect), indexed.c.kind != REPLAY, indexed.c.made_on.is_(None))
 
 
 _SELECT_CALLS = CompiledStatement(_calls())
 _SELECT_REDO_STATUSES = CompiledStatement(
-    select(TOOL_INVOCATION.c.replay_of, TOOL_INVOCATION.c.status).where(
-        TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.id.in_(NEWEST_REDOS)
-    )
+    select(TOOL_INVOCATION.c.replay_of, TOOL_INVOCATION.c.status).where(TOOL_INVOCATION.c.id.in_(NEWEST_REDOS))
 )
 
 
@@ -129,8 +124,7 @@ ANSWERING = RESULT_STATUSES | {SIMULATED}
 class RecordedCalls:
     """Looks up the recorded calls with which a new call is compared."""
 
-    def __init__(self, tenant_id: int, journal: Journal, world: WorldLog) -> None:
-        self.tenant_id = tenant_id
+    def __init__(self, journal: Journal, world: WorldLog) -> None:
         self.journal = journal
         self.world = world
 
@@ -267,24 +261,25 @@ class RecordedCalls:
 
     def _load_inner_rows(self, connection: Connection, call: ToolInvocation, *conditions: Any) -> Sequence[Row[Any]]:
         c = TOOL_INVOCATION.c
-        in_tenant = select(c.id).where(c.tenant_id == self.tenant_id)
-        session = select(c.external_session_id).where(c.tenant_id == self.tenant_id, c.id == call.id)
+        session = select(c.external_session_id).where(c.id == call.id)
         # An earlier attempt at the call may have made what answered this one. All attempts have the same key; a later
         # run in its place may have made other calls.
         is_attempt = or_(c.idempotency_key == call.idempotency_key, and_(c.kind == REDO, c.replay_of == call.id))
-        inner = in_tenant.where(c.external_session_id == session.scalar_subquery(), is_attempt).cte(
-            "inner_calls", recursive=True
+        inner = (
+            select(c.id)
+            .where(c.external_session_id == session.scalar_subquery(), is_attempt)
+            .cte("inner_calls", recursive=True)
         )
         children = TOOL_INVOCATION.alias("children").c
         inner = inner.union(  # ends in a circle, too
-            select(children.id).where(children.tenant_id == self.tenant_id, children.parent_id == inner.c.id)
+            select(children.id).where(children.parent_id == inner.c.id)
         )
         is_made = c.kind.in_((CALL, REPLAY, REDO)), not_(is_attempt)
         return self._load_rows(connection, c.id.in_(select(inner.c.id)), *is_made, *conditions)
 
     def later_writers(self, connection: Connection, session_id: int, identity: str, invocation_id: int) -> list[int]:
         """Return the ids of other sessions whose newest writes to an item of memory stand and are newer than a call."""
-        parameters = {"tenant": self.tenant_id, "session": session_id, "identity": identity, "call": invocation_id}
+        parameters = {"session": session_id, "identity": identity, "call": invocation_id}
         rows = connection.execute(_LATER_WRITES, parameters).all()
         return list(dict.fromkeys(row.external_session_id for row in rows))
 
@@ -295,8 +290,7 @@ class RecordedCalls:
 
     def _load_rows(self, connection: Connection, *conditions: Any) -> Sequence[Row[Any]]:
         query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
-        in_tenant = TOOL_INVOCATION.c.tenant_id == self.tenant_id
-        return connection.execute(query.where(in_tenant, *conditions).order_by(TOOL_INVOCATION.c.id)).all()
+        return connection.execute(query.where(*conditions).order_by(TOOL_INVOCATION.c.id)).all()
 
 
 MAX_LATER_WRITES = 50
@@ -305,7 +299,6 @@ MAX_LATER_WRITES = 50
 _LATER_WRITES = (
     select(TOOL_INVOCATION)
     .where(
-        TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
         TOOL_INVOCATION.c.identity == bindparam("identity"),
         TOOL_INVOCATION.c.effect == MEMORY,
         TOOL_INVOCATION.c.id > bindparam("call"),
@@ -397,8 +390,7 @@ def copy_track(connection: Connection, journal: Journal, branch: StoredRow, call
 
 
 def _load_rows(connection: Connection, journal: Journal, condition: Any) -> Sequence[Row[Any]]:
-    in_tenant = TOOL_INVOCATION.c.tenant_id == journal.tenant_id
-    return connection.execute(select(TOOL_INVOCATION).where(in_tenant, condition)).all()
+    return connection.execute(select(TOOL_INVOCATION).where(condition)).all()
 
 
 def _load_rows_by_id(connection: Connection, journal: Journal, ids: Sequence[int]) -> dict[int, Row[Any]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, case, delete, func, literal, or_, select, tuple_
+from sqlalchemy import Connection, Select, bindparam, case, delete, func, literal, or_, select, tuple_
 
 from agentgit.auth import Member, ShareLink, User
 from agentgit.auth.credentials import LINK_PREFIX, format_token, hash_of, is_secret_of, new_secret, parse_token
@@ -26,16 +26,13 @@ _rank = case(*((SESSION_MEMBER.c.role == role, number) for number, role in enume
 
 
 class VisibleSessions:
-    """The sessions of one tenant from the view of a user."""
-
-    def __init__(self, tenant_id: int) -> None:
-        self.tenant_id = tenant_id
+    """The sessions from the view of a user."""
 
     def own(
         self, connection: Connection, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
         """List a user's own sessions, most recently updated first."""
-        own_query = _own_sessions(self.tenant_id, user_id).where(*conditions)
+        own_query = _own_sessions(user_id).where(*conditions)
         return [_session_from_row(row) for row in connection.execute(own_query.limit(limit)).all()]
 
     def shared(
@@ -44,16 +41,12 @@ class VisibleSessions:
         """List the sessions that others share with a user, most recently updated first."""
         roles = (
             select(SESSION_MEMBER.c.external_session_id, func.max(_rank).label("rank"))
-            .where(
-                SESSION_MEMBER.c.tenant_id == self.tenant_id,
-                SESSION_MEMBER.c.user_id == user_id,
-                _is_unexpired(datetime.now(UTC)),
-            )
+            .where(SESSION_MEMBER.c.user_id == user_id, _is_unexpired(datetime.now(UTC)))
             .group_by(SESSION_MEMBER.c.external_session_id)
             .subquery()
         )
         source = SESSION.join(roles, roles.c.external_session_id == SESSION.c.id).outerjoin(USER, _is_owner)
-        query = _sessions(self.tenant_id, roles.c.rank, source).where(SESSION.c.user_id != user_id, *conditions)
+        query = _sessions(roles.c.rank, source).where(SESSION.c.user_id != user_id, *conditions)
         return [_session_from_row(row) for row in connection.execute(query.limit(limit)).all()]
 
     def page(
@@ -98,7 +91,7 @@ class VisibleSessions:
         """Find the session with this id; None if the user cannot see it."""
         if not is_id(session_id):
             return None
-        row = _SELECT_OWN.first(connection, {"tenant": self.tenant_id, "user": user_id, "session": session_id})
+        row = _SELECT_OWN.first(connection, {"user": user_id, "session": session_id})
         if row is not None:
             return _session_from_row(row)
         sessions = self.shared(connection, user_id, SESSION.c.id == session_id)
@@ -106,18 +99,18 @@ class VisibleSessions:
 
     def references(self, connection: Connection, user_id: int) -> list[str]:
         """List the references of the sessions that a user can see."""
-        condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.user_id == user_id)
+        condition = SESSION.c.user_id == user_id
         own_names = connection.execute(select(SESSION.c.session_name).where(condition)).scalars()
         return [*own_names, *(session.reference for session in self.shared(connection, user_id))]
 
     def shared_ids(self, connection: Connection, user_id: int) -> list[int]:
         """List the ids of the sessions that others share with a user."""
-        rows = _SELECT_SHARED_IDS.all(connection, {"tenant": self.tenant_id, "user": user_id, "now": datetime.now(UTC)})
+        rows = _SELECT_SHARED_IDS.all(connection, {"user": user_id, "now": datetime.now(UTC)})
         return [row.external_session_id for row in rows]
 
     def owner_id(self, connection: Connection, session_id: int) -> int | None:
         """Return the id of the owner of a session; None if the session does not exist."""
-        parameters = {"tenant": self.tenant_id, "session": session_id}
+        parameters = {"session": session_id}
         rows = _SELECT_SESSION.all(connection, parameters)
         return rows[0].user_id if rows else None
 
@@ -125,30 +118,25 @@ class VisibleSessions:
         """Return the role of a user in a session (None if they cannot see it), and whether the user owns it."""
         if self.owner_id(connection, session_id) == user_id:
             return OWNER, True
-        parameters = {"tenant": self.tenant_id, "user": user_id, "session": session_id, "now": datetime.now(UTC)}
+        parameters = {"user": user_id, "session": session_id, "now": datetime.now(UTC)}
         ranks = [ROLES.index(row.role) for row in _SELECT_ROLES.all(connection, parameters)]
         return (ROLES[max(ranks)] if ranks else None), False
 
 
-_is_owner = and_(USER.c.tenant_id == SESSION.c.tenant_id, USER.c.id == SESSION.c.user_id)
+_is_owner = USER.c.id == SESSION.c.user_id
 
 
-def _sessions(tenant_id: Any, rank: Any, source: Any) -> Select[Any]:
-    branches = (
-        select(func.count())
-        .where(BRANCH.c.tenant_id == SESSION.c.tenant_id, BRANCH.c.external_session_id == SESSION.c.id)
-        .scalar_subquery()
-    )
+def _sessions(rank: Any, source: Any) -> Select[Any]:
+    branches = select(func.count()).where(BRANCH.c.external_session_id == SESSION.c.id).scalar_subquery()
     return (
         select(SESSION, branches.label("branch_count"), USER.c.name.label("owner_name"), rank)
         .select_from(source)
-        .where(SESSION.c.tenant_id == tenant_id)
         .order_by(SESSION.c.updated_at.desc(), SESSION.c.id.desc())
     )
 
 
-def _own_sessions(tenant_id: Any, user_id: Any) -> Select[Any]:
-    query = _sessions(tenant_id, literal(None).label("rank"), SESSION.outerjoin(USER, _is_owner))
+def _own_sessions(user_id: Any) -> Select[Any]:
+    query = _sessions(literal(None).label("rank"), SESSION.outerjoin(USER, _is_owner))
     return query.where(SESSION.c.user_id == user_id)
 
 
@@ -174,18 +162,10 @@ def _session_from_row(row: StoredRow) -> ExternalSession:
 
 
 _now = bindparam("now", type_=SESSION_MEMBER.c.expires_at.type)
-_user_conditions = (
-    SESSION_MEMBER.c.tenant_id == bindparam("tenant"),
-    SESSION_MEMBER.c.user_id == bindparam("user"),
-    _is_unexpired(_now),
-)
+_user_conditions = (SESSION_MEMBER.c.user_id == bindparam("user"), _is_unexpired(_now))
 _SELECT_SHARED_IDS = CompiledStatement(select(SESSION_MEMBER.c.external_session_id).where(*_user_conditions).distinct())
-_SELECT_SESSION = CompiledStatement(
-    select(SESSION).where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
-)
-_SELECT_OWN = CompiledStatement(
-    _own_sessions(bindparam("tenant"), bindparam("user")).where(SESSION.c.id == bindparam("session"))
-)
+_SELECT_SESSION = CompiledStatement(select(SESSION).where(SESSION.c.id == bindparam("session")))
+_SELECT_OWN = CompiledStatement(_own_sessions(bindparam("user")).where(SESSION.c.id == bindparam("session")))
 _SELECT_ROLES = CompiledStatement(
     select(SESSION_MEMBER).where(*_user_conditions, SESSION_MEMBER.c.external_session_id == bindparam("session"))
 )
@@ -196,10 +176,7 @@ NO_LINK = 0
 
 
 class MemberStore:
-    """The members and share links of the sessions of one tenant."""
-
-    def __init__(self, tenant_id: int) -> None:
-        self.tenant_id = tenant_id
+    """The members and share links of sessions."""
 
     def share(
         self,
@@ -214,7 +191,6 @@ class MemberStore:
         created_at = self._store_role(connection, session_id, user.id, NO_LINK, role, expires_at)
         record_event(
             connection,
-            self.tenant_id,
             "session.shared",
             session_id=session_id,
             user_id=by_user_id,
@@ -241,7 +217,6 @@ class MemberStore:
             )
         )
         row = {
-            "tenant_id": self.tenant_id,
             "external_session_id": session_id,
             "user_id": user_id,
             "link_id": link_id,
@@ -262,22 +237,15 @@ class MemberStore:
         )
         link_ids = connection.execute(deletion).scalars().all()
         if link_ids:
-            record_event(
-                connection, self.tenant_id, "session.unshared", session_id=session_id, user_id=by_user_id, user=user_id
-            )
+            record_event(connection, "session.unshared", session_id=session_id, user_id=by_user_id, user=user_id)
         return link_ids
 
     def all(self, connection: Connection, session_id: int) -> list[Member]:
         """List the valid roles in a session, sorted by user name."""
         query = (
             select(SESSION_MEMBER, USER.c.name)
-            .select_from(
-                SESSION_MEMBER.join(
-                    USER, and_(USER.c.tenant_id == SESSION_MEMBER.c.tenant_id, USER.c.id == SESSION_MEMBER.c.user_id)
-                )
-            )
+            .select_from(SESSION_MEMBER.join(USER, USER.c.id == SESSION_MEMBER.c.user_id))
             .where(
-                SESSION_MEMBER.c.tenant_id == self.tenant_id,
                 SESSION_MEMBER.c.external_session_id == session_id,
                 or_(SESSION_MEMBER.c.expires_at.is_(None), SESSION_MEMBER.c.expires_at > datetime.now(UTC)),
             )
@@ -303,7 +271,6 @@ class MemberStore:
         """Create a share link. Its token is only in the returned value and cannot be read again."""
         link_id, secret, now = new_id(), new_secret(), datetime.now(UTC)
         row = {
-            "tenant_id": self.tenant_id,
             "id": link_id,
             "external_session_id": session_id,
             "hash": hash_of(secret),
@@ -312,15 +279,13 @@ class MemberStore:
             "expires_at": expires_at,
         }
         insert_rows(connection, SESSION_LINK, row)
-        record_event(
-            connection, self.tenant_id, "link.made", session_id=session_id, user_id=by_user_id, link=link_id, role=role
-        )
+        record_event(connection, "link.made", session_id=session_id, user_id=by_user_id, link=link_id, role=role)
         link = ShareLink(id=link_id, session_id=session_id, role=role, created_at=now, expires_at=expires_at)
         return replace(link, token=format_token(LINK_PREFIX, link_id, secret))
 
     def links(self, connection: Connection, session_id: int) -> list[ShareLink]:
         """List the links of a session, including expired and revoked ones, oldest first."""
-        in_session = and_(SESSION_LINK.c.tenant_id == self.tenant_id, SESSION_LINK.c.external_session_id == session_id)
+        in_session = SESSION_LINK.c.external_session_id == session_id
         rows = connection.execute(select(SESSION_LINK).where(in_session).order_by(SESSION_LINK.c.id))
         return [_link_from_row(row) for row in rows]
 
@@ -333,14 +298,12 @@ class MemberStore:
         """Revoke a link and the roles of all users who joined through it. No-op if it is already revoked."""
         conditions = (*self._link_conditions(link_id), SESSION_LINK.c.revoked_at.is_(None))
         if update_rows(connection, SESSION_LINK, *conditions, revoked_at=datetime.now(UTC)):
-            in_session = (
-                SESSION_MEMBER.c.tenant_id == self.tenant_id,
-                SESSION_MEMBER.c.external_session_id == session_id,
+            connection.execute(
+                delete(SESSION_MEMBER).where(
+                    SESSION_MEMBER.c.external_session_id == session_id, SESSION_MEMBER.c.link_id == link_id
+                )
             )
-            connection.execute(delete(SESSION_MEMBER).where(*in_session, SESSION_MEMBER.c.link_id == link_id))
-            record_event(
-                connection, self.tenant_id, "link.revoked", session_id=session_id, user_id=by_user_id, link=link_id
-            )
+            record_event(connection, "link.revoked", session_id=session_id, user_id=by_user_id, link=link_id)
 
     def accept(self, connection: Connection, token: str, user_id: int) -> int | None:
         """Join a session through a link. Return the session id, or None if no valid link has this token."""
@@ -353,18 +316,17 @@ class MemberStore:
         if row.expires_at is not None and row.expires_at <= datetime.now(UTC):
             return None
         session_id = int(row.external_session_id)
-        condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        condition = SESSION.c.id == session_id
         if connection.execute(select(SESSION.c.user_id).where(condition)).scalar() != user_id:
             self._store_role(connection, session_id, user_id, link_id, row.role, row.expires_at)
-            record_event(connection, self.tenant_id, "link.used", session_id=session_id, user_id=user_id, link=link_id)
+            record_event(connection, "link.used", session_id=session_id, user_id=user_id, link=link_id)
         return session_id
 
     def _member_conditions(self, session_id: int, user_id: int) -> tuple[Any, ...]:
-        in_session = (SESSION_MEMBER.c.tenant_id == self.tenant_id, SESSION_MEMBER.c.external_session_id == session_id)
-        return *in_session, SESSION_MEMBER.c.user_id == user_id
+        return SESSION_MEMBER.c.external_session_id == session_id, SESSION_MEMBER.c.user_id == user_id
 
     def _link_conditions(self, link_id: int) -> tuple[Any, ...]:
-        return SESSION_LINK.c.tenant_id == self.tenant_id, SESSION_LINK.c.id == link_id
+        return (SESSION_LINK.c.id == link_id,)
 
 
 def _link_from_row(row: Any) -> ShareLink:

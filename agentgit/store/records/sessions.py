@@ -1,4 +1,4 @@
-"""Sessions and branches in the database. Every query is restricted to one tenant."""
+"""Sessions and branches in the database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, and_, bindparam, exists, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, bindparam, exists, func, select, update
 
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict, Simulated
@@ -51,12 +51,11 @@ class Segment:
 
 
 class SessionStore:
-    """The sessions of one tenant."""
+    """The sessions."""
 
-    def __init__(self, tenant_id: int, leases: Leases | None = None) -> None:
-        self.tenant_id = tenant_id
+    def __init__(self, leases: Leases | None = None) -> None:
         self.leases = leases
-        self.users = UserStore(tenant_id)
+        self.users = UserStore()
 
     # -- external sessions
 
@@ -70,12 +69,11 @@ class SessionStore:
     ) -> int:
         """Create a session with its first branch, `main`, and return its id."""
         self.users.require_exists(connection, user_id)
-        thread = {"tenant": self.tenant_id, "user": user_id, "thread": name}
+        thread = {"user": user_id, "thread": name}
         if thread_id is None and _SELECT_WITH_THREAD.first(connection, thread) is None:
             thread_id = name
         now, session_id = datetime.now(UTC), new_id()
         row = {
-            "tenant_id": self.tenant_id,
             "id": session_id,
             "user_id": user_id,
             "session_name": name,
@@ -88,7 +86,7 @@ class SessionStore:
         insert_rows(connection, SESSION, row)
         branch_id = self.create_branch(connection, session_id, "main")
         self.set_current(connection, session_id, branch_id)
-        record_event(connection, self.tenant_id, "session.created", session_id=session_id, user_id=user_id)
+        record_event(connection, "session.created", session_id=session_id, user_id=user_id)
         return session_id
 
     def of_thread(self, connection: Connection, user_id: int, thread_id: str) -> int | None:
@@ -96,13 +94,13 @@ class SessionStore:
 
         A session that is known by no thread id, such as an imported one, is found by its name.
         """
-        thread = {"tenant": self.tenant_id, "user": user_id, "thread": thread_id}
+        thread = {"user": user_id, "thread": thread_id}
         row = _SELECT_OF_THREAD.first(connection, thread)
         return row.id if row is not None else None
 
     def load_row(self, connection: Connection, session_id: int) -> StoredRow:
         """Read the row of one session that must exist."""
-        condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        condition = SESSION.c.id == session_id
         row = connection.execute(select(SESSION).where(condition).limit(1)).first()
         if row is None:
             raise missing_row("session", session_id)
@@ -114,12 +112,12 @@ class SessionStore:
 
     def names(self, connection: Connection, user_id: int) -> list[str]:
         """List the names of a user's sessions."""
-        condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.user_id == user_id)
+        condition = SESSION.c.user_id == user_id
         return list(connection.execute(select(SESSION.c.session_name).where(condition)).scalars())
 
     def current_branch_id(self, connection: Connection, session_id: int) -> int | None:
         """Return the id of a session's current branch; None if the session was deleted or is not visible."""
-        condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        condition = SESSION.c.id == session_id
         return connection.execute(select(SESSION.c.current_branch_id).where(condition)).scalar()
 
     def require_current(self, connection: Connection, session_id: int, *branch_ids: int) -> None:
@@ -130,15 +128,16 @@ class SessionStore:
     def set_current(self, connection: Connection, session_id: int, branch_id: int, user_id: int | None = None) -> None:
         """Set the current branch of a session."""
         if user_id is not None:
-            record_event(connection, self.tenant_id, "switch.done", branch_id=branch_id, user_id=user_id)
-        conditions = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+            record_event(connection, "switch.done", branch_id=branch_id, user_id=user_id)
         now = datetime.now(UTC)
-        if not update_rows(connection, SESSION, *conditions, current_branch_id=branch_id, updated_at=now):
+        if not update_rows(
+            connection, SESSION, SESSION.c.id == session_id, current_branch_id=branch_id, updated_at=now
+        ):
             raise missing_row("session", session_id)
 
     def prevent_erasure(self, connection: Connection, session_id: int) -> None:
         """Prevent the erasure of a session until this transaction ends. Other changes remain possible."""
-        condition = and_(SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session_id)
+        condition = SESSION.c.id == session_id
         connection.execute(select(SESSION.c.id).where(condition).with_for_update(read=True, key_share=True))
 
     def lock(self, connection: Connection, session_id: int) -> None:
@@ -147,7 +146,7 @@ class SessionStore:
         No-op on SQLite, which has only one writer.
         """
         if connection.dialect.name != "sqlite":
-            _LOCK.run(connection, {"tenant": self.tenant_id, "session": session_id})
+            _LOCK.run(connection, {"session": session_id})
 
     def touch(self, connection: Connection, session_id: int) -> bytes:
         """Set the update time of a session, lock it as `lock` does, and return its metadata as stored."""
@@ -155,7 +154,7 @@ class SessionStore:
 
     def queue_touch(self, connection: Connection, session_id: int) -> Callable[[], bytes]:
         """Do what `touch` does, together with the next queries. Return a function that returns the metadata."""
-        parameters = {"tenant": self.tenant_id, "session": session_id, "now": datetime.now(UTC)}
+        parameters = {"session": session_id, "now": datetime.now(UTC)}
         result = _TOUCH.submit(connection, parameters)
 
         def read_meta() -> bytes:
@@ -183,7 +182,6 @@ class SessionStore:
         """Create a branch and return its id."""
         branch_id = new_id()
         row = {
-            "tenant_id": self.tenant_id,
             "id": branch_id,
             "external_session_id": session_id,
             "thread_id": thread_of_branch(branch_id),
@@ -201,7 +199,7 @@ class SessionStore:
 
     def choose_branch_name(self, connection: Connection, session_id: int, requested: str | None, source_id: int) -> str:
         """Choose the name of a new branch."""
-        parameters = {"tenant": self.tenant_id, "session": session_id}
+        parameters = {"session": session_id}
         if requested is not None:
             name = references.require_branch_name(requested)
             (uses,) = _SELECT_USES_OF_NAME.all(connection, {**parameters, "name": name})
@@ -219,29 +217,19 @@ class SessionStore:
         """Rename a session."""
         if name != session.session_name and name in self.names(connection, session.user_id):
             raise Conflict(f"Session {name} already exists. Choose another name.")
-        conditions = (SESSION.c.tenant_id == self.tenant_id, SESSION.c.id == session.id)
-        update_rows(connection, SESSION, *conditions, session_name=name)
-        record_event(
-            connection,
-            self.tenant_id,
-            "session.renamed",
-            session_id=session.id,
-            user_id=user_id,
-            before=session.session_name,
-        )
+        update_rows(connection, SESSION, SESSION.c.id == session.id, session_name=name)
+        record_event(connection, "session.renamed", session_id=session.id, user_id=user_id, before=session.session_name)
 
     def rename_branch(self, connection: Connection, branch: StoredRow, name: str, user_id: int) -> None:
         """Rename a branch."""
         if name != branch.name:
             self.choose_branch_name(connection, branch.external_session_id, name, branch.id)
-        update_rows(connection, BRANCH, BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch.id, name=name)
-        record_event(
-            connection, self.tenant_id, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name
-        )
+        update_rows(connection, BRANCH, BRANCH.c.id == branch.id, name=name)
+        record_event(connection, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name)
 
     def branches(self, connection: Connection, session_id: int) -> Sequence[StoredRow]:
         """Read the branches of a session in order of creation."""
-        return _SELECT_BRANCHES.all(connection, {"tenant": self.tenant_id, "session": session_id})
+        return _SELECT_BRANCHES.all(connection, {"session": session_id})
 
     def branch(self, connection: Connection, branch_id: int) -> StoredRow:
         """Read one branch."""
@@ -253,8 +241,7 @@ class SessionStore:
 
     def require_real_thread(self, connection: Connection, thread_id: str) -> None:
         """Check that a thread does not belong to a rerun, as `require_real`."""
-        conditions = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.thread_id == thread_id)
-        rows = connection.execute(select(BRANCH).where(*conditions)).all()
+        rows = connection.execute(select(BRANCH).where(BRANCH.c.thread_id == thread_id)).all()
         for row in rows:
             require_real(row)
 
@@ -284,7 +271,7 @@ class SessionStore:
         def read_row() -> StoredRow | None:
             rows = result.all()
             if rows and self.leases is not None:
-                self.leases.start_renewing(owner, LeasedRow(BRANCH, self.tenant_id, branch_id))
+                self.leases.start_renewing(owner, LeasedRow(BRANCH, branch_id))
             return rows[0] if rows else None
 
         return read_row
@@ -298,12 +285,12 @@ class SessionStore:
         # The epoch alone is not enough: a server that is restored may repeat it.
         if row is None or (row.status, row.epoch, row.owner) != (RUNNING, acquired_row.epoch, acquired_row.owner):
             raise TakenOver
-        know_names(connection, self.tenant_id, acquired_row.id, row)
+        know_names(connection, acquired_row.id, row)
         return HeldBranch(row.world_seq or 0, 0 if row.arrival is None else row.arrival + 1)
 
     def query_running(self, connection: Connection, session_id: int) -> PendingResult:
         """Query the id, owner and lease of each running branch of a session, including those whose run has died."""
-        return _SELECT_RUNNING.submit(connection, {"tenant": self.tenant_id, "session": session_id})
+        return _SELECT_RUNNING.submit(connection, {"session": session_id})
 
     def is_abandoned(self, connection: Connection, row: Any) -> bool:
         """Return whether the owner of a branch or an operation is dead, or its lease has ended."""
@@ -312,13 +299,13 @@ class SessionStore:
     def set_world_seen(self, connection: Connection, branch: StoredRow, seq: int) -> None:
         """Record that a branch is up to date with the world."""
         if branch.world_seen != seq:
-            _SET_WORLD_SEEN.run(connection, {"tenant_id": self.tenant_id, "id": branch.id}, world_seen=seq)
+            _SET_WORLD_SEEN.run(connection, {"id": branch.id}, world_seen=seq)
 
     def release(self, connection: Connection, acquired_row: StoredRow, **changes: Any) -> None:
         """Release a branch after a run."""
         held = {"status": RUNNING, "epoch": acquired_row.epoch, "owner": acquired_row.owner}
         values = {"status": idle_status(as_object(acquired_row.meta)), "owner": None, "lease_until": None, **changes}
-        key = {"tenant_id": self.tenant_id, "id": acquired_row.id}
+        key = {"id": acquired_row.id}
         if not _release(*changes).run(connection, key, held, **values):
             raise TakenOver
 
@@ -337,8 +324,7 @@ class SessionStore:
 
     def clear_inherited(self, connection: Connection, branch_id: int) -> None:
         """Record that a branch inherits no calls, because it has recorded its whole track itself."""
-        conditions = (BRANCH.c.tenant_id == self.tenant_id, BRANCH.c.id == branch_id)
-        update_rows(connection, BRANCH, *conditions, inherited=0)
+        update_rows(connection, BRANCH, BRANCH.c.id == branch_id, inherited=0)
 
     def merge_metadata(self, connection: Connection, branch_id: int, entries: Mapping[str, Any]) -> None:
         """Add entries to the metadata of a branch. Existing keys are replaced, and removed if their value is None."""
@@ -352,7 +338,7 @@ class SessionStore:
         if row is None:
             raise missing_row("branch", branch_id)
         meta = {name: value for name, value in change(as_object(row.meta)).items() if value is not None}
-        _SET_META.run(connection, {"tenant_id": self.tenant_id, "id": branch_id}, meta=to_json(meta))
+        _SET_META.run(connection, {"id": branch_id}, meta=to_json(meta))
         return meta
 
     def lineage(self, connection: Connection, branch: StoredRow) -> list[Segment]:
@@ -392,59 +378,53 @@ class SessionStore:
         if not ids:
             return {}
         query = select(CHECKPOINT.c.id, CHECKPOINT.c.number).where(
-            CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.id.in_(bindparam("ids", expanding=True))
+            CHECKPOINT.c.id.in_(bindparam("ids", expanding=True))
         )
         rows = connection.execute(query, {"ids": ids}).all()
         return {row.id: row.number for row in rows}
 
     def _branch_parameters(self, branch_id: int) -> dict[str, Any]:
-        return {"tenant": self.tenant_id, "branch": branch_id}
+        return {"branch": branch_id}
 
 
 # The statements of every turn are built once, because building one takes as long as running it.
-_this_branch = (BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
-_SELECT_BRANCH = CompiledStatement(select(BRANCH).where(*_this_branch))
+_this_branch = BRANCH.c.id == bindparam("branch")
+_SELECT_BRANCH = CompiledStatement(select(BRANCH).where(_this_branch))
 _known = SESSION.alias("known")
-_of_user = select(_known.c.id).where(_known.c.tenant_id == bindparam("tenant"), _known.c.user_id == bindparam("user"))
+_of_user = select(_known.c.id).where(_known.c.user_id == bindparam("user"))
 _with_thread = _of_user.where(_known.c.thread_id == bindparam("thread"))
 _with_name = _of_user.where(_known.c.session_name == bindparam("thread"), _known.c.thread_id.is_(None))
-IS_OF_THREAD = and_(
-    SESSION.c.tenant_id == bindparam("tenant"),
-    SESSION.c.id == func.coalesce(_with_thread.limit(1).scalar_subquery(), _with_name.limit(1).scalar_subquery()),
+IS_OF_THREAD = SESSION.c.id == func.coalesce(
+    _with_thread.limit(1).scalar_subquery(), _with_name.limit(1).scalar_subquery()
 )
 """The condition for a user's session of a thread of a served graph; see `SessionStore.of_thread`."""
 _SELECT_WITH_THREAD = CompiledStatement(_with_thread.limit(1))
 _SELECT_OF_THREAD = CompiledStatement(select(SESSION.c.id).where(IS_OF_THREAD))
 _SELECT_BRANCHES = CompiledStatement(
-    select(BRANCH)
-    .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.external_session_id == bindparam("session"))
-    .order_by(BRANCH.c.id)
+    select(BRANCH).where(BRANCH.c.external_session_id == bindparam("session")).order_by(BRANCH.c.id)
 )
 
 
 def _has_name(table: Table) -> ColumnElement[bool]:
-    of_session = (table.c.tenant_id == bindparam("tenant"), table.c.external_session_id == bindparam("session"))
-    return exists().where(*of_session, table.c.name == bindparam("name"))
+    return exists().where(table.c.external_session_id == bindparam("session"), table.c.name == bindparam("name"))
 
 
 _SELECT_USES_OF_NAME = CompiledStatement(select(_has_name(BRANCH).label("branch"), _has_name(TAG).label("tag")))
-_SELECT_TAG_NAMES = CompiledStatement(
-    select(TAG.c.name).where(TAG.c.tenant_id == bindparam("tenant"), TAG.c.external_session_id == bindparam("session"))
-)
+_SELECT_TAG_NAMES = CompiledStatement(select(TAG.c.name).where(TAG.c.external_session_id == bindparam("session")))
 
 
 def _lineage_query() -> Select[Any]:
-    lineage = select(BRANCH.c.id, BRANCH.c.parent_id).where(*_this_branch).cte("line", recursive=True)
+    lineage = select(BRANCH.c.id, BRANCH.c.parent_id).where(_this_branch).cte("line", recursive=True)
     parent = BRANCH.alias("parent")
-    is_parent = and_(parent.c.tenant_id == bindparam("tenant"), parent.c.id == lineage.c.parent_id)
+    is_parent = parent.c.id == lineage.c.parent_id
     lineage = lineage.union(select(parent.c.id, parent.c.parent_id).where(is_parent))
-    return select(BRANCH).where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == lineage.c.id)
+    return select(BRANCH).where(BRANCH.c.id == lineage.c.id)
 
 
 _LINEAGE = CompiledStatement(_lineage_query())
 _ACQUIRE_UPDATE = (
     update(BRANCH)
-    .where(*_this_branch, BRANCH.c.status == bindparam("idle"))
+    .where(_this_branch, BRANCH.c.status == bindparam("idle"))
     .values(status=RUNNING, owner=bindparam("by"), epoch=BRANCH.c.epoch + 1)
     .returning(BRANCH)
 )
@@ -466,24 +446,22 @@ _SELECT_HOLD = CompiledStatement(
         *NAME_COLUMNS,
     )
     .select_from(BRANCH_WITH_SESSION)
-    .where(*_this_branch)
+    .where(_this_branch)
 )
 _SELECT_RUNNING = CompiledStatement(
     select(BRANCH.c.id, BRANCH.c.owner, BRANCH.c.lease_until).where(
-        BRANCH.c.tenant_id == bindparam("tenant"),
-        BRANCH.c.external_session_id == bindparam("session"),
-        is_running(BRANCH),
+        BRANCH.c.external_session_id == bindparam("session"), is_running(BRANCH)
     )
 )
 _LOCK = CompiledStatement(
     select(SESSION.c.id)
-    .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
+    .where(SESSION.c.id == bindparam("session"))
     .with_for_update(key_share=True)  # other transactions may still add rows that refer to the session
 )
 _SET_WORLD_SEEN = CompiledUpdate(BRANCH, "world_seen")
 _RELEASE = CompiledStatement(
     update(BRANCH)
-    .where(*_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
+    .where(_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
     .values(status=bindparam("now"), owner=None, lease_until=None)
 )
 
@@ -496,15 +474,15 @@ def _release(*columns: str) -> CompiledUpdate:
 
 _HELD_COLUMNS = ("status", "epoch", "owner")
 _SET_STATUS = CompiledStatement(
-    update(BRANCH).where(*_this_branch).values(status=bindparam("now"), owner=None, lease_until=None)
+    update(BRANCH).where(_this_branch).values(status=bindparam("now"), owner=None, lease_until=None)
 )
 _LOCK_META = CompiledStatement(
-    select(BRANCH.c.meta).where(*_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
+    select(BRANCH.c.meta).where(_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
 )
 _SET_META = CompiledUpdate(BRANCH, "meta")
 _TOUCH = CompiledStatement(
     update(SESSION)
-    .where(SESSION.c.tenant_id == bindparam("tenant"), SESSION.c.id == bindparam("session"))
+    .where(SESSION.c.id == bindparam("session"))
     .values(updated_at=bindparam("now"))
     .returning(SESSION.c.meta)
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select
+from sqlalchemy import Connection, bindparam, exists, func, or_, select
 
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import BRANCH_WITH_SESSION, NAME_COLUMNS, know_names
@@ -36,18 +36,18 @@ class TurnState(NamedTuple):
     is_busy: bool
 
 
-def query_turn_state(connection: Connection, tenant_id: int, branch_id: int) -> Callable[[], TurnState]:
+def query_turn_state(connection: Connection, branch_id: int) -> Callable[[], TurnState]:
     """Query what a turn has to know of its branch, together with the next statements. The session must be locked.
 
     The names are read, too, for the events that this transaction records.
     """
-    result = _READ.submit(connection, {"tenant": tenant_id, "branch": branch_id})
+    result = _READ.submit(connection, {"branch": branch_id})
 
     def parse() -> TurnState:
         row = result.first()
         if row is None:
             raise missing_row("branch", branch_id)
-        know_names(connection, tenant_id, branch_id, row)
+        know_names(connection, branch_id, row)
         return _parse(row)
 
     return parse
@@ -80,32 +80,26 @@ def _query() -> Any:
             LAST_BATCH.label("batch"),
             LAST_SEQ_OF_BRANCH.label("world_seq"),
             select(func.max(of_branch.c.number))
-            .where(of_branch.c.tenant_id == BRANCH.c.tenant_id, of_branch.c.internal_session_id == BRANCH.c.id)
+            .where(of_branch.c.internal_session_id == BRANCH.c.id)
             .scalar_subquery()
             .label("last_number"),
             head.c.graph_checkpoint_id.label("head_state_id"),
             head.c.position.label("head_position"),
             or_(
+                exists().where(other.c.external_session_id == BRANCH.c.external_session_id, is_running(other)),
                 exists().where(
-                    other.c.tenant_id == BRANCH.c.tenant_id,
-                    other.c.external_session_id == BRANCH.c.external_session_id,
-                    is_running(other),
-                ),
-                exists().where(
-                    OPERATION.c.tenant_id == BRANCH.c.tenant_id,
-                    OPERATION.c.external_session_id == BRANCH.c.external_session_id,
-                    OPERATION.c.status == RUNNING,
+                    OPERATION.c.external_session_id == BRANCH.c.external_session_id, OPERATION.c.status == RUNNING
                 ),
             ).label("is_busy"),
             SESSION.c.current_branch_id,
             *NAME_COLUMNS,
         )
         .select_from(
-            BRANCH_WITH_SESSION.outerjoin(
-                head, and_(head.c.tenant_id == BRANCH.c.tenant_id, head.c.id == BRANCH.c.head_id)
-            ).outerjoin(GRAPH_CHECKPOINT, is_newest(BRANCH.c.tenant_id, BRANCH.c.thread_id))
+            BRANCH_WITH_SESSION.outerjoin(head, head.c.id == BRANCH.c.head_id).outerjoin(
+                GRAPH_CHECKPOINT, is_newest(BRANCH.c.thread_id)
+            )
         )
-        .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
+        .where(BRANCH.c.id == bindparam("branch"))
     )
 
 

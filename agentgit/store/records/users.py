@@ -1,4 +1,4 @@
-"""Users and API keys of one tenant in the database."""
+"""Users and API keys in the database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentgit.auth.credentials import (
     new_secret,
     parse_token,
 )
-from agentgit.auth.principal import SIGN_IN, widest, with_included_scopes
+from agentgit.auth.principal import LOCAL, SIGN_IN, widest, with_included_scopes
 from agentgit.errors import NotAllowed
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -29,10 +29,7 @@ from agentgit.store.sql.writes import insert_rows, update_rows
 
 
 class UserStore:
-    """The users of one tenant."""
-
-    def __init__(self, tenant_id: int) -> None:
-        self.tenant_id = tenant_id
+    """The users."""
 
     def find(self, connection: Connection, ref: User | str | int) -> User | None:
         """Find a user by name or id; None if there is no such user."""
@@ -43,18 +40,21 @@ class UserStore:
         name_matches = USER.c.name == str(ref)
         if isinstance(ref, int) or (ref.isascii() and ref.isdigit() and len(ref) < 17):
             name_matches = USER.c.id == int(ref) if isinstance(ref, int) else or_(name_matches, USER.c.id == int(ref))
-        condition = and_(USER.c.tenant_id == self.tenant_id, name_matches)
         # A name takes precedence over an id with the same text.
-        return self._find_one(connection, select(USER).where(condition).order_by(USER.c.name != str(ref)))
+        return self._find_one(connection, select(USER).where(name_matches).order_by(USER.c.name != str(ref)))
 
     def find_by_name(self, connection: Connection, name: str) -> User | None:
         """Find the user with exactly this name; None if there is none."""
-        query = select(USER).where(USER.c.tenant_id == self.tenant_id, USER.c.name == name)
+        query = select(USER).where(USER.c.name == name)
         return self._find_one(connection, query)
+
+    def database_id(self, connection: Connection) -> str:
+        """Return the id of the local owner, by which a storage of files tells one database from another."""
+        return str(connection.execute(select(USER.c.id).where(USER.c.name == LOCAL)).scalar_one())
 
     def all(self, connection: Connection) -> list[User]:
         """List the users by name."""
-        query = select(USER).where(USER.c.tenant_id == self.tenant_id).order_by(USER.c.name, USER.c.id)
+        query = select(USER).order_by(USER.c.name, USER.c.id)
         return [_user_from_row(row) for row in connection.execute(query).all()]
 
     def _find_one(self, connection: Connection, query: Select[Any]) -> User | None:
@@ -64,15 +64,15 @@ class UserStore:
     def add(self, connection: Connection, name: str, *, is_admin: bool = False, by_user_id: int | None = None) -> User:
         """Create a user."""
         user = User(id=new_id(), name=name, created_at=datetime.now(UTC), is_admin=is_admin)
-        insert_rows(connection, USER, {"tenant_id": self.tenant_id, **vars(user)})
+        insert_rows(connection, USER, {**vars(user)})
         if by_user_id is not None:
-            record_event(connection, self.tenant_id, "user.added", user_id=by_user_id, user=user.id, is_admin=is_admin)
+            record_event(connection, "user.added", user_id=by_user_id, user=user.id, is_admin=is_admin)
         return user
 
     def lock(self, connection: Connection, user_id: int, *, admins: bool = False) -> None:
         """Lock a user: until this transaction ends, nothing can be created for the user."""
         condition = or_(USER.c.id == user_id, USER.c.is_admin) if admins else USER.c.id == user_id
-        query = select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, condition).order_by(USER.c.id)
+        query = select(USER.c.id).where(condition).order_by(USER.c.id)
         connection.execute(query.with_for_update())
 
     def require_exists(self, connection: Connection, user_id: int) -> None:
@@ -81,11 +81,11 @@ class UserStore:
             raise NotAllowed("This user was deleted and can no longer create anything.")
 
     def _select_id(self, user_id: int) -> Select[int]:
-        return select(USER.c.id).where(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
+        return select(USER.c.id).where(USER.c.id == user_id)
 
     def change(self, connection: Connection, user_id: int, values: Mapping[str, Any]) -> None:
         """Change columns of a user."""
-        condition = and_(USER.c.tenant_id == self.tenant_id, USER.c.id == user_id)
+        condition = USER.c.id == user_id
         update_rows(connection, USER, condition, **values)
 
     def is_valid(self, connection: Connection, principal: Principal) -> bool:
@@ -97,7 +97,7 @@ class UserStore:
             return True
         if principal.by is not None and not self.is_valid(connection, principal.by):
             return False
-        parameters = {"tenant": self.tenant_id, "user": principal.user.id, "key": principal.key_id or 0}
+        parameters = {"user": principal.user.id, "key": principal.key_id or 0}
         row = _ACCESS_STATUS.first(connection, parameters)
         if row is None or row.disabled_at is not None:
             return False
@@ -120,14 +120,10 @@ _ACCESS_STATUS = CompiledStatement(
     .select_from(
         USER.outerjoin(
             API_KEY,
-            and_(
-                API_KEY.c.tenant_id == USER.c.tenant_id,
-                API_KEY.c.user_id == USER.c.id,
-                API_KEY.c.id == bindparam("key"),
-            ),
+            and_(API_KEY.c.user_id == USER.c.id, API_KEY.c.id == bindparam("key")),
         )
     )
-    .where(USER.c.tenant_id == bindparam("tenant"), USER.c.id == bindparam("user"))
+    .where(USER.c.id == bindparam("user"))
 )
 
 
@@ -136,10 +132,7 @@ USE_RECORD_INTERVAL = timedelta(minutes=1)
 
 
 class ApiKeyStore:
-    """The API keys of one tenant."""
-
-    def __init__(self, tenant_id: int) -> None:
-        self.tenant_id = tenant_id
+    """The API keys."""
 
     def add(
         self,
@@ -153,7 +146,6 @@ class ApiKeyStore:
         """Create a key, or a link without scopes. Its text is only in the returned value and cannot be read again."""
         key_id, secret, now = new_id(), new_secret(), datetime.now(UTC)
         row = {
-            "tenant_id": self.tenant_id,
             "id": key_id,
             "user_id": user_id,
             "name": name,
@@ -165,7 +157,6 @@ class ApiKeyStore:
         insert_rows(connection, API_KEY, row)
         record_event(
             connection,
-            self.tenant_id,
             "key.created",
             user_id=by_user_id,
             key=key_id,
@@ -178,7 +169,7 @@ class ApiKeyStore:
 
     def all(self, connection: Connection, user_id: int) -> list[ApiKey]:
         """List the keys of a user, including expired and revoked ones, oldest first."""
-        condition = and_(API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.user_id == user_id)
+        condition = API_KEY.c.user_id == user_id
         rows = connection.execute(select(API_KEY).where(condition).order_by(API_KEY.c.id))
         return [_key_from_row(row) for row in rows]
 
@@ -212,11 +203,11 @@ class ApiKeyStore:
         conditions = (*self._key_conditions(key_id), API_KEY.c.revoked_at.is_(None))
         is_changed = bool(update_rows(connection, API_KEY, *conditions, revoked_at=datetime.now(UTC)))
         if is_changed:
-            record_event(connection, self.tenant_id, "key.revoked", user_id=by_user_id, key=key_id)
+            record_event(connection, "key.revoked", user_id=by_user_id, key=key_id)
         return is_changed
 
     def _key_conditions(self, key_id: int) -> tuple[Any, ...]:
-        return API_KEY.c.tenant_id == self.tenant_id, API_KEY.c.id == key_id
+        return (API_KEY.c.id == key_id,)
 
 
 def _key_from_row(row: Any) -> ApiKey:

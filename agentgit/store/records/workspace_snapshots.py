@@ -22,10 +22,7 @@ from agentgit.values import as_object, to_json
 
 
 class SnapshotReferences:
-    """The references to workspace snapshots of one tenant."""
-
-    def __init__(self, tenant_id: int) -> None:
-        self.tenant_id = tenant_id
+    """The references to workspace snapshots."""
 
     def record(
         self, connection: Connection, branch: StoredRow, snapshot_ref: SnapshotRef, changed_by: str = TURN
@@ -42,7 +39,6 @@ class SnapshotReferences:
                 return int(last.id)
         row_id = new_id()
         row = {
-            "tenant_id": self.tenant_id,
             "id": row_id,
             "external_session_id": branch.external_session_id,
             "internal_session_id": branch.id,
@@ -68,7 +64,7 @@ class SnapshotReferences:
         did not have are left out.
         """
         c = WORKSPACE_SNAPSHOT.c
-        in_directory = (self._in_tenant(), c.external_session_id == session_id, c.changed_by != STORED)
+        in_directory = (c.external_session_id == session_id, c.changed_by != STORED)
         newest, oldest = (select(one(c.id)).where(*in_directory) for one in (func.max, func.min))
         is_then = c.id <= ref.row if ref.row is not None else true()
         starts = (newest.where(c.snapshot == ref.snapshot, is_then), oldest.where(c.snapshot == ref.snapshot), newest)
@@ -79,7 +75,7 @@ class SnapshotReferences:
     def find(self, connection: Connection, snapshot_id: int) -> SnapshotRef | None:
         """Read one snapshot reference; None if it does not exist."""
         row = connection.execute(
-            select(WORKSPACE_SNAPSHOT).where(self._in_tenant(), WORKSPACE_SNAPSHOT.c.id == snapshot_id).limit(1)
+            select(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id == snapshot_id).limit(1)
         ).first()
         return None if row is None else snapshot_ref_from_row(row)
 
@@ -93,7 +89,7 @@ class SnapshotReferences:
 
     def newest_of_session(self, connection: Connection, session_id: int) -> StoredRow | None:
         """Read the newest row of a session; None if it has none."""
-        row: StoredRow | None = _NEWEST_OF_SESSION.first(connection, {"tenant": self.tenant_id, "session": session_id})
+        row: StoredRow | None = _NEWEST_OF_SESSION.first(connection, {"session": session_id})
         return row
 
     def newest_of_branch(self, connection: Connection, branch: StoredRow) -> StoredRow | None:
@@ -115,7 +111,7 @@ class SnapshotReferences:
         row_ids, snapshot_ids = sorted({row_id for row_id in ids if row_id is not None}), dict[int, str]()
         for part in slices(row_ids):
             query = select(WORKSPACE_SNAPSHOT.c.id, WORKSPACE_SNAPSHOT.c.snapshot).where(
-                self._in_tenant(), WORKSPACE_SNAPSHOT.c.id.in_(part)
+                WORKSPACE_SNAPSHOT.c.id.in_(part)
             )
             snapshot_ids.update(connection.execute(query).all())
         return snapshot_ids
@@ -125,9 +121,7 @@ class SnapshotReferences:
         rows: list[StoredRow] = []
         for part in slices(sorted(ids)):
             query = (
-                select(WORKSPACE_SNAPSHOT)
-                .where(self._in_tenant(), WORKSPACE_SNAPSHOT.c.id.in_(part))
-                .order_by(WORKSPACE_SNAPSHOT.c.id)
+                select(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id.in_(part)).order_by(WORKSPACE_SNAPSHOT.c.id)
             )
             rows += connection.execute(query).all()
         return rows
@@ -136,12 +130,10 @@ class SnapshotReferences:
         """List the distinct snapshots that only these sessions use."""
         other = WORKSPACE_SNAPSHOT.alias("other")
         is_used_elsewhere = exists().where(
-            other.c.tenant_id == self.tenant_id,
-            other.c.snapshot == WORKSPACE_SNAPSHOT.c.snapshot,
-            other.c.external_session_id.not_in(sessions),
+            other.c.snapshot == WORKSPACE_SNAPSHOT.c.snapshot, other.c.external_session_id.not_in(sessions)
         )
         query = select(WORKSPACE_SNAPSHOT).where(
-            self._in_tenant(), WORKSPACE_SNAPSHOT.c.external_session_id.in_(sessions), ~is_used_elsewhere
+            WORKSPACE_SNAPSHOT.c.external_session_id.in_(sessions), ~is_used_elsewhere
         )
         rows = connection.execute(query).all()
         return list({(row.snapshot, row.settings): snapshot_ref_from_row(row) for row in rows}.values())
@@ -150,9 +142,7 @@ class SnapshotReferences:
         """Return the snapshots that at least one row uses."""
         used_snapshots = set[str]()
         for part in slices(list(snapshots)):
-            query = select(WORKSPACE_SNAPSHOT.c.snapshot).where(
-                self._in_tenant(), WORKSPACE_SNAPSHOT.c.snapshot.in_(part)
-            )
+            query = select(WORKSPACE_SNAPSHOT.c.snapshot).where(WORKSPACE_SNAPSHOT.c.snapshot.in_(part))
             used_snapshots.update(connection.execute(query).scalars())
         return used_snapshots
 
@@ -166,17 +156,14 @@ class SnapshotReferences:
         """
         later, other = WORKSPACE_SNAPSHOT.alias("later"), WORKSPACE_SNAPSHOT.alias("other")
         has_later_row = exists().where(
-            later.c.tenant_id == self.tenant_id,
             later.c.internal_session_id == WORKSPACE_SNAPSHOT.c.internal_session_id,
             later.c.id > WORKSPACE_SNAPSHOT.c.id,
         )
         is_used_elsewhere = exists().where(
-            other.c.tenant_id == self.tenant_id,
-            other.c.snapshot == WORKSPACE_SNAPSHOT.c.snapshot,
-            other.c.id != WORKSPACE_SNAPSHOT.c.id,
+            other.c.snapshot == WORKSPACE_SNAPSHOT.c.snapshot, other.c.id != WORKSPACE_SNAPSHOT.c.id
         )
         checkpoint_query = select(CHECKPOINT.c.id, CHECKPOINT.c.workspace_snapshot_id).where(
-            CHECKPOINT.c.tenant_id == self.tenant_id, CHECKPOINT.c.workspace_snapshot_id.is_not(None)
+            CHECKPOINT.c.workspace_snapshot_id.is_not(None)
         )
         used_ids = {
             row.workspace_snapshot_id
@@ -184,7 +171,7 @@ class SnapshotReferences:
             if row.id not in deleted_checkpoints
         }
         used_ids |= self._at_changes_of_others(connection, used_ids)
-        query = select(WORKSPACE_SNAPSHOT).where(self._in_tenant(), has_later_row, ~is_used_elsewhere)
+        query = select(WORKSPACE_SNAPSHOT).where(has_later_row, ~is_used_elsewhere)
         return [
             (row.id, snapshot_ref_from_row(row)) for row in connection.execute(query).all() if row.id not in used_ids
         ]
@@ -192,7 +179,7 @@ class SnapshotReferences:
     def _at_changes_of_others(self, connection: Connection, used_ids: Collection[int]) -> set[int]:
         """Return the rows at which it changes who changes the files, if a rollback could go back to an older row."""
         c = WORKSPACE_SNAPSHOT.c
-        query = select(c.external_session_id, c.id, c.changed_by).where(self._in_tenant(), c.changed_by != STORED)
+        query = select(c.external_session_id, c.id, c.changed_by).where(c.changed_by != STORED)
         rows = connection.execute(query.order_by(c.external_session_id, c.id)).all()
         needed_ids, reachable_session = set[int](), None
         for row, following in pairwise(rows):
@@ -204,23 +191,17 @@ class SnapshotReferences:
     def delete(self, connection: Connection, ids: Sequence[int]) -> None:
         """Delete rows that `find_unused` returned."""
         for part in slices(ids):
-            connection.execute(delete(WORKSPACE_SNAPSHOT).where(self._in_tenant(), WORKSPACE_SNAPSHOT.c.id.in_(part)))
+            connection.execute(delete(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id.in_(part)))
 
     def _in_branch(self, branch: StoredRow) -> tuple[Any, ...]:
         c = WORKSPACE_SNAPSHOT.c
         in_session = c.external_session_id == branch.external_session_id  # for the index
-        return self._in_tenant(), in_session, c.internal_session_id == branch.id
-
-    def _in_tenant(self) -> Any:
-        return WORKSPACE_SNAPSHOT.c.tenant_id == self.tenant_id
+        return in_session, c.internal_session_id == branch.id
 
 
 _NEWEST_OF_SESSION = CompiledStatement(
     select(WORKSPACE_SNAPSHOT)
-    .where(
-        WORKSPACE_SNAPSHOT.c.tenant_id == bindparam("tenant"),
-        WORKSPACE_SNAPSHOT.c.external_session_id == bindparam("session"),
-    )
+    .where(WORKSPACE_SNAPSHOT.c.external_session_id == bindparam("session"))
     .order_by(WORKSPACE_SNAPSHOT.c.id.desc())
     .limit(1)
 )

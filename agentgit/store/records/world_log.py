@@ -33,29 +33,23 @@ from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_
 
 
 class WorldLog:
-    """The worlds of one tenant's sessions."""
+    """The worlds of sessions."""
 
-    def __init__(self, tenant_id: int, journal: Journal) -> None:
-        self.tenant_id = tenant_id
+    def __init__(self, journal: Journal) -> None:
         self.journal = journal
 
     # -- the log
 
     def last_seq(self, connection: Connection, session_id: int) -> int:
         """Return the last sequence number in the log of a session; 0 if the log is empty."""
-        return int(LAST_SEQ.all(connection, {"tenant": self.tenant_id, "session": session_id})[0].seq or 0)
+        return int(LAST_SEQ.all(connection, {"session": session_id})[0].seq or 0)
 
     def changes_by_others(self, connection: Connection, branch: Row[Any]) -> set[int]:
         """Return the calls with a declared effect that others changed since this branch last saw the world.
 
         The result has the ids of the calls. For a call that ran again, it also has the id of the call that it repeats.
         """
-        parameters = {
-            "tenant": self.tenant_id,
-            "session": branch.external_session_id,
-            "branch": branch.id,
-            "seen": branch.world_seen,
-        }
+        parameters = {"session": branch.external_session_id, "branch": branch.id, "seen": branch.world_seen}
         rows = _CHANGES_BY_OTHERS.all(connection, parameters)
         return {row.invocation_id for row in rows} | {row.replay_of for row in rows if row.kind == REDO}
 
@@ -67,7 +61,6 @@ class WorldLog:
         last_by_id: dict[int, tuple[int, str]] = {}
         for part in slices(ids):
             query = _LOGGED_ACTIONS.where(
-                WORLD_LOG.c.tenant_id == self.tenant_id,
                 WORLD_LOG.c.external_session_id == branch.external_session_id,
                 WORLD_LOG.c.seq <= branch.world_seen,
                 _FIRST_ID.in_(part),
@@ -84,7 +77,7 @@ class WorldLog:
         """Read the invocations of a session that may have an effect in its world, newest first in world order."""
         first_logged = (
             select(WORLD_LOG.c.invocation_id, func.min(WORLD_LOG.c.seq).label("seq"))
-            .where(WORLD_LOG.c.tenant_id == self.tenant_id, WORLD_LOG.c.external_session_id == session_id)
+            .where(WORLD_LOG.c.external_session_id == session_id)
             .group_by(WORLD_LOG.c.invocation_id)
             .subquery()
         )
@@ -92,7 +85,6 @@ class WorldLog:
             select(TOOL_INVOCATION, BRANCH.c.inherited, first_logged.c.seq)
             .select_from(WITH_BRANCH.outerjoin(first_logged, first_logged.c.invocation_id == TOOL_INVOCATION.c.id))
             .where(
-                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
                 TOOL_INVOCATION.c.external_session_id == session_id,
                 TOOL_INVOCATION.c.status.in_(sorted(STANDING)),
                 acts(TOOL_INVOCATION.c.effect),
@@ -117,7 +109,6 @@ class WorldLog:
             select(TOOL_INVOCATION, BRANCH.c.inherited)
             .select_from(WITH_BRANCH)
             .where(
-                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
                 TOOL_INVOCATION.c.external_session_id == session_id,
                 TOOL_INVOCATION.c.status == PAUSED,
                 BRANCH.c.status != SIMULATED,  # its tool did not run
@@ -132,14 +123,13 @@ class WorldLog:
 
     def reversed_calls(self, connection: Connection, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read the invocations on a path that were reversed or simulated and have no redo in effect, oldest first."""
-        on_path = and_(self._is_recorded_on(connection, path), TOOL_INVOCATION.c.tenant_id == self.tenant_id)
+        on_path = self._is_recorded_on(connection, path)
         replayed_ids = self._replayed_ids(connection, on_path)
         recorded = and_(on_path, TOOL_INVOCATION.c.kind != REPLAY)
         query = (
             select(TOOL_INVOCATION, BRANCH.c.inherited)
             .select_from(WITH_BRANCH)
             .where(
-                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
                 or_(TOOL_INVOCATION.c.status == REVERSED, IS_SUPERSEDED, _WAS_SIMULATED),
                 or_(recorded, TOOL_INVOCATION.c.id.in_(replayed_ids)),
             )
@@ -156,7 +146,6 @@ class WorldLog:
             select(TOOL_INVOCATION, BRANCH.c.inherited)
             .select_from(WITH_BRANCH)
             .where(
-                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
                 TOOL_INVOCATION.c.external_session_id == session_id,
                 TOOL_INVOCATION.c.status.in_((REVERSING, REVERSE_UNKNOWN, UNKNOWN)),
                 or_(TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.status != UNKNOWN),
@@ -171,14 +160,11 @@ class WorldLog:
         self, connection: Connection, invocation_id: int, branch_id: int | None = None
     ) -> list[ToolInvocation]:
         """Read the invocations that ran again in place of an invocation, newest first."""
-        session_query = select(_first_run.c.external_session_id).where(
-            _first_run.c.tenant_id == self.tenant_id, _first_run.c.id == invocation_id
-        )
+        session_query = select(_first_run.c.external_session_id).where(_first_run.c.id == invocation_id)
         query = (
             select(TOOL_INVOCATION, BRANCH.c.inherited)
             .select_from(WITH_BRANCH)
             .where(
-                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
                 TOOL_INVOCATION.c.external_session_id == session_query.scalar_subquery(),  # for the index
                 TOOL_INVOCATION.c.replay_of == invocation_id,
                 TOOL_INVOCATION.c.kind == REDO,
@@ -206,9 +192,7 @@ class WorldLog:
         all_ids = set(sorted_ids)
         for part in slices(sorted_ids):
             repeats = select(TOOL_INVOCATION.c.replay_of).where(
-                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
-                TOOL_INVOCATION.c.id.in_(part),
-                TOOL_INVOCATION.c.kind == REDO,
+                TOOL_INVOCATION.c.id.in_(part), TOOL_INVOCATION.c.kind == REDO
             )
             all_ids.update(connection.execute(repeats).scalars())
         return all_ids
@@ -218,7 +202,6 @@ class WorldLog:
         redone_ids: set[int] = set()
         for part in slices(ids):
             query = select(TOOL_INVOCATION.c.replay_of).where(
-                TOOL_INVOCATION.c.tenant_id == self.tenant_id,
                 TOOL_INVOCATION.c.replay_of.in_(part),
                 TOOL_INVOCATION.c.kind == REDO,
                 TOOL_INVOCATION.c.status.in_(sorted(STANDING - {FAILED})),
@@ -233,7 +216,7 @@ class WorldLog:
         """Return those of these invocations that a path recorded or took over from the record."""
         sorted_ids, path_ids = sorted(set(ids)), set[int]()
         for part in slices(sorted_ids if path else ()):
-            on_path = and_(TOOL_INVOCATION.c.tenant_id == self.tenant_id, self._is_recorded_on(connection, path))
+            on_path = self._is_recorded_on(connection, path)
             path_ids.update(
                 connection.execute(
                     select(TOOL_INVOCATION.c.id).where(on_path, TOOL_INVOCATION.c.id.in_(part))
@@ -288,14 +271,12 @@ MAY_BE_REPEATED = and_(
 _rerun = TOOL_INVOCATION.alias("again")
 # A redo replaces the call that it repeats, because that call was reversed or never ran in the fresh world.
 IS_SUPERSEDED = exists().where(
-    _rerun.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
     _rerun.c.external_session_id == TOOL_INVOCATION.c.external_session_id,
     _rerun.c.replay_of == TOOL_INVOCATION.c.id,
     _rerun.c.kind == REDO,
     _rerun.c.status != FAILED,
 )
 _RAN_AGAIN = exists().where(
-    _rerun.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
     _rerun.c.internal_session_id == TOOL_INVOCATION.c.internal_session_id,
     _rerun.c.idempotency_key == TOOL_INVOCATION.c.idempotency_key,
     _rerun.c.arrival > TOOL_INVOCATION.c.arrival,
@@ -304,7 +285,6 @@ _RAN_AGAIN = exists().where(
 IS_REMADE = and_(
     TOOL_INVOCATION.c.made_on.is_not(None),
     exists().where(
-        _rerun.c.tenant_id == TOOL_INVOCATION.c.tenant_id,
         _rerun.c.external_session_id == TOOL_INVOCATION.c.external_session_id,
         _rerun.c.replay_of == TOOL_INVOCATION.c.id,
         _rerun.c.kind == CALL,
@@ -315,7 +295,7 @@ _FIRST_ID = case((TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.replay_of), 
 _LOGGED_ACTIONS = select(WORLD_LOG.c.seq, WORLD_LOG.c.action, _FIRST_ID.label("first_id")).select_from(
     WORLD_LOG.join(
         TOOL_INVOCATION,
-        and_(TOOL_INVOCATION.c.tenant_id == WORLD_LOG.c.tenant_id, TOOL_INVOCATION.c.id == WORLD_LOG.c.invocation_id),
+        TOOL_INVOCATION.c.id == WORLD_LOG.c.invocation_id,
     )
 )
 _is_call_of_branch = TOOL_INVOCATION.c.internal_session_id == bindparam("branch")
@@ -325,15 +305,10 @@ _CHANGES_BY_OTHERS = CompiledStatement(
     .select_from(
         WORLD_LOG.join(
             TOOL_INVOCATION,
-            and_(
-                TOOL_INVOCATION.c.tenant_id == WORLD_LOG.c.tenant_id, TOOL_INVOCATION.c.id == WORLD_LOG.c.invocation_id
-            ),
-        ).outerjoin(
-            OPERATION, and_(OPERATION.c.tenant_id == WORLD_LOG.c.tenant_id, OPERATION.c.id == WORLD_LOG.c.operation_id)
-        )
+            TOOL_INVOCATION.c.id == WORLD_LOG.c.invocation_id,
+        ).outerjoin(OPERATION, OPERATION.c.id == WORLD_LOG.c.operation_id)
     )
     .where(
-        WORLD_LOG.c.tenant_id == bindparam("tenant"),
         WORLD_LOG.c.external_session_id == bindparam("session"),
         WORLD_LOG.c.seq > bindparam("seen"),
         # Memory is shared by sessions, so its changes never stop a branch.

@@ -1,1 +1,1 @@
-"""The schema of a database: migrations, roles, tenants."""
+"""The schema of a database: migrations and roles."""

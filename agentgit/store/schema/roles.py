@@ -1,63 +1,56 @@
-"""Rights of a PostgreSQL role that does not own the tables. It cannot change tables or edit the audit trail."""
+"""Rights of a PostgreSQL role that owns no table. It cannot change tables or edit the audit trail."""
 
 from __future__ import annotations
 
-import shlex
-
 from sqlalchemy import Connection, text
 
-from agentgit.errors import InvalidInput, NotAllowed, NotFound
-from agentgit.store.database import Database
-from agentgit.store.schema import schema
+from agentgit.errors import NotAllowed
 from agentgit.store.schema.migrations import VERSION_TABLE
 from agentgit.store.sql.tables import METADATA
 
 FULL_RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
 
-REDUCED_RIGHTS = {
-    VERSION_TABLE: "SELECT",
-    "event": "SELECT, INSERT",
-    "tenant": "SELECT, INSERT, UPDATE",
-}
+REDUCED_RIGHTS = {VERSION_TABLE: "SELECT", "event": "SELECT, INSERT"}
 """The tables with fewer rights than `FULL_RIGHTS`. Events go with their session, by a right of the tables' owner."""
 
+TABLE_NAMES = (*METADATA.tables, VERSION_TABLE)
 
-_ROLE = text("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = :role)")
 # A superuser is a member of every role, and a member can become the role with SET ROLE.
 _OWNED_TABLES = text(
-    "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace(current_schema()) AND relname = ANY(:names) "
-    "AND pg_has_role(:role, relowner, 'MEMBER')"
+    "SELECT count(*) FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident(current_schema())) "
+    "AND relname = ANY(:names) AND pg_has_role(:role, relowner, 'MEMBER')"
+)
+_OTHER_SCHEMA = text(
+    "SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname = :table "
+    "AND relnamespace <> to_regnamespace(quote_ident(current_schema())) "
+    "AND has_table_privilege(:role, oid, 'SELECT') LIMIT 1"
+)
+_GRANTED_ROLES = text(
+    "SELECT DISTINCT pg_get_userbyid(grantee) FROM pg_class, aclexplode(relacl) WHERE relname = :table "
+    "AND relnamespace = to_regnamespace(quote_ident(current_schema())) AND grantee <> relowner AND grantee <> 0"
 )
 
 
-def grant(database: Database, role: str) -> int:
-    """Grant a role the rights that agentgit needs, in place of those it has, and return the number of tables."""
-    if database.is_sqlite:
-        raise InvalidInput("SQLite has no roles: anyone who can write the file can do everything in it.")
-    schema.check(database)
-
-    def work(connection: Connection) -> int:
-        schema.require_owner(connection, database, f"grant {shlex.quote(role)}")
-        schema.lock_migrations(connection)  # concurrent changes to the rights of one table fail
-        return _grant(connection, role)
-
-    return database.write(work, durable=True)
-
-
-def _grant(connection: Connection, role: str) -> int:
-    names = [*METADATA.tables, VERSION_TABLE]
-    if not connection.execute(_ROLE, {"role": role}).scalar_one():
-        raise NotFound(f"The server has no role {role!r}. Create one: CREATE ROLE name LOGIN")
-    if connection.execute(_OWNED_TABLES, {"names": names, "role": role}).scalar_one():
+def grant_rights(connection: Connection, role: str) -> None:
+    """Give a role the rights in the current schema that agentgit needs, in place of those it has there."""
+    if connection.execute(_OWNED_TABLES, {"names": [*TABLE_NAMES], "role": role}).scalar_one():
         raise NotAllowed(
             f"{role!r} owns the tables or is a superuser, or is a member of such a role, so grants do not limit it. "
             "Use another role."
         )
+    if other := connection.execute(_OTHER_SCHEMA, {"table": VERSION_TABLE, "role": role}).scalar():
+        raise NotAllowed(f"{role!r} can use the schema {other}. Use a role of its own for each schema.")
     quote = connection.dialect.identifier_preparer.quote_identifier
     schema_name = quote(str(connection.execute(text("SELECT current_schema()")).scalar_one()))
+    database_name = quote(str(connection.execute(text("SELECT current_database()")).scalar_one()))
+    for name in TABLE_NAMES:
+        connection.exec_driver_sql(f"REVOKE ALL ON {quote(name)} FROM {quote(role)}")
+        connection.exec_driver_sql(f"GRANT {REDUCED_RIGHTS.get(name, FULL_RIGHTS)} ON {quote(name)} TO {quote(role)}")
     connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema_name} TO {quote(role)}")
-    for name in names:
-        table = f"{schema_name}.{quote(name)}"
-        connection.exec_driver_sql(f"REVOKE ALL ON {table} FROM {quote(role)}")
-        connection.exec_driver_sql(f"GRANT {REDUCED_RIGHTS.get(name, FULL_RIGHTS)} ON {table} TO {quote(role)}")
-    return len(names)
+    connection.exec_driver_sql(f"ALTER ROLE {quote(role)} IN DATABASE {database_name} SET search_path TO {schema_name}")
+
+
+def grant_rights_again(connection: Connection) -> None:
+    """Give each role that may use the current schema its rights in the tables of a new version, too."""
+    for role in connection.execute(_GRANTED_ROLES, {"table": VERSION_TABLE}).scalars().all():
+        grant_rights(connection, role)

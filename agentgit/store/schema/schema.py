@@ -1,25 +1,18 @@
-"""The schema of a database: checks, the upgrade to what this library needs (Alembic), and its first rows: tenants."""
+"""The schema of a database: checks, the upgrade to what this library needs (Alembic)."""
 
 from __future__ import annotations
 
 import shlex
-from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, inspect, select, text
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, inspect, text
 from sqlalchemy.sql.schema import SchemaItem
 
-from agentgit.auth.principal import require_name
-from agentgit.checkpoints import references
-from agentgit.errors import NotAllowed, NotFound, SchemaMismatch
-from agentgit.location import DEFAULT_TENANT
+from agentgit.errors import InvalidInput, NotAllowed, SchemaMismatch
 from agentgit.next_steps import Next
 from agentgit.store.database import Database
-from agentgit.store.schema import migrations
+from agentgit.store.schema import migrations, roles
 from agentgit.store.schema.migrations import TABLE_NAMES, VERSION_TABLE
-from agentgit.store.sql.ids import new_tenant_id
-from agentgit.store.sql.tables import TENANT
 from agentgit.store.sql.url import redacted_url
 
 REVISION = "0001"
@@ -32,8 +25,18 @@ _REDACTION_HINT = "  (with the password in place of ***)"
 
 _OTHER_OWNER = text(
     "SELECT pg_get_userbyid(relowner) AS owner, current_user AS role FROM pg_class WHERE relname = ANY(:names) "
-    "AND relnamespace = to_regnamespace(current_schema()) AND NOT pg_has_role(relowner, 'USAGE') LIMIT 1"
+    "AND relnamespace = to_regnamespace(quote_ident(current_schema())) AND NOT pg_has_role(relowner, 'USAGE') LIMIT 1"
 )
+
+_SCHEMA_EXISTS = text("SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = :name)")
+_ROLE_EXISTS = text("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = :name)")
+_OWN_SCHEMAS = text(
+    "SELECT nspname FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace "
+    "WHERE relname = :table AND relkind = 'r' AND pg_has_role(relowner, 'USAGE') ORDER BY nspname"
+)
+
+MAX_NAME = 63
+"""The maximum length of a name on PostgreSQL in bytes. It cuts longer ones, so that two could become one."""
 
 
 def current_revision(database: Database) -> str | None:
@@ -59,8 +62,7 @@ def check(database: Database) -> None:
     _require_not_newer(database, revision)
     if revision is None or revision < REVISION:
         state = "has no tables yet" if revision is None else f"has schema {revision} and this library needs {REVISION}"
-        commands = _command("upgrade", database) if revision is None else _upgrade_commands(database)
-        raise SchemaMismatch(f"{database.name} {state}. Run: {commands}")
+        raise SchemaMismatch(f"{database.name} {state}. Run: {_upgrade_command(database)}")
 
 
 def compare(database: Database) -> None:
@@ -99,14 +101,12 @@ def _command(verb: str, database: Database, owner: str | None = None) -> str:
     return f"{command}{_REDACTION_HINT}" if "***" in name else command
 
 
-def _upgrade_commands(database: Database) -> str:
-    """Return the commands that upgrade a database. If another role owns the tables, that role must run them."""
+def _upgrade_command(database: Database) -> str:
+    """Return the command that upgrades a database. If another role owns the tables, that role must run it."""
     with database.reading() as connection:
+        _require_schema(connection, database)
         other_owner = _find_other_owner(connection)
-    if other_owner is None:
-        return _command("upgrade", database)
-    grant_command = _command(f"grant {shlex.quote(other_owner.role)}", database, other_owner.owner)
-    return f"{_command('upgrade', database, other_owner.owner).removesuffix(_REDACTION_HINT)}, then {grant_command}"
+    return _command("upgrade", database, None if other_owner is None else other_owner.owner)
 
 
 def _find_other_owner(connection: Connection) -> Any:
@@ -150,6 +150,41 @@ def _upgrade_in_transaction(connection: Connection, database: Database) -> None:
     require_owner(connection, database, "upgrade")
     with migrations.configured(connection) as config:
         command.upgrade(config, "head")
+    if connection.dialect.name != "sqlite":
+        roles.grant_rights_again(connection)
+
+
+def grant(database: Database, schema_name: str, role: str) -> int:
+    """Let a role use the tables of a schema and nothing else; create those of the three that are missing.
+
+    It is for the owner of the tables, and may be repeated. Return the number of tables.
+    """
+    if database.is_sqlite:
+        raise InvalidInput("SQLite has no roles: anyone who can write the file can do everything in it.")
+    for kind, name in (("schema", schema_name), ("role", role)):
+        if not 0 < len(name.encode(errors="replace")) <= MAX_NAME or not name.isprintable() or name.startswith("pg_"):
+            raise InvalidInput(
+                f"The name of a {kind} has 1 to {MAX_NAME} printable bytes and no pg_ in front: {name!r}"
+            )
+
+    def work(connection: Connection) -> int:
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        if not connection.execute(_SCHEMA_EXISTS, {"name": schema_name}).scalar_one():
+            connection.exec_driver_sql(f"CREATE SCHEMA {quote(schema_name)}")
+        connection.execute(text("SELECT set_config('search_path', quote_ident(:name), true)"), {"name": schema_name})
+        _upgrade_in_transaction(connection, database)
+        if not connection.execute(_ROLE_EXISTS, {"name": role}).scalar_one():
+            connection.exec_driver_sql(f"CREATE ROLE {quote(role)} LOGIN")
+        roles.grant_rights(connection, role)
+        return len(roles.TABLE_NAMES)
+
+    return database.write(work, durable=True)
+
+
+def own_schemas(database: Database) -> list[str]:
+    """List the schemas with tables of agentgit that the role of the connection owns."""
+    with database.reading() as connection:
+        return list(connection.execute(_OWN_SCHEMAS, {"table": VERSION_TABLE}).scalars())
 
 
 def lock_migrations(connection: Connection) -> None:
@@ -159,22 +194,25 @@ def lock_migrations(connection: Connection) -> None:
 
 
 def _require_no_other_tables(connection: Connection, database: Database) -> None:
+    _require_schema(connection, database)
     conflicting_names = sorted(_table_names(connection) & TABLE_NAMES - {VERSION_TABLE})
-    if not database.is_sqlite and connection.execute(text("SELECT current_schema()")).scalar() is None:
-        raise SchemaMismatch(
-            f"The search_path of {database.name} names no existing schema. Create it first, with CREATE SCHEMA."
-        )
     if conflicting_names:
         advice = (
             "Give agentgit a file of its own."
             if database.is_sqlite
-            else "Give agentgit a database of its own, or a schema: CREATE SCHEMA agentgit, and "
-            "?options=-csearch_path%3Dagentgit at the end of the URL."
+            else "Give agentgit a database of its own, or a schema: agentgit db grant --schema agentgit --role ROLE"
         )
         raise SchemaMismatch(
             f"{database.name} has tables of another application with names of agentgit: "
-            f"{', '.join(conflicting_names)}. {advice} "
-            "Nothing was changed."
+            f"{', '.join(conflicting_names)}. Nothing was changed. {advice}"
+        )
+
+
+def _require_schema(connection: Connection, database: Database) -> None:
+    if not database.is_sqlite and connection.execute(text("SELECT current_schema()")).scalar() is None:
+        raise SchemaMismatch(
+            f"The search_path of {database.name} names no schema that this role may use. The owner of the database "
+            "creates one with: agentgit db grant --schema SCHEMA --role ROLE"
         )
 
 
@@ -192,43 +230,3 @@ def prepare(database: Database) -> None:
         )
     if existing != REVISION:
         upgrade(database)
-
-
-def ensure_tenant(database: Database, name: str | None = None, *, create: bool = True) -> int:
-    """Return the id of a tenant, and create the tenant if it does not exist.
-
-    Example:
-        >>> from agentgit.store.schema import schema
-        >>> database = Database(":memory:")
-        >>> schema.prepare(database)
-        >>> ensure_tenant(database) == ensure_tenant(database, "local")
-        True
-        >>> ensure_tenant(database, "acme") == ensure_tenant(database)
-        False
-    """
-    tenant_name = DEFAULT_TENANT if name is None else require_name(name, "tenant")
-    query = select(TENANT.c.id).where(TENANT.c.name == tenant_name)
-    with database.reading() as connection:
-        tenant_id = connection.execute(query).scalar()
-        if tenant_id is None and not create and tenant_name != DEFAULT_TENANT:
-            visible_names = connection.execute(select(TENANT.c.name)).scalars().all()
-            raise NotFound(
-                f"There is no tenant {tenant_name!r}. Create one with its first user: agentgit --tenant NAME users "
-                "add USER",
-                near=references.similar_names(tenant_name, visible_names),
-            )
-    return (
-        int(tenant_id)
-        if tenant_id is not None
-        else database.write(lambda c: _create_if_missing(c, query, tenant_name), durable=True)
-    )
-
-
-def _create_if_missing(connection: Connection, query: Select[Any], name: str) -> int:
-    # The name is unique: an insert waits for another transaction that adds the same name, and then does nothing.
-    insert = sqlite.insert(TENANT) if connection.dialect.name == "sqlite" else postgresql.insert(TENANT)
-    connection.execute(
-        insert.on_conflict_do_nothing(index_elements=["name"]),
-        {"id": new_tenant_id(), "name": name, "created_at": datetime.now(UTC)},
-    )
-    return int(connection.execute(query).scalar_one())

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, cast, column, delete, insert, select, table, update
+from sqlalchemy import Connection, bindparam, cast, column, delete, insert, select, table, update
 from sqlalchemy.dialects.postgresql import TSVECTOR
 
 from agentgit.checkpoints.queries import SearchableText, format_words
@@ -50,35 +50,34 @@ class NewText(NamedTuple):
 
 
 class SearchIndex:
-    """The search index of one tenant."""
+    """The search index."""
 
-    def __init__(self, tenant_id: int, sessions: SessionStore, graphs: GraphStore, *, names_only: bool = False) -> None:
-        self.tenant_id = tenant_id
+    def __init__(self, sessions: SessionStore, graphs: GraphStore, *, names_only: bool = False) -> None:
         self.names_only = names_only
         self.sessions = sessions
         self.graphs = graphs
 
     def count_unindexed(self, connection: Connection, session_id: int) -> dict[int, int]:
         """Return the branches of a session that have checkpoints to index, each with an upper limit of their number."""
-        rows = _UNINDEXED.all(connection, {"tenant": self.tenant_id, "session": session_id})
+        rows = _UNINDEXED.all(connection, {"session": session_id})
         return {row.id: row.number - row.searched for row in rows}
 
     def index_next(self, connection: Connection, branch_id: int) -> bool:
         """Index the texts of a branch's next checkpoints, and return whether there may be more."""
-        checkpoints = _NEXT.all(connection, {"tenant": self.tenant_id, "branch": branch_id})
+        checkpoints = _NEXT.all(connection, {"branch": branch_id})
         unindexed = [row for row in checkpoints if row.number > row.searched]
         if not unindexed:
             return False
         new_texts = list(
             self._find_new_texts(connection, checkpoints, unindexed)
         )  # first, because damaged data raises here
-        _SET_SEARCHED.run(connection, {"tenant": self.tenant_id, "branch": branch_id, "now": unindexed[-1].number})
+        _SET_SEARCHED.run(connection, {"branch": branch_id, "now": unindexed[-1].number})
         self._add(connection, unindexed[0].external_session_id, branch_id, new_texts)
         return len(checkpoints) == CHECKPOINTS_PER_TRANSACTION
 
     def index_fork(self, connection: Connection, branch_id: int) -> None:
         """Record that the first checkpoint of a fork needs no index: it has no text that its branch point has not."""
-        _SET_SEARCHED.run(connection, {"tenant": self.tenant_id, "branch": branch_id, "now": 1})
+        _SET_SEARCHED.run(connection, {"branch": branch_id, "now": 1})
 
     def index_turn(
         self,
@@ -112,7 +111,6 @@ class SearchIndex:
         """Index the name and description of a checkpoint again, after a change."""
         connection.execute(
             delete(SEARCH_TEXT).where(
-                SEARCH_TEXT.c.tenant_id == self.tenant_id,
                 SEARCH_TEXT.c.internal_session_id == row.internal_session_id,
                 SEARCH_TEXT.c.kind == NAMED,
                 SEARCH_TEXT.c.row_id == row.id,
@@ -173,11 +171,11 @@ class SearchIndex:
             return first_row
         if first_row.searched or first_row.parent_id is None:
             return None
-        return _BY_ID.first(connection, {"tenant": self.tenant_id, "checkpoint": first_row.branch_point_id})
+        return _BY_ID.first(connection, {"checkpoint": first_row.branch_point_id})
 
     def _indexed_keys(self, connection: Connection, branch: StoredRow) -> set[bytes | int]:
         """Return the hashes and row ids of the indexed texts of a branch."""
-        parameters = {"tenant": self.tenant_id, "branch": branch.internal_session_id}
+        parameters = {"branch": branch.internal_session_id}
         return {row.hash or row.row_id for row in _TEXTS_OF_BRANCH.all(connection, parameters)}
 
     def _message_hashes(self, connection: Connection, rows: Iterable[StoredRow]) -> dict[str | None, Sequence[bytes]]:
@@ -209,12 +207,7 @@ class SearchIndex:
         last_count = max(count for count, _ in call_counts)
         if last_count <= first_call:
             return
-        parameters = {
-            "tenant": self.tenant_id,
-            "branch": branch_id,
-            "first": first_call,
-            "count": last_count - first_call,
-        }
+        parameters = {"branch": branch_id, "first": first_call, "count": last_count - first_call}
         for index, row in enumerate(_CALLS.all(connection, parameters), first_call):
             number = next((number for count, number in call_counts if count > index), None)
             if number is not None and row.id not in indexed_keys:
@@ -232,7 +225,6 @@ class SearchIndex:
             marked_words = [*markers, *folded_words(normalize_nfc(new_text.text))]
             rows.append(
                 {
-                    "tenant_id": self.tenant_id,
                     "id": new_id(),
                     "internal_session_id": branch_id,
                     "number": new_text.number,
@@ -292,19 +284,12 @@ def ts_vector(words_in_order: Sequence[str]) -> str:
     )
 
 
-def delete_words(connection: Connection, tenant_id: int) -> None:
-    """Delete all words of a tenant, so that the next search of each session indexes only what may be indexed now.
-
-    On SQLite this deletes the words of every tenant, because an FTS5 table without stored texts cannot delete a part.
-    """
-    texts, branches = delete(SEARCH_TEXT), update(BRANCH).where(BRANCH.c.searched != 0)
+def delete_words(connection: Connection) -> None:
+    """Delete all words, so that the next search of each session indexes only what may be indexed now."""
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("INSERT INTO search_words(search_words) VALUES ('delete-all')")
-    else:
-        texts = texts.where(SEARCH_TEXT.c.tenant_id == tenant_id)
-        branches = branches.where(BRANCH.c.tenant_id == tenant_id)
-    connection.execute(texts)
-    connection.execute(branches.values(searched=0))
+    connection.execute(delete(SEARCH_TEXT))
+    connection.execute(update(BRANCH).where(BRANCH.c.searched != 0).values(searched=0))
 
 
 # -- the text of each kind, as it is indexed and as it is shown
@@ -341,38 +326,31 @@ def text_of_checkpoint(row: StoredRow) -> SearchableText:
 # -- statements
 
 _C = CHECKPOINT.c
-_is_of_branch = (_C.tenant_id == bindparam("tenant"), _C.internal_session_id == bindparam("branch"))
+_is_of_branch = _C.internal_session_id == bindparam("branch")
 _BRANCH_COLUMNS = ("thread_id", "searched", "inherited", "external_session_id", "parent_id", "branch_point_id")
 _WITH_BRANCH = select(CHECKPOINT, *(BRANCH.c[name] for name in _BRANCH_COLUMNS)).join_from(
-    CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id)
+    CHECKPOINT, BRANCH, BRANCH.c.id == _C.internal_session_id
 )
 # The last indexed checkpoint and the next ones. The branch is locked, because its reader then updates `searched`.
 _NEXT = CompiledStatement(
-    _WITH_BRANCH.where(*_is_of_branch, _C.number >= BRANCH.c.searched)
+    _WITH_BRANCH.where(_is_of_branch, _C.number >= BRANCH.c.searched)
     .order_by(_C.number)
     .limit(CHECKPOINTS_PER_TRANSACTION)
     .with_for_update(of=BRANCH, key_share=True)
 )
-_BY_ID = CompiledStatement(_WITH_BRANCH.where(_C.tenant_id == bindparam("tenant"), _C.id == bindparam("checkpoint")))
+_BY_ID = CompiledStatement(_WITH_BRANCH.where(_C.id == bindparam("checkpoint")))
 _UNINDEXED = CompiledStatement(
     select(BRANCH.c.id, BRANCH.c.searched, _C.number)
-    .join_from(BRANCH, CHECKPOINT, and_(_C.tenant_id == BRANCH.c.tenant_id, _C.id == BRANCH.c.head_id))
-    .where(
-        BRANCH.c.tenant_id == bindparam("tenant"),
-        BRANCH.c.external_session_id == bindparam("session"),
-        _C.number > BRANCH.c.searched,
-    )
+    .join_from(BRANCH, CHECKPOINT, _C.id == BRANCH.c.head_id)
+    .where(BRANCH.c.external_session_id == bindparam("session"), _C.number > BRANCH.c.searched)
     .order_by(BRANCH.c.id)
 )
 _SET_SEARCHED = CompiledStatement(
-    update(BRANCH)
-    .where(BRANCH.c.tenant_id == bindparam("tenant"), BRANCH.c.id == bindparam("branch"))
-    .values(searched=bindparam("now"))
+    update(BRANCH).where(BRANCH.c.id == bindparam("branch")).values(searched=bindparam("now"))
 )
 _CALLS = CompiledStatement(
     select(TOOL_INVOCATION)
     .where(
-        TOOL_INVOCATION.c.tenant_id == bindparam("tenant"),
         TOOL_INVOCATION.c.internal_session_id == bindparam("branch"),
         TOOL_INVOCATION.c.status != PAUSED,
         TOOL_INVOCATION.c.kind != REDO,
@@ -382,9 +360,7 @@ _CALLS = CompiledStatement(
     .offset(bindparam("first"))
 )
 _TEXTS_OF_BRANCH = CompiledStatement(
-    select(SEARCH_TEXT.c.hash, SEARCH_TEXT.c.row_id).where(
-        SEARCH_TEXT.c.tenant_id == bindparam("tenant"), SEARCH_TEXT.c.internal_session_id == bindparam("branch")
-    )
+    select(SEARCH_TEXT.c.hash, SEARCH_TEXT.c.row_id).where(SEARCH_TEXT.c.internal_session_id == bindparam("branch"))
 )
 _WORDS = table("search_words", column("rowid"), column("words"))
 _ADD_WORDS = CompiledStatement(insert(_WORDS).values(rowid=bindparam("id"), words=bindparam("words")))

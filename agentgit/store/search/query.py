@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, Connection, String, and_, any_, bindparam, cast, column, select, table, tuple_
+from sqlalchemy import ARRAY, BigInteger, Connection, String, any_, bindparam, cast, column, select, table, tuple_
 from sqlalchemy.dialects.postgresql import TSQUERY
 
 from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Hit, HitCursor, SearchableText
@@ -56,10 +56,9 @@ TAIL_SIZE = 1_000
 
 
 class Search:
-    """Search in the data of one tenant."""
+    """Search in the data."""
 
-    def __init__(self, tenant_id: int, graphs: GraphStore) -> None:
-        self.tenant_id = tenant_id
+    def __init__(self, graphs: GraphStore) -> None:
         self.graphs = graphs
 
     def hits(
@@ -119,7 +118,7 @@ class Search:
 
     def _newest_id(self, connection: Connection, part: LogPart) -> int:
         """Return the greatest id of the texts of a part."""
-        parameters = {"tenant": self.tenant_id, "branch": part.branch_id, "end": part.last_number}
+        parameters = {"branch": part.branch_id, "end": part.last_number}
         return max((row.id for row in _LAST_TEXTS.all(connection, parameters)), default=0)
 
     def _read_texts(
@@ -131,10 +130,10 @@ class Search:
         expression = (fts_query if is_sqlite else ts_query)(scopes, query, named=after.named)
         last_id = after.id
         while True:
-            parameters = {"tenant": self.tenant_id, "query": expression, "after": last_id, "branches": branches}
+            parameters = {"query": expression, "after": last_id, "branches": branches}
             ids = [row.id for row in _MATCHING_IDS.all(connection, parameters)]
             if ids:
-                rows: Sequence[Any] = connection.execute(_TEXT_ROWS, {"tenant": self.tenant_id, "ids": ids}).all()
+                rows: Sequence[Any] = connection.execute(_TEXT_ROWS, {"ids": ids}).all()
                 yield from sorted(rows, key=lambda row: -row.id)
             if len(ids) < TEXTS_PER_QUERY:
                 return
@@ -164,9 +163,7 @@ class Search:
     ) -> dict[int, StoredRow]:
         """Return the first checkpoint that holds each text: its own or, if that was deleted, a later one."""
         keys = list({(row.internal_session_id, row.number) for row in rows})
-        own_checkpoints: Sequence[Any] = connection.execute(
-            _CHECKPOINTS_BY_KEY, {"tenant": self.tenant_id, "places": keys}
-        ).all()
+        own_checkpoints: Sequence[Any] = connection.execute(_CHECKPOINTS_BY_KEY, {"places": keys}).all()
         checkpoint_by_key = {(one.internal_session_id, one.number): one for one in own_checkpoints}
         checkpoint_by_text = {
             row.id: checkpoint_by_key.get((row.internal_session_id, row.number))
@@ -179,12 +176,7 @@ class Search:
         """Return a later checkpoint that holds a text whose own checkpoint was deleted; None if there is none."""
         if row.kind == NAMED:
             return None
-        parameters = {
-            "tenant": self.tenant_id,
-            "branch": row.internal_session_id,
-            "number": row.number,
-            "end": last_number,
-        }
+        parameters = {"branch": row.internal_session_id, "number": row.number, "end": last_number}
         checkpoint: StoredRow | None = _NEXT_CHECKPOINT.first(connection, parameters)
         return (
             checkpoint
@@ -202,7 +194,7 @@ class Search:
         self, connection: Connection, held_texts: Sequence[tuple[StoredRow, StoredRow]]
     ) -> dict[int, StoredRow]:
         ids = [row.row_id for row, _ in held_texts if row.kind == CALL]
-        rows: Sequence[Any] = connection.execute(_CALLS, {"tenant": self.tenant_id, "ids": ids}).all() if ids else ()
+        rows: Sequence[Any] = connection.execute(_CALLS, {"ids": ids}).all() if ids else ()
         return {row.id: row for row in rows}
 
     def _read_messages(
@@ -281,7 +273,6 @@ _MATCHING_IDS = CompiledStatement(
         .limit(TEXTS_PER_QUERY),
         "postgresql": select(SEARCH_TEXT.c.id)
         .where(
-            SEARCH_TEXT.c.tenant_id == bindparam("tenant"),
             SEARCH_TEXT.c.words.op("@@")(cast(bindparam("query", type_=String()), TSQUERY)),
             SEARCH_TEXT.c.internal_session_id == any_(bindparam("branches", type_=ARRAY(BigInteger))),
             SEARCH_TEXT.c.id < bindparam("after"),
@@ -297,35 +288,25 @@ _TEXT_ROWS = select(
     SEARCH_TEXT.c.kind,
     SEARCH_TEXT.c.hash,
     SEARCH_TEXT.c.row_id,
-).where(SEARCH_TEXT.c.tenant_id == bindparam("tenant"), SEARCH_TEXT.c.id.in_(bindparam("ids", expanding=True)))
+).where(SEARCH_TEXT.c.id.in_(bindparam("ids", expanding=True)))
 _LAST_TEXTS = CompiledStatement(
     select(SEARCH_TEXT.c.id)
-    .where(
-        SEARCH_TEXT.c.tenant_id == bindparam("tenant"),
-        SEARCH_TEXT.c.internal_session_id == bindparam("branch"),
-        SEARCH_TEXT.c.number <= bindparam("end"),
-    )
+    .where(SEARCH_TEXT.c.internal_session_id == bindparam("branch"), SEARCH_TEXT.c.number <= bindparam("end"))
     .order_by(SEARCH_TEXT.c.number.desc())
     .limit(TAIL_SIZE)
 )
 _C = CHECKPOINT.c
 _CHECKPOINTS = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
-).join_from(CHECKPOINT, BRANCH, and_(BRANCH.c.tenant_id == _C.tenant_id, BRANCH.c.id == _C.internal_session_id))
+).join_from(CHECKPOINT, BRANCH, BRANCH.c.id == _C.internal_session_id)
 _CHECKPOINTS_BY_KEY = _CHECKPOINTS.where(
-    _C.tenant_id == bindparam("tenant"),
-    tuple_(_C.internal_session_id, _C.number).in_(bindparam("places", expanding=True)),
+    tuple_(_C.internal_session_id, _C.number).in_(bindparam("places", expanding=True))
 )
 _NEXT_CHECKPOINT = CompiledStatement(
     _CHECKPOINTS.where(
-        _C.tenant_id == bindparam("tenant"),
-        _C.internal_session_id == bindparam("branch"),
-        _C.number > bindparam("number"),
-        _C.number <= bindparam("end"),
+        _C.internal_session_id == bindparam("branch"), _C.number > bindparam("number"), _C.number <= bindparam("end")
     )
     .order_by(_C.number)
     .limit(1)
 )
-_CALLS = select(TOOL_INVOCATION).where(
-    TOOL_INVOCATION.c.tenant_id == bindparam("tenant"), TOOL_INVOCATION.c.id.in_(bindparam("ids", expanding=True))
-)
+_CALLS = select(TOOL_INVOCATION).where(TOOL_INVOCATION.c.id.in_(bindparam("ids", expanding=True)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
@@ -83,13 +83,18 @@ class LoopPools:
 
 class _Pool:
     def __init__(self, url: URL, size: int, seal: Seal | None) -> None:
+        self._loop = asyncio.get_running_loop()
         self.engine: AsyncEngine = create_async_engine(postgres.driver_url(url), **postgres.engine_options(size))
         set_seal(self.engine.dialect, seal)
-        postgres.add_listeners(self.engine.sync_engine, url)
+        postgres.add_listeners(self.engine.sync_engine, url, self._close_idle)
         self._driver_connections: weakref.WeakSet[Any] = weakref.WeakSet()
         event.listen(
             self.engine.sync_engine, "connect", lambda raw, _: self._driver_connections.add(raw.driver_connection)
         )
+
+    def _close_idle(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and the next one closes them
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self.engine.dispose()))
 
     def close(self) -> None:
         # Not `dispose`, which would await each connection on a loop that may have ended.

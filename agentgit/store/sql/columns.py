@@ -207,8 +207,8 @@ def _split_bound(column_type: Any, value: Any, seal: Seal | None) -> tuple[Any, 
 
 @cache
 def key_names(table: Table) -> Sequence[str]:
-    """Return the names of the primary key of a table, without the tenant."""
-    return [column.name for column in table.primary_key if column.name != "tenant_id"]
+    """Return the names of the primary key of a table."""
+    return [column.name for column in table.primary_key]
 
 
 def row_key(table: Table, row: Mapping[str, Any]) -> str:
@@ -276,9 +276,9 @@ def integer(*, small: bool = False, **kwargs: Any) -> Any:
     return Field(default=0, sa_column=Column(SmallInteger if small else Integer, nullable=False, **kwargs))
 
 
-def tenant_foreign_key(column: str, table: str, *, ondelete: str | None = None) -> ForeignKeyConstraint:
-    """Return a foreign key to a row of the same tenant."""
-    return ForeignKeyConstraint(["tenant_id", column], [f"{table}.tenant_id", f"{table}.id"], ondelete=ondelete)
+def foreign_key(column: str, table: str, *, ondelete: str | None = None) -> ForeignKeyConstraint:
+    """Return a foreign key to a row."""
+    return ForeignKeyConstraint([column], [f"{table}.id"], ondelete=ondelete)
 
 
 def partial_index(condition: str) -> dict[str, Any]:

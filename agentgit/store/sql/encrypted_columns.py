@@ -39,20 +39,19 @@ def sealed_columns() -> Mapping[str, Sequence[str]]:
     return {name: columns for name, columns in columns_by_table.items() if columns}
 
 
-def tenant_conditions(table: Table, tenant_id: int) -> list[Any]:
-    """Return the conditions for a tenant's rows. Lists are excluded: the database itself follows their hashes."""
-    conditions = [table.c.tenant_id == tenant_id]
-    return [*conditions, table.c.type != LIST] if table.name == BLOB.name else conditions
+def encrypted_rows(table: Table) -> list[Any]:
+    """Return the conditions for rows that may be encrypted. Lists are not: the database itself follows their hashes."""
+    return [table.c.type != LIST] if table.name == BLOB.name else []
 
 
-def count_values_by_key(connection: Connection, tenant_id: int) -> dict[str, int]:
-    """Count the values of a tenant by the key that sealed them. The empty name is for those without a key."""
+def count_values_by_key(connection: Connection) -> dict[str, int]:
+    """Count the values by the key that sealed them. The empty name is for those without a key."""
     counts: Counter[str] = Counter()
     for name, columns in sealed_columns().items():
         table = raw_table(name)
         for column in columns:
             head = func.substr(table.c[column], 1, 2 * HEAD_BYTES).label("head")
-            query = select(head).where(*tenant_conditions(table, tenant_id), table.c[column].is_not(None))
+            query = select(head).where(*encrypted_rows(table), table.c[column].is_not(None))
             for page in CompiledStatement(query).pages(connection, raw=True):
                 counts.update(key_name_of(head) for (head,) in page)
     return dict(sorted(counts.items()))

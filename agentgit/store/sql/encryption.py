@@ -1,7 +1,7 @@
 """Encryption at rest: the stored form of `Payload` and `SealedText` columns in a database with keys.
 
 A sealed value consists of `MAGIC`, the byte 1, the length of the key's name, the name, a random nonce of 12 bytes, and
-the AES-256-GCM ciphertext with its tag. The tenant, the table, the column and the primary key of the row are
+the AES-256-GCM ciphertext with its tag. The table, the column and the primary key of the row are
 authenticated with it (`Bound`), so a value decrypts only where it was sealed. A value of `blob` is not bound to its
 row: the hash in its key says what it must be. A plain value is stored as it is, but one that begins with `MAGIC` gets
 the prefix `MAGIC`, 0.
@@ -53,11 +53,10 @@ class UnencryptedValue(Corrupt):
 
 
 class Seal:
-    """Encrypts and decrypts the values of one tenant in one open database."""
+    """Encrypts and decrypts the values of one open database."""
 
     def __init__(self, keyring: Keyring) -> None:
         self.keyring = keyring
-        self.tenant_id: int | None = None
         self.is_fully_encrypted = False
         """True if every value is encrypted. An unencrypted value was then written by somebody without the key."""
         self.compiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
@@ -109,8 +108,7 @@ class Seal:
         return self._ciphers[name]
 
     def _associated_data(self, place: str, row_key: str) -> bytes:
-        assert self.tenant_id is not None, "nothing is sealed before it is known whose it is"  # noqa: S101
-        return f"agentgit\0{self.tenant_id}\0{place}\0{row_key}".encode()
+        return f"agentgit\0{place}\0{row_key}".encode()
 
 
 def missing_key(name: str) -> KeyMissing:

@@ -2,7 +2,6 @@
 
 import os
 import random
-import secrets
 import threading
 import time
 
@@ -49,8 +48,3 @@ def new_id() -> int:
 def is_id(value: object) -> bool:
     """Return whether a value is in the range of ids. A database would refuse others with its own error message."""
     return isinstance(value, int) and 0 <= value < ID_LIMIT
-
-
-def new_tenant_id() -> int:
-    """Return a random id for a tenant, so that tenants spread evenly over shards."""
-    return secrets.randbits(52) | 1

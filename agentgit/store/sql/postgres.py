@@ -6,10 +6,12 @@ that the driver prepared. A pooler is detected by the process id of the server, 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import ArgumentError, DisconnectionError
@@ -53,17 +55,23 @@ def _execute_begin(connection: Connection) -> None:
 def transaction(engine: Engine, settings: Sequence[Statement], **kind: bool) -> Iterator[Connection]:
     """Yield a connection in a transaction with these settings. `kind` has the options of `Batch`."""
     connection = engine.connect()
+    driver: Any = connection.connection.driver_connection
     try:
-        begun = connection.execution_options(**{_BATCHED: True}).begin()
-        batch = Batch(connection, settings, **kind)
         try:
-            yield connection
-            batch.commit()
-        finally:
-            batch.end()
-        begun.commit()
-    finally:  # not `with`, whose end Ctrl-C can prevent
-        connection.close()
+            begun = connection.execution_options(**{_BATCHED: True}).begin()
+            batch = Batch(connection, settings, **kind)
+            try:
+                yield connection
+                batch.commit()
+            finally:
+                batch.end()
+            begun.commit()
+        finally:  # not `with`, whose end Ctrl-C can prevent
+            connection.close()
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            driver.pgconn.finish()  # Ctrl-C may have prevented the rollback, and tracebacks keep the connection
+        raise
 
 
 IDLE_SECONDS = 5.0
@@ -72,10 +80,42 @@ IDLE_SECONDS = 5.0
 _LAST_USED = "agentgit_used"
 
 
-def ping_when_idle(engine: Engine) -> None:
-    """Ping connections of a pool that have been idle, and replace those that do not answer."""
+CLOSE_SECONDS = 60.0
+"""The idle time after which the connections of a pool are closed, so that a process can have many databases open."""
+
+
+class _IdlePools:
+    """Closes the connections of pools that nobody uses, with one thread for all databases of the process."""
+
+    def __init__(self) -> None:
+        self._used_at: WeakKeyDictionary[Engine, tuple[float, Callable[[], None]]] = WeakKeyDictionary()
+        self._lock, self._thread = threading.Lock(), threading.Thread()
+
+    def use(self, engine: Engine, close: Callable[[], None]) -> None:
+        self._used_at[engine] = time.monotonic(), close
+        if not self._thread.is_alive():  # it has not begun, has nothing to do, or belongs to the parent process
+            with self._lock:
+                if not self._thread.is_alive():
+                    self._thread = threading.Thread(target=self._run, name="agentgit-idle-connections", daemon=True)
+                    self._thread.start()
+
+    def _run(self) -> None:
+        while self._used_at:
+            time.sleep(CLOSE_SECONDS / 4)
+            for engine, (used_at, close) in list(self._used_at.items()):
+                if time.monotonic() - used_at > CLOSE_SECONDS:
+                    del self._used_at[engine]
+                    close()
+
+
+_idle_pools = _IdlePools()
+
+
+def watch_idle(engine: Engine, close: Callable[[], None]) -> None:
+    """Ping connections of a pool that have been idle, and replace those that do not answer; close a pool in the end."""
 
     def ping_if_idle(dbapi_connection: Any, record: Any, _proxy: Any) -> None:
+        _idle_pools.use(engine, close)
         now = time.monotonic()
         last_used = record.info.get(_LAST_USED, now)
         record.info[_LAST_USED] = now
@@ -107,7 +147,7 @@ def create_server_engine(url: URL, pool_size: int, connect: Callable[[], Any] | 
         raise Unavailable("PostgreSQL needs its driver.", Next("install", package="agentgit[postgres]")) from error
     except ArgumentError as error:
         raise InvalidInput(f"{redacted_url(url)} cannot be used: {error}") from error
-    add_listeners(engine, url)
+    add_listeners(engine, url, engine.dispose)
     return engine
 
 
@@ -132,9 +172,9 @@ def driver_url(url: URL) -> URL:
     return url.difference_update_query([PREPARE_THRESHOLD])
 
 
-def add_listeners(engine: Engine, url: URL) -> None:
+def add_listeners(engine: Engine, url: URL, close: Callable[[], None]) -> None:
     """Replace connections that were closed while they were idle, and prepare no statements behind a pooler."""
-    ping_when_idle(engine)
+    watch_idle(engine, close)
     begin_manually(engine)
     threshold = _prepare_threshold(url)
     cached_is_pooled: list[bool] = []

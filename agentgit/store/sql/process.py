@@ -197,7 +197,6 @@ class LeasedRow(NamedTuple):
     """A row that a piece of work holds."""
 
     table: Table
-    tenant_id: int
     id: int
 
 
@@ -236,15 +235,15 @@ class Leases:
 
     def renew(self) -> None:
         """Renew all leases of this process, except for rows that another owner has taken."""
-        groups: dict[tuple[Table, int], tuple[set[str], set[int]]] = {}
+        groups: dict[Table, tuple[set[str], set[int]]] = {}
         with self._lock:
             for owner, rows in self._leased_rows.items():
-                for table, tenant_id, id in rows:
-                    owners, ids = groups.setdefault((table, tenant_id), (set(), set()))
+                for table, id in rows:
+                    owners, ids = groups.setdefault(table, (set(), set()))
                     owners.add(owner)
                     ids.add(id)
-        for (table, tenant_id), (owners, ids) in groups.items():
-            parameters = {"tenant": tenant_id, "owners": sorted(owners), "ids": sorted(ids), **self.parameters}
+        for table, (owners, ids) in groups.items():
+            parameters = {"owners": sorted(owners), "ids": sorted(ids), **self.parameters}
             self._write(functools.partial(_renew, table=table, given=parameters))
 
     @property
@@ -301,11 +300,7 @@ that agree within a fraction of a lease.
 def _renew(connection: Connection, table: Table, given: Mapping[str, Any]) -> None:
     connection.execute(
         update(table)
-        .where(
-            table.c.tenant_id == bindparam("tenant"),
-            table.c.id.in_(bindparam("ids", expanding=True)),
-            table.c.owner.in_(bindparam("owners", expanding=True)),
-        )
+        .where(table.c.id.in_(bindparam("ids", expanding=True)), table.c.owner.in_(bindparam("owners", expanding=True)))
         .values(lease_until=LEASE_END),
         given,
     )

@@ -1,8 +1,7 @@
 """Every table of agentgit, as SQLModel classes on their own MetaData.
 
-Rules: every primary and unique key leads with `tenant_id`; no sequences; no foreign key leaves a
-tenant; no `relationship()`. Users never get rows: the repository returns the values of `sessions`, `checkpoints` and
-`effects`.
+No sequences, no `relationship()`. Rows do not leave the store: the repository returns the values of `sessions`,
+`checkpoints` and `effects`.
 """
 
 from datetime import datetime
@@ -26,29 +25,16 @@ from sqlalchemy.dialects.postgresql import TSVECTOR
 from sqlmodel import Field
 
 from agentgit.store.sql import columns as column
-from agentgit.store.sql.columns import METADATA, SafeText, TableRow, partial_index, tenant_foreign_key
+from agentgit.store.sql.columns import METADATA, SafeText, TableRow, foreign_key, partial_index
 
 __all__ = ["METADATA"]  # it has all tables after this module is imported
-
-
-class TenantRow(TableRow, table=True):
-    """One isolated customer of a database; an embedded database has one."""
-
-    __tablename__ = "tenant"
-    __table_args__ = (Index(None, "name", unique=True),)
-
-    id: int = column.bigint(primary_key=True)
-    name: str = column.safe_text()
-    created_at: datetime = column.timestamp()
 
 
 class UserRow(TableRow, table=True):
     """A user, who owns sessions and makes checkpoints."""
 
     __tablename__ = "user"
-    __table_args__ = (UniqueConstraint("tenant_id", "name"),)
-
-    tenant_id: int = column.bigint(primary_key=True)
+    __table_args__ = (UniqueConstraint("name"),)
     id: int = column.bigint(primary_key=True)
     name: str = column.safe_text()
     created_at: datetime = column.timestamp()
@@ -60,9 +46,7 @@ class ApiKeyRow(TableRow, table=True):
     """An API key, or a link that gives a browser one. Only the SHA-256 of its secret is stored."""
 
     __tablename__ = "api_key"
-    __table_args__ = (Index(None, "tenant_id", "user_id", "id"), tenant_foreign_key("user_id", "user"))
-
-    tenant_id: int = column.bigint(primary_key=True)
+    __table_args__ = (Index(None, "user_id", "id"), foreign_key("user_id", "user"))
     id: int = column.bigint(primary_key=True)
     user_id: int = column.bigint()
     name: str = column.safe_text()
@@ -82,12 +66,10 @@ class ExternalSessionRow(TableRow, table=True):
 
     __tablename__ = "external_session"
     __table_args__ = (
-        UniqueConstraint("tenant_id", "user_id", "session_name"),
-        Index(None, "tenant_id", "user_id", "thread_id"),
-        Index(None, "tenant_id", "user_id", "updated_at", "id"),
+        UniqueConstraint("user_id", "session_name"),
+        Index(None, "user_id", "thread_id"),
+        Index(None, "user_id", "updated_at", "id"),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     id: int = column.bigint(primary_key=True)
     user_id: int = column.bigint()
     session_name: str = column.safe_text()
@@ -104,12 +86,10 @@ class SessionMemberRow(TableRow, table=True):
 
     __tablename__ = "session_member"
     __table_args__ = (
-        Index(None, "tenant_id", "user_id"),
-        tenant_foreign_key("external_session_id", "external_session"),
-        tenant_foreign_key("user_id", "user"),
+        Index(None, "user_id"),
+        foreign_key("external_session_id", "external_session"),
+        foreign_key("user_id", "user"),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint(primary_key=True)
     user_id: int = column.bigint(primary_key=True)
     link_id: int = column.bigint(primary_key=True)
@@ -123,11 +103,9 @@ class SessionLinkRow(TableRow, table=True):
 
     __tablename__ = "session_link"
     __table_args__ = (
-        Index(None, "tenant_id", "external_session_id"),
-        tenant_foreign_key("external_session_id", "external_session"),
+        Index(None, "external_session_id"),
+        foreign_key("external_session_id", "external_session"),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint()
     hash: bytes = column.binary()
@@ -148,13 +126,11 @@ class InternalSessionRow(TableRow, table=True):
 
     __tablename__ = "internal_session"
     __table_args__ = (
-        UniqueConstraint("tenant_id", "external_session_id", "name"),
-        UniqueConstraint("tenant_id", "thread_id"),
-        Index("ix_internal_session_running", "tenant_id", "external_session_id", **partial_index("status = 'running'")),
-        tenant_foreign_key("external_session_id", "external_session"),
+        UniqueConstraint("external_session_id", "name"),
+        UniqueConstraint("thread_id"),
+        Index("ix_internal_session_running", "external_session_id", **partial_index("status = 'running'")),
+        foreign_key("external_session_id", "external_session"),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint()
     thread_id: str = column.string(64)
@@ -173,7 +149,7 @@ class InternalSessionRow(TableRow, table=True):
     meta: bytes = column.encrypted("internal_session.meta")
 
 
-_BY_TIME = ("internal_session_id", "tenant_id", "created_at", "id")
+_BY_TIME = ("internal_session_id", "created_at", "id")
 _HAS_NAME = partial_index("name IS NOT NULL")
 
 
@@ -186,15 +162,12 @@ class CheckpointRow(TableRow, table=True):
 
     __tablename__ = "checkpoint"
     __table_args__ = (
-        UniqueConstraint("tenant_id", "internal_session_id", "number"),
+        UniqueConstraint("internal_session_id", "number"),
         # For the log, newest first, with the columns that it counts and filters by, so that the rows need not be read.
-        # The branch comes first: if the tenant did, SQLite would read the whole index to find a few ids.
         Index("ix_checkpoint_log", *_BY_TIME, "number", "is_auto", "user_id"),
-        Index("ix_checkpoint_name", "tenant_id", "internal_session_id", "name", "created_at", "id", **_HAS_NAME),
-        tenant_foreign_key("internal_session_id", "internal_session"),
+        Index("ix_checkpoint_name", "internal_session_id", "name", "created_at", "id", **_HAS_NAME),
+        foreign_key("internal_session_id", "internal_session"),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     id: int = column.bigint(primary_key=True)
     internal_session_id: int = column.bigint()
     number: int = column.integer()
@@ -219,12 +192,10 @@ class TagRow(TableRow, table=True):
 
     __tablename__ = "tag"
     __table_args__ = (
-        Index(None, "tenant_id", "checkpoint_id"),
-        tenant_foreign_key("checkpoint_id", "checkpoint"),
-        tenant_foreign_key("external_session_id", "external_session"),
+        Index(None, "checkpoint_id"),
+        foreign_key("checkpoint_id", "checkpoint"),
+        foreign_key("external_session_id", "external_session"),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint(primary_key=True)
     name: str = Field(sa_column=Column(SafeText, primary_key=True))
     checkpoint_id: int = column.bigint()
@@ -242,11 +213,9 @@ class SearchTextRow(TableRow, table=True):
 
     __tablename__ = "search_text"
     __table_args__ = (
-        Index(None, "tenant_id", "internal_session_id", "number"),
-        tenant_foreign_key("internal_session_id", "internal_session"),
+        Index(None, "internal_session_id", "number"),
+        foreign_key("internal_session_id", "internal_session"),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     id: int = column.bigint(primary_key=True)
     internal_session_id: int = column.bigint()
     number: int = column.integer()
@@ -267,11 +236,9 @@ class WorkspaceSnapshotRow(TableRow, table=True):
 
     __tablename__ = "workspace_snapshot"
     __table_args__ = (
-        tenant_foreign_key("external_session_id", "external_session"),
-        Index(None, "tenant_id", "external_session_id", "id"),
+        foreign_key("external_session_id", "external_session"),
+        Index(None, "external_session_id", "id"),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint()
     internal_session_id: int = column.bigint()
@@ -297,18 +264,16 @@ class ToolInvocationRow(TableRow, table=True):
 
     __tablename__ = "tool_invocation"
     __table_args__ = (
-        UniqueConstraint("tenant_id", "internal_session_id", "arrival"),
-        Index(None, "tenant_id", "external_session_id", "status"),
+        UniqueConstraint("internal_session_id", "arrival"),
+        Index(None, "external_session_id", "status"),
         # Few rows have these columns set, so the other rows are left out of the indexes.
-        Index(None, "tenant_id", "external_session_id", "identity", **partial_index("identity IS NOT NULL")),
-        Index("ix_tool_invocation_memory", "tenant_id", "identity", **partial_index("effect = 'memory'")),
-        Index(None, "tenant_id", "parent_id", **partial_index("parent_id IS NOT NULL")),
-        Index(None, "tenant_id", "external_session_id", "replay_of", **partial_index("replay_of IS NOT NULL")),
-        Index(None, "tenant_id", "external_session_id", "task", **partial_index("task IS NOT NULL")),
-        tenant_foreign_key("internal_session_id", "internal_session"),
+        Index(None, "external_session_id", "identity", **partial_index("identity IS NOT NULL")),
+        Index("ix_tool_invocation_memory", "identity", **partial_index("effect = 'memory'")),
+        Index(None, "parent_id", **partial_index("parent_id IS NOT NULL")),
+        Index(None, "external_session_id", "replay_of", **partial_index("replay_of IS NOT NULL")),
+        Index(None, "external_session_id", "task", **partial_index("task IS NOT NULL")),
+        foreign_key("internal_session_id", "internal_session"),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint()
     internal_session_id: int = column.bigint()
@@ -345,11 +310,9 @@ class WorldLogRow(TableRow, table=True):
 
     __tablename__ = "world_log"
     __table_args__ = (
-        Index(None, "tenant_id", "invocation_id"),
-        tenant_foreign_key("external_session_id", "external_session"),
+        Index(None, "invocation_id"),
+        foreign_key("external_session_id", "external_session"),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint(primary_key=True)
     seq: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
     invocation_id: int = column.bigint()
@@ -363,11 +326,9 @@ class OperationRow(TableRow, table=True):
 
     __tablename__ = "operation"
     __table_args__ = (
-        UniqueConstraint("tenant_id", "external_session_id", "request_id"),
-        tenant_foreign_key("external_session_id", "external_session"),
+        UniqueConstraint("external_session_id", "request_id"),
+        foreign_key("external_session_id", "external_session"),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint()
     user_id: int = column.bigint()
@@ -396,13 +357,11 @@ class GraphCheckpointRow(TableRow, table=True):
 
     __tablename__ = "graph_checkpoint"
     __table_args__ = (
-        UniqueConstraint("tenant_id", "thread_id", "ns", "seq"),
-        Index(None, "tenant_id", "external_session_id"),
+        UniqueConstraint("thread_id", "ns", "seq"),
+        Index(None, "external_session_id"),
         # Only checkpoints of subgraphs have a root. Most rows are roots themselves, and are left out of this index.
-        Index(None, "tenant_id", "thread_id", "root_id", **partial_index("root_id IS NOT NULL")),
+        Index(None, "thread_id", "root_id", **partial_index("root_id IS NOT NULL")),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
     ns: str = Field(sa_column=Column(SafeText, primary_key=True))
     checkpoint_id: str = column.string(64, primary_key=True)
@@ -422,9 +381,7 @@ class GraphWriteRow(TableRow, table=True):
     """A write that a task made on top of a graph checkpoint."""
 
     __tablename__ = "graph_write"
-    __table_args__ = (Index(None, "tenant_id", "external_session_id"),)
-
-    tenant_id: int = column.bigint(primary_key=True)
+    __table_args__ = (Index(None, "external_session_id"),)
     thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
     ns: str = Field(sa_column=Column(SafeText, primary_key=True))
     checkpoint_id: str = column.string(64, primary_key=True)
@@ -448,8 +405,6 @@ class BlobRow(TableRow, table=True):
     """
 
     __tablename__ = "blob"
-
-    tenant_id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint(primary_key=True)
     hash: bytes = column.binary(primary_key=True)
     type: str = column.string(32)
@@ -468,13 +423,11 @@ class EventRow(TableRow, table=True):
 
     __tablename__ = "event"
     __table_args__ = (
-        Index(None, "tenant_id", "epoch", "ordinal"),
-        Index(None, "tenant_id", "owner_id", "epoch", "ordinal", "id"),
-        Index(None, "tenant_id", "external_session_id", "epoch", "ordinal", "id"),
-        tenant_foreign_key("external_session_id", "external_session", ondelete="CASCADE"),
+        Index(None, "epoch", "ordinal"),
+        Index(None, "owner_id", "epoch", "ordinal", "id"),
+        Index(None, "external_session_id", "epoch", "ordinal", "id"),
+        foreign_key("external_session_id", "external_session", ondelete="CASCADE"),
     )
-
-    tenant_id: int = column.bigint(primary_key=True)
     id: int = column.bigint(primary_key=True)
     epoch: int = Field(sa_column=Column(Integer, nullable=False))
     ordinal: int = Field(
@@ -496,8 +449,6 @@ class EncryptionKeyRow(TableRow, table=True):
     """
 
     __tablename__ = "encryption_key"
-
-    tenant_id: int = column.bigint(primary_key=True)
     id: str = column.string(32, primary_key=True)
     proof: bytes = column.binary()
     created_at: datetime = column.timestamp()
@@ -509,7 +460,6 @@ def table_of(row_class: type[TableRow]) -> Table:
     return table
 
 
-TENANT = table_of(TenantRow)
 USER = table_of(UserRow)
 API_KEY = table_of(ApiKeyRow)
 SESSION = table_of(ExternalSessionRow)

@@ -139,6 +139,21 @@ def read_url(text: str) -> URL:
     return url
 
 
+def in_schema(location: str | Path | URL, name: str) -> URL:
+    """Return the URL of a PostgreSQL database whose connections are in a schema.
+
+    Example:
+        >>> in_schema("postgresql://db/notes", "acme").query["options"]
+        '-csearch_path="acme"'
+    """
+    url = parse_url(location)
+    if url.get_backend_name() == "sqlite":
+        raise InvalidInput("A SQLite file has no schemas. Use a file for each.")
+    quoted = '"' + name.replace('"', '""') + '"'
+    options = (url.query.get("options"), "-csearch_path=" + re.sub(r"([\\\s])", r"\\\1", quoted))
+    return url.update_query_dict({"options": " ".join(str(one) for one in options if one)})
+
+
 def is_sqlite_uri(url: URL) -> bool:
     """Return whether the name of a SQLite database is a URI of SQLite, as in `sqlite:///file:notes.db?uri=true`."""
     return str(url.database).startswith("file:") and asbool(url.query.get("uri", False))

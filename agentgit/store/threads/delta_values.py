@@ -42,7 +42,7 @@ ANCESTORS_PER_QUERY = 64
 """The number of ancestors that one statement reads."""
 
 
-def ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoint) -> Iterator[GraphCheckpoint]:
+def ancestors(connection: Connection, start: GraphCheckpoint) -> Iterator[GraphCheckpoint]:
     """Yield the ancestors of a graph checkpoint up to the root of its namespace, nearest first."""
     seen_ids = {start.key.checkpoint_id}
     checkpoint = start
@@ -50,7 +50,7 @@ def ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoint) ->
         rows = _ANCESTORS.all(
             connection,
             {
-                **_namespace_parameters(tenant_id, checkpoint),
+                **_namespace_parameters(checkpoint),
                 "first": checkpoint.parent_id,
                 "steps": ANCESTORS_PER_QUERY,
             },
@@ -66,20 +66,20 @@ def ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoint) ->
 
 
 def read_writes(
-    connection: Connection, tenant_id: int, checkpoints: Sequence[GraphCheckpoint], channels: Iterable[str]
+    connection: Connection, checkpoints: Sequence[GraphCheckpoint], channels: Iterable[str]
 ) -> Mapping[str, list[PendingWrite]]:
     """Read the writes to some channels on some checkpoints of one namespace. Return them in order, by checkpoint id."""
     rows_by_id: dict[str, list[Any]] = {checkpoint.key.checkpoint_id: [] for checkpoint in checkpoints}
     ids, names = list(rows_by_id), list(channels)
     for id_batch in slices(ids, ANCESTORS_PER_QUERY):
-        parameters = {**_namespace_parameters(tenant_id, checkpoints[0]), "ids": id_batch, "names": names}
+        parameters = {**_namespace_parameters(checkpoints[0]), "ids": id_batch, "names": names}
         for row in connection.execute(_WRITES_QUERY, parameters).all():
             rows_by_id[row.checkpoint_id].append(row)
     return {checkpoint_id: parse_pending_writes(rows) for checkpoint_id, rows in rows_by_id.items()}
 
 
-def _namespace_parameters(tenant_id: int, checkpoint: GraphCheckpoint) -> dict[str, Any]:
-    return dict(zip(NAMESPACE_COLUMNS, (tenant_id, checkpoint.key.thread, checkpoint.key.ns), strict=True))
+def _namespace_parameters(checkpoint: GraphCheckpoint) -> dict[str, Any]:
+    return dict(zip(NAMESPACE_COLUMNS, (checkpoint.key.thread, checkpoint.key.ns), strict=True))
 
 
 def _ancestors_query() -> Any:
@@ -138,11 +138,10 @@ NO_DELTA_VALUES = DeltaValues()
 
 
 class DeltaValueStore:
-    """The delta values of one tenant."""
+    """The delta values."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
-        self.tenant_id = blobs.tenant_id
         # By the owner and the hash of a value, which never changes. An entry does not mean that it is still stored.
         self._by_hash: LRUCache[tuple[int, bytes], FoldedValue] = LRUCache(MAX_LIVE_BYTES, attrgetter("weight"))
 
@@ -195,7 +194,7 @@ class DeltaValueStore:
             return []
         # On the new thread, even if the parent is on another one, because a late write exists only here.
         parent_key = GraphKey(graph_key.thread, graph_key.ns, parent.key.checkpoint_id)
-        return parse_pending_writes(WRITES.all(connection, parent_key.columns(self.tenant_id)))
+        return parse_pending_writes(WRITES.all(connection, parent_key.columns()))
 
     def _read_earlier(
         self, connection: Connection, parent: GraphCheckpoint | None, name: str
@@ -219,7 +218,7 @@ class DeltaValueStore:
 
     def _has_all_ancestors(self, connection: Connection, start: GraphCheckpoint) -> bool:
         """Return whether all ancestors up to the root exist."""
-        path = [start, *ancestors(connection, self.tenant_id, start)]
+        path = [start, *ancestors(connection, start)]
         return path[-1].parent_id is None
 
     def history(
@@ -228,14 +227,14 @@ class DeltaValueStore:
         """Read the writes on earlier checkpoints that make up the delta values of channels."""
         missing_channels, chain, chain_lengths = set(channels), list[GraphCheckpoint](), dict[str, int]()
         seeds: dict[str, GraphCheckpoint] = {}
-        for ancestor in ancestors(connection, self.tenant_id, start) if missing_channels else ():
+        for ancestor in ancestors(connection, start) if missing_channels else ():
             chain.append(ancestor)
             for name in missing_channels & ancestor.channels.keys():
                 seeds[name], chain_lengths[name] = ancestor, len(chain)
             missing_channels -= ancestor.channels.keys()
             if not missing_channels:
                 break
-        writes_by_id = read_writes(connection, self.tenant_id, chain, channels)
+        writes_by_id = read_writes(connection, chain, channels)
         return {
             name: [
                 write

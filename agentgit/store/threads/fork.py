@@ -66,8 +66,8 @@ def copy(
     pending: Sequence[PendingWrites] | None = None,
 ) -> None:
     """Copy a graph checkpoint of the root graph into a new thread."""
-    require_empty = query_empty_thread(connection, blobs.tenant_id, target)
-    checkpoints, writes = select_rows(connection, blobs.tenant_id, graph_key, pending)
+    require_empty = query_empty_thread(connection, target)
+    checkpoints, writes = select_rows(connection, graph_key, pending)
     require_empty()
     copy_values(connection, blobs, [*checkpoints, *writes], owner)
     for statement, rows in ((_ADD_CHECKPOINTS, checkpoints), (_ADD_WRITES, writes)):
@@ -76,10 +76,10 @@ def copy(
 
 
 def select_rows(
-    connection: Connection, tenant_id: int, graph_key: GraphKey, pending: Sequence[PendingWrites] | None = None
+    connection: Connection, graph_key: GraphKey, pending: Sequence[PendingWrites] | None = None
 ) -> tuple[Rows, Rows]:
     """Return the graph checkpoints and pending writes that a fork at a graph checkpoint of the root graph copies."""
-    collector = _RowCollector(connection, tenant_id, graph_key, pending)
+    collector = _RowCollector(connection, graph_key, pending)
     checkpoints, writes = collector.checkpoint_rows(collector.start)
     for subgraph_row in collector.subgraph_rows():
         subgraph_rows = collector.checkpoint_rows(subgraph_row)
@@ -87,7 +87,7 @@ def select_rows(
     return checkpoints, writes
 
 
-_THREAD_CONDITIONS = parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id")
+_THREAD_CONDITIONS = parameter_conditions(GRAPH_CHECKPOINT, "thread_id")
 _SUBGRAPH_CHECKPOINTS = CompiledStatement(
     select(GRAPH_CHECKPOINT)
     .where(*_THREAD_CONDITIONS, GRAPH_CHECKPOINT.c.root_id == bindparam("checkpoint_id"))
@@ -105,7 +105,7 @@ _MEMORY_CHECKPOINTS = CompiledStatement(
         GRAPH_CHECKPOINT,
         _root,
         and_(
-            *(_root.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("tenant_id", "thread_id")),
+            *(_root.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("thread_id",)),
             _root.c.ns == "",
             _root.c.checkpoint_id == GRAPH_CHECKPOINT.c.root_id,
         ),
@@ -128,10 +128,8 @@ _ADD_CHECKPOINTS, _ADD_WRITES = (
 class _RowCollector:
     """Collects the rows of one fork."""
 
-    def __init__(
-        self, connection: Connection, tenant_id: int, graph_key: GraphKey, recorded: Sequence[PendingWrites] | None
-    ) -> None:
-        self.connection, self.tenant_id, self.graph_key = connection, tenant_id, graph_key
+    def __init__(self, connection: Connection, graph_key: GraphKey, recorded: Sequence[PendingWrites] | None) -> None:
+        self.connection, self.graph_key = connection, graph_key
         self.recorded_writes = (
             None if recorded is None else {(writes.ns, writes.checkpoint_id): writes for writes in recorded}
         )
@@ -152,7 +150,7 @@ class _RowCollector:
         """Return the rows of a checkpoint and of the ancestors that hold parts of its values."""
         ancestor_rows = [
             self._load_row(ancestor.key)
-            for ancestor in reversed(delta_ancestors(self.connection, self.tenant_id, parse_graph_checkpoint(row)))
+            for ancestor in reversed(delta_ancestors(self.connection, parse_graph_checkpoint(row)))
         ]
         checkpoints = [each._asdict() for each in (*ancestor_rows, row)]
         for seq, columns in enumerate(checkpoints, start=1):
@@ -166,7 +164,7 @@ class _RowCollector:
         if self.recorded_writes is not None:
             recorded = self.recorded_writes.get((row.ns, row.checkpoint_id))
             if recorded is not None:
-                return recorded.rows(self.tenant_id, row.external_session_id, row.thread_id)
+                return recorded.rows(row.external_session_id, row.thread_id)
             if not row.ns or not has_memory(row.ns):
                 return []
         return select_writes(self._load_writes(row), superseded=self._has_newer(row))
@@ -232,10 +230,7 @@ class _RowCollector:
         walk = select(columns.parent_id).where(forked_row).cte("walk", recursive=True)
         older = GRAPH_CHECKPOINT.alias("older")
         step = select(older.c.parent_id).where(
-            older.c.tenant_id == self.tenant_id,
-            older.c.thread_id == self.graph_key.thread,
-            older.c.ns == "",
-            older.c.checkpoint_id == walk.c.parent_id,
+            older.c.thread_id == self.graph_key.thread, older.c.ns == "", older.c.checkpoint_id == walk.c.parent_id
         )
         # A union without duplicates ends, even if damaged rows form a cycle.
         return set(self.connection.execute(select(walk.union(step))).scalars()) - {None}
@@ -245,22 +240,20 @@ class _RowCollector:
         return bool(_LAST_SEQ.all(self.connection, self._thread_parameters(ns=row.ns))[0].seq != row.seq)
 
     def _is_of_thread(self) -> Any:
-        return and_(
-            GRAPH_CHECKPOINT.c.tenant_id == self.tenant_id, GRAPH_CHECKPOINT.c.thread_id == self.graph_key.thread
-        )
+        return GRAPH_CHECKPOINT.c.thread_id == self.graph_key.thread
 
     def _load_row(self, graph_key: GraphKey) -> Row[Any]:
-        row: Row[Any] | None = ONE.first(self.connection, graph_key.columns(self.tenant_id))
+        row: Row[Any] | None = ONE.first(self.connection, graph_key.columns())
         if row is None:
             raise missing_row("graph checkpoint", graph_key.checkpoint_id)
         return row
 
     def _thread_parameters(self, **more: str) -> dict[str, Any]:
-        return {"tenant_id": self.tenant_id, "thread_id": self.graph_key.thread, **more}
+        return {"thread_id": self.graph_key.thread, **more}
 
     def _load_writes(self, row: Row[Any]) -> Rows:
         graph_key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
-        stored = WRITES.all(self.connection, graph_key.columns(self.tenant_id))
+        stored = WRITES.all(self.connection, graph_key.columns())
         return [write._asdict() for write in stored if write.channel != ASKED]
 
 

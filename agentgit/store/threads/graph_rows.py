@@ -82,9 +82,9 @@ class GraphKey(NamedTuple):
         """The thread and the namespace."""
         return self.thread, self.ns
 
-    def columns(self, tenant_id: int) -> dict[str, Any]:
+    def columns(self) -> dict[str, Any]:
         """Return the key columns that identify the graph checkpoint in its tables."""
-        return dict(zip(KEY_COLUMNS, (tenant_id, *self), strict=True))
+        return dict(zip(KEY_COLUMNS, (*self,), strict=True))
 
 
 class Head(NamedTuple):
@@ -400,7 +400,7 @@ def _equal_values(value: Any) -> list[Any]:
 
 
 _DIALECTS = {"sqlite": sqlite, "postgresql": postgresql}
-NAMESPACE_COLUMNS = ("tenant_id", "thread_id", "ns")
+NAMESPACE_COLUMNS = ("thread_id", "ns")
 KEY_COLUMNS = (*NAMESPACE_COLUMNS, "checkpoint_id")
 UPSERT = CompiledStatement({name: upsert(dialect, kept_columns=["seq"]) for name, dialect in _DIALECTS.items()})
 REPLACE_WRITES = CompiledStatement({name: _upsert_write(dialect) for name, dialect in _DIALECTS.items()})
@@ -414,7 +414,7 @@ _newest = (
     .limit(1)
 )
 ONE, NEWEST = CompiledStatement(_by_key), CompiledStatement(_newest)
-_by_id = parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "external_session_id", "ns", "checkpoint_id")
+_by_id = parameter_conditions(GRAPH_CHECKPOINT, "external_session_id", "ns", "checkpoint_id")
 WITH_PARENT = CompiledStatement(
     select(GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.parent_id)
     .where(*_by_id, GRAPH_CHECKPOINT.c.parent_id.is_not(None))
@@ -427,19 +427,16 @@ _subgraph = GRAPH_CHECKPOINT.alias("below")
 HAS_CONTENT = or_(
     exists().where(*_write_matches),
     exists().where(
-        _subgraph.c.tenant_id == GRAPH_CHECKPOINT.c.tenant_id,
-        _subgraph.c.thread_id == GRAPH_CHECKPOINT.c.thread_id,
-        _subgraph.c.root_id == GRAPH_CHECKPOINT.c.checkpoint_id,
+        _subgraph.c.thread_id == GRAPH_CHECKPOINT.c.thread_id, _subgraph.c.root_id == GRAPH_CHECKPOINT.c.checkpoint_id
     ),
 )
 
 
-def is_newest(tenant_id: Any, thread_id: Any) -> Any:
+def is_newest(thread_id: Any) -> Any:
     """Build the condition that a graph checkpoint is the newest of the root graph of a thread."""
     other = GRAPH_CHECKPOINT.alias("newer")
-    of_thread = (other.c.tenant_id == tenant_id, other.c.thread_id == thread_id, other.c.ns == "")
+    of_thread = (other.c.thread_id == thread_id, other.c.ns == "")
     return and_(
-        GRAPH_CHECKPOINT.c.tenant_id == tenant_id,
         GRAPH_CHECKPOINT.c.thread_id == thread_id,
         GRAPH_CHECKPOINT.c.ns == "",
         GRAPH_CHECKPOINT.c.seq == select(func.max(other.c.seq)).where(*of_thread).correlate(BRANCH).scalar_subquery(),
@@ -453,9 +450,7 @@ subgraph saved something below it)."""
 NEWEST_LOCKED = CompiledStatement(_newest.with_for_update(read=True, key_share=True))
 CHECKPOINT_EXISTS = CompiledStatement(_by_key.with_only_columns(GRAPH_CHECKPOINT.c.seq))
 WRITES = CompiledStatement(select(GRAPH_WRITE).where(*parameter_conditions(GRAPH_WRITE, *KEY_COLUMNS)))
-_key_query = select(
-    GRAPH_CHECKPOINT.c.tenant_id, GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id
-)
+_key_query = select(GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id)
 _newest_key = (
     _key_query.where(*parameter_conditions(GRAPH_CHECKPOINT, *NAMESPACE_COLUMNS))
     .order_by(GRAPH_CHECKPOINT.c.seq.desc())

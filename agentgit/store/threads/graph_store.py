@@ -95,12 +95,11 @@ class _RowsToInsert:
 
 
 class GraphStore:
-    """The graph checkpoints and pending writes of one tenant. Every method runs in the transaction of its caller."""
+    """The graph checkpoints and pending writes. Every method runs in the transaction of its caller."""
 
-    def __init__(self, tenant_id: int, compression: str = "auto") -> None:
-        self.tenant_id = tenant_id
-        self.blobs = BlobStore(tenant_id, compression)
-        self.owners = ThreadOwners(tenant_id)
+    def __init__(self, compression: str = "auto") -> None:
+        self.blobs = BlobStore(compression)
+        self.owners = ThreadOwners()
         self.delta_values = DeltaValueStore(self.blobs)
         self.seen = SeenCheckpoints()
         self.newest_checkpoints = NewestCheckpoints()
@@ -370,7 +369,7 @@ class GraphStore:
         for one in sorted({self.owners.find(connection, source), owner}):
             self.blobs.of(one).protect(connection)
         copy_values_of_thread(connection, self.blobs, source, owner)
-        lifecycle.copy(connection, self.tenant_id, source, target, owner)
+        lifecycle.copy(connection, source, target, owner)
 
     def _owner_of_copy(self, connection: Connection, source: str, target: str) -> int:
         """Return the owner of a copy: its session; outside of sessions the family of the source."""
@@ -382,15 +381,15 @@ class GraphStore:
 
     def delete_thread(self, connection: Connection, thread: str) -> None:
         """Delete the graph checkpoints and pending writes of a thread; see `lifecycle.delete_thread`."""
-        lifecycle.delete_thread(connection, self.tenant_id, thread)
+        lifecycle.delete_thread(connection, thread)
 
     def delete_for_runs(self, connection: Connection, run_ids: Sequence[str], *, sessions: bool = False) -> None:
         """Delete the graph checkpoints of some runs; see `lifecycle.delete_for_runs`."""
-        lifecycle.delete_for_runs(connection, self.tenant_id, run_ids, sessions=sessions)
+        lifecycle.delete_for_runs(connection, run_ids, sessions=sessions)
 
     def prune(self, connection: Connection, thread: str) -> None:
         """Keep only the newest graph checkpoint of each namespace; see `lifecycle.prune`."""
-        lifecycle.prune(connection, self.tenant_id, thread)
+        lifecycle.prune(connection, thread)
 
     # -- reading
 
@@ -477,7 +476,7 @@ class GraphStore:
     ) -> list[GraphCheckpoint]:
         """List one page of graph checkpoints, newest first."""
         columns = GRAPH_CHECKPOINT.c
-        query = select(GRAPH_CHECKPOINT).where(columns.tenant_id == self.tenant_id).limit(limit)
+        query = select(GRAPH_CHECKPOINT).limit(limit)
         query = query if threads is None else query.where(columns.thread_id.in_(threads))
         query = query if sessions else query.where(lifecycle.belongs_to_no_session(columns.thread_id))
         if entries and seal_of(connection) is None:  # encrypted metadata cannot be searched
@@ -501,7 +500,7 @@ class GraphStore:
             is_older = columns.checkpoint_id < before
             if scope.ns:  # the memory that a subgraph has from before the thread is older, even if a clock went back
                 root = GRAPH_CHECKPOINT.alias("root")
-                of_thread = (root.c.tenant_id == self.tenant_id, root.c.thread_id == scope.thread, root.c.ns == "")
+                of_thread = (root.c.thread_id == scope.thread, root.c.ns == "")
                 is_older |= columns.root_id.not_in(select(root.c.checkpoint_id).where(*of_thread))
             query = query.where(columns.seq < before_checkpoint.seq if before_checkpoint else is_older)
         return [parse_graph_checkpoint(row) for row in connection.execute(query).all()]
@@ -509,7 +508,7 @@ class GraphStore:
     def has_subgraphs(self, connection: Connection, thread: str) -> bool:
         """Return whether a thread has checkpoints of subgraphs."""
         c = GRAPH_CHECKPOINT.c
-        query = select(c.ns).where(c.tenant_id == self.tenant_id, c.thread_id == thread, c.ns != "").limit(1)
+        query = select(c.ns).where(c.thread_id == thread, c.ns != "").limit(1)
         return connection.execute(query).first() is not None
 
     def writes(self, connection: Connection, graph_key: GraphKey) -> list[PendingWrite]:
@@ -521,7 +520,7 @@ class GraphStore:
 
         See `agentgit.store.threads.pending_writes`.
         """
-        return pending_writes.read(connection, self.tenant_id, graph_key)
+        return pending_writes.read(connection, graph_key)
 
     def head(self, connection: Connection, thread: str) -> Head | None:
         """Return the newest graph checkpoint of a thread, by the order in which they were stored and not by id."""
@@ -584,10 +583,10 @@ class GraphStore:
         return checkpoint
 
     def _namespace_columns(self, thread: str, ns: str) -> dict[str, Any]:
-        return {"tenant_id": self.tenant_id, "thread_id": thread, "ns": ns}
+        return {"thread_id": thread, "ns": ns}
 
     def _key_columns(self, graph_key: GraphKey) -> dict[str, Any]:
-        return graph_key.columns(self.tenant_id)
+        return graph_key.columns()
 
 
 def _split_before(entries: Iterable[NewRows], begins: Callable[[NewRows], bool]) -> Iterator[list[NewRows]]:

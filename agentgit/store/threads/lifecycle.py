@@ -21,13 +21,13 @@ DELTA_COUNTERS = "counters_since_delta_snapshot"
 
 
 _ANY_CHECKPOINT = CompiledStatement(
-    select(GRAPH_CHECKPOINT.c.seq).where(*parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id")).limit(1)
+    select(GRAPH_CHECKPOINT.c.seq).where(*parameter_conditions(GRAPH_CHECKPOINT, "thread_id")).limit(1)
 )
 
 
-def query_empty_thread(connection: Connection, tenant_id: int, thread: str) -> Callable[[], None]:
+def query_empty_thread(connection: Connection, thread: str) -> Callable[[], None]:
     """Query whether a thread is empty, together with the next queries."""
-    result = _ANY_CHECKPOINT.submit(connection, {"tenant_id": tenant_id, "thread_id": thread})
+    result = _ANY_CHECKPOINT.submit(connection, {"thread_id": thread})
 
     def check() -> None:
         if result.first() is not None:
@@ -38,18 +38,17 @@ def query_empty_thread(connection: Connection, tenant_id: int, thread: str) -> C
     return check
 
 
-def copy(connection: Connection, tenant_id: int, source: str, target: str, owner: int) -> None:
+def copy(connection: Connection, source: str, target: str, owner: int) -> None:
     """Copy the rows of a whole thread into a new one. An empty source is a no-op."""
-    query_empty_thread(connection, tenant_id, target)()
+    query_empty_thread(connection, target)()
     for rows in (GRAPH_CHECKPOINT, GRAPH_WRITE):
-        conditions = (rows.c.tenant_id == tenant_id, rows.c.thread_id == source)
-        copy_rows(connection, rows, *conditions, thread_id=target, external_session_id=owner)
+        copy_rows(connection, rows, rows.c.thread_id == source, thread_id=target, external_session_id=owner)
 
 
-def delete_thread(connection: Connection, tenant_id: int, thread: str) -> None:
+def delete_thread(connection: Connection, thread: str) -> None:
     """Delete the graph checkpoints and pending writes of a thread."""
     for rows in (GRAPH_WRITE, GRAPH_CHECKPOINT):
-        connection.execute(delete(rows).where(rows.c.tenant_id == tenant_id, rows.c.thread_id == thread))
+        connection.execute(delete(rows).where(rows.c.thread_id == thread))
 
 
 def belongs_to_no_session(column: Any) -> Any:
@@ -57,36 +56,33 @@ def belongs_to_no_session(column: Any) -> Any:
     return func.substr(column, 1, len(SESSION_THREAD_PREFIX)) != SESSION_THREAD_PREFIX
 
 
-def delete_for_runs(connection: Connection, tenant_id: int, run_ids: Sequence[str], *, sessions: bool = False) -> None:
+def delete_for_runs(connection: Connection, run_ids: Sequence[str], *, sessions: bool = False) -> None:
     """Delete the graph checkpoints of some runs, with their pending writes."""
     for batch in slices(run_ids):
         is_of_run = GRAPH_CHECKPOINT.c.run_id.in_(batch)
         _delete_checkpoints(
-            connection,
-            tenant_id,
-            is_of_run if sessions else and_(is_of_run, belongs_to_no_session(GRAPH_CHECKPOINT.c.thread_id)),
+            connection, is_of_run if sessions else and_(is_of_run, belongs_to_no_session(GRAPH_CHECKPOINT.c.thread_id))
         )
 
 
-def prune(connection: Connection, tenant_id: int, thread: str) -> None:
+def prune(connection: Connection, thread: str) -> None:
     """Delete all graph checkpoints but the newest of each namespace and the ancestors that hold parts of it."""
     other = GRAPH_CHECKPOINT.alias("other")
     newest = (
         select(func.max(other.c.seq))
-        .where(*(other.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("tenant_id", "thread_id", "ns")))
+        .where(*(other.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("thread_id", "ns")))
         .scalar_subquery()
     )
-    is_of_thread = and_(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
+    is_of_thread = GRAPH_CHECKPOINT.c.thread_id == thread
     query = select(GRAPH_CHECKPOINT).where(is_of_thread, GRAPH_CHECKPOINT.c.seq == newest)
     rows = connection.execute(query).all()
     kept_ids = [
         ancestor.key.checkpoint_id
         for row in rows
-        for ancestor in delta_ancestors(connection, tenant_id, parse_graph_checkpoint(row))
+        for ancestor in delta_ancestors(connection, parse_graph_checkpoint(row))
     ]
     _delete_checkpoints(
         connection,
-        tenant_id,
         and_(
             GRAPH_CHECKPOINT.c.thread_id == thread,
             GRAPH_CHECKPOINT.c.seq < newest,
@@ -95,7 +91,7 @@ def prune(connection: Connection, tenant_id: int, thread: str) -> None:
     )
 
 
-def delta_ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoint) -> list[GraphCheckpoint]:
+def delta_ancestors(connection: Connection, start: GraphCheckpoint) -> list[GraphCheckpoint]:
     """List the ancestors that hold parts of a checkpoint's values, nearest first.
 
     LangGraph's DeltaChannel stores only what each step wrote. Its value is rebuilt from the writes on the ancestors,
@@ -103,7 +99,7 @@ def delta_ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoi
     """
     missing_channels = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
     chain: list[GraphCheckpoint] = []
-    for ancestor in ancestors(connection, tenant_id, start) if missing_channels else ():
+    for ancestor in ancestors(connection, start) if missing_channels else ():
         chain.append(ancestor)
         missing_channels -= ancestor.channels.keys()
         if not missing_channels:
@@ -111,13 +107,13 @@ def delta_ancestors(connection: Connection, tenant_id: int, start: GraphCheckpoi
     return chain
 
 
-def _delete_checkpoints(connection: Connection, tenant_id: int, condition: Any) -> None:
+def _delete_checkpoints(connection: Connection, condition: Any) -> None:
     """Delete graph checkpoints and their writes, but no write whose graph checkpoint is not stored yet."""
-    is_deleted = and_(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, condition)
+    is_deleted = condition
     has_deleted_owner = exists().where(
         *(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS), is_deleted
     )
-    connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, has_deleted_owner))
+    connection.execute(delete(GRAPH_WRITE).where(has_deleted_owner))
     connection.execute(delete(GRAPH_CHECKPOINT).where(is_deleted))
 
 
@@ -135,11 +131,9 @@ def has_langgraph_tables(connection: Connection) -> bool:
     )
 
 
-def count_unread_threads(connection: Connection, tenant_id: int) -> int:
-    """Count the threads of LangGraph's savers in this database that a tenant has no thread of the same id for."""
+def count_unread_threads(connection: Connection) -> int:
+    """Count the threads of LangGraph's savers in this database that agentgit has no thread of the same id for."""
     checkpoints = table("checkpoints", column("thread_id"))
-    is_here = exists().where(
-        GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == checkpoints.c.thread_id
-    )
+    is_here = exists().where(GRAPH_CHECKPOINT.c.thread_id == checkpoints.c.thread_id)
     query = select(func.count(distinct(checkpoints.c.thread_id))).where(~is_here)
     return int(connection.execute(query).scalar_one())

@@ -60,9 +60,9 @@ def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, ch
     from the writes of earlier steps (DeltaChannel).
     """
     rewriter = _ResultRewriter(changes)
-    thread_conditions = (GRAPH_CHECKPOINT.c.tenant_id == graphs.tenant_id, GRAPH_CHECKPOINT.c.thread_id == thread)
+    thread_conditions = GRAPH_CHECKPOINT.c.thread_id == thread
     head, is_changed = graphs.newest(connection, thread), False
-    for row in connection.execute(select(GRAPH_CHECKPOINT).where(*thread_conditions)).all():
+    for row in connection.execute(select(GRAPH_CHECKPOINT).where(thread_conditions)).all():
         checkpoint = parse_graph_checkpoint(row)
         changed_values = _changed_values(connection, graphs, checkpoint, rewriter)
         if not changed_values:
@@ -78,30 +78,30 @@ def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, ch
             "channels": pack({**channels, **model_calls.named(checkpoint.model_calls)}),
             "state_hash": state_hash,
         }
-        update_rows(connection, GRAPH_CHECKPOINT, *thread_conditions, *row_conditions, **new_columns)
+        update_rows(connection, GRAPH_CHECKPOINT, thread_conditions, *row_conditions, **new_columns)
     if head is not None and is_changed and not graphs.writes(connection, head.key):
-        _replace_id(connection, graphs.tenant_id, head)
+        _replace_id(connection, head)
 
 
-def _replace_id(connection: Connection, tenant_id: int, head: GraphCheckpoint) -> None:
+def _replace_id(connection: Connection, head: GraphCheckpoint) -> None:
     """Replace the id of the newest graph checkpoint of a thread, and record the id in its subgraphs' checkpoints."""
     graph_key, new_id = head.key, new_checkpoint_id()
-    thread_conditions = (GRAPH_CHECKPOINT.c.tenant_id == tenant_id, GRAPH_CHECKPOINT.c.thread_id == graph_key.thread)
+    thread_conditions = GRAPH_CHECKPOINT.c.thread_id == graph_key.thread
     subgraph_query = select(GRAPH_CHECKPOINT).where(
-        *thread_conditions, GRAPH_CHECKPOINT.c.root_id == graph_key.checkpoint_id
+        thread_conditions, GRAPH_CHECKPOINT.c.root_id == graph_key.checkpoint_id
     )
     for row in connection.execute(subgraph_query).all():
         checkpoint = parse_graph_checkpoint(row)
         meta = {**checkpoint.meta, "parents": {**(checkpoint.meta.get("parents") or {}), "": new_id}}
         row_conditions = (GRAPH_CHECKPOINT.c.ns == row.ns, GRAPH_CHECKPOINT.c.checkpoint_id == row.checkpoint_id)
         update_rows(
-            connection, GRAPH_CHECKPOINT, *thread_conditions, *row_conditions, root_id=new_id, meta=compact(meta)
+            connection, GRAPH_CHECKPOINT, thread_conditions, *row_conditions, root_id=new_id, meta=compact(meta)
         )
     row_conditions = (
         GRAPH_CHECKPOINT.c.ns == graph_key.ns,
         GRAPH_CHECKPOINT.c.checkpoint_id == graph_key.checkpoint_id,
     )
-    update_rows(connection, GRAPH_CHECKPOINT, *thread_conditions, *row_conditions, checkpoint_id=new_id)
+    update_rows(connection, GRAPH_CHECKPOINT, thread_conditions, *row_conditions, checkpoint_id=new_id)
 
 
 def new_checkpoint_id() -> str:

@@ -38,8 +38,7 @@ class ThreadOwners:
     no harm, because each row names the owner of its own values.
     """
 
-    def __init__(self, tenant_id: int) -> None:
-        self._tenant_id = tenant_id
+    def __init__(self) -> None:
         self._known: LRUCache[str, int] = LRUCache(MAX_KNOWN_THREADS)
 
     def add(self, thread: str, owner: int) -> None:
@@ -62,7 +61,7 @@ class ThreadOwners:
         return row.external_session_id if row is not None else family_of(thread)
 
     def _parameters(self, thread: str) -> dict[str, Any]:
-        return {"tenant_id": self._tenant_id, "thread_id": thread}
+        return {"thread_id": thread}
 
 
 def copy_values(connection: Connection, blobs: BlobStore, rows: Iterable[Mapping[str, Any]], owner: int) -> None:
@@ -80,7 +79,7 @@ def copy_values(connection: Connection, blobs: BlobStore, rows: Iterable[Mapping
 def assign_thread(connection: Connection, blobs: BlobStore, thread: str, owner: int) -> None:
     """Make all rows of a thread, with their values, belong to an owner. No-op for rows that do."""
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
-        conditions = _conditions_of_others(table, blobs.tenant_id, thread, owner)
+        conditions = _conditions_of_others(table, thread, owner)
         if _copy_values_of_rows(connection, blobs, table, conditions, owner):
             update_rows(connection, table, *conditions, external_session_id=owner)
 
@@ -88,12 +87,12 @@ def assign_thread(connection: Connection, blobs: BlobStore, thread: str, owner: 
 def copy_values_of_thread(connection: Connection, blobs: BlobStore, thread: str, owner: int) -> None:
     """Copy the values of a thread to another owner, before its rows are copied."""
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
-        conditions = _conditions_of_others(table, blobs.tenant_id, thread, owner)
+        conditions = _conditions_of_others(table, thread, owner)
         _copy_values_of_rows(connection, blobs, table, conditions, owner)
 
 
-def _conditions_of_others(table: Table, tenant_id: int, thread: str, owner: int) -> Sequence[ColumnElement[bool]]:
-    return table.c.tenant_id == tenant_id, table.c.thread_id == thread, table.c.external_session_id != owner
+def _conditions_of_others(table: Table, thread: str, owner: int) -> Sequence[ColumnElement[bool]]:
+    return table.c.thread_id == thread, table.c.external_session_id != owner
 
 
 def _copy_values_of_rows(
@@ -105,22 +104,18 @@ def _copy_values_of_rows(
     return bool(rows)
 
 
-def list_owners(connection: Connection, tenant_id: int) -> list[int]:
+def list_owners(connection: Connection) -> list[int]:
     """List the sessions and families that have values, graph checkpoints or writes."""
     queries = (
-        select(table.c.external_session_id).where(
-            table.c.tenant_id == tenant_id, not_(table.c.external_session_id.between(-FAMILY_LOCKS, -1))
-        )
+        select(table.c.external_session_id).where(not_(table.c.external_session_id.between(-FAMILY_LOCKS, -1)))
         for table in (BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE)
     )
     return sorted(connection.execute(union(*queries)).scalars())
 
 
 _SESSION_OF_BRANCH = CompiledStatement(
-    select(BRANCH.c.external_session_id).where(*parameter_conditions(BRANCH, "tenant_id", "thread_id"))
+    select(BRANCH.c.external_session_id).where(*parameter_conditions(BRANCH, "thread_id"))
 )
 _OWNER_OF_ROWS = CompiledStatement(
-    select(GRAPH_CHECKPOINT.c.external_session_id)
-    .where(*parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id"))
-    .limit(1)
+    select(GRAPH_CHECKPOINT.c.external_session_id).where(*parameter_conditions(GRAPH_CHECKPOINT, "thread_id")).limit(1)
 )

@@ -47,22 +47,20 @@ class PendingWrites(NamedTuple):
     checkpoint_id: str
     writes: Sequence[Mapping[str, Any]]
 
-    def rows(self, tenant_id: int, session_id: int, thread: str) -> Rows:
+    def rows(self, session_id: int, thread: str) -> Rows:
         """Return the writes as rows of the table graph_write."""
-        key_columns = GraphKey(thread, self.ns, self.checkpoint_id).columns(tenant_id)
+        key_columns = GraphKey(thread, self.ns, self.checkpoint_id).columns()
         return [{**key_columns, "external_session_id": session_id, **write} for write in self.writes]
 
 
-def read(connection: Connection, tenant_id: int, graph_key: GraphKey) -> bytes:
+def read(connection: Connection, graph_key: GraphKey) -> bytes:
     """Return the current pending writes of a graph checkpoint of the root graph, in their stored form."""
     entries = []
-    own_writes = WRITES.submit(connection, graph_key.columns(tenant_id))  # together with the next query
+    own_writes = WRITES.submit(connection, graph_key.columns())  # together with the next query
     # Sorted by namespace, so that equal pending writes give equal bytes.
-    for ns, checkpoint_id in sorted(
-        {"": graph_key.checkpoint_id, **subgraph_heads(connection, tenant_id, graph_key)}.items()
-    ):
+    for ns, checkpoint_id in sorted({"": graph_key.checkpoint_id, **subgraph_heads(connection, graph_key)}.items()):
         key = GraphKey(graph_key.thread, ns, checkpoint_id)
-        rows = own_writes.all() if key == graph_key else WRITES.all(connection, key.columns(tenant_id))
+        rows = own_writes.all() if key == graph_key else WRITES.all(connection, key.columns())
         writes = sorted(
             (row.task_path, row.task_id, row.idx, row.channel, row.value.hex()) for row in rows if row.channel != ASKED
         )
@@ -71,12 +69,12 @@ def read(connection: Connection, tenant_id: int, graph_key: GraphKey) -> bytes:
     return pack(entries)
 
 
-def subgraph_heads(connection: Connection, tenant_id: int, graph_key: GraphKey) -> dict[str, str]:
+def subgraph_heads(connection: Connection, graph_key: GraphKey) -> dict[str, str]:
     """Return the id of the newest subgraph checkpoint below a graph checkpoint, by namespace.
 
     The namespaces are in the order in which they were last saved.
     """
-    parameters = {"tenant_id": tenant_id, "thread_id": graph_key.thread, "root_id": graph_key.checkpoint_id}
+    parameters = {"thread_id": graph_key.thread, "root_id": graph_key.checkpoint_id}
     newest: dict[str, str] = {}
     for row in _SUBGRAPH_CHECKPOINTS.all(connection, parameters):
         newest.pop(row.ns, None)  # re-inserted below, for the order
@@ -184,7 +182,7 @@ def waiting(data: bytes | None, row: str) -> list[TaskWrites]:
 _SUBGRAPH_CHECKPOINTS = CompiledStatement(
     select(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id)
     .where(
-        *parameter_conditions(GRAPH_CHECKPOINT, "tenant_id", "thread_id"),
+        *parameter_conditions(GRAPH_CHECKPOINT, "thread_id"),
         GRAPH_CHECKPOINT.c.root_id == bindparam("root_id"),
     )
     .order_by(GRAPH_CHECKPOINT.c.seq)

@@ -33,24 +33,24 @@ def staging_thread_id(user_id: int, session_name: str, thread_id: str) -> str:
     return STAGING_PREFIX + sha256(key).hexdigest()[:40]
 
 
-def list_staged_threads(connection: Connection, tenant_id: int, owner: int) -> list[str]:
+def list_staged_threads(connection: Connection, owner: int) -> list[str]:
     """List the staging threads of running and interrupted imports whose values have an owner."""
     c = GRAPH_CHECKPOINT.c
-    conditions = (c.tenant_id == tenant_id, c.external_session_id == owner, c.thread_id.startswith(STAGING_PREFIX))
+    conditions = (c.external_session_id == owner, c.thread_id.startswith(STAGING_PREFIX))
     query = select(c.thread_id).where(*conditions).distinct()
     return [thread for thread in connection.execute(query).scalars() if _STAGING_THREAD_ID.fullmatch(thread)]
 
 
-def checkpoint_parents(connection: Connection, tenant_id: int, thread: str) -> dict[tuple[str, str], str | None]:
+def checkpoint_parents(connection: Connection, thread: str) -> dict[tuple[str, str], str | None]:
     """Return the parent id of each graph checkpoint of a thread, by namespace and id."""
     c = GRAPH_CHECKPOINT.c
-    query = select(c.ns, c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread)
+    query = select(c.ns, c.checkpoint_id, c.parent_id).where(c.thread_id == thread)
     return {(row.ns, row.checkpoint_id): row.parent_id for row in connection.execute(query)}
 
 
-def count_writes(connection: Connection, tenant_id: int, graph_key: GraphKey) -> int:
+def count_writes(connection: Connection, graph_key: GraphKey) -> int:
     """Count the pending writes of a graph checkpoint."""
-    query = select(func.count()).select_from(GRAPH_WRITE).where(*_key_conditions(tenant_id, graph_key))
+    query = select(func.count()).select_from(GRAPH_WRITE).where(*_key_conditions(graph_key))
     return int(connection.execute(query).scalar_one())
 
 
@@ -60,44 +60,37 @@ def move(connection: Connection, blobs: BlobStore, source: str, target: str, ses
     A pending write that exists in both replaces the one in the target. Values that the session of the target does not
     own are copied.
     """
-    tenant_id = blobs.tenant_id
     assign_thread(connection, blobs, source, session_id)
-    is_staged = (BLOB.c.tenant_id == tenant_id, BLOB.c.external_session_id == family_of(source))
-    connection.execute(delete(BLOB).where(*is_staged))
-    key_columns = [name for name in KEY_COLUMNS if name not in ("tenant_id", "thread_id")]
+    connection.execute(delete(BLOB).where(BLOB.c.external_session_id == family_of(source)))
+    key_columns = [name for name in KEY_COLUMNS if name != "thread_id"]
     source_writes = GRAPH_WRITE.alias("newer")
     is_replaced = exists().where(
-        source_writes.c.tenant_id == tenant_id,
         source_writes.c.thread_id == source,
         *(source_writes.c[name] == GRAPH_WRITE.c[name] for name in (*key_columns, "task_id", "idx")),
     )
-    connection.execute(
-        delete(GRAPH_WRITE).where(GRAPH_WRITE.c.tenant_id == tenant_id, GRAPH_WRITE.c.thread_id == target, is_replaced)
-    )
+    connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.thread_id == target, is_replaced))
     moved_count = 0
-    for ns, last_seq in _last_seqs(connection, tenant_id, target).items():
-        conditions = (*_thread_conditions(GRAPH_CHECKPOINT, tenant_id, source), GRAPH_CHECKPOINT.c.ns == ns)
+    for ns, last_seq in _last_seqs(connection, target).items():
+        conditions = (*_thread_conditions(GRAPH_CHECKPOINT, source), GRAPH_CHECKPOINT.c.ns == ns)
         moved_count += update_rows(
             connection, GRAPH_CHECKPOINT, *conditions, seq=GRAPH_CHECKPOINT.c.seq + last_seq, thread_id=target
         )
     for table in (GRAPH_WRITE, GRAPH_CHECKPOINT):
-        remaining_count = update_rows(
-            connection, table, *_thread_conditions(table, tenant_id, source), thread_id=target
-        )
+        remaining_count = update_rows(connection, table, *_thread_conditions(table, source), thread_id=target)
     return moved_count + remaining_count
 
 
-def _thread_conditions(table: Any, tenant_id: int, thread: str) -> Sequence[Any]:
-    return [table.c.tenant_id == tenant_id, table.c.thread_id == thread]
+def _thread_conditions(table: Any, thread: str) -> Sequence[Any]:
+    return [table.c.thread_id == thread]
 
 
-def _last_seqs(connection: Connection, tenant_id: int, thread: str) -> dict[str, int]:
+def _last_seqs(connection: Connection, thread: str) -> dict[str, int]:
     """Return the highest `seq` of each namespace of a thread."""
     c = GRAPH_CHECKPOINT.c
-    query = select(c.ns, func.max(c.seq).label("last")).where(c.tenant_id == tenant_id, c.thread_id == thread)
+    query = select(c.ns, func.max(c.seq).label("last")).where(c.thread_id == thread)
     return {row.ns: row.last for row in connection.execute(query.group_by(c.ns))}
 
 
-def _key_conditions(tenant_id: int, graph_key: GraphKey) -> Sequence[Any]:
-    values = (tenant_id, *graph_key)
+def _key_conditions(graph_key: GraphKey) -> Sequence[Any]:
+    values = (*graph_key,)
     return [GRAPH_WRITE.c[column] == value for column, value in zip(KEY_COLUMNS, values, strict=True)]

@@ -107,16 +107,12 @@ class _Export:
         )
 
     def _state_writer(self, branch_id: int) -> StateWriter:
-        return StateWriter(self.connection, self.store.tenant_id, self.values, self.write, branch_id)
+        return StateWriter(self.connection, self.values, self.write, branch_id)
 
     def _read_calls(self, *conditions: Any) -> Iterable[Row[Any]]:
         """Read calls of the session in order of their ids, one page at a time."""
         c, last_id = TOOL_INVOCATION.c, 0
-        all_conditions = (
-            c.tenant_id == self.store.tenant_id,
-            c.external_session_id == self.scope.session.id,
-            *conditions,
-        )
+        all_conditions = (c.external_session_id == self.scope.session.id, *conditions)
         while rows := self.connection.execute(
             select(TOOL_INVOCATION).where(*all_conditions, c.id > last_id).order_by(c.id).limit(500)
         ).all():
@@ -151,11 +147,9 @@ class _Export:
             self.write(records.snapshot_record(row, **fields, **other))
 
     def _read_log(self) -> Sequence[Row[Any]]:
-        conditions = (
-            WORLD_LOG.c.tenant_id == self.store.tenant_id,
-            WORLD_LOG.c.external_session_id == self.scope.session.id,
-        )
-        return self.connection.execute(select(WORLD_LOG).where(*conditions).order_by(WORLD_LOG.c.seq)).all()
+        return self.connection.execute(
+            select(WORLD_LOG).where(WORLD_LOG.c.external_session_id == self.scope.session.id).order_by(WORLD_LOG.c.seq)
+        ).all()
 
 
 class _SessionExport(_Export):
@@ -190,8 +184,7 @@ class _SessionExport(_Export):
             self.write(records.log_record(entry))
 
     def _read_operations(self, session_id: int) -> Sequence[Row[Any]]:
-        conditions = (OPERATION.c.tenant_id == self.store.tenant_id, OPERATION.c.external_session_id == session_id)
-        query = select(OPERATION).where(*conditions).order_by(OPERATION.c.id)
+        query = select(OPERATION).where(OPERATION.c.external_session_id == session_id).order_by(OPERATION.c.id)
         operations = self.connection.execute(query).all()
         for row in operations:
             if row.status != DONE:

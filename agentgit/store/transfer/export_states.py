@@ -130,11 +130,8 @@ class StateWriter:
     A duplicate of a graph checkpoint, such as the copy at the beginning of a fork, is left out.
     """
 
-    def __init__(
-        self, connection: Connection, tenant_id: int, values: ValueWriter, write: WriteRecord, branch_id: int
-    ) -> None:
+    def __init__(self, connection: Connection, values: ValueWriter, write: WriteRecord, branch_id: int) -> None:
         self.connection = connection
-        self.tenant_id = tenant_id
         self.values = values
         self.write = write
         self.branch_id = branch_id
@@ -194,7 +191,7 @@ class StateWriter:
     def _read_forked_rows(self, thread: str, checkpoint_id: str, point: Any) -> tuple[Rows, Rows]:
         """Return the rows that a fork at a graph checkpoint would copy; `point` is None if no checkpoint is there."""
         pending = pending_writes.unpack(point.pending, f"checkpoint {point.id}") if point is not None else None
-        return fork.select_rows(self.connection, self.tenant_id, GraphKey(thread, "", checkpoint_id), pending)
+        return fork.select_rows(self.connection, GraphKey(thread, "", checkpoint_id), pending)
 
     def _write_subgraphs(self, points: Sequence[Any], written_keys: set[tuple[str, str]]) -> None:
         """Write the subgraph checkpoints that these checkpoints recorded, unless they were written before."""
@@ -218,7 +215,7 @@ class StateWriter:
 
     def _read_pages(self, thread: str) -> Iterator[Rows]:
         c = GRAPH_CHECKPOINT.c
-        query = select(GRAPH_CHECKPOINT).where(c.tenant_id == self.tenant_id, c.thread_id == thread)
+        query = select(GRAPH_CHECKPOINT).where(c.thread_id == thread)
         query, last_key = query.order_by(c.ns, c.seq).limit(PAGE_SIZE), None
         while True:
             page_query = query
@@ -239,15 +236,13 @@ class StateWriter:
             and_(GRAPH_WRITE.c.ns == row["ns"], GRAPH_WRITE.c.checkpoint_id == row["checkpoint_id"]) for row in rows
         ]
         thread_condition = GRAPH_WRITE.c.thread_id == rows[0]["thread_id"]
-        query = select(GRAPH_WRITE).where(
-            GRAPH_WRITE.c.tenant_id == self.tenant_id, thread_condition, or_(*key_conditions)
-        )
+        query = select(GRAPH_WRITE).where(thread_condition, or_(*key_conditions))
         order = (GRAPH_WRITE.c.ns, GRAPH_WRITE.c.checkpoint_id, GRAPH_WRITE.c.task_id, GRAPH_WRITE.c.idx)
         return self._read_rows(query.order_by(*order))
 
     def _read_thread_keys(self, thread: str) -> set[tuple[str, str]]:
         c = GRAPH_CHECKPOINT.c
-        query = select(c.ns, c.checkpoint_id).where(c.tenant_id == self.tenant_id, c.thread_id == thread)
+        query = select(c.ns, c.checkpoint_id).where(c.thread_id == thread)
         return {(row.ns, row.checkpoint_id) for row in self.connection.execute(query)}
 
     def _list_ancestors(self, thread: str, checkpoint_id: str) -> list[str]:
@@ -260,17 +255,16 @@ class StateWriter:
                 row=f"graph_checkpoint {thread}//{checkpoint_id}",
             )
         ancestor_ids = [
-            ancestor.key.checkpoint_id
-            for ancestor in ancestors(self.connection, self.tenant_id, parse_graph_checkpoint(start))
+            ancestor.key.checkpoint_id for ancestor in ancestors(self.connection, parse_graph_checkpoint(start))
         ]
         return ancestor_ids[::-1]
 
     def _list_foreign_roots(self, thread: str) -> list[str]:
         """List the ids of the graph checkpoints that a thread lacks, but has the memory of subgraphs from."""
         c = GRAPH_CHECKPOINT.c
-        of_thread = (c.tenant_id == self.tenant_id, c.thread_id == thread)
-        own_ids = select(c.checkpoint_id).where(*of_thread, c.ns == "")
-        query = select(c.root_id).where(*of_thread, c.root_id.is_not(None), c.root_id.not_in(own_ids)).distinct()
+        of_thread = c.thread_id == thread
+        own_ids = select(c.checkpoint_id).where(of_thread, c.ns == "")
+        query = select(c.root_id).where(of_thread, c.root_id.is_not(None), c.root_id.not_in(own_ids)).distinct()
         return list(self.connection.execute(query.order_by(c.root_id)).scalars())
 
     def _read_chain_rows(self, thread: str, ids: Sequence[str]) -> Rows:
@@ -294,7 +288,7 @@ class StateWriter:
     def _chain_conditions(self, thread: str, ids: Sequence[str]) -> Sequence[Any]:
         c = GRAPH_CHECKPOINT.c
         chain_condition = or_(and_(c.ns == "", c.checkpoint_id.in_(ids)), c.root_id.in_(ids))
-        return c.tenant_id == self.tenant_id, c.thread_id == thread, chain_condition
+        return c.thread_id == thread, chain_condition
 
     def _restore_parents(self, rows: Rows, thread_exits: Iterable[tuple[str, str]]) -> Rows:
         """Restore the parent of a thread's first graph checkpoint from the thread that it was copied from."""
@@ -312,12 +306,7 @@ class StateWriter:
 
     def _read_row(self, thread: str, checkpoint_id: str) -> Any:
         c = GRAPH_CHECKPOINT.c
-        key_conditions = (
-            c.tenant_id == self.tenant_id,
-            c.thread_id == thread,
-            c.ns == "",
-            c.checkpoint_id == checkpoint_id,
-        )
+        key_conditions = (c.thread_id == thread, c.ns == "", c.checkpoint_id == checkpoint_id)
         return self.connection.execute(select(GRAPH_CHECKPOINT).where(*key_conditions).limit(1)).first()
 
     def _read_rows(self, query: Select[Any]) -> Rows:

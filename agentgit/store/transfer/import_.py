@@ -106,7 +106,6 @@ class Import:
     def _store(self, connection: Connection, first_checker: Checker, files: Mapping[int, SnapshotRef] | None) -> int:
         ids = new_ids(first_checker.ids)
         rows = ImportedRows(
-            tenant_id=self.store.tenant_id,
             user_id=self.user_id,
             session_id=new_id(),
             ids=ids,
@@ -119,7 +118,7 @@ class Import:
         row = rows.session(first_checker.session, name)
         insert_rows(connection, SESSION, row)
         # A separate instance: a shared one would remember lists that are not stored if this transaction is rolled back.
-        blobs = BlobStore(self.store.tenant_id, self.store.compression)
+        blobs = BlobStore(self.store.compression)
         values = _ValueImport(blobs.of(rows.session_id), connection)
         tables = _Tables(connection, rows)
         checker = Checker()
@@ -134,7 +133,6 @@ class Import:
         tables.flush()
         record_event(
             connection,
-            self.store.tenant_id,
             "session.imported",
             session_id=rows.session_id,
             user_id=self.user_id,

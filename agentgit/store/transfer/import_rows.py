@@ -151,7 +151,6 @@ Record = Mapping[str, Any]
 class ImportedRows:
     """Makes the rows of one imported session."""
 
-    tenant_id: int
     user_id: int
     session_id: int
     ids: Mapping[str, Mapping[int, int]]
@@ -168,7 +167,6 @@ class ImportedRows:
     def session(self, record: Record, name: str) -> dict[str, Any]:
         """Return the row of the session."""
         return {
-            "tenant_id": self.tenant_id,
             "id": self.session_id,
             "user_id": self.user_id,
             "session_name": name,
@@ -183,7 +181,6 @@ class ImportedRows:
         """Return the row of a branch."""
         meta = json_checks.remap_metadata(json_checks.check_metadata(record["meta"]), self.ids)
         return {
-            "tenant_id": self.tenant_id,
             "id": self._new_id("branch", record["id"]),
             "external_session_id": self.session_id,
             "thread_id": self._branch_thread(record["id"]),
@@ -203,7 +200,6 @@ class ImportedRows:
     def state(self, record: Record) -> dict[str, Any]:
         """Return the row of a graph checkpoint."""
         return {
-            "tenant_id": self.tenant_id,
             "thread_id": self._branch_thread(record["branch"]),
             "ns": record["ns"],
             "checkpoint_id": record["id"],
@@ -223,7 +219,6 @@ class ImportedRows:
     def write(self, record: Record) -> dict[str, Any]:
         """Return the row of a pending write."""
         return {
-            "tenant_id": self.tenant_id,
             "thread_id": self._branch_thread(record["branch"]),
             "ns": record["ns"],
             "checkpoint_id": record["state"],
@@ -238,7 +233,6 @@ class ImportedRows:
     def checkpoint(self, record: Record) -> dict[str, Any]:
         """Return the row of a checkpoint."""
         return {
-            "tenant_id": self.tenant_id,
             "id": self._new_id("checkpoint", record["id"]),
             "internal_session_id": self._new_id("branch", record["branch"]),
             "number": record["number"],
@@ -266,7 +260,6 @@ class ImportedRows:
         """Return the row of a snapshot."""
         snapshot_ref = (self.files or {})[record["tree"]]
         return {
-            "tenant_id": self.tenant_id,
             "id": self._new_id("snapshot", record["id"]),
             "external_session_id": self.session_id,
             "internal_session_id": self._new_id("branch", record["branch"]),
@@ -287,7 +280,6 @@ class ImportedRows:
     def tag(self, record: Record) -> dict[str, Any]:
         """Return the row of a tag."""
         return {
-            "tenant_id": self.tenant_id,
             "external_session_id": self.session_id,
             "name": record["name"],
             "checkpoint_id": self._new_id("checkpoint", record["checkpoint"]),
@@ -299,7 +291,6 @@ class ImportedRows:
     def call(self, record: Record) -> dict[str, Any]:
         """Return the row of a call, with `made_on` set to mark it as imported."""
         return {
-            "tenant_id": self.tenant_id,
             "id": self._new_id("call", record["id"]),
             "external_session_id": self.session_id,
             "internal_session_id": self._new_id("branch", record["branch"]),
@@ -347,7 +338,6 @@ class ImportedRows:
                 group: [{**item, "invocation": calls[item["invocation"]]} for item in items] for group, items in groups
             } | {"files": None}
         return {
-            "tenant_id": self.tenant_id,
             "id": self._new_id("operation", record["id"]),
             "external_session_id": self.session_id,
             "user_id": self.user_id,
@@ -367,7 +357,6 @@ class ImportedRows:
     def log(self, record: Record) -> dict[str, Any]:
         """Return the row of an entry of the world log."""
         return {
-            "tenant_id": self.tenant_id,
             "external_session_id": self.session_id,
             "seq": record["seq"],
             "invocation_id": self._new_id("call", record["call"]),

@@ -65,7 +65,7 @@ class PlainSession:
         self.id = store.sessions.create(connection, user_id, name, metadata={IMPORTED: True})
         self.branch = store.sessions.branches(connection, self.id)[0]
         # Caches of its own: the shared ones would remember what is not stored if this transaction is rolled back.
-        self.graphs = GraphStore(store.tenant_id, store.compression)
+        self.graphs = GraphStore(store.compression)
         self.head, self.logged = Head("", b"", 0), 0
         self.counts = {"branch": 1, "checkpoint": 0, "state": 0, "call": 0}
         self._values: dict[str, Encoded] = {}

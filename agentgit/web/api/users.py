@@ -44,7 +44,7 @@ KeyScope = Literal["read", "write", "admin"]
 
 
 UserAnswer = model_of_dataclass("User", User)
-UserList = create_list_model("Users", UserAnswer, "The users of the tenant, by name.")
+UserList = create_list_model("Users", UserAnswer, "The users, by name.")
 Key = model_of_dataclass("Key", ApiKey, overrides={"scopes": list[str]})
 KeyList = create_list_model("Keys", Key, "API keys.")
 MadeKey = model_of_dataclass("MadeKey", NewKey, overrides={"key": Key})

@@ -25,7 +25,6 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
-    bindparam,
     case,
     func,
     literal,
@@ -99,7 +98,7 @@ class RowReader:
         self._table: Any = getattr(columns[0], "table", None)
         self._columns = [_ColumnReader.from_column(column, self._table, dialect) for column in columns]
         names = [cell.name for cell in self._columns]
-        key_names = [column.name for column in getattr(self._table, "primary_key", ()) if column.name != "tenant_id"]
+        key_names = [column.name for column in getattr(self._table, "primary_key", ())]
         self._key_indexes = [names.index(name) for name in key_names if name in names]
         self._make_row = _row_factory(names)
         self._indexes_to_check = [n for n, cell in enumerate(self._columns) if cell.needs_value_check]
@@ -219,10 +218,9 @@ def format_value(value: Any) -> str:
 
 @cache
 def select_suspicious(table: Table, *, is_sqlite: bool) -> Any:
-    """Build a query for the rows of a `tenant` that have a suspicious cell. The database finds them quickly."""
+    """Build a query for the rows that have a suspicious cell. The database finds them quickly."""
     conditions = [condition for column in table.c for condition in _suspicious_conditions(column, is_sqlite)]
-    tenant_condition = (table.c.tenant_id if "tenant_id" in table.c else table.c.id) == bindparam("tenant")
-    return select(*(_light_column(column, is_sqlite) for column in table.c)).where(tenant_condition, or_(*conditions))
+    return select(*(_light_column(column, is_sqlite) for column in table.c)).where(or_(*conditions))
 
 
 @cache

@@ -113,20 +113,10 @@ def _check_log(check: RowCheck) -> None:
 
 def _check_last_logged(check: RowCheck) -> None:
     """Compare the status of each call with its last entry in the world log. Both are written in one transaction."""
-    key_columns = (WORLD_LOG.c.tenant_id, WORLD_LOG.c.external_session_id, WORLD_LOG.c.invocation_id)
-    tenant_condition = WORLD_LOG.c.tenant_id == check.store.tenant_id
-    last_entries = (
-        select(*key_columns, func.max(WORLD_LOG.c.seq).label("seq"))
-        .where(tenant_condition)
-        .group_by(*key_columns)
-        .subquery()
-    )
-    entry_join: Any = and_(
-        *(WORLD_LOG.c[name] == last_entries.c[name] for name in ("tenant_id", "external_session_id", "seq"))
-    )
-    call_join = and_(
-        TOOL_INVOCATION.c.tenant_id == WORLD_LOG.c.tenant_id, TOOL_INVOCATION.c.id == WORLD_LOG.c.invocation_id
-    )
+    key_columns = (WORLD_LOG.c.external_session_id, WORLD_LOG.c.invocation_id)
+    last_entries = select(*key_columns, func.max(WORLD_LOG.c.seq).label("seq")).group_by(*key_columns).subquery()
+    entry_join: Any = and_(*(WORLD_LOG.c[name] == last_entries.c[name] for name in ("external_session_id", "seq")))
+    call_join = TOOL_INVOCATION.c.id == WORLD_LOG.c.invocation_id
     query = (
         select(TOOL_INVOCATION.c.id, TOOL_INVOCATION.c.status, WORLD_LOG.c.action)
         .select_from(last_entries.join(WORLD_LOG, entry_join).join(TOOL_INVOCATION, call_join))
@@ -140,11 +130,9 @@ def _check_last_logged(check: RowCheck) -> None:
 
 def _check_world_seen(check: RowCheck) -> None:
     """Check that no branch has seen more entries of the world log than exist."""
-    last_seq = select(func.max(WORLD_LOG.c.seq)).where(
-        WORLD_LOG.c.tenant_id == BRANCH.c.tenant_id, WORLD_LOG.c.external_session_id == BRANCH.c.external_session_id
-    )
+    last_seq = select(func.max(WORLD_LOG.c.seq)).where(WORLD_LOG.c.external_session_id == BRANCH.c.external_session_id)
     is_beyond_end = BRANCH.c.world_seen > func.coalesce(last_seq.correlate(BRANCH).scalar_subquery(), 0)
-    query = select(BRANCH.c.id, BRANCH.c.world_seen).where(BRANCH.c.tenant_id == check.store.tenant_id, is_beyond_end)
+    query = select(BRANCH.c.id, BRANCH.c.world_seen).where(is_beyond_end)
     for id, seen_count in check.connection.execute(query):
         problem = f"it has seen {seen_count} entries of the world log, which has fewer"
         check.report.add(f"internal_session {id}", problem, RESTORE)
@@ -156,13 +144,13 @@ REFERENCES, HASHES, HEADS = 1, 2, 3
 MOST = 1000
 """The greatest number of findings that are listed. A damaged file could cause millions."""
 
-COUNTED_TABLES = [table for name, table in METADATA.tables.items() if name not in ("tenant", "user", "encryption_key")]
+COUNTED_TABLES = [table for name, table in METADATA.tables.items() if name not in ("user", "encryption_key")]
 
 
 def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checked:
-    """Check all rows of a tenant."""
+    """Check all rows."""
     start = time.perf_counter()
-    uncached_store = Store(store.database, store.tenant_id, store.compression)  # so that no cache is used
+    uncached_store = Store(store.database, store.compression)  # so that no cache is used
     report = _FsckProgress(progress)
     try:
         with store.database.reading(repeatable_read=True) as connection, tolerate_invalid_text(connection):
@@ -179,15 +167,13 @@ def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checke
 
 
 def _run_checks(connection: Connection, store: Store, level: int, report: _FsckProgress) -> None:
-    report.total = _count_rows(connection, store.tenant_id)
+    report.total = _count_rows(connection)
     if level >= HASHES and store.database.is_sqlite:
         for (message,) in connection.execute(text("PRAGMA quick_check(20)")):
             if message != "ok":
                 report.add("the database file", f"SQLite reports: {message}", RESTORE)
     if level >= HASHES:
-        for row_name, problem in Rotation(store.database, store.tenant_id).find_damaged(
-            connection, store.database.seal
-        ):
+        for row_name, problem in Rotation(store.database).find_damaged(connection, store.database.seal):
             report.add(row_name, problem, RESTORE)
         report.attempt("the database", lambda: _check_cells(connection, store, report))
     for check in (_check_stored_values, _check_rows):
@@ -201,7 +187,7 @@ def _check_cells(connection: Connection, store: Store, report: FsckReport) -> No
     """Check that each cell of each table holds a value that is valid for its column."""
     for table in METADATA.sorted_tables:
         query = select_suspicious(table, is_sqlite=store.database.is_sqlite)
-        for page in RowReader(connection, query, {"tenant": store.tenant_id}).pages():
+        for page in RowReader(connection, query, {}).pages():
             for checked_row in page:
                 for problem in checked_row.problems:
                     report.add(checked_row.name, problem, RESTORE)
@@ -210,8 +196,8 @@ def _check_cells(connection: Connection, store: Store, report: FsckReport) -> No
 def _check_stored_values(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
     """Check the stored values, and the graph checkpoints and writes that refer to them."""
     stored_hashes = check_values(connection, store, report, with_hashes=level >= HASHES)
-    check_states(connection, store.tenant_id, stored_hashes, report, with_hashes=level >= HASHES)
-    check_pending(connection, store.tenant_id, stored_hashes, report)
+    check_states(connection, stored_hashes, report, with_hashes=level >= HASHES)
+    check_pending(connection, stored_hashes, report)
 
 
 def _check_rows(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
@@ -221,10 +207,8 @@ def _check_rows(connection: Connection, store: Store, level: int, report: FsckRe
         report.attempt("the database", run_part)
 
 
-def _count_rows(connection: Connection, tenant_id: int) -> int:
-    queries = (
-        select(func.count()).select_from(table).where(table.c.tenant_id == tenant_id) for table in COUNTED_TABLES
-    )
+def _count_rows(connection: Connection) -> int:
+    queries = (select(func.count()).select_from(table) for table in COUNTED_TABLES)
     return sum(int(connection.execute(query).scalar_one()) for query in queries)
 
 

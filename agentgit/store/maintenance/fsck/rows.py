@@ -66,12 +66,12 @@ _DECODERS: Mapping[str, Callable[[bytes], Any]] = {"data": stored_json, "kinds":
 
 
 class RowCheck:
-    """A check of the rows of a tenant. It keeps the ids that it has read, to check references to them."""
+    """A check of the rows. It keeps the ids that it has read, to check references to them."""
 
     def __init__(self, connection: Connection, store: Store, report: FsckReport, *, with_hashes: bool) -> None:
         self.connection, self.store, self.report, self.with_hashes = connection, store, report, with_hashes
         self.user_ids = self.read_ids(USER)
-        self.author_ids = self.user_ids | set(list_erased_users(connection, store.tenant_id))
+        self.author_ids = self.user_ids | set(list_erased_users(connection))
         """The ids of all users that rows may name as author, including erased users."""
         self.current_branches: dict[int, int | None] = {}
         """The current branch of each session, by id."""
@@ -84,7 +84,7 @@ class RowCheck:
 
     def _read_columns(self, *columns: Any, where: Any = None) -> Iterator[Any]:
         """Read some columns of a table. With `where`, group the rows by the first column."""
-        query = select(*columns).where(columns[0].table.c.tenant_id == self.store.tenant_id)
+        query = select(*columns)
         if where is not None:
             query = query.where(where).group_by(columns[0])
         for page in CompiledStatement(query).pages(self.connection, raw=True):
@@ -96,7 +96,7 @@ class RowCheck:
 
     def read(self, *columns: Any) -> Iterable[Any]:
         """Read some columns of all rows of a table, and count the rows for the progress."""
-        query = select(*columns).where(columns[0].table.c.tenant_id == self.store.tenant_id)
+        query = select(*columns)
         return read_rows(self.connection, query, self.report)
 
     def require_known(self, row: str, column: str, value: Any, known_values: Collection[str]) -> None:
@@ -211,7 +211,7 @@ class RowCheck:
         Then it inherits the calls up to there. The beginning of a branch without checkpoints is unknown.
         """
         c = CHECKPOINT.c
-        states = select(c.graph_checkpoint_id).where(c.tenant_id == self.store.tenant_id)
+        states = select(c.graph_checkpoint_id)
         own = states.where(c.internal_session_id == branch.id).order_by(c.number).limit(1)
         first = self.connection.execute(own).first()
         point = self.connection.execute(states.where(c.id == branch.branch_point_id)).scalar()
@@ -237,7 +237,7 @@ class RowCheck:
 
     def check_checkpoints(self) -> None:
         """Check the checkpoints: their branch, snapshot of files, position and graph checkpoint."""
-        for row in read_rows(self.connection, _select_with_states(self.store.tenant_id), self.report):
+        for row in read_rows(self.connection, _select_with_states(), self.report):
             name = f"checkpoint {row.id}"
             self.require_existing(name, "branch", row.internal_session_id, self.branch_tracks)
             self.require_known(name, "kind", row.kind, CHECKPOINT_KINDS)
@@ -288,26 +288,21 @@ class RowCheck:
 
     def check_times(self) -> None:
         """Check on SQLite, which stores times as text, that every time can be parsed."""
-        tables = [table for table in METADATA.sorted_tables if "tenant_id" in table.c]
-        for table in tables if self.store.database.is_sqlite else ():
-            tenant_condition = table.c.tenant_id == self.store.tenant_id
+        for table in METADATA.sorted_tables if self.store.database.is_sqlite else ():
             for column in (one for one in table.c if isinstance(one.type, UTCDateTime)):
                 is_invalid = and_(column.is_not(None), func.datetime(column).is_(None))
-                for _, *key in self.connection.execute(
-                    select(*table.primary_key).where(tenant_condition, is_invalid)
-                ).all():
+                for key in self.connection.execute(select(*table.primary_key).where(is_invalid)).all():
                     name = f"{table.name} {'/'.join(map(str, key))}"
                     self.report.add(name, f"its {column.name} is not a time", RESTORE)
 
 
-def _select_with_states(tenant_id: int) -> Any:
+def _select_with_states() -> Any:
     """Build the query for checkpoints with their branch's thread and their graph checkpoint."""
     c, branch_join = (
         CHECKPOINT.c,
-        and_(BRANCH.c.tenant_id == tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id),
+        BRANCH.c.id == CHECKPOINT.c.internal_session_id,
     )
     state_join = and_(
-        GRAPH_CHECKPOINT.c.tenant_id == tenant_id,
         GRAPH_CHECKPOINT.c.thread_id == BRANCH.c.thread_id,
         GRAPH_CHECKPOINT.c.ns == "",
         GRAPH_CHECKPOINT.c.checkpoint_id == c.graph_checkpoint_id,
@@ -329,7 +324,7 @@ def _select_with_states(tenant_id: int) -> Any:
         GRAPH_CHECKPOINT.c.message_count.label("count_there"),
     )
     joined = CHECKPOINT.outerjoin(BRANCH, branch_join).outerjoin(GRAPH_CHECKPOINT, state_join)
-    return select(*columns).select_from(joined).where(c.tenant_id == tenant_id)
+    return select(*columns).select_from(joined)
 
 
 def find_cycles(parents: Mapping[int, int | None]) -> set[int]:

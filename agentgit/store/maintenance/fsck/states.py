@@ -39,9 +39,7 @@ from agentgit.values import as_object, from_json
 def check_heads(connection: Connection, store: Store, report: FsckReport) -> None:
     """Rebuild the state at the end of each branch, and compare its hash with the recorded hash."""
     columns = (BRANCH.c.id, BRANCH.c.name, BRANCH.c.thread_id, BRANCH.c.head_id)
-    for branch in read_rows(
-        connection, select(*columns).where(BRANCH.c.tenant_id == store.tenant_id), report, counted=False
-    ):
+    for branch in read_rows(connection, select(*columns), report, counted=False):
         report.attempt(f"internal_session {branch.id}", partial(_check_head, connection, store, branch, report))
 
 
@@ -106,29 +104,27 @@ def _parse_layout(names_json: bytes) -> StateLayout:
     return StateLayout(frozenset(offsets), end, tuple((name + b"\0", at) for name, at in hashed_names))
 
 
-def check_states(
-    connection: Connection, tenant_id: int, stored_hashes: StoredHashes, report: FsckReport, *, with_hashes: bool
-) -> None:
+def check_states(connection: Connection, stored_hashes: StoredHashes, report: FsckReport, *, with_hashes: bool) -> None:
     """Check the graph checkpoints and the pending writes."""
     check = _StateCheck(stored_hashes, report)
     c, w = GRAPH_CHECKPOINT.c, GRAPH_WRITE.c
     columns = (c.external_session_id, c.thread_id, c.ns, c.checkpoint_id, c.channels)
     query = select(*columns, *((c.message_count, c.state_hash, c.header, c.meta) if with_hashes else ()))
-    rows = read_rows(connection, query.where(c.tenant_id == tenant_id), report)
+    rows = read_rows(connection, query, report)
     for session_id, thread, ns, id, channels, *recorded in rows:
         check.check_state(session_id, (thread, ns, id), channels, recorded)
-    _check_ancestry(connection, tenant_id, report)
-    _check_owners(connection, tenant_id, report)
+    _check_ancestry(connection, report)
+    _check_owners(connection, report)
     write_columns = (w.external_session_id, w.thread_id, w.ns, w.checkpoint_id, w.task_id, w.idx, w.value)
-    query = select(*write_columns).where(w.tenant_id == tenant_id)
+    query = select(*write_columns)
     for session_id, *key, value in read_raw_rows(connection, query, report):
         check.check_write(session_id, key, value)
 
 
-def check_pending(connection: Connection, tenant_id: int, stored_hashes: StoredHashes, report: FsckReport) -> None:
+def check_pending(connection: Connection, stored_hashes: StoredHashes, report: FsckReport) -> None:
     """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of their subgraphs."""
-    conditions = and_(CHECKPOINT.c.tenant_id == tenant_id, CHECKPOINT.c.pending != pending_writes.NO_WRITES)
-    branch_join = and_(BRANCH.c.tenant_id == CHECKPOINT.c.tenant_id, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
+    conditions = CHECKPOINT.c.pending != pending_writes.NO_WRITES
+    branch_join = BRANCH.c.id == CHECKPOINT.c.internal_session_id
     columns = (CHECKPOINT.c.id, CHECKPOINT.c.pending, BRANCH.c.thread_id, BRANCH.c.external_session_id)
     query = select(*columns).join_from(CHECKPOINT, BRANCH, branch_join)
     for id, data, thread, session_id in read_rows(connection, query.where(conditions), report, counted=False):
@@ -142,7 +138,7 @@ def check_pending(connection: Connection, tenant_id: int, stored_hashes: StoredH
         if missing := [key for key in pending_writes.hashes(data, name) if key not in session_hashes]:
             report.add(name, f"the value {missing[0].hex()} of a pending write is missing", RESTORE)
         for pending_at in pending:
-            key = (tenant_id, thread, pending_at.ns, pending_at.checkpoint_id)
+            key = (thread, pending_at.ns, pending_at.checkpoint_id)
             key_conditions = (
                 GRAPH_CHECKPOINT.c[column] == value for column, value in zip(KEY_COLUMNS, key, strict=True)
             )
@@ -154,7 +150,7 @@ def check_pending(connection: Connection, tenant_id: int, stored_hashes: StoredH
 
 
 class _StateCheck:
-    """A check of the graph checkpoints and writes of a tenant."""
+    """A check of the graph checkpoints and writes."""
 
     def __init__(self, stored_hashes: StoredHashes, report: FsckReport) -> None:
         self._stored_hashes = stored_hashes
@@ -228,39 +224,38 @@ class _StateCheck:
         self.report.add(f"graph_checkpoint {'/'.join(key)}", problem, RESTORE)
 
 
-def _check_ancestry(connection: Connection, tenant_id: int, report: FsckReport) -> None:
+def _check_ancestry(connection: Connection, report: FsckReport) -> None:
     """Report graph checkpoints that are their own ancestors.
 
     Later graph checkpoints have a greater `seq`, so a cycle needs a parent whose `seq` is not smaller.
     """
     parent = GRAPH_CHECKPOINT.alias("parent")
-    same_thread = and_(*(parent.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("tenant_id", "thread_id", "ns")))
+    same_thread = and_(*(parent.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("thread_id", "ns")))
     query = (
         select(GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id)
         .join_from(GRAPH_CHECKPOINT, parent, and_(same_thread, parent.c.checkpoint_id == GRAPH_CHECKPOINT.c.parent_id))
-        .where(GRAPH_CHECKPOINT.c.tenant_id == tenant_id, parent.c.seq >= GRAPH_CHECKPOINT.c.seq)
+        .where(parent.c.seq >= GRAPH_CHECKPOINT.c.seq)
     )
     for thread, ns, id in connection.execute(query).all():
-        if _is_own_ancestor(connection, tenant_id, thread, ns, id):
+        if _is_own_ancestor(connection, thread, ns, id):
             problem = "it is its own ancestor"
             report.add(f"graph_checkpoint {thread}/{ns}/{id}", problem, RESTORE)
 
 
-def _check_owners(connection: Connection, tenant_id: int, report: FsckReport) -> None:
+def _check_owners(connection: Connection, report: FsckReport) -> None:
     """Report graph checkpoints and writes of a branch whose values belong to another session."""
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         c = table.c
-        is_own = and_(BRANCH.c.tenant_id == c.tenant_id, BRANCH.c.thread_id == c.thread_id)
+        is_own = BRANCH.c.thread_id == c.thread_id
         query = select(c.thread_id, c.ns, c.checkpoint_id).distinct().join_from(table, BRANCH, is_own)
-        conditions = (c.tenant_id == tenant_id, c.external_session_id != BRANCH.c.external_session_id)
-        for key in connection.execute(query.where(*conditions)).all():
+        for key in connection.execute(query.where(c.external_session_id != BRANCH.c.external_session_id)).all():
             report.add(f"{table.name} {'/'.join(key)}", "it belongs to another session than its branch", RESTORE)
 
 
-def _is_own_ancestor(connection: Connection, tenant_id: int, thread: str, ns: str, start: str) -> bool:
+def _is_own_ancestor(connection: Connection, thread: str, ns: str, start: str) -> bool:
     """Return whether a graph checkpoint is its own ancestor."""
     c = GRAPH_CHECKPOINT.c
-    query = select(c.checkpoint_id, c.parent_id).where(c.tenant_id == tenant_id, c.thread_id == thread, c.ns == ns)
+    query = select(c.checkpoint_id, c.parent_id).where(c.thread_id == thread, c.ns == ns)
     parents: dict[str, str | None] = {row.checkpoint_id: row.parent_id for row in connection.execute(query)}
     visited: set[str] = set()
     ancestor_id = parents.get(start)

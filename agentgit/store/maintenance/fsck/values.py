@@ -61,8 +61,7 @@ StoredHashes = Mapping[int, set[bytes]]
 
 def check_values(connection: Connection, store: Store, report: FsckReport, *, with_hashes: bool) -> StoredHashes:
     """Check the stored values; return the hashes of all of them."""
-    tenant_condition = BLOB.c.tenant_id == store.tenant_id
-    keys = select(BLOB.c.external_session_id, BLOB.c.hash).where(tenant_condition)
+    keys = select(BLOB.c.external_session_id, BLOB.c.hash)
     stored_hashes: defaultdict[int, set[bytes]] = defaultdict(set)
     for page in CompiledStatement(keys).pages(connection, raw=True):
         for session_id, key in page:
@@ -75,7 +74,7 @@ def check_values(connection: Connection, store: Store, report: FsckReport, *, wi
         has_references = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
         data = case((has_references, data), else_=func.substr(data, 1, 0))
     columns = (BLOB.c.external_session_id, BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held"))
-    for row in read_raw_rows(connection, select(*columns).where(tenant_condition), report):
+    for row in read_raw_rows(connection, select(*columns), report):
         session_id, key, type_, codec, size, stored_data = row
         if [type(cell) for cell in row] != [int, bytes, str, int, int, bytes]:
             name = f"blob {format_value(session_id)}/{format_value(key)}"
