@@ -77,7 +77,7 @@ def idempotency_key_set(key: str | None) -> Iterator[None]:
         _current_key.reset(token)
 
 
-CALL, REPLAY, REDO, UNOWNED = "call", "replay", "redo", "unowned"
+CALL, REPLAY, REDO, UNOWNED = CALL_KINDS = "call", "replay", "redo", "unowned"
 """The kinds of invocation: the tool was called, the call was answered from the record, the tool ran again, or it was
 called in threads that no turn owns."""
 
@@ -108,6 +108,11 @@ TRANSITIONS: dict[str, frozenset[str]] = {
 
 STANDING = frozenset({INTENDED, DONE, UNKNOWN, FAILED, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN})
 """The statuses in which the call may have an effect in the world."""
+
+CALL_STATUSES = frozenset({*TRANSITIONS, FAILED, PAUSED, REVERSED, SIMULATED})
+
+LOGGED_STATUSES = frozenset({DONE, FAILED, UNKNOWN, REVERSED, REVERSE_UNKNOWN})
+"""The statuses after which the world may have changed. A change to one of them is written to the world log."""
 
 DECISIONS = {
     UNKNOWN: {"happened": DONE, "did_not_happen": FAILED},

@@ -145,7 +145,7 @@ class Reports:
         return RollbackReport(
             operation_id=row.id,
             status=row.status,
-            checkpoint_id=row.target_id,
+            checkpoint_id=row.target_id or 0,
             branch=branch.name,
             kind=kind,
             session_name=self.planner.name_session(connection, row.external_session_id),

@@ -138,7 +138,7 @@ class Starter:
             session_id=branch.external_session_id,
             user_id=request.user_id,
             source_id=request.source_id,
-            target_id=branch.head_id or 0,
+            target_id=branch.head_id,
             branch_id=branch.id,
             request_id=None,
             request={

@@ -19,6 +19,8 @@ DONE = "done"
 SIMULATED = "simulated"
 """The status of a rerun that nobody runs: effects on its path never existed."""
 
+BRANCH_STATUSES = (OPEN, RUNNING, REPLAYING, PARTIAL, SIMULATED)
+
 IMPORTED = "imported"
 """The key that marks the metadata of a session, and the header of a graph checkpoint, that a file brought."""
 

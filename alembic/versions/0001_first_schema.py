@@ -1,6 +1,6 @@
-"""The first schema
+"""The first schema. Until it is released, who edits it gives it another revision, so that older drafts are refused.
 
-Revision ID: 0001
+Revision ID: 0001b
 Revises:
 """
 
@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable, DropConstraint
 
-revision = "0001"
+revision = "0001b"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -21,7 +21,8 @@ TABLES = sa.MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
         "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
         "pk": "pk_%(table_name)s",
     }
 )
@@ -31,7 +32,7 @@ TABLES = sa.MetaData(
 
 
 def _table(name, *parts):
-    sa.Table(name, TABLES, *parts)
+    sa.Table(name, TABLES, *parts, sqlite_strict=True)
 
 
 def _column(name, kind, *, key=False, null=False, default=None):
@@ -39,15 +40,11 @@ def _column(name, kind, *, key=False, null=False, default=None):
 
 
 def _id(name, **more):
-    return _column(name, sa.BigInteger, **more)
+    return _column(name, sa.BigInteger().with_variant(sa.Integer, "sqlite"), **more)
 
 
 def _number(name, **more):
     return _column(name, sa.Integer, **more)
-
-
-def _word(name, length, **more):
-    return _column(name, sa.String(length), **more)
 
 
 def _words(name, **more):
@@ -59,11 +56,11 @@ def _bytes(name, **more):
 
 
 def _flag(name, **more):
-    return _column(name, sa.Boolean, **more)
+    return _column(name, sa.Boolean().with_variant(sa.Integer, "sqlite"), **more)
 
 
 def _moment(name, **more):
-    return _column(name, sa.DateTime(timezone=True), **more)
+    return _column(name, sa.DateTime(timezone=True).with_variant(sa.Text, "sqlite"), **more)
 
 
 def _unique(*columns):
@@ -75,8 +72,18 @@ def _index(*columns, only=None):
     return sa.Index(None, *columns, sqlite_where=where, postgresql_where=where)
 
 
-def _of(column, table):
-    return sa.ForeignKeyConstraint([column], [f"{table}.id"])
+def _of(columns, target, cascade=False, deferred=False, mutual=False):
+    """Refer to a row. It is checked at the commit if it is `deferred`, or if two tables refer to each other."""
+    table, *others = target.split()
+    return sa.ForeignKeyConstraint(
+        columns.split(), [f"{table}.{name}" for name in others or ["id"]],
+        ondelete="CASCADE" if cascade else None, use_alter=mutual, deferrable=deferred or mutual or None,
+        initially="DEFERRED" if deferred or mutual else None,
+    )  # fmt: skip
+
+
+def _one_of(column, values):
+    return sa.CheckConstraint(f"{column} IN ({', '.join(map(repr, values.split()))})", name=column)
 
 
 # -- who is there
@@ -90,9 +97,9 @@ _table(
 )  # fmt: skip
 _table(
     "api_key",
-    _id("id", key=True), _id("user_id"), _words("name"), _bytes("hash"), _word("scope", 16), _moment("created_at"),
+    _id("id", key=True), _id("user_id"), _words("name"), _bytes("hash"), _words("scope"), _moment("created_at"),
     _moment("expires_at", null=True), _moment("last_used_at", null=True), _moment("revoked_at", null=True),
-    _of("user_id", "user"), _index("user_id", "id"),
+    _of("user_id", "user"), _index("user_id", "id"), _one_of("scope", "admin read sign-in write"),
 )  # fmt: skip
 
 
@@ -105,28 +112,35 @@ _table(
     _moment("created_at"), _moment("updated_at"), _flag("is_active"), _id("current_branch_id", null=True),
     _bytes("meta"), _unique("user_id", "session_name"), _index("user_id", "thread_id"),
     _index("user_id", "updated_at", "id"),
+    _of("user_id", "user"), _of("id current_branch_id", "internal_session external_session_id id", mutual=True),
 )  # fmt: skip
 _table(
     "session_member",
-    _id("external_session_id", key=True), _id("user_id", key=True), _id("link_id", key=True), _word("role", 16),
+    _id("external_session_id", key=True), _id("user_id", key=True), _id("link_id", key=True), _words("role"),
     _moment("created_at"), _moment("expires_at", null=True),
-    _of("external_session_id", "external_session"), _of("user_id", "user"), _index("user_id"),
+    _of("external_session_id", "external_session", cascade=True), _of("user_id", "user"), _index("user_id"),
+    _one_of("role", "editor owner viewer"),
 )  # fmt: skip
 _table(
     "session_link",
-    _id("id", key=True), _id("external_session_id"), _bytes("hash"), _word("role", 16), _moment("created_at"),
+    _id("id", key=True), _id("external_session_id"), _bytes("hash"), _words("role"), _moment("created_at"),
     _moment("expires_at", null=True), _moment("revoked_at", null=True),
-    _of("external_session_id", "external_session"), _index("external_session_id"),
+    _of("external_session_id", "external_session", cascade=True), _index("external_session_id"),
+    _one_of("role", "editor viewer"),
 )  # fmt: skip
 _table(
     "internal_session",
-    _id("id", key=True), _id("external_session_id"), _word("thread_id", 64), _words("name"), _word("status", 16),
-    _word("owner", 128, null=True), _id("head_id", null=True), _id("parent_id", null=True),
+    _id("id", key=True), _id("external_session_id"), _words("thread_id"), _words("name"), _words("status"),
+    _words("owner", null=True), _id("head_id", null=True), _id("parent_id", null=True),
     _id("branch_point_id", null=True), _number("inherited"), _moment("created_at"), _bytes("meta"),
     _number("epoch", default="0"), _number("world_seen", default="0"), _number("searched", default="0"),
     _moment("lease_until", null=True),
-    _of("external_session_id", "external_session"),
-    _unique("external_session_id", "name"), _unique("thread_id"),
+    _unique("external_session_id", "name"), _unique("thread_id"), _unique("external_session_id", "id"),
+    _index("parent_id", only="parent_id"), _of("external_session_id", "external_session", cascade=True),
+    _of("external_session_id parent_id", "internal_session external_session_id id"),
+    _of("id head_id", "checkpoint internal_session_id id", mutual=True),
+    _of("parent_id branch_point_id", "checkpoint internal_session_id id", mutual=True),
+    _one_of("status", "open partial replaying running simulated"),
     sa.Index(
         "ix_internal_session_running", "external_session_id",
         sqlite_where=sa.text("status = 'running'"), postgresql_where=sa.text("status = 'running'"),
@@ -135,12 +149,15 @@ _table(
 _table(
     "checkpoint",
     _id("id", key=True), _id("internal_session_id"), _number("number"), _words("name", null=True),
-    _words("description", null=True), _word("kind", 16), _flag("is_auto"), _id("user_id"), _moment("created_at"),
-    _word("graph_checkpoint_id", 64, null=True), _bytes("state_hash"), _number("position"), _number("message_count"),
+    _words("description", null=True), _words("kind"), _flag("is_auto"), _id("user_id"), _moment("created_at"),
+    _words("graph_checkpoint_id", null=True), _bytes("state_hash"), _number("position"), _number("message_count"),
     _words("restore_point", null=True), _bytes("data", null=True), _id("workspace_snapshot_id", null=True),
     _bytes("pending", null=True),
-    _of("internal_session_id", "internal_session"),
-    _unique("internal_session_id", "number"),
+    _unique("internal_session_id", "number"), _unique("internal_session_id", "id"),
+    _index("workspace_snapshot_id", only="workspace_snapshot_id"),
+    _of("internal_session_id", "internal_session", cascade=True),
+    _of("workspace_snapshot_id", "workspace_snapshot", deferred=True),
+    _one_of("kind", "after before branch named tools"),
     sa.Index(
         "ix_checkpoint_log",
         "internal_session_id", "created_at", "id", "number", "is_auto", "user_id",
@@ -154,19 +171,22 @@ _table(
     "tag",
     _id("external_session_id", key=True), _words("name", key=True), _id("checkpoint_id"),
     _words("description", null=True), _id("user_id"), _moment("created_at"),
-    _of("checkpoint_id", "checkpoint"), _of("external_session_id", "external_session"), _index("checkpoint_id"),
+    _of("checkpoint_id", "checkpoint"), _of("external_session_id", "external_session", cascade=True),
+    _index("checkpoint_id"),
 )  # fmt: skip
 _table(
     "search_text",
-    _id("id", key=True), _id("internal_session_id"), _number("number"), _word("kind", 16), _bytes("hash", null=True),
+    _id("id", key=True), _id("internal_session_id"), _number("number"), _words("kind"), _bytes("hash", null=True),
     _id("row_id", null=True), _column("words", sa.Text().with_variant(postgresql.TSVECTOR(), "postgresql"), null=True),
-    _of("internal_session_id", "internal_session"), _index("internal_session_id", "number"),
+    _of("internal_session_id", "internal_session", cascade=True), _index("internal_session_id", "number"),
+    _one_of("kind", "call checkpoint message"),
 )  # fmt: skip
 _table(
     "workspace_snapshot",
     _id("id", key=True), _id("external_session_id"), _id("internal_session_id"), _words("snapshot"),
-    _bytes("settings"), _word("changed_by", 16), _moment("created_at"),
-    _of("external_session_id", "external_session"), _index("external_session_id", "id"),
+    _bytes("settings"), _words("changed_by"), _moment("created_at"),
+    _of("external_session_id internal_session_id", "internal_session external_session_id id", cascade=True),
+    _index("external_session_id", "id"), _one_of("changed_by", "crash person stored turn unknown"),
 )  # fmt: skip
 
 
@@ -176,17 +196,27 @@ _table(
 _table(
     "tool_invocation",
     _id("id", key=True), _id("external_session_id"), _id("internal_session_id"), _number("arrival"), _number("batch"),
-    _number("batch_index"), _words("tool_name"), _words("tool_call_id", null=True), _word("effect", 16),
-    _word("status", 16), _bytes("args"), _bytes("result", null=True), _words("error_message", null=True),
-    _moment("started_at"), _moment("ended_at", null=True), _word("idempotency_key", 64), _words("undo", null=True),
-    _word("owner", 128, null=True), _id("replay_of", null=True), _word("kind", 16, default="call"),
-    _word("identity", 64, null=True), _words("verify", null=True), _words("precheck", null=True),
+    _number("batch_index"), _words("tool_name"), _words("tool_call_id", null=True), _words("effect"),
+    _words("status"), _bytes("args"), _bytes("result", null=True), _words("error_message", null=True),
+    _moment("started_at"), _moment("ended_at", null=True), _words("idempotency_key"), _words("undo", null=True),
+    _words("owner", null=True), _id("replay_of", null=True), _words("kind", default="call"),
+    _words("identity", null=True), _words("verify", null=True), _words("precheck", null=True),
     _words("tool_path", null=True), _words("enclosing", null=True),
-    _bytes("answers", null=True), _id("made_on", null=True), _word("task", 32, null=True), _id("parent_id", null=True),
-    _of("internal_session_id", "internal_session"),
+    _bytes("answers", null=True), _id("made_on", null=True), _words("task", null=True), _id("parent_id", null=True),
+    _of("external_session_id internal_session_id", "internal_session external_session_id id", cascade=True),
+    _of("replay_of", "tool_invocation", deferred=True), _of("parent_id", "tool_invocation", deferred=True),
     _unique("internal_session_id", "arrival"), _index("external_session_id", "status"),
-    *(_index("external_session_id", name, only=name) for name in ("identity", "replay_of", "task")),
-    _index("parent_id", only="parent_id"),
+    *(_index("external_session_id", name, only=name) for name in ("identity", "task")),
+    *(_index(name, only=name) for name in ("parent_id", "replay_of")),
+    _one_of(
+        "effect",
+        "compensable idempotent irreversible memory read_only reversible state undeclared workspace",
+    ),
+    _one_of(
+        "status",
+        "done failed intended paused reverse_failed reverse_unknown reversed reversing simulated unknown",
+    ),
+    _one_of("kind", "call redo replay unowned"),
     sa.Index(
         "ix_tool_invocation_memory", "identity",
         sqlite_where=sa.text("effect = 'memory'"), postgresql_where=sa.text("effect = 'memory'"),
@@ -194,19 +224,25 @@ _table(
 )  # fmt: skip
 _table(
     "world_log",
-    _id("external_session_id", key=True), _number("seq", key=True), _id("invocation_id"), _word("action", 16),
+    _id("external_session_id", key=True), _number("seq", key=True), _id("invocation_id"), _words("action"),
     _id("operation_id", null=True), _moment("created_at"),
-    _of("external_session_id", "external_session"),
-    _index("invocation_id"),
+    _of("external_session_id", "external_session", cascade=True), _of("invocation_id", "tool_invocation"),
+    _of("operation_id", "operation"), _index("invocation_id"), _index("operation_id", only="operation_id"),
+    _one_of("action", "done failed reverse_unknown reversed unknown"),
 )  # fmt: skip
 _table(
     "operation",
-    _id("id", key=True), _id("external_session_id"), _id("user_id"), _word("kind", 16), _word("status", 16),
-    _word("request_id", 64), _id("source_id"), _id("target_id"), _id("internal_session_id"),
-    _word("owner", 128, null=True), _bytes("request"), _bytes("report"), _moment("created_at"),
+    _id("id", key=True), _id("external_session_id"), _id("user_id"), _words("kind"), _words("status"),
+    _words("request_id"), _id("source_id"), _id("target_id", null=True),
+    _id("internal_session_id"),
+    _words("owner", null=True), _bytes("request"), _bytes("report"), _moment("created_at"),
     _moment("ended_at", null=True), _moment("lease_until", null=True),
-    _of("external_session_id", "external_session"),
-    _unique("external_session_id", "request_id"),
+    _unique("external_session_id", "request_id"), _index("target_id", only="target_id"),
+    _of("external_session_id", "external_session", cascade=True),
+    _of("external_session_id source_id", "internal_session external_session_id id"),
+    _of("external_session_id internal_session_id", "internal_session external_session_id id"),
+    _of("target_id", "checkpoint"), _one_of("kind", "fork rerun rollback switch"),
+    _one_of("status", "done partial running"),
 )  # fmt: skip
 
 
@@ -215,8 +251,8 @@ _table(
 
 _table(
     "graph_checkpoint",
-    _words("thread_id", key=True), _words("ns", key=True), _word("checkpoint_id", 64, key=True),
-    _id("external_session_id"), _number("seq"), _word("parent_id", 64, null=True), _word("root_id", 64, null=True),
+    _words("thread_id", key=True), _words("ns", key=True), _words("checkpoint_id", key=True),
+    _id("external_session_id"), _number("seq"), _words("parent_id", null=True), _words("root_id", null=True),
     _words("run_id", null=True), _number("message_count"), _bytes("meta"), _bytes("header"), _bytes("channels"),
     _bytes("state_hash"),
     _unique("thread_id", "ns", "seq"), _index("thread_id", "root_id", only="root_id"),
@@ -224,15 +260,15 @@ _table(
 )  # fmt: skip
 _table(
     "graph_write",
-    _words("thread_id", key=True), _words("ns", key=True), _word("checkpoint_id", 64, key=True),
-    _word("task_id", 64, key=True), _number("idx", key=True), _id("external_session_id"), _words("task_path"),
+    _words("thread_id", key=True), _words("ns", key=True), _words("checkpoint_id", key=True),
+    _words("task_id", key=True), _number("idx", key=True), _id("external_session_id"), _words("task_path"),
     _words("channel"), _bytes("value"),
     _index("external_session_id"),
 )  # fmt: skip
 _table(
     "blob",
-    _id("external_session_id", key=True), _bytes("hash", key=True), _word("type", 32),
-    _column("codec", sa.SmallInteger), _number("size"), _bytes("data"),
+    _id("external_session_id", key=True), _bytes("hash", key=True), _words("type"),
+    _number("codec"), _number("size"), _bytes("data"),
 )  # fmt: skip
 
 
@@ -244,32 +280,29 @@ _table(
     _id("id", key=True), _number("epoch"),
     _id("ordinal", default=sa.text("CAST(CAST(pg_current_xact_id() AS text) AS bigint)")),
     _id("external_session_id", null=True), _id("internal_session_id", null=True), _id("owner_id", null=True),
-    _id("user_id", null=True), _word("kind", 32), _bytes("detail"), _moment("created_at"),
-    sa.ForeignKeyConstraint(
-        ["external_session_id"], ["external_session.id"], ondelete="CASCADE",
-    ),
+    _id("user_id", null=True), _words("kind"), _bytes("detail"), _moment("created_at"),
+    _of("external_session_id", "external_session", cascade=True),
     _index("epoch", "ordinal"), _index("owner_id", "epoch", "ordinal", "id"),
     _index("external_session_id", "epoch", "ordinal", "id"),
 )  # fmt: skip
 EVENT_OF_SQLITE = """
 CREATE TABLE event (
     ordinal INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
-    id BIGINT NOT NULL,
+    id INTEGER NOT NULL UNIQUE,
     epoch INTEGER NOT NULL,
-    external_session_id BIGINT,
-    internal_session_id BIGINT,
-    owner_id BIGINT,
-    user_id BIGINT,
-    kind VARCHAR(32) NOT NULL,
+    external_session_id INTEGER,
+    internal_session_id INTEGER,
+    owner_id INTEGER,
+    user_id INTEGER,
+    kind TEXT NOT NULL,
     detail BLOB NOT NULL,
-    created_at DATETIME NOT NULL,
-    UNIQUE (id),
-    CONSTRAINT fk_event_external_session_id_external_session FOREIGN KEY (external_session_id)
+    created_at TEXT NOT NULL,
+    CONSTRAINT fk_event_external_session_id FOREIGN KEY (external_session_id)
         REFERENCES external_session (id) ON DELETE CASCADE
-)
+) STRICT
 """
 """The ordinal has the only form of a number that SQLite never gives twice."""
-_table("encryption_key", _word("id", 32, key=True), _bytes("proof"), _moment("created_at"))
+_table("encryption_key", _words("id", key=True), _bytes("proof"), _moment("created_at"))
 
 
 # -- triggers: nobody changes an event, and it goes only with its session
@@ -325,8 +358,16 @@ def _add_local_owner():
     """Add the user who opens the database without a name. Its id is made as all ids are: of the time."""
     now = datetime.now(UTC)
     milliseconds = int(now.timestamp() * 1000) - 1_735_689_600_000
+    if op.get_context().dialect.name == "sqlite":
+        now = now.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
     row = {"id": milliseconds << 12 | secrets.randbits(11), "name": "local", "created_at": now, "is_admin": True}
     op.bulk_insert(TABLES.tables["user"], [row])
+
+
+def _mutual():
+    """Return the references between tables that refer to each other."""
+    tables = TABLES.sorted_tables
+    return [one for table in tables for one in sorted(table.foreign_key_constraints, key=str) if one.use_alter]
 
 
 def upgrade() -> None:
@@ -335,6 +376,8 @@ def upgrade() -> None:
         op.execute(CreateTable(table) if is_postgresql or table.name != "event" else EVENT_OF_SQLITE)
         for index in sorted(table.indexes, key=lambda one: one.name):
             op.execute(CreateIndex(index))
+    for constraint in _mutual() if is_postgresql else ():  # SQLite takes them with their table
+        op.execute(AddConstraint(constraint))
     if is_postgresql:
         # A search looks through the whole of what is pending, so that is kept short.
         op.execute(
@@ -351,6 +394,8 @@ def downgrade() -> None:
     is_postgresql = op.get_context().dialect.name == "postgresql"
     if not is_postgresql:
         op.execute("DROP TABLE search_words")
+    for constraint in _mutual() if is_postgresql else ():
+        op.execute(DropConstraint(constraint))
     for table in reversed(TABLES.sorted_tables):
         op.drop_table(table.name)
     if is_postgresql:

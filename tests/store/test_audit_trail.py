@@ -119,9 +119,7 @@ def test_the_database_refuses_changes_to_the_trail(repo, agent):
 def test_events_go_only_with_their_session(repo, agent):
     repo.session("other", create=True)
     gone = repo.session("plain", create=True)
-    branches = backend.table("internal_session")
-    for column in (branches.c.external_session_id, SESSION.c.id):
-        backend.write(repo, lambda c, column=column: c.execute(delete(column.table).where(column == gone.id)))
+    backend.write(repo, lambda c: c.execute(delete(SESSION).where(SESSION.c.id == gone.id)))
     assert [event.session_name for event in repo.events.newest()] == ["s", "other"]
 
 

@@ -44,6 +44,9 @@ def interrupted(action, point):
     return None, next(points) > point
 
 
+UNRAISABLE = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C in a finalizer
+
+
 def ends_in_thread(action):
     """Run an action in another thread; return whether it ends without waiting for a lock."""
     thread = threading.Thread(target=action, daemon=True)
@@ -52,7 +55,7 @@ def ends_in_thread(action):
     return not thread.is_alive()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C in a finalizer
+@UNRAISABLE
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_interrupted_write_leaves_nothing_locked(repo, fails):
     database, kept = backend.database(repo), []
@@ -112,6 +115,7 @@ def test_an_interrupted_write_keeps_the_rows_of_a_database_in_memory():
             assert found.scalars().all() == [*range(point + 1)]
 
 
+@UNRAISABLE
 @pytest.mark.parametrize("use", [lambda catalog: catalog.set({"a": 1}), lambda catalog: catalog.load_index(None)])
 def test_an_interrupted_use_of_a_catalog_leaves_nothing_locked(tmp_path, use):
     catalog, other, kept = (*(Catalog(str(tmp_path / "catalog.db")) for _ in range(2)), [])

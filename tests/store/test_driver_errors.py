@@ -58,7 +58,7 @@ def test_t_a_write_is_retried_after_each_different_rejected_row(postgres_url):
         names = iter([*taken, "free"])
 
         def next_one(connection):
-            found = row(connection) | {"id": 5, "session_name": next(names)}
+            found = row(connection) | {"id": 5, "session_name": next(names), "current_branch_id": None}
             connection.execute(insert(SESSION), found)
             return found["session_name"]
 

@@ -105,15 +105,12 @@ def test_dangling_keys_links_and_members_are_found(repo, people):
     damage(
         repo,
         f'DELETE FROM "user" WHERE id = {key.user_id}',  # noqa: S608  # a number of our own
-        "UPDATE api_key SET scope = 'god'",
-        "UPDATE session_link SET external_session_id = 5, role = 'owner'",
+        "UPDATE session_link SET external_session_id = 5",
     )
     found = {(one.row.split("/")[0].split()[0], one.what.split(" is ")[0]) for one in repo.maintenance.fsck(1).findings}
     assert found >= {
         ("api_key", f"its user {key.user_id}"),
-        ("api_key", "its scope"),
         ("session_link", "its session 5"),
-        ("session_link", "its role"),
         ("session_member", "its link"),
         ("session_member", f"its user {key.user_id}"),
     }

@@ -15,7 +15,7 @@ import agentgit
 from agentgit.errors import SchemaMismatch
 from agentgit.store.database import Database
 from agentgit.store.schema import schema
-from agentgit.store.schema.migrations import FTS_TABLE, VERSION_TABLE
+from agentgit.store.schema.migrations import VERSION_TABLE
 from agentgit.store.sql.tables import METADATA
 from agentgit.store.sql.url import parse_url
 
@@ -24,7 +24,7 @@ def tables_of(connection):
     """Return the tables in an order in which rows can be inserted."""
     tables = MetaData()
     tables.reflect(connection)
-    return [one for one in tables.sorted_tables if not one.name.startswith((FTS_TABLE, VERSION_TABLE))]
+    return [tables.tables[one.name] for one in METADATA.sorted_tables if one.name in tables.tables]
 
 
 def rows_of(database):
@@ -37,9 +37,9 @@ def rows_of(database):
 def test_a_sqlite_file_of_an_earlier_schema_is_upgraded_on_open(tmp_path, second):
     path = tmp_path / "agentgit.db"
     with closing(Database(path)) as database:
-        before = filled(database, "0001")
+        before = filled(database, "0001b")
         with pytest.raises(
-            SchemaMismatch, match=rf"has schema 0001 and this library needs {second}\. Run: .*db upgrade"
+            SchemaMismatch, match=rf"has schema 0001b and this library needs {second}\. Run: .*db upgrade"
         ):
             schema.check(database)
         with agentgit.open(path) as repo:
@@ -48,10 +48,20 @@ def test_a_sqlite_file_of_an_earlier_schema_is_upgraded_on_open(tmp_path, second
         assert_kept(database, before)
 
 
+def test_a_database_of_another_draft_is_refused_by_name(empty):
+    """The first schema changes until its release, and nothing upgrades what it was before."""
+    with closing(Database(empty)) as database:
+        schema.upgrade(database)
+        database.write(lambda c: c.exec_driver_sql("UPDATE agentgit_version SET version_num = '0001'"))
+        for attempt in (agentgit.open, lambda _: schema.upgrade(database)):
+            with pytest.raises(SchemaMismatch, match=r"another draft of agentgit \(schema 0001\)"):
+                attempt(empty)
+
+
 @pytest.mark.long
 def test_a_postgresql_database_is_upgraded_only_on_command(empty_server, second):
     with closing(Database(empty_server)) as database:
-        before = filled(database, "0001")
+        before = filled(database, "0001b")
         with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
             schema.prepare(database)
         assert schema.upgrade(database) == second
@@ -88,7 +98,7 @@ def assert_kept(database, before):
 def test_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
     with closing(Database(empty)) as database:
         filled(database, second)
-        backend.migrate(database, command.downgrade, "0001")
+        backend.migrate(database, command.downgrade, "0001b")
         ignored = ("search_words", "ix_search_text_words")
         options = {"version_table": VERSION_TABLE, "include_name": lambda name, *_: not str(name).startswith(ignored)}
         with database.reading() as connection:

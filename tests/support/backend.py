@@ -16,7 +16,7 @@ import agentgit
 from agentgit import ToolInvocation
 from agentgit.store.database import Database
 from agentgit.store.records.journal import WITH_BRANCH, CallOutcome, Intent
-from agentgit.store.schema import migrations, roles, schema
+from agentgit.store.schema import migrations, schema
 from agentgit.store.sql import ids
 from agentgit.store.sql.encrypted_columns import raw_table
 from agentgit.store.sql.tables import METADATA
@@ -258,7 +258,7 @@ def migrate(database: Database, move: Callable[[Any, str], None], revision: str)
 def grant(place, role: str) -> int:
     """Grant a PostgreSQL role its rights, as `agentgit db grant` does, and return the number of tables."""
     with closing(Database(place)) as database:
-        return roles.grant(database, role)
+        return schema.grant(database, "public", role)
 
 
 def run_sql(place, statement: str) -> None:

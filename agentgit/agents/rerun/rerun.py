@@ -411,7 +411,7 @@ class Rerun:
             session_id=self._branch.session_id,
             user_id=self._branch.settings.user_id,
             source_id=self._recording.row.id,
-            target_id=self._recording.start.id if self._recording.start is not None else 0,
+            target_id=self._recording.start.id if self._recording.start is not None else None,
             branch_id=self.branch_id,
             request_id=None,
             request={"steps": []},

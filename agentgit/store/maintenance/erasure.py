@@ -27,6 +27,8 @@ from agentgit.store.sql.tables import (
     BLOB,
     BRANCH,
     EVENT,
+    GRAPH_CHECKPOINT,
+    GRAPH_WRITE,
     METADATA,
     SEARCH_TEXT,
     SESSION,
@@ -154,21 +156,19 @@ def _delete_session(store: Store, connection: Connection, session_id: int, user_
 
 
 def _delete_session_rows(connection: Connection, session_id: int) -> Counter[str]:
-    """Delete the rows of a session in all tables, each table before those that it refers to."""
-    branch_conditions = BRANCH.c.external_session_id == session_id
+    """Delete a session with its rows in all tables, most of which go with it by their references."""
     row_counts: Counter[str] = Counter()
-    ids_by_column: Mapping[str, Any] = {
-        "external_session_id": [session_id],
-        "internal_session_id": select(BRANCH.c.id).where(branch_conditions),
-    }
-    # The rows of the branches are deleted after all others but the session itself, because some name only their branch.
-    for table in reversed(METADATA.sorted_tables):
-        if table in (EVENT, BRANCH, SESSION):  # only with its session may an event go
+    branch_ids = select(BRANCH.c.id).where(BRANCH.c.external_session_id == session_id)
+    for table in METADATA.sorted_tables:
+        is_own = table.c.external_session_id == session_id if "external_session_id" in table.c else None
+        if is_own is None and "internal_session_id" in table.c:
+            is_own = table.c.internal_session_id.in_(branch_ids)
+        if is_own is None or table is EVENT:
             continue
-        condition = next((table.c[name].in_(ids) for name, ids in ids_by_column.items() if name in table.c), None)
-        if condition is not None:
-            row_counts += _delete_from(connection, table, condition)
-    row_counts += _delete_from(connection, BRANCH, branch_conditions)
+        if table in (GRAPH_CHECKPOINT, GRAPH_WRITE, BLOB):  # threads without a session have such rows, too
+            row_counts += _delete_from(connection, table, is_own)
+        elif count := connection.execute(select(func.count()).select_from(table).where(is_own)).scalar_one():
+            row_counts[table.name] = count
     return row_counts + _delete_from(connection, SESSION, SESSION.c.id == session_id)
 
 

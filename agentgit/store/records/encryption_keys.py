@@ -43,8 +43,7 @@ def unlock(database: Database) -> None:
 def registered_proofs(connection: Connection) -> dict[str, bytes]:
     """Return the names of the keys that may seal values, each with its proof."""
     rows = connection.execute(select(ENCRYPTION_KEY.c.id, ENCRYPTION_KEY.c.proof).order_by(ENCRYPTION_KEY.c.id))
-    # SQLite also stores text in a column of bytes; text is not a proof.
-    return {row.id: b"" if isinstance(row.proof, str) else bytes(row.proof) for row in rows}
+    return {row.id: bytes(row.proof) for row in rows}
 
 
 def unregister_key(connection: Connection, name: str) -> None:

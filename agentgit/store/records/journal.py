@@ -40,6 +40,7 @@ from agentgit.effects.invocation import (
     DONE,
     FAILED,
     INTENDED,
+    LOGGED_STATUSES,
     PAUSED,
     REDO,
     REPLAY,
@@ -66,9 +67,6 @@ from agentgit.store.sql.tables import (
 )
 from agentgit.store.sql.writes import update_rows
 from agentgit.values import as_object, stored_json, to_json
-
-LOGGED_STATUSES = frozenset({"done", "failed", "unknown", "reversed", "reverse_unknown"})
-"""The statuses after which the world may have changed. A change to one of them is written to the world log."""
 
 LAST_LOGGED_STATUSES = {status: (status,) for status in LOGGED_STATUSES} | dict.fromkeys(
     (REVERSING, REVERSE_FAILED), (DONE, UNKNOWN, REVERSE_UNKNOWN)

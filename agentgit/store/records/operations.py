@@ -33,7 +33,7 @@ class NewOperation:
     session_id: int
     user_id: int
     source_id: int
-    target_id: int
+    target_id: int | None
     branch_id: int
     request_id: str | None
     request: Mapping[str, Any]
@@ -229,7 +229,7 @@ def operation_from_row(row: Row[Any]) -> Operation:
         ended_at=row.ended_at,
         external_session_id=row.external_session_id,
         source_session_id=row.source_id,
-        checkpoint_id=row.target_id,
+        checkpoint_id=row.target_id or 0,
         internal_session_id=row.internal_session_id,
         report=as_object(row.report),
     )

@@ -35,6 +35,13 @@ def folder() -> Path:
     return packaged if packaged.is_dir() else package.parent / "alembic"
 
 
+def is_known(revision: str) -> bool:
+    """Return whether a revision is one of the migrations."""
+    from alembic.script import ScriptDirectory
+
+    return any(one.revision == revision for one in ScriptDirectory(str(folder())).walk_revisions())
+
+
 @contextmanager
 def configured(connection: Connection) -> Iterator[Config]:
     """Yield the configuration for a command of Alembic, which runs in the transaction of a connection."""

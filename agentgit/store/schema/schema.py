@@ -15,7 +15,7 @@ from agentgit.store.schema import migrations, roles
 from agentgit.store.schema.migrations import TABLE_NAMES, VERSION_TABLE
 from agentgit.store.sql.url import redacted_url
 
-REVISION = "0001"
+REVISION = "0001b"
 """The newest migration. A test compares it with the folder."""
 
 ADVISORY_LOCK = 0x61676974
@@ -59,7 +59,7 @@ def _table_names(connection: Connection) -> set[str]:
 def check(database: Database) -> None:
     """Check that this library can use the database without an upgrade."""
     revision = current_revision(database)
-    _require_not_newer(database, revision)
+    _require_supported(database, revision)
     if revision is None or revision < REVISION:
         state = "has no tables yet" if revision is None else f"has schema {revision} and this library needs {REVISION}"
         raise SchemaMismatch(f"{database.name} {state}. Run: {_upgrade_command(database)}")
@@ -87,10 +87,16 @@ def _describe(difference: Any) -> str:
     return " ".join([verb, *(str(getattr(part, "name", part)) for part in parts if isinstance(part, str | SchemaItem))])
 
 
-def _require_not_newer(database: Database, revision: str | None) -> None:
+def _require_supported(database: Database, revision: str | None) -> None:
+    """Check that a schema is not newer than this library, and that there is a way from it to the newest one."""
     if revision is not None and revision > REVISION:
         raise SchemaMismatch(
             f"{database.name} has schema {revision}, which is newer than this library's {REVISION}.", Next("update")
+        )
+    if revision not in (None, REVISION) and not migrations.is_known(str(revision)):
+        raise SchemaMismatch(
+            f"{database.name} was made by another draft of agentgit (schema {revision}), from which nothing upgrades. "
+            "Open it with that version, or use another database."
         )
 
 
@@ -131,7 +137,7 @@ def upgrade(database: Database) -> str:
     Tables of another application in the same database are not changed.
     """
     existing = current_revision(database)
-    _require_not_newer(database, existing)
+    _require_supported(database, existing)
     if existing is None and database.is_sqlite and not database.in_memory:
         database.use_wal()  # which cannot be done in a transaction
     if existing != REVISION:
@@ -144,7 +150,7 @@ def _upgrade_in_transaction(connection: Connection, database: Database) -> None:
 
     lock_migrations(connection)
     existing = _read_revision(connection)
-    _require_not_newer(database, existing)  # another process may have upgraded it meanwhile, with a newer library
+    _require_supported(database, existing)  # another process may have upgraded it meanwhile, with a newer library
     if existing is None:
         _require_no_other_tables(connection, database)
     require_owner(connection, database, "upgrade")

@@ -25,12 +25,10 @@ from agentgit.store.objects.plain_values import CUSTOM_SERDE, show_message
 from agentgit.store.records.sessions import SessionStore, StoredRow
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SEARCH_TEXT, TOOL_INVOCATION
+from agentgit.store.sql.tables import BRANCH, CALL, CHECKPOINT, MESSAGE, NAMED, SEARCH_TEXT, TOOL_INVOCATION
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.graph_store import GraphCheckpoint, GraphStore
 from agentgit.values import stored_json
-
-MESSAGE, CALL, NAMED = "message", "call", "checkpoint"
 
 NAMED_MARKER = "§n"
 """The marker word of all texts that people wrote at checkpoints. No word of a text contains `§`."""

@@ -22,9 +22,6 @@ from agentgit.store.objects.blobs import Leaf
 from agentgit.store.records.log import LogPart
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.search.index import (
-    CALL,
-    MESSAGE,
-    NAMED,
     NAMED_MARKER,
     scope_of_branch,
     scope_of_session,
@@ -35,7 +32,7 @@ from agentgit.store.search.index import (
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import seal_of
-from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SEARCH_TEXT, TOOL_INVOCATION
+from agentgit.store.sql.tables import BRANCH, CALL, CHECKPOINT, MESSAGE, NAMED, SEARCH_TEXT, TOOL_INVOCATION
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.graph_store import GraphStore
 

@@ -1,12 +1,14 @@
 """Building blocks of the tables: their MetaData, the column types, and the base class of all rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
+    CheckConstraint,
     Column,
     ColumnElement,
     DateTime,
@@ -15,15 +17,13 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
-    SmallInteger,
-    String,
     Table,
     Text,
     text,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import registry
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy.types import TypeDecorator, TypeEngine
 from sqlmodel import Field, SQLModel
 
 from agentgit.errors import Corrupt
@@ -44,25 +44,47 @@ METADATA = MetaData(
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
         "uq": "uq_%(table_name)s_%(column_0_N_name)s",
         "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
         "pk": "pk_%(table_name)s",
     }
 )
 
 
 class UTCDateTime(TypeDecorator[datetime]):
-    """An aware UTC time, also on databases that do not store time zones."""
+    """An aware UTC time. SQLite has no type for times, and stores a text that sorts as the times do."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        return value.astimezone(UTC) if value is not None else None
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(Text() if dialect.name == "sqlite" else DateTime(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
+        if value is None:
+            return None
+        time = value.astimezone(UTC)
+        if dialect.name == "sqlite":
+            return time.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
+        return time
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         if value is None:
             return None
-        time: datetime = value
+        time: datetime = datetime.fromisoformat(value) if dialect.name == "sqlite" else value
         return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+class Flag(TypeDecorator[bool]):
+    """True or false. SQLite has no type for it, and stores 1 or 0."""
+
+    impl = Boolean
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(Integer() if dialect.name == "sqlite" else Boolean())
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> bool | None:
+        return None if value is None else bool(value)
 
 
 class SafeText(TypeDecorator[str]):
@@ -240,12 +262,20 @@ def bind_row(table: Table, row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**row, **{name: Bound(row[name], key) for name in names}}
 
 
+ID = BigInteger().with_variant(Integer, "sqlite")
+"""The type of ids. SQLite has one type of integers."""
+
+
 def bigint(**kwargs: Any) -> Any:
-    return Field(sa_column=Column(BigInteger, nullable=False, autoincrement=False, **kwargs))
+    return Field(sa_column=Column(ID, nullable=False, autoincrement=False, **kwargs))
 
 
 def nullable_bigint() -> Any:
-    return Field(default=None, sa_column=Column(BigInteger, nullable=True))
+    return Field(default=None, sa_column=Column(ID, nullable=True))
+
+
+def flag(**kwargs: Any) -> Any:
+    return Field(sa_column=Column(Flag, nullable=False, **kwargs))
 
 
 def timestamp(*, nullable: bool = False) -> Any:
@@ -256,8 +286,8 @@ def safe_text(*, nullable: bool = False) -> Any:
     return Field(default=None, sa_column=Column(SafeText, nullable=nullable))
 
 
-def string(length: int, *, nullable: bool = False, **kwargs: Any) -> Any:
-    return Field(default=None, sa_column=Column(String(length), nullable=nullable, **kwargs))
+def string(*, nullable: bool = False, **kwargs: Any) -> Any:
+    return Field(default=None, sa_column=Column(Text, nullable=nullable, **kwargs))
 
 
 def binary(*, nullable: bool = False, **kwargs: Any) -> Any:
@@ -272,13 +302,36 @@ def encrypted_text(place: str, *, nullable: bool = False) -> Any:
     return Field(default=None, sa_column=Column(SealedText(place), nullable=nullable))
 
 
-def integer(*, small: bool = False, **kwargs: Any) -> Any:
-    return Field(default=0, sa_column=Column(SmallInteger if small else Integer, nullable=False, **kwargs))
+def integer(**kwargs: Any) -> Any:
+    return Field(default=0, sa_column=Column(Integer, nullable=False, **kwargs))
 
 
-def foreign_key(column: str, table: str, *, ondelete: str | None = None) -> ForeignKeyConstraint:
-    """Return a foreign key to a row."""
-    return ForeignKeyConstraint([column], [f"{table}.id"], ondelete=ondelete)
+def reference(
+    columns: str, target: str, *, cascade: bool = False, deferred: bool = False, mutual: bool = False
+) -> ForeignKeyConstraint:
+    """Return a foreign key from columns to those of another table.
+
+    Args:
+        columns: The names, separated by a space.
+        target: The table and the names of its columns, in the same order, separated by spaces.
+        cascade: True if the row goes with the other.
+        deferred: True if the reference is checked at the commit, because the other row may be written later.
+        mutual: True if the other table refers to this one, too; implies `deferred`.
+    """
+    table, *others = target.split()
+    return ForeignKeyConstraint(
+        columns.split(),
+        [f"{table}.{name}" for name in others or ["id"]],
+        ondelete="CASCADE" if cascade else None,
+        use_alter=mutual,
+        deferrable=deferred or mutual or None,
+        initially="DEFERRED" if deferred or mutual else None,
+    )
+
+
+def one_of(column: str, values: Iterable[str]) -> CheckConstraint:
+    """Return a constraint that a column has one of some values."""
+    return CheckConstraint(f"{column} IN ({', '.join(map(repr, sorted(values)))})", name=column)
 
 
 def partial_index(condition: str) -> dict[str, Any]:

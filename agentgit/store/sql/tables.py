@@ -7,8 +7,6 @@ No sequences, no `relationship()`. Rows do not leave the store: the repository r
 from datetime import datetime
 
 from sqlalchemy import (
-    BigInteger,
-    Boolean,
     Column,
     ColumnElement,
     FetchedValue,
@@ -24,10 +22,21 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import TSVECTOR
 from sqlmodel import Field
 
+from agentgit.auth.principal import ROLES, SCOPES, SIGN_IN
+from agentgit.effects.files import CHANGED_BY
+from agentgit.effects.invocation import CALL_KINDS, CALL_STATUSES, LOGGED_STATUSES
+from agentgit.effects.kinds import RECORDED_KINDS
+from agentgit.effects.plan import ROLLBACK, SWITCH
+from agentgit.sessions.session import BRANCH_STATUSES, DONE, PARTIAL, RERUN, RUNNING
 from agentgit.store.sql import columns as column
-from agentgit.store.sql.columns import METADATA, SafeText, TableRow, foreign_key, partial_index
+from agentgit.store.sql.columns import METADATA, SafeText, TableRow, partial_index
 
 __all__ = ["METADATA"]  # it has all tables after this module is imported
+
+CHECKPOINT_KINDS = ("before", "after", "tools", "branch", "named")
+MESSAGE, CALL, NAMED = TEXT_KINDS = ("message", "call", "checkpoint")
+OPERATION_KINDS = (ROLLBACK, SWITCH, "fork", RERUN)
+OPERATION_STATUSES = (RUNNING, DONE, PARTIAL)
 
 
 class UserRow(TableRow, table=True):
@@ -38,7 +47,7 @@ class UserRow(TableRow, table=True):
     id: int = column.bigint(primary_key=True)
     name: str = column.safe_text()
     created_at: datetime = column.timestamp()
-    is_admin: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=text("false")))
+    is_admin: bool = column.flag(server_default=text("false"))
     disabled_at: datetime | None = column.timestamp(nullable=True)
 
 
@@ -46,12 +55,16 @@ class ApiKeyRow(TableRow, table=True):
     """An API key, or a link that gives a browser one. Only the SHA-256 of its secret is stored."""
 
     __tablename__ = "api_key"
-    __table_args__ = (Index(None, "user_id", "id"), foreign_key("user_id", "user"))
+    __table_args__ = (
+        Index(None, "user_id", "id"),
+        column.reference("user_id", "user"),
+        column.one_of("scope", (*SCOPES, SIGN_IN)),
+    )
     id: int = column.bigint(primary_key=True)
     user_id: int = column.bigint()
     name: str = column.safe_text()
     hash: bytes = column.binary()
-    scope: str = column.string(16)
+    scope: str = column.string()
     created_at: datetime = column.timestamp()
     expires_at: datetime | None = column.timestamp(nullable=True)
     last_used_at: datetime | None = column.timestamp(nullable=True)
@@ -67,6 +80,8 @@ class ExternalSessionRow(TableRow, table=True):
     __tablename__ = "external_session"
     __table_args__ = (
         UniqueConstraint("user_id", "session_name"),
+        column.reference("user_id", "user"),
+        column.reference("id current_branch_id", "internal_session external_session_id id", mutual=True),
         Index(None, "user_id", "thread_id"),
         Index(None, "user_id", "updated_at", "id"),
     )
@@ -76,7 +91,7 @@ class ExternalSessionRow(TableRow, table=True):
     thread_id: str | None = column.safe_text(nullable=True)
     created_at: datetime = column.timestamp()
     updated_at: datetime = column.timestamp()
-    is_active: bool = Field(default=True, sa_column=Column(Boolean, nullable=False))
+    is_active: bool = column.flag()
     current_branch_id: int | None = column.nullable_bigint()
     meta: bytes = column.encrypted("external_session.meta")
 
@@ -87,13 +102,14 @@ class SessionMemberRow(TableRow, table=True):
     __tablename__ = "session_member"
     __table_args__ = (
         Index(None, "user_id"),
-        foreign_key("external_session_id", "external_session"),
-        foreign_key("user_id", "user"),
+        column.reference("external_session_id", "external_session", cascade=True),
+        column.reference("user_id", "user"),
+        column.one_of("role", ROLES),
     )
     external_session_id: int = column.bigint(primary_key=True)
     user_id: int = column.bigint(primary_key=True)
     link_id: int = column.bigint(primary_key=True)
-    role: str = column.string(16)
+    role: str = column.string()
     created_at: datetime = column.timestamp()
     expires_at: datetime | None = column.timestamp(nullable=True)
 
@@ -104,12 +120,13 @@ class SessionLinkRow(TableRow, table=True):
     __tablename__ = "session_link"
     __table_args__ = (
         Index(None, "external_session_id"),
-        foreign_key("external_session_id", "external_session"),
+        column.reference("external_session_id", "external_session", cascade=True),
+        column.one_of("role", ROLES[:-1]),
     )
     id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint()
     hash: bytes = column.binary()
-    role: str = column.string(16)
+    role: str = column.string()
     created_at: datetime = column.timestamp()
     expires_at: datetime | None = column.timestamp(nullable=True)
     revoked_at: datetime | None = column.timestamp(nullable=True)
@@ -129,14 +146,20 @@ class InternalSessionRow(TableRow, table=True):
         UniqueConstraint("external_session_id", "name"),
         UniqueConstraint("thread_id"),
         Index("ix_internal_session_running", "external_session_id", **partial_index("status = 'running'")),
-        foreign_key("external_session_id", "external_session"),
+        UniqueConstraint("external_session_id", "id"),
+        Index(None, "parent_id", **partial_index("parent_id IS NOT NULL")),
+        column.reference("external_session_id", "external_session", cascade=True),
+        column.reference("external_session_id parent_id", "internal_session external_session_id id"),
+        column.reference("id head_id", "checkpoint internal_session_id id", mutual=True),
+        column.reference("parent_id branch_point_id", "checkpoint internal_session_id id", mutual=True),
+        column.one_of("status", BRANCH_STATUSES),
     )
     id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint()
-    thread_id: str = column.string(64)
+    thread_id: str = column.string()
     name: str = column.safe_text()
-    status: str = column.string(16)
-    owner: str | None = column.string(128, nullable=True)
+    status: str = column.string()
+    owner: str | None = column.string(nullable=True)
     lease_until: datetime | None = column.timestamp(nullable=True)
     epoch: int = column.integer(server_default="0")
     world_seen: int = column.integer(server_default="0")
@@ -166,18 +189,22 @@ class CheckpointRow(TableRow, table=True):
         # For the log, newest first, with the columns that it counts and filters by, so that the rows need not be read.
         Index("ix_checkpoint_log", *_BY_TIME, "number", "is_auto", "user_id"),
         Index("ix_checkpoint_name", "internal_session_id", "name", "created_at", "id", **_HAS_NAME),
-        foreign_key("internal_session_id", "internal_session"),
+        UniqueConstraint("internal_session_id", "id"),
+        Index(None, "workspace_snapshot_id", **partial_index("workspace_snapshot_id IS NOT NULL")),
+        column.reference("internal_session_id", "internal_session", cascade=True),
+        column.reference("workspace_snapshot_id", "workspace_snapshot", deferred=True),
+        column.one_of("kind", CHECKPOINT_KINDS),
     )
     id: int = column.bigint(primary_key=True)
     internal_session_id: int = column.bigint()
     number: int = column.integer()
     name: str | None = column.safe_text(nullable=True)
     description: str | None = column.encrypted_text("checkpoint.description", nullable=True)
-    kind: str = column.string(16)
-    is_auto: bool = Field(sa_column=Column(Boolean, nullable=False))
+    kind: str = column.string()
+    is_auto: bool = column.flag()
     user_id: int = column.bigint()
     created_at: datetime = column.timestamp()
-    graph_checkpoint_id: str | None = column.string(64, nullable=True)
+    graph_checkpoint_id: str | None = column.string(nullable=True)
     state_hash: bytes = column.binary()
     position: int = column.integer()
     message_count: int = column.integer()
@@ -193,8 +220,8 @@ class TagRow(TableRow, table=True):
     __tablename__ = "tag"
     __table_args__ = (
         Index(None, "checkpoint_id"),
-        foreign_key("checkpoint_id", "checkpoint"),
-        foreign_key("external_session_id", "external_session"),
+        column.reference("checkpoint_id", "checkpoint"),
+        column.reference("external_session_id", "external_session", cascade=True),
     )
     external_session_id: int = column.bigint(primary_key=True)
     name: str = Field(sa_column=Column(SafeText, primary_key=True))
@@ -214,12 +241,13 @@ class SearchTextRow(TableRow, table=True):
     __tablename__ = "search_text"
     __table_args__ = (
         Index(None, "internal_session_id", "number"),
-        foreign_key("internal_session_id", "internal_session"),
+        column.reference("internal_session_id", "internal_session", cascade=True),
+        column.one_of("kind", TEXT_KINDS),
     )
     id: int = column.bigint(primary_key=True)
     internal_session_id: int = column.bigint()
     number: int = column.integer()
-    kind: str = column.string(16)
+    kind: str = column.string()
     hash: bytes | None = column.binary(nullable=True)
     row_id: int | None = column.nullable_bigint()
     words: str | None = Field(
@@ -236,15 +264,18 @@ class WorkspaceSnapshotRow(TableRow, table=True):
 
     __tablename__ = "workspace_snapshot"
     __table_args__ = (
-        foreign_key("external_session_id", "external_session"),
+        column.reference(
+            "external_session_id internal_session_id", "internal_session external_session_id id", cascade=True
+        ),
         Index(None, "external_session_id", "id"),
+        column.one_of("changed_by", CHANGED_BY),
     )
     id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint()
     internal_session_id: int = column.bigint()
     snapshot: str = column.safe_text()
     settings: bytes = column.encrypted("workspace_snapshot.settings")
-    changed_by: str = column.string(16)
+    changed_by: str = column.string()
     created_at: datetime = column.timestamp()
 
 
@@ -270,9 +301,16 @@ class ToolInvocationRow(TableRow, table=True):
         Index(None, "external_session_id", "identity", **partial_index("identity IS NOT NULL")),
         Index("ix_tool_invocation_memory", "identity", **partial_index("effect = 'memory'")),
         Index(None, "parent_id", **partial_index("parent_id IS NOT NULL")),
-        Index(None, "external_session_id", "replay_of", **partial_index("replay_of IS NOT NULL")),
+        Index(None, "replay_of", **partial_index("replay_of IS NOT NULL")),
         Index(None, "external_session_id", "task", **partial_index("task IS NOT NULL")),
-        foreign_key("internal_session_id", "internal_session"),
+        column.reference(
+            "external_session_id internal_session_id", "internal_session external_session_id id", cascade=True
+        ),
+        column.reference("replay_of", "tool_invocation", deferred=True),
+        column.reference("parent_id", "tool_invocation", deferred=True),
+        column.one_of("effect", map(str, RECORDED_KINDS)),
+        column.one_of("status", CALL_STATUSES),
+        column.one_of("kind", CALL_KINDS),
     )
     id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint()
@@ -282,26 +320,26 @@ class ToolInvocationRow(TableRow, table=True):
     batch_index: int = column.integer()
     tool_name: str = column.safe_text()
     tool_call_id: str | None = column.safe_text(nullable=True)
-    effect: str = column.string(16)
-    status: str = column.string(16)
+    effect: str = column.string()
+    status: str = column.string()
     args: bytes = column.encrypted("tool_invocation.args")
     result: bytes | None = column.encrypted("tool_invocation.result", nullable=True)
     error_message: str | None = column.encrypted_text("tool_invocation.error_message", nullable=True)
     started_at: datetime = column.timestamp()
     ended_at: datetime | None = column.timestamp(nullable=True)
-    idempotency_key: str = column.string(64)
+    idempotency_key: str = column.string()
     undo: str | None = column.safe_text(nullable=True)
     verify: str | None = column.safe_text(nullable=True)
     precheck: str | None = column.safe_text(nullable=True)
     tool_path: str | None = column.safe_text(nullable=True)
     enclosing: str | None = column.safe_text(nullable=True)
-    owner: str | None = column.string(128, nullable=True)
-    kind: str = column.string(16, server_default="call")
-    identity: str | None = column.string(64, nullable=True)
+    owner: str | None = column.string(nullable=True)
+    kind: str = column.string(server_default="call")
+    identity: str | None = column.string(nullable=True)
     replay_of: int | None = column.nullable_bigint()
     answers: bytes | None = column.encrypted("tool_invocation.answers", nullable=True)
     made_on: int | None = column.nullable_bigint()
-    task: str | None = column.string(32, nullable=True)
+    task: str | None = column.string(nullable=True)
     parent_id: int | None = column.nullable_bigint()
 
 
@@ -311,12 +349,16 @@ class WorldLogRow(TableRow, table=True):
     __tablename__ = "world_log"
     __table_args__ = (
         Index(None, "invocation_id"),
-        foreign_key("external_session_id", "external_session"),
+        Index(None, "operation_id", **partial_index("operation_id IS NOT NULL")),
+        column.reference("external_session_id", "external_session", cascade=True),
+        column.reference("invocation_id", "tool_invocation"),
+        column.reference("operation_id", "operation"),
+        column.one_of("action", LOGGED_STATUSES),
     )
     external_session_id: int = column.bigint(primary_key=True)
     seq: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
     invocation_id: int = column.bigint()
-    action: str = column.string(16)
+    action: str = column.string()
     operation_id: int | None = column.nullable_bigint()
     created_at: datetime = column.timestamp()
 
@@ -327,18 +369,24 @@ class OperationRow(TableRow, table=True):
     __tablename__ = "operation"
     __table_args__ = (
         UniqueConstraint("external_session_id", "request_id"),
-        foreign_key("external_session_id", "external_session"),
+        Index(None, "target_id", **partial_index("target_id IS NOT NULL")),
+        column.reference("external_session_id", "external_session", cascade=True),
+        column.reference("external_session_id source_id", "internal_session external_session_id id"),
+        column.reference("external_session_id internal_session_id", "internal_session external_session_id id"),
+        column.reference("target_id", "checkpoint"),
+        column.one_of("kind", OPERATION_KINDS),
+        column.one_of("status", OPERATION_STATUSES),
     )
     id: int = column.bigint(primary_key=True)
     external_session_id: int = column.bigint()
     user_id: int = column.bigint()
-    kind: str = column.string(16)
-    status: str = column.string(16)
-    request_id: str = column.string(64)
+    kind: str = column.string()
+    status: str = column.string()
+    request_id: str = column.string()
     source_id: int = column.bigint()
-    target_id: int = column.bigint()
+    target_id: int | None = column.nullable_bigint()
     internal_session_id: int = column.bigint()
-    owner: str | None = column.string(128, nullable=True)
+    owner: str | None = column.string(nullable=True)
     lease_until: datetime | None = column.timestamp(nullable=True)
     request: bytes = column.encrypted("operation.request")
     report: bytes = column.encrypted("operation.report")
@@ -364,11 +412,11 @@ class GraphCheckpointRow(TableRow, table=True):
     )
     thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
     ns: str = Field(sa_column=Column(SafeText, primary_key=True))
-    checkpoint_id: str = column.string(64, primary_key=True)
+    checkpoint_id: str = column.string(primary_key=True)
     external_session_id: int = column.bigint()
     seq: int = column.integer()
-    parent_id: str | None = column.string(64, nullable=True)
-    root_id: str | None = column.string(64, nullable=True)
+    parent_id: str | None = column.string(nullable=True)
+    root_id: str | None = column.string(nullable=True)
     run_id: str | None = column.safe_text(nullable=True)
     message_count: int = column.integer()
     meta: bytes = column.encrypted("graph_checkpoint.meta")
@@ -384,8 +432,8 @@ class GraphWriteRow(TableRow, table=True):
     __table_args__ = (Index(None, "external_session_id"),)
     thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
     ns: str = Field(sa_column=Column(SafeText, primary_key=True))
-    checkpoint_id: str = column.string(64, primary_key=True)
-    task_id: str = column.string(64, primary_key=True)
+    checkpoint_id: str = column.string(primary_key=True)
+    task_id: str = column.string(primary_key=True)
     idx: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
     external_session_id: int = column.bigint()
     task_path: str = column.safe_text()
@@ -407,8 +455,8 @@ class BlobRow(TableRow, table=True):
     __tablename__ = "blob"
     external_session_id: int = column.bigint(primary_key=True)
     hash: bytes = column.binary(primary_key=True)
-    type: str = column.string(32)
-    codec: int = column.integer(small=True)
+    type: str = column.string()
+    codec: int = column.integer()
     size: int = column.integer()
     data: bytes = column.encrypted("blob.data", is_hashed=True)
 
@@ -426,18 +474,16 @@ class EventRow(TableRow, table=True):
         Index(None, "epoch", "ordinal"),
         Index(None, "owner_id", "epoch", "ordinal", "id"),
         Index(None, "external_session_id", "epoch", "ordinal", "id"),
-        foreign_key("external_session_id", "external_session", ondelete="CASCADE"),
+        column.reference("external_session_id", "external_session", cascade=True),
     )
     id: int = column.bigint(primary_key=True)
     epoch: int = Field(sa_column=Column(Integer, nullable=False))
-    ordinal: int = Field(
-        sa_column=Column(BigInteger().with_variant(Integer, "sqlite"), nullable=False, server_default=FetchedValue())
-    )
+    ordinal: int = Field(sa_column=Column(column.ID, nullable=False, server_default=FetchedValue()))
     external_session_id: int | None = column.nullable_bigint()
     internal_session_id: int | None = column.nullable_bigint()
     owner_id: int | None = column.nullable_bigint()
     user_id: int | None = column.nullable_bigint()
-    kind: str = column.string(32)
+    kind: str = column.string()
     detail: bytes = column.binary()
     created_at: datetime = column.timestamp()
 
@@ -449,7 +495,7 @@ class EncryptionKeyRow(TableRow, table=True):
     """
 
     __tablename__ = "encryption_key"
-    id: str = column.string(32, primary_key=True)
+    id: str = column.string(primary_key=True)
     proof: bytes = column.binary()
     created_at: datetime = column.timestamp()
 
@@ -457,6 +503,7 @@ class EncryptionKeyRow(TableRow, table=True):
 def table_of(row_class: type[TableRow]) -> Table:
     """Return the table that SQLModel made for a row class."""
     table: Table = row_class.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
+    table.dialect_options["sqlite"]["strict"] = True
     return table
 
 

@@ -191,7 +191,7 @@ def operation_record(row: Row[Any]) -> Record:
         "kind": row.kind,
         "request_id": row.request_id,
         "source": row.source_id,
-        "target": row.target_id or None,
+        "target": row.target_id,
         "branch": row.internal_session_id,
         "created_at": row.created_at.isoformat(),
         "ended_at": row.ended_at.isoformat() if row.ended_at else None,

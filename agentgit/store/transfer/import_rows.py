@@ -345,7 +345,7 @@ class ImportedRows:
             "status": DONE,
             "request_id": record["request_id"],
             "source_id": self._new_id("branch", record["source"]),
-            "target_id": self.ids["checkpoint"].get(record["target"], 0),
+            "target_id": self.ids["checkpoint"].get(record["target"]),
             "internal_session_id": self._new_id("branch", record["branch"]),
             "owner": None,
             "request": to_json(request),

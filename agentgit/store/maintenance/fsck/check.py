@@ -14,29 +14,29 @@ from typing import Any
 from sqlalchemy import Connection, and_, func, select, text
 from sqlalchemy.exc import DBAPIError
 
-from agentgit.effects import invocation
-from agentgit.effects.invocation import FAILED, PAUSED, REVERSED, SIMULATED, TRANSITIONS
+from agentgit.effects.invocation import CALL_KINDS, CALL_STATUSES, LOGGED_STATUSES
 from agentgit.effects.kinds import MEMORY, RECORDED_KINDS
 from agentgit.effects.memory import names_item
-from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import AgentGitError, Corrupt
 from agentgit.sessions.reports import Checked, Finding, OnProgress
-from agentgit.sessions.session import DONE, PARTIAL, RERUN, RUNNING
 from agentgit.store.maintenance.fsck.cells import RowReader, select_suspicious, tolerate_invalid_text
 from agentgit.store.maintenance.fsck.rows import RowCheck, check_rights
 from agentgit.store.maintenance.fsck.states import check_heads, check_pending, check_states
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, check_values
 from agentgit.store.maintenance.key_rotation import Rotation
-from agentgit.store.records.journal import LAST_LOGGED_STATUSES, LOGGED_STATUSES
+from agentgit.store.records.journal import LAST_LOGGED_STATUSES
 from agentgit.store.sql.driver_errors import is_dbapi_error
-from agentgit.store.sql.tables import BRANCH, METADATA, OPERATION, TOOL_INVOCATION, WORLD_LOG
+from agentgit.store.sql.tables import (
+    BRANCH,
+    METADATA,
+    OPERATION,
+    OPERATION_KINDS,
+    OPERATION_STATUSES,
+    TOOL_INVOCATION,
+    WORLD_LOG,
+)
 from agentgit.store.store import Store
 from agentgit.values import as_object, from_json
-
-CALL_STATUSES = frozenset({*TRANSITIONS, FAILED, PAUSED, REVERSED, SIMULATED})
-CALL_KINDS = (invocation.CALL, invocation.REPLAY, invocation.REDO, invocation.UNOWNED)
-OPERATION_KINDS = (ROLLBACK, SWITCH, "fork", RERUN)
-OPERATION_STATUSES = (RUNNING, DONE, PARTIAL)
 
 
 def check_world(check: RowCheck) -> None:
@@ -84,7 +84,7 @@ def _check_operations(check: RowCheck) -> None:
         if row.external_session_id in check.current_branches:
             check.require_same_session(name, "source", row.source_id, row.external_session_id)
             check.require_same_session(name, "branch", row.internal_session_id, row.external_session_id)
-        check.require_existing(name, "checkpoint", row.target_id or None, check.checkpoint_positions)
+        check.require_existing(name, "checkpoint", row.target_id, check.checkpoint_positions)
         check.require_known(name, "kind", row.kind, OPERATION_KINDS)
         check.require_known(name, "status", row.status, OPERATION_STATUSES)
         check.require_valid_json(name, request=row.request, report=row.report)

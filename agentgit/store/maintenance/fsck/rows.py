@@ -11,17 +11,18 @@ from agentgit.auth.principal import ROLES, SCOPES, SIGN_IN
 from agentgit.effects.files import CHANGED_BY
 from agentgit.effects.invocation import REDO
 from agentgit.errors import Corrupt
-from agentgit.sessions.session import OPEN, PARTIAL, REPLAYING, RUNNING, SIMULATED
+from agentgit.sessions.session import BRANCH_STATUSES
 from agentgit.store.maintenance.erasure import list_erased_users
 from agentgit.store.maintenance.fsck.values import RESTORE, FsckReport, read_rows
 from agentgit.store.records.session_access import NO_LINK
-from agentgit.store.search.index import CALL, MESSAGE, NAMED
 from agentgit.store.sql.columns import UTCDateTime
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import (
     API_KEY,
     BRANCH,
+    CALL,
     CHECKPOINT,
+    CHECKPOINT_KINDS,
     EVENT,
     GRAPH_CHECKPOINT,
     METADATA,
@@ -31,6 +32,7 @@ from agentgit.store.sql.tables import (
     SESSION_LINK,
     SESSION_MEMBER,
     TAG,
+    TEXT_KINDS,
     TOOL_INVOCATION,
     USER,
     WORKSPACE_SNAPSHOT,
@@ -41,9 +43,6 @@ from agentgit.values import as_object, as_strings, stored_json
 RESTORE_OR_DELETE = (
     "Restore the database from a backup, or delete the session: other rows that belong to this one are missing."
 )
-BRANCH_STATUSES = (OPEN, RUNNING, REPLAYING, PARTIAL, SIMULATED)
-CHECKPOINT_KINDS = ("before", "after", "tools", "branch", "named")
-TEXT_KINDS = (MESSAGE, CALL, NAMED)
 
 
 class BranchTrack(NamedTuple):
