@@ -262,7 +262,11 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "give_keys": _words(
         "gives it", "agentgit.open(..., keyring=Keyring({{NAME: KEY}}))", "$AGENTGIT_ENCRYPTION_KEYS=NAME:BASE64,..."
     ),
-    "grant": _words("grants it, run by the owner", "agentgit db grant ROLE", "{run}db grant ROLE"),
+    "grant": _words(
+        "grants it, run by the owner",
+        "agentgit db grant --schema SCHEMA --role ROLE",
+        "{run}db grant --schema SCHEMA --role ROLE",
+    ),
     "install": _words("installs it", "pip install {package}", "pip install {package}"),
     "keep_files": _words(
         "keeps its files from then on", "repo.wrap(graph, workspace=...)", "agentgit chat MODULE:GRAPH --workspace DIR"

@@ -109,11 +109,6 @@ TRANSITIONS: dict[str, frozenset[str]] = {
 STANDING = frozenset({INTENDED, DONE, UNKNOWN, FAILED, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN})
 """The statuses in which the call may have an effect in the world."""
 
-CALL_STATUSES = frozenset({*TRANSITIONS, FAILED, PAUSED, REVERSED, SIMULATED})
-
-LOGGED_STATUSES = frozenset({DONE, FAILED, UNKNOWN, REVERSED, REVERSE_UNKNOWN})
-"""The statuses after which the world may have changed. A change to one of them is written to the world log."""
-
 DECISIONS = {
     UNKNOWN: {"happened": DONE, "did_not_happen": FAILED},
     REVERSE_UNKNOWN: {"happened": REVERSED, "did_not_happen": REVERSE_FAILED},

@@ -32,7 +32,15 @@ TABLES = sa.MetaData(
 
 
 def _table(name, *parts):
-    sa.Table(name, TABLES, *parts, sqlite_strict=True)
+    table = sa.Table(name, TABLES, *parts, sqlite_strict=True)
+    for column in table.c:  # what has a type of its own on PostgreSQL
+        valid = {
+            sa.Boolean: "{0} IN (0, 1)",
+            sa.DateTime: "{0} IS NULL OR (datetime({0}) IS NOT NULL AND {0} GLOB '????-??-?? ??:??:??.??????')",
+        }.get(type(column.type))
+        if valid is not None:
+            check = sa.CheckConstraint(valid.format(column.name), name=column.name)
+            table.append_constraint(check.ddl_if(dialect="sqlite"))
 
 
 def _column(name, kind, *, key=False, null=False, default=None):
@@ -186,7 +194,7 @@ _table(
     _id("id", key=True), _id("external_session_id"), _id("internal_session_id"), _words("snapshot"),
     _bytes("settings"), _words("changed_by"), _moment("created_at"),
     _of("external_session_id internal_session_id", "internal_session external_session_id id", cascade=True),
-    _index("external_session_id", "id"), _one_of("changed_by", "crash person stored turn unknown"),
+    _index("external_session_id", "id"), _one_of("changed_by", "crash person restore stored turn unknown"),
 )  # fmt: skip
 
 

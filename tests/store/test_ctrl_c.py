@@ -139,7 +139,7 @@ def test_an_interrupted_lease_does_not_stop_the_renewals():
         leases.start_renewing("owner", row)
         leases.stop_renewing("owner")
 
-    row = LeasedRow(BRANCH, 1, 1)
+    row = LeasedRow(BRANCH, 1)
     for point in count():
         leases = Leases(lambda write: None)
         error, is_reached = interrupted(renewed, point)
@@ -150,8 +150,8 @@ def test_an_interrupted_lease_does_not_stop_the_renewals():
     assert point > 20
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C in a finalizer
-@pytest.mark.parametrize("step", [997, pytest.param(61, marks=pytest.mark.long)])
+@UNRAISABLE
+@pytest.mark.parametrize("step", [997, pytest.param(61, marks=pytest.mark.soak)])
 def test_a_turn_interrupted_anywhere_gives_its_branch_back(repo, world, tmp_path, step):
     """The next turn runs at once, and the agent that was interrupted knows that nobody else has moved the branch."""
     kept, answers = [], []

@@ -39,8 +39,6 @@ SERVER = {
 }
 WORDS = ["NULL", "''", "'abc'", "'\\u12'", "'\\'", "'\\uzzzz'"]
 
-MISFIT = "x'ff'"
-
 TABLES = [table for table in METADATA.sorted_tables if table.name != "encryption_key"]
 
 
@@ -64,26 +62,14 @@ def live(repo):
 
 @pytest.fixture
 def lived(lived_through):
-    """Open a database filled by `live`, without NOT NULL constraints, and on SQLite without triggers."""
+    """Open a database filled by `live`, on SQLite without the triggers that refuse changes to events."""
     repo = lived_through(live)
-    database = backend.database(repo)
-    if database.is_sqlite:
-        with closing(sqlite3.connect(str(database.url.database))) as raw:
-            raw.execute("PRAGMA writable_schema=ON")
-            raw.execute("UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE type = 'table'")
-            raw.execute("DELETE FROM sqlite_master WHERE type = 'trigger'")
+    if backend.is_sqlite(repo):
+        with closing(sqlite3.connect(str(backend.url(repo).database))) as raw:
+            for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+                raw.execute(f"DROP TRIGGER {name}")
             raw.commit()
-        yield repo
-        return
-    columns = [(table.name, c.name) for table in TABLES for c in table.c if not (c.nullable or c.primary_key)]
-    _owner(database, *(f'ALTER TABLE "{table}" ALTER "{name}" DROP NOT NULL' for table, name in columns))
-    yield repo
-    _owner(database, f"TRUNCATE {', '.join(_quoted(table.name) for table in METADATA.sorted_tables)}")
-    _owner(database, *(f'ALTER TABLE "{table}" ALTER "{name}" SET NOT NULL' for table, name in columns))
-
-
-def _quoted(name):
-    return f'"{name}"'
+    return repo
 
 
 def _owner(database, *statements):
@@ -160,45 +146,27 @@ def values_for(column, database):
 
 
 @pytest.mark.long
-def test_fsck_completes_after_an_edit_of_any_column_and_names_a_misfit(lived):
-    wrong, edits = [], 0
+def test_fsck_completes_after_any_edit_of_any_column_that_no_constraint_refuses(lived):
+    edits = 0
     for table in TABLES:
         for number, column in enumerate(table.c):
             odd = values_for(column, backend.database(lived))
-            # Only every third column gets an odd value, too, because each edit is followed by a whole fsck.
-            values = [MISFIT if backend.is_sqlite(lived) else "NULL"] * (
-                backend.is_sqlite(lived) or not column.nullable
-            )
-            for value in [*values, *odd[number % len(odd) :][: number % 3 == 0]]:
+            for value in odd[number % len(odd) :][:2]:
                 with Hand(lived) as hand:
                     rows = hand.rows(table)
                     at = hand.write(table, rows[-(number % 2)], column.name, value) if rows else None
-                    if at is None:
-                        continue
-                    edits += 1
-                    named = {one.row.split(" ")[0] for one in lived.maintenance.fsck(level=3).findings}
-                    if is_misfit(backend.database(lived), hand, table, column, at) and table.name not in named:
-                        wrong.append((table.name, column.name, value))
-    assert wrong == []
-    assert edits > 100
+                    if at is not None:
+                        edits += 1
+                        lived.maintenance.fsck(level=3)
+    assert edits > 60
     assert lived.maintenance.fsck(level=3).findings == ()
 
 
-def is_misfit(database, hand, table, column, at):
-    if not database.is_sqlite:
-        query = f'SELECT "{column.name}" IS NULL FROM "{table.name}" WHERE ctid = {hand._at(at)}'
-        return hand._run(query)[0][0] and not column.nullable
-    kind = hand._run(f'SELECT typeof("{column.name}") FROM "{table.name}" WHERE rowid = {at}')[0][0]
-    plain = column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
-    good = "integer" if isinstance(plain, Integer | Boolean) else "blob" if isinstance(plain, LargeBinary) else "text"
-    return kind != good and not (kind == "null" and column.nullable)
-
-
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite refuses a text that is no time
 def test_fsck_reports_an_unreadable_time_at_every_checkpoint(lived):
     table = METADATA.tables["checkpoint"]
-    value = "'2026-13-45'" if backend.is_sqlite(lived) else "'-infinity'"
     with Hand(lived) as hand:
-        written = [hand.write(table, row, "created_at", value) for row in hand.rows(table)]
+        written = [hand.write(table, row, "created_at", "'-infinity'") for row in hand.rows(table)]
         named = {one.row for one in lived.maintenance.fsck(level=3).findings if "created_at" in one.what}
         assert len(named) == len(written) > 5
 

@@ -15,6 +15,7 @@ from sqlalchemy import literal_column, select, table, text
 
 import agentgit
 from agentgit import Corrupt, SQLModelSaver
+from agentgit.errors import AgentGitError
 from agentgit.sessions.reports import Finding
 from agentgit.store.maintenance.fsck import check
 from agentgit.store.sql.tables import TOOL_INVOCATION
@@ -110,57 +111,19 @@ DAMAGES = {
     "a state hash is another": (2, "UPDATE graph_checkpoint SET state_hash = :junk", G, "state_hash"),
     "a count is another": (2, "UPDATE graph_checkpoint SET message_count = 99", G, "99 messages"),
     "a write's value is gone": (1, "UPDATE graph_write SET value = :junk", W, "its value"),
-    "a session has no owner": (1, "UPDATE external_session SET user_id = 5", S, "its user 5"),
-    "a session continues nowhere": (1, "UPDATE external_session SET current_branch_id = 5", S, "branch 5"),
     "a session's metadata is torn": (2, "UPDATE external_session SET meta = :junk", S, "meta"),
-    "a branch has no session": (1, "UPDATE internal_session SET external_session_id = 5", B, "session 5"),
-    "a branch has no head": (1, "UPDATE internal_session SET head_id = 5", B, "head 5"),
-    "a branch has another's head": (
-        1, "UPDATE internal_session SET head_id = (SELECT min(id) FROM checkpoint) WHERE name = 'main-2'",
-        B, "of another branch",
-    ),
-    "a branch has no parent": (1, "UPDATE internal_session SET parent_id = 5 WHERE name = 'main-2'", B, "parent 5"),
-    "a branch has no branch point": (
-        1, "UPDATE internal_session SET branch_point_id = 5 WHERE name = 'main-2'", B, "branch point 5",
-    ),
     "a branch is its own ancestor": (1, "UPDATE internal_session SET parent_id = id", B, "its own ancestor"),
-    "a branch has an odd status": (1, "UPDATE internal_session SET status = 'odd'", B, "'odd'"),
     "a branch's thread is gone": (
         1, "DELETE FROM graph_checkpoint WHERE thread_id LIKE 'agentgit-%'", P, "its graph checkpoint",
     ),
-    "a checkpoint has no branch": (
-        1, "UPDATE checkpoint SET internal_session_id = 5 WHERE kind = 'named'", P, "branch 5",
-    ),
-    "a checkpoint has an odd kind": (1, "UPDATE checkpoint SET kind = 'odd'", P, "'odd'"),
-    "a checkpoint has no files": (1, "UPDATE checkpoint SET workspace_snapshot_id = 5", P, "files 5"),
     "a checkpoint's hash is another": (
         2, "UPDATE checkpoint SET state_hash = :junk WHERE graph_checkpoint_id IS NOT NULL", P, "state_hash",
     ),
     "a checkpoint's count is another": (2, "UPDATE checkpoint SET message_count = 99 WHERE name = 'named'", P, "count"),
     "a checkpoint's data is torn": (2, "UPDATE checkpoint SET data = :junk WHERE name = 'named'", P, "data"),
-    "a tag has no checkpoint": (1, "UPDATE tag SET checkpoint_id = 5", "tag 'v1'", "checkpoint 5"),
-    "a tag has no session": (1, "UPDATE tag SET external_session_id = 5", "tag 'v1'", "session 5"),
-    "a text has no branch": (1, "UPDATE search_text SET internal_session_id = 5", "search_text", "branch 5"),
-    "a call has no branch": (
-        1, "UPDATE tool_invocation SET internal_session_id = 5, arrival = id % 1000000", C, "branch 5",
-    ),
-    "a call is of another session": (1, "UPDATE tool_invocation SET external_session_id = 5", C, "session 5"),
-    "a call replays nothing": (1, "UPDATE tool_invocation SET replay_of = 5", C, "earlier call 5"),
-    "a call has an odd status": (1, "UPDATE tool_invocation SET status = 'odd'", C, "'odd'"),
-    "a call has an odd effect": (1, "UPDATE tool_invocation SET effect = 'odd'", C, "'odd'"),
-    "a call has an odd kind": (1, "UPDATE tool_invocation SET kind = 'odd'", C, "'odd'"),
     "a call's arguments are torn": (2, "UPDATE tool_invocation SET args = :junk", C, "args"),
     "a call's result is torn": (2, "UPDATE tool_invocation SET result = :junk", C, "result"),
-    "an operation has no session": (1, "UPDATE operation SET external_session_id = 5", DOING, "session 5"),
-    "an operation has no branch": (1, "UPDATE operation SET internal_session_id = 5", DOING, "branch 5"),
-    "an operation came from nowhere": (1, "UPDATE operation SET source_id = 5", DOING, "source 5"),
-    "an operation leads nowhere": (1, "UPDATE operation SET target_id = 5", DOING, "checkpoint 5"),
-    "an operation has an odd status": (1, "UPDATE operation SET status = 'odd'", DOING, "'odd'"),
     "an operation's request is torn": (2, "UPDATE operation SET request = :junk", DOING, "request"),
-    "the world tells of no call": (1, "UPDATE world_log SET invocation_id = 5", L, "call 5"),
-    "the world tells of no operation": (1, "UPDATE world_log SET operation_id = 5", L, "operation 5"),
-    "the world tells an odd thing": (1, "UPDATE world_log SET action = 'odd'", L, "'odd'"),
-    "the world is of no session": (1, "UPDATE world_log SET external_session_id = 5", L, "session 5"),
     "a position is another": (
         1, "UPDATE checkpoint SET position = position + 1 WHERE kind = 'named'", P, "its position is 5",
     ),
@@ -182,15 +145,13 @@ DAMAGES = {
     "a checkpoint has no user": (1, "UPDATE checkpoint SET user_id = 5", P, "its user 5"),
     "a tag has no user": (1, "UPDATE tag SET user_id = 5", "tag 'v1'", "its user 5"),
     "an operation has no user": (1, "UPDATE operation SET user_id = 5", DOING, "its user 5"),
-    "an operation has an odd kind": (1, "UPDATE operation SET kind = 'odd'", DOING, "'odd'"),
-    "a text has an odd kind": (1, "UPDATE search_text SET kind = 'odd'", "search_text", "'odd'"),
     "a text has no call": (1, "UPDATE search_text SET row_id = 5 WHERE kind = 'call'", "search_text", "its call 5"),
     "a list has another size": (1, "UPDATE blob SET size = size + 1 WHERE type = 'list'", V, "items, but it has"),
     "a list is packed": (1, "UPDATE blob SET codec = 1 WHERE type = 'list'", V, "not a list of hashes"),
-    "a state is its own parent": (1, "UPDATE graph_checkpoint SET parent_id = checkpoint_id", G, "its own ancestor"),
+    "a state is its own parent": (1, "UPDATE graph_checkpoint SET parent_id = checkpoint_id", G, "saved after it"),
     "states continue each other": (
         1, "UPDATE graph_checkpoint SET parent_id = (SELECT max(g.checkpoint_id) FROM graph_checkpoint g "
-        "WHERE g.thread_id = graph_checkpoint.thread_id AND g.ns = graph_checkpoint.ns)", G, "its own ancestor",
+        "WHERE g.thread_id = graph_checkpoint.thread_id AND g.ns = graph_checkpoint.ns)", G, "saved after it",
     ),
     "the head's thread was emptied": (
         3,
@@ -319,19 +280,12 @@ def test_fsck_names_a_write_to_memory_without_its_item():
         ]
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE checkpoint SET created_at = 'x'", "UPDATE internal_session SET created_at = 'x'",
-        "UPDATE tool_invocation SET ended_at = 'x'", "UPDATE operation SET created_at = 'x'",
-        "UPDATE world_log SET created_at = 'x'", "UPDATE tag SET created_at = 'x'",
-        "UPDATE checkpoint SET created_at = '2026-01-01'", "UPDATE tag SET created_at = '2026-01-01 00:00:00'",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL refuses text that is no time
-def test_an_invalid_time_is_found(lived, statement):
-    damage(lived, statement)
-    assert any("is not a time" in one.what for one in of(lived, 2))
+@pytest.mark.parametrize("value", ["x", "2026-01-01", "2026-01-01 00:00:00", "2026-13-45 00:00:00.000000"])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL has a type for times
+def test_an_invalid_time_is_refused(lived, value):
+    for name in ("checkpoint", "tool_invocation", "operation", "world_log", "tag"):
+        with pytest.raises(AgentGitError):
+            backend.write(lived, lambda c, name=name: c.exec_driver_sql(f"UPDATE {name} SET created_at = '{value}'"))  # noqa: S608  # ours
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """SQLite connections are kept between transactions, separate for concurrent ones, and clean after failures."""
 
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -7,6 +8,7 @@ from contextlib import closing
 import pytest
 from sqlalchemy import text
 
+from agentgit.errors import Unavailable
 from agentgit.store.database import Database
 from agentgit.store.sql.sqlite import MAX_IDLE
 
@@ -63,3 +65,9 @@ def test_concurrent_readers_do_not_wait_for_each_other(tmp_path):
         assert len({id(connection) for connection, _ in read_by}) == readers
         assert sum(not connection.closed for connection, _ in read_by) == MAX_IDLE
     assert all(connection.closed for connection, _ in read_by)
+
+
+def test_an_older_sqlite_is_refused_by_its_version(monkeypatch):
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
+    with pytest.raises(Unavailable, match=r"SQLite 3\.37 or newer"):
+        Database(":memory:")

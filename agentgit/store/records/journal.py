@@ -40,7 +40,6 @@ from agentgit.effects.invocation import (
     DONE,
     FAILED,
     INTENDED,
-    LOGGED_STATUSES,
     PAUSED,
     REDO,
     REPLAY,
@@ -62,6 +61,7 @@ from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import (
     BRANCH,
+    LOGGED_STATUSES,
     TOOL_INVOCATION,
     WORLD_LOG,
 )

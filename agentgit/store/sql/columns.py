@@ -1,6 +1,6 @@
 """Building blocks of the tables: their MetaData, the column types, and the base class of all rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, ClassVar
@@ -327,6 +327,19 @@ def reference(
         deferrable=deferred or mutual or None,
         initially="DEFERRED" if deferred or mutual else None,
     )
+
+
+def sqlite_checks(table: Table) -> Iterator[CheckConstraint]:
+    """Yield the constraints of SQLite for what has a type of its own on PostgreSQL: times, and true or false."""
+    for column in table.c:
+        if isinstance(column.type, UTCDateTime):
+            is_time = f"datetime({column.name}) IS NOT NULL AND {column.name} GLOB '????-??-?? ??:??:??.??????'"
+            is_valid = f"{column.name} IS NULL OR ({is_time})"
+        elif isinstance(column.type, Flag):
+            is_valid = f"{column.name} IN (0, 1)"
+        else:
+            continue
+        yield CheckConstraint(is_valid, name=column.name).ddl_if(dialect="sqlite")
 
 
 def one_of(column: str, values: Iterable[str]) -> CheckConstraint:

@@ -105,6 +105,11 @@ class CompiledStatement:
         finally:
             cursor.close()
 
+    def row_readers(self, connection: Connection) -> tuple[Converter, Mapping[int, Converter]]:
+        """Return what makes a row from converted values, and the function that converts a value, by its index."""
+        compiled = self._compile_for(connection)
+        return compiled.make_row, compiled.column_converters
+
     def _row_converter(self, connection: Connection) -> Converter:
         """Return the function that converts a row of the driver."""
         return self._compile_for(connection).read
@@ -185,8 +190,8 @@ class _Compiled:
         )
         columns = list(statement.exported_columns) if isinstance(statement, (Select, UpdateBase)) else []
         # The named tuple of the query, so that callers read its rows by column name.
-        self._make_row: Converter = getattr(namedtuple("Row", [column.name for column in columns]), "_make")  # noqa: B009
-        self._column_converters = _converters(
+        self.make_row: Converter = getattr(namedtuple("Row", [column.name for column in columns]), "_make")  # noqa: B009
+        self.column_converters = _converters(
             enumerate(column.type for column in columns), lambda kind: kind.result_processor(dialect, None), dialect
         )
 
@@ -221,12 +226,12 @@ class _Compiled:
 
     def read(self, row: Sequence[Any]) -> Any:
         """Convert a row of the driver to a named tuple."""
-        if self._column_converters:
+        if self.column_converters:
             values = list(row)
-            for index, convert in self._column_converters.items():
+            for index, convert in self.column_converters.items():
                 values[index] = convert(values[index])
             row = values
-        return self._make_row(row)
+        return self.make_row(row)
 
 
 def _converters(

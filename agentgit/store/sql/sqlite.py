@@ -10,6 +10,10 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, ExceptionContext, create_engine, event
 from sqlalchemy.pool import NullPool, StaticPool
 
+from agentgit.errors import Unavailable
+
+OLDEST = (3, 37, 0)
+
 BUSY_SECONDS = 30
 """The number of seconds that a writer waits for another one before it gives up."""
 
@@ -27,6 +31,10 @@ class SQLiteConnections:
     """The connections to one SQLite database. Each transaction has its own connection."""
 
     def __init__(self, url: URL, *, in_memory: bool) -> None:
+        if sqlite3.sqlite_version_info < OLDEST:
+            raise Unavailable(
+                f"agentgit needs SQLite 3.37 or newer, for strict tables. This Python has {sqlite3.sqlite_version}."
+            )
         self.engine: Engine = create_engine(
             url,
             hide_parameters=True,  # errors must not contain values or secrets

@@ -24,7 +24,16 @@ from sqlmodel import Field
 
 from agentgit.auth.principal import ROLES, SCOPES, SIGN_IN
 from agentgit.effects.files import CHANGED_BY
-from agentgit.effects.invocation import CALL_KINDS, CALL_STATUSES, LOGGED_STATUSES
+from agentgit.effects.invocation import (
+    CALL_KINDS,
+    FAILED,
+    PAUSED,
+    REVERSE_UNKNOWN,
+    REVERSED,
+    SIMULATED,
+    TRANSITIONS,
+    UNKNOWN,
+)
 from agentgit.effects.kinds import RECORDED_KINDS
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.sessions.session import BRANCH_STATUSES, DONE, PARTIAL, RERUN, RUNNING
@@ -33,6 +42,9 @@ from agentgit.store.sql.columns import METADATA, SafeText, TableRow, partial_ind
 
 __all__ = ["METADATA"]  # it has all tables after this module is imported
 
+CALL_STATUSES = frozenset({*TRANSITIONS, FAILED, PAUSED, REVERSED, SIMULATED})
+LOGGED_STATUSES = frozenset({DONE, FAILED, UNKNOWN, REVERSED, REVERSE_UNKNOWN})
+"""The statuses after which the world may have changed. A change to one of them is written to the world log."""
 CHECKPOINT_KINDS = ("before", "after", "tools", "branch", "named")
 MESSAGE, CALL, NAMED = TEXT_KINDS = ("message", "call", "checkpoint")
 OPERATION_KINDS = (ROLLBACK, SWITCH, "fork", RERUN)
@@ -504,6 +516,8 @@ def table_of(row_class: type[TableRow]) -> Table:
     """Return the table that SQLModel made for a row class."""
     table: Table = row_class.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
     table.dialect_options["sqlite"]["strict"] = True
+    for constraint in column.sqlite_checks(table):
+        table.append_constraint(constraint)
     return table
 
 

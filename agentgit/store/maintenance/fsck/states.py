@@ -16,15 +16,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, select
 
 from agentgit.errors import Corrupt
-from agentgit.store.maintenance.fsck.cells import format_value
-from agentgit.store.maintenance.fsck.values import (
-    RESTORE,
-    FsckReport,
-    StoredHashes,
-    describe_missing,
-    read_raw_rows,
-    read_rows,
-)
+from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, format_value, read_raw_rows, read_rows
+from agentgit.store.maintenance.fsck.values import StoredHashes, describe_missing
 from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, pack, unpack
 from agentgit.store.objects.content import Body, Part
 from agentgit.store.objects.packing import HASH_BYTES, split_hashes
@@ -211,24 +204,16 @@ class _StateCheck:
     def check_write(self, session_id: int, key: Sequence[Any], value: Any) -> None:
         """Check that the values of a pending write are stored. Its graph checkpoint may be saved later."""
         stored_hashes = self._hashes_of(session_id)
-        missing = (
-            [value_hash for value_hash in split_hashes(value) if value_hash not in stored_hashes]
-            if isinstance(value, bytes)
-            else []
-        )
-        if missing or not isinstance(value, bytes):
-            problem = f"its value {missing[0].hex()} is missing" if missing else "its value is not bytes"
-            self.report.add(f"graph_write {'/'.join(map(format_value, key))}", problem, RESTORE)
+        if missing := [value_hash for value_hash in split_hashes(value) if value_hash not in stored_hashes]:
+            name = f"graph_write {'/'.join(map(format_value, key))}"
+            self.report.add(name, f"its value {missing[0].hex()} is missing", RESTORE)
 
     def _add_finding(self, key: Sequence[str], problem: str) -> None:
         self.report.add(f"graph_checkpoint {'/'.join(key)}", problem, RESTORE)
 
 
 def _check_ancestry(connection: Connection, report: FsckReport) -> None:
-    """Report graph checkpoints that are their own ancestors.
-
-    Later graph checkpoints have a greater `seq`, so a cycle needs a parent whose `seq` is not smaller.
-    """
+    """Report graph checkpoints that come before their parents, as each cycle of ancestors needs one."""
     parent = GRAPH_CHECKPOINT.alias("parent")
     same_thread = and_(*(parent.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("thread_id", "ns")))
     query = (
@@ -236,10 +221,8 @@ def _check_ancestry(connection: Connection, report: FsckReport) -> None:
         .join_from(GRAPH_CHECKPOINT, parent, and_(same_thread, parent.c.checkpoint_id == GRAPH_CHECKPOINT.c.parent_id))
         .where(parent.c.seq >= GRAPH_CHECKPOINT.c.seq)
     )
-    for thread, ns, id in connection.execute(query).all():
-        if _is_own_ancestor(connection, thread, ns, id):
-            problem = "it is its own ancestor"
-            report.add(f"graph_checkpoint {thread}/{ns}/{id}", problem, RESTORE)
+    for key in connection.execute(query).all():
+        report.add(f"graph_checkpoint {'/'.join(key)}", "its parent was saved after it", RESTORE)
 
 
 def _check_owners(connection: Connection, report: FsckReport) -> None:
@@ -250,16 +233,3 @@ def _check_owners(connection: Connection, report: FsckReport) -> None:
         query = select(c.thread_id, c.ns, c.checkpoint_id).distinct().join_from(table, BRANCH, is_own)
         for key in connection.execute(query.where(c.external_session_id != BRANCH.c.external_session_id)).all():
             report.add(f"{table.name} {'/'.join(key)}", "it belongs to another session than its branch", RESTORE)
-
-
-def _is_own_ancestor(connection: Connection, thread: str, ns: str, start: str) -> bool:
-    """Return whether a graph checkpoint is its own ancestor."""
-    c = GRAPH_CHECKPOINT.c
-    query = select(c.checkpoint_id, c.parent_id).where(c.thread_id == thread, c.ns == ns)
-    parents: dict[str, str | None] = {row.checkpoint_id: row.parent_id for row in connection.execute(query)}
-    visited: set[str] = set()
-    ancestor_id = parents.get(start)
-    while ancestor_id is not None and ancestor_id != start and ancestor_id not in visited:
-        visited.add(ancestor_id)
-        ancestor_id = parents.get(ancestor_id)
-    return ancestor_id == start

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
 from agentgit.errors import AgentGitError, Corrupt, KeyMissing
-from agentgit.store.maintenance.fsck.cells import RowReader, format_value
+from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, read_raw_rows
 from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, link_of, unpack
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNK, CHUNKED, HASH_BYTES, RAW, ZLIB, ZSTD, split_hashes, unpacked
@@ -20,40 +20,6 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import decode_value, seal_of
 from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.store.store import Store
-
-RESTORE = "Restore the database from a backup."
-
-
-class FsckReport(Protocol):
-    """The interface through which checks report findings and progress."""
-
-    def add(self, row: str, what: str, todo: str) -> None:
-        """Add a finding; see `Finding` for the arguments."""
-
-    def advance(self, count: int) -> None:
-        """Record that `count` more rows were checked."""
-
-    def attempt(self, row: str, check: Callable[[], None]) -> None:
-        """Run a check, and report what it raises as a finding."""
-
-
-def read_rows(connection: Connection, query: Any, report: FsckReport, *, counted: bool = True) -> Iterator[Any]:
-    """Yield the rows of a query, a page at a time, report their invalid cells, and count them. See `RowReader`."""
-    for page in RowReader(connection, query).pages():
-        for checked_row in page:
-            for problem in checked_row.problems:
-                report.add(checked_row.name, problem, RESTORE)
-            if checked_row.has_key:
-                yield checked_row.row
-        report.advance(len(page) if counted else 0)
-
-
-def read_raw_rows(connection: Connection, query: Any, report: FsckReport) -> Iterator[Any]:
-    """Yield the rows of a query as the driver returns them, and count them. See `CompiledStatement.pages`."""
-    for page in CompiledStatement(query).pages(connection, raw=True):
-        yield from page
-        report.advance(len(page))
-
 
 StoredHashes = Mapping[int, set[bytes]]
 """The hashes of the stored values of each session, and of each family of threads."""
@@ -76,10 +42,6 @@ def check_values(connection: Connection, store: Store, report: FsckReport, *, wi
     columns = (BLOB.c.external_session_id, BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held"))
     for row in read_raw_rows(connection, select(*columns), report):
         session_id, key, type_, codec, size, stored_data = row
-        if [type(cell) for cell in row] != [int, bytes, str, int, int, bytes]:
-            name = f"blob {format_value(session_id)}/{format_value(key)}"
-            report.add(name, "its columns hold values of the wrong type", RESTORE)
-            continue
         if session_id not in checks:
             blobs = store.graphs.blobs.of(session_id)
             checks[session_id] = _ValueCheck(

@@ -1,0 +1,129 @@
+"""Reads rows for the check: one whose values cannot be read is a finding, and the others are still checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, LargeBinary, Table, case, select
+
+from agentgit.errors import Corrupt, KeyMissing
+from agentgit.store.sql.columns import Payload, UTCDateTime
+from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.encryption import UnencryptedValue
+
+RESTORE = "Restore the database from a backup."
+
+FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
+"""The range of times that Python can hold. PostgreSQL has a wider range, and `infinity`."""
+
+SHOWN_CHARACTERS = 40
+"""The number of characters of a wrong value that a finding shows."""
+
+
+class FsckReport(Protocol):
+    """The interface through which checks report findings and progress."""
+
+    def add(self, row: str, what: str, todo: str) -> None:
+        """Add a finding; see `Finding` for the arguments."""
+
+    def advance(self, count: int) -> None:
+        """Record that `count` more rows were checked."""
+
+    def attempt(self, row: str, check: Callable[[], None]) -> None:
+        """Run a check, and report what it raises as a finding."""
+
+
+def read_rows(connection: Connection, query: Any, report: FsckReport, *, counted: bool = True) -> Iterator[Any]:
+    """Yield the rows of a query that can be read, a page at a time, and count them."""
+    columns = list(query.selected_columns)
+    table: Any = getattr(columns[0], "table", None)
+    keys = [n for n, column in enumerate(columns) if getattr(column, "primary_key", False) and column.table is table]
+    if connection.dialect.name != "sqlite":
+        query = query.with_only_columns(*map(_in_range, columns), maintain_column_froms=True)
+    statement = CompiledStatement(query)
+    make_row, converters = statement.row_readers(connection)
+    for page in statement.pages(connection, raw=True):
+        for raw in page:
+            values, problems = list(raw), []
+            for n, column in enumerate(columns):
+                try:
+                    values[n] = _read(column, raw[n], converters.get(n))
+                except (ValueError, TypeError, LookupError, ArithmeticError, KeyMissing, Corrupt) as error:
+                    problems.append(f"its {column.name} {_describe(error)}")
+            if problems:
+                name = "/".join(str(raw[n]) if type(raw[n]) is int else format_value(raw[n]) for n in keys)
+                for problem in problems:
+                    report.add(f"{getattr(table, 'name', '')} {name}".strip(), problem, RESTORE)
+            else:
+                yield make_row(values)
+        report.advance(len(page) if counted else 0)
+
+
+def _in_range(column: Any) -> Any:
+    """Return a column whose times that the driver cannot read are NULL."""
+    is_time = isinstance(column.type, UTCDateTime)
+    return case((column.between(FIRST, LAST), column)).label(column.name) if is_time else column
+
+
+def _read(column: Any, value: Any, convert: Callable[[Any], Any] | None) -> Any:
+    if value is None and isinstance(column.type, UTCDateTime) and not getattr(column, "nullable", True):
+        raise ValueError("is not a time")
+    if isinstance(value, str) and not value.isascii() and any("\udc80" <= c <= "\udcff" for c in value):
+        raise ValueError(f"is {format_value(value)}, which is not text")
+    return convert(value) if convert is not None else value
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, UnencryptedValue):
+        return "is not encrypted, although this database is"
+    if isinstance(error, KeyMissing | Corrupt):
+        return "cannot be decrypted with its key"
+    return f"cannot be read: {error}"
+
+
+def check_cells(connection: Connection, table: Table, report: FsckReport) -> None:
+    """Check that each value of a table can be read, but for those that are bytes, which other checks decode."""
+    is_bytes = {one for one in table.c if isinstance(one.type, LargeBinary | Payload) and not one.primary_key}
+    for _ in read_rows(connection, select(*(one for one in table.c if one not in is_bytes)), report, counted=False):
+        pass
+
+
+def read_raw_rows(connection: Connection, query: Any, report: FsckReport) -> Iterator[Any]:
+    """Yield the rows of a query as the driver returns them, and count them. See `CompiledStatement.pages`."""
+    for page in CompiledStatement(query).pages(connection, raw=True):
+        yield from page
+        report.advance(len(page))
+
+
+@contextmanager
+def tolerate_invalid_text(connection: Connection) -> Iterator[None]:
+    """Make SQLite return text that is not valid UTF-8, with a lone surrogate for each invalid byte."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    dbapi_connection: Any = connection.connection.dbapi_connection
+    previous_factory = dbapi_connection.text_factory
+    dbapi_connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+    try:
+        yield
+    finally:
+        dbapi_connection.text_factory = previous_factory
+
+
+def format_value(value: Any) -> str:
+    """Format a value so that any terminal can show it.
+
+    Example:
+        >>> format_value(7), format_value("main"), format_value(b"ab"), format_value("a" + chr(10))
+        ('7', 'main', '6162', "'a\\\\n'")
+    """
+    if isinstance(value, bytes | memoryview):
+        text = bytes(value[:SHOWN_CHARACTERS]).hex() or "b''"
+    else:
+        text = str(value)
+        text = text if text.isprintable() and text.isascii() and text else ascii(value)
+    return text if len(text) <= 2 * SHOWN_CHARACTERS else text[: 2 * SHOWN_CHARACTERS] + "…"
