@@ -547,7 +547,7 @@ class Session(SessionReader):
         context.read(lambda c: self._access.load_session(c, OWNER))
         return erase(
             context,
-            erasure.select_session(store, self.id),
+            erasure.select_session(self.id),
             lambda c: self._access.load_session(c, OWNER),
             lambda c: erasure.erase_session(store, c, self.id, context.user.id),
             force=force,

@@ -422,7 +422,7 @@ def collect_stats(
     return Stats(
         subject=subject,
         branches=tuple(statistics.count_figures(connection, store, sessions, rows)),
-        names=statistics.count_names(connection, store, [row.id for row in rows]),
+        names=statistics.count_names(connection, [row.id for row in rows]),
         sessions=len(sessions),
         prices=checked_prices,
         storage=statistics.measure_storage(connection, store, rows) if storage else None,

@@ -78,7 +78,7 @@ class Maintenance:
         self.context.require_admin("gc")
         store = self.context.store
         size_before = store.database.size()
-        session_ids = self.context.read(lambda c: retention_store.sessions_with_retention(c, self.context.store))
+        session_ids = self.context.read(retention_store.sessions_with_retention)
         parts = ProgressParts(
             progress,
             self.context.read(lambda c: self._progress_totals(c, session_ids)) if progress is not None else None,

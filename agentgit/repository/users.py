@@ -251,7 +251,7 @@ class Users:
 
         return erase(
             self._context,
-            erasure.select_user_sessions(store, target.id),
+            erasure.select_user_sessions(target.id),
             authorize,
             lambda c: erasure.erase_user(store, c, target, me.id),
             force=force,

@@ -53,7 +53,7 @@ class ThreadSessions:
 
     def find_head(self, connection: Connection, thread_id: str) -> BranchHead | None:
         """Find where the next run of a thread begins; None if the thread has no session."""
-        head = find_thread_head(self.context.store, connection, self.context.user.id, thread_id)
+        head = find_thread_head(connection, self.context.user.id, thread_id)
         if head is not None:
             self.context.lookup.require_role(connection, head.row.external_session_id)
         return head

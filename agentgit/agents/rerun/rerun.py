@@ -151,7 +151,7 @@ class Rerun:
         if not path or path[0].graph_checkpoint_id is None:
             return path[0] if path else None
         first = store.graphs.find(connection, GraphKey(lineage[0].branch.thread_id, "", path[0].graph_checkpoint_id))
-        is_first = path[0].graph_checkpoint_id == first_id(store, connection, lineage[0].branch)
+        is_first = path[0].graph_checkpoint_id == first_id(connection, lineage[0].branch)
         return path[0] if is_first and first is not None and first.meta.get("source") != "input" else None
 
     def _settings_of(self, graph: Graph, effects: Mapping[str, Effect | str] | None) -> TurnSettings:

@@ -54,12 +54,12 @@ class ErasedData(NamedTuple):
     events: int
 
 
-def select_session(store: Store, session_id: int) -> SessionIds:
+def select_session(session_id: int) -> SessionIds:
     """Return the query for one session."""
     return select(SESSION.c.id).where(SESSION.c.id == session_id)
 
 
-def select_user_sessions(store: Store, user_id: int) -> SessionIds:
+def select_user_sessions(user_id: int) -> SessionIds:
     """Return the query for all sessions of a user."""
     condition = SESSION.c.user_id == user_id
     return select(SESSION.c.id).where(condition).order_by(SESSION.c.id)
@@ -82,7 +82,7 @@ def erase_session(store: Store, connection: Connection, session_id: int, user_id
     """Erase a session: its rows in all tables, its values, its events and its search words."""
     value_bytes = _lock_and_measure(store, connection, [session_id])
     row_counts = _delete_session(store, connection, session_id, user_id)
-    return _finish_erasure(store, connection, row_counts, value_bytes)
+    return _finish_erasure(connection, row_counts, value_bytes)
 
 
 def lock_user(store: Store, connection: Connection, user_id: int) -> None:
@@ -97,7 +97,7 @@ def erase_user(store: Store, connection: Connection, user: User, by_user_id: int
     """Erase a user and everything that belongs to the user. What the user made in other users' sessions stays."""
     lock_user(store, connection, user.id)
     user_id = user.id
-    session_ids = connection.execute(select_user_sessions(store, user_id)).scalars().all()
+    session_ids = connection.execute(select_user_sessions(user_id)).scalars().all()
     value_bytes = _lock_and_measure(store, connection, session_ids)
     row_counts: Counter[str] = Counter()
     for session_id in session_ids:
@@ -106,7 +106,7 @@ def erase_user(store: Store, connection: Connection, user: User, by_user_id: int
         if table.name not in AUTHORED_TABLES and "user_id" in table.c:
             row_counts += _delete_from(connection, table, table.c.user_id == user_id)
     row_counts += _delete_from(connection, USER, USER.c.id == user_id)
-    erased_data = _finish_erasure(store, connection, row_counts, value_bytes)
+    erased_data = _finish_erasure(connection, row_counts, value_bytes)
     record_event(connection, "user.erased", user_id=by_user_id, erased=user_id, rows=row_counts.total())
     return erased_data
 
@@ -177,7 +177,7 @@ def _delete_from(connection: Connection, table: Table, *conditions: Any) -> Coun
     return Counter({table.name: count} if count else {})
 
 
-def _finish_erasure(store: Store, connection: Connection, row_counts: Counter[str], value_bytes: int) -> ErasedData:
+def _finish_erasure(connection: Connection, row_counts: Counter[str], value_bytes: int) -> ErasedData:
     """Delete the words of SQLite's search index."""
     if row_counts[SEARCH_TEXT.name] and connection.dialect.name == "sqlite":
         delete_words(connection)

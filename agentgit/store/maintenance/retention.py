@@ -39,7 +39,7 @@ def _parse_retention(meta: bytes) -> Retention | None:
     return Retention.from_dict(data) if data is not None else None
 
 
-def sessions_with_retention(connection: Connection, store: Store) -> list[int]:
+def sessions_with_retention(connection: Connection) -> list[int]:
     """List the ids of all sessions that have a retention."""
     rows = connection.execute(select(SESSION.c.id, SESSION.c.meta))
     return [row.id for row in rows if _parse_retention(row.meta) is not None]
@@ -65,16 +65,12 @@ def apply_if_due(connection: Connection, store: Store, session_id: int, meta: by
         return 0
     count = _CHECKPOINT_COUNT.all(connection, {"session": session_id})[0].checkpoints
     limits = [limit for limit in (retention.compress_after, retention.max_checkpoints) if limit is not None]
-    if not any(count > limit for limit in limits) and not _has_old_checkpoint(
-        connection, store, session_id, retention, count
-    ):
+    if not any(count > limit for limit in limits) and not _has_old_checkpoint(connection, session_id, retention, count):
         return 0
     return sum(verdict.is_removed for verdict in apply_retention(connection, store, session_id, retention))
 
 
-def _has_old_checkpoint(
-    connection: Connection, store: Store, session_id: int, retention: Retention, count: int
-) -> bool:
+def _has_old_checkpoint(connection: Connection, session_id: int, retention: Retention, count: int) -> bool:
     """Return whether a session may have a checkpoint older than `max_age`, without reading all checkpoints."""
     if retention.max_age is None or count <= retention.keep_last:
         return False
@@ -158,14 +154,12 @@ def _find_reasons(
 ) -> dict[int, str]:
     """Return the reason why each needed checkpoint stays, by id. All that `Checkpoints.delete` refuses are included."""
     reasons = _find_before_unresolved(connection, store, session_id, rows)
-    reasons.update(
-        (row.id, "it waits for a person's answer") for row in _find_interrupted(connection, store, branches, rows)
-    )
+    reasons.update((row.id, "it waits for a person's answer") for row in _find_interrupted(connection, branches, rows))
     parameters = {"session": session_id}
     for branch in branches.values():
         if end_id := mark_of(branch).get("end"):
             reasons[end_id] = f"the exploration on branch {branch.name} ends there"
-    for row, source_id in _find_merges(connection, store, branches):
+    for row, source_id in _find_merges(connection, branches):
         reasons[row.id] = "it is a merge, and the next merge continues from it"
         reasons[source_id] = f"{branches[row.internal_session_id].name}#{row.number} was merged from it"
     target_ids = connection.execute(_TARGETS, parameters).scalars()
@@ -199,9 +193,7 @@ def _find_before_unresolved(
     return reasons
 
 
-def _find_merges(
-    connection: Connection, store: Store, branches: Mapping[int, StoredRow]
-) -> Iterator[tuple[StoredRow, int]]:
+def _find_merges(connection: Connection, branches: Mapping[int, StoredRow]) -> Iterator[tuple[StoredRow, int]]:
     """Yield the checkpoints that a merge made, each with the id of the checkpoint that was merged."""
     for part in slices(list(branches)):
         for row in connection.execute(_WITH_DATA, {"branches": part}):
@@ -211,7 +203,7 @@ def _find_merges(
 
 
 def _find_interrupted(
-    connection: Connection, store: Store, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
+    connection: Connection, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
 ) -> list[StoredRow]:
     """Find the checkpoints at which a task waits for a person's answer."""
     rows_by_key = {(branches[row.internal_session_id].thread_id, row.graph_checkpoint_id): row for row in rows}

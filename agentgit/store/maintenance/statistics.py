@@ -45,10 +45,8 @@ def count_figures(
 ) -> list[BranchFigures]:
     """Count what was done on some branches."""
     branch_ids = [branch.id for branch in branches]
-    checkpoint_counts = {row.branch: row for row in _read_rows(connection, store, _CHECKPOINT_COUNTS, branch_ids)}
-    calls, operations = (
-        _count_by_word(connection, store, query, branch_ids) for query in (_CALL_COUNTS, _OPERATION_COUNTS)
-    )
+    checkpoint_counts = {row.branch: row for row in _read_rows(connection, _CHECKPOINT_COUNTS, branch_ids)}
+    calls, operations = (_count_by_word(connection, query, branch_ids) for query in (_CALL_COUNTS, _OPERATION_COUNTS))
     tokens = count_tokens(connection, store, branches)
     session_names = {session.id: session.session_name for session in sessions}
     return [
@@ -71,7 +69,7 @@ def count_figures(
 
 def count_tokens(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> dict[int, Usage]:
     """Count the tokens that models used on each of some branches, by the id of the branch."""
-    first_steps, usage = _find_first_steps(connection, store, branches), TokenUsage(connection, store)
+    first_steps, usage = _find_first_steps(connection, branches), TokenUsage(connection, store)
     return {branch.id: usage.of_branch(branch.thread_id, first_steps.get(branch.id)) for branch in branches}
 
 
@@ -88,10 +86,10 @@ def tokens_of_erased_sessions(connection: Connection, user_id: int) -> Usage:
     return sum_usages(usages)
 
 
-def count_names(connection: Connection, store: Store, branch_ids: Sequence[int]) -> dict[str, int]:
+def count_names(connection: Connection, branch_ids: Sequence[int]) -> dict[str, int]:
     """Count how often each checkpoint name occurs, most frequent first."""
     counts: Counter[str] = Counter()
-    for row in _read_rows(connection, store, _NAME_COUNTS, branch_ids):
+    for row in _read_rows(connection, _NAME_COUNTS, branch_ids):
         counts[row.name] += row.total
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
@@ -114,31 +112,29 @@ def measure_storage(connection: Connection, store: Store, branches: Sequence[Sto
                 )
     for keys, queries in ((list(threads), _THREAD_SIZES), ([branch.id for branch in branches], _BRANCH_SIZES)):
         for query in queries:
-            own_bytes += sum(row.bytes or 0 for row in _read_rows(connection, store, query, keys))
+            own_bytes += sum(row.bytes or 0 for row in _read_rows(connection, query, keys))
     return Storage(own=own_bytes, shared=shared_bytes)
 
 
-def _read_rows(connection: Connection, store: Store, query: Any, ids: Sequence[int]) -> Iterator[Any]:
+def _read_rows(connection: Connection, query: Any, ids: Sequence[int]) -> Iterator[Any]:
     for part in slices(ids):
         yield from connection.execute(query, {"branches": part})
 
 
-def _count_by_word(
-    connection: Connection, store: Store, query: Any, ids: Sequence[int]
-) -> Mapping[int, dict[str, int]]:
+def _count_by_word(connection: Connection, query: Any, ids: Sequence[int]) -> Mapping[int, dict[str, int]]:
     counts: dict[int, dict[str, int]] = defaultdict(dict)
-    for row in _read_rows(connection, store, query, ids):
+    for row in _read_rows(connection, query, ids):
         counts[row.branch][row.word] = row.total
     return counts
 
 
-def _find_first_steps(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> dict[int, str]:
+def _find_first_steps(connection: Connection, branches: Sequence[StoredRow]) -> dict[int, str]:
     """Return the graph checkpoint that each branch began with, if it began with one (a fork or a template)."""
     branches_by_point = {branch.branch_point_id: branch.id for branch in branches if branch.branch_point_id is not None}
-    branch_points = _read_rows(connection, store, _BRANCH_POINTS, list(branches_by_point))
+    branch_points = _read_rows(connection, _BRANCH_POINTS, list(branches_by_point))
     # A branch that is not published yet has no first checkpoint, so its branch point stands in for it.
     first_steps = {branches_by_point[row.id]: row.graph_checkpoint_id for row in branch_points}
-    first_checkpoints = _read_rows(connection, store, _FIRST_CHECKPOINTS, [branch.id for branch in branches])
+    first_checkpoints = _read_rows(connection, _FIRST_CHECKPOINTS, [branch.id for branch in branches])
     first_steps.update((row.internal_session_id, row.graph_checkpoint_id) for row in first_checkpoints)
     return first_steps
 

@@ -45,7 +45,7 @@ def read_folded_tree(
     """Build the folded tree of a session."""
     skeleton = Tree.grow(session.session_name, [tree_branch(row, session, []) for row in rows])
     folded = fold(skeleton, limit=choice.limit, branch=choice.branch, expand=choice.expand, collapse=choice.collapse)
-    counts, newest = _counts(store, connection, session.id)
+    counts, newest = _counts(connection, session.id)
     shown = list(folded.tree.walk())
     tags = store.tags.names_by_checkpoint(connection, session.id)
     points: dict[int, list[Point]] = {branch.id: [] for branch in shown}
@@ -63,7 +63,7 @@ def read_folded_tree(
     return replace(folded, counts={row.id: counts.get(row.id, 0) for row in rows})
 
 
-def _counts(store: Store, connection: Connection, session_id: int) -> tuple[Mapping[int, int], Mapping[int, int]]:
+def _counts(connection: Connection, session_id: int) -> tuple[Mapping[int, int], Mapping[int, int]]:
     """Return the number of checkpoints of each branch, and the highest number among them."""
     query = (
         select(CHECKPOINT.c.internal_session_id, func.count().label("n"), func.max(CHECKPOINT.c.number).label("newest"))

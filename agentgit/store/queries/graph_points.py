@@ -207,7 +207,7 @@ def read_branch_head(store: Store, connection: Connection, branch_id: int) -> Br
     return BranchHead(row, head.checkpoint_id if head is not None else None)
 
 
-def find_thread_head(store: Store, connection: Connection, user_id: int, thread_id: str) -> BranchHead | None:
+def find_thread_head(connection: Connection, user_id: int, thread_id: str) -> BranchHead | None:
     """Find the current branch of a user's session for a thread of a served graph; None if it has none."""
     row = _OF_THREAD.first(connection, {"user": user_id, "thread": thread_id})
     return BranchHead(row, row.newest_id) if row is not None else None

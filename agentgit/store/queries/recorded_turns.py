@@ -168,11 +168,11 @@ def _read_path(
     lineage = [segment.branch for segment in store.sessions.lineage(connection, branch)]
     for row, child in zip(lineage, [*lineage[1:], None], strict=True):
         is_new = row.parent_id is None
-        last_id = first_id(store, connection, child) if child is not None else None
+        last_id = first_id(connection, child) if child is not None else None
         if child is not None and last_id is None:
             continue  # the child began with the empty state
-        writes = _read_writes(store, connection, row)
-        for checkpoint in _read_thread(store, connection, row.thread_id):
+        writes = _read_writes(connection, row)
+        for checkpoint in _read_thread(connection, row.thread_id):
             checkpoint_id = checkpoint.key.checkpoint_id
             if checkpoint_id == last_id:
                 if is_new:
@@ -182,7 +182,7 @@ def _read_path(
             is_new = True
 
 
-def _read_thread(store: Store, connection: Connection, thread: str, page_size: int = PAGE) -> Iterator[GraphCheckpoint]:
+def _read_thread(connection: Connection, thread: str, page_size: int = PAGE) -> Iterator[GraphCheckpoint]:
     columns, after = GRAPH_CHECKPOINT.c, -1
     query = select(GRAPH_CHECKPOINT).where(columns.thread_id == thread, columns.ns == "")
     while True:
@@ -194,12 +194,12 @@ def _read_thread(store: Store, connection: Connection, thread: str, page_size: i
         after = rows[-1].seq
 
 
-def first_id(store: Store, connection: Connection, branch: StoredRow) -> str | None:
+def first_id(connection: Connection, branch: StoredRow) -> str | None:
     """Return LangGraph's id of the first state on a branch; None if there is none."""
-    return next((one.key.checkpoint_id for one in _read_thread(store, connection, branch.thread_id, 1)), None)
+    return next((one.key.checkpoint_id for one in _read_thread(connection, branch.thread_id, 1)), None)
 
 
-def _read_writes(store: Store, connection: Connection, branch: StoredRow) -> dict[str, list[_Write]]:
+def _read_writes(connection: Connection, branch: StoredRow) -> dict[str, list[_Write]]:
     columns = GRAPH_WRITE.c
     is_read = or_(
         columns.task_id == NULL_TASK,

@@ -54,9 +54,7 @@ def create_session(
     )
     if copy_calls:
         source_branch = store.sessions.branch(connection, checkpoint.internal_session_id)
-        recorded_calls.copy_track(
-            connection, store.journal, branch, store.track(connection, source_branch, checkpoint.position)
-        )
+        recorded_calls.copy_track(connection, branch, store.track(connection, source_branch, checkpoint.position))
     state = CheckpointState(
         graph_checkpoint_id=checkpoint.graph_checkpoint_id,
         state_hash=checkpoint.state_hash,

@@ -339,10 +339,10 @@ def replace_track(
 ) -> None:
     """Replace the track that a branch inherits with a track of its own."""
     ids = [one.row_id for one in track]
-    rows_by_id = _load_rows_by_id(connection, journal, ids)
+    rows_by_id = _load_rows_by_id(connection, ids)
     # Move the existing calls past all old and new arrival numbers, which must be unique in the branch at any moment.
     offset = len(track) + journal.next_arrival(connection, branch_id)
-    for row in _load_rows(connection, journal, TOOL_INVOCATION.c.internal_session_id == branch_id):
+    for row in _load_rows(connection, TOOL_INVOCATION.c.internal_session_id == branch_id):
         journal.change(connection, row.id, arrival=row.arrival + offset)
     batches: dict[tuple[int, int], int] = {}
     new_ids = {one.row_id: one.run_id or new_id() for one in track}
@@ -364,10 +364,10 @@ def replace_track(
     sessions.clear_inherited(connection, branch_id)
 
 
-def copy_track(connection: Connection, journal: Journal, branch: StoredRow, calls: Sequence[ToolInvocation]) -> None:
+def copy_track(connection: Connection, branch: StoredRow, calls: Sequence[ToolInvocation]) -> None:
     """Copy recorded calls to a branch of another session, marked as calls that were made in another world."""
     ids = [call.id for call in calls]
-    rows_by_id = _load_rows_by_id(connection, journal, ids)
+    rows_by_id = _load_rows_by_id(connection, ids)
     new_ids = {id: new_id() for id in ids}
     batches: dict[tuple[int, int], int] = {}
     for arrival, call_id in enumerate(ids):
@@ -389,12 +389,12 @@ def copy_track(connection: Connection, journal: Journal, branch: StoredRow, call
         insert_rows(connection, TOOL_INVOCATION, _replay_row(row, branch.id, call_id) | new_values)
 
 
-def _load_rows(connection: Connection, journal: Journal, condition: Any) -> Sequence[Row[Any]]:
+def _load_rows(connection: Connection, condition: Any) -> Sequence[Row[Any]]:
     return connection.execute(select(TOOL_INVOCATION).where(condition)).all()
 
 
-def _load_rows_by_id(connection: Connection, journal: Journal, ids: Sequence[int]) -> dict[int, Row[Any]]:
-    parts = (_load_rows(connection, journal, TOOL_INVOCATION.c.id.in_(part)) for part in slices(ids))
+def _load_rows_by_id(connection: Connection, ids: Sequence[int]) -> dict[int, Row[Any]]:
+    parts = (_load_rows(connection, TOOL_INVOCATION.c.id.in_(part)) for part in slices(ids))
     return {row.id: row for rows in parts for row in rows}
 
 

@@ -84,7 +84,7 @@ class GraphKey(NamedTuple):
 
     def columns(self) -> dict[str, Any]:
         """Return the key columns that identify the graph checkpoint in its tables."""
-        return dict(zip(KEY_COLUMNS, (*self,), strict=True))
+        return dict(zip(KEY_COLUMNS, self, strict=True))
 
 
 class Head(NamedTuple):

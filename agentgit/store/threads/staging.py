@@ -92,5 +92,4 @@ def _last_seqs(connection: Connection, thread: str) -> dict[str, int]:
 
 
 def _key_conditions(graph_key: GraphKey) -> Sequence[Any]:
-    values = (*graph_key,)
-    return [GRAPH_WRITE.c[column] == value for column, value in zip(KEY_COLUMNS, values, strict=True)]
+    return [GRAPH_WRITE.c[column] == value for column, value in zip(KEY_COLUMNS, graph_key, strict=True)]
