@@ -90,7 +90,7 @@ def count_statements(repo, run, text):
 
 @pytest.mark.parametrize(
     ("way", "text", "most"),
-    [("wrapped", "hello", 15), ("wrapped", "add chair", 27), ("served", "hello", 16), ("served", "add chair", 28)],
+    [("wrapped", "hello", 15), ("wrapped", "add chair", 29), ("served", "hello", 16), ("served", "add chair", 30)],
 )
 def test_a_turn_sends_no_more_statements_than_it_needs(repo, way, text, most):
     statements = count_statements(repo, runs_turns(repo, way), text)
