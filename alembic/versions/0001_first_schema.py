@@ -36,7 +36,8 @@ def _table(name, *parts):
     for column in table.c:  # what has a type of its own on PostgreSQL
         valid = {
             sa.Boolean: "{0} IN (0, 1)",
-            sa.DateTime: "{0} IS NULL OR (datetime({0}) IS NOT NULL AND {0} GLOB '????-??-?? ??:??:??.??????')",
+            sa.DateTime: "{0} IS NULL OR (date(julianday(substr({0}, 1, 10))) IS substr({0}, 1, 10) "
+            "AND datetime({0}) IS NOT NULL AND {0} GLOB '????-??-?? ??:??:??.??????')",
         }.get(type(column.type))
         if valid is not None:
             check = sa.CheckConstraint(valid.format(column.name), name=column.name)
@@ -304,7 +305,9 @@ CREATE TABLE event (
     user_id INTEGER,
     kind TEXT NOT NULL,
     detail BLOB NOT NULL,
-    created_at TEXT NOT NULL,
+    created_at TEXT NOT NULL CONSTRAINT ck_event_created_at CHECK (created_at IS NULL OR (
+        date(julianday(substr(created_at, 1, 10))) IS substr(created_at, 1, 10)
+        AND datetime(created_at) IS NOT NULL AND created_at GLOB '????-??-?? ??:??:??.??????')),
     CONSTRAINT fk_event_external_session_id FOREIGN KEY (external_session_id)
         REFERENCES external_session (id) ON DELETE CASCADE
 ) STRICT

@@ -94,10 +94,10 @@ def test_a_cut_file_leaves_no_database(postgres_tables: URL, postgres_spare: URL
 
 def test_a_restore_overwrites_nothing(postgres_tables: URL, tmp_path: Path):
     live(postgres_tables, tmp_path)
-    before, file = told(postgres_tables, None), backup(postgres_tables, tmp_path)
+    before, file = told(postgres_tables), backup(postgres_tables, tmp_path)
     done = script("restore", file, postgres_tables.database, **libpq(postgres_tables))
     assert (done.returncode, "already exists" in done.stderr) == (1, True)
-    assert told(postgres_tables, None) == before
+    assert told(postgres_tables) == before
     for name in (f"dbname={postgres_tables.database}", "postgresql://x/y", "a b", "--help", "x;y", "../x"):
         done = script("restore", file, name, **libpq(postgres_tables))
         assert (done.returncode, done.stdout) == (2, ""), name

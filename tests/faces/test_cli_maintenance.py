@@ -86,13 +86,13 @@ def test_gc_reports_deletions_and_fsck_reports_findings(at, tmp_path):
     assert _json(at, "fsck", "--level", "3")["is_sound"] is True
     engine = create_engine(f"sqlite:///{tmp_path / 'agentgit.db'}")
     with engine.begin() as connection:
-        connection.execute(text("UPDATE checkpoint SET kind = 'odd' || char(27) WHERE number = 2"))
+        connection.execute(text("UPDATE checkpoint SET graph_checkpoint_id = 'odd' || char(27) WHERE number = 2"))
     engine.dispose()
     code, out, _ = at("fsck", "--level", "1")
     assert code == 12
-    assert "its kind is 'odd" in out
+    assert "its graph checkpoint odd" in out
     assert "\x1b" not in out
-    assert "Restore the database from a backup." in out
+    assert "restore the database from a backup." in out
     assert "2 findings: " in out
 
 

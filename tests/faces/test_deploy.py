@@ -250,7 +250,9 @@ def test_the_image_serves_backs_up_and_restores_as_the_compose_file_says(
 
     [sh, option, code] = services["upgrade"]["entrypoint"]
     words = hardened(services["upgrade"], **owner)
-    engine("run", "--rm", *words, f"--entrypoint={sh}", image, option, code.replace("grant agentgit", f"grant {role}"))
+    engine(
+        "run", "--rm", *words, f"--entrypoint={sh}", image, option, code.replace("--role agentgit", f"--role {role}")
+    )
     with agentgit.open(postgres_tables) as repo:
         key = repo.keys.create("mine", user=repo.users.add("ada", is_admin=True)).secret
 

@@ -280,7 +280,9 @@ def test_fsck_names_a_write_to_memory_without_its_item():
         ]
 
 
-@pytest.mark.parametrize("value", ["x", "2026-01-01", "2026-01-01 00:00:00", "2026-13-45 00:00:00.000000"])
+@pytest.mark.parametrize(
+    "value", ["x", "2026-01-01", "2026-01-01 00:00:00", "2026-13-45 00:00:00.000000", "2026-02-30 00:00:00.000000"]
+)
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)  # PostgreSQL has a type for times
 def test_an_invalid_time_is_refused(lived, value):
     for name in ("checkpoint", "tool_invocation", "operation", "world_log", "tag"):

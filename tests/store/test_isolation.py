@@ -139,7 +139,8 @@ def test_a_tenant_is_made_and_kept_up_on_the_command_line(empty_server):
                 (("", "x"), InvalidInput, "1 to 63"),
                 (("x", "r" * 64), InvalidInput, "1 to 63"),
                 (("x", "a\0b"), InvalidInput, "printable"),
-                (("pg_x", other), InvalidInput, "pg_"),
+                (("$user", other), InvalidInput, "own"),
+                (("pg_x", other), InvalidInput, "own"),
                 (("beta", empty_server.username), NotAllowed, "superuser"),
             ):
                 with pytest.raises(error, match=said):
@@ -153,13 +154,67 @@ def test_a_tenant_is_made_and_kept_up_on_the_command_line(empty_server):
             postgres_databases.run(empty_server, f"DROP OWNED BY {name}", f"DROP ROLE {name}")
 
 
-def test_an_upgrade_keeps_the_rights_of_a_tenant(tenants):
+@pytest.mark.parametrize(
+    "before",
+    [
+        "CREATE SCHEMA gamma AUTHORIZATION {role}", "ALTER ROLE {role} CREATEROLE", "ALTER ROLE {role} SUPERUSER",
+        "ALTER DATABASE {database} OWNER TO {role}", "GRANT postgres TO {role}",
+    ],
+)  # fmt: skip
+def test_a_role_that_reaches_more_is_refused(tenants, before):
+    role, owner = tenants["acme"].username, tenants["acme"].set(username="postgres")
+    postgres_databases.run(owner, before.format(role=role, database=owner.database))
+    name = "gamma" if "gamma" in before else "acme"
+    with closing(Database(owner)) as database, pytest.raises(NotAllowed, match="Use another role"):
+        schema.grant(database, name, role)
+    postgres_databases.run(
+        owner, f"ALTER DATABASE {owner.database} OWNER TO postgres", f"ALTER ROLE {role} NOSUPERUSER"
+    )
+
+
+def test_rights_that_were_there_before_are_taken_away(tenants):
+    """A role that only reads becomes no role of agentgit by an upgrade, and keeps nobody from one."""
+    role, owner = tenants["acme"].username, tenants["acme"].set(username="postgres")
+    reader = f"agentgit_{uuid.uuid4().hex}"
+    postgres_databases.run(
+        owner,
+        f"GRANT ALL ON SCHEMA acme TO {role}", "GRANT ALL ON ALL TABLES IN SCHEMA acme TO PUBLIC",
+        f"CREATE ROLE {reader} LOGIN", f"GRANT USAGE ON SCHEMA acme, beta TO {reader}",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA acme TO {reader}",
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA beta TO {reader}",
+    )  # fmt: skip
+    try:
+        with closing(Database(owner)) as database:
+            schema.grant(database, "acme", role)
+        for url, statement in (
+            (tenants["acme"], "CREATE FUNCTION more() RETURNS int LANGUAGE sql AS 'SELECT 1'"),
+            (tenants["acme"], "ALTER TABLE event DISABLE TRIGGER ALL"),
+            (owner.set(username=reader), "DELETE FROM acme.blob"),
+            (owner.set(username=reader), "INSERT INTO acme.tag SELECT * FROM acme.tag"),
+        ):
+            with closing(Database(url)) as database, pytest.raises(NotAllowed):
+                database.write(lambda c, statement=statement: c.exec_driver_sql(statement))
+    finally:
+        postgres_databases.run(owner, f"DROP OWNED BY {reader}", f"DROP ROLE {reader}")
+
+
+def test_the_owner_runs_nothing_of_a_schema_that_is_not_its_own(tenants):
+    """A superuser may enter every schema, where somebody else's triggers would run with its rights."""
+    role, owner = tenants["acme"].username, tenants["acme"].set(username="postgres")
+    postgres_databases.run(
+        owner, f"CREATE SCHEMA trap AUTHORIZATION {role}", "CREATE TABLE trap.agentgit_version (version_num text)",
+        f"ALTER TABLE trap.agentgit_version OWNER TO {role}",
+    )  # fmt: skip
+    with closing(Database(owner)) as database:
+        assert schema.own_schemas(database) == ["acme", "beta"]
+
+
+def test_an_upgrade_keeps_the_rights_of_a_tenant(tenants, second):
     url = tenants["acme"]
     with closing(Database(in_schema(url.set(username="postgres"), "acme"))) as owner:
-        backend.migrate(owner, backend.command.downgrade, "base")
         with pytest.raises(SchemaMismatch):
             agentgit.open(url)
-        schema.upgrade(owner)
+        assert schema.upgrade(owner) == second
     with agentgit.open(url) as repo:
         repo.session("s", create=True)
 

@@ -23,8 +23,6 @@ _WHOLE = b"agentgit, nothing is in clear"
 def unlock(database: Database) -> None:
     """Check that the keys are available, and register the current key if it is new."""
     seal = database.seal
-    if seal is not None:
-        pass
     with database.reading() as connection:
         proofs = registered_proofs(connection)
     for name, proof in proofs.items():

@@ -461,8 +461,9 @@ class Journal:
         return {call.id: call for call in self.invocations_from_rows(connection, self._load_rows(connection, ids))}
 
     def _load_rows(self, connection: Connection, ids: Sequence[int]) -> Sequence[Row[Any]]:
-        query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
-        return [row for part in slices(ids) for row in connection.execute(query.where(TOOL_INVOCATION.c.id.in_(part)))]
+        id = TOOL_INVOCATION.c.id
+        query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(id)
+        return [row for part in slices(sorted(ids)) for row in connection.execute(query.where(id.in_(part)))]
 
     def ids_in_reversal(self, connection: Connection, session_id: int, owner: str | None) -> list[int]:
         """Return the ids of the invocations of a session that this owner was reversing, even if it is dead."""

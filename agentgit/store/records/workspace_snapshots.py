@@ -191,7 +191,8 @@ class SnapshotReferences:
     def delete(self, connection: Connection, ids: Sequence[int]) -> None:
         """Delete rows that `find_unused` returned."""
         for part in slices(ids):
-            connection.execute(delete(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id.in_(part)))
+            is_used = exists().where(CHECKPOINT.c.workspace_snapshot_id == WORKSPACE_SNAPSHOT.c.id)  # by now
+            connection.execute(delete(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id.in_(part), ~is_used))
 
     def _in_branch(self, branch: StoredRow) -> tuple[Any, ...]:
         c = WORKSPACE_SNAPSHOT.c

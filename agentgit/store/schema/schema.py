@@ -32,8 +32,10 @@ _SCHEMA_EXISTS = text("SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = :
 _ROLE_EXISTS = text("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = :name)")
 _OWN_SCHEMAS = text(
     "SELECT nspname FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace "
-    "WHERE relname = :table AND relkind = 'r' AND pg_has_role(relowner, 'USAGE') ORDER BY nspname"
+    "JOIN pg_roles AS r ON r.oid = relowner WHERE relname = :table AND relkind = 'r' AND rolname = current_user "
+    "AND (nspowner = relowner OR nspname = 'public') ORDER BY nspname"
 )
+"""A superuser must not run what stands in the schema of somebody else."""
 
 MAX_NAME = 63
 """The maximum length of a name on PostgreSQL in bytes. It cuts longer ones, so that two could become one."""
@@ -168,12 +170,14 @@ def grant(database: Database, schema_name: str, role: str) -> int:
     if database.is_sqlite:
         raise InvalidInput("SQLite has no roles: anyone who can write the file can do everything in it.")
     for kind, name in (("schema", schema_name), ("role", role)):
-        if not 0 < len(name.encode(errors="replace")) <= MAX_NAME or not name.isprintable() or name.startswith("pg_"):
+        is_reserved = name.startswith("pg_") or name in ("$user", "information_schema")
+        if is_reserved or not 0 < len(name.encode(errors="replace")) <= MAX_NAME or not name.isprintable():
             raise InvalidInput(
-                f"The name of a {kind} has 1 to {MAX_NAME} printable bytes and no pg_ in front: {name!r}"
+                f"The name of a {kind} has 1 to {MAX_NAME} printable bytes, and is not PostgreSQL's own: {name!r}"
             )
 
     def work(connection: Connection) -> int:
+        lock_migrations(connection)
         quote = connection.dialect.identifier_preparer.quote_identifier
         if not connection.execute(_SCHEMA_EXISTS, {"name": schema_name}).scalar_one():
             connection.exec_driver_sql(f"CREATE SCHEMA {quote(schema_name)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
@@ -93,8 +93,13 @@ class _Pool:
         )
 
     def _close_idle(self) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and the next one closes them
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self.engine.dispose()))
+        def dispose() -> None:
+            self._disposing = self._loop.create_task(self.engine.dispose())
+
+        try:
+            self._loop.call_soon_threadsafe(dispose)
+        except RuntimeError:  # the loop has ended
+            self.close()
 
     def close(self) -> None:
         # Not `dispose`, which would await each connection on a loop that may have ended.

@@ -333,8 +333,9 @@ def sqlite_checks(table: Table) -> Iterator[CheckConstraint]:
     """Yield the constraints of SQLite for what has a type of its own on PostgreSQL: times, and true or false."""
     for column in table.c:
         if isinstance(column.type, UTCDateTime):
-            is_time = f"datetime({column.name}) IS NOT NULL AND {column.name} GLOB '????-??-?? ??:??:??.??????'"
-            is_valid = f"{column.name} IS NULL OR ({is_time})"
+            is_day = "date(julianday(substr({0}, 1, 10))) IS substr({0}, 1, 10)"  # SQLite takes 2026-02-30
+            is_time = f"{is_day} AND datetime({{0}}) IS NOT NULL AND {{0}} GLOB '????-??-?? ??:??:??.??????'"
+            is_valid = f"{{0}} IS NULL OR ({is_time})".format(column.name)
         elif isinstance(column.type, Flag):
             is_valid = f"{column.name} IN (0, 1)"
         else:

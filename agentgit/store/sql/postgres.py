@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import ArgumentError, DisconnectionError
@@ -19,6 +19,7 @@ from sqlalchemy.util import await_only
 
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.next_steps import Next
+from agentgit.store.sql import process
 from agentgit.store.sql.batch import Batch, Statement, flush_batch
 from agentgit.store.sql.url import PREPARE_THRESHOLD, redacted_url
 
@@ -88,24 +89,45 @@ class _IdlePools:
     """Closes the connections of pools that nobody uses, with one thread for all databases of the process."""
 
     def __init__(self) -> None:
-        self._used_at: WeakKeyDictionary[Engine, tuple[float, Callable[[], None]]] = WeakKeyDictionary()
+        self.after_fork()
+        process.register_for_fork(self)
+
+    def before_fork(self) -> None:
+        """Do nothing: a child process has pools of its own."""
+
+    def after_fork(self) -> None:
+        """Begin without pools and without the thread, which stay with the parent."""
         self._lock, self._thread = threading.Lock(), threading.Thread()
+        self._pools: WeakKeyDictionary[Engine, tuple[float, WeakMethod[Callable[[], None]]]] = WeakKeyDictionary()
 
     def use(self, engine: Engine, close: Callable[[], None]) -> None:
-        self._used_at[engine] = time.monotonic(), close
-        if not self._thread.is_alive():  # it has not begun, has nothing to do, or belongs to the parent process
-            with self._lock:
-                if not self._thread.is_alive():
-                    self._thread = threading.Thread(target=self._run, name="agentgit-idle-connections", daemon=True)
-                    self._thread.start()
+        """Note that a pool is used now."""
+        with self._lock:
+            self._pools[engine] = time.monotonic(), WeakMethod(close)
+            if not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="agentgit-idle-connections", daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
-        while self._used_at:
+        while (ended := self._take_idle()) is not None:
+            for close in ended:
+                if (method := close()) is not None:
+                    method()
             time.sleep(CLOSE_SECONDS / 4)
-            for engine, (used_at, close) in list(self._used_at.items()):
-                if time.monotonic() - used_at > CLOSE_SECONDS:
-                    del self._used_at[engine]
-                    close()
+
+    def _take_idle(self) -> list[WeakMethod[Callable[[], None]]] | None:
+        """Remove the pools that nobody uses, and return what closes them; None if there are no pools."""
+        with self._lock:
+            if not self._pools:
+                self._thread = threading.Thread()  # the next use starts another one
+                return None
+            ended = []
+            for engine, (used_at, close) in list(self._pools.items()):
+                pool: Any = engine.pool
+                if time.monotonic() - used_at > CLOSE_SECONDS and not pool.checkedout():
+                    del self._pools[engine]
+                    ended.append(close)
+            return ended
 
 
 _idle_pools = _IdlePools()
