@@ -329,6 +329,8 @@ def each_schema(name: str | None, every: bool) -> Iterator[None]:
     elif not names:
         yield
     for one in names:
+        if every and not output.as_json():
+            output.say(f"{one}:")
         name_database(in_schema(location, one).render_as_string(hide_password=False))
         yield
 
