@@ -100,7 +100,7 @@ class Maintenance:
                 progress=parts,
             )
 
-        owners = self.context.read(lambda c: list_owners(c))
+        owners = self.context.read(list_owners)
         if dry_run:
             snapshot_count = self.context.read(lambda c: len(store.snapshots.find_unused(c, removed_ids)))
             collected = self.context.read(lambda c: sum((collect_from(c, one) for one in owners), NOTHING_COLLECTED))

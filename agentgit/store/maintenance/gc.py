@@ -318,14 +318,13 @@ def find_live_values(
     return live, {key: base_hash(data) for key, data in lists.items()}
 
 
-def _conditions(table: Any, blobs: Blobs) -> tuple[Any, ...]:
-    """Build the conditions for the rows of a session."""
-    return (table.c.external_session_id == blobs.session_id,)
+def _is_of_owner(table: Any, blobs: Blobs) -> Any:
+    return table.c.external_session_id == blobs.session_id
 
 
 def _find_orphan_writes(connection: Connection, blobs: Blobs) -> list[GraphKey]:
     has_checkpoint = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS))
-    query = select(*_key_columns(GRAPH_WRITE)).where(*_conditions(GRAPH_WRITE, blobs), ~has_checkpoint).distinct()
+    query = select(*_key_columns(GRAPH_WRITE)).where(_is_of_owner(GRAPH_WRITE, blobs), ~has_checkpoint).distinct()
     return [GraphKey(*row) for row in connection.execute(query)]
 
 
@@ -363,7 +362,7 @@ def _find_referenced_hashes(
         (GRAPH_CHECKPOINT, GRAPH_CHECKPOINT.c.channels, _named_hashes),
         (GRAPH_WRITE, GRAPH_WRITE.c.value, split_hashes),
     ):
-        query = CompiledStatement(select(*_key_columns(table), hash_column).where(*_conditions(table, blobs)))
+        query = CompiledStatement(select(*_key_columns(table), hash_column).where(_is_of_owner(table, blobs)))
         for *key, data in progress.iterate(table.name, query.pages(connection)):
             if not is_ignored(GraphKey(*key)):
                 yield from _parse_hashes(parse, data, table.name, *key)
@@ -396,7 +395,7 @@ def _parse_hashes(parse: Callable[[bytes], Iterable[bytes]], data: bytes, table:
 
 def _load_record_parts(connection: Connection, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:
     """Yield the hashes of the values that the live records consist of."""
-    query = select(BLOB.c.hash).where(*_conditions(BLOB, blobs), BLOB.c.type == RECORD)
+    query = select(BLOB.c.hash).where(_is_of_owner(BLOB, blobs), BLOB.c.type == RECORD)
     records = [key for (key,) in connection.execute(query) if key in live]
     for part in slices(records):
         for key, value in blobs.get_many(connection, part).items():
@@ -405,27 +404,27 @@ def _load_record_parts(connection: Connection, blobs: Blobs, live: Container[byt
 
 def _load_lists(connection: Connection, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:
     """Read the live lists as stored, by hash."""
-    query = select(BLOB.c.hash, BLOB.c.data).where(*_conditions(BLOB, blobs), BLOB.c.type == LIST)
+    query = select(BLOB.c.hash, BLOB.c.data).where(_is_of_owner(BLOB, blobs), BLOB.c.type == LIST)
     return {key: data for key, data in connection.execute(query) if key in live}
 
 
 def _list_chunks(connection: Connection, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
     """List the chunks of the live values that are stored in chunks."""
-    query = select(BLOB.c.hash, BLOB.c.data).where(*_conditions(BLOB, blobs), BLOB.c.codec == CHUNKED)
+    query = select(BLOB.c.hash, BLOB.c.data).where(_is_of_owner(BLOB, blobs), BLOB.c.codec == CHUNKED)
     return [chunk for key, data in connection.execute(query) if key in live for chunk in split_hashes(data)]
 
 
 def _write_in_full(connection: Connection, blobs: Blobs, key: bytes) -> None:
     data = FULL + b"".join(blobs.item_hashes(connection, key))
-    connection.execute(update(BLOB).where(*_conditions(BLOB, blobs), BLOB.c.hash == key).values(data=PlainBytes(data)))
+    connection.execute(update(BLOB).where(_is_of_owner(BLOB, blobs), BLOB.c.hash == key).values(data=PlainBytes(data)))
 
 
 def _read_value_sizes(connection: Connection, blobs: Blobs) -> Iterable[Sequence[tuple[bytes, int]]]:
-    query = select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(*_conditions(BLOB, blobs))
+    query = select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(_is_of_owner(BLOB, blobs))
     return CompiledStatement(query).pages(connection, raw=True)
 
 
 def _delete_values(connection: Connection, blobs: Blobs, keys: list[bytes]) -> None:
-    statement = delete(BLOB).where(*_conditions(BLOB, blobs), BLOB.c.hash == bindparam("gone"))
+    statement = delete(BLOB).where(_is_of_owner(BLOB, blobs), BLOB.c.hash == bindparam("gone"))
     for part in slices(keys):
         connection.execute(statement, [{"gone": key} for key in part])

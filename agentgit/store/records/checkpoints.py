@@ -134,9 +134,6 @@ class CheckpointStore:
         )
         return checkpoint_id
 
-    def _branch_parameters(self, branch_id: int) -> dict[str, int]:
-        return {"branch": branch_id}
-
     def insert(
         self,
         connection: Connection,
@@ -150,7 +147,7 @@ class CheckpointStore:
         """Store a checkpoint as `add` does, but without an audit event. An import records one event for all of them."""
         checkpoint_id = label.id or new_id()
         if last_number is None:
-            last_number = int(_LAST_NUMBER.all(connection, self._branch_parameters(branch_id))[0].number or 0)
+            last_number = int(_LAST_NUMBER.all(connection, {"branch": branch_id})[0].number or 0)
         row = {
             "id": checkpoint_id,
             "internal_session_id": branch_id,
@@ -219,17 +216,14 @@ class CheckpointStore:
 
     def load_row(self, connection: Connection, checkpoint_id: int) -> StoredRow:
         """Read one checkpoint that must exist."""
-        row: StoredRow | None = _SELECT_CHECKPOINT.first(connection, self._parameters(checkpoint_id))
+        row: StoredRow | None = _SELECT_CHECKPOINT.first(connection, {"checkpoint": checkpoint_id})
         if row is None:
             raise missing_row("checkpoint", checkpoint_id)
         return row
 
     def exists(self, connection: Connection, checkpoint_id: int) -> bool:
         """Return whether a checkpoint exists."""
-        return _SELECT_CHECKPOINT.first(connection, self._parameters(checkpoint_id)) is not None
-
-    def _parameters(self, checkpoint_id: int) -> dict[str, int]:
-        return {"checkpoint": checkpoint_id}
+        return _SELECT_CHECKPOINT.first(connection, {"checkpoint": checkpoint_id}) is not None
 
     def find(self, connection: Connection, *conditions: Any) -> Sequence[StoredRow]:
         """Read checkpoints, each with the name, thread and session of its branch, oldest first."""
@@ -237,7 +231,7 @@ class CheckpointStore:
 
     def load_with_branch(self, connection: Connection, checkpoint_id: int) -> StoredRow:
         """Read one checkpoint that must exist, with the name, thread and session of its branch."""
-        row: StoredRow | None = _SELECT_WITH_BRANCH.first(connection, self._parameters(checkpoint_id))
+        row: StoredRow | None = _SELECT_WITH_BRANCH.first(connection, {"checkpoint": checkpoint_id})
         if row is None:
             raise missing_row("checkpoint", checkpoint_id)
         return row

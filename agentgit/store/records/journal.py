@@ -215,7 +215,7 @@ class Journal:
 
     def next_arrival(self, connection: Connection, branch_id: int) -> int:
         """Return the arrival number of the next call of a branch."""
-        last = _LAST_ARRIVAL.all(connection, self._branch_parameters(branch_id))[0].arrival
+        last = _LAST_ARRIVAL.all(connection, {"branch": branch_id})[0].arrival
         return 0 if last is None else int(last) + 1
 
     def end(
@@ -241,7 +241,7 @@ class Journal:
 
     def abandon(self, connection: Connection, branch_id: int, owner: str | None) -> None:
         """Mark the calls that a turn left without an outcome as `unknown`."""
-        for row in _SELECT_RUNNING.all(connection, {**self._branch_parameters(branch_id), "by": owner}):
+        for row in _SELECT_RUNNING.all(connection, {"branch": branch_id, "by": owner}):
             self.end(connection, row.id, CallOutcome(status=UNKNOWN))
 
     # -- reversal and decisions
@@ -323,14 +323,12 @@ class Journal:
 
     def tally(self, connection: Connection, branch_id: int) -> CallTally:
         """Count the calls that a branch made itself."""
-        return CallTally.from_row(_SELECT_TALLY.all(connection, self._branch_parameters(branch_id))[0])
+        return CallTally.from_row(_SELECT_TALLY.all(connection, {"branch": branch_id})[0])
 
     def count(self, connection: Connection, branch_id: int, *, before_batch: int | None) -> int:
         """Count the calls that a branch made itself before a batch; `before_batch=None` counts all."""
         batch_limit = 2**31 - 1 if before_batch is None else before_batch
-        return int(
-            connection.execute(_COUNT_CALLS, {**self._branch_parameters(branch_id), "until": batch_limit}).scalar_one()
-        )
+        return int(connection.execute(_COUNT_CALLS, {"branch": branch_id, "until": batch_limit}).scalar_one())
 
     def have_ended(self, connection: Connection, thread: str, tool_call_ids: Sequence[str]) -> bool:
         """Return whether the newest run of each of these tool calls is recorded on a thread and has ended."""
@@ -396,7 +394,7 @@ class Journal:
 
     def waiting_calls(self, connection: Connection, branch_id: int, position: int) -> list[ToolInvocation]:
         """Read the calls of a branch that wait for an answer."""
-        rows = connection.execute(_SELECT_WAITING, self._branch_parameters(branch_id)).all()
+        rows = connection.execute(_SELECT_WAITING, {"branch": branch_id}).all()
         runs = self._run_counts(connection, rows)
         return [_invocation_from_row(row, branch_id, position + n, runs.get(row.id, 1)) for n, row in enumerate(rows)]
 
@@ -414,7 +412,7 @@ class Journal:
             return -1
         if part.count is None:
             return 2**31 - 1
-        parameters = {**self._branch_parameters(part.branch_id), "before": part.count - 1}
+        parameters = {"branch": part.branch_id, "before": part.count - 1}
         row = _SELECT_NTH_ARRIVAL.first(connection, parameters)
         return int(row.arrival) if row is not None else 2**31 - 1
 
@@ -442,7 +440,7 @@ class Journal:
         ranks: dict[int, int] = {}
         for branch_id, ids in ids_by_branch.items():
             for part in slices(ids):
-                ranked_rows = connection.execute(_SELECT_RANKS, {**self._branch_parameters(branch_id), "ids": part})
+                ranked_rows = connection.execute(_SELECT_RANKS, {"branch": branch_id, "ids": part})
                 ranks.update((row.id, row.rank) for row in ranked_rows)
         runs = self._run_counts(connection, rows)
         return [
@@ -473,9 +471,6 @@ class Journal:
             TOOL_INVOCATION.c.owner == owner,
         )
         return list(connection.execute(query).scalars())
-
-    def _branch_parameters(self, branch_id: int) -> dict[str, Any]:
-        return {"branch": branch_id}
 
     def _in_branch(self, branch_id: int) -> Any:
         return TOOL_INVOCATION.c.internal_session_id == branch_id

@@ -291,12 +291,12 @@ class MemberStore:
 
     def link(self, connection: Connection, link_id: int) -> ShareLink | None:
         """Find a link by its id; None if it does not exist."""
-        row = connection.execute(select(SESSION_LINK).where(*self._link_conditions(link_id)).limit(1)).first()
+        row = connection.execute(select(SESSION_LINK).where(SESSION_LINK.c.id == link_id).limit(1)).first()
         return _link_from_row(row) if row is not None else None
 
     def revoke_link(self, connection: Connection, session_id: int, link_id: int, by_user_id: int) -> None:
         """Revoke a link and the roles of all users who joined through it. No-op if it is already revoked."""
-        conditions = (*self._link_conditions(link_id), SESSION_LINK.c.revoked_at.is_(None))
+        conditions = (SESSION_LINK.c.id == link_id, SESSION_LINK.c.revoked_at.is_(None))
         if update_rows(connection, SESSION_LINK, *conditions, revoked_at=datetime.now(UTC)):
             connection.execute(
                 delete(SESSION_MEMBER).where(
@@ -309,7 +309,7 @@ class MemberStore:
         """Join a session through a link. Return the session id, or None if no valid link has this token."""
         link_id, secret = parse_token(LINK_PREFIX, token)
         row = connection.execute(
-            select(SESSION_LINK).where(*self._link_conditions(link_id)).with_for_update().limit(1)
+            select(SESSION_LINK).where(SESSION_LINK.c.id == link_id).with_for_update().limit(1)
         ).first()
         if row is None or not is_secret_of(secret, bytes(row.hash)) or row.revoked_at is not None:
             return None
@@ -324,9 +324,6 @@ class MemberStore:
 
     def _member_conditions(self, session_id: int, user_id: int) -> tuple[Any, ...]:
         return SESSION_MEMBER.c.external_session_id == session_id, SESSION_MEMBER.c.user_id == user_id
-
-    def _link_conditions(self, link_id: int) -> tuple[Any, ...]:
-        return (SESSION_LINK.c.id == link_id,)
 
 
 def _link_from_row(row: Any) -> ShareLink:

@@ -233,7 +233,7 @@ class SessionStore:
 
     def branch(self, connection: Connection, branch_id: int) -> StoredRow:
         """Read one branch."""
-        rows = _SELECT_BRANCH.all(connection, self._branch_parameters(branch_id))
+        rows = _SELECT_BRANCH.all(connection, {"branch": branch_id})
         if not rows:
             raise missing_row("branch", branch_id)
         row: StoredRow = rows[0]
@@ -264,9 +264,7 @@ class SessionStore:
         """Do what `acquire` does, together with the next queries."""
         lease_parameters = self.leases.parameters if self.leases is not None else {}
         statement = _ACQUIRE[self.leases is not None]
-        result = statement.submit(
-            connection, {**self._branch_parameters(branch_id), "by": owner, "idle": idle, **lease_parameters}
-        )
+        result = statement.submit(connection, {"branch": branch_id, "by": owner, "idle": idle, **lease_parameters})
 
         def read_row() -> StoredRow | None:
             rows = result.all()
@@ -281,7 +279,7 @@ class SessionStore:
 
         The names are read, too, for the events that this transaction records. The session must be locked.
         """
-        row = _SELECT_HOLD.first(connection, self._branch_parameters(acquired_row.id))
+        row = _SELECT_HOLD.first(connection, {"branch": acquired_row.id})
         # The epoch alone is not enough: a server that is restored may repeat it.
         if row is None or (row.status, row.epoch, row.owner) != (RUNNING, acquired_row.epoch, acquired_row.owner):
             raise TakenOver
@@ -312,11 +310,11 @@ class SessionStore:
     def release_abandoned(self, connection: Connection, branch: StoredRow) -> None:
         """Release a branch whose run has died. No-op if another run has taken it over."""
         now = idle_status(as_object(branch.meta))
-        _RELEASE.run(connection, {**self._branch_parameters(branch.id), "by": branch.owner, "now": now})
+        _RELEASE.run(connection, {"branch": branch.id, "by": branch.owner, "now": now})
 
     def set_status(self, connection: Connection, branch_id: int, status: str) -> None:
         """Set the status of a branch, and remove its owner and lease."""
-        _SET_STATUS.run(connection, {**self._branch_parameters(branch_id), "now": status})
+        _SET_STATUS.run(connection, {"branch": branch_id, "now": status})
 
     def count_turn(self, connection: Connection, branch_id: int) -> int:
         """Increment the turn counter of a branch, and return the new count."""
@@ -334,7 +332,7 @@ class SessionStore:
         self, connection: Connection, branch_id: int, change: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
         """Change the metadata of a branch, and return it. The branch stays locked until the transaction ends."""
-        row = _LOCK_META.first(connection, self._branch_parameters(branch_id))
+        row = _LOCK_META.first(connection, {"branch": branch_id})
         if row is None:
             raise missing_row("branch", branch_id)
         meta = {name: value for name, value in change(as_object(row.meta)).items() if value is not None}
@@ -349,7 +347,7 @@ class SessionStore:
             raise missing_row("branch or branch point", error.args[0]) from error
 
     def _load_lineage(self, connection: Connection, branch: StoredRow) -> list[Segment]:
-        ancestor_rows = _LINEAGE.all(connection, self._branch_parameters(branch.id)) if branch.parent_id else []
+        ancestor_rows = _LINEAGE.all(connection, {"branch": branch.id}) if branch.parent_id else []
         ancestors = {row.id: row for row in ancestor_rows}
         branches = [branch]
         while branches[-1].parent_id is not None:
@@ -382,9 +380,6 @@ class SessionStore:
         )
         rows = connection.execute(query, {"ids": ids}).all()
         return {row.id: row.number for row in rows}
-
-    def _branch_parameters(self, branch_id: int) -> dict[str, Any]:
-        return {"branch": branch_id}
 
 
 # The statements of every turn are built once, because building one takes as long as running it.

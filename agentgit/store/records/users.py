@@ -179,7 +179,7 @@ class ApiKeyStore:
         return _key_from_row(row) if row is not None else None
 
     def _load_row(self, connection: Connection, key_id: int) -> Any:
-        return connection.execute(select(API_KEY).where(*self._key_conditions(key_id)).limit(1)).first()
+        return connection.execute(select(API_KEY).where(API_KEY.c.id == key_id).limit(1)).first()
 
     def find_by_text(self, connection: Connection, text: object) -> ApiKey | None:
         """Find the key or the sign-in link with this text; None if there is none, or it is revoked or expired."""
@@ -196,18 +196,15 @@ class ApiKeyStore:
         """Record the use of a key, unless a use was recorded within the last minute."""
         now = datetime.now(UTC)
         is_due = or_(API_KEY.c.last_used_at.is_(None), API_KEY.c.last_used_at < now - USE_RECORD_INTERVAL)
-        connection.execute(update(API_KEY).where(*self._key_conditions(key_id), is_due).values(last_used_at=now))
+        connection.execute(update(API_KEY).where(API_KEY.c.id == key_id, is_due).values(last_used_at=now))
 
     def revoke(self, connection: Connection, key_id: int, by_user_id: int) -> bool:
         """Revoke a key immediately; False if it was already revoked."""
-        conditions = (*self._key_conditions(key_id), API_KEY.c.revoked_at.is_(None))
+        conditions = (API_KEY.c.id == key_id, API_KEY.c.revoked_at.is_(None))
         is_changed = bool(update_rows(connection, API_KEY, *conditions, revoked_at=datetime.now(UTC)))
         if is_changed:
             record_event(connection, "key.revoked", user_id=by_user_id, key=key_id)
         return is_changed
-
-    def _key_conditions(self, key_id: int) -> tuple[Any, ...]:
-        return (API_KEY.c.id == key_id,)
 
 
 def _key_from_row(row: Any) -> ApiKey:

@@ -105,7 +105,7 @@ _MEMORY_CHECKPOINTS = CompiledStatement(
         GRAPH_CHECKPOINT,
         _root,
         and_(
-            *(_root.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("thread_id",)),
+            _root.c.thread_id == GRAPH_CHECKPOINT.c.thread_id,
             _root.c.ns == "",
             _root.c.checkpoint_id == GRAPH_CHECKPOINT.c.root_id,
         ),
