@@ -34,6 +34,7 @@ def interrupted(action, point):
             raise KeyboardInterrupt
         is_throw = event == "c_call" and argument.__name__ == "throw"  # the handler of a generator runs at once
 
+    gc.disable()  # finalizers of what other tests left are no points of this action
     sys.setprofile(watch)
     try:
         action()
@@ -41,6 +42,7 @@ def interrupted(action, point):
         return error, True
     finally:
         sys.setprofile(None)
+        gc.enable()
     return None, next(points) > point
 
 
