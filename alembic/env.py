@@ -69,7 +69,7 @@ def run_command():
     with closing(Database(url)) as database:
         if database.is_sqlite:
             database.use_wal()
-        database.write(run, durable=True)
+        database.write(lambda transaction: run(transaction.connection), durable=True)
 
 
 if (given := config.attributes.get("connection")) is not None:

@@ -228,12 +228,13 @@ def url(database):
     return database.url
 
 
-def _empty(connection):
+def _empty(transaction):
     """Empty the tables.
 
     A small database is deleted row by row, which takes a tenth of the time of a TRUNCATE. A larger database is
     truncated, because the remaining dead rows would distort tests of sizes.
     """
+    connection = transaction.connection
     backend.wait_until_quiet(connection)
     connection.exec_driver_sql("SET LOCAL session_replication_role = replica")  # disables triggers and foreign keys
     sizes = 'pg_total_relation_size(\'"{0}"\'), EXISTS (SELECT FROM "{0}")'

@@ -232,8 +232,8 @@ class RollbackAgent(BranchReader):
     def _plan_own_undo(self, steps: int, files: FilesOption) -> RollbackPlan:
         """Plan an undo of what this agent has seen; refuse one that takes back what others have done."""
         branch = self._branch
-        with branch.reading(EDITOR) as connection:
-            row, newest = branch.row(connection), branch.store.graphs.newest(connection, branch.thread_id)
+        with branch.reading(EDITOR) as transaction:
+            row, newest = branch.row(transaction), branch.store.graphs.newest(transaction, branch.thread_id)
         if self._turn is None:  # while a turn runs, the rollback is refused
             branch.require_unmoved(row, newest.key.checkpoint_id if newest is not None else None)
         plan, own_ids = self.plan_undo(steps, files=files), {call.first_id for call in self.tool_track()}

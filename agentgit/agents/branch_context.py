@@ -12,7 +12,6 @@ from langchain_core.messages import BaseMessage
 from langgraph.cache.base import BaseCache
 from langgraph.pregel import Pregel
 from langgraph.types import Interrupt, Send
-from sqlalchemy import Connection
 
 from agentgit.agents.instrumentation import may_rewrite_input
 from agentgit.agents.tools.graph_tools import GraphTools
@@ -31,6 +30,7 @@ from agentgit.sessions.session import OPEN, SIMULATED
 from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint
 from agentgit.store.threads.pending_writes import subgraph_heads
 
@@ -155,8 +155,8 @@ class BranchContext:
         """True if the graph can redact the user's message, so that no title may show it before."""
         self.planner = Planner(self.store, context.registry, context.user.id)
         if isinstance(branch, int):
-            with self.store.database.reading() as connection:
-                branch = read_branch_head(self.store, connection, branch)
+            with self.store.database.reading() as transaction:
+                branch = read_branch_head(self.store, transaction, branch)
         row = branch.row
         self.branch_id: int = row.id
         self.session_id: int = row.external_session_id
@@ -192,9 +192,9 @@ class BranchContext:
         """The registered functions that undo, repeat or verify recorded calls."""
         return self.context.registry
 
-    def authorize(self, connection: Connection, role: str = EDITOR) -> None:
+    def authorize(self, transaction: Reading, role: str = EDITOR) -> None:
         """Check that the user still has a role in the session. Nothing is read if the user owns it."""
-        self.context.lookup.require_role(connection, self.session_id, role)
+        self.context.lookup.require_role(transaction, self.session_id, role)
 
     def authorize_now(self, role: str = VIEWER) -> None:
         """Check the user's role now, for operations whose later transactions do not check it or may not take place."""
@@ -203,27 +203,29 @@ class BranchContext:
                 pass
 
     @contextmanager
-    def reading(self, role: str = VIEWER) -> Iterator[Connection]:
+    def reading(self, role: str = VIEWER) -> Iterator[Reading]:
         """Open a read-only connection after checking that the user has a role in the session."""
-        with self.store.database.reading() as connection:
-            self.authorize(connection, role)
-            yield connection
+        with self.store.database.reading() as transaction:
+            self.authorize(transaction, role)
+            yield transaction
 
-    def row(self, connection: Connection) -> StoredRow:
+    def row(self, transaction: Reading) -> StoredRow:
         """Read the row of the branch."""
-        return self.store.sessions.branch(connection, self.branch_id)
+        return self.store.sessions.branch(transaction, self.branch_id)
 
-    def session(self, connection: Connection) -> ExternalSession:
+    def session(self, transaction: Reading) -> ExternalSession:
         """Read the session."""
-        return self.context.lookup.session(connection, self.session_id)
+        return self.context.lookup.session(transaction, self.session_id)
 
-    def checkpoint(self, connection: Connection, checkpoint_id: int) -> StoredRow:
+    def checkpoint(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
         """Read the row of a checkpoint of the session."""
-        return self.context.lookup.checkpoint(connection, self.session(connection), self.row(connection), checkpoint_id)
+        return self.context.lookup.checkpoint(
+            transaction, self.session(transaction), self.row(transaction), checkpoint_id
+        )
 
-    def target(self, connection: Connection, ref: CheckpointRef) -> tuple[StoredRow, str]:
+    def target(self, transaction: Reading, ref: CheckpointRef) -> tuple[StoredRow, str]:
         """Resolve a reference to the row of a checkpoint, and return it with its display name."""
-        return self.context.lookup.target(connection, self.session(connection), self.row(connection), ref)
+        return self.context.lookup.target(transaction, self.session(transaction), self.row(transaction), ref)
 
     def require_unmoved(self, row: StoredRow, newest_id: str | None) -> None:
         """Check that nobody has moved the branch since this agent last saw it."""
@@ -237,37 +239,37 @@ class BranchContext:
 
     def read_anew(self) -> None:
         """Read the branch after a turn whose end is not known here."""
-        with self.store.database.reading() as connection:
-            head = read_branch_head(self.store, connection, self.branch_id)
+        with self.store.database.reading() as transaction:
+            head = read_branch_head(self.store, transaction, self.branch_id)
         self.seen_checkpoint_id, self.interrupted_heads = head.checkpoint_id, (head.row.head_id,)
         self.end_checkpoint_id = self.interrupted_turn = None
 
-    def messages(self, connection: Connection, checkpoint: GraphCheckpoint | None) -> list[BaseMessage]:
+    def messages(self, transaction: Reading, checkpoint: GraphCheckpoint | None) -> list[BaseMessage]:
         """Read the conversation of a graph checkpoint, oldest first."""
         if checkpoint is None:
             return []
-        hashes = self.store.graphs.message_hashes(connection, checkpoint)
-        leaves = self.store.graphs.blobs.of(checkpoint.session_id).get_many(connection, hashes)
+        hashes = self.store.graphs.message_hashes(transaction, checkpoint)
+        leaves = self.store.graphs.blobs.of(checkpoint.session_id).get_many(transaction, hashes)
         messages: list[BaseMessage] = self.saver.codec.decode([leaves[key] for key in hashes])
         return messages
 
-    def questions(self, connection: Connection, checkpoint: GraphCheckpoint | None) -> list[Interrupt]:
+    def questions(self, transaction: Reading, checkpoint: GraphCheckpoint | None) -> list[Interrupt]:
         """Read the questions of a graph checkpoint that wait for an answer."""
         if checkpoint is None:
             return []
-        keys = self.store.asked(connection, checkpoint)
-        bodies = self.store.graphs.content(checkpoint.session_id).get(connection, keys)
+        keys = self.store.asked(transaction, checkpoint)
+        bodies = self.store.graphs.content(checkpoint.session_id).get(transaction, keys)
         return [question for key in keys for question in self.saver.codec.decode(bodies[key])]
 
-    def require_asking_nodes(self, connection: Connection, checkpoint: GraphCheckpoint) -> None:
+    def require_asking_nodes(self, transaction: Reading, checkpoint: GraphCheckpoint) -> None:
         """Check that the graph has the nodes that wait for an answer; LangGraph would drop it without a word."""
-        store, missing = self.store, self._asking_nodes(connection, checkpoint) - self.graph.nodes.keys()
+        store, missing = self.store, self._asking_nodes(transaction, checkpoint) - self.graph.nodes.keys()
         subgraphs = dict(self.graph.get_subgraphs(recurse=True))
-        for ns, id in subgraph_heads(connection, checkpoint.key).items():
+        for ns, id in subgraph_heads(transaction, checkpoint.key).items():
             subgraph = subgraphs.get(recast_checkpoint_ns(ns))
-            step = store.graphs.find(connection, checkpoint.key._replace(ns=ns, checkpoint_id=id))
+            step = store.graphs.find(transaction, checkpoint.key._replace(ns=ns, checkpoint_id=id))
             if isinstance(subgraph, Pregel) and step is not None:
-                missing |= self._asking_nodes(connection, step) - subgraph.nodes.keys()
+                missing |= self._asking_nodes(transaction, step) - subgraph.nodes.keys()
         if missing:
             raise Conflict(
                 f"Nothing was run: what waits for the answer is the node {', '.join(sorted(missing))}, which this "
@@ -275,20 +277,20 @@ class BranchContext:
                 Next("undo"),
             )
 
-    def _asking_nodes(self, connection: Connection, step: GraphCheckpoint) -> set[str]:
+    def _asking_nodes(self, transaction: Reading, step: GraphCheckpoint) -> set[str]:
         """Return the names of the nodes of one graph that wait for an answer."""
-        writes = [one for one in self.store.graphs.writes(connection, step.key) if one.channel == INTERRUPT]
+        writes = [one for one in self.store.graphs.writes(transaction, step.key) if one.channel == INTERRUPT]
         asking = {one.task_path.removeprefix(_NODE_PATH) for one in writes if one.task_path.startswith(_NODE_PATH)}
         if len(asking) < len(writes) and (key := step.values.get(TASKS)) is not None:
-            sends = self.saver.codec.decode(self.store.graphs.content(step.session_id).get(connection, [key])[key])
+            sends = self.saver.codec.decode(self.store.graphs.content(step.session_id).get(transaction, [key])[key])
             asking |= {one.node for one in sends if isinstance(one, Send)}
         return asking
 
     def open_questions(self) -> list[Interrupt]:
         """Read the questions that wait for an answer; what an imported checkpoint asks is never answered here."""
-        with self.reading() as connection:
-            newest = self.store.graphs.newest(connection, self.thread_id)
-            return self.questions(connection, newest) if newest is not None and not newest.is_imported else []
+        with self.reading() as transaction:
+            newest = self.store.graphs.newest(transaction, self.thread_id)
+            return self.questions(transaction, newest) if newest is not None and not newest.is_imported else []
 
     def take_snapshot(self, reason: str) -> SnapshotRef | None:
         """Take a snapshot of the files of the workspace; return None if no workspace is attached."""

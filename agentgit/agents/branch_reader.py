@@ -73,10 +73,10 @@ class BranchReader(BranchRunner):
     def head(self) -> Checkpoint | None:
         """The newest checkpoint of the branch; None if it has none."""
         branch = self._branch
-        with branch.reading() as connection:
-            row = branch.row(connection)
+        with branch.reading() as transaction:
+            row = branch.row(transaction)
             return (
-                branch.context.read_models.checkpoint(branch.checkpoint(connection, row.head_id))
+                branch.context.read_models.checkpoint(branch.checkpoint(transaction, row.head_id))
                 if row.head_id
                 else None
             )
@@ -91,13 +91,13 @@ class BranchReader(BranchRunner):
     def report(self) -> RollbackReport | RerunReport | None:
         """The report of the last rollback, switch or rerun that led to this branch; None if there was none."""
         branch = self._branch
-        with branch.reading() as connection:
-            operations = branch.store.operations.of_branch(connection, self.branch_id)
+        with branch.reading() as transaction:
+            operations = branch.store.operations.of_branch(transaction, self.branch_id)
             moves = [row for row in operations if row.kind != "fork"]
             if moves and moves[-1].kind == RERUN:
-                reports = RerunMarks(branch.store).reports(connection, [self.branch_id])
+                reports = RerunMarks(branch.store).reports(transaction, [self.branch_id])
                 return RerunReport.from_dict(reports[self.branch_id])
-            return branch.context.engine().reports.read(connection, moves[-1]) if moves else None
+            return branch.context.engine().reports.read(transaction, moves[-1]) if moves else None
 
     def messages(self) -> list[BaseMessage]:
         """List the conversation as LangChain messages, oldest first, as they are in `state`.
@@ -105,16 +105,16 @@ class BranchReader(BranchRunner):
         Raises:
             InvalidInput: A message was written with another serializer.
         """
-        with self._branch.reading() as connection:
-            newest = self._branch.store.graphs.newest(connection, self._branch.thread_id)
-            return self._branch.messages(connection, newest)
+        with self._branch.reading() as transaction:
+            newest = self._branch.store.graphs.newest(transaction, self._branch.thread_id)
+            return self._branch.messages(transaction, newest)
 
     def history(self) -> History:
         """List the conversation as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`, oldest first."""
         graphs, thread = self._branch.store.graphs, self._branch.thread_id
-        with self._branch.reading() as connection:
-            head = graphs.head(connection, thread)
-            stored = graphs.messages(connection, thread, head.checkpoint_id) if head else []
+        with self._branch.reading() as transaction:
+            head = graphs.head(transaction, thread)
+            stored = graphs.messages(transaction, thread, head.checkpoint_id) if head else []
         return History(from_stored(message) for message in stored)
 
     def tool_track(self) -> ToolTrack:
@@ -303,8 +303,8 @@ class BranchReader(BranchRunner):
             NotFound: There is no such exploration.
         """
         explorations, session_id = Explorations(self._branch.store), self.session.id
-        with self._branch.reading() as connection:
-            return explorations.read(connection, session_id, name or explorations.newest_name(connection, session_id))
+        with self._branch.reading() as transaction:
+            return explorations.read(transaction, session_id, name or explorations.newest_name(transaction, session_id))
 
     amessages = async_twin(messages)
     ahistory = async_twin(history)

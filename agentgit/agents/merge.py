@@ -17,7 +17,6 @@ from typing import Any
 from langgraph.channels import AnyValue, BinaryOperatorAggregate, DeltaChannel, LastValue
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.types import Overwrite
-from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.isolation import detached
@@ -53,6 +52,7 @@ from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import MERGE_KEY, Label, named_label
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real
 from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import HeadState, checkpoint_state
 from agentgit.store.threads.graph_rows import GraphKey, NewCheckpoint, NewWrites
 from agentgit.store.threads.pending_writes import NO_WRITES
@@ -245,13 +245,13 @@ class Merger:
     def compute(self, source: CheckpointRef, resolve: Resolve, *, picks: bool = False) -> Merge:
         """Return what a merge or a cherry-pick would add."""
         recover_all_abandoned(self.store, self.branch.session_id)
-        with self.branch.reading() as connection:
-            our_row, head_state = self._position(connection)
-            session_name = self.branch.planner.name_session(connection, self.branch.session_id)
-            their_row, label = self.branch.target(connection, source)
-            self.store.sessions.require_real_thread(connection, their_row.thread_id)
-            bases = self._previous(connection, their_row) if picks else self._common(connection, our_row, their_row)
-            side = functools.partial(Side, self.branch, connection)
+        with self.branch.reading() as transaction:
+            our_row, head_state = self._position(transaction)
+            session_name = self.branch.planner.name_session(transaction, self.branch.session_id)
+            their_row, label = self.branch.target(transaction, source)
+            self.store.sessions.require_real_thread(transaction, their_row.thread_id)
+            bases = self._previous(transaction, their_row) if picks else self._common(transaction, our_row, their_row)
+            side = functools.partial(Side, self.branch, transaction)
             base_sides = [side(row.thread_id, row.graph_checkpoint_id) for row in bases] or [side()]
             ours = side(our_row.thread_id, head_state.latest_id)
             theirs = side(their_row.thread_id, their_row.graph_checkpoint_id)
@@ -263,31 +263,31 @@ class Merger:
         merge.compute()
         return merge
 
-    def _common(self, connection: Connection, our_row: StoredRow, their_row: StoredRow) -> list[StoredRow]:
+    def _common(self, transaction: Reading, our_row: StoredRow, their_row: StoredRow) -> list[StoredRow]:
         """Return the newest checkpoints that both branches have."""
         if our_row.head_id is None:
             raise InvalidInput(f"Branch {our_row.name} has no checkpoint. Run a turn or create one first.")
-        (head_row,) = self.store.checkpoints.find(connection, CHECKPOINT.c.id == our_row.head_id)
-        bases = find_bases(self.store, connection, head_row, their_row)
+        (head_row,) = self.store.checkpoints.find(transaction, CHECKPOINT.c.id == our_row.head_id)
+        bases = find_bases(self.store, transaction, head_row, their_row)
         if not bases:
             raise InvalidInput("These have no common history. Cherry-pick instead.")
         return bases
 
-    def _previous(self, connection: Connection, their_row: StoredRow) -> list[StoredRow]:
+    def _previous(self, transaction: Reading, their_row: StoredRow) -> list[StoredRow]:
         """Return the checkpoint before the picked one on its path; none before the first."""
-        branch_row = self.store.sessions.branch(connection, their_row.internal_session_id)
-        path = self.branch.context.lookup.path_checkpoints(connection, branch_row)
+        branch_row = self.store.sessions.branch(transaction, their_row.internal_session_id)
+        path = self.branch.context.lookup.path_checkpoints(transaction, branch_row)
         index = next(n for n, point in enumerate(path) if point.id == their_row.id)
         return [path[index - 1]] if index else []
 
-    def _position(self, connection: Connection) -> tuple[StoredRow, HeadState]:
+    def _position(self, transaction: Reading) -> tuple[StoredRow, HeadState]:
         """Return the row of the branch and the state of its head, if something can be added there."""
-        row = self.store.sessions.branch(connection, self.branch.branch_id)
+        row = self.store.sessions.branch(transaction, self.branch.branch_id)
         require_no_unfinished_rollback(row)
         require_real(row)
         if row.status == RUNNING:
             raise Conflict(f"Branch {row.name} is running. Wait for its turn to end, then try again.")
-        head_state = self.store.head_state(connection, row)
+        head_state = self.store.head_state(transaction, row)
         self.branch.require_unmoved(row, head_state.latest_id)
         if not head_state.is_settled:
             raise Conflict(f"Branch {row.name} is in the middle of a turn.", Next("answer"), Next("continue"))
@@ -316,7 +316,7 @@ class Merger:
         label = named_label(self.branch.settings.user_id, name, plan.title, {kind: merge.facts})
         steps, new_id = self._write(merge)
         checkpoint_id = self.store.database.write(
-            lambda connection: self._publish(connection, merge.ours.graph_key, steps, new_id, label), durable=True
+            lambda transaction: self._publish(transaction, merge.ours.graph_key, steps, new_id, label), durable=True
         )
         self.branch.seen_checkpoint_id, self.branch.interrupted_heads = new_id, ()
         return checkpoint_id
@@ -340,27 +340,27 @@ class Merger:
         return collected.steps, str(written["configurable"]["checkpoint_id"])
 
     def _publish(
-        self, connection: Connection, graph_key: GraphKey | None, steps: Sequence[Step], new_id: str, label: Label
+        self, transaction: Writing, graph_key: GraphKey | None, steps: Sequence[Step], new_id: str, label: Label
     ) -> int:
         """Store the steps and the checkpoint, if the branch has not moved since the values were read."""
-        self.branch.authorize(connection)
-        self.store.sessions.lock(connection, self.branch.session_id)
-        if recover_abandoned(self.store, connection, self.branch.session_id):
+        self.branch.authorize(transaction)
+        self.store.sessions.lock(transaction, self.branch.session_id)
+        if recover_abandoned(self.store, transaction, self.branch.session_id):
             raise Conflict("A rollback is in progress in this session. Wait until it ends, then try again.")
-        row, head_state = self._position(connection)
+        row, head_state = self._position(transaction)
         if head_state.latest_id != (graph_key.checkpoint_id if graph_key is not None else None):
             raise Conflict(f"Branch {row.name} has moved in the meantime. Nothing was changed; try again.")
-        self.store.graphs.write(connection, steps)
-        graph_checkpoint = self.store.graphs.find(connection, GraphKey(row.thread_id, "", new_id))
+        self.store.graphs.write(transaction, steps)
+        graph_checkpoint = self.store.graphs.find(transaction, GraphKey(row.thread_id, "", new_id))
         assert graph_checkpoint is not None  # noqa: S101  # it was just stored
         state = checkpoint_state(graph_checkpoint, head_state.checkpoint_state.position, NO_WRITES)
-        if snapshot_row := self.store.snapshots.newest_of_branch(connection, row):
+        if snapshot_row := self.store.snapshots.newest_of_branch(transaction, row):
             state = replace(state, workspace_snapshot_id=snapshot_row.id)
-        checkpoint_id = self.store.checkpoints.add(connection, row.id, state, label)
+        checkpoint_id = self.store.checkpoints.add(transaction, row.id, state, label)
         with suppress(Corrupt):  # content too damaged to index must not prevent the merge
-            self.store.search_index.index_next(connection, row.id)
+            self.store.search_index.index_next(transaction, row.id)
         kind, source = ("merge.done", MERGE_KEY) if MERGE_KEY in label.data else ("cherry_pick.done", PICKED)
         made = {"made": checkpoint_id, "source": label.data[source]}
-        record_event(connection, kind, branch_id=row.id, user_id=label.user_id, **made)
-        self.store.sessions.touch(connection, row.external_session_id)
+        record_event(transaction, kind, branch_id=row.id, user_id=label.user_id, **made)
+        self.store.sessions.touch(transaction, row.external_session_id)
         return checkpoint_id

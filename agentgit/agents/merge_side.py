@@ -11,7 +11,7 @@ from copy import copy
 from typing import Any
 
 from langgraph.channels.base import BaseChannel
-from sqlalchemy import Connection, and_, or_
+from sqlalchemy import and_, or_
 
 from agentgit.agents.branch_context import BranchContext
 from agentgit.langgraph_internals import channels_from_checkpoint
@@ -22,6 +22,7 @@ from agentgit.store.queries.comparison import CheckpointComparer
 from agentgit.store.records.checkpoints import merge_source_id
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, LIST
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import GraphKey, is_shown
 
@@ -30,7 +31,7 @@ class Side:
     """The state at a graph checkpoint, with the hash of each value and message; None is an empty state."""
 
     def __init__(
-        self, branch: BranchContext, connection: Connection, thread: str = "", checkpoint_id: str | None = None
+        self, branch: BranchContext, transaction: Reading, thread: str = "", checkpoint_id: str | None = None
     ) -> None:
         self._branch, self._graphs, self.channels = branch, branch.store.graphs, branch.graph.channels
         self.graph_key = GraphKey(thread, "", checkpoint_id) if checkpoint_id is not None else None
@@ -38,7 +39,7 @@ class Side:
         self.conversation_channel: str | None = None
         self.message_hashes: Sequence[bytes] = ()
         self.is_imported = False
-        found = self._graphs.find(connection, self.graph_key) if self.graph_key else None
+        found = self._graphs.find(transaction, self.graph_key) if self.graph_key else None
         if found is None:
             return
         self._session_id, self.is_imported = found.session_id, found.is_imported
@@ -46,17 +47,17 @@ class Side:
         name = found.conversation_channel
         if name is not None:
             key = self.hashes[name]
-            if self._graphs.content(found.session_id).blobs.get_many(connection, [key])[key].type == LIST:
+            if self._graphs.content(found.session_id).blobs.get_many(transaction, [key])[key].type == LIST:
                 self.conversation_channel = name
-                self.message_hashes = self._graphs.message_hashes(connection, found)
+                self.message_hashes = self._graphs.message_hashes(transaction, found)
 
     def messages(self, positions: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Return the shown form of the messages at these positions, or of all."""
         keys = self.message_hashes if positions is None else [self.message_hashes[position] for position in positions]
         if not keys:
             return []
-        with self._branch.store.database.reading() as connection:
-            stored = self._graphs.messages_of(connection, self._session_id, keys)
+        with self._branch.store.database.reading() as transaction:
+            stored = self._graphs.messages_of(transaction, self._session_id, keys)
             return [from_stored(message) for message in stored]
 
     def shown_value(self, name: str) -> Any:
@@ -64,8 +65,8 @@ class Side:
         key = self.hashes.get(name)
         if key is None:
             return None
-        with self._branch.store.database.reading() as connection:
-            return show(self._graphs.content(self._session_id).get(connection, [key])[key])
+        with self._branch.store.database.reading() as transaction:
+            return show(self._graphs.content(self._session_id).get(transaction, [key])[key])
 
     @functools.cached_property
     def _values(self) -> Mapping[str, BaseChannel[Any, Any, Any]]:
@@ -87,9 +88,9 @@ class Side:
         return channel.get()
 
 
-def find_bases(store: Store, connection: Connection, ours: StoredRow, theirs: StoredRow) -> list[StoredRow]:
+def find_bases(store: Store, transaction: Reading, ours: StoredRow, theirs: StoredRow) -> list[StoredRow]:
     """Find the newest checkpoints in the history of both, newest first; several if each merged an older one."""
-    our_history, their_history = (_load_history(store, connection, row) for row in (ours, theirs))
+    our_history, their_history = (_load_history(store, transaction, row) for row in (ours, theirs))
     common = [
         and_(
             CHECKPOINT.c.internal_session_id == branch,
@@ -97,7 +98,7 @@ def find_bases(store: Store, connection: Connection, ours: StoredRow, theirs: St
         )
         for branch in our_history.keys() & their_history.keys()
     ]
-    rows = store.checkpoints.find(connection, or_(*common)) if common else []
+    rows = store.checkpoints.find(transaction, or_(*common)) if common else []
     # The first checkpoint of a branch repeats the older one that it was forked from, which is common as well.
     rows = [row for row in rows if row.kind != "branch"] or rows
     newest: list[StoredRow] = []
@@ -105,20 +106,20 @@ def find_bases(store: Store, connection: Connection, ours: StoredRow, theirs: St
     for row in sorted(rows, key=lambda row: -row.id):
         if row.number > covered.get(row.internal_session_id, 0):
             newest.append(row)
-            for branch, number in _load_history(store, connection, row).items():
+            for branch, number in _load_history(store, transaction, row).items():
                 covered[branch] = max(number, covered.get(branch, 0))
     return newest
 
 
-def _load_history(store: Store, connection: Connection, row: StoredRow) -> dict[int, int]:
+def _load_history(store: Store, transaction: Reading, row: StoredRow) -> dict[int, int]:
     """Return the last number of each branch in the history of a checkpoint: its own path, and all merged into it."""
     comparer, history, pending = CheckpointComparer(store), dict[int, int](), [row]
     while pending:
         checkpoint = pending.pop()
-        for branch, number in comparer.last_numbers(connection, checkpoint).items():
+        for branch, number in comparer.last_numbers(transaction, checkpoint).items():
             history[branch] = max(number, history.get(branch, 0))
-        ids = {merge_source_id(row.data) for row in comparer.find_with_data(connection, checkpoint)} - {None}
-        merged = store.checkpoints.find(connection, CHECKPOINT.c.id.in_(ids)) if ids else []
+        ids = {merge_source_id(row.data) for row in comparer.find_with_data(transaction, checkpoint)} - {None}
+        merged = store.checkpoints.find(transaction, CHECKPOINT.c.id.in_(ids)) if ids else []
         pending += [
             one
             for one in merged

@@ -260,8 +260,8 @@ class TurnRunner(DescribedGraph):
         run_id = {**one_config.get("configurable", {}), **one_config.get("metadata", {})}.get("run_id")
         if run_id is None or not turn_input.is_new:
             return turn_input
-        with self._branch.reading() as connection:
-            newest = self._branch.store.graphs.newest(connection, self._branch.thread_id)
+        with self._branch.reading() as transaction:
+            newest = self._branch.store.graphs.newest(transaction, self._branch.thread_id)
         if newest is None or newest.meta.get("run_id") != run_id:
             return turn_input
         with detached():
@@ -280,8 +280,8 @@ class TurnRunner(DescribedGraph):
         if not ns:
             return bool(checkpoint_id == self._branch.seen_checkpoint_id)
         root_id = (configurable.get("checkpoint_map") or {}).get("")
-        with self._branch.reading() as connection:
-            newest = self._branch.store.graphs.newest(connection, self._branch.thread_id, ns)
+        with self._branch.reading() as transaction:
+            newest = self._branch.store.graphs.newest(transaction, self._branch.thread_id, ns)
         newest_id = newest.key.checkpoint_id if newest is not None else None
         return bool(root_id == self._branch.seen_checkpoint_id and checkpoint_id == newest_id)
 
@@ -291,11 +291,11 @@ class TurnRunner(DescribedGraph):
         if current_id in (None, self._known_current_branch, branch.branch_id):
             return
         self._known_current_branch = current_id
-        with branch.reading() as connection:
+        with branch.reading() as transaction:
             current_name, own_name = (
-                branch.store.sessions.branch(connection, one).name for one in (current_id, branch.branch_id)
+                branch.store.sessions.branch(transaction, one).name for one in (current_id, branch.branch_id)
             )
-            session_name = branch.session(connection).reference
+            session_name = branch.session(transaction).reference
         warn_caller(
             BranchMoved(
                 f"Session {session_name} is now on branch {current_name!r}, but this agent runs on {own_name!r}.",

@@ -67,10 +67,10 @@ def wrap(
         factory.restore_files(template, external_session)
     if template is not None and replay == EXECUTE:
         factory.run_calls(template, external_session, force=force)
-    with context.store.database.reading() as connection:
+    with context.store.database.reading() as transaction:
         # Its current branch may have changed since.
-        reloaded_session = context.lookup.session(connection, external_session.id)
-        branch_row = context.lookup.branch(connection, reloaded_session, branch)
+        reloaded_session = context.lookup.session(transaction, external_session.id)
+        branch_row = context.lookup.branch(transaction, reloaded_session, branch)
     return RollbackAgent(context, graph, wrapped.settings, branch_row.id)
 
 

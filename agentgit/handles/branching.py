@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.queries import Tag, Tags
@@ -29,31 +27,32 @@ from agentgit.store.records.checkpoints import CheckpointState, Label, merge_sou
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
 from agentgit.store.sql import process
 from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.sql.transaction import Reading, Writing
 
 
 def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> InternalSession:
     """Recover a branch whose turn or rollback died."""
     context, store = access.context, access.context.store
 
-    def recover_branch(connection: Connection) -> InternalSession:
-        session = access.load_session(connection, EDITOR)
-        store.graphs.blobs.of(session.id).lock(connection)  # waits for what a run that still lives is writing
-        row = context.lookup.branch(connection, session, branch)
+    def recover_branch(transaction: Writing) -> InternalSession:
+        session = access.load_session(transaction, EDITOR)
+        store.graphs.blobs.of(session.id).lock(transaction)  # waits for what a run that still lives is writing
+        row = context.lookup.branch(transaction, session, branch)
         operations = [
-            o for o in store.operations.query_running(connection, session.id).all() if o.internal_session_id == row.id
+            o for o in store.operations.query_running(transaction, session.id).all() if o.internal_session_id == row.id
         ]
         if not force and any(map(process.is_alive_here, [row.owner, *(one.owner for one in operations)])):
             raise Conflict(
                 f"Branch {row.name} is running in a process on this machine. Wait until it ends, or end that process.",
                 Next("force_recover"),
             )
-        store.journal.abandon(connection, row.id, row.owner)
-        store.sessions.release_abandoned(connection, row)
+        store.journal.abandon(transaction, row.id, row.owner)
+        store.sessions.release_abandoned(transaction, row)
         if row.status == RUNNING:
-            record_event(connection, "turn.abandoned", branch_id=row.id, user_id=context.user.id)
+            record_event(transaction, "turn.abandoned", branch_id=row.id, user_id=context.user.id)
         for operation in operations:
-            mark_interrupted(store, connection, operation)
-        return context.read_models.branch(connection, session, store.sessions.branch(connection, row.id))
+            mark_interrupted(store, transaction, operation)
+        return context.read_models.branch(transaction, session, store.sessions.branch(transaction, row.id))
 
     return context.change(recover_branch)
 
@@ -68,27 +67,27 @@ class Tagging(SessionAccess):
             raise InvalidInput(f"description must be a string, not {description!r}.")
         store = self.context.store
 
-        def add_tag(connection: Connection) -> Tag:
-            checkpoint = self.find_checkpoint(connection, ref, branch)
-            self.context.authorize(connection, self.session_id)
-            store.sessions.lock(connection, self.session_id)
-            if not store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint.id):
+        def add_tag(transaction: Writing) -> Tag:
+            checkpoint = self.find_checkpoint(transaction, ref, branch)
+            self.context.authorize(transaction, self.session_id)
+            store.sessions.lock(transaction, self.session_id)
+            if not store.checkpoints.find(transaction, CHECKPOINT.c.id == checkpoint.id):
                 raise NotFound(
                     f"Checkpoint {checkpoint.branch_name}#{checkpoint.number} has been deleted in the meantime."
                 )
-            if name in {row.name for row in store.sessions.branches(connection, self.session_id)}:
+            if name in {row.name for row in store.sessions.branches(transaction, self.session_id)}:
                 raise Conflict(f"A branch is already called {name}. Choose another name.")
-            return store.tags.add(connection, checkpoint, name, description, self.context.user.id)
+            return store.tags.add(transaction, checkpoint, name, description, self.context.user.id)
 
         return self.context.change(add_tag)
 
     def remove(self, name: str) -> Tag:
         """Remove a tag and return it."""
 
-        def remove_tag(connection: Connection) -> Tag:
-            self.load_session(connection, EDITOR)
-            tag = self.find_tag(connection, name)
-            self.context.store.tags.remove(connection, self.session_id, name, self.context.user.id)
+        def remove_tag(transaction: Writing) -> Tag:
+            self.load_session(transaction, EDITOR)
+            tag = self.find_tag(transaction, name)
+            self.context.store.tags.remove(transaction, self.session_id, name, self.context.user.id)
             return tag
 
         return self.context.change(remove_tag)
@@ -97,14 +96,14 @@ class Tagging(SessionAccess):
         """List the tags of the session, newest first."""
         return Tags(self.context.read(lambda c: self.context.store.tags.all(c, self.load_session(c).id)))
 
-    def find_tag(self, connection: Connection, name: str) -> Tag:
+    def find_tag(self, transaction: Reading, name: str) -> Tag:
         """Find a tag by its name."""
         tags = self.context.store.tags
-        match = tags.find(connection, self.session_id, references.require_name(name, "tag"))
+        match = tags.find(transaction, self.session_id, references.require_name(name, "tag"))
         if match is None:
-            names = [tag.name for tag in tags.all(connection, self.session_id)]
+            names = [tag.name for tag in tags.all(transaction, self.session_id)]
             raise NotFound(
-                f"Session {self.load_session(connection).session_name} has no tag {name!r}.",
+                f"Session {self.load_session(transaction).session_name} has no tag {name!r}.",
                 Next("list_tags"),
                 near=references.similar_names(name, names),
             )
@@ -119,19 +118,19 @@ class Annotating(SessionAccess):
         require_text(changes.get("name"), changes.get("description"))
         store = self.context.store
 
-        def change_row(connection: Connection) -> Checkpoint:
-            self.load_session(connection, EDITOR)
-            store.sessions.lock(connection, self.session_id)
-            row = self.find_checkpoint(connection, ref, branch)
+        def change_row(transaction: Writing) -> Checkpoint:
+            self.load_session(transaction, EDITOR)
+            store.sessions.lock(transaction, self.session_id)
+            row = self.find_checkpoint(transaction, ref, branch)
             if "data" in changes and merge_source_id(row.data) is not None:
                 raise Conflict(
                     f"The data of {row.branch_name}#{row.number} records what was merged there, and the next merge "
                     "needs it. Change its name or description."
                 )
-            store.checkpoints.annotate(connection, row, self.context.user.id, changes)
-            changed_row = store.checkpoints.load_with_branch(connection, row.id)
-            store.search_index.index_annotation(connection, changed_row)
-            return self.context.read_models.checkpoints(connection, [changed_row])[0]
+            store.checkpoints.annotate(transaction, row, self.context.user.id, changes)
+            changed_row = store.checkpoints.load_with_branch(transaction, row.id)
+            store.search_index.index_annotation(transaction, changed_row)
+            return self.context.read_models.checkpoints(transaction, [changed_row])[0]
 
         return self.context.change(change_row)
 
@@ -153,46 +152,44 @@ class Branching(SessionAccess):
         If the last turn stopped inside a batch of tool calls, the checkpoint is placed before that batch.
         """
 
-        def save_checkpoint(connection: Connection) -> tuple[StoredRow, int]:
+        def save_checkpoint(transaction: Writing) -> tuple[StoredRow, int]:
             self.context.store.sessions.lock(
-                connection, self._load_editable_branch(connection, branch_id).external_session_id
+                transaction, self._load_editable_branch(transaction, branch_id).external_session_id
             )
-            branch = self.context.store.recover(connection, self.context.store.sessions.branch(connection, branch_id))
+            branch = self.context.store.recover(transaction, self.context.store.sessions.branch(transaction, branch_id))
             if branch.status == RUNNING:
                 raise Conflict(f"Branch {branch.name} is running. Make the checkpoint when its turn has ended.")
             require_no_unfinished_rollback(branch)
-            point = self._current_point(connection, branch, snapshot)
+            point = self._current_point(transaction, branch, snapshot)
             checkpoint = self._load_checkpoint(
-                connection, self.context.store.checkpoints.add(connection, branch.id, point, label)
+                transaction, self.context.store.checkpoints.add(transaction, branch.id, point, label)
             )
             with suppress(Corrupt):  # damaged texts must not prevent the checkpoint
-                self.context.store.search_index.index_next(connection, branch.id)
-            return checkpoint, retention.apply_if_due(connection, self.context.store, branch.external_session_id)
+                self.context.store.search_index.index_next(transaction, branch.id)
+            return checkpoint, retention.apply_if_due(transaction, self.context.store, branch.external_session_id)
 
         checkpoint, removed_count = self.context.store.database.write(save_checkpoint, durable=True)
         if removed_count:
             self.context.engine().files.release_unused()
         return self.context.read_models.checkpoint(checkpoint)
 
-    def _load_editable_branch(self, connection: Connection, branch_id: int) -> StoredRow:
+    def _load_editable_branch(self, transaction: Reading, branch_id: int) -> StoredRow:
         """Read a branch, after checking that the principal may still change the session."""
-        branch = self.context.store.sessions.branch(connection, branch_id)
-        self.context.authorize(connection, branch.external_session_id)
+        branch = self.context.store.sessions.branch(transaction, branch_id)
+        self.context.authorize(transaction, branch.external_session_id)
         return branch
 
-    def _load_checkpoint(self, connection: Connection, checkpoint_id: int) -> StoredRow:
-        return self.context.store.checkpoints.load_with_branch(connection, checkpoint_id)
+    def _load_checkpoint(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
+        return self.context.store.checkpoints.load_with_branch(transaction, checkpoint_id)
 
-    def _current_point(
-        self, connection: Connection, branch: StoredRow, snapshot: SnapshotRef | None
-    ) -> CheckpointState:
+    def _current_point(self, transaction: Writing, branch: StoredRow, snapshot: SnapshotRef | None) -> CheckpointState:
         """Return the current point of a branch, and record which files it has."""
-        point = self.context.store.head_state(connection, branch).checkpoint_state
+        point = self.context.store.head_state(transaction, branch).checkpoint_state
         if snapshot is None:
             return replace(point, workspace_snapshot_id=None)
         store = self.context.store
-        is_busy = bool(store.sessions.query_running(connection, branch.external_session_id).all())
-        row_id = store.snapshots.record(connection, branch, snapshot, UNKNOWN if is_busy else PERSON)
+        is_busy = bool(store.sessions.query_running(transaction, branch.external_session_id).all())
+        row_id = store.snapshots.record(transaction, branch, snapshot, UNKNOWN if is_busy else PERSON)
         return replace(point, workspace_snapshot_id=point.workspace_snapshot_id or row_id)
 
     def fork(
@@ -206,40 +203,40 @@ class Branching(SessionAccess):
         """Create a branch from another one, and return its id; the snapshot has the files of its first point."""
         require_request_id(request_id)
 
-        def create_fork(connection: Connection) -> int:
-            source = self.context.store.sessions.branch(connection, branch_id)
-            session = self.context.lookup.session(connection, source.external_session_id, EDITOR)
-            self.context.store.sessions.lock(connection, session.id)
+        def create_fork(transaction: Writing) -> int:
+            source = self.context.store.sessions.branch(transaction, branch_id)
+            session = self.context.lookup.session(transaction, source.external_session_id, EDITOR)
+            self.context.store.sessions.lock(transaction, session.id)
             operations = self.context.store.operations
-            earlier = operations.find_by_request_id(connection, session.id, request_id) if request_id else None
+            earlier = operations.find_by_request_id(transaction, session.id, request_id) if request_id else None
             if earlier is not None:
                 if earlier.kind != "fork":
                     raise InvalidInput(f"request_id {request_id!r} was used for a {earlier.kind}; use another one.")
                 return int(earlier.internal_session_id)
             if to is None:  # with the files as they are
-                target, other_files = self.ensure_checkpoint(connection, branch_id, snapshot), None
+                target, other_files = self.ensure_checkpoint(transaction, branch_id, snapshot), None
             else:
-                target, other_files = self.context.lookup.target(connection, session, source, to)[0], snapshot
+                target, other_files = self.context.lookup.target(transaction, session, source, to)[0], snapshot
             return self.context.engine().fork(
-                connection, target, name, branch_id, self.context.user.id, other_files, request_id=request_id
+                transaction, target, name, branch_id, self.context.user.id, other_files, request_id=request_id
             )
 
         return self.context.store.database.write(create_fork, durable=True)
 
-    def ensure_checkpoint(self, connection: Connection, branch_id: int, snapshot: SnapshotRef | None) -> StoredRow:
+    def ensure_checkpoint(self, transaction: Writing, branch_id: int, snapshot: SnapshotRef | None) -> StoredRow:
         """Return a checkpoint of the current point of a branch; create one if needed.
 
         While the branch runs, return its head.
         """
-        branch = self.context.store.recover(connection, self.context.store.sessions.branch(connection, branch_id))
+        branch = self.context.store.recover(transaction, self.context.store.sessions.branch(transaction, branch_id))
         require_no_unfinished_rollback(branch)
-        head = self._load_checkpoint(connection, branch.head_id) if branch.head_id else None
-        point = self._current_point(connection, branch, snapshot)
+        head = self._load_checkpoint(transaction, branch.head_id) if branch.head_id else None
+        point = self._current_point(transaction, branch, snapshot)
         if head is not None and (branch.status == RUNNING or _is_at_head(head, point)):
             return head
         label = Label(kind="after" if point.graph_checkpoint_id else "branch", user_id=self.context.user.id)
         return self._load_checkpoint(
-            connection, self.context.store.checkpoints.add(connection, branch.id, point, label)
+            transaction, self.context.store.checkpoints.add(transaction, branch.id, point, label)
         )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqlalchemy import Connection
-
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff, diff
@@ -16,6 +14,7 @@ from agentgit.sessions import ExternalSession
 from agentgit.store.queries.comparison import CheckpointComparer, CheckpointComparison
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.transaction import Reading
 
 
 class Comparator(SessionAccess):
@@ -24,16 +23,16 @@ class Comparator(SessionAccess):
     def diff(self, a: CheckpointRef, b: CheckpointRef, other: SessionAccess) -> Diff:
         """Compare two checkpoints."""
 
-        def load(connection: Connection) -> tuple[Checkpoint, Checkpoint, CheckpointComparison]:
+        def load(transaction: Reading) -> tuple[Checkpoint, Checkpoint, CheckpointComparison]:
             (row_a, session_a), (row_b, session_b) = (
-                self._find_checkpoint(connection, self, a),
-                self._find_checkpoint(connection, other, b),
+                self._find_checkpoint(transaction, self, a),
+                self._find_checkpoint(transaction, other, b),
             )
             checkpoints = self._to_checkpoints((row_a, session_a), (row_b, session_b))
             return (
                 checkpoints[0],
                 checkpoints[1],
-                CheckpointComparer(self.context.store).compare(connection, row_a, row_b),
+                CheckpointComparer(self.context.store).compare(transaction, row_a, row_b),
             )
 
         return self._diff(*self.context.read(load))
@@ -43,16 +42,16 @@ class Comparator(SessionAccess):
         comparer = CheckpointComparer(self.context.store)
 
         def load(
-            connection: Connection,
+            transaction: Reading,
         ) -> tuple[Checkpoint, list[tuple[Checkpoint, Checkpoint, CheckpointComparison]]]:
-            row_a, row_b = (self._find_checkpoint(connection, self, ref)[0] for ref in (a, b))
-            fork = comparer.common_ancestor(connection, row_a, row_b)
+            row_a, row_b = (self._find_checkpoint(transaction, self, ref)[0] for ref in (a, b))
+            fork = comparer.common_ancestor(transaction, row_a, row_b)
             if fork is None:
                 raise InvalidInput("These are in two sessions without a common history.", Next("diff"))
             pairs = ((fork, row_a), (fork, row_b), (row_a, row_b))
             to_checkpoint = self.context.read_models.checkpoint
             return to_checkpoint(fork), [
-                (to_checkpoint(x), to_checkpoint(y), comparer.compare(connection, x, y)) for x, y in pairs
+                (to_checkpoint(x), to_checkpoint(y), comparer.compare(transaction, x, y)) for x, y in pairs
             ]
 
         fork, (left, right, between) = self.context.read(load)
@@ -95,9 +94,9 @@ class Comparator(SessionAccess):
         return checkpoints
 
     def _find_checkpoint(
-        self, connection: Connection, access: SessionAccess, ref: CheckpointRef
+        self, transaction: Reading, access: SessionAccess, ref: CheckpointRef
     ) -> tuple[StoredRow, ExternalSession]:
         """Find a checkpoint and its session. The id of a checkpoint determines its session."""
-        session = self.context.lookup.session_of(connection, ref)
+        session = self.context.lookup.session_of(transaction, ref)
         access = SessionAccess(self.context, session.id) if session is not None else access
-        return access.find_checkpoint(connection, ref), access.load_session(connection)
+        return access.find_checkpoint(transaction, ref), access.load_session(transaction)

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, overload
 
-from sqlalchemy import Connection
-
 from agentgit.auth import Principal, User
 from agentgit.auth.principal import EDITOR, READ, VIEWER, Role
 from agentgit.checkpoints import Checkpoint
@@ -23,6 +21,7 @@ from agentgit.store.queries.lookup import CheckpointRef, Lookup
 from agentgit.store.queries.read_models import ReadModels
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql import process
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 
 T = TypeVar("T")
@@ -81,39 +80,39 @@ class Context:
         """The user of the principal."""
         return self.principal.user
 
-    def read(self, query: Callable[[Connection], T], *, repeatable_read: bool = False) -> T:
+    def read(self, query: Callable[[Reading], T], *, repeatable_read: bool = False) -> T:
         """Run a function in one read transaction, if the principal's access is still valid."""
-        with self.store.database.reading(repeatable_read=repeatable_read) as connection:
-            self.lookup.check_valid(connection)
-            return query(connection)
+        with self.store.database.reading(repeatable_read=repeatable_read) as transaction:
+            self.lookup.check_valid(transaction)
+            return query(transaction)
 
     def change(
         self,
-        work: Callable[[Connection], T],
+        work: Callable[[Writing], T],
         *,
         durable: bool = True,
         scope: str = READ,
     ) -> T:
         """Run a function in one write transaction, if the principal's access is still valid and covers a scope."""
 
-        def authorized_work(connection: Connection) -> T:
-            self.lookup.require_scope(connection, scope)
-            return work(connection)
+        def authorized_work(transaction: Writing) -> T:
+            self.lookup.require_scope(transaction, scope)
+            return work(transaction)
 
         return self.store.database.write(authorized_work, durable=durable)
 
     def require_admin(self, verb: str) -> None:
         """Check that the principal is an admin, for an operation that affects all users."""
-        with self.store.database.reading() as connection:
-            self.lookup.require_admin(connection, verb)
+        with self.store.database.reading() as transaction:
+            self.lookup.require_admin(transaction, verb)
 
-    def authorize(self, connection: Connection, session_id: int) -> None:
+    def authorize(self, transaction: Reading, session_id: int) -> None:
         """Check that the principal may edit a session."""
-        self.lookup.require_role(connection, session_id, EDITOR)
+        self.lookup.require_role(transaction, session_id, EDITOR)
 
-    def find_user(self, connection: Connection, user: UserRef) -> User:
+    def find_user(self, transaction: Reading, user: UserRef) -> User:
         """Find a user by name or id."""
-        match = self.store.users.find(connection, user) if isinstance(user, User | str | int) else None
+        match = self.store.users.find(transaction, user) if isinstance(user, User | str | int) else None
         if match is None:
             name = user.name if isinstance(user, User) else user
             raise NotFound(f"There is no user {name!r}.", Next("list_users"))
@@ -129,8 +128,8 @@ class Context:
             self.registry.session(session_id).moved_to = current_id
 
     def _current_branch_id(self, session_id: int) -> int | None:
-        with self.store.database.reading() as connection:
-            return self.store.sessions.current_branch_id(connection, session_id)
+        with self.store.database.reading() as transaction:
+            return self.store.sessions.current_branch_id(transaction, session_id)
 
     def engine(self) -> RollbackEngine:
         """Return the rollback engine. Async functions run on the caller's event loop, if there is one."""
@@ -146,24 +145,24 @@ class SessionAccess:
     context: Context
     session_id: int
 
-    def load_session(self, connection: Connection, required_role: Role = VIEWER) -> ExternalSession:
+    def load_session(self, transaction: Reading, required_role: Role = VIEWER) -> ExternalSession:
         """Read the session, after checking that the principal has a role in it."""
-        session = self.context.lookup.session(connection, self.session_id, required_role)
+        session = self.context.lookup.session(transaction, self.session_id, required_role)
         if (graphs := self.context.registry.served_graphs) is not None:
             graphs.declare(session)
         return session
 
-    def find_branch(self, connection: Connection, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
+    def find_branch(self, transaction: Reading, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
         """Find the row of a branch of the session."""
-        return self.context.lookup.branch(connection, self.load_session(connection, required_role), ref)
+        return self.context.lookup.branch(transaction, self.load_session(transaction, required_role), ref)
 
     def read_branch(self, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
         """Find the row of a branch, in its own transaction."""
-        return self.context.read(lambda connection: self.find_branch(connection, ref, required_role))
+        return self.context.read(lambda transaction: self.find_branch(transaction, ref, required_role))
 
-    def find_checkpoint(self, connection: Connection, ref: CheckpointRef, branch: BranchRef = None) -> StoredRow:
+    def find_checkpoint(self, transaction: Reading, ref: CheckpointRef, branch: BranchRef = None) -> StoredRow:
         """Find the row of a checkpoint of the session."""
-        session = self.load_session(connection)
+        session = self.load_session(transaction)
         return self.context.lookup.checkpoint(
-            connection, session, self.context.lookup.branch(connection, session, branch), ref
+            transaction, session, self.context.lookup.branch(transaction, session, branch), ref
         )

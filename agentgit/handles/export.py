@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from sqlalchemy import Connection
-
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.handles.snapshot_transfer import SnapshotExporter
@@ -21,6 +19,7 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.reports import OnProgress
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_store import GraphKey
 from agentgit.store.transfer.export import ExportScope, export
 from agentgit.store.transfer.import_ import check_export
@@ -85,8 +84,8 @@ class Exporter(SessionAccess):
             file.write(line_writer.line(record))
             counts[record["record"]] += 1
 
-        def write_scope(connection: Connection) -> dict[str, Any]:
-            scope = self._export_scope(connection, branch, checkpoint)
+        def write_scope(transaction: Reading) -> dict[str, Any]:
+            scope = self._export_scope(transaction, branch, checkpoint)
             header = {
                 "record": HEADER,
                 "format": FORMAT,
@@ -98,24 +97,26 @@ class Exporter(SessionAccess):
             store, write = self.context.store, write_record
             if redact:
                 secrets = Secrets(redact if callable(redact) else None)
-                export(store, connection, scope, secrets.collector())
+                export(store, transaction, scope, secrets.collector())
                 write = RedactedWriter(secrets, write_record)
             write(header)
-            export(store, connection, scope, write, SnapshotExporter(write).export if files else None)
+            export(store, transaction, scope, write, SnapshotExporter(write).export if files else None)
             return header
 
         header = self.context.read(write_scope, repeatable_read=True)
         write_record({"record": "end", "counts": {kind: counts[kind] for kind in COUNTED_KINDS}})
         return header
 
-    def _export_scope(self, connection: Connection, branch: BranchRef, checkpoint: CheckpointRef | None) -> ExportScope:
+    def _export_scope(self, transaction: Reading, branch: BranchRef, checkpoint: CheckpointRef | None) -> ExportScope:
         """Return the part to export: the session, one branch or one checkpoint."""
-        session = self.context.store.sessions.load_row(connection, self.load_session(connection).id)
+        session = self.context.store.sessions.load_row(transaction, self.load_session(transaction).id)
         if checkpoint is not None:
-            checkpoint_row = self.find_checkpoint(connection, checkpoint, branch)
-            checkpoint_branch = self.context.store.sessions.branch(connection, checkpoint_row.internal_session_id)
+            checkpoint_row = self.find_checkpoint(transaction, checkpoint, branch)
+            checkpoint_branch = self.context.store.sessions.branch(transaction, checkpoint_row.internal_session_id)
             return ExportScope(session=session, branch=checkpoint_branch, point=checkpoint_row)
-        return ExportScope(session=session, branch=self.find_branch(connection, branch) if branch is not None else None)
+        return ExportScope(
+            session=session, branch=self.find_branch(transaction, branch) if branch is not None else None
+        )
 
     def trajectories(self, branch: BranchRef) -> Iterator[dict[str, Any]]:
         """Yield the steps of one branch, or of all branches."""
@@ -123,20 +124,20 @@ class Exporter(SessionAccess):
         for row in self.context.read(lambda c: self._load_branches(c, branch)):
             yield from self._steps(session, row)
 
-    def _load_branches(self, connection: Connection, branch: BranchRef) -> list[Any]:
+    def _load_branches(self, transaction: Reading, branch: BranchRef) -> list[Any]:
         if branch is not None:
-            return [self.find_branch(connection, branch)]
-        return list(self.context.store.sessions.branches(connection, self.load_session(connection).id))
+            return [self.find_branch(transaction, branch)]
+        return list(self.context.store.sessions.branches(transaction, self.load_session(transaction).id))
 
     def _steps(self, session: ExternalSession, branch_row: Any) -> Iterator[dict[str, Any]]:
-        def load(connection: Connection) -> tuple[Any, ...]:
+        def load(transaction: Reading) -> tuple[Any, ...]:
             checkpoints = [
                 self.context.read_models.checkpoint(checkpoint)
-                for checkpoint in self._unchanged_checkpoints(connection, branch_row)
+                for checkpoint in self._unchanged_checkpoints(transaction, branch_row)
             ]
             return (
-                self.context.read_models.branch(connection, session, branch_row),
-                self.context.store.live_track(connection, branch_row),
+                self.context.read_models.branch(transaction, session, branch_row),
+                self.context.store.live_track(transaction, branch_row),
                 checkpoints,
             )
 
@@ -145,22 +146,24 @@ class Exporter(SessionAccess):
         for step in steps(branch.conversation_history, track, checkpoints, score):
             yield {"session": session.session_name, "branch": branch_row.name, **step}
 
-    def _unchanged_checkpoints(self, connection: Connection, branch_row: Any) -> Iterator[Any]:
+    def _unchanged_checkpoints(self, transaction: Reading, branch_row: Any) -> Iterator[Any]:
         """Yield the checkpoints on the path whose conversation is still the beginning of the branch's conversation.
 
         If messages were summarized, changed or deleted since, a message count does not identify a position any more.
         """
         graphs = self.context.store.graphs
-        newest = graphs.newest(connection, branch_row.thread_id)
-        current_hashes = graphs.message_hashes(connection, newest) if newest is not None else ()
-        for checkpoint in self.context.lookup.path_checkpoints(connection, branch_row):
+        newest = graphs.newest(transaction, branch_row.thread_id)
+        current_hashes = graphs.message_hashes(transaction, newest) if newest is not None else ()
+        for checkpoint in self.context.lookup.path_checkpoints(transaction, branch_row):
             if checkpoint.graph_checkpoint_id is None:
                 yield checkpoint
                 continue
             graph_checkpoint = graphs.find(
-                connection, GraphKey(checkpoint.thread_id, "", checkpoint.graph_checkpoint_id)
+                transaction, GraphKey(checkpoint.thread_id, "", checkpoint.graph_checkpoint_id)
             )
-            earlier_hashes = graphs.message_hashes(connection, graph_checkpoint) if graph_checkpoint is not None else ()
+            earlier_hashes = (
+                graphs.message_hashes(transaction, graph_checkpoint) if graph_checkpoint is not None else ()
+            )
             if (
                 len(earlier_hashes) == checkpoint.message_count
                 and current_hashes[: len(earlier_hashes)] == earlier_hashes

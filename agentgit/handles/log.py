@@ -9,8 +9,6 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.async_api import async_twin
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.checkpoint import Checkpoints, record_of
@@ -38,6 +36,7 @@ from agentgit.store.queries.graph_points import read_questions
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.log import LogPart, parts_of_branches, parts_of_path
 from agentgit.store.search.index import CHECKPOINTS_PER_TRANSACTION
+from agentgit.store.sql.transaction import Reading
 from agentgit.values import Tabular
 
 
@@ -54,7 +53,7 @@ class TextSearch(SessionAccess):
 
     def _find_hits(
         self,
-        connection: Connection,
+        transaction: Reading,
         scope: Scope,
         search_query: Query,
         after: HitCursor,
@@ -62,13 +61,13 @@ class TextSearch(SessionAccess):
         *,
         is_complete: bool,
     ) -> Hits:
-        parts = LogReader(self.context, self.session_id).parts(connection, scope, points=True)
+        parts = LogReader(self.context, self.session_id).parts(transaction, scope, points=True)
         if not search_query.terms:  # only punctuation, which matches no text
             return Hits([], complete=is_complete, names_only=self.context.store.search_index.names_only)
         is_whole_session = scope.which == "all"
         fetch_count = limit + 1
         hits = self.context.store.search.hits(
-            connection,
+            transaction,
             self.session_id,
             parts,
             search_query,
@@ -88,8 +87,8 @@ class TextSearch(SessionAccess):
     def _index_texts(self, progress: OnProgress | None) -> bool:
         """Index the texts of the session that are not indexed yet, and return whether that was possible."""
 
-        def load_unindexed(connection: Connection) -> dict[int, int]:
-            return self.context.store.search_index.count_unindexed(connection, self.load_session(connection).id)
+        def load_unindexed(transaction: Reading) -> dict[int, int]:
+            return self.context.store.search_index.count_unindexed(transaction, self.load_session(transaction).id)
 
         try:
             unindexed = self.context.read(load_unindexed)
@@ -131,9 +130,9 @@ class LogReader(SessionAccess):
     def get(self, ref: CheckpointRef, scope: Scope) -> Checkpoint:
         """Find a checkpoint."""
 
-        def load(connection: Connection) -> Checkpoint:
+        def load(transaction: Reading) -> Checkpoint:
             return self.context.read_models.checkpoints(
-                connection, [self.find_checkpoint(connection, ref, scope.branch)]
+                transaction, [self.find_checkpoint(transaction, ref, scope.branch)]
             )[0]
 
         return self.context.read(load)
@@ -141,49 +140,49 @@ class LogReader(SessionAccess):
     def page(self, scope: Scope, conditions: Filter, limit: int, after: TimeCursor) -> Page[Checkpoint]:
         """Read one page of a log; see `Log.page`."""
 
-        def load(connection: Connection) -> Page[Checkpoint]:
-            parts = self.parts(connection, scope, points=conditions.by_person)
-            tagged_id = self._tagged_checkpoint_id(connection, conditions.tag)
-            rows = self.context.store.log.page(connection, parts, conditions, tagged_id, after, limit + 1)
+        def load(transaction: Reading) -> Page[Checkpoint]:
+            parts = self.parts(transaction, scope, points=conditions.by_person)
+            tagged_id = self._tagged_checkpoint_id(transaction, conditions.tag)
+            rows = self.context.store.log.page(transaction, parts, conditions, tagged_id, after, limit + 1)
             page_rows = rows[:limit]
             next_cursor = TimeCursor(page_rows[-1].created_at, page_rows[-1].id).cursor if len(rows) > limit else None
-            return Page(self.context.read_models.checkpoints(connection, page_rows), next_cursor)
+            return Page(self.context.read_models.checkpoints(transaction, page_rows), next_cursor)
 
         return self.context.read(load)
 
     def questions(self, scope: Scope) -> list[Any]:
         """Return what the graph asks at the head of the branch of a log."""
 
-        def load(connection: Connection) -> list[Any]:
-            branch = self.find_branch(connection, scope.branch)
-            return read_questions(self.context.store, connection, [branch]).get(branch.id, [])
+        def load(transaction: Reading) -> list[Any]:
+            branch = self.find_branch(transaction, scope.branch)
+            return read_questions(self.context.store, transaction, [branch]).get(branch.id, [])
 
         return self.context.read(load)
 
     def count(self, scope: Scope, conditions: Filter) -> int:
         """Count the checkpoints of a log."""
 
-        def load(connection: Connection) -> int:
-            parts = self.parts(connection, scope, points=conditions.by_person)
+        def load(transaction: Reading) -> int:
+            parts = self.parts(transaction, scope, points=conditions.by_person)
             return self.context.store.log.count(
-                connection, parts, conditions, self._tagged_checkpoint_id(connection, conditions.tag)
+                transaction, parts, conditions, self._tagged_checkpoint_id(transaction, conditions.tag)
             )
 
         return self.context.read(load)
 
-    def parts(self, connection: Connection, scope: Scope, *, points: bool) -> list[LogPart]:
+    def parts(self, transaction: Reading, scope: Scope, *, points: bool) -> list[LogPart]:
         """Return the parts of branches that a scope covers."""
-        session, sessions = self.load_session(connection), self.context.store.sessions
+        session, sessions = self.load_session(transaction), self.context.store.sessions
         if scope.which == "all":
-            return parts_of_branches(sessions.branches(connection, session.id))
-        branch = self.context.lookup.branch(connection, session, scope.branch)
+            return parts_of_branches(sessions.branches(transaction, session.id))
+        branch = self.context.lookup.branch(transaction, session, scope.branch)
         if scope.which == "branch":
             return parts_of_branches([branch])
-        return parts_of_path(sessions.lineage(connection, branch), with_branch_points=points)
+        return parts_of_path(sessions.lineage(transaction, branch), with_branch_points=points)
 
-    def _tagged_checkpoint_id(self, connection: Connection, name: str | None) -> int | None:
+    def _tagged_checkpoint_id(self, transaction: Reading, name: str | None) -> int | None:
         return (
-            Tagging(self.context, self.session_id).find_tag(connection, name).checkpoint_id
+            Tagging(self.context, self.session_id).find_tag(transaction, name).checkpoint_id
             if name is not None
             else None
         )

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection
-
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.handles.session_reader import SessionReader
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.objects.content import Content
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads import model_calls, pending_writes
 from agentgit.store.threads.graph_rows import MODEL_CALLS, GraphCheckpoint, GraphKey
 from agentgit.store.threads.model_calls import RecordedModelCall
@@ -37,9 +36,9 @@ def read_model_calls(
     """Return the model calls of a branch, with those that it inherits."""
     access = SessionAccess(session.context, session.id)
 
-    def load(connection: Connection) -> ModelCallRecord:
-        row = access.find_branch(connection, branch)
-        reader = _Reader(access, connection, row)
+    def load(transaction: Reading) -> ModelCallRecord:
+        row = access.find_branch(transaction, branch)
+        reader = _Reader(access, transaction, row)
         last, last_calls = reader.at(end) if end is not None else reader.newest()
         first, first_calls = reader.at(start) if start is not None else (None, [])
         return ModelCallRecord(
@@ -56,9 +55,9 @@ def read_model_calls(
 class _Reader:
     """Reads the model calls at points of a session."""
 
-    def __init__(self, access: SessionAccess, connection: Connection, branch: StoredRow) -> None:
+    def __init__(self, access: SessionAccess, transaction: Reading, branch: StoredRow) -> None:
         self._graphs = access.context.store.graphs
-        self._access, self._connection, self._branch = access, connection, branch
+        self._access, self._connection, self._branch = access, transaction, branch
 
     def newest(self) -> tuple[GraphCheckpoint | None, Sequence[RecordedModelCall]]:
         """Return the newest graph checkpoint of the branch with its calls, those of an unfinished step included."""

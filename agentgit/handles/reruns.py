@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.errors import NotFound
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.sessions.messages import from_stored
 from agentgit.sessions.rerun import RerunComparison, RerunReport, is_same_message
 from agentgit.store.queries.explorations import RerunMarks
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey
 
 SHOWN = 200
@@ -31,14 +30,14 @@ class RerunReader(SessionAccess):
         """Compare a rerun with the recording; see `Session.compare_rerun`."""
         return self.context.read(lambda c: self._compare(c, self.find_branch(c, branch)), repeatable_read=True)
 
-    def _compare(self, connection: Connection, row: StoredRow) -> RerunComparison:
+    def _compare(self, transaction: Reading, row: StoredRow) -> RerunComparison:
         store = self.context.store
-        report = RerunMarks(store).reports(connection, [row.id]).get(row.id)
+        report = RerunMarks(store).reports(transaction, [row.id]).get(row.id)
         if report is None:
             raise NotFound(f"Branch {row.name} has no report of a rerun. Choose a branch that a rerun made.")
-        source = self.find_branch(connection, report["source"])
-        recorded = _Conversation(self, connection, source, report.get("end"))
-        rerun = _Conversation(self, connection, row, None)
+        source = self.find_branch(transaction, report["source"])
+        recorded = _Conversation(self, transaction, source, report.get("end"))
+        rerun = _Conversation(self, transaction, row, None)
         index = _divergence(recorded, rerun)
         is_same = index == len(recorded.hashes) == len(rerun.hashes)
         start = max(0, index - (SHOWN if is_same else CONTEXT))
@@ -56,14 +55,14 @@ class RerunReader(SessionAccess):
 class _Conversation:
     """The messages at a state of a branch, of which only the hashes are held."""
 
-    def __init__(
-        self, access: SessionAccess, connection: Connection, row: StoredRow, checkpoint_id: str | None
-    ) -> None:
-        self._store, self._connection = access.context.store, connection
+    def __init__(self, access: SessionAccess, transaction: Reading, row: StoredRow, checkpoint_id: str | None) -> None:
+        self._store, self._connection = access.context.store, transaction
         state = next(self._find(row, checkpoint_id), None) if checkpoint_id is not None else None
-        state = state or self._store.graphs.newest(connection, row.thread_id)
+        state = state or self._store.graphs.newest(transaction, row.thread_id)
         self._session_id = row.external_session_id
-        self.hashes: Sequence[bytes] = self._store.graphs.message_hashes(connection, state) if state is not None else ()
+        self.hashes: Sequence[bytes] = (
+            self._store.graphs.message_hashes(transaction, state) if state is not None else ()
+        )
 
     def _find(self, row: StoredRow, checkpoint_id: str) -> Iterator[GraphCheckpoint]:
         for segment in reversed(self._store.sessions.lineage(self._connection, row)):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from sqlalchemy import Connection
-
 from agentgit.async_api import async_twin
 from agentgit.auth.principal import OWNER, VIEWER, WRITE
 from agentgit.checkpoints.retention import Retention, RetentionResult, RetentionVerdict
@@ -18,6 +16,7 @@ from agentgit.store.audit.trail import record_event
 from agentgit.store.database import Database
 from agentgit.store.maintenance import erasure
 from agentgit.store.maintenance import retention as retention_store
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.values import count
 
 MAX_NAMED_EFFECTS = 5
@@ -27,27 +26,27 @@ MAX_NAMED_EFFECTS = 5
 def erase(
     context: Context,
     selection: erasure.SessionIds,
-    authorize: Callable[[Connection], object],
-    delete_rows: Callable[[Connection], erasure.ErasedData],
+    authorize: Callable[[Reading], object],
+    delete_rows: Callable[[Writing], erasure.ErasedData],
     *,
     force: bool,
 ) -> Erased:
     """Release file snapshots, delete rows in one transaction, and rewrite the database without the deleted data."""
     store = context.store
 
-    def load_idle_sessions(connection: Connection) -> list[int]:
-        authorize(connection)
-        ids = list(connection.execute(selection).scalars())
+    def load_idle_sessions(transaction: Writing) -> list[int]:
+        authorize(transaction)
+        ids = list(transaction.execute(selection).scalars())
         for session_id in ids:
-            erasure.require_idle(store, connection, session_id)
+            erasure.require_idle(store, transaction, session_id)
         if not force:
-            _require_no_effects(context, connection, ids)
+            _require_no_effects(context, transaction, ids)
         return ids
 
-    def delete(connection: Connection) -> erasure.ErasedData:
-        if load_idle_sessions(connection) != session_ids:
+    def delete(transaction: Writing) -> erasure.ErasedData:
+        if load_idle_sessions(transaction) != session_ids:
             raise Conflict("Another session was created in the meantime. Nothing was erased; try again.")
-        return delete_rows(connection)
+        return delete_rows(transaction)
 
     session_ids = context.change(load_idle_sessions, scope=WRITE)
     # Before the rows that name the snapshots are deleted, so that an interrupted erasure can be repeated.
@@ -69,12 +68,12 @@ def erase(
     )
 
 
-def _require_no_effects(context: Context, connection: Connection, session_ids: Sequence[int]) -> None:
+def _require_no_effects(context: Context, transaction: Reading, session_ids: Sequence[int]) -> None:
     """Refuse to erase sessions whose effects stand in the world, because nobody could undo them afterwards."""
     standing, world = list[str](), context.store.world
     for session_id in session_ids:
-        session = context.store.sessions.load_row(connection, session_id)
-        for call in (*world.calls_in_effect(connection, session_id), *world.paused_calls(connection, session_id)):
+        session = context.store.sessions.load_row(transaction, session_id)
+        for call in (*world.calls_in_effect(transaction, session_id), *world.paused_calls(transaction, session_id)):
             if (call.effect.is_lasting or call.kind == UNOWNED) and call.status != FAILED and not call.is_imported:
                 is_own = session.user_id == context.user.id  # an admin need not see the arguments of others
                 standing.append(f"{call if is_own else call.tool_name} of session {session.session_name!r}")
@@ -139,12 +138,12 @@ class SessionRetention:
         if retention is not None and not isinstance(retention, Retention):
             raise InvalidInput(f"retention must be Retention(max_checkpoints=...) or None, not {retention!r}.")
 
-        def set_retention(connection: Connection) -> Retention | None:
-            session_id = self._access.load_session(connection, OWNER).id
-            previous = retention_store.read_retention(connection, self._context.store, session_id)
-            retention_store.write_retention(connection, self._context.store, session_id, retention)
+        def set_retention(transaction: Writing) -> Retention | None:
+            session_id = self._access.load_session(transaction, OWNER).id
+            previous = retention_store.read_retention(transaction, self._context.store, session_id)
+            retention_store.write_retention(transaction, self._context.store, session_id, retention)
             record_event(
-                connection,
+                transaction,
                 "retention.changed",
                 session_id=session_id,
                 user_id=self._context.user.id,
@@ -165,21 +164,16 @@ class SessionRetention:
             InvalidInput: The session has no retention, and none was given.
         """
 
-        def apply_retention(connection: Connection) -> RetentionResult:
-            session = self._access.load_session(connection, VIEWER if dry_run else OWNER)
+        def apply_retention(transaction: Reading) -> RetentionResult:
+            session = self._access.load_session(transaction, VIEWER if dry_run else OWNER)
             effective_retention = retention or retention_store.read_retention(
-                connection, self._context.store, session.id
+                transaction, self._context.store, session.id
             )
             if effective_retention is None:
                 raise InvalidInput(f"Session {session.session_name} keeps everything.", Next("retain"))
-            if dry_run:
-                verdicts: Sequence[RetentionVerdict] = retention_store.judge_session(
-                    connection, self._context.store, session.id, effective_retention
-                )
-            else:
-                verdicts = retention_store.apply_retention(
-                    connection, self._context.store, session.id, effective_retention, self._context.user.id
-                )
+            verdicts = retention_store.apply_retention(
+                transaction, self._context.store, session.id, effective_retention, self._context.user.id
+            )
             return RetentionResult(
                 session_name=session.session_name,
                 retention=effective_retention,
@@ -215,11 +209,11 @@ class SessionRetention:
               kept  main#3 c  it is the head of branch main
         """
 
-        def delete_checkpoints(connection: Connection) -> RetentionResult:
-            session = self._access.load_session(connection, OWNER)
-            branch_id = self._context.lookup.branch(connection, session, branch).id if branch is not None else None
+        def delete_checkpoints(transaction: Writing) -> RetentionResult:
+            session = self._access.load_session(transaction, OWNER)
+            branch_id = self._context.lookup.branch(transaction, session, branch).id if branch is not None else None
             verdicts = retention_store.delete_unneeded(
-                connection, self._context.store, session.id, branch_id=branch_id, user_id=self._context.user.id
+                transaction, self._context.store, session.id, branch_id=branch_id, user_id=self._context.user.id
             )
             return RetentionResult(session_name=session.session_name, retention=None, verdicts=tuple(verdicts))
 
@@ -237,10 +231,10 @@ def delete_unneeded(access: SessionAccess, ids: Collection[int]) -> list[Retenti
     """Delete those of the given checkpoints that nothing needs; return the decision about each of them."""
     context = access.context
 
-    def delete(connection: Connection) -> list[RetentionVerdict]:
-        context.authorize(connection, access.session_id)
+    def delete(transaction: Writing) -> list[RetentionVerdict]:
+        context.authorize(transaction, access.session_id)
         return retention_store.delete_unneeded(
-            connection, context.store, access.session_id, ids=ids, user_id=context.user.id
+            transaction, context.store, access.session_id, ids=ids, user_id=context.user.id
         )
 
     verdicts = context.change(delete, durable=False)

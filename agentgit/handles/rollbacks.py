@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqlalchemy import Connection
-
 from agentgit.auth.principal import EDITOR, VIEWER, Role
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.effects.files import SnapshotRef
@@ -21,6 +19,7 @@ from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import CheckpointState
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.values import as_object
@@ -44,11 +43,11 @@ class Rollbacks(SessionAccess):
     def report(self, branch_id: int, *, kind: str = ROLLBACK, has_new_branch: bool = True) -> RollbackReport:
         """Read the report of the operation that has just ended."""
 
-        def read(connection: Connection) -> RollbackReport:
-            rows = self.context.store.operations.of_branch(connection, branch_id)
+        def read(transaction: Reading) -> RollbackReport:
+            rows = self.context.store.operations.of_branch(transaction, branch_id)
             matches = [row for row in rows if row.kind == kind]
             # The operation that created a branch is its oldest one; the one that only changed the world is the newest.
-            return self.context.engine().reports.read(connection, matches[0] if has_new_branch else matches[-1])
+            return self.context.engine().reports.read(transaction, matches[0] if has_new_branch else matches[-1])
 
         return self.context.read(read)
 
@@ -63,10 +62,10 @@ class Rollbacks(SessionAccess):
         options: RollbackOptions,
         required_role: Role = VIEWER,
     ) -> Request:
-        def create_request(connection: Connection) -> Request:
-            session = self.load_session(connection, required_role)
-            source = self.context.lookup.branch(connection, session, branch)
-            target, label = self.context.lookup.target(connection, session, source, to)
+        def create_request(transaction: Reading) -> Request:
+            session = self.load_session(transaction, required_role)
+            source = self.context.lookup.branch(transaction, session, branch)
+            target, label = self.context.lookup.target(transaction, session, source, to)
             return Request(
                 user_id=self.context.user.id,
                 source_id=source.id,
@@ -96,12 +95,12 @@ class Rollbacks(SessionAccess):
         """Return the request to restore the files of a restore point."""
         store, lookup = self.context.store, self.context.lookup
 
-        def create_request(connection: Connection) -> Request:
-            session = self.load_session(connection, required_role)
-            source = lookup.branch(connection, session, branch)
-            checkpoint = lookup.restore_point(connection, session, source, restore_point)
+        def create_request(transaction: Reading) -> Request:
+            session = self.load_session(transaction, required_role)
+            source = lookup.branch(transaction, session, branch)
+            checkpoint = lookup.restore_point(transaction, session, source, restore_point)
             snapshot, label = (
-                store.snapshots.of_checkpoint(connection, checkpoint),
+                store.snapshots.of_checkpoint(transaction, checkpoint),
                 f"{checkpoint.branch_name}#{checkpoint.number}",
             )
             if snapshot is None:
@@ -109,7 +108,7 @@ class Rollbacks(SessionAccess):
                 raise NotFound(text, Next("keep_files"))
             # From another session, only the files are restored; this session stays at its own head.
             is_own = checkpoint.external_session_id == session.id
-            target = checkpoint if is_own else lookup.target(connection, session, source, "HEAD")[0]
+            target = checkpoint if is_own else lookup.target(transaction, session, source, "HEAD")[0]
             request = self._files_request(source.id, target, label, snapshot)
             return replace(request, ref=label if is_own else checkpoint.id, overwrites_files=files == OVERWRITE)
 
@@ -135,15 +134,15 @@ class Rollbacks(SessionAccess):
     def set_current_branch(self, branch: BranchRef, *, source_id: int | None = None) -> StoredRow:
         """Make a branch the current one without changing the world, and return its row."""
 
-        def set_current(connection: Connection) -> StoredRow:
-            row = self.find_branch(connection, branch, EDITOR)
+        def set_current(transaction: Writing) -> StoredRow:
+            row = self.find_branch(transaction, branch, EDITOR)
             require_no_unfinished_rollback(row)
             require_real(row)
             if source_id is not None:
-                self.context.store.sessions.lock(connection, self.session_id)
-                require_idle(self.context.store, connection, self.session_id)
-                self.context.store.sessions.require_current(connection, self.session_id, source_id, row.id)
-            self.context.store.sessions.set_current(connection, self.session_id, row.id, self.context.user.id)
+                self.context.store.sessions.lock(transaction, self.session_id)
+                require_idle(self.context.store, transaction, self.session_id)
+                self.context.store.sessions.require_current(transaction, self.session_id, source_id, row.id)
+            self.context.store.sessions.set_current(transaction, self.session_id, row.id, self.context.user.id)
             return row
 
         with self.context.recording_moves(self.session_id):
@@ -163,10 +162,10 @@ class Rollbacks(SessionAccess):
     ) -> tuple[int, int]:
         """Switch to a branch, and handle differences of the world; return the ids of branch and operation."""
 
-        def load_branches(connection: Connection) -> tuple[int, StoredRow]:
-            row = self.find_branch(connection, branch, EDITOR)
+        def load_branches(transaction: Reading) -> tuple[int, StoredRow]:
+            row = self.find_branch(transaction, branch, EDITOR)
             require_no_unfinished_rollback(row)
-            return self.find_branch(connection, source).id, row
+            return self.find_branch(transaction, source).id, row
 
         source_id, row = self.context.change(load_branches, durable=False)
         request = SwitchRequest(
@@ -191,13 +190,13 @@ class Rollbacks(SessionAccess):
             raise InvalidInput(f"steps must be a number from 1, not {steps!r}.")
         store = self.context.store
 
-        def load(connection: Connection) -> tuple[int, int]:
-            row = self.find_branch(connection, branch, required_role)
-            head_state = store.head_state(connection, row)
-            snapshot = store.snapshots.newest_of_branch(connection, row)
-            path = self.context.lookup.path_checkpoints(connection, row)
+        def load(transaction: Reading) -> tuple[int, int]:
+            row = self.find_branch(transaction, branch, required_role)
+            head_state = store.head_state(transaction, row)
+            snapshot = store.snapshots.newest_of_branch(transaction, row)
+            path = self.context.lookup.path_checkpoints(transaction, row)
             snapshot_names = store.snapshots.snapshot_ids(
-                connection, [checkpoint.workspace_snapshot_id for checkpoint in path]
+                transaction, [checkpoint.workspace_snapshot_id for checkpoint in path]
             )
             last_snapshot = snapshot.snapshot if snapshot is not None else None
             last_key = (point_key(head_state.checkpoint_state), last_snapshot) if head_state.is_at_latest else None
@@ -220,12 +219,12 @@ class Rollbacks(SessionAccess):
         """Return the id of the newest checkpoint of a branch that holds no open tool call; None if there is none."""
         store = self.context.store
 
-        def load(connection: Connection) -> int | None:
-            path = self.context.lookup.path_checkpoints(connection, self.find_branch(connection, branch, EDITOR))
+        def load(transaction: Reading) -> int | None:
+            path = self.context.lookup.path_checkpoints(transaction, self.find_branch(transaction, branch, EDITOR))
             for row in reversed(path):
                 key = GraphKey(row.thread_id, "", row.graph_checkpoint_id or "")
-                state = store.graphs.find(connection, key) if row.graph_checkpoint_id else None
-                if state is None or not store.is_unfinished(connection, state):
+                state = store.graphs.find(transaction, key) if row.graph_checkpoint_id else None
+                if state is None or not store.is_unfinished(transaction, state):
                     return int(row.id)
             return None
 
@@ -235,9 +234,9 @@ class Rollbacks(SessionAccess):
         """Return the request to undo a rewind of files, if that was the last operation on a branch; else None."""
         store = self.context.store
 
-        def create_request(connection: Connection) -> Request | None:
-            row = self.find_branch(connection, branch, required_role)
-            operations = store.operations.of_branch(connection, row.id)
+        def create_request(transaction: Reading) -> Request | None:
+            row = self.find_branch(transaction, branch, required_role)
+            operations = store.operations.of_branch(transaction, row.id)
             last_operation = operations[-1] if operations else None
             if (
                 last_operation is None
@@ -246,7 +245,7 @@ class Rollbacks(SessionAccess):
                 or (row.head_id or 0) > last_operation.id
             ):
                 return None
-            report = self.context.engine().reports.read(connection, last_operation)
+            report = self.context.engine().reports.read(transaction, last_operation)
             snapshot_data = as_object(last_operation.request).get("files")
             if (
                 snapshot_data is None
@@ -259,7 +258,7 @@ class Rollbacks(SessionAccess):
             snapshot = SnapshotRef(
                 snapshot=report.files.safety, settings=snapshot_data["settings"]
             ).without_import_mark()
-            target = self.context.lookup.target(connection, self.load_session(connection), row, "HEAD")[0]
+            target = self.context.lookup.target(transaction, self.load_session(transaction), row, "HEAD")[0]
             return self._files_request(row.id, target, "before the files were brought back", snapshot)
 
         return self.context.read(create_request)
@@ -267,9 +266,9 @@ class Rollbacks(SessionAccess):
     def rollback_source_id(self, branch: BranchRef, required_role: Role = EDITOR) -> int:
         """Return the id of the branch from which a rollback created this one."""
 
-        def load(connection: Connection) -> int:
-            row = self.find_branch(connection, branch, required_role)
-            operations = self.context.store.operations.of_branch(connection, row.id)
+        def load(transaction: Reading) -> int:
+            row = self.find_branch(transaction, branch, required_role)
+            operations = self.context.store.operations.of_branch(transaction, row.id)
             if not operations or operations[0].kind != ROLLBACK or operations[0].source_id == row.id:
                 raise NotFound("There is nothing to redo: this branch was not created by a rollback.")
             return int(operations[0].source_id)

@@ -7,8 +7,6 @@ from functools import cached_property
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection
-
 from agentgit.async_api import async_twin
 from agentgit.auth.principal import EDITOR, OWNER
 from agentgit.checkpoints import Checkpoint
@@ -31,6 +29,7 @@ from agentgit.store.maintenance import erasure
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import named_label
+from agentgit.store.sql.transaction import Writing
 
 if TYPE_CHECKING:
     from agentgit.workspace.api import Workspace
@@ -444,7 +443,7 @@ class Session(SessionReader):
             >>> [snapshot.kind for snapshot in agent.session.workspace().list()]
             ['auto']
         """
-        self._context.read(lambda connection: self._access.load_session(connection, EDITOR))
+        self._context.read(lambda transaction: self._access.load_session(transaction, EDITOR))
         return self._context.engine().files.workspace(self.id)
 
     def rename(self, name: str) -> ExternalSession:
@@ -464,11 +463,11 @@ class Session(SessionReader):
         require_name(name)
         sessions = self._context.store.sessions
 
-        def rename_session(connection: Connection) -> ExternalSession:
-            session = self._access.load_session(connection, OWNER)
-            sessions.lock(connection, self.id)
-            sessions.rename(connection, session, name, self._context.user.id)
-            return self._access.load_session(connection)
+        def rename_session(transaction: Writing) -> ExternalSession:
+            session = self._access.load_session(transaction, OWNER)
+            sessions.lock(transaction, self.id)
+            sessions.rename(transaction, session, name, self._context.user.id)
+            return self._access.load_session(transaction)
 
         return self._context.change(rename_session)
 
@@ -487,16 +486,16 @@ class Session(SessionReader):
         """
         sessions = self._context.store.sessions
 
-        def rename_row(connection: Connection) -> InternalSession:
-            session = self._access.load_session(connection, EDITOR)
-            sessions.lock(connection, self.id)
-            row = self._context.lookup.branch(connection, session, branch)
+        def rename_row(transaction: Writing) -> InternalSession:
+            session = self._access.load_session(transaction, EDITOR)
+            sessions.lock(transaction, self.id)
+            row = self._context.lookup.branch(transaction, session, branch)
             if mark_of(row):
                 raise Conflict(
                     f"Branch {row.name} is part of an exploration, which finds it by name. Fork it, and name the fork."
                 )
-            sessions.rename_branch(connection, row, name, self._context.user.id)
-            return self._context.read_models.branch(connection, session, sessions.branch(connection, row.id))
+            sessions.rename_branch(transaction, row, name, self._context.user.id)
+            return self._context.read_models.branch(transaction, session, sessions.branch(transaction, row.id))
 
         return self._context.change(rename_row)
 

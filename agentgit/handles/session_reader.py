@@ -7,8 +7,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from sqlalchemy import Connection
-
 from agentgit.async_api import async_iterator_twin, async_twin
 from agentgit.auth.principal import VIEWER
 from agentgit.checkpoints import Checkpoint
@@ -35,6 +33,7 @@ from agentgit.sessions.stats import Prices, Stats, Usage, require_prices
 from agentgit.store.maintenance import statistics
 from agentgit.store.queries.folded_trees import FoldChoice
 from agentgit.store.queries.lookup import CheckpointRef
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.transfer.redaction import RedactText
 from agentgit.store.transfer.summary import TransferSummary
 
@@ -97,10 +96,10 @@ class SessionReader:
     def branch(self, name: BranchRef = None) -> InternalSession:
         """Find a branch by its name or id; None is the current one."""
 
-        def load(connection: Connection) -> InternalSession:
-            session = self._access.load_session(connection)
+        def load(transaction: Reading) -> InternalSession:
+            session = self._access.load_session(transaction)
             return self._context.read_models.branch(
-                connection, session, self._context.lookup.branch(connection, session, name)
+                transaction, session, self._context.lookup.branch(transaction, session, name)
             )
 
         return self._context.read(load)
@@ -124,11 +123,11 @@ class SessionReader:
         branches.
         """
 
-        def load(connection: Connection) -> FoldedTree:
-            session = self._access.load_session(connection)
-            branch_id = self._access.find_branch(connection, branch).id if branch is not None else None
+        def load(transaction: Reading) -> FoldedTree:
+            session = self._access.load_session(transaction)
+            branch_id = self._access.find_branch(transaction, branch).id if branch is not None else None
             choice = FoldChoice(limit=limit, branch=branch_id, expand=expand, collapse=collapse, points=points)
-            return self._context.read_models.folded_tree(connection, session, choice)
+            return self._context.read_models.folded_tree(transaction, session, choice)
 
         return self._context.read(load)
 
@@ -139,19 +138,19 @@ class SessionReader:
         come last.
         """
 
-        def load(connection: Connection) -> ToolTrack:
-            store, row = self._context.store, self._access.find_branch(connection, branch)
-            track = store.live_track(connection, row)
-            return ToolTrack([*track, *store.journal.waiting_calls(connection, row.id, len(track))])
+        def load(transaction: Reading) -> ToolTrack:
+            store, row = self._context.store, self._access.find_branch(transaction, branch)
+            track = store.live_track(transaction, row)
+            return ToolTrack([*track, *store.journal.waiting_calls(transaction, row.id, len(track))])
 
         return self._context.read(load)
 
     def checkpoints(self, *, branch: BranchRef = None) -> Checkpoints:
         """List the checkpoints from the root of the session to the head of a branch, oldest first."""
 
-        def load(connection: Connection) -> Checkpoints:
-            rows = self._context.lookup.path_checkpoints(connection, self._access.find_branch(connection, branch))
-            return Checkpoints(self._context.read_models.checkpoints(connection, rows))
+        def load(transaction: Reading) -> Checkpoints:
+            rows = self._context.lookup.path_checkpoints(transaction, self._access.find_branch(transaction, branch))
+            return Checkpoints(self._context.read_models.checkpoints(transaction, rows))
 
         return self._context.read(load)
 
@@ -315,10 +314,10 @@ class SessionReader:
             {'done': 1}
         """
 
-        def load(connection: Connection) -> Stats:
-            session = self._access.load_session(connection)
+        def load(transaction: Reading) -> Stats:
+            session = self._access.load_session(transaction)
             return collect_stats(
-                connection, self._context, [session], f"session {session.reference}", branch, prices, storage=storage
+                transaction, self._context, [session], f"session {session.reference}", branch, prices, storage=storage
             )
 
         return self._context.read(load)
@@ -399,11 +398,11 @@ def session_id(context: Context, ref: SessionReader | SessionRef) -> int | None:
     if ref is None:
         return None
     session_ref = ref.id if isinstance(ref, SessionReader) else ref
-    return context.read(lambda connection: context.lookup.session(connection, session_ref)).id
+    return context.read(lambda transaction: context.lookup.session(transaction, session_ref)).id
 
 
 def collect_stats(
-    connection: Connection,
+    transaction: Reading,
     context: Context,
     sessions: Sequence[ExternalSession],
     subject: str,
@@ -415,16 +414,16 @@ def collect_stats(
 ) -> Stats:
     """Return the statistics of sessions."""
     checked_prices, store = require_prices(prices) if prices is not None else None, context.store
-    rows = [row for session in sessions for row in store.sessions.branches(connection, session.id)]
+    rows = [row for session in sessions for row in store.sessions.branches(transaction, session.id)]
     if branch is not None:
-        rows = [context.lookup.branch(connection, sessions[0], branch)]
+        rows = [context.lookup.branch(transaction, sessions[0], branch)]
         subject = f"branch {rows[0].name} of {subject}"
     return Stats(
         subject=subject,
-        branches=tuple(statistics.count_figures(connection, store, sessions, rows)),
-        names=statistics.count_names(connection, [row.id for row in rows]),
+        branches=tuple(statistics.count_figures(transaction, store, sessions, rows)),
+        names=statistics.count_names(transaction, [row.id for row in rows]),
         sessions=len(sessions),
         prices=checked_prices,
-        storage=statistics.measure_storage(connection, store, rows) if storage else None,
+        storage=statistics.measure_storage(transaction, store, rows) if storage else None,
         erased=erased or {},
     )

@@ -6,8 +6,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from sqlalchemy import Connection
-
 from agentgit.async_api import async_twin
 from agentgit.auth import Member, ShareLink
 from agentgit.auth.credentials import expiry_time
@@ -16,6 +14,7 @@ from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context, SessionAccess, UserRef
 from agentgit.next_steps import Next
 from agentgit.store.sql.ids import is_id
+from agentgit.store.sql.transaction import Writing
 
 T = TypeVar("T")
 
@@ -51,15 +50,15 @@ class Sharing:
         require_role(role)
         expires_at = expiry_time(expires_in)
 
-        def add_member(connection: Connection) -> Member:
-            session = self._access.load_session(connection, OWNER)
-            invited_user = self._context.find_user(connection, user)
+        def add_member(transaction: Writing) -> Member:
+            session = self._access.load_session(transaction, OWNER)
+            invited_user = self._context.find_user(transaction, user)
             if invited_user.id == session.user_id:
                 raise InvalidInput(
                     f"{invited_user.name} owns session {session.session_name} and already has full access to it."
                 )
             return self._context.store.members.share(
-                connection, session.id, invited_user, role, expires_at, self._context.user.id
+                transaction, session.id, invited_user, role, expires_at, self._context.user.id
             )
 
         return self._context.change(add_member)
@@ -78,18 +77,18 @@ class Sharing:
             NotAllowed: You are not its owner.
         """
 
-        def remove_member(connection: Connection) -> None:
-            removed_user = self._context.find_user(connection, user)
+        def remove_member(transaction: Writing) -> None:
+            removed_user = self._context.find_user(transaction, user)
             is_leaving = removed_user.id == self._context.user.id
-            session = self._access.load_session(connection, VIEWER if is_leaving else OWNER)
-            links = self._context.store.members.remove(connection, session.id, removed_user.id, self._context.user.id)
+            session = self._access.load_session(transaction, VIEWER if is_leaving else OWNER)
+            links = self._context.store.members.remove(transaction, session.id, removed_user.id, self._context.user.id)
             if not links:
                 raise NotFound(
                     f"Session {session.reference} is not shared with {removed_user.name}.", Next("list_members")
                 )
             # A removed user could join again with these links. A user who leaves must not remove others.
             for link_id in () if is_leaving else links:
-                self._context.store.members.revoke_link(connection, session.id, link_id, self._context.user.id)
+                self._context.store.members.revoke_link(transaction, session.id, link_id, self._context.user.id)
 
         self._context.change(remove_member, scope=WRITE)
 
@@ -117,9 +116,11 @@ class Sharing:
             raise InvalidInput("A link cannot give away ownership. Share the session with a user in the role owner.")
         expires_at = expiry_time(expires_in)
 
-        def add_link(connection: Connection) -> ShareLink:
-            session = self._access.load_session(connection, OWNER)
-            return self._context.store.members.add_link(connection, session.id, role, expires_at, self._context.user.id)
+        def add_link(transaction: Writing) -> ShareLink:
+            session = self._access.load_session(transaction, OWNER)
+            return self._context.store.members.add_link(
+                transaction, session.id, role, expires_at, self._context.user.id
+            )
 
         return self._context.change(add_link)
 
@@ -145,13 +146,13 @@ class Sharing:
         """
         link_id = link.id if isinstance(link, ShareLink) else link
 
-        def revoke(connection: Connection) -> ShareLink:
-            stored_link = self._context.store.members.link(connection, link_id) if is_id(link_id) else None
+        def revoke(transaction: Writing) -> ShareLink:
+            stored_link = self._context.store.members.link(transaction, link_id) if is_id(link_id) else None
             if stored_link is None or stored_link.session_id != self._access.session_id:
                 raise NotFound(f"There is no link {link_id!r}.", Next("list_links"))
-            self._access.load_session(connection, OWNER)
+            self._access.load_session(transaction, OWNER)
             self._context.store.members.revoke_link(
-                connection, stored_link.session_id, stored_link.id, self._context.user.id
+                transaction, stored_link.session_id, stored_link.id, self._context.user.id
             )
             return replace(stored_link, revoked_at=stored_link.revoked_at or datetime.now(UTC))
 

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.async_api import async_iterator_twin, async_twin
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.handles.context import Context
@@ -19,6 +17,7 @@ from agentgit.sessions.events import Cursor, Event, match_kinds
 from agentgit.sessions.session import require_limit
 from agentgit.store.audit.callbacks import Callback, Subscription
 from agentgit.store.audit.trail import NO_SESSION, Scope, of_session, of_user
+from agentgit.store.sql.transaction import Reading
 
 PAGE = 500
 """The number of events that one query reads."""
@@ -99,12 +98,12 @@ class Events:
         if is_own and principal.is_operator:
             return True
         # Not `context.read`: it records the refusal of an ended handle, and that event would come here again.
-        with store.database.reading() as connection:
-            if not store.users.is_valid(connection, principal):
+        with store.database.reading() as transaction:
+            if not store.users.is_valid(transaction, principal):
                 return False
             return is_own or (
                 event.session_id is not None
-                and self.context.lookup.find_visible(connection, event.session_id) is not None
+                and self.context.lookup.find_visible(transaction, event.session_id) is not None
             )
 
     # -- the feed
@@ -217,15 +216,15 @@ class Events:
     ) -> Iterator[Sequence[Event]]:
         trail = self.context.store.trail
 
-        def read(connection: Connection) -> tuple[Cursor, Sequence[Event]]:
-            end = trail.end(connection)
-            if position > end or not trail.has_place(connection, position):
+        def read(transaction: Reading) -> tuple[Cursor, Sequence[Event]]:
+            end = trail.end(transaction)
+            if position > end or not trail.has_place(transaction, position):
                 raise Conflict(
                     f"The feed ends before {position}: the database was restored from an older backup. Read it from "
                     "the beginning, or from events.end()."
                 )
-            scope = self._scope(connection, session_id)
-            return end, trail.read(connection, scope, after=position, before=end, limit=PAGE, **filters)
+            scope = self._scope(transaction, session_id)
+            return end, trail.read(transaction, scope, after=position, before=end, limit=PAGE, **filters)
 
         while True:
             end, page = self.context.read(read)
@@ -293,13 +292,13 @@ class Events:
         self.context.require_admin("events.audit")
         return self.context.read(lambda c: self.context.store.trail.newest(c, NO_SESSION, limit=limit, **filters))
 
-    def _scope(self, connection: Connection, session_id: int | None) -> Scope:
+    def _scope(self, transaction: Reading, session_id: int | None) -> Scope:
         """Return the events that the user may see now."""
         if session_id is not None:
-            self.context.lookup.require_role(connection, session_id)
+            self.context.lookup.require_role(transaction, session_id)
             return of_session(session_id)
         user_id = self.context.user.id
-        return of_user(user_id, self.context.store.visible_sessions.shared_ids(connection, user_id))
+        return of_user(user_id, self.context.store.visible_sessions.shared_ids(transaction, user_id))
 
     aend = async_twin(end)
     anewest = async_twin(newest)

@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.async_api import async_twin
 from agentgit.checkpoints.retention import RetentionVerdict
 from agentgit.effects import ToolInvocation
@@ -30,6 +28,7 @@ from agentgit.store.maintenance.gc import find_unused_steps as find_steps
 from agentgit.store.maintenance.key_rotation import Rotation
 from agentgit.store.maintenance.statistics import tokens_of_erased_sessions
 from agentgit.store.sql.ids import is_id
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.owners import list_owners
 
 
@@ -87,14 +86,13 @@ class Maintenance:
             parts.iterate("sessions", ([session_id] for session_id in session_ids)), dry_run=dry_run
         )
 
-        def find_unused(connection: Connection, owner: int) -> Iterator[UnusedSteps]:
-            return find_steps(connection, owner, removed_ids if dry_run else (), parts)
+        def find_unused(transaction: Reading, owner: int) -> Iterator[UnusedSteps]:
+            return find_steps(transaction, owner, removed_ids if dry_run else (), parts)
 
-        def collect_from(connection: Connection, owner: int) -> Collected:
+        def collect_from(transaction: Reading, owner: int) -> Collected:
             return collect(
-                connection,
+                transaction,
                 store.graphs.blobs.of(owner),
-                dry_run=dry_run,
                 imports=imports,
                 find_steps=partial(find_unused, owner=owner) if steps else None,
                 progress=parts,
@@ -122,12 +120,12 @@ class Maintenance:
             problem=problem,
         )
 
-    def _record_gc(self, connection: Connection, collected: Collected) -> None:
-        record_event(connection, "gc.done", user_id=self.context.user.id, **collected._asdict())
+    def _record_gc(self, transaction: Writing, collected: Collected) -> None:
+        record_event(transaction, "gc.done", user_id=self.context.user.id, **collected._asdict())
 
-    def _progress_totals(self, connection: Connection, session_ids: Sequence[int]) -> dict[str, int]:
+    def _progress_totals(self, transaction: Reading, session_ids: Sequence[int]) -> dict[str, int]:
         """Return the size of each part of a collection for `progress`; shrinking copies all stored values."""
-        part_counts = count_rows_by_part(connection)
+        part_counts = count_rows_by_part(transaction)
         return {"sessions": len(session_ids), **part_counts, "space": part_counts["values"]}
 
     def _thin_all(self, session_ids: Iterable[int], *, dry_run: bool) -> set[int]:
@@ -135,12 +133,11 @@ class Maintenance:
         removed_ids: set[int] = set()
         for session_id in session_ids:
 
-            def thin_session(connection: Connection, session_id: int = session_id) -> Sequence[RetentionVerdict]:
-                retention = retention_store.read_retention(connection, self.context.store, session_id)
+            def thin_session(transaction: Reading, session_id: int = session_id) -> Sequence[RetentionVerdict]:
+                retention = retention_store.read_retention(transaction, self.context.store, session_id)
                 if retention is None:  # the retention was removed meanwhile
                     return []
-                apply = retention_store.judge_session if dry_run else retention_store.apply_retention
-                return apply(connection, self.context.store, session_id, retention)
+                return retention_store.apply_retention(transaction, self.context.store, session_id, retention)
 
             with suppress(NotFound):  # the session was erased meanwhile
                 verdicts = (
@@ -202,11 +199,18 @@ class Maintenance:
         """
         context = self.context
 
-        def compute(connection: Connection) -> Stats:
-            sessions = context.store.visible_sessions.own(connection, context.user.id)
-            erased = tokens_of_erased_sessions(connection, context.user.id)
+        def compute(transaction: Reading) -> Stats:
+            sessions = context.store.visible_sessions.own(transaction, context.user.id)
+            erased = tokens_of_erased_sessions(transaction, context.user.id)
             return collect_stats(
-                connection, context, sessions, f"user {context.user.name}", None, prices, storage=storage, erased=erased
+                transaction,
+                context,
+                sessions,
+                f"user {context.user.name}",
+                None,
+                prices,
+                storage=storage,
+                erased=erased,
             )
 
         return context.read(compute)
@@ -267,13 +271,13 @@ class Resolution:
         """Record the outcome of a call or of its reversal, and return the updated invocation."""
         invocation_id = invocation.id if isinstance(invocation, ToolInvocation) else invocation
 
-        def decide(connection: Connection) -> ToolInvocation:
-            call = self._load_visible_call(connection, invocation_id)
-            branch = self.context.store.sessions.branch(connection, call.internal_session_id)
-            self.context.authorize(connection, branch.external_session_id)
-            self.context.store.sessions.lock(connection, branch.external_session_id)
-            recover_abandoned(self.context.store, connection, branch.external_session_id)
-            call = self._load_visible_call(connection, invocation_id)
+        def decide(transaction: Writing) -> ToolInvocation:
+            call = self._load_visible_call(transaction, invocation_id)
+            branch = self.context.store.sessions.branch(transaction, call.internal_session_id)
+            self.context.authorize(transaction, branch.external_session_id)
+            self.context.store.sessions.lock(transaction, branch.external_session_id)
+            recover_abandoned(self.context.store, transaction, branch.external_session_id)
+            call = self._load_visible_call(transaction, invocation_id)
             if call.id in self.context.registry.running_calls:
                 raise Conflict(f"{call} still runs in this process. Wait until it ends: that is recorded.")
             decisions = DECISIONS.get(call.status)
@@ -290,11 +294,11 @@ class Resolution:
             if error is not None and call.own_error is not None:  # of a reversal, the decision comes first: it is proof
                 error = call.own_error if call.status == UNKNOWN else f"{RESOLVED} ({call.own_error})"
             if decisions[outcome] != call.status:
-                self.context.store.journal.move(connection, call.id, decisions[outcome], error=error, result=result)
+                self.context.store.journal.move(transaction, call.id, decisions[outcome], error=error, result=result)
             else:
-                self.context.store.journal.set_error_message(connection, call, error)
+                self.context.store.journal.set_error_message(transaction, call, error)
             record_event(
-                connection,
+                transaction,
                 "call.resolved",
                 branch_id=branch.id,
                 user_id=self.context.user.id,
@@ -302,16 +306,16 @@ class Resolution:
                 tool=call.tool_name,
                 outcome=outcome,
             )
-            return self._load_visible_call(connection, invocation_id)
+            return self._load_visible_call(transaction, invocation_id)
 
         return self.context.change(decide)
 
-    def _load_visible_call(self, connection: Connection, invocation_id: int) -> ToolInvocation:
-        call = self.context.store.journal.invocation(connection, invocation_id) if is_id(invocation_id) else None
+    def _load_visible_call(self, transaction: Reading, invocation_id: int) -> ToolInvocation:
+        call = self.context.store.journal.invocation(transaction, invocation_id) if is_id(invocation_id) else None
         if call is not None:
             # What the record answered is decided of the call that was made.
-            call = self.context.store.recorded_calls.originals(connection, {call.id: call})[call.id]
-            branch = self.context.store.sessions.branch(connection, call.internal_session_id)
-            if self.context.lookup.find_visible(connection, branch.external_session_id) is not None:
+            call = self.context.store.recorded_calls.originals(transaction, {call.id: call})[call.id]
+            branch = self.context.store.sessions.branch(transaction, call.internal_session_id)
+            if self.context.lookup.find_visible(transaction, branch.external_session_id) is not None:
                 return call
         raise NotFound(f"There is no tool invocation {invocation_id}.", Next("list_calls"))

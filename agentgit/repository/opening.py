@@ -126,10 +126,10 @@ def _list_from(given: Sequence[str] | None, variable: str) -> Sequence[str]:
 def _find_or_add_user(store: Store, name: str, *, create: bool) -> User:
     """Find or create a user. Finding one does not write, so a read-only database can be opened."""
     require_name(name, "user")
-    with store.database.reading() as connection:
-        existing = store.users.find_by_name(connection, name)
+    with store.database.reading() as transaction:
+        existing = store.users.find_by_name(transaction, name)
         if existing is None and not create:
-            names = [user.name for user in store.users.all(connection)]
+            names = [user.name for user in store.users.all(transaction)]
             raise NotFound(f"There is no user {name!r}.", Next("add_user"), near=references.similar_names(name, names))
     if existing is not None and existing.disabled_at is not None:
         raise disabled_user_error(existing)

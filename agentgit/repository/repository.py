@@ -9,8 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from sqlalchemy import Connection
-
 from agentgit.async_api import async_twin
 from agentgit.auth import Principal, ShareLink, User
 from agentgit.auth.principal import EDITOR, WRITE
@@ -35,6 +33,7 @@ from agentgit.sessions.stats import Prices
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.operations import operation_from_row
 from agentgit.store.sql.ids import is_id
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.transfer.summary import TransferSummary
 
 if TYPE_CHECKING:
@@ -577,14 +576,14 @@ class Repository:
             return Session(self._context, SessionFactory(self._context).ensure(_name_to_create(ref), template).id)
         lookup = self._context.lookup
 
-        def find(connection: Connection) -> int:
+        def find(transaction: Reading) -> int:
             external_session = None
             if checkpoint is not None:
-                external_session = lookup.session_of(connection, checkpoint)
+                external_session = lookup.session_of(transaction, checkpoint)
                 if external_session is None:
                     checkpoint_id = checkpoint.id if isinstance(checkpoint, Checkpoint) else checkpoint
                     raise NotFound(f"There is no checkpoint {checkpoint_id}.", Next("list_checkpoints"))
-            return lookup.session(connection, external_session or ref).id
+            return lookup.session(transaction, external_session or ref).id
 
         return Session(self._context, self._context.read(find))
 
@@ -598,9 +597,9 @@ class Repository:
             NotFound: The token is mistyped, or its link is revoked or expired.
         """
 
-        def join(connection: Connection) -> int:
-            self._context.store.users.require_exists(connection, self._context.user.id)
-            session_id = self._context.store.members.accept(connection, token, self._context.user.id)
+        def join(transaction: Writing) -> int:
+            self._context.store.users.require_exists(transaction, self._context.user.id)
+            session_id = self._context.store.members.accept(transaction, token, self._context.user.id)
             if session_id is None:
                 raise NotFound("This link is not valid: it is mistyped, revoked or expired. Ask for a new one.")
             return session_id
@@ -619,9 +618,9 @@ class Repository:
         """
         link_id = link.id if isinstance(link, ShareLink) else link
 
-        def find(connection: Connection) -> int:
-            share_link = self._context.store.members.link(connection, link_id) if is_id(link_id) else None
-            if share_link is None or self._context.lookup.find_visible(connection, share_link.session_id) is None:
+        def find(transaction: Reading) -> int:
+            share_link = self._context.store.members.link(transaction, link_id) if is_id(link_id) else None
+            if share_link is None or self._context.lookup.find_visible(transaction, share_link.session_id) is None:
                 raise NotFound(f"There is no link {link_id!r}.", Next("list_links"))
             return share_link.session_id
 
@@ -682,9 +681,9 @@ class Repository:
             NotFound: There is no such operation.
         """
 
-        def load(connection: Connection) -> Operation:
-            row = self._context.store.operations.find(connection, operation) if is_id(operation) else None
-            if row is None or self._context.lookup.find_visible(connection, row.external_session_id) is None:
+        def load(transaction: Reading) -> Operation:
+            row = self._context.store.operations.find(transaction, operation) if is_id(operation) else None
+            if row is None or self._context.lookup.find_visible(transaction, row.external_session_id) is None:
                 raise NotFound(f"There is no operation {operation}.", Next("list_operations"))
             return operation_from_row(row)
 

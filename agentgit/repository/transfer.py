@@ -10,8 +10,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from sqlalchemy import Connection
-
 from agentgit.auth.principal import WRITE
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects.files import IMPORTED, SnapshotRef
@@ -22,6 +20,7 @@ from agentgit.handles.templates import require_name
 from agentgit.rollback.workspace_adapter import attach_workspace
 from agentgit.sessions.reports import OnProgress
 from agentgit.store.audit.trail import record_event
+from agentgit.store.sql.transaction import Writing
 from agentgit.store.transfer.file_trees import NO_WORKSPACE
 from agentgit.store.transfer.import_ import Import, check_export, choose_name
 from agentgit.store.transfer.lines import with_progress
@@ -77,12 +76,12 @@ class Importer:
     def _import_checkpoints(self, checkpoints: Sequence[Any], name: str | None) -> TransferSummary:
         store, user_id = self.context.store, self.context.user.id
 
-        def work(connection: Connection) -> PlainSession:
-            chosen = choose_name(connection, store, user_id, name, DEFAULT_NAME)
-            created = PlainSession(connection, store, user_id, chosen)
+        def work(transaction: Writing) -> PlainSession:
+            chosen = choose_name(transaction, store, user_id, name, DEFAULT_NAME)
+            created = PlainSession(transaction, store, user_id, chosen)
             created.add_all(checkpoints)
             details = {"checkpoints": created.counts["checkpoint"], "calls": created.counts["call"]}
-            record_event(connection, "session.imported", session_id=created.id, user_id=user_id, **details)
+            record_event(transaction, "session.imported", session_id=created.id, user_id=user_id, **details)
             return created
 
         created = store.database.write(work, durable=True)

@@ -6,8 +6,6 @@ from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.async_api import async_twin
 from agentgit.auth import ApiKey, NewKey, Principal, User
 from agentgit.auth.credentials import (
@@ -27,6 +25,7 @@ from agentgit.sessions.reports import Erased
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import erasure
 from agentgit.store.sql.ids import is_id
+from agentgit.store.sql.transaction import Reading, Writing
 
 
 def disabled_user_error(user: User) -> NotAllowed:
@@ -56,9 +55,9 @@ def principal_of_key(context: Context, text: object) -> Principal:
     Nothing is stored about a wrong key: nobody can guess one, but anybody could fill a table with attempts.
     """
     store = context.store
-    with store.database.reading() as connection:
-        key = store.api_keys.find_by_text(connection, text)
-        user = store.users.find(connection, key.user_id) if key is not None else None
+    with store.database.reading() as transaction:
+        key = store.api_keys.find_by_text(transaction, text)
+        user = store.users.find(transaction, key.user_id) if key is not None else None
     if key is None or not key.scopes or user is None or user.disabled_at is not None:
         raise invalid_key_error()
     if store.api_keys.is_use_due(key):
@@ -94,11 +93,11 @@ class Users:
         """
         require_name(name, "user")
 
-        def create_user(connection: Connection) -> User:
-            self._context.lookup.require_admin(connection, "users.add")
-            if self._users.find_by_name(connection, name) is not None:
+        def create_user(transaction: Writing) -> User:
+            self._context.lookup.require_admin(transaction, "users.add")
+            if self._users.find_by_name(transaction, name) is not None:
                 raise Conflict(f"A user called {name} already exists. Choose another name.")
-            return self._users.add(connection, name, is_admin=is_admin, by_user_id=self._context.user.id)
+            return self._users.add(transaction, name, is_admin=is_admin, by_user_id=self._context.user.id)
 
         return self._context.change(create_user)
 
@@ -109,9 +108,9 @@ class Users:
             NotAllowed: You are not an admin.
         """
 
-        def load_all(connection: Connection) -> list[User]:
-            self._context.lookup.require_admin(connection, "users.list")
-            return self._users.all(connection)
+        def load_all(transaction: Reading) -> list[User]:
+            self._context.lookup.require_admin(transaction, "users.list")
+            return self._users.all(transaction)
 
         return self._context.read(load_all)
 
@@ -125,10 +124,10 @@ class Users:
 
         me = self._context.user
 
-        def load(connection: Connection) -> User:
+        def load(transaction: Reading) -> User:
             if user not in (me, me.name, me.id):
-                self._context.lookup.require_admin(connection, "users.find")
-            return self._context.find_user(connection, user)
+                self._context.lookup.require_admin(transaction, "users.find")
+            return self._context.find_user(transaction, user)
 
         return self._context.read(load)
 
@@ -148,12 +147,12 @@ class Users:
         """
         expires_at = expiry_time(LINK_LIFETIME)
 
-        def create(connection: Connection) -> NewKey:
-            target = self._find_manageable_user(connection, user, "users.create_link", admins_only=True)
+        def create(transaction: Writing) -> NewKey:
+            target = self._find_manageable_user(transaction, user, "users.create_link", admins_only=True)
             _require_not_local(target)
-            self._users.require_exists(connection, target.id)
+            self._users.require_exists(transaction, target.id)
             keys, me = self._context.store.api_keys, self._context.user
-            return keys.add(connection, target.id, LINK_NAME, frozenset(), expires_at, me.id)
+            return keys.add(transaction, target.id, LINK_NAME, frozenset(), expires_at, me.id)
 
         return self._context.change(create)
 
@@ -167,17 +166,21 @@ class Users:
             NotAllowed: The link was used, has expired or does not exist, or its user is disabled.
         """
         store, expires_at = self._context.store, expiry_time(BROWSER_LIFETIME)
-        with store.database.reading() as connection:  # a wrong link must not wait for the lock of writers
-            found = store.api_keys.find_by_text(connection, link)
+        with store.database.reading() as transaction:  # a wrong link must not wait for the lock of writers
+            found = store.api_keys.find_by_text(transaction, link)
         if found is None or found.scopes:
             raise invalid_key_error()
 
-        def exchange(connection: Connection) -> NewKey:
-            user = self._users.find(connection, found.user_id)
-            if user is None or user.disabled_at is not None or not store.api_keys.revoke(connection, found.id, user.id):
+        def exchange(transaction: Writing) -> NewKey:
+            user = self._users.find(transaction, found.user_id)
+            if (
+                user is None
+                or user.disabled_at is not None
+                or not store.api_keys.revoke(transaction, found.id, user.id)
+            ):
                 raise invalid_key_error()
-            self._users.require_exists(connection, user.id)
-            return store.api_keys.add(connection, user.id, BROWSER_KEY_NAME, ALL_SCOPES, expires_at, user.id)
+            self._users.require_exists(transaction, user.id)
+            return store.api_keys.add(transaction, user.id, BROWSER_KEY_NAME, ALL_SCOPES, expires_at, user.id)
 
         return store.database.write(exchange)
 
@@ -202,12 +205,12 @@ class Users:
         return self._update_user(user, "enable", "user.enabled", disabled_at=None)
 
     def _update_user(self, user: UserRef, verb: str, kind: str, **values: Any) -> User:
-        def change(connection: Connection) -> User:
-            target = self._find_manageable_user(connection, user, f"users.{verb}", admins_only=True)
+        def change(transaction: Writing) -> User:
+            target = self._find_manageable_user(transaction, user, f"users.{verb}", admins_only=True)
             _require_not_local(target)
-            self._users.change(connection, target.id, values)
-            record_event(connection, kind, user_id=self._context.user.id, user=target.id)
-            return self._context.find_user(connection, target.id)
+            self._users.change(transaction, target.id, values)
+            record_event(transaction, kind, user_id=self._context.user.id, user=target.id)
+            return self._context.find_user(transaction, target.id)
 
         return self._context.change(change)
 
@@ -245,9 +248,9 @@ class Users:
                 "The local owner is whoever opens the database, and cannot be deleted. Delete each session instead."
             )
 
-        def authorize(connection: Connection) -> None:
-            self._find_manageable_user(connection, target, "users.delete")
-            erasure.lock_user(store, connection, target.id)
+        def authorize(transaction: Reading) -> None:
+            self._find_manageable_user(transaction, target, "users.delete")
+            erasure.lock_user(store, transaction, target.id)
 
         return erase(
             self._context,
@@ -258,14 +261,14 @@ class Users:
         )
 
     def _find_manageable_user(
-        self, connection: Connection, user: UserRef, verb: str, *, admins_only: bool = False
+        self, transaction: Reading, user: UserRef, verb: str, *, admins_only: bool = False
     ) -> User:
         """Find a user that the principal may manage: itself or, for an admin, any user."""
         me = self._context.user
         if admins_only or user not in (me, me.name, me.id):
-            self._context.lookup.require_admin(connection, verb)
-        self._context.lookup.require_scope(connection, ADMIN)
-        return self._context.find_user(connection, user)
+            self._context.lookup.require_admin(transaction, verb)
+        self._context.lookup.require_scope(transaction, ADMIN)
+        return self._context.find_user(transaction, user)
 
     aadd = async_twin(add)
     alist = async_twin(list)
@@ -335,12 +338,14 @@ class Keys:
             raise InvalidInput(f"{name!r} is the name that agentgit gives to keys of its own. Choose another name.")
         all_scopes, expires_at = with_included_scopes(scopes), expiry_time(expires_in)
 
-        def create_key(connection: Connection) -> NewKey:
-            owner = self._find_owner(connection, user, "keys.create")
+        def create_key(transaction: Writing) -> NewKey:
+            owner = self._find_owner(transaction, user, "keys.create")
             _require_not_local(owner)
-            self._context.store.users.require_exists(connection, owner.id)
-            self._context.lookup.check_valid(connection)  # a revocation that `require_exists` waited for is visible now
-            return self._keys.add(connection, owner.id, name, all_scopes, expires_at, self._context.user.id)
+            self._context.store.users.require_exists(transaction, owner.id)
+            self._context.lookup.check_valid(
+                transaction
+            )  # a revocation that `require_exists` waited for is visible now
+            return self._keys.add(transaction, owner.id, name, all_scopes, expires_at, self._context.user.id)
 
         return self._context.change(create_key, scope=ADMIN)
 
@@ -370,22 +375,22 @@ class Keys:
         key_id = key.id if isinstance(key, ApiKey) else key
         is_in_use = key_id == self._context.principal.key_id
 
-        def revoke_key(connection: Connection) -> ApiKey:
+        def revoke_key(transaction: Writing) -> ApiKey:
             me = self._context.user
-            existing = self._keys.find(connection, key_id) if is_id(key_id) else None
+            existing = self._keys.find(transaction, key_id) if is_id(key_id) else None
             if existing is None or (existing.user_id != me.id and not me.is_admin):
                 raise NotFound(f"There is no key {key_id!r}.", Next("list_keys"))
-            self._keys.revoke(connection, existing.id, me.id)
-            return self._keys.find(connection, existing.id) or existing
+            self._keys.revoke(transaction, existing.id, me.id)
+            return self._keys.find(transaction, existing.id) or existing
 
         return self._context.change(revoke_key, scope=READ if is_in_use else ADMIN)
 
-    def _find_owner(self, connection: Connection, user: UserRef | None, verb: str) -> User:
+    def _find_owner(self, transaction: Reading, user: UserRef | None, verb: str) -> User:
         me = self._context.user
         if user is None or user in (me, me.name, me.id):
             return me
-        self._context.lookup.require_admin(connection, verb)
-        return self._context.find_user(connection, user)
+        self._context.lookup.require_admin(transaction, verb)
+        return self._context.find_user(transaction, user)
 
     acreate = async_twin(create)
     alist = async_twin(list)

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from sqlalchemy import Connection
-
 from agentgit.effects import invocation
 from agentgit.errors import Conflict
 from agentgit.sessions.session import PARTIAL
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.process import beyond_ctrl_c, is_interrupt
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -33,19 +32,19 @@ def owning(store: Store, session_id: int) -> Iterator[str]:
         raise
 
 
-def recover_abandoned(store: Store, connection: Connection, session_id: int) -> list[int]:
+def recover_abandoned(store: Store, transaction: Writing, session_id: int) -> list[int]:
     """Recover the turns and operations that dead processes held in a session. Such an operation becomes `partial`."""
     branches, operations = (
-        store.sessions.query_running(connection, session_id),
-        store.operations.query_running(connection, session_id),
+        store.sessions.query_running(transaction, session_id),
+        store.operations.query_running(transaction, session_id),
     )
     for branch in branches.all():
-        if store.sessions.is_abandoned(connection, branch):
-            store.recover(connection, store.sessions.branch(connection, branch.id))
+        if store.sessions.is_abandoned(transaction, branch):
+            store.recover(transaction, store.sessions.branch(transaction, branch.id))
     running_ids = []
     for row in operations.all():
-        if store.sessions.is_abandoned(connection, row):
-            mark_interrupted(store, connection, row)
+        if store.sessions.is_abandoned(transaction, row):
+            mark_interrupted(store, transaction, row)
         else:
             running_ids.append(int(row.id))
     return running_ids
@@ -53,46 +52,46 @@ def recover_abandoned(store: Store, connection: Connection, session_id: int) -> 
 
 def recover_all_abandoned(store: Store, session_id: int) -> None:
     """Recover what dead processes held in a session. Write only if there is something to recover."""
-    with store.database.reading() as connection:
+    with store.database.reading() as transaction:
         results = [
-            store.sessions.query_running(connection, session_id),
-            store.operations.query_running(connection, session_id),
+            store.sessions.query_running(transaction, session_id),
+            store.operations.query_running(transaction, session_id),
         ]
-        has_abandoned = any(store.sessions.is_abandoned(connection, row) for result in results for row in result.all())
+        has_abandoned = any(store.sessions.is_abandoned(transaction, row) for result in results for row in result.all())
     if has_abandoned:
 
-        def recover(connection: Connection) -> None:
-            store.sessions.lock(connection, session_id)
-            recover_abandoned(store, connection, session_id)
+        def recover(transaction: Writing) -> None:
+            store.sessions.lock(transaction, session_id)
+            recover_abandoned(store, transaction, session_id)
 
         store.database.write(recover, durable=True)
 
 
-def mark_interrupted(store: Store, connection: Connection, row: StoredRow) -> None:
+def mark_interrupted(store: Store, transaction: Writing, row: StoredRow) -> None:
     """Stop an operation whose process died: its current reversals become unknown, and the rest can be resumed."""
-    for invocation_id in store.journal.ids_in_reversal(connection, row.external_session_id, row.owner):
+    for invocation_id in store.journal.ids_in_reversal(transaction, row.external_session_id, row.owner):
         died = {"operation_id": row.id, "error": invocation.DIED}
-        store.journal.move(connection, invocation_id, invocation.REVERSE_UNKNOWN, **died)
-    store.journal.abandon(connection, row.internal_session_id, row.owner)
-    store.sessions.set_status(connection, row.internal_session_id, PARTIAL)
-    store.snapshots.record_crash(connection, row.external_session_id)
-    store.operations.end(connection, row.id, PARTIAL, as_object(row.report))
+        store.journal.move(transaction, invocation_id, invocation.REVERSE_UNKNOWN, **died)
+    store.journal.abandon(transaction, row.internal_session_id, row.owner)
+    store.sessions.set_status(transaction, row.internal_session_id, PARTIAL)
+    store.snapshots.record_crash(transaction, row.external_session_id)
+    store.operations.end(transaction, row.id, PARTIAL, as_object(row.report))
 
 
-def require_idle(store: Store, connection: Connection, session_id: int) -> None:
+def require_idle(store: Store, transaction: Writing, session_id: int) -> None:
     """Recover what dead processes held in a session, then check that no turn and no operation is running."""
-    recover_abandoned(store, connection, session_id)
-    require_nothing_running(store, connection, session_id)
+    recover_abandoned(store, transaction, session_id)
+    require_nothing_running(store, transaction, session_id)
 
 
-def require_nothing_running(store: Store, connection: Connection, session_id: int) -> None:
+def require_nothing_running(store: Store, transaction: Reading, session_id: int) -> None:
     """Refuse a session in which a turn or an operation is running. Call `recover_abandoned` first."""
     branches, operations = (
-        store.sessions.query_running(connection, session_id),
-        store.operations.query_running(connection, session_id),
+        store.sessions.query_running(transaction, session_id),
+        store.operations.query_running(transaction, session_id),
     )
     for branch in branches.all():
-        name = store.sessions.branch(connection, branch.id).name
+        name = store.sessions.branch(transaction, branch.id).name
         raise Conflict(
             f"Nothing was done: branch {name} is running. Wait for its turn to end, or close the stream that "
             "you have not finished reading; then try again."

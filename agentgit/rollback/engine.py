@@ -10,8 +10,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection
-
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.effects.files import STORED, TURN, FileChanges, SnapshotRef
 from agentgit.effects.invocation import DECISIONS, REDO, SIMULATED
@@ -32,13 +30,14 @@ from agentgit.sessions.session import DONE, PARTIAL, REPLAYING
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow, is_simulated, require_real, require_whole_rerun
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.tracing import span
 from agentgit.values import as_object
 
 T = TypeVar("T")
 
-RecordOperation = Callable[[dict[int, str], Connection], T]
+RecordOperation = Callable[[dict[int, str], Writing], T]
 """A function that records an operation before its steps run, given the answers of the prechecks."""
 
 
@@ -70,22 +69,22 @@ class RollbackEngine:
         )
         snapshot, overwrites = self._snapshot_to_restore(request), request.overwrites_files
         plan = self._add_files(plan, target.external_session_id, snapshot, overwrites=overwrites)
-        with self.store.database.reading() as connection:
+        with self.store.database.reading() as transaction:
             place = request.source_id, target.internal_session_id, target.position
-            return self.planner.complete(connection, plan, *place)
+            return self.planner.complete(transaction, plan, *place)
 
     def plan_switch(self, branch_id: int) -> RollbackPlan:
         """Return what a switch to a branch would do to the world, without doing anything."""
-        with self.store.database.reading() as connection:
-            branch = self.store.sessions.branch(connection, branch_id)
+        with self.store.database.reading() as transaction:
+            branch = self.store.sessions.branch(transaction, branch_id)
         require_whole_rerun(branch)
         self.verification.verify_unsettled_calls(branch.external_session_id)
         plan, _ = self.verification.plan_with_prechecks(
             lambda c, refusals: self._plan_switch_to(c, branch_id, refusals)
         )
         plan = self._add_files(plan, branch.external_session_id, self.files.of_branch(branch))
-        with self.store.database.reading() as connection:
-            return self.planner.complete(connection, plan, branch_id, branch_id)
+        with self.store.database.reading() as transaction:
+            return self.planner.complete(transaction, plan, branch_id, branch_id)
 
     def _add_files(
         self, plan: RollbackPlan, session_id: int, snapshot: SnapshotRef | None, *, overwrites: bool = False
@@ -109,12 +108,12 @@ class RollbackEngine:
         try:
             return self.files.require_safe_restore(session_id, snapshot, request)
         except WorkspaceChanged:
-            with self.store.database.reading() as connection:
-                require_nothing_running(self.store, connection, session_id)
+            with self.store.database.reading() as transaction:
+                require_nothing_running(self.store, transaction, session_id)
             raise
 
-    def _plan_switch_to(self, connection: Connection, branch_id: int, refusals: Refusals) -> RollbackPlan:
-        return self.planner.plan_switch(connection, self.store.sessions.branch(connection, branch_id), refusals)
+    def _plan_switch_to(self, transaction: Reading, branch_id: int, refusals: Refusals) -> RollbackPlan:
+        return self.planner.plan_switch(transaction, self.store.sessions.branch(transaction, branch_id), refusals)
 
     # -- run and resume
 
@@ -136,8 +135,8 @@ class RollbackEngine:
             if is_new:
                 return self._execute_and_publish(operation_id, owner)
         self.resume(operation_id)
-        with self.store.database.reading() as connection:
-            return int(self.resumption.load_operation(connection, operation_id).internal_session_id)
+        with self.store.database.reading() as transaction:
+            return int(self.resumption.load_operation(transaction, operation_id).internal_session_id)
 
     def switch(self, request: SwitchRequest) -> int:
         """Switch to another branch, reconcile it with the world, and return the id of the operation."""
@@ -175,8 +174,8 @@ class RollbackEngine:
         return self.read_report(operation_id)
 
     def _resume(self, operation_id: int, *, force: bool) -> None:
-        with self.store.database.reading() as connection:
-            session_id = self.resumption.load_operation(connection, operation_id).external_session_id
+        with self.store.database.reading() as transaction:
+            session_id = self.resumption.load_operation(transaction, operation_id).external_session_id
         with owning(self.store, session_id) as owner:
             row = self.store.database.write(lambda c: self.resumption.take_over(c, operation_id, owner), durable=True)
             if row is not None:
@@ -196,23 +195,23 @@ class RollbackEngine:
 
     def read_report(self, operation_id: int) -> RollbackReport:
         """Return the report of an operation."""
-        with self.store.database.reading() as connection:
-            return self.reports.read(connection, self.resumption.load_operation(connection, operation_id))
+        with self.store.database.reading() as transaction:
+            return self.reports.read(transaction, self.resumption.load_operation(transaction, operation_id))
 
     # -- execute and publish
 
     def _execute_and_publish(self, operation_id: int, owner: str) -> int:
         database = self.store.database
-        with database.reading() as connection:
-            row = self.resumption.load_operation(connection, operation_id)
+        with database.reading() as transaction:
+            row = self.resumption.load_operation(transaction, operation_id)
         file_changes = self.files.restore(row) if self.executor.execute(row, owner) else None
         status = database.write(lambda c: self.finisher.end(c, operation_id, owner, file_changes), durable=True)
         if status != DONE:
             report = self.read_report(operation_id)
             unfinished = [item.invocation.first_id for item in (*report.failed, *report.remaining)]
-            with database.reading() as connection:
-                calls = self.store.journal.invocations(connection, unfinished)
-                branch = self.store.sessions.branch(connection, row.internal_session_id)
+            with database.reading() as transaction:
+                calls = self.store.journal.invocations(transaction, unfinished)
+                branch = self.store.sessions.branch(transaction, row.internal_session_id)
             is_forcible = not is_simulated(branch) or all(call.status != SIMULATED for call in calls.values())
             described = _describe_stop(report, is_forcible=is_forcible)
             raise RollbackIncomplete(
@@ -227,7 +226,7 @@ class RollbackEngine:
 
     def fork(
         self,
-        connection: Connection,
+        transaction: Writing,
         target: StoredRow,
         name: str | None,
         source_id: int,
@@ -237,12 +236,12 @@ class RollbackEngine:
         request_id: str | None = None,
     ) -> int:
         """Create a branch at a checkpoint without changing the world, and return its id."""
-        self.store.sessions.lock(connection, target.external_session_id)
-        self.starter.require_checkpoint_exists(connection, target, f"{target.branch_name}#{target.number}")
-        parent = self.store.sessions.branch(connection, target.internal_session_id)
+        self.store.sessions.lock(transaction, target.external_session_id)
+        self.starter.require_checkpoint_exists(transaction, target, f"{target.branch_name}#{target.number}")
+        parent = self.store.sessions.branch(transaction, target.internal_session_id)
         require_real(parent)
-        world_seen = self._world_seen_by_fork(connection, parent)  # read before the world, as in a turn
-        branch_id = self.starter.create_branch(connection, target, name, source_id, meta)
+        world_seen = self._world_seen_by_fork(transaction, parent)  # read before the world, as in a turn
+        branch_id = self.starter.create_branch(transaction, target, name, source_id, meta)
         new_operation = NewOperation(
             kind="fork",
             session_id=target.external_session_id,
@@ -252,15 +251,15 @@ class RollbackEngine:
             branch_id=branch_id,
             request_id=request_id,
             request={
-                "accepted": sorted(self.planner.accepted_ids(connection, parent.id, only_done=True)),
+                "accepted": sorted(self.planner.accepted_ids(transaction, parent.id, only_done=True)),
                 "steps": [],
             },
         )
-        self.store.operations.record_done(connection, new_operation)
-        last_row = self.store.snapshots.newest_of_session(connection, target.external_session_id)
+        self.store.operations.record_done(transaction, new_operation)
+        last_row = self.store.snapshots.newest_of_session(transaction, target.external_session_id)
         last_snapshot = snapshot_ref_from_row(last_row) if last_row is not None else None
         self.finisher.publish_branch(
-            connection,
+            transaction,
             branch_id,
             user_id,
             snapshot or last_snapshot,
@@ -270,20 +269,20 @@ class RollbackEngine:
             changed_by=TURN if snapshot is None else STORED,
         )
         if snapshot is not None and last_row is not None:  # the files on disk are still the last ones
-            last_branch = self.store.sessions.branch(connection, last_row.internal_session_id)
-            self.store.snapshots.record(connection, last_branch, snapshot_ref_from_row(last_row))
+            last_branch = self.store.sessions.branch(transaction, last_row.internal_session_id)
+            self.store.snapshots.record(transaction, last_branch, snapshot_ref_from_row(last_row))
         parent_notes = undelivered_notes(as_object(parent.meta))
         if target.id == parent.head_id and any(parent_notes.values()):
-            self.store.sessions.merge_metadata(connection, branch_id, parent_notes)
+            self.store.sessions.merge_metadata(transaction, branch_id, parent_notes)
         return branch_id
 
-    def _world_seen_by_fork(self, connection: Connection, parent: StoredRow) -> int:
+    def _world_seen_by_fork(self, transaction: Reading, parent: StoredRow) -> int:
         """Return how much of the world log a fork has seen: all, or if the world has changed, what its parent has."""
-        last_seq = self.store.world.last_seq(connection, parent.external_session_id)
+        last_seq = self.store.world.last_seq(transaction, parent.external_session_id)
         if last_seq == parent.world_seen:
             return last_seq
         is_unfinished = parent.status in (REPLAYING, PARTIAL)  # it has not seen what its own operation changed
-        has_diverged = is_unfinished or self.planner.divergence(connection, parent) is not None
+        has_diverged = is_unfinished or self.planner.divergence(transaction, parent) is not None
         return int(parent.world_seen) if has_diverged else last_seq
 
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.effects import ToolInvocation, invocation
 from agentgit.effects.declarations import ToolRunner
 from agentgit.effects.effects import Undo, takes_invocation
@@ -43,6 +41,7 @@ from agentgit.store.records import recorded_calls
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.records.recorded_calls import PlacedCall
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.store.threads.message_rewrite import ResultChange, rewrite_messages
 from agentgit.tracing import span, tool_span
@@ -61,31 +60,31 @@ class RerunTrack:
         """Return whether an operation creates a branch whose calls run again."""
         return row.internal_session_id != row.source_id and as_object(row.request).get("replay") == EXECUTE
 
-    def replace_calls(self, connection: Connection, row: StoredRow) -> None:
+    def replace_calls(self, transaction: Writing, row: StoredRow) -> None:
         """Replace the calls on the path of an operation's branch by their new runs, also in the messages."""
-        branch = self.store.sessions.branch(connection, row.internal_session_id)
-        calls = self.path_calls.load_calls(connection, self.store.track_parts(connection, branch, branch.inherited))
-        runs = self._load_runs(connection, row)
+        branch = self.store.sessions.branch(transaction, row.internal_session_id)
+        calls = self.path_calls.load_calls(transaction, self.store.track_parts(transaction, branch, branch.inherited))
+        runs = self._load_runs(transaction, row)
         placed_calls, call_runs = [], []
         for row_id, call in calls.items():
             run = runs.pop(call.id, None)  # only for the first of the rows that the record of one call answered
-            stands = any(one.status in IN_THE_WORLD for one in self.store.world.redo_calls(connection, call.id))
+            stands = any(one.status in IN_THE_WORLD for one in self.store.world.redo_calls(transaction, call.id))
             placed_calls.append(PlacedCall(row_id, call.id, run.id if run is not None else None, stands))
             call_runs.append((row_id, call, run))
-        recorded_calls.replace_track(connection, self.store.journal, self.store.sessions, branch.id, placed_calls)
-        changes = self._result_changes(connection, call_runs)
-        rewrite_messages(connection, self.store.graphs, branch.thread_id, changes)
+        recorded_calls.replace_track(transaction, self.store.journal, self.store.sessions, branch.id, placed_calls)
+        changes = self._result_changes(transaction, call_runs)
+        rewrite_messages(transaction, self.store.graphs, branch.thread_id, changes)
 
-    def _load_runs(self, connection: Connection, row: StoredRow) -> dict[int, ToolInvocation]:
+    def _load_runs(self, transaction: Reading, row: StoredRow) -> dict[int, ToolInvocation]:
         """Read the calls that ran again, by the ids of the calls that they repeat."""
         ids = [step["invocation"] for step in as_object(row.request)["steps"] if step["action"] == REDO]
-        runs = {id: self.executor.find_rerun(connection, row, id) for id in ids}
+        runs = {id: self.executor.find_rerun(transaction, row, id) for id in ids}
         return {id: run for id, run in runs.items() if run is not None and run.status in IN_THE_WORLD}
 
     def _result_changes(
-        self, connection: Connection, call_runs: list[tuple[int, ToolInvocation, ToolInvocation | None]]
+        self, transaction: Reading, call_runs: list[tuple[int, ToolInvocation, ToolInvocation | None]]
     ) -> list[ResultChange]:
-        rows: Mapping[int, ToolInvocation] = self.store.journal.invocations(connection, [id for id, *_ in call_runs])
+        rows: Mapping[int, ToolInvocation] = self.store.journal.invocations(transaction, [id for id, *_ in call_runs])
         return [
             ResultChange(
                 tool_call_id=tool_call_id,
@@ -134,8 +133,8 @@ class Executor:
         return True
 
     def _load_call(self, invocation_id: int) -> ToolInvocation | None:
-        with self.store.database.reading() as connection:
-            return self.store.journal.invocation(connection, invocation_id)
+        with self.store.database.reading() as transaction:
+            return self.store.journal.invocation(transaction, invocation_id)
 
     # -- reverse
 
@@ -159,15 +158,15 @@ class Executor:
         if not isinstance(conflict, Stays):
             return False
 
-        def write(connection: Connection) -> None:
-            self.store.operations.require_held(connection, row.id, owner)
-            current = self.store.operations.find(connection, row.id)
+        def write(transaction: Writing) -> None:
+            self.store.operations.require_held(transaction, row.id, owner)
+            current = self.store.operations.find(transaction, row.id)
             request = as_object(current.request if current is not None else row.request)
             for step in request["steps"]:
                 if step["invocation"] == call.id and step["action"] == action:
                     step |= {"action": KEEP if action == REVERSE else GONE, **conflict.to_dict("why")}
             request["conflicts"] = [*request.get("conflicts", ()), call.id]
-            self.store.operations.set_request(connection, row.id, request)
+            self.store.operations.set_request(transaction, row.id, request)
 
         self.store.database.write(write, durable=True)
         return True
@@ -206,10 +205,10 @@ class Executor:
     def _record_reversal(self, row: StoredRow, owner: str, call: ToolInvocation, status: str, **fields: Any) -> None:
         """Record the status of a reversal, if this piece of work still holds the operation."""
 
-        def write(connection: Connection) -> None:
-            self.store.operations.require_held(connection, row.id, owner)
+        def write(transaction: Writing) -> None:
+            self.store.operations.require_held(transaction, row.id, owner)
             new_owner = owner if status == invocation.REVERSING else None
-            self.store.journal.move(connection, call.id, status, owner=new_owner, **fields)
+            self.store.journal.move(transaction, call.id, status, owner=new_owner, **fields)
 
         self.store.database.write(write, durable=True)
 
@@ -220,12 +219,12 @@ class Executor:
 
     # -- redo
 
-    def find_rerun(self, connection: Connection, row: StoredRow, invocation_id: int) -> ToolInvocation | None:
+    def find_rerun(self, transaction: Reading, row: StoredRow, invocation_id: int) -> ToolInvocation | None:
         """Find the call that ran again in place of an invocation; None if the operation still has to run it.
 
         A run by another operation counts as well, except with `replay="execute"`.
         """
-        reruns = self.store.world.redo_calls(connection, invocation_id)
+        reruns = self.store.world.redo_calls(transaction, invocation_id)
         own_reruns = [call for call in reruns if call.idempotency_key.startswith(_rerun_key(row, invocation_id))]
         candidates = own_reruns if as_object(row.request).get("replay") == EXECUTE else reruns
         return next(
@@ -234,21 +233,21 @@ class Executor:
 
     def _must_stop_on_drift(self, row: StoredRow, invocation_id: int) -> bool:
         """Return whether the operation stops because a call that ran again returned something different."""
-        with self.store.database.reading() as connection:
-            original = self.store.journal.invocation(connection, invocation_id)
-            rerun = self.find_rerun(connection, row, invocation_id)
+        with self.store.database.reading() as transaction:
+            original = self.store.journal.invocation(transaction, invocation_id)
+            rerun = self.find_rerun(transaction, row, invocation_id)
         if original is None or rerun is None or rerun.status not in IN_THE_WORLD:
             return False
         return stops_at_drift(row, rerun) and describe_drift(original, rerun) is not None
 
     def _redo(self, row: StoredRow, invocation_id: int, owner: str) -> bool:
         """Run the tool of one invocation again unless it already has; return whether its effect is in the world now."""
-        with self.store.database.reading() as connection:
-            original = self.store.journal.invocation(connection, invocation_id)
-            earlier_run = self.find_rerun(connection, row, invocation_id)
+        with self.store.database.reading() as transaction:
+            original = self.store.journal.invocation(transaction, invocation_id)
+            earlier_run = self.find_rerun(transaction, row, invocation_id)
             if original is None or (earlier_run is not None and not _may_run_again(earlier_run)):
                 return earlier_run is not None and earlier_run.status in IN_THE_WORLD
-            may_be_there = earlier_run is None and self.may_still_be_in_world(connection, row, original)
+            may_be_there = earlier_run is None and self.may_still_be_in_world(transaction, row, original)
         if may_be_there or self.registry.rerun_obstacle(row.external_session_id, original) is not None:
             return False
         with self.memory_conflicts.lock(row.external_session_id, original):
@@ -273,19 +272,19 @@ class Executor:
         self.store.database.write(lambda c: self.store.journal.end(c, rerun_id, outcome), durable=True)
         return outcome.status == invocation.DONE
 
-    def may_still_be_in_world(self, connection: Connection, row: StoredRow, original: ToolInvocation) -> bool:
+    def may_still_be_in_world(self, transaction: Reading, row: StoredRow, original: ToolInvocation) -> bool:
         """Return whether a call on the path may be in the world although it must be reversed before it runs again."""
         if as_object(row.request).get("replay") != EXECUTE or original.effect.is_repeatable or original.is_imported:
             return False
-        return self.store.world.may_be_in_world(connection, original)
+        return self.store.world.may_be_in_world(transaction, original)
 
-    def _record_intent(self, connection: Connection, row: StoredRow, intent: Intent) -> int:
-        self.store.operations.require_held(connection, row.id, intent.owner)
-        return self.store.journal.intend(connection, intent)
+    def _record_intent(self, transaction: Writing, row: StoredRow, intent: Intent) -> int:
+        self.store.operations.require_held(transaction, row.id, intent.owner)
+        return self.store.journal.intend(transaction, intent)
 
     def _run_tool(self, runner: ToolRunner, row: StoredRow, original: ToolInvocation, rerun_id: int) -> CallOutcome:
-        with self.store.database.reading() as connection:
-            thread_id = self.store.sessions.branch(connection, row.internal_session_id).thread_id
+        with self.store.database.reading() as transaction:
+            thread_id = self.store.sessions.branch(transaction, row.internal_session_id).thread_id
         # What undeclared tools do in a tool that acts is part of its own effect, which is recorded.
         acts = not original.effect.is_neutral
         kinds = [kind for kind in RECORDED_KINDS if kind.is_neutral or (acts and kind == UNDECLARED)]

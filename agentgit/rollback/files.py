@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select
+from sqlalchemy import Select
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import RollbackPlan
@@ -31,6 +31,7 @@ from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.values import as_object, escape_path
 from agentgit.workspace.api import Workspace
@@ -52,13 +53,13 @@ class RollbackFiles:
 
     def of_checkpoint(self, target: StoredRow) -> SnapshotRef | None:
         """Return the files at a checkpoint; None if it has none."""
-        with self.store.database.reading() as connection:
-            return self.store.snapshots.of_checkpoint(connection, target)
+        with self.store.database.reading() as transaction:
+            return self.store.snapshots.of_checkpoint(transaction, target)
 
     def take_snapshot(self, session_id: int, reason: str) -> SnapshotRef | None:
         """Take a snapshot of the current files of a session; None if it has no files here."""
-        with self.store.database.reading() as connection:
-            row = self.store.snapshots.newest_of_session(connection, session_id)
+        with self.store.database.reading() as transaction:
+            row = self.store.snapshots.newest_of_session(transaction, session_id)
         snapshot = snapshot_ref_from_row(row) if row is not None else None
         return (
             None
@@ -70,8 +71,8 @@ class RollbackFiles:
         """Return the workspace of a session, opened again if it is not attached in this process."""
         adapter: WorkspaceAdapter | None = self.registry.session(session_id).workspace
         if adapter is None:
-            with self.store.database.reading() as connection:
-                row = self.store.snapshots.newest_of_session(connection, session_id)
+            with self.store.database.reading() as transaction:
+                row = self.store.snapshots.newest_of_session(transaction, session_id)
             if row is None:
                 raise NotFound("This session has no workspace.", Next("keep_files"))
             adapter = reopen(snapshot_ref_from_row(row).settings)
@@ -80,8 +81,8 @@ class RollbackFiles:
 
     def of_branch(self, branch: StoredRow) -> SnapshotRef | None:
         """Return the files that were last recorded for a branch; None if it has none."""
-        with self.store.database.reading() as connection:
-            row = self.store.snapshots.newest_of_branch(connection, branch)
+        with self.store.database.reading() as transaction:
+            row = self.store.snapshots.newest_of_branch(transaction, branch)
         return snapshot_ref_from_row(row) if row is not None else None
 
     def add_to_plan(
@@ -124,9 +125,9 @@ class RollbackFiles:
         has_begun: bool = False,
     ) -> FileHistory:
         """Return who changed the files since a snapshot; once an operation has begun, its own steps may have, too."""
-        with self.store.database.reading() as connection:
-            rows = self.store.snapshots.since(connection, session_id, snapshot)
-            is_running = bool(self.store.sessions.query_running(connection, session_id).all())
+        with self.store.database.reading() as transaction:
+            rows = self.store.snapshots.since(transaction, session_id, snapshot)
+            is_running = bool(self.store.sessions.query_running(transaction, session_id).all())
         states = [FileState(snapshot.snapshot, TURN)]
         if rows and rows[0].snapshot != snapshot.snapshot:  # the directory never had it
             states.append(FileState(rows[0].snapshot, TURN))
@@ -166,19 +167,19 @@ class RollbackFiles:
         """Take a snapshot of the files as an operation that will restore some finds them."""
         if snapshot is None:
             return None
-        with self.store.database.reading() as connection:
-            newest = self.store.snapshots.newest_of_session(connection, session_id)
+        with self.store.database.reading() as transaction:
+            newest = self.store.snapshots.newest_of_session(transaction, session_id)
         adapter = self._adapter(session_id, snapshot)
         if newest is None or adapter.is_custom:
             return None
         return FoundFiles(newest.id, adapter.take_snapshot("before a rollback"))
 
-    def record_found(self, connection: Connection, session_id: int, found: FoundFiles | None) -> None:
+    def record_found(self, transaction: Writing, session_id: int, found: FoundFiles | None) -> None:
         """Record the files that an operation found, which others have changed since the session last looked."""
-        newest = self.store.snapshots.newest_of_session(connection, session_id) if found is not None else None
+        newest = self.store.snapshots.newest_of_session(transaction, session_id) if found is not None else None
         if found is not None and newest is not None and newest.id == found.newest_id:
-            branch = self.store.sessions.branch(connection, newest.internal_session_id)
-            self.store.snapshots.record(connection, branch, found.snapshot, PERSON)
+            branch = self.store.sessions.branch(transaction, newest.internal_session_id)
+            self.store.snapshots.record(transaction, branch, found.snapshot, PERSON)
 
     def restore(self, row: StoredRow) -> FileChanges | None:
         """Restore the files that an operation leads to; None if it leaves them alone. Idempotent."""
@@ -199,9 +200,9 @@ class RollbackFiles:
     def diff(self, a: Checkpoint, b: Checkpoint) -> dict[str, Any]:
         """Compare the files of two checkpoints; return the fields of a `Diff` by name, or `{}` if one has no files."""
         snapshot_ids = [checkpoint.metadata.get("workspace_snapshot") for checkpoint in (a, b)]
-        with self.store.database.reading() as connection:
+        with self.store.database.reading() as transaction:
             snapshots = [
-                self.store.snapshots.find(connection, snapshot_id)
+                self.store.snapshots.find(transaction, snapshot_id)
                 for snapshot_id in snapshot_ids
                 if snapshot_id is not None
             ]
@@ -215,8 +216,8 @@ class RollbackFiles:
 
     def release_unused(self, *, collect: bool = False) -> int:
         """Release the snapshots that no checkpoint and no branch needs, if their workspace is available."""
-        with self.store.database.reading() as connection:
-            unused = self.store.snapshots.find_unused(connection)
+        with self.store.database.reading() as transaction:
+            unused = self.store.snapshots.find_unused(transaction)
         released, adapters = dict[int, SnapshotRef](), dict[str, WorkspaceAdapter]()
         for row_id, snapshot in unused:
             storage = str(snapshot.settings.get("storage"))
@@ -235,16 +236,16 @@ class RollbackFiles:
 
     def repin(self, released: Collection[SnapshotRef]) -> None:
         """Hold released snapshots again that a row still uses: a row added meanwhile, or one of another user."""
-        with self.store.database.reading() as connection:
-            used_ids = self.store.snapshots.in_use(connection, [snapshot.snapshot for snapshot in released])
+        with self.store.database.reading() as transaction:
+            used_ids = self.store.snapshots.in_use(transaction, [snapshot.snapshot for snapshot in released])
         for snapshot in released:
             if snapshot.snapshot in used_ids:
                 reopen(snapshot.settings).hold(snapshot)
 
     def release_all(self, sessions: Select[int]) -> tuple[list[SnapshotRef], list[str]]:
         """Release the snapshots that only these sessions use."""
-        with self.store.database.reading() as connection:
-            snapshots = self.store.snapshots.exclusive_to(connection, sessions)
+        with self.store.database.reading() as transaction:
+            snapshots = self.store.snapshots.exclusive_to(transaction, sessions)
         released, problems, adapters = list[SnapshotRef](), list[str](), dict[str, WorkspaceAdapter]()
         for snapshot in snapshots:
             storage = str(snapshot.settings.get("storage"))
@@ -260,7 +261,7 @@ class RollbackFiles:
 
     def request_fields(
         self,
-        connection: Connection,
+        transaction: Reading,
         session_id: int,
         snapshot: SnapshotRef | None,
         plan: RollbackPlan,
@@ -268,7 +269,7 @@ class RollbackFiles:
         overwrites: bool,
     ) -> dict[str, Any]:
         """Return what an operation records: the files to restore (None to leave them alone) and the current files."""
-        row = self.store.snapshots.newest_of_session(connection, session_id)
+        row = self.store.snapshots.newest_of_session(transaction, session_id)
         outside = self._outside(session_id, snapshot, plan) if snapshot is not None else []
         return {
             "files_outside": [vars(change) for change in outside],
@@ -286,7 +287,7 @@ class RollbackFiles:
         return SnapshotRef(**earlier_data) if earlier_data is not None else None
 
     def record_after(
-        self, connection: Connection, branch: StoredRow, row: StoredRow, changes: FileChanges | None
+        self, transaction: Writing, branch: StoredRow, row: StoredRow, changes: FileChanges | None
     ) -> None:
         """Record what the directory has after an operation that left some of its files as they were."""
         if changes is None or not changes.now:
@@ -296,7 +297,7 @@ class RollbackFiles:
         found = request.get("files_known") or {}
         changed_by = RESTORE if changes.safety == found.get("snapshot") else UNKNOWN
         ref = SnapshotRef(snapshot=changes.now, settings=settings)
-        self.store.snapshots.record(connection, branch, ref, changed_by)
+        self.store.snapshots.record(transaction, branch, ref, changed_by)
 
     def _adapter(self, session_id: int, snapshot: SnapshotRef) -> WorkspaceAdapter:
         """Return the attached workspace of a session; if none is attached here, the workspace of the files."""

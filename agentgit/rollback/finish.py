@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.effects import ToolInvocation
 from agentgit.effects.files import RESTORE, STORED, TURN, FileChanges, SnapshotRef
 from agentgit.effects.invocation import REVERSED, SIMULATED
@@ -20,6 +18,7 @@ from agentgit.sessions.session import DONE, OPEN, PARTIAL, RERUN
 from agentgit.store.queries.graph_points import move
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow, is_simulated
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -36,34 +35,34 @@ class Finisher:
         self.files = files
         self.rerun_track = rerun_track
 
-    def end(self, connection: Connection, operation_id: int, owner: str, file_changes: FileChanges | None) -> str:
+    def end(self, transaction: Writing, operation_id: int, owner: str, file_changes: FileChanges | None) -> str:
         """Publish the branch if all steps are done, record the report in any case, and return the status."""
         sessions = self.store.sessions
-        sessions.lock(connection, self.resumption.load_operation(connection, operation_id).external_session_id)
-        self.store.operations.require_held(connection, operation_id, owner)
-        row = self.resumption.load_operation(connection, operation_id)
-        groups, request = self.reports.outcome(connection, row), as_object(row.request)
+        sessions.lock(transaction, self.resumption.load_operation(transaction, operation_id).external_session_id)
+        self.store.operations.require_held(transaction, operation_id, owner)
+        row = self.resumption.load_operation(transaction, operation_id)
+        groups, request = self.reports.outcome(transaction, row), as_object(row.request)
         must_wait = request.get("files") is not None and (file_changes is None or bool(file_changes.problem))
         if request.get("give_up"):
-            row, must_wait = self._skip_failed_steps(connection, row, groups), False
-            groups = self.reports.outcome(connection, row)
+            row, must_wait = self._skip_failed_steps(transaction, row, groups), False
+            groups = self.reports.outcome(transaction, row)
         snapshot = self.files.snapshot_after(row, file_changes)
         changed_by = STORED if file_changes is not None and file_changes.now else RESTORE
         must_wait |= any(stops_at_drift(row, item.invocation) for item in groups["drifted"])
         status = PARTIAL if groups["failed"] or groups["remaining"] or must_wait else DONE
         if status != DONE:
             drifted_ids = [item.invocation.id for item in groups["drifted"]]
-            self.store.operations.set_request(connection, row.id, as_object(row.request) | {"told": drifted_ids})
-            sessions.set_status(connection, row.internal_session_id, PARTIAL)
-            self.store.snapshots.record_crash(connection, row.external_session_id)
+            self.store.operations.set_request(transaction, row.id, as_object(row.request) | {"told": drifted_ids})
+            sessions.set_status(transaction, row.internal_session_id, PARTIAL)
+            self.store.snapshots.record_crash(transaction, row.external_session_id)
         elif row.kind == ROLLBACK and row.internal_session_id != row.source_id:
-            session = sessions.load_row(connection, row.external_session_id)
+            session = sessions.load_row(transaction, row.external_session_id)
             # Somebody may have moved the session to another branch before a stopped rollback was resumed.
             is_on_source = session.current_branch_id == row.source_id
             point = request.get("point")
-            target = self.store.checkpoints.load_row(connection, row.target_id)
+            target = self.store.checkpoints.load_row(transaction, row.target_id)
             self.publish_branch(
-                connection,
+                transaction,
                 row.internal_session_id,
                 row.user_id,
                 snapshot,
@@ -76,51 +75,51 @@ class Finisher:
             current = row.kind == SWITCH and request["current"]
             # With "note" and "ignore", the branch has seen the world only as it was when the switch began.
             world_seen = request.get("seen") if request.get("sync") in ("note", "ignore") else None
-            branch = sessions.branch(connection, row.internal_session_id)
-            self._open_branch(connection, branch, snapshot, changed_by, current=current, world_seen=world_seen)
+            branch = sessions.branch(transaction, row.internal_session_id)
+            self._open_branch(transaction, branch, snapshot, changed_by, current=current, world_seen=world_seen)
         if status == DONE:
-            branch = sessions.branch(connection, row.internal_session_id)
-            self.files.record_after(connection, branch, row, file_changes)
+            branch = sessions.branch(transaction, row.internal_session_id)
+            self.files.record_after(transaction, branch, row, file_changes)
             if groups["drifted"]:
-                store_notes(self.store, connection, branch, after_drift(as_object(branch.meta), groups["drifted"]))
+                store_notes(self.store, transaction, branch, after_drift(as_object(branch.meta), groups["drifted"]))
         report: dict[str, Any] = {
             group: [{"invocation": item.invocation.id, **Reason.of(item.reason).to_dict("reason")} for item in items]
             for group, items in groups.items()
         }
         report["files"] = file_changes.to_dict() if file_changes is not None else None
-        self.store.operations.end(connection, operation_id, status, report)
+        self.store.operations.end(transaction, operation_id, status, report)
         return status
 
     def _skip_failed_steps(
-        self, connection: Connection, row: StoredRow, groups: dict[str, list[ReportItem]]
+        self, transaction: Writing, row: StoredRow, groups: dict[str, list[ReportItem]]
     ) -> StoredRow:
         """Replace the steps that could not be done by steps that leave the world unchanged.
 
         The calls of a rerun are never skipped, because they would be taken for done.
         """
-        branch = self.store.sessions.branch(connection, row.internal_session_id)
+        branch = self.store.sessions.branch(transaction, row.internal_session_id)
         is_rerun = is_simulated(branch)
         unfinished = [*groups["failed"], *groups["remaining"]]
         reasons = {item.invocation.first_id: item.reason for item in unfinished}  # the item of a redo is its run
         request = as_object(row.request)
-        calls = self.store.journal.invocations(connection, [step["invocation"] for step in request["steps"]])
+        calls = self.store.journal.invocations(transaction, [step["invocation"] for step in request["steps"]])
         for step in request["steps"]:
             call = calls[step["invocation"]]
             is_open = step["action"] == REDO or (step["action"] == REVERSE and call.status != REVERSED)
             if is_open and call.first_id in reasons and not (is_rerun and call.status == SIMULATED):
-                action = KEEP if step["action"] == REVERSE else self._action_for_skipped_redo(connection, row, call)
+                action = KEEP if step["action"] == REVERSE else self._action_for_skipped_redo(transaction, row, call)
                 step |= {"action": action, **Reason.of(reasons[call.first_id]).within("forced: ").to_dict("why")}
-        self.store.operations.set_request(connection, row.id, request)
-        return self.resumption.load_operation(connection, row.id)
+        self.store.operations.set_request(transaction, row.id, request)
+        return self.resumption.load_operation(transaction, row.id)
 
-    def _action_for_skipped_redo(self, connection: Connection, row: StoredRow, call: ToolInvocation) -> str:
+    def _action_for_skipped_redo(self, transaction: Reading, row: StoredRow, call: ToolInvocation) -> str:
         """Return the action for a call that was to run again and did not; the record answers for an existing effect."""
-        is_in_world = call.effect.is_neutral or self.store.world.may_be_in_world(connection, call)
+        is_in_world = call.effect.is_neutral or self.store.world.may_be_in_world(transaction, call)
         return ANSWER if is_in_world and self.rerun_track.has_reruns(row) else GONE
 
     def publish_branch(
         self,
-        connection: Connection,
+        transaction: Writing,
         branch_id: int,
         user_id: int,
         snapshot: SnapshotRef | None,
@@ -132,36 +131,36 @@ class Finisher:
         changed_by: str = TURN,
     ) -> None:
         """Open a branch at its branch point, or at the state that its calls produced when they ran again."""
-        branch = self.store.sessions.branch(connection, branch_id)
-        self.store.verify_state(connection, branch, branch_point.state_hash)
+        branch = self.store.sessions.branch(transaction, branch_id)
+        self.store.verify_state(transaction, branch, branch_point.state_hash)
         state_hash, graph_checkpoint_id = branch_point.state_hash, branch_point.graph_checkpoint_id
         if created_by is not None and self.rerun_track.has_reruns(created_by):
-            self.rerun_track.replace_calls(connection, created_by)
-            head = self.store.graphs.head(connection, branch.thread_id)
+            self.rerun_track.replace_calls(transaction, created_by)
+            head = self.store.graphs.head(transaction, branch.thread_id)
             if head is not None:
                 state_hash, graph_checkpoint_id = head.state_hash, head.checkpoint_id
-            branch = self.store.sessions.branch(connection, branch_id)
+            branch = self.store.sessions.branch(transaction, branch_id)
         content = CheckpointState(
             graph_checkpoint_id=graph_checkpoint_id,
             state_hash=state_hash,
             position=branch_point.position,
             message_count=branch_point.message_count,
-            workspace_snapshot_id=self.store.snapshots.record(connection, branch, snapshot, changed_by)
+            workspace_snapshot_id=self.store.snapshots.record(transaction, branch, snapshot, changed_by)
             if snapshot is not None
             else None,
-            pending=self.store.pending(connection, branch, branch_point.graph_checkpoint_id),
+            pending=self.store.pending(transaction, branch, branch_point.graph_checkpoint_id),
         )
         label = Label(kind="branch", user_id=user_id, description=branch_point.name or branch_point.description)
         if created_by is None:
-            self.store.checkpoints.add(connection, branch_id, content, label, last_number=0)
-            self.store.search_index.index_fork(connection, branch_id)
+            self.store.checkpoints.add(transaction, branch_id, content, label, last_number=0)
+            self.store.search_index.index_fork(transaction, branch_id)
         else:
-            self.store.checkpoints.add(connection, branch_id, content, label)
-        self._open_branch(connection, branch, snapshot, changed_by, current=current, world_seen=world_seen)
+            self.store.checkpoints.add(transaction, branch_id, content, label)
+        self._open_branch(transaction, branch, snapshot, changed_by, current=current, world_seen=world_seen)
 
     def _open_branch(
         self,
-        connection: Connection,
+        transaction: Writing,
         branch: StoredRow,
         snapshot: SnapshotRef | None,
         changed_by: str,
@@ -172,13 +171,13 @@ class Finisher:
         """Open a branch and record that it has seen the world log up to `world_seen`, or up to its end."""
         sessions = self.store.sessions
         if snapshot is not None:
-            self.store.snapshots.record(connection, branch, snapshot, changed_by)
+            self.store.snapshots.record(transaction, branch, snapshot, changed_by)
         if world_seen is None:
-            world_seen = self.store.world.last_seq(connection, branch.external_session_id)
-        sessions.set_world_seen(connection, branch, world_seen)
-        sessions.set_status(connection, branch.id, OPEN)
+            world_seen = self.store.world.last_seq(transaction, branch.external_session_id)
+        sessions.set_world_seen(transaction, branch, world_seen)
+        sessions.set_status(transaction, branch.id, OPEN)
         mark = as_object(branch.meta).get(RERUN)
         if mark is not None:  # its calls have just run
-            sessions.merge_metadata(connection, branch.id, {RERUN: {**mark, "is_real": True}})
+            sessions.merge_metadata(transaction, branch.id, {RERUN: {**mark, "is_real": True}})
         if current:
-            sessions.set_current(connection, branch.external_session_id, branch.id)
+            sessions.set_current(transaction, branch.external_session_id, branch.id)

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.effects import RollbackPlan, ToolInvocation
 from agentgit.effects.kinds import MEMORY
 from agentgit.effects.memory import ItemName, Memory, MemoryWrite, is_same, item_identity, lock_name
 from agentgit.effects.plan import REDO, REVERSE, Stays
 from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.values import describe_error
 
@@ -62,15 +61,15 @@ class MemoryConflicts:
         items = dict.fromkeys(MemoryWrite.of(call).item for call, _ in writes)
         values = {item: _read(memory, item) for item in items}  # before a transaction is open
         conflicts: dict[int, str] = {}
-        with self.store.database.reading() as connection:
+        with self.store.database.reading() as transaction:
             for call, action in writes:
-                conflict = self._conflict(connection, session_id, call, action, values)
+                conflict = self._conflict(transaction, session_id, call, action, values)
                 if conflict is not None:
                     conflicts[call.id] = conflict
         return conflicts
 
     def _conflict(
-        self, connection: Connection, session_id: int, call: ToolInvocation, action: str, values: dict[ItemName, Any]
+        self, transaction: Reading, session_id: int, call: ToolInvocation, action: str, values: dict[ItemName, Any]
     ) -> str | None:
         """Return the conflict of a write; if there is none, set the value that its item then has."""
         write = MemoryWrite.of(call)
@@ -86,7 +85,7 @@ class MemoryConflicts:
         target = write.before if action == REVERSE else write.value
         if is_same(current, target):
             return None
-        writers = "" if call.is_imported else self._describe_writers(connection, session_id, call)
+        writers = "" if call.is_imported else self._describe_writers(transaction, session_id, call)
         if conflict is None and action == REVERSE and writers:
             conflict = "the item was written since"
         if conflict is not None:
@@ -102,13 +101,13 @@ class MemoryConflicts:
         before = {"before": memory.read(MemoryWrite.of(call).item)} if call.is_imported else {}
         return replace(call, args={**call.args, **before}, identity=item_identity(memory.name, call.args))
 
-    def _describe_writers(self, connection: Connection, session_id: int, call: ToolInvocation) -> str:
+    def _describe_writers(self, transaction: Reading, session_id: int, call: ToolInvocation) -> str:
         """Name the other sessions that wrote the item of a call since; those of other users without their names."""
-        ids = self.store.recorded_calls.later_writers(connection, session_id, call.identity or "", call.id)
+        ids = self.store.recorded_calls.later_writers(transaction, session_id, call.identity or "", call.id)
         if not ids:
             return ""
-        own_user_id = self.store.sessions.load_row(connection, session_id).user_id
-        rows = [self.store.sessions.load_row(connection, id) for id in ids[:MAX_NAMES]]
+        own_user_id = self.store.sessions.load_row(transaction, session_id).user_id
+        rows = [self.store.sessions.load_row(transaction, id) for id in ids[:MAX_NAMES]]
         names = [
             f"session {row.session_name!r}" if row.user_id == own_user_id else "a session of another user"
             for row in rows

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation, invocation
 from agentgit.effects.files import FileChanges
 from agentgit.effects.plan import ANSWER, EXECUTE, GONE, REDO, REVERSE, ROLLBACK, SWITCH, WORLD_ONLY
@@ -17,6 +15,7 @@ from agentgit.rollback.executor import IN_THE_WORLD, Executor, describe_drift
 from agentgit.rollback.planner import Planner
 from agentgit.sessions.session import DONE
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -37,44 +36,44 @@ class Reports:
         self.executor = executor
         self.planner = planner
 
-    def outcome(self, connection: Connection, row: StoredRow) -> dict[str, list[ReportItem]]:
+    def outcome(self, transaction: Reading, row: StoredRow) -> dict[str, list[ReportItem]]:
         """Return the outcome of each step, by group, read from the journal."""
         groups: dict[str, list[ReportItem]] = {group: [] for group in GROUPS}
         request, untried_reason = as_object(row.request), FAILED_BEFORE
         stop_reasons = {"failed": FAILED_BEFORE}
         if request.get("on_drift") == "stop":
             stop_reasons["drifted"] = DRIFTED_BEFORE
-        calls = self.store.journal.invocations(connection, [step["invocation"] for step in request["steps"]])
+        calls = self.store.journal.invocations(transaction, [step["invocation"] for step in request["steps"]])
         for step in request["steps"]:
             call = calls[step["invocation"]]  # never deleted while an operation refers to it
-            for group, item in self._step_outcomes(connection, row, call, step, untried_reason):
+            for group, item in self._step_outcomes(transaction, row, call, step, untried_reason):
                 groups[group].append(item)
                 untried_reason = stop_reasons.get(group, untried_reason)
         return groups
 
     def _step_outcomes(
-        self, connection: Connection, row: StoredRow, call: ToolInvocation, step: dict[str, Any], untried_reason: str
+        self, transaction: Reading, row: StoredRow, call: ToolInvocation, step: dict[str, Any], untried_reason: str
     ) -> Iterable[tuple[str, ReportItem]]:
         """Yield the outcome of one step; a call that ran again and returned something different is yielded twice."""
         shown = call
         if step["action"] == REVERSE:
             group, reason = self._reversal_outcome(row, call, untried_reason)
         elif step["action"] == REDO:
-            run = self.executor.find_rerun(connection, row, call.id)
-            group, reason = self._redo_outcome(connection, row, call, run, untried_reason)
+            run = self.executor.find_rerun(transaction, row, call.id)
+            group, reason = self._redo_outcome(transaction, row, call, run, untried_reason)
             if group in ("redone", "failed") and run is not None:
                 shown = run
                 if group == "redone" and (difference := describe_drift(call, run)) is not None:
                     yield "drifted", ReportItem(invocation=run, reason=difference)
         else:
-            group, reason = self._untouched_outcome(connection, call, _GROUP_OF_ACTION.get(step["action"], "kept"))
+            group, reason = self._untouched_outcome(transaction, call, _GROUP_OF_ACTION.get(step["action"], "kept"))
         yield group, ReportItem(invocation=shown, reason=reason or Reason.from_dict(step, "why"))
 
-    def _untouched_outcome(self, connection: Connection, call: ToolInvocation, group: str) -> tuple[str, str]:
+    def _untouched_outcome(self, transaction: Reading, call: ToolInvocation, group: str) -> tuple[str, str]:
         """Return the current state of an effect that was left alone; other operations may have changed it since."""
         if group == "kept" and call.status != invocation.REVERSED:
             return group, ""
-        is_in_world = any(run.status in IN_THE_WORLD for run in self.store.world.redo_calls(connection, call.first_id))
+        is_in_world = any(run.status in IN_THE_WORLD for run in self.store.world.redo_calls(transaction, call.first_id))
         if group == "kept" and not is_in_world:
             return "reversed", "it was to be kept, but has been reversed since"
         if group == "answered" and call.status == invocation.REVERSED and not is_in_world:
@@ -95,14 +94,14 @@ class Reports:
 
     def _redo_outcome(
         self,
-        connection: Connection,
+        transaction: Reading,
         row: StoredRow,
         call: ToolInvocation,
         rerun: ToolInvocation | None,
         untried_reason: str,
     ) -> tuple[str, str]:
         if rerun is None:
-            if self.executor.may_still_be_in_world(connection, row, call):
+            if self.executor.may_still_be_in_world(transaction, row, call):
                 return "remaining", NOT_REVERSED
             obstacle = self.registry.rerun_obstacle(row.external_session_id, call)
             return "remaining", obstacle or untried_reason
@@ -118,11 +117,11 @@ class Reports:
         cause = f" ({rerun.error_message})" if rerun.error_message else ""
         return "failed", Reason(f"it is unknown whether it ran again{cause}", Next("resolve", call=rerun.id))
 
-    def _load_groups(self, connection: Connection, row: StoredRow) -> dict[str, list[ReportItem]]:
+    def _load_groups(self, transaction: Reading, row: StoredRow) -> dict[str, list[ReportItem]]:
         report = as_object(row.report)
         stored_groups = {group: report.get(group, []) for group in GROUPS}
         calls = self.store.journal.invocations(
-            connection, [i["invocation"] for items in stored_groups.values() for i in items]
+            transaction, [i["invocation"] for items in stored_groups.values() for i in items]
         )
         return {
             group: [
@@ -133,13 +132,13 @@ class Reports:
             for group, items in stored_groups.items()
         }
 
-    def read(self, connection: Connection, row: StoredRow) -> RollbackReport:
+    def read(self, transaction: Reading, row: StoredRow) -> RollbackReport:
         """Return the report of an operation; if it is not done, the outcome of its steps so far."""
-        groups = self._load_groups(connection, row) if row.status == DONE else self.outcome(connection, row)
-        branch = self.store.sessions.branch(connection, row.internal_session_id)
+        groups = self._load_groups(transaction, row) if row.status == DONE else self.outcome(transaction, row)
+        branch = self.store.sessions.branch(transaction, row.internal_session_id)
         kind = WORLD_ONLY if row.kind == ROLLBACK and row.internal_session_id == row.source_id else row.kind
         if kind not in (SWITCH, WORLD_ONLY) and as_object(row.request).get("replay") != EXECUTE:
-            track = self.store.live_track(connection, branch, branch.inherited)
+            track = self.store.live_track(transaction, branch, branch.inherited)
             groups["replayed"] = [ReportItem(invocation=call, reason="replayed from the record") for call in track]
         files = as_object(row.report).get("files")
         return RollbackReport(
@@ -148,7 +147,7 @@ class Reports:
             checkpoint_id=row.target_id or 0,
             branch=branch.name,
             kind=kind,
-            session_name=self.planner.name_session(connection, row.external_session_id),
+            session_name=self.planner.name_session(transaction, row.external_session_id),
             files=FileChanges.from_dict(files) if files else None,
             **groups,
         )
@@ -191,11 +190,11 @@ def note_for_model(meta: Mapping[str, Any]) -> str | None:
     return "\n".join(part for part in parts if part) or None
 
 
-def store_notes(store: Store, connection: Connection, branch: StoredRow, notes: Mapping[str, Any]) -> None:
+def store_notes(store: Store, transaction: Writing, branch: StoredRow, notes: Mapping[str, Any]) -> None:
     """Store the notes of a branch, if they have changed."""
     meta = as_object(branch.meta)
     if any((meta.get(name) or None) != (note or None) for name, note in notes.items()):
-        store.sessions.merge_metadata(connection, branch.id, notes)
+        store.sessions.merge_metadata(transaction, branch.id, notes)
 
 
 def _describe_changes(plan: RollbackPlan) -> str | None:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.effects import RollbackPlan
 from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.plan import ROLLBACK, SWITCH
@@ -22,11 +20,12 @@ from agentgit.sessions.session import REPLAYING
 from agentgit.store.queries.graph_points import moved_to
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real, require_whole_rerun
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.store.threads.owners import thread_of_branch
 from agentgit.values import as_object
 
-Authorize = Callable[[Connection, int], None]
+Authorize = Callable[[Reading, int], None]
 """A function that raises if the user may not change the session with this id."""
 
 
@@ -45,7 +44,7 @@ class Starter:
 
     def record_rollback(
         self,
-        connection: Connection,
+        transaction: Writing,
         request: Request,
         owner: str,
         precheck_answers: dict[int, str],
@@ -56,32 +55,32 @@ class Starter:
         """Record a rollback and its branch, which is not published yet."""
         target = request.target
         session_id = target.external_session_id
-        self.authorize(connection, session_id)
-        self.store.sessions.lock(connection, session_id)
+        self.authorize(transaction, session_id)
+        self.store.sessions.lock(transaction, session_id)
         if request.request_id is not None:
-            earlier_operation = self.store.operations.find_by_request_id(connection, session_id, request.request_id)
+            earlier_operation = self.store.operations.find_by_request_id(transaction, session_id, request.request_id)
             if earlier_operation is not None:
                 return self._require_same_request(earlier_operation, request, snapshot), False
-        require_idle(self.store, connection, session_id)
-        if request.epoch not in (None, self.store.sessions.branch(connection, request.source_id).epoch):
+        require_idle(self.store, transaction, session_id)
+        if request.epoch not in (None, self.store.sessions.branch(transaction, request.source_id).epoch):
             raise Conflict("The branch has run in the meantime. Nothing was done.")
         if request.only_from_current:
-            self.store.sessions.require_current(connection, session_id, request.source_id)
-        self.require_checkpoint_exists(connection, target, request.label)
-        plan = self.planner.plan_request(connection, request, filter_refusals(precheck_answers))
+            self.store.sessions.require_current(transaction, session_id, request.source_id)
+        self.require_checkpoint_exists(transaction, target, request.label)
+        plan = self.planner.plan_request(transaction, request, filter_refusals(precheck_answers))
         self._require_prechecks(plan, precheck_answers)
         if request.plan is not None:
             planned = self.files.add_to_plan(plan, session_id, snapshot, files)
             place = request.source_id, target.internal_session_id, target.position
-            self._require_confirmed(connection, request.plan, planned, *place)
-        plan = self._require_admissible(connection, plan, request, filter_refusals(precheck_answers))
-        self.files.record_found(connection, session_id, found)
+            self._require_confirmed(transaction, request.plan, planned, *place)
+        plan = self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
+        self.files.record_found(transaction, session_id, found)
         if request.conversation:
-            branch_id = self.create_branch(connection, target, request.name, request.source_id)
+            branch_id = self.create_branch(transaction, target, request.name, request.source_id)
         else:
             branch_id = request.source_id
-            require_no_unfinished_rollback(self.store.sessions.branch(connection, branch_id))
-            self.store.sessions.set_status(connection, branch_id, REPLAYING)
+            require_no_unfinished_rollback(self.store.sessions.branch(transaction, branch_id))
+            self.store.sessions.set_status(transaction, branch_id, REPLAYING)
         new_operation = NewOperation(
             kind=ROLLBACK,
             session_id=session_id,
@@ -94,15 +93,15 @@ class Starter:
                 "tools": request.tools,
                 "replay": request.replay,
                 "point": moved_to(target),
-                "accepted": sorted(self.planner.accepted_ids(connection, request.source_id)),
-                **self._request_fields(connection, session_id, request, snapshot, plan),
+                "accepted": sorted(self.planner.accepted_ids(transaction, request.source_id)),
+                **self._request_fields(transaction, session_id, request, snapshot, plan),
             },
         )
-        return self.store.operations.begin(connection, new_operation, owner), True
+        return self.store.operations.begin(transaction, new_operation, owner), True
 
     def record_switch(
         self,
-        connection: Connection,
+        transaction: Writing,
         request: SwitchRequest,
         owner: str,
         precheck_answers: dict[int, str],
@@ -111,28 +110,28 @@ class Starter:
         found: FoundFiles | None,
     ) -> int:
         """Record a switch, block its branch until the switch is done, and return the id of the operation."""
-        self.authorize(connection, request.branch.external_session_id)
-        self.store.sessions.lock(connection, request.branch.external_session_id)
-        branch = self.store.sessions.branch(connection, request.branch.id)
-        require_idle(self.store, connection, branch.external_session_id)
+        self.authorize(transaction, request.branch.external_session_id)
+        self.store.sessions.lock(transaction, request.branch.external_session_id)
+        branch = self.store.sessions.branch(transaction, request.branch.id)
+        require_idle(self.store, transaction, branch.external_session_id)
         require_no_unfinished_rollback(branch)
         if request.sync != "world":
             require_real(branch)
         require_whole_rerun(branch)
         if request.only_from_current:
-            self.store.sessions.require_current(connection, branch.external_session_id, request.source_id, branch.id)
-        plan = self.planner.plan_switch(connection, branch, filter_refusals(precheck_answers))
-        store_notes(self.store, connection, branch, at_switch(as_object(branch.meta), plan, request.sync))
+            self.store.sessions.require_current(transaction, branch.external_session_id, request.source_id, branch.id)
+        plan = self.planner.plan_switch(transaction, branch, filter_refusals(precheck_answers))
+        store_notes(self.store, transaction, branch, at_switch(as_object(branch.meta), plan, request.sync))
         if request.sync == "world":
             self._require_prechecks(plan, precheck_answers)
             if request.plan is not None:
                 planned = self.files.add_to_plan(plan, branch.external_session_id, snapshot, files)
-                self._require_confirmed(connection, request.plan, planned, branch.id, branch.id)
-            plan = self._require_admissible(connection, plan, request, filter_refusals(precheck_answers))
+                self._require_confirmed(transaction, request.plan, planned, branch.id, branch.id)
+            plan = self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
         else:
             plan = replace(plan, steps=[])
-        self.files.record_found(connection, branch.external_session_id, found)
-        self.store.sessions.set_status(connection, branch.id, REPLAYING)
+        self.files.record_found(transaction, branch.external_session_id, found)
+        self.store.sessions.set_status(transaction, branch.id, REPLAYING)
         new_operation = NewOperation(
             kind=SWITCH,
             session_id=branch.external_session_id,
@@ -143,16 +142,16 @@ class Starter:
             request_id=None,
             request={
                 "sync": request.sync,
-                "seen": self.store.world.last_seq(connection, branch.external_session_id),
+                "seen": self.store.world.last_seq(transaction, branch.external_session_id),
                 "current": request.current,
-                **self._request_fields(connection, branch.external_session_id, request, snapshot, plan),
+                **self._request_fields(transaction, branch.external_session_id, request, snapshot, plan),
             },
         )
-        return self.store.operations.begin(connection, new_operation, owner)
+        return self.store.operations.begin(transaction, new_operation, owner)
 
     def _request_fields(
         self,
-        connection: Connection,
+        transaction: Reading,
         session_id: int,
         request: Request | SwitchRequest,
         snapshot: SnapshotRef | None,
@@ -163,7 +162,7 @@ class Starter:
             "on_error": request.on_error,
             "on_drift": request.on_drift,
             "force": request.force,
-            **self.files.request_fields(connection, session_id, snapshot, plan, overwrites=overwrites),
+            **self.files.request_fields(transaction, session_id, snapshot, plan, overwrites=overwrites),
             "conflicts": plan.conflict_ids(),
             "steps": plan.as_request(),
         }
@@ -174,11 +173,11 @@ class Starter:
             raise StalePlan
 
     def _require_confirmed(
-        self, connection: Connection, confirmed: ConfirmedPlan, plan: RollbackPlan, *place: int
+        self, transaction: Reading, confirmed: ConfirmedPlan, plan: RollbackPlan, *place: int
     ) -> None:
         if plan.identity != getattr(confirmed, "identity", confirmed):
             text = "Nothing was done: the confirmed plan is not what would be done now."
-            raise PlanChanged(text, Next("confirm"), plan=self.planner.complete(connection, plan, *place))
+            raise PlanChanged(text, Next("confirm"), plan=self.planner.complete(transaction, plan, *place))
 
     @staticmethod
     def _require_same_request(earlier_operation: StoredRow, request: Request, snapshot: SnapshotRef | None) -> int:
@@ -200,14 +199,14 @@ class Starter:
         return int(earlier_operation.id)
 
     def _require_admissible(
-        self, connection: Connection, plan: RollbackPlan, request: Request | SwitchRequest, refusals: Refusals
+        self, transaction: Reading, plan: RollbackPlan, request: Request | SwitchRequest, refusals: Refusals
     ) -> RollbackPlan:
         if not plan.blockers:
             return plan
         is_forcible = not plan.forced().blockers
         if request.force and is_forcible:
             return plan.forced()
-        nearest = self.planner.find_nearest(connection, request, refusals) if isinstance(request, Request) else None
+        nearest = self.planner.find_nearest(transaction, request, refusals) if isinstance(request, Request) else None
         branch_id = request.source_id if isinstance(request, Request) else request.branch.id
         hint = "" if nearest is None else f" The nearest checkpoint to roll back to is {_checkpoint_name(nearest)}."
         unskippable = "" if is_forcible else " A simulated call cannot be skipped."
@@ -215,18 +214,18 @@ class Starter:
             f"Nothing was done. {plan.blocking_reasons}.{hint}{unskippable}",
             *plan.next,
             *([Next("force")] if is_forcible else []),
-            plan=self.planner.add_names(connection, plan, branch_id),
+            plan=self.planner.add_names(transaction, plan, branch_id),
             nearest=f"{nearest.branch_name}#{nearest.number}" if nearest is not None else None,
         )
 
-    def require_checkpoint_exists(self, connection: Connection, target: StoredRow, label: str) -> None:
+    def require_checkpoint_exists(self, transaction: Reading, target: StoredRow, label: str) -> None:
         """Check that a checkpoint still exists. The session is locked, so nobody else can delete it any more."""
-        if not self.store.checkpoints.exists(connection, target.id):
+        if not self.store.checkpoints.exists(transaction, target.id):
             raise NotFound(f"Checkpoint {label} has been deleted.", Next("list_checkpoints"))
 
     def create_branch(
         self,
-        connection: Connection,
+        transaction: Writing,
         target: StoredRow,
         name: str | None,
         source_id: int,
@@ -235,9 +234,9 @@ class Starter:
         """Create the new branch with the state of its branch point, not open yet, and return its id."""
         sessions, session_id = self.store.sessions, target.external_session_id
         branch_id = sessions.create_branch(
-            connection,
+            transaction,
             session_id,
-            sessions.choose_branch_name(connection, session_id, name, source_id),
+            sessions.choose_branch_name(transaction, session_id, name, source_id),
             status=REPLAYING,
             parent_id=target.internal_session_id,
             branch_point_id=target.id,
@@ -247,7 +246,7 @@ class Starter:
         if target.graph_checkpoint_id is not None:
             thread_id = thread_of_branch(branch_id)
             self.store.graphs.owners.add(thread_id, session_id)
-            self.store.graphs.fork(connection, target.thread_id, target.graph_checkpoint_id, thread_id, target.pending)
+            self.store.graphs.fork(transaction, target.thread_id, target.graph_checkpoint_id, thread_id, target.pending)
         return branch_id
 
 

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.async_api import WAITING_LOOP
 from agentgit.effects import RollbackPlan, ToolInvocation, invocation
 from agentgit.effects.function_names import VALUES, name_of, printable_name
@@ -29,6 +27,7 @@ from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.rollback.crash_recovery import recover_all_abandoned
 from agentgit.rollback.memory import MemoryConflicts
 from agentgit.rollback.planner import Refusals
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.values import describe_error, portable
 
@@ -136,7 +135,7 @@ def _is_result(answer: Any) -> bool:
 
 LOG = logging.getLogger("agentgit")
 
-PlanFactory = Callable[[Connection, Refusals], RollbackPlan]
+PlanFactory = Callable[[Reading, Refusals], RollbackPlan]
 """A function that creates a plan, given the refusals of the prechecks."""
 
 
@@ -176,8 +175,8 @@ class Verification:
 
         Prechecks are the user's functions and look at the world, so no transaction is open while they run.
         """
-        with self.store.database.reading() as connection:
-            plan = create_plan(connection, {})
+        with self.store.database.reading() as transaction:
+            plan = create_plan(transaction, {})
         answers = {
             step.invocation.id: None if step.invocation.effect == MEMORY else self._run_precheck(step.invocation)
             for step in plan.reversals
@@ -186,8 +185,8 @@ class Verification:
         refusals = {id: answer for id, answer in answers.items() if answer is not None}
         if not refusals:
             return plan, dict.fromkeys(answers, "")
-        with self.store.database.reading() as connection:
-            return create_plan(connection, refusals), {id: answer or "" for id, answer in answers.items()}
+        with self.store.database.reading() as transaction:
+            return create_plan(transaction, refusals), {id: answer or "" for id, answer in answers.items()}
 
     def _memory_conflicts(self, plan: RollbackPlan) -> dict[int, str]:
         """Return why writes to memory are not undone or made again, by the id of the call."""
@@ -211,14 +210,14 @@ class Verification:
         return f"its precheck refused it{'' if answer is False else f': {answer}'}"
 
     def _session_id_of(self, call: ToolInvocation) -> int:
-        with self.store.database.reading() as connection:
-            return int(self.store.sessions.branch(connection, call.internal_session_id).external_session_id)
+        with self.store.database.reading() as transaction:
+            return int(self.store.sessions.branch(transaction, call.internal_session_id).external_session_id)
 
     def verify_unsettled_calls(self, session_id: int) -> None:
         """Recover what dead processes held in a session, and verify the calls whose outcome is in doubt."""
         recover_all_abandoned(self.store, session_id)
-        with self.store.database.reading() as connection:
-            calls = self.store.world.calls_in_effect(connection, session_id)
+        with self.store.database.reading() as transaction:
+            calls = self.store.world.calls_in_effect(transaction, session_id)
         for call in calls:
             if call.status in (invocation.UNKNOWN, invocation.REVERSE_UNKNOWN, invocation.REVERSE_FAILED):
                 self.verify(session_id, call)

@@ -84,8 +84,8 @@ class ThreadReader(SessionSaver):
         query = select(c.thread_id, c.parent_id).where(
             c.thread_id.in_(threads.all), c.ns == ns, c.checkpoint_id == checkpoint_id
         )
-        with self.database.reading() as connection:
-            return connection.execute(query).all()
+        with self.database.reading() as transaction:
+            return transaction.execute(query).all()
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Read the checkpoint that the config names, or the newest of the current branch."""

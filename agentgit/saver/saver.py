@@ -21,7 +21,7 @@ from langgraph.checkpoint.base import (
     get_checkpoint_id,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL
 
 from agentgit.auth.keyring import Keyring
 from agentgit.auth.secret_names import excluded_names
@@ -60,6 +60,7 @@ from agentgit.store.objects.packing import Compression
 from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.sql.encryption import load_keyring
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import (
     ASKED,
     ASKED_INDEX,
@@ -202,12 +203,12 @@ class SQLModelSaver(AsyncSaverMethods):
         return DONE
 
     def _count_unread_threads(self) -> int:
-        with self.database.reading() as connection:
-            if not has_langgraph_tables(connection):
+        with self.database.reading() as transaction:
+            if not has_langgraph_tables(transaction):
                 return 0
         try:
-            with self.database.reading() as connection:
-                return count_unread_threads(connection)
+            with self.database.reading() as transaction:
+                return count_unread_threads(transaction)
         except NotAllowed:  # the tables of LangGraph's savers belong to somebody else
             return 0
 
@@ -271,20 +272,20 @@ class SQLModelSaver(AsyncSaverMethods):
         """Read the checkpoint that the config names, or the newest of its namespace; None if there is none."""
         thread, ns, checkpoint_id = self._parse_address(config)
         store = self.store
-        with self.database.reading() as connection:
+        with self.database.reading() as transaction:
             turn = self.turn
             head = turn.known_head(GraphKey(thread, ns, checkpoint_id or "")) if turn is not None else None
-            loaded = (head, []) if head else store.find_with_writes(connection, thread, ns, checkpoint_id or None)
+            loaded = (head, []) if head else store.find_with_writes(transaction, thread, ns, checkpoint_id or None)
             if turn is not None:
                 turn.on_read(thread, ns, loaded[0] if loaded else None)
             if loaded is None:
                 return None
             store.seen.add(loaded[0].key)
-            found = next(self._build_tuples(connection, store, [loaded]))
+            found = next(self._build_tuples(transaction, store, [loaded]))
             task = config["configurable"]
             is_subgraph = bool(ns) and turn is not None and CONFIG_KEY_TASK_ID in task
             goes_on = is_subgraph and bool(task.get(CONFIG_KEY_RESUMING))
-            if goes_on and not _has_begun(connection, store, loaded[0], task.get(CONFIG_KEY_CHECKPOINT_MAP, {})):
+            if goes_on and not _has_begun(transaction, store, loaded[0], task.get(CONFIG_KEY_CHECKPOINT_MAP, {})):
                 # LangGraph would go on with the call of the subgraph before this one, and drop the input.
                 del task[CONFIG_KEY_RESUMING]
                 goes_on = False
@@ -322,9 +323,9 @@ class SQLModelSaver(AsyncSaverMethods):
         remaining = limit if limit is not None else -1
         store = self.store
         while remaining != 0:
-            with self.database.reading() as connection:
+            with self.database.reading() as transaction:
                 page = store.page(
-                    connection,
+                    transaction,
                     graph_scope,
                     before=before_id,
                     after=last_checkpoint,
@@ -340,9 +341,9 @@ class SQLModelSaver(AsyncSaverMethods):
                 ]
                 matching = matching if remaining < 0 else matching[:remaining]
                 tuples = self._build_tuples(
-                    connection,
+                    transaction,
                     store,
-                    [(checkpoint, store.writes(connection, checkpoint.key)) for checkpoint in matching],
+                    [(checkpoint, store.writes(transaction, checkpoint.key)) for checkpoint in matching],
                 )
             yield from tuples
             remaining -= len(matching) if remaining > 0 else 0
@@ -359,14 +360,14 @@ class SQLModelSaver(AsyncSaverMethods):
 
     def _build_tuples(
         self,
-        connection: Connection,
+        transaction: Reading,
         store: GraphStore,
         loaded: Sequence[tuple[GraphCheckpoint, Sequence[PendingWrite]]],
     ) -> Iterator[CheckpointTuple]:
         """Read all values at once, but build the tuples one by one: each contains a conversation as Python objects."""
         keys = {(checkpoint.session_id, key) for checkpoint, _ in loaded for key in checkpoint.channels.values()}
         keys.update((write.session_id, write.value) for _, pending in loaded for write in pending)
-        bodies = read_values(connection, store.blobs, keys)
+        bodies = read_values(transaction, store.blobs, keys)
         return (self._build_tuple(checkpoint, writes, bodies) for checkpoint, writes in loaded)
 
     def _build_tuple(
@@ -410,14 +411,14 @@ class SQLModelSaver(AsyncSaverMethods):
         """
         thread, ns, id = self._parse_address(config)
         store = self.store
-        with self.database.reading() as connection:
+        with self.database.reading() as transaction:
             checkpoint = (
-                store.find(connection, GraphKey(thread, ns, id)) if id else store.newest(connection, thread, ns)
+                store.find(transaction, GraphKey(thread, ns, id)) if id else store.newest(transaction, thread, ns)
             )
-            writes, seeds = store.delta_values.history(connection, checkpoint, channels) if checkpoint else ({}, {})
+            writes, seeds = store.delta_values.history(transaction, checkpoint, channels) if checkpoint else ({}, {})
             keys = {(write.session_id, write.value) for one in writes.values() for write in one}
             keys.update((seed.session_id, seed.channels[name]) for name, seed in seeds.items())
-            bodies = read_values(connection, store.blobs, keys)
+            bodies = read_values(transaction, store.blobs, keys)
         histories: dict[str, DeltaChannelHistory] = {}
         for name in channels:
             histories[name] = {
@@ -473,9 +474,9 @@ class SQLModelSaver(AsyncSaverMethods):
         store = self.store
         try:
             if not self._append_if_head(graph_key, draft):
-                self.database.write(lambda connection: store.put(connection, graph_key, draft))
+                self.database.write(lambda transaction: store.put(transaction, graph_key, draft))
         except Conflict:
-            self.database.write(lambda connection: store.refuse_writes(connection, graph_key))
+            self.database.write(lambda transaction: store.refuse_writes(transaction, graph_key))
             raise
         store.seen.add(graph_key)
 
@@ -485,7 +486,7 @@ class SQLModelSaver(AsyncSaverMethods):
         parent = store.newest_checkpoints.get(graph_key.thread, graph_key.ns, draft.parent_id)
         if parent is None or self.database.is_sqlite:
             return False
-        result = self.database.write(lambda connection: store.put_after(connection, parent, graph_key, draft))
+        result = self.database.write(lambda transaction: store.put_after(transaction, parent, graph_key, draft))
         return result.count() == 1
 
     def draft(
@@ -531,7 +532,7 @@ class SQLModelSaver(AsyncSaverMethods):
         if turn is not None:
             rows += _asked(writes, rows)
         if turn is None or not turn.put_writes(NewWrites(graph_key, task, rows)):
-            self.database.write(lambda connection: store.put_writes(connection, graph_key, task, rows))
+            self.database.write(lambda transaction: store.put_writes(transaction, graph_key, task, rows))
 
     def get_next_version(self, current: float | str | None, channel: None) -> float:
         """Return the version after `current`: the next whole number, with a random fraction.
@@ -584,11 +585,11 @@ def _asked(writes: Sequence[tuple[str, Any]], rows: Sequence[tuple[int, str, Bod
     ]
 
 
-def _has_begun(connection: Connection, store: GraphStore, subgraph: GraphCheckpoint, steps: Mapping[str, str]) -> bool:
+def _has_begun(transaction: Reading, store: GraphStore, subgraph: GraphCheckpoint, steps: Mapping[str, str]) -> bool:
     """Return whether a subgraph began in the steps of the graphs around it that run now, or before their updates."""
     for ns, step_id in steps.items():
-        step = store.find(connection, subgraph.key._replace(ns=ns, checkpoint_id=step_id))
-        before = store.before_updates(connection, step) if step is not None else []
+        step = store.find(transaction, subgraph.key._replace(ns=ns, checkpoint_id=step_id))
+        before = store.before_updates(transaction, step) if step is not None else []
         is_known = not before or before[-1].meta.get("source") != "update"  # if not, LangGraph goes on
         if is_known and subgraph.meta["parents"].get(ns) not in [one.key.checkpoint_id for one in before]:
             return False

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from sqlalchemy import Connection
 
 from agentgit.errors import InvalidInput
 from agentgit.store.database import Database
 from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, collect
+from agentgit.store.sql.transaction import Writing
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, list_owners
 
@@ -45,12 +45,12 @@ class ThreadOperations(BaseCheckpointSaver[float]):
     def delete_thread(self, thread_id: str) -> None:
         """Delete the checkpoints and writes of a thread."""
         store, thread = self.store, self._require_access(thread_id)
-        self.database.write(lambda connection: store.delete_thread(connection, thread))
+        self.database.write(lambda transaction: store.delete_thread(transaction, thread))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints whose metadata names one of these runs, with their writes."""
         store, runs = self.store, [str(run_id) for run_id in run_ids]
-        self.database.write(lambda connection: store.delete_for_runs(connection, runs, sessions=self.sessions))
+        self.database.write(lambda transaction: store.delete_for_runs(transaction, runs, sessions=self.sessions))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy the checkpoints and writes of a thread into a new one."""
@@ -59,7 +59,7 @@ class ThreadOperations(BaseCheckpointSaver[float]):
             self._require_access(source_thread_id),
             self._require_access(target_thread_id),
         )
-        self.database.write(lambda connection: store.copy_thread(connection, source, target))
+        self.database.write(lambda transaction: store.copy_thread(transaction, source, target))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete old checkpoints."""
@@ -68,9 +68,9 @@ class ThreadOperations(BaseCheckpointSaver[float]):
         store, threads = self.store, [self._require_access(thread_id) for thread_id in thread_ids]
         operation = store.prune if strategy == "keep_latest" else store.delete_thread
 
-        def prune_threads(connection: Connection) -> None:
+        def prune_threads(transaction: Writing) -> None:
             for thread in threads:
-                operation(connection, thread)
+                operation(transaction, thread)
 
         self.database.write(prune_threads)
 
@@ -87,10 +87,10 @@ class ThreadOperations(BaseCheckpointSaver[float]):
             Collected(values=0, bytes=0, writes=0, lists=0, steps=0)
         """
         store, collected = self.store, NOTHING_COLLECTED
-        with self.database.reading() as connection:
-            owners = list_owners(connection)
+        with self.database.reading() as transaction:
+            owners = list_owners(transaction)
             if dry_run:
-                counts = (collect(connection, store.blobs.of(one), dry_run=True, imports=imports) for one in owners)
+                counts = (collect(transaction, store.blobs.of(one), imports=imports) for one in owners)
                 return sum(counts, NOTHING_COLLECTED)
         for owner in owners:
             collected += self.database.write(partial(collect, blobs=store.blobs.of(owner), imports=imports))

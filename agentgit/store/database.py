@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import URL, Connection, Engine
+from sqlalchemy import URL, Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoneFree
 
@@ -25,9 +25,9 @@ from agentgit.auth.keyring import Keyring
 from agentgit.errors import AgentGitError, NotAllowed, NotFound, Unavailable
 from agentgit.next_steps import Next
 from agentgit.store.audit.callbacks import Callbacks
-from agentgit.store.audit.trail import begin_events, finish_events, read_event
+from agentgit.store.audit.trail import finish_events, read_event
 from agentgit.store.sql import postgres, process
-from agentgit.store.sql.batch import Statement, batch_of
+from agentgit.store.sql.batch import Batch, Statement
 from agentgit.store.sql.driver_errors import (
     ConnectionBroken,
     ConstraintRace,
@@ -48,6 +48,7 @@ from agentgit.store.sql.postgres import ASYNC_COMMIT, SYNC_COMMIT, transaction
 from agentgit.store.sql.process import LEASE_SECONDS, Leases
 from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, SQLiteConnections
 from agentgit.store.sql.tables import METADATA
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.url import absolute_url, parse_url, redacted_url, sqlite_path
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class Database:
 
     def _transaction(
         self, mode: str, settings: Sequence[Statement] = (), **kind: bool
-    ) -> _GeneratorContextManager[Connection]:
+    ) -> _GeneratorContextManager[tuple[Connection, Batch | None]]:
         if self._sqlite is not None:
             return self._sqlite.transaction(mode)
         engine = (self._loop_pools and self._loop_pools.engine()) or self.engine
@@ -234,14 +235,14 @@ class Database:
             time.sleep(seconds)
 
     @contextmanager
-    def reading(self, *, repeatable_read: bool = False) -> Iterator[Connection]:
-        """Yield a read-only connection."""
+    def reading(self, *, repeatable_read: bool = False) -> Iterator[Reading]:
+        """Yield a transaction that reads."""
         self._call_before()
         transaction_context = self._transaction(READING, only_reads=True, one_moment=repeatable_read)
-        with self._enter_transaction(TransactionState(self._database_key)), transaction_context as connection:
-            yield connection
+        with self._enter_transaction(TransactionState(self._database_key)), transaction_context as (connection, batch):
+            yield Reading(connection, self.seal, batch)
 
-    def write(self, work: Callable[[Connection], T], *, durable: bool = False, async_commit: bool = False) -> T:
+    def write(self, work: Callable[[Writing], T], *, durable: bool = False, async_commit: bool = False) -> T:
         """Run `work` in one transaction and commit it; retry if another transaction conflicts."""
         self._call_before()
         # On SQLite each attempt waits for the lock. On a server only one of several conflicting transactions succeeds.
@@ -262,16 +263,16 @@ class Database:
                 self._sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _write_once(self, work: Callable[[Connection], T], mode: str, settings: Sequence[Statement]) -> T:
+    def _write_once(self, work: Callable[[Writing], T], mode: str, settings: Sequence[Statement]) -> T:
         """Run `work` in one transaction, write its notes to the trail, commit, and call the callbacks."""
         state = TransactionState(self._database_key, writes=True, committing=False)
         entered, transaction_context = self._enter_transaction(state), self._transaction(mode, settings)
         try:
-            with entered, self._write_lock, transaction_context as connection:
-                begin_events(connection)
-                result = work(connection)
-                rows = finish_events(connection)
-                if rows and settings and (batch := batch_of(connection)) is not None:
+            with entered, self._write_lock, transaction_context as (connection, batch):
+                writing = Writing(connection, self.seal, batch)
+                result = work(writing)
+                rows = finish_events(writing)
+                if rows and settings and batch is not None:
                     # If a crash of the server lost an event that a reader has seen, its place could be given again.
                     batch.add(SYNC_COMMIT)
                 state.committing = True
@@ -316,10 +317,8 @@ class Database:
         """Return the size of the database in bytes: of its files, or as the server reports it."""
         if self.is_sqlite and not self.in_memory:
             return sum(os.path.getsize(path) for path in self.files if os.path.exists(path))
-        with self.reading() as connection:
-            return int(
-                connection.exec_driver_sql(_SIZE_QUERIES["sqlite" if self.is_sqlite else "postgresql"]).scalar_one()
-            )
+        with self.reading() as reading:
+            return int(reading.execute(text(_SIZE_QUERIES[reading.dialect.name])).scalar_one())
 
     def use_wal(self) -> None:
         """Switch a SQLite file to WAL mode, so that readers and a writer work at once. The file stores the setting."""

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from sqlalchemy import Connection
-
 from agentgit.effects import ToolInvocation
 from agentgit.errors import Corrupt
 from agentgit.next_steps import Next
@@ -31,6 +29,7 @@ from agentgit.store.schema import schema
 from agentgit.store.search.index import SearchIndex
 from agentgit.store.search.query import Search
 from agentgit.store.sql import process
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint, GraphKey, NewestState
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES, TaskWrites, waiting
@@ -100,8 +99,8 @@ class Store:
 
     def _begin_epoch_if_restarted(self) -> None:
         """After a restore into another server, begin a new epoch of the feed, so that its readers go on."""
-        with self.database.reading() as connection:
-            is_restarted = self.trail.is_restarted(connection)
+        with self.database.reading() as transaction:
+            is_restarted = self.trail.is_restarted(transaction)
         if is_restarted:
             self.database.write(self.trail.begin_epoch)
 
@@ -115,38 +114,36 @@ class Store:
                 if self.database.leases is not None:
                     self.database.leases.stop_renewing(name)
 
-    def track(self, connection: Connection, branch: StoredRow, position: int | None = None) -> list[ToolInvocation]:
+    def track(self, transaction: Reading, branch: StoredRow, position: int | None = None) -> list[ToolInvocation]:
         """Read the tool track of a branch from the root of the session, as it was recorded."""
-        return self.journal.track(connection, self.track_parts(connection, branch, position))
+        return self.journal.track(transaction, self.track_parts(transaction, branch, position))
 
-    def track_parts(self, connection: Connection, branch: StoredRow, position: int | None = None) -> list[TrackPart]:
+    def track_parts(self, transaction: Reading, branch: StoredRow, position: int | None = None) -> list[TrackPart]:
         """Return the parts of the tool track of a branch, root first."""
-        parts = [segment.track_part for segment in self.sessions.lineage(connection, branch)]
+        parts = [segment.track_part for segment in self.sessions.lineage(transaction, branch)]
         if position is not None:
             parts[-1] = TrackPart(branch_id=branch.id, before=branch.inherited, count=position - branch.inherited)
         return parts
 
-    def live_track(
-        self, connection: Connection, branch: StoredRow, position: int | None = None
-    ) -> list[ToolInvocation]:
+    def live_track(self, transaction: Reading, branch: StoredRow, position: int | None = None) -> list[ToolInvocation]:
         """Read the tool track of a branch as users see it: the newest run of each call; see `Journal.live_track`."""
-        runs = self.journal.newest_runs(connection, branch.external_session_id)
-        return self.journal.live_track(connection, runs, self.track_parts(connection, branch, position))
+        runs = self.journal.newest_runs(transaction, branch.external_session_id)
+        return self.journal.live_track(transaction, runs, self.track_parts(transaction, branch, position))
 
-    def head_state(self, connection: Connection, branch: StoredRow) -> HeadState:
+    def head_state(self, transaction: Reading, branch: StoredRow) -> HeadState:
         """Return the current position of a branch.
 
         If the last batch of calls was never finished, the position is before that batch. This does not apply to a batch
         that waits for an answer (an interrupt), because a fork can continue it.
         """
         tally, newest = (
-            self.journal.tally(connection, branch.id),
-            self.graphs.newest_state(connection, branch.thread_id),
+            self.journal.tally(transaction, branch.id),
+            self.graphs.newest_state(transaction, branch.thread_id),
         )
-        return self.head_state_of(connection, branch, tally, newest)
+        return self.head_state_of(transaction, branch, tally, newest)
 
     def head_state_of(
-        self, connection: Connection, branch: StoredRow, tally: CallTally, newest: NewestState
+        self, transaction: Reading, branch: StoredRow, tally: CallTally, newest: NewestState
     ) -> HeadState:
         """Return the current position of a branch, as `head_state`, from what was already read."""
         (calls, batch), (graph_checkpoint, is_interrupted, has_writes) = tally, newest
@@ -155,12 +152,12 @@ class Store:
             return HeadState(
                 checkpoint_state=checkpoint_state(None, position), latest=None, is_settled=True, next_batch=batch
             )
-        tail = self._read_tail(connection, graph_checkpoint)
+        tail = self._read_tail(transaction, graph_checkpoint)
         unanswered_ids = unanswered_calls(tail)
         if is_interrupted or not unanswered_ids:
-            pending = self.graphs.pack_pending_writes(connection, graph_checkpoint.key) if has_writes else NO_WRITES
+            pending = self.graphs.pack_pending_writes(transaction, graph_checkpoint.key) if has_writes else NO_WRITES
             if is_interrupted:
-                is_interrupted = bool(self._waiting(connection, graph_checkpoint, pending, unanswered_ids))
+                is_interrupted = bool(self._waiting(transaction, graph_checkpoint, pending, unanswered_ids))
         if is_interrupted or not unanswered_ids:
             current_state, unfinished = (
                 checkpoint_state(graph_checkpoint, position, pending),
@@ -175,12 +172,12 @@ class Store:
                 unfinished_messages=unfinished,
                 next_batch=batch,
             )
-        unfinished_batch = self.journal.last_batch(connection, branch.id, unanswered_ids)
-        position = branch.inherited + self.journal.count(connection, branch.id, before_batch=unfinished_batch)
-        complete_checkpoint = self._last_complete_checkpoint(connection, graph_checkpoint)
+        unfinished_batch = self.journal.last_batch(transaction, branch.id, unanswered_ids)
+        position = branch.inherited + self.journal.count(transaction, branch.id, before_batch=unfinished_batch)
+        complete_checkpoint = self._last_complete_checkpoint(transaction, graph_checkpoint)
         complete_state = checkpoint_state(complete_checkpoint, position, NO_WRITES)
-        open_calls = self.journal.track(connection, self.track_parts(connection, branch), skip=position)
-        files_id = self.snapshots.found_by(connection, branch, open_calls)
+        open_calls = self.journal.track(transaction, self.track_parts(transaction, branch), skip=position)
+        files_id = self.snapshots.found_by(transaction, branch, open_calls)
         complete_state = replace(complete_state, workspace_snapshot_id=files_id)
         return HeadState(
             checkpoint_state=complete_state,
@@ -192,32 +189,32 @@ class Store:
         )
 
     def _last_complete_checkpoint(
-        self, connection: Connection, graph_checkpoint: GraphCheckpoint
+        self, transaction: Reading, graph_checkpoint: GraphCheckpoint
     ) -> GraphCheckpoint | None:
         """Return the newest graph checkpoint up to this one in which no tool call waits for its result."""
         candidate: GraphCheckpoint | None = graph_checkpoint
-        while candidate is not None and unanswered_calls(self._read_tail(connection, candidate)):
+        while candidate is not None and unanswered_calls(self._read_tail(transaction, candidate)):
             parent_key = candidate.key._replace(checkpoint_id=candidate.parent_id) if candidate.parent_id else None
-            candidate = self.graphs.find(connection, parent_key) if parent_key else None
+            candidate = self.graphs.find(transaction, parent_key) if parent_key else None
         return candidate
 
-    def pending(self, connection: Connection, branch: StoredRow, checkpoint_id: str | None) -> bytes | None:
+    def pending(self, transaction: Reading, branch: StoredRow, checkpoint_id: str | None) -> bytes | None:
         """Read the current pending writes at a graph checkpoint of a branch; None before the first one."""
         return (
-            self.graphs.pack_pending_writes(connection, GraphKey(branch.thread_id, "", checkpoint_id))
+            self.graphs.pack_pending_writes(transaction, GraphKey(branch.thread_id, "", checkpoint_id))
             if checkpoint_id
             else None
         )
 
-    def asked(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> list[bytes]:
+    def asked(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> list[bytes]:
         """List the hashes of the questions of a graph checkpoint that wait for a person's answer."""
-        pending = self.graphs.pack_pending_writes(connection, graph_checkpoint.key)
-        tasks = self._waiting(connection, graph_checkpoint, pending, self.unanswered(connection, graph_checkpoint))
+        pending = self.graphs.pack_pending_writes(transaction, graph_checkpoint.key)
+        tasks = self._waiting(transaction, graph_checkpoint, pending, self.unanswered(transaction, graph_checkpoint))
         # A @task and the task that called it ask one question.
         return list(dict.fromkeys(key for task in tasks for key in task.values(INTERRUPT)))
 
     def _waiting(
-        self, connection: Connection, graph_checkpoint: GraphCheckpoint, pending: bytes, unanswered_ids: Sequence[str]
+        self, transaction: Reading, graph_checkpoint: GraphCheckpoint, pending: bytes, unanswered_ids: Sequence[str]
     ) -> list[TaskWrites]:
         """List the tasks of a graph checkpoint that wait for an answer.
 
@@ -225,70 +222,70 @@ class Store:
         """
         tasks = waiting(pending, graph_checkpoint.key.checkpoint_id)
         thread = graph_checkpoint.key.thread
-        has_ended = bool(tasks and unanswered_ids) and self.journal.have_ended(connection, thread, unanswered_ids)
+        has_ended = bool(tasks and unanswered_ids) and self.journal.have_ended(transaction, thread, unanswered_ids)
         return [] if has_ended else tasks
 
-    def is_interrupted(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> bool:
+    def is_interrupted(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> bool:
         """Return whether a graph checkpoint waits for a person's answer."""
-        return bool(self.asked(connection, graph_checkpoint))
+        return bool(self.asked(transaction, graph_checkpoint))
 
-    def is_unfinished(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> bool:
+    def is_unfinished(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> bool:
         """Return whether a tool call of a graph checkpoint has no result there."""
-        return bool(self.unanswered(connection, graph_checkpoint))
+        return bool(self.unanswered(transaction, graph_checkpoint))
 
-    def unanswered(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> list[str]:
+    def unanswered(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> list[str]:
         """List the ids of the tool calls of a graph checkpoint that have no result there."""
-        return unanswered_calls(self._read_tail(connection, graph_checkpoint))
+        return unanswered_calls(self._read_tail(transaction, graph_checkpoint))
 
-    def last_message(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> dict[str, Any] | None:
+    def last_message(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> dict[str, Any] | None:
         """Return the last message of a graph checkpoint in the form that users see; None if there is none."""
-        messages = self.graphs.messages_at(connection, graph_checkpoint, 1)
+        messages = self.graphs.messages_at(transaction, graph_checkpoint, 1)
         return from_stored(messages[0]) if messages else None
 
-    def answered_message(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> dict[str, Any] | None:
+    def answered_message(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> dict[str, Any] | None:
         """Return the AI message if the last messages are the results of all its tool calls; otherwise None."""
-        tail = self._read_tail(connection, graph_checkpoint)
+        tail = self._read_tail(transaction, graph_checkpoint)
         is_answered = len(tail) > 1 and tail[-1]["role"] == "tool" and not unanswered_calls(tail)
         return tail[0] if is_answered else None
 
-    def _read_tail(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> list[dict[str, Any]]:
+    def _read_tail(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> list[dict[str, Any]]:
         """Read the last message of the model, whose provider has accepted all before it, and what came after it."""
         count = 2
         while True:
-            tail = [from_stored(message) for message in self.graphs.messages_at(connection, graph_checkpoint, count)]
+            tail = [from_stored(message) for message in self.graphs.messages_at(transaction, graph_checkpoint, count)]
             start_indexes = [n for n, message in enumerate(tail) if message["role"] == "assistant"]
             if start_indexes or len(tail) < count:
                 return tail[start_indexes[-1] :] if start_indexes else tail
             count *= 8
 
-    def recover(self, connection: Connection, branch: StoredRow) -> StoredRow:
+    def recover(self, transaction: Writing, branch: StoredRow) -> StoredRow:
         """Release a branch from a turn that has died or whose lease has ended. Its running calls become `unknown`."""
-        if not self._is_run_abandoned(connection, branch):
+        if not self._is_run_abandoned(transaction, branch):
             return branch
         # A run whose lease has ended may still live, and be writing. Wait for that, because it counts as made in time.
-        self.graphs.blobs.of(branch.external_session_id).lock(connection)
-        branch = self.sessions.branch(connection, branch.id)
-        if not self._is_run_abandoned(connection, branch):
+        self.graphs.blobs.of(branch.external_session_id).lock(transaction)
+        branch = self.sessions.branch(transaction, branch.id)
+        if not self._is_run_abandoned(transaction, branch):
             return branch
-        self.journal.abandon(connection, branch.id, branch.owner)
-        self.sessions.release_abandoned(connection, branch)
-        self.snapshots.record_crash(connection, branch.external_session_id)
-        record_event(connection, "turn.abandoned", branch_id=branch.id)
-        return self.sessions.branch(connection, branch.id)
+        self.journal.abandon(transaction, branch.id, branch.owner)
+        self.sessions.release_abandoned(transaction, branch)
+        self.snapshots.record_crash(transaction, branch.external_session_id)
+        record_event(transaction, "turn.abandoned", branch_id=branch.id)
+        return self.sessions.branch(transaction, branch.id)
 
-    def _is_run_abandoned(self, connection: Connection, branch: StoredRow) -> bool:
-        return branch.status == RUNNING and self.sessions.is_abandoned(connection, branch)
+    def _is_run_abandoned(self, transaction: Reading, branch: StoredRow) -> bool:
+        return branch.status == RUNNING and self.sessions.is_abandoned(transaction, branch)
 
-    def read_state(self, connection: Connection, thread_id: str, checkpoint_id: str | None) -> dict[str, Any]:
+    def read_state(self, transaction: Reading, thread_id: str, checkpoint_id: str | None) -> dict[str, Any]:
         """Read the state and the conversation at a graph checkpoint, as the fields of a value."""
         if checkpoint_id is None:
             return {"session_state": {}, "conversation_history": []}
-        state, messages = self.graphs.read_state(connection, thread_id, checkpoint_id)
+        state, messages = self.graphs.read_state(transaction, thread_id, checkpoint_id)
         return {"session_state": state, "conversation_history": [from_stored(m) for m in messages]}
 
-    def verify_state(self, connection: Connection, branch: StoredRow, state_hash: bytes) -> None:
+    def verify_state(self, transaction: Reading, branch: StoredRow, state_hash: bytes) -> None:
         """Check that a branch has the expected state."""
-        head = self.graphs.head(connection, branch.thread_id)
+        head = self.graphs.head(transaction, branch.thread_id)
         if (head.state_hash if head else b"") != state_hash:
             raise Corrupt(
                 f"Branch {branch.name} does not have the state of the checkpoint it was made from.",

@@ -25,14 +25,13 @@ from math import inf
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar, cast
 
-from sqlalchemy import Connection
-
 from agentgit.errors import Conflict
 from agentgit.store.audit.trail import queue_names
 from agentgit.store.database import Database, before_transactions
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.records.sessions import StoredRow, TakenOver
 from agentgit.store.sql import process
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import (
     INTERRUPT,
@@ -212,11 +211,11 @@ class UnitOfWork:
             if self._failures == 1:
                 LOG.warning("The last steps of a turn are not saved yet: %s", error)
 
-    def write(self, work: Callable[[Connection], T], *, durable: bool = True, closing: bool = False) -> T:
+    def write(self, work: Callable[[Writing], T], *, durable: bool = True, closing: bool = False) -> T:
         """Write what waits and do other work, in one transaction."""
         return cast(T, self._write_with(work, durable=durable, closing=closing))
 
-    def _write_with(self, work: Callable[[Connection], T] | None, *, durable: bool, closing: bool) -> T | None:
+    def _write_with(self, work: Callable[[Writing], T] | None, *, durable: bool, closing: bool) -> T | None:
         draining = self._draining(closing=closing)
         try:
             return self._write_drained(draining, work, durable=durable, closing=closing)
@@ -226,7 +225,7 @@ class UnitOfWork:
     def _write_drained(
         self,
         draining: AbstractContextManager[_Waiting],
-        work: Callable[[Connection], T] | None,
+        work: Callable[[Writing], T] | None,
         *,
         durable: bool,
         closing: bool,
@@ -240,20 +239,20 @@ class UnitOfWork:
                 return None  # another thread has just written it
             newest_before, world_seq_before = self._newest, self.world_seq
 
-            def write_all(connection: Connection) -> T | None:
+            def write_all(transaction: Writing) -> T | None:
                 self.world_seq, self._next_arrival = world_seq_before, None
                 self._new_intended = set()
                 # Each locks the session against the collection of its values, before anything is read.
                 if closing:  # the end of a turn checks the hold itself, when it releases the branch
-                    self.read_session_meta = self._store.sessions.queue_touch(connection, session_id)
-                    queue_names(connection, self._branch.id)
+                    self.read_session_meta = self._store.sessions.queue_touch(transaction, session_id)
+                    queue_names(transaction, self._branch.id)
                     if self._failures:  # it may have been committed, and the branch be somebody else's
-                        self._read_held(connection)
+                        self._read_held(transaction)
                 else:
-                    self._store.graphs.blobs.of(session_id).protect(connection)
-                    self._read_held(connection)
-                self._newest = self._write(connection, waiting, newest_before)  # `work` may ask for it
-                return work(connection) if work is not None else None
+                    self._store.graphs.blobs.of(session_id).protect(transaction)
+                    self._read_held(transaction)
+                self._newest = self._write(transaction, waiting, newest_before)  # `work` may ask for it
+                return work(transaction) if work is not None else None
 
             # A later commit of the turn takes steps to the disk, but the outcome of a call that acted must not wait.
             can_wait = not durable and not any(map(self._is_intended, waiting.calls))
@@ -279,7 +278,9 @@ class UnitOfWork:
         waiting.calls[:] = filter(self._is_intended, waiting.calls)
         if waiting.calls:
             self._store.database.write(
-                lambda connection: self._write_outcomes(connection, self._leave_out_stored(connection, waiting.calls)),
+                lambda transaction: self._write_outcomes(
+                    transaction, self._leave_out_stored(transaction, waiting.calls)
+                ),
                 durable=True,
             )
             waiting.calls.clear()
@@ -319,31 +320,31 @@ class UnitOfWork:
         return self._store.database.is_closed or self._retries_left < 0
 
     def _write(
-        self, connection: Connection, waiting: _Waiting, newest: Mapping[Namespace, GraphCheckpoint | None]
+        self, transaction: Writing, waiting: _Waiting, newest: Mapping[Namespace, GraphCheckpoint | None]
     ) -> Mapping[Namespace, GraphCheckpoint | None]:
         """Write what waited, and return the newest graph checkpoints."""
-        newest = self._store.graphs.write(connection, waiting.rows, newest, is_protected=True)
+        newest = self._store.graphs.write(transaction, waiting.rows, newest, is_protected=True)
         if waiting.answers:
-            self.intend(connection, [intent for intent, _ in waiting.answers.values()])
+            self.intend(transaction, [intent for intent, _ in waiting.answers.values()])
             for id, (_, answers) in waiting.answers.items():
-                self._store.journal.change(connection, id, answers=to_json(answers))
-        calls = self._leave_out_stored(connection, waiting.calls)
+                self._store.journal.change(transaction, id, answers=to_json(answers))
+        calls = self._leave_out_stored(transaction, waiting.calls)
         new_calls = [(call.intent, call.outcome) for call in calls if not self._is_intended(call)]
         if new_calls:
             ended_ids = {intent.id for intent, _ in new_calls}
             outer = {one.id: one for call in calls for one in call.outer_intents if one.id not in ended_ids}
-            self.intend(connection, [*outer.values()])
-            self._store.journal.add(connection, new_calls, self._next_arrival)
+            self.intend(transaction, [*outer.values()])
+            self._store.journal.add(transaction, new_calls, self._next_arrival)
             self._next_arrival = None
-        self._write_outcomes(connection, calls)
+        self._write_outcomes(transaction, calls)
         self._new_intended |= {intent.id for intent, _ in new_calls}  # what it began may still make calls
         return newest
 
-    def _leave_out_stored(self, connection: Connection, calls: Sequence[RecordedCall]) -> Sequence[RecordedCall]:
+    def _leave_out_stored(self, transaction: Reading, calls: Sequence[RecordedCall]) -> Sequence[RecordedCall]:
         """Leave out the calls that a failed attempt has stored. A graph checkpoint may be stored twice, a call not."""
         if not self._failures or not calls:  # otherwise the answer to a commit may have been lost
             return calls
-        statuses = self._store.journal.calls_of_turn(connection, self._branch.id, calls[0].intent.owner)
+        statuses = self._store.journal.calls_of_turn(transaction, self._branch.id, calls[0].intent.owner)
         return [
             call
             for call in calls
@@ -354,39 +355,39 @@ class UnitOfWork:
     def _is_intended(self, call: RecordedCall) -> bool:
         return call.is_replay or call.intent.id in self._intended | self._new_intended
 
-    def _write_outcomes(self, connection: Connection, calls: Sequence[RecordedCall]) -> None:
+    def _write_outcomes(self, transaction: Writing, calls: Sequence[RecordedCall]) -> None:
         """Write the outcomes of the calls whose intents are written. This needs no hold on the branch."""
         for call in calls:
             if not self._is_intended(call):
                 continue
             if call.is_replay:
                 error = call.outcome.error or call.outcome.status
-                self._store.recorded_calls.fail_replay(connection, call.intent.id, error)
+                self._store.recorded_calls.fail_replay(transaction, call.intent.id, error)
             else:
-                seq = self._store.journal.end(connection, call.intent.id, call.outcome)
+                seq = self._store.journal.end(transaction, call.intent.id, call.outcome)
                 if seq is not None and self.world_seq is not None:
                     self.world_seq = seq if seq == self.world_seq + 1 else None
 
-    def _read_held(self, connection: Connection) -> None:
-        held = self._store.sessions.require_held(connection, self._branch)
+    def _read_held(self, transaction: Writing) -> None:
+        held = self._store.sessions.require_held(transaction, self._branch)
         self._next_arrival = held.next_arrival
         if self.world_seq != held.world_seq:
             self.world_seq = None
 
-    def lock_session(self, connection: Connection) -> None:
+    def lock_session(self, transaction: Writing) -> None:
         """Lock the session, and read again what others may have changed before the lock was free."""
-        self._store.sessions.lock(connection, self._branch.external_session_id)
-        self._read_held(connection)
+        self._store.sessions.lock(transaction, self._branch.external_session_id)
+        self._read_held(transaction)
 
-    def intend(self, connection: Connection, intents: Sequence[Intent]) -> None:
+    def intend(self, transaction: Writing, intents: Sequence[Intent]) -> None:
         """Record that calls are about to run or, for tools that are making another call, that they run."""
         known = self._intended | self._new_intended
         if self._failures and intents:  # the answer to a commit may have been lost
-            known |= self._store.journal.calls_of_turn(connection, self._branch.id, intents[0].owner).keys()
+            known |= self._store.journal.calls_of_turn(transaction, self._branch.id, intents[0].owner).keys()
         for intent in intents:
             if intent.id not in known:
                 arrival, self._next_arrival = self._next_arrival, None
-                self._store.journal.intend(connection, intent, arrival)
+                self._store.journal.intend(transaction, intent, arrival)
         self._new_intended |= {one.id for one in intents}
 
     @contextmanager

@@ -128,8 +128,8 @@ def serve(
 def _enabled_users(repo: Repository) -> set[str]:
     """Return the names of the users who can sign in; the local owner cannot."""
     store = repo.context.store
-    with store.database.reading() as connection:
-        return {user.name for user in store.users.all(connection) if user.name != LOCAL and user.disabled_at is None}
+    with store.database.reading() as transaction:
+        return {user.name for user in store.users.all(transaction) if user.name != LOCAL and user.disabled_at is None}
 
 
 def _announce(say: Callable[[str], None], address: str, link: OwnerLink | None, *, browser: bool) -> None:

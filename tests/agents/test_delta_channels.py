@@ -257,8 +257,8 @@ def test_large_values_of_a_dict_are_stored_once(repo):
     agent = repo.wrap(things(), "s")
     for _ in range(20):
         agent.invoke({"numbers": [1]})
-    with backend.reading(repo) as connection:
-        (size,) = connection.exec_driver_sql("SELECT sum(size) FROM blob WHERE type = 'json'").one()
+    with backend.reading(repo) as transaction:
+        (size,) = transaction.connection.exec_driver_sql("SELECT sum(size) FROM blob WHERE type = 'json'").one()
     assert size < 40_000
     assert len(agent.head.session_state["files"]) == 20
 

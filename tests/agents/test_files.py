@@ -676,8 +676,8 @@ def test_a_snapshot_stays_pinned_while_any_database_needs_it(agent, repo, desk, 
         other.session("s").delete_checkpoint(shared)
         other.session("s").cleanup_auto_checkpoints(keep=0)
     snapshots = backend.table("workspace_snapshot").c
-    with backend.reading(repo) as connection:
-        newest = connection.execute(select(snapshots.snapshot).order_by(snapshots.id.desc())).scalars().first()
+    with backend.reading(repo) as transaction:
+        newest = transaction.execute(select(snapshots.snapshot).order_by(snapshots.id.desc())).scalars().first()
     assert Workspace(desk.root).get(newest).pinned
 
 

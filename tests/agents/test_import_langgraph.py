@@ -295,8 +295,8 @@ def test_a_long_thread_is_imported_completely_and_compactly(repo, origin, world)
     assert (one.graph_checkpoints, one.checkpoints) == (600, 400)
     assert len(repo.session("t").get_checkpoint("HEAD").conversation_history) == 400
     if backend.is_sqlite(repo):
-        with backend.reading(repo) as connection:
-            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        with backend.reading(repo) as transaction:
+            pages = transaction.connection.exec_driver_sql("PRAGMA page_count").scalar()
         assert pages * 4096 < Path(origin.url).stat().st_size / 10
 
 

@@ -81,8 +81,8 @@ class Lives:
     def check_stored(self, repo, plan):
         """Check that what was written before the fault is stored, and nothing of a flush that was killed."""
         if not backend.is_sqlite(repo):
-            with backend.reading(repo) as connection:
-                backend.wait_until_quiet(connection)
+            with backend.reading(repo) as transaction:
+                backend.wait_until_quiet(transaction)
         seen = json.loads(self.seen.read_text("utf-8"))
         stored = backend.rows_of_turns(self.url)
         if plan.fault == KILL:

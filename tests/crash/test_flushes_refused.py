@@ -87,11 +87,11 @@ def test_a_call_whose_lease_ended_while_its_tool_ran_is_recorded(repo, world, fa
     """Its outcome is stored although no step is, and later if the database refuses it at first."""
     failed = []
 
-    def refuse(plain, journal, connection, call_id, outcome):
+    def refuse(plain, journal, transaction, call_id, outcome):
         if fails_at_first and outcome.status == "done" and not failed:
             failed.append(True)
             raise Unavailable("no space left")
-        return plain(journal, connection, call_id, outcome)
+        return plain(journal, transaction, call_id, outcome)
 
     # The branch is taken over in the tool, before its outcome is written.
     taking_over = faults.before(points.RECORD_CALL, taken_over(repo, world))

@@ -79,7 +79,9 @@ def test_autogenerate_finds_nothing_to_change(alembic, checkout):
 def test_autogenerate_finds_a_column_that_no_model_has(alembic, empty):
     alembic("upgrade", "head")
     with closing(Database(empty)) as database:
-        database.write(lambda connection: connection.exec_driver_sql("ALTER TABLE tag ADD COLUMN color TEXT"))
+        database.write(
+            lambda transaction: transaction.connection.exec_driver_sql("ALTER TABLE tag ADD COLUMN color TEXT")
+        )
     assert "color" in alembic("check", fails=True)
 
 
@@ -93,7 +95,7 @@ def test_the_sql_of_an_upgrade_creates_the_schema(alembic, empty):
                 connection.executescript(script)
         else:
             script = script.replace("BEGIN;\n", "", 1).replace("\nCOMMIT;", "").replace("%", "%%")
-            database.write(lambda connection: connection.exec_driver_sql(script))
+            database.write(lambda transaction: transaction.connection.exec_driver_sql(script))
         schema.compare(database)
     assert "DROP TABLE" in alembic("downgrade", "0001b:base", "--sql")
 

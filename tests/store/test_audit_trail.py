@@ -96,8 +96,8 @@ def test_a_deletion_event_lists_the_deleted_checkpoints(repo, agent):
 def test_the_database_refuses_changes_to_the_trail(repo, agent):
     agent.checkpoint("x")
     repo.maintenance.gc(shrink=False)  # an event of no session
-    with backend.reading(repo) as connection:
-        row = dict(connection.execute(EVENT.select().limit(1)).mappings().one())
+    with backend.reading(repo) as transaction:
+        row = dict(transaction.execute(EVENT.select().limit(1)).mappings().one())
     refused = [update(EVENT).values(kind="tag.created"), delete(EVENT)]
     refused += [delete(EVENT).where(EVENT.c.id == event.id) for event in repo.events.newest()]
     if backend.is_sqlite(repo):

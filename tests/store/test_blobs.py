@@ -38,7 +38,7 @@ def leaves(values):
 
 def put_list(database, items, base=None):
     """Store a list of leaves that continues `base`, and return its hash."""
-    return database.write(lambda connection: Content(values_of()).put(connection, [(items, base)]))[0]
+    return database.write(lambda transaction: Content(values_of()).put(transaction, [(items, base)]))[0]
 
 
 def test_value_hashes_never_change():
@@ -50,9 +50,9 @@ def test_value_hashes_never_change():
 
 def test_equal_values_are_stored_once_per_session(database):
     for blobs in (values_of(), values_of(), values_of(SESSION + 1)):
-        database.write(lambda connection, blobs=blobs: blobs.put_many(connection, leaves(["a", "b", "a"])))
-    with database.reading() as connection:
-        assert connection.execute(select(func.count()).select_from(BLOB)).scalar() == 4
+        database.write(lambda transaction, blobs=blobs: blobs.put_many(transaction, leaves(["a", "b", "a"])))
+    with database.reading() as transaction:
+        assert transaction.execute(select(func.count()).select_from(BLOB)).scalar() == 4
 
 
 edits = st.lists(
@@ -87,44 +87,44 @@ def test_every_version_of_a_list_stays_readable(shared, edits):
     for edit in edits:
         items = edited(items, edit)
         body = leaves(items)
-        (base,) = shared.write(lambda connection, body=body, base=base: writer.put(connection, [(body, base)]))
+        (base,) = shared.write(lambda transaction, body=body, base=base: writer.put(transaction, [(body, base)]))
         versions[base] = body
-    with shared.reading() as connection:
-        assert Content(values_of()).get(connection, versions) == versions
+    with shared.reading() as transaction:
+        assert Content(values_of()).get(transaction, versions) == versions
 
 
 def test_a_long_list_chain_is_written_in_full_at_intervals(database):
     writer, items, base = Content(values_of()), [], None
     for n in range(300):
         items = [*items, leaf("json", str(n).encode())]
-        (base,) = database.write(lambda connection, at=(items, base): writer.put(connection, [at]))
-    with database.reading() as connection:
-        assert values_of().item_hashes(connection, base) == tuple(item.hash for item in items)
+        (base,) = database.write(lambda transaction, at=(items, base): writer.put(transaction, [at]))
+    with database.reading() as transaction:
+        assert values_of().item_hashes(transaction, base) == tuple(item.hash for item in items)
         full = select(func.count()).where(BLOB.c.type == LIST, func.substr(BLOB.c.data, 1, 1) == b"\0")
-        assert 5 <= connection.execute(full).scalar() <= 8
+        assert 5 <= transaction.execute(full).scalar() <= 8
 
 
 def test_a_list_with_an_invalid_base_is_written_in_full(database):
     one, two = leaves(["1", "2"])
     for base in (one.hash, bytes(32)):
         key = put_list(database, [one, two], base)
-        with database.reading() as connection:
-            assert values_of().item_hashes(connection, key) == (one.hash, two.hash)
+        with database.reading() as transaction:
+            assert values_of().item_hashes(transaction, key) == (one.hash, two.hash)
 
 
 def damage(database, key, **values):
     """Change or delete a stored row directly in its table."""
     change = update(BLOB).values(**values) if values else delete(BLOB)
-    database.write(lambda connection: connection.execute(change.where(BLOB.c.hash == key)))
+    database.write(lambda transaction: transaction.execute(change.where(BLOB.c.hash == key)))
 
 
 @pytest.mark.parametrize("values", [{"data": b"2"}, {"type": "bytes"}, {"codec": 1}, {}])
 def test_a_damaged_value_raises_corrupt_and_names_its_row(database, values):
     (value,) = leaves(["1"])
-    database.write(lambda connection: values_of().put_many(connection, [value]))
+    database.write(lambda transaction: values_of().put_many(transaction, [value]))
     damage(database, value.hash, **values)
-    with database.reading() as connection, pytest.raises(Corrupt, match="agentgit fsck") as caught:
-        values_of().get_many(connection, [value.hash])
+    with database.reading() as transaction, pytest.raises(Corrupt, match="agentgit fsck") as caught:
+        values_of().get_many(transaction, [value.hash])
     assert caught.value.row == f"blob {SESSION}/{value.hash.hex()}"
 
 
@@ -134,16 +134,16 @@ def test_a_damaged_list_raises_corrupt(database, what, how):
     items = leaves(map(str, range(20)))
     base = put_list(database, items[:-1])
     key = put_list(database, items, base)
-    with database.reading() as connection:
-        data = connection.execute(select(BLOB.c.data).where(BLOB.c.hash == key)).scalar()
+    with database.reading() as transaction:
+        data = transaction.execute(select(BLOB.c.data).where(BLOB.c.hash == key)).scalar()
     values = {
         "other items": {"data": b"\0" + bytes(32)},
         "gone": {},
         "continues itself": {"data": data.replace(base, key)},
     }
     damage(database, key if what == "the list" else base, **values[how])
-    with database.reading() as connection, pytest.raises(Corrupt):
-        values_of().item_hashes(connection, key)
+    with database.reading() as transaction, pytest.raises(Corrupt):
+        values_of().item_hashes(transaction, key)
 
 
 @given(st.dictionaries(st.text(), st.binary(min_size=32, max_size=32)))

@@ -26,8 +26,8 @@ HUGE = 20 * 2**20
 
 
 def chunks(database):
-    with database.reading() as connection:
-        return list(connection.execute(select(BLOB.c.hash).where(BLOB.c.type == CHUNK)).scalars())
+    with database.reading() as transaction:
+        return list(transaction.execute(select(BLOB.c.hash).where(BLOB.c.type == CHUNK)).scalars())
 
 
 @pytest.mark.parametrize("kind", ["zlib", "zstd", "none"])
@@ -36,8 +36,8 @@ def test_a_huge_value_is_stored_in_chunks(database, kind, text):
     value = os.urandom(HUGE) if text == "random" else b"again and again " * (HUGE // 16)
     put(SQLModelSaver(database, compression=kind), "t", {"a": value, "b": "small"})
     assert values(SQLModelSaver(database), on("t")) == {"a": value, "b": "small"}
-    with database.reading() as connection:
-        rows = connection.execute(select(BLOB.c.codec, BLOB.c.data)).all()
+    with database.reading() as transaction:
+        rows = transaction.execute(select(BLOB.c.codec, BLOB.c.data)).all()
     assert max(len(row.data) for row in rows) <= CHUNK_BYTES
     assert [len(row.data) for row in rows if row.codec == CHUNKED] == [HUGE // CHUNK_BYTES * 32]
 
@@ -72,7 +72,7 @@ DAMAGE = {
 def test_a_damaged_chunk_raises_corrupt_and_names_its_row(saver, damage):
     put(saver, "t", {"a": os.urandom(SIZE)})
     (key, *_) = chunks(saver.database)
-    saver.database.write(lambda connection: connection.execute(DAMAGE[damage].where(BLOB.c.hash == key)))
+    saver.database.write(lambda transaction: transaction.execute(DAMAGE[damage].where(BLOB.c.hash == key)))
     with pytest.raises(Corrupt) as caught:
         values(SQLModelSaver(saver.database), on("t"))
     assert caught.value.row == f"blob {family_of('t')}/{key.hex()}"
@@ -85,10 +85,10 @@ def test_a_damaged_chunk_raises_corrupt_and_names_its_row(saver, damage):
 )
 def test_a_damaged_list_of_chunks_raises_corrupt(saver, change):
     put(saver, "t", {"a": os.urandom(SIZE)})
-    with saver.database.reading() as connection:
-        (row,) = connection.execute(select(BLOB).where(BLOB.c.codec == CHUNKED)).all()
+    with saver.database.reading() as transaction:
+        (row,) = transaction.execute(select(BLOB).where(BLOB.c.codec == CHUNKED)).all()
     changed = update(BLOB).where(BLOB.c.hash == row.hash).values(data=change(row))
-    saver.database.write(lambda connection: connection.execute(changed))
+    saver.database.write(lambda transaction: transaction.execute(changed))
     with pytest.raises(Corrupt) as caught:
         values(SQLModelSaver(saver.database), on("t"))
     assert caught.value.row == f"blob {row.external_session_id}/{row.hash.hex()}"
@@ -120,11 +120,11 @@ def test_gc_keeps_chunks_shared_with_another_value(saver):
 def test_memory_use_stays_near_the_size_of_the_value(shared, kind):
     value = leaf("bytes", os.urandom(HUGE))
     with traced_memory():
-        shared.write(lambda connection: BlobStore(kind).of(SESSIONS[kind]).put_many(connection, [value]))
+        shared.write(lambda transaction: BlobStore(kind).of(SESSIONS[kind]).put_many(transaction, [value]))
         assert tracemalloc.get_traced_memory()[1] < HUGE
         tracemalloc.reset_peak()
-        with shared.reading() as connection:
-            assert BlobStore().of(SESSIONS[kind]).get_many(connection, [value.hash])[value.hash] == value
+        with shared.reading() as transaction:
+            assert BlobStore().of(SESSIONS[kind]).get_many(transaction, [value.hash])[value.hash] == value
         assert tracemalloc.get_traced_memory()[1] < 2 * HUGE
 
 
@@ -137,7 +137,7 @@ def test_memory_use_stays_near_the_size_of_the_value(shared, kind):
 def test_chunked_values_are_read_back_unchanged(shared, values, size, kind):
     items = [leaf("bytes", value) for value in values]
     writer = Content(BlobStore(kind, chunk_bytes=size).of(1))
-    keys = shared.write(lambda connection: writer.put(connection, [(items, None), *((item, None) for item in items)]))
-    with shared.reading() as connection:
-        found = Content(BlobStore().of(1)).get(connection, keys)
+    keys = shared.write(lambda transaction: writer.put(transaction, [(items, None), *((item, None) for item in items)]))
+    with shared.reading() as transaction:
+        found = Content(BlobStore().of(1)).get(transaction, keys)
     assert [found[key] for key in keys] == [items, *items]

@@ -15,8 +15,8 @@ TEXT = "the same words again and again, " * 100
 def test_compression_kinds_may_be_mixed_in_one_database(database):
     for kind in ("zlib", "zstd", "none"):
         put(SQLModelSaver(database, compression=kind), kind, {"a": TEXT + kind})
-    with database.reading() as connection:
-        assert set(connection.execute(select(BLOB.c.codec)).scalars()) == {RAW, ZLIB, ZSTD}
+    with database.reading() as transaction:
+        assert set(transaction.execute(select(BLOB.c.codec)).scalars()) == {RAW, ZLIB, ZSTD}
     for kind in ("zlib", "zstd", "none"):
         assert values(SQLModelSaver(database, compression="none"), on(kind)) == {"a": TEXT + kind}
 
@@ -34,8 +34,8 @@ def test_small_json_is_stored_as_text_unless_compression_is_chosen(database):
     small, large = {"text": "again and " * 100}, {"text": "again and " * 1000}
     put(SQLModelSaver(database), "plain", {"a": small, "b": large})
     put(SQLModelSaver(database, compression="zstd"), "packed", {"a": small | {"other": 1}})
-    with database.reading() as connection:
-        stored = list(connection.execute(select(BLOB.c.codec, BLOB.c.data).where(BLOB.c.size > 512)))
+    with database.reading() as transaction:
+        stored = list(transaction.execute(select(BLOB.c.codec, BLOB.c.data).where(BLOB.c.size > 512)))
     assert [orjson.loads(row.data) for row in stored if row.codec == RAW] == [small]
     assert [row.codec for row in stored if row.codec != RAW] == [ZSTD, ZSTD]
 

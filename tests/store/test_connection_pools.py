@@ -34,17 +34,17 @@ TIME = 60
 POOLER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 
 
-def process(connection):
-    return connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+def process(transaction):
+    return transaction.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
 
 
 @pytest.fixture
 def server(postgres_url):
     """Open a PostgreSQL database with an additional table `counted`, and drop the table afterwards."""
     with closing(Database(postgres_url)) as database:
-        database.write(lambda c: c.exec_driver_sql("CREATE TABLE counted (n int)"))
+        database.write(lambda c: c.connection.exec_driver_sql("CREATE TABLE counted (n int)"))
         yield database
-        database.write(lambda c: c.exec_driver_sql("DROP TABLE counted"))
+        database.write(lambda c: c.connection.exec_driver_sql("DROP TABLE counted"))
 
 
 def cut(server):
@@ -52,24 +52,24 @@ def cut(server):
 
 
 def counted(server):
-    with server.reading() as connection:
-        return connection.exec_driver_sql("SELECT count(*) FROM counted").scalar_one()
+    with server.reading() as transaction:
+        return transaction.connection.exec_driver_sql("SELECT count(*) FROM counted").scalar_one()
 
 
-def count(connection):
-    connection.exec_driver_sql("INSERT INTO counted VALUES (1)")
+def count(transaction):
+    transaction.connection.exec_driver_sql("INSERT INTO counted VALUES (1)")
 
 
 @pytest.mark.parametrize("breaks", [1, 2])
 def test_work_is_retried_once_if_its_connection_breaks_before_the_commit(server, breaks):
     runs = []
 
-    def work(connection):
-        count(connection)
-        runs.append(process(connection))
+    def work(transaction):
+        count(transaction)
+        runs.append(process(transaction))
         if len(runs) <= breaks:
             cut(server)
-            count(connection)
+            count(transaction)
 
     with nullcontext() if breaks == 1 else pytest.raises(Unavailable, match="cannot be reached"):
         server.write(work)
@@ -129,9 +129,9 @@ class Between(socketserver.ThreadingTCPServer):
 def test_a_commit_with_a_lost_answer_is_not_retried(server):
     runs = []
 
-    def work(connection):
+    def work(transaction):
         runs.append(1)
-        count(connection)
+        count(transaction)
         way.deaf = True
 
     real = (server.url.host or "127.0.0.1", server.url.port or 5432)
@@ -151,11 +151,13 @@ def test_a_conflicting_transaction_is_retried(server, state):
     raised = {"serializable": "40001", "deadlock": "40P01", "lock timeout": "55P03"}[state]
     runs = []
 
-    def work(connection):
+    def work(transaction):
         runs.append(1)
-        count(connection)
+        count(transaction)
         if len(runs) < 3:
-            connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{raised}'; END $$")
+            transaction.connection.exec_driver_sql(
+                f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{raised}'; END $$"
+            )
 
     server.write(work)
     assert (len(runs), counted(server)) == (3, 1)
@@ -165,9 +167,9 @@ def test_a_conflicting_transaction_fails_after_24_attempts(server, monkeypatch):
     monkeypatch.setattr(server, "_sleep", lambda seconds: None)
     runs = []
 
-    def work(connection):
+    def work(transaction):
         runs.append(1)
-        connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
+        transaction.connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
 
     with pytest.raises(Unavailable, match="Try again"):
         server.write(work)
@@ -218,9 +220,11 @@ async def test_an_exhausted_pool_on_an_event_loop_raises_unavailable(postgres_ur
     with closing(Database(postgres_url)) as other, closing(Database(postgres_url, pool_size=1)) as database:
         lock = "SELECT pg_advisory_xact_lock(1)"
         with other.reading() as holds:
-            holds.exec_driver_sql(lock)
+            holds.connection.exec_driver_sql(lock)
             work = [
-                asyncio.create_task(database.run(database.write, lambda connection: connection.exec_driver_sql(lock)))
+                asyncio.create_task(
+                    database.run(database.write, lambda transaction: transaction.connection.exec_driver_sql(lock))
+                )
                 for _ in range(2)
             ]
             (refused,), (waiting,) = await asyncio.wait(work, timeout=TIME, return_when=asyncio.FIRST_COMPLETED)
@@ -385,8 +389,8 @@ async def test_idle_connections_are_closed_and_opened_again(postgres_url, monkey
 
 def prepares(url):
     """Return after how many runs a connection of a database prepares a statement; None is never."""
-    with closing(Database(url)) as database, database.reading() as connection:
-        return connection.connection.driver_connection.prepare_threshold
+    with closing(Database(url)) as database, database.reading() as transaction:
+        return transaction.connection.connection.driver_connection.prepare_threshold
 
 
 def test_statements_are_prepared_except_behind_a_pooler(postgres_url, pooled):

@@ -28,15 +28,15 @@ def chat(repo, session, *turns, **options):
 def owners(repo, table=BLOB):
     """Count the rows of a table by the session or the family that owns them, without locks."""
     query = select(table.c.external_session_id, func.count()).group_by(table.c.external_session_id)
-    with backend.reading(repo) as connection:
-        rows = connection.execute(query.where(table.c.type != "lock") if table is BLOB else query)
+    with backend.reading(repo) as transaction:
+        rows = transaction.execute(query.where(table.c.type != "lock") if table is BLOB else query)
         return dict(rows.all())
 
 
 def hashes(repo, session):
     query = select(BLOB.c.hash).where(BLOB.c.external_session_id == repo.session(session).id)
-    with backend.reading(repo) as connection:
-        return set(connection.execute(query).scalars())
+    with backend.reading(repo) as transaction:
+        return set(transaction.execute(query).scalars())
 
 
 def is_sound(repo):
@@ -175,9 +175,9 @@ def test_a_session_is_deleted_while_another_one_is_written(server):
     store, busy = server.context.store, server.session("busy").id
     deleted = []
 
-    def write(connection):
-        store.graphs.blobs.of(busy).protect(connection)
-        store.graphs.copy_thread(connection, thread, "elsewhere")  # adds rows to all three tables
+    def write(transaction):
+        store.graphs.blobs.of(busy).protect(transaction)
+        store.graphs.copy_thread(transaction, thread, "elsewhere")  # adds rows to all three tables
         impatient = backend.url(server).update_query_dict({"options": "-c statement_timeout=5000"})
         with agentgit.open(impatient) as other:
             deleted.append(other.session("empty").delete(force=True))
@@ -201,13 +201,13 @@ def test_a_collection_waits_for_a_writer_of_the_same_session(server):
     collector = threading.Thread(target=collect)
     collector.start()
 
-    def write(connection):
-        store.graphs.blobs.of(session).protect(connection)
-        connection.execute(select(BLOB.c.hash).where(BLOB.c.external_session_id == session, BLOB.c.hash == key))
+    def write(transaction):
+        store.graphs.blobs.of(session).protect(transaction)
+        transaction.execute(select(BLOB.c.hash).where(BLOB.c.external_session_id == session, BLOB.c.hash == key))
         has_read.set()
         collector.join(1)
         assert not results  # it waits
-        assert connection.execute(select(func.count()).where(BLOB.c.hash == key)).scalar() == 1
+        assert transaction.execute(select(func.count()).where(BLOB.c.hash == key)).scalar() == 1
 
     store.database.write(write)
     collector.join(60)

@@ -136,8 +136,8 @@ def test_a_revoked_key_ends_open_handles_at_once(repo, ada):
 
 
 def everything(repo):
-    with backend.reading(repo) as connection:
-        return repr([sorted(map(repr, connection.execute(select(table)))) for table in METADATA.sorted_tables])
+    with backend.reading(repo) as transaction:
+        return repr([sorted(map(repr, transaction.execute(select(table)))) for table in METADATA.sorted_tables])
 
 
 def test_only_hashes_of_secrets_are_stored_and_no_secret_is_shown_or_logged(repo, ada, caplog):
@@ -152,8 +152,8 @@ def test_only_hashes_of_secrets_are_stored_and_no_secret_is_shown_or_logged(repo
     keys = [parse_token(KEY_PREFIX, one.secret)[1] for one in (key, entry, browser)]
     secrets = {API_KEY: keys, SESSION_LINK: [parse_token(LINK_PREFIX, link.token)[1]]}
     for table, told in secrets.items():
-        with backend.reading(repo) as connection:
-            stored = {bytes(one) for one in connection.execute(select(table.c.hash)).scalars()}
+        with backend.reading(repo) as transaction:
+            stored = {bytes(one) for one in transaction.execute(select(table.c.hash)).scalars()}
         assert stored == {sha256(secret.encode()).digest() for secret in told}
     shown = [key, key.key, link, entry, browser, handle, handle.context.principal, repo.events.audit()]
     found = everything(repo) + caplog.text + repr(shown)

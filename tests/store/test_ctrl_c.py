@@ -64,8 +64,8 @@ def test_an_interrupted_write_leaves_nothing_locked(repo, fails):
     table = text('UPDATE "user" SET id = id RETURNING id')  # its cursor is still in use when it has been executed
 
     def write(fails=False):
-        def work(connection):
-            connection.execute(table).all()
+        def work(transaction):
+            transaction.execute(table).all()
             if fails:
                 raise LookupError
 
@@ -103,17 +103,17 @@ def test_an_interrupted_lock_by_name_is_free(tmp_path):
 def test_an_interrupted_write_keeps_the_rows_of_a_database_in_memory():
     rows = text("INSERT INTO row VALUES (:point) RETURNING point")
     with closing(Database("sqlite://")) as database:
-        database.write(lambda connection: connection.execute(text("CREATE TABLE row (point)")))
+        database.write(lambda transaction: transaction.execute(text("CREATE TABLE row (point)")))
 
         def write(point):
-            database.write(lambda connection: connection.execute(rows, {"point": point}).all())
+            database.write(lambda transaction: transaction.execute(rows, {"point": point}).all())
 
         for point in count():
             write(point)
             if not interrupted(lambda: write(None), point)[1]:
                 break
-        with database.reading() as connection:
-            found = connection.execute(text("SELECT point FROM row WHERE point IS NOT NULL ORDER BY point"))
+        with database.reading() as transaction:
+            found = transaction.execute(text("SELECT point FROM row WHERE point IS NOT NULL ORDER BY point"))
             assert found.scalars().all() == [*range(point + 1)]
 
 

@@ -282,13 +282,13 @@ def test_an_edited_or_moved_encrypted_value_is_named_by_fsck_and_never_returned(
             edits = edits_of(cells, name, column)
             for edit, value in edits.items():
                 with edited(repo, name, column, key, value):
-                    with backend.reading(repo) as connection, pytest.raises(Corrupt):
-                        read(repo, connection, name, column, key)
+                    with backend.reading(repo) as transaction, pytest.raises(Corrupt):
+                        read(repo, transaction, name, column, key)
                     found = [one.what for one in repo.maintenance.fsck(2).findings if one.row.startswith(f"{name} ")]
                     if (name != "blob" and not [what for what in found if ENCRYPTED_EDITS[edit] in what]) or not found:
                         wrong.append((name, column, edit, found))
-            with backend.reading(repo) as connection:
-                read(repo, connection, name, column, key)
+            with backend.reading(repo) as transaction:
+                read(repo, transaction, name, column, key)
         assert wrong == []
 
 
@@ -322,16 +322,16 @@ def fill(repo, name, column):
     """Write an encrypted column of two rows that have no value there, and return two keys with the stored values."""
     table, stored = METADATA.tables[name], raw_table(name)
     is_whole = stored.c.type != LIST if name == "blob" else true()  # lists of hashes are not encrypted
-    with backend.reading(repo) as connection:
-        keys = [tuple(row) for row in connection.execute(select(*stored.primary_key).where(is_whole).limit(2))]
+    with backend.reading(repo) as transaction:
+        keys = [tuple(row) for row in transaction.execute(select(*stored.primary_key).where(is_whole).limit(2))]
     is_empty = table.c[column].is_(None)
     value = "told" if isinstance(stored.c[column].type, Text) else b"{}"
     for key in keys:
         condition = tuple_(*table.primary_key) == key
         backend.write(repo, lambda c, p=condition: update_rows(c, table, p, is_empty, **{column: value}))
-    with backend.reading(repo) as connection:
+    with backend.reading(repo) as transaction:
         return [
-            (key, connection.execute(select(stored.c[column]).where(tuple_(*stored.primary_key) == key)).scalar_one())
+            (key, transaction.execute(select(stored.c[column]).where(tuple_(*stored.primary_key) == key)).scalar_one())
             for key in keys
         ]
 
@@ -341,8 +341,8 @@ def edited(repo, name, column, key, value):
     """Write a stored value into a cell, and restore the cell's own value afterwards."""
     table = raw_table(name)
     is_row = tuple_(*table.primary_key) == key
-    with backend.reading(repo) as connection:
-        before = connection.execute(select(table.c[column]).where(is_row)).scalar_one()
+    with backend.reading(repo) as transaction:
+        before = transaction.execute(select(table.c[column]).where(is_row)).scalar_one()
     try:
         backend.write(repo, lambda c: c.execute(update(table).where(is_row).values({column: value})))
         yield
@@ -350,10 +350,10 @@ def edited(repo, name, column, key, value):
         backend.write(repo, lambda c: c.execute(update(table).where(is_row).values({column: before})))
 
 
-def read(repo, connection, name, column, key):
+def read(repo, transaction, name, column, key):
     """Read an encrypted value as agentgit does."""
     if name == "blob":
         session_id, hash_ = key
-        BlobStore().of(session_id).get_many(connection, [hash_])
+        BlobStore().of(session_id).get_many(transaction, [hash_])
     table = METADATA.tables[name]
-    return connection.execute(select(table.c[column]).where(tuple_(*table.primary_key) == key)).one()
+    return transaction.execute(select(table.c[column]).where(tuple_(*table.primary_key) == key)).one()

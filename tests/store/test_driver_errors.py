@@ -15,8 +15,8 @@ from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, SESSION
 
 
-def row(connection):
-    return dict(connection.execute(SESSION.select()).mappings().first())
+def row(transaction):
+    return dict(transaction.execute(SESSION.select()).mappings().first())
 
 
 NEVER = {
@@ -38,9 +38,9 @@ def session(repo):
 def test_t_a_permanent_database_error_is_not_a_conflict(session, why):
     runs = []
 
-    def once(connection):
+    def once(transaction):
         runs.append(1)
-        NEVER[why](connection)
+        NEVER[why](transaction)
 
     with pytest.raises(AgentGitError, match="Retrying does not help") as raised:
         backend.write(session, once)
@@ -57,9 +57,9 @@ def test_t_a_write_is_retried_after_each_different_rejected_row(postgres_url):
         taken = [repo.session(name, create=True).name for name in ("s1", "s2", "s3")]
         names = iter([*taken, "free"])
 
-        def next_one(connection):
-            found = row(connection) | {"id": 5, "session_name": next(names), "current_branch_id": None}
-            connection.execute(insert(SESSION), found)
+        def next_one(transaction):
+            found = row(transaction) | {"id": 5, "session_name": next(names), "current_branch_id": None}
+            transaction.execute(insert(SESSION), found)
             return found["session_name"]
 
         assert backend.write(repo, next_one) == "free"
@@ -78,8 +78,8 @@ def test_t_a_value_the_database_cannot_store_is_invalid_input(session):
 def test_t_a_missing_table_or_column_is_a_schema_mismatch(session, statement):
     with pytest.raises(SchemaMismatch, match="agentgit db check"):
         backend.write(session, lambda c: c.execute(text(statement)))
-    with pytest.raises(SchemaMismatch, match="agentgit db check"), backend.reading(session) as connection:
-        connection.execute(text(statement))
+    with pytest.raises(SchemaMismatch, match="agentgit db check"), backend.reading(session) as transaction:
+        transaction.execute(text(statement))
 
 
 SQLSTATES = {
@@ -100,8 +100,10 @@ def test_t_each_sqlstate_maps_to_an_exception(postgres_url):
     with closing(Database(postgres_url)) as database:
         for states, (kind, said) in SQLSTATES.items():
             for state in states.split():
-                with pytest.raises(kind, match=said) as raised, database.reading() as connection:
-                    connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$")
+                with pytest.raises(kind, match=said) as raised, database.reading() as transaction:
+                    transaction.connection.exec_driver_sql(
+                        f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{state}'; END $$"
+                    )
                 assert kind is not AgentGitError or type(raised.value) is AgentGitError
 
 

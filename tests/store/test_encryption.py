@@ -122,11 +122,11 @@ def test_a_sealed_value_opens_only_in_its_place(url):
         write(lambda c: blobs.put_many(c, [value]))
         table = raw_table("blob")
         this = table.c.hash == value.hash
-        with backend.reading(repo) as connection:
-            bad = flipped(connection.execute(select(table.c.data).where(this)).scalar_one())
+        with backend.reading(repo) as transaction:
+            bad = flipped(transaction.execute(select(table.c.data).where(this)).scalar_one())
         write(lambda c: c.execute(update(table).where(this).values(data=bad)))
-        with backend.reading(repo) as connection, pytest.raises(Corrupt) as failure:
-            BlobStore().of(1).get_many(connection, [value.hash])
+        with backend.reading(repo) as transaction, pytest.raises(Corrupt) as failure:
+            BlobStore().of(1).get_many(transaction, [value.hash])
         assert failure.value.row == f"blob 1/{value.hash.hex()}"
 
 
@@ -138,9 +138,9 @@ def test_values_of_every_shape_are_read_back(url, keys):
         values = [*odd, leaf("bytes", bytes(range(256)) * 4000), leaf("bytes", b"")]
         values += [leaf("json", json.dumps(f"{MARK} is message {n}, as long as others").encode()) for n in range(120)]
         write(lambda c: blobs.put_many(c, values))
-        with backend.reading(repo) as connection:
+        with backend.reading(repo) as transaction:
             fresh = BlobStore().of(1)
-            assert all(fresh.get_many(connection, [one.hash])[one.hash] == one for one in values)
+            assert all(fresh.get_many(transaction, [one.hash])[one.hash] == one for one in values)
         assert repo.maintenance.fsck(2).findings == ()
         assert (MARK in backend.as_stored(repo)) == (keys is None)
         if keys is not None:

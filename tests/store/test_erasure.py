@@ -74,8 +74,8 @@ def test_erasing_a_session_clears_the_planner_statistics(repo, tmp_path):
     )
 
     def told():
-        with backend.reading(repo) as connection:
-            rows = connection.execute(known).scalars().all()
+        with backend.reading(repo) as transaction:
+            rows = transaction.execute(known).scalars().all()
         return [row.partition(" ")[0] for row in rows if MARK in row or MARK.encode().hex() in row]
 
     repo = agentgit.open(backend.url(repo), compression="none")

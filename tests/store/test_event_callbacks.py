@@ -38,15 +38,15 @@ def test_a_callback_receives_each_checkpoint_after_its_commit(repo, agent):
 def test_events_of_a_failed_transaction_are_neither_stored_nor_delivered(repo):
     session, got = repo.session("s", create=True), []
 
-    def work(connection, *, fails):
-        record_event(connection, "tag.created", session_id=session.id, name=str(fails))
+    def work(transaction, *, fails):
+        record_event(transaction, "tag.created", session_id=session.id, name=str(fails))
         if fails:
             raise Conflict("taken back")
 
     with repo.events.on("*", got.append):
         with pytest.raises(Conflict):
-            backend.write(repo, lambda connection: work(connection, fails=True))
-        backend.write(repo, lambda connection: work(connection, fails=False))
+            backend.write(repo, lambda transaction: work(transaction, fails=True))
+        backend.write(repo, lambda transaction: work(transaction, fails=False))
     assert [event.detail["name"] for event in got] == ["False"]
     assert repo.events.newest(kinds="tag.*") == got
 

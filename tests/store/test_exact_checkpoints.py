@@ -252,8 +252,8 @@ def test_a_name_excluded_at_open_is_stored_for_no_session(tmp_path):
         assert agent.get_state().metadata["plan"] == "gold"
         report = repo.import_langgraph(tmp_path / "old")
         assert report.threads[0].hidden == ("customer_email",)
-        with repo.session("s")._context.store.database.reading() as connection:
-            rows = connection.execute(select(GRAPH_CHECKPOINT.c.meta)).scalars().all()
+        with repo.session("s")._context.store.database.reading() as transaction:
+            rows = transaction.execute(select(GRAPH_CHECKPOINT.c.meta)).scalars().all()
     assert sum(b'"plan":"gold"' in meta for meta in rows) == len(rows) > 4
     assert not any(b"hush" in file.read_bytes() for file in tmp_path.glob("a.db*"))
 

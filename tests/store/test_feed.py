@@ -37,11 +37,13 @@ def write_events(url, number):
         store = repo.context.store
         repo.events.on("*", lambda event: print(event.id, event.session_id))  # noqa: T201  # for the test
 
-        def slowly(connection, session_id):
-            record_event(connection, "tag.created", session_id=session_id, name="slow")
-            record_event(connection, "tag.created", session_id=session_id, name="slower")
+        def slowly(transaction, session_id):
+            record_event(transaction, "tag.created", session_id=session_id, name="slow")
+            record_event(transaction, "tag.created", session_id=session_id, name="slower")
             if not store.database.is_sqlite:
-                connection.exec_driver_sql("SELECT pg_current_xact_id()")  # so that it has a number while it lasts
+                transaction.connection.exec_driver_sql(
+                    "SELECT pg_current_xact_id()"
+                )  # so that it has a number while it lasts
                 time.sleep(chance.random() * 0.2)
 
         for one in range(ROUNDS):
@@ -50,7 +52,7 @@ def write_events(url, number):
                 shared = repo.session(f"shared {one % 2}")
                 shared.checkpoint(f"{number} {one}")
                 shared.fork(name=f"{number} {one}")
-                store.database.write(lambda connection, own=own: slowly(connection, own.id))
+                store.database.write(lambda transaction, own=own: slowly(transaction, own.id))
                 own.checkpoint("two")
                 own.rename(f"{number} {one} again")
 
@@ -202,10 +204,10 @@ def test_a_paged_feed_returns_each_event_once(repo, monkeypatch):
     monkeypatch.setattr("agentgit.repository.events.PAGE", 7)
     sessions = [repo.session(f"s{n}", create=True) for n in range(3)]
 
-    def work(connection):
+    def work(transaction):
         for n in range(10):
             for session in sessions:
-                record_event(connection, "tag.created", session_id=session.id, name=str(n))
+                record_event(transaction, "tag.created", session_id=session.id, name=str(n))
 
     backend.write(repo, work)
     backend.wait_for_the_feed(repo)
@@ -253,13 +255,13 @@ def test_an_erased_newest_event_gives_its_place_to_nobody(repo):
 def test_a_restore_into_another_server_begins_a_new_epoch(repo):
     repo.session("s", create=True)
 
-    def renumber(connection):  # the event has a number of another server, as in a restored dump
-        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
-        connection.exec_driver_sql("UPDATE event SET ordinal = 1000000000000 + mod(id, 1000)")
+    def renumber(transaction):  # the event has a number of another server, as in a restored dump
+        transaction.connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+        transaction.connection.exec_driver_sql("UPDATE event SET ordinal = 1000000000000 + mod(id, 1000)")
 
     backend.write(repo, renumber)
-    with backend.reading(repo) as connection:
-        (row,) = connection.exec_driver_sql("SELECT ordinal, id FROM event").all()
+    with backend.reading(repo) as transaction:
+        (row,) = transaction.connection.exec_driver_sql("SELECT ordinal, id FROM event").all()
     last = f"0.{row.ordinal}.{row.id}"
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: agentgit.open(backend.url(repo)).close(), range(3)))

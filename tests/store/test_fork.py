@@ -23,18 +23,18 @@ class Log(TypedDict):
 
 
 def fork(saver, source, checkpoint_id, target):
-    return saver.database.write(lambda connection: saver.store.fork(connection, source, checkpoint_id, target))
+    return saver.database.write(lambda transaction: saver.store.fork(transaction, source, checkpoint_id, target))
 
 
 def head(saver, thread):
-    with saver.database.reading() as connection:
-        return saver.store.head(connection, thread)
+    with saver.database.reading() as transaction:
+        return saver.store.head(transaction, thread)
 
 
 def rows_of(saver, thread):
-    with saver.database.reading() as connection:
+    with saver.database.reading() as transaction:
         return [
-            sorted(map(tuple, connection.execute(select(table).where(table.c.thread_id == thread))), key=repr)
+            sorted(map(tuple, transaction.execute(select(table).where(table.c.thread_id == thread))), key=repr)
             for table in map(backend.table, ("graph_checkpoint", "graph_write"))
         ]
 
@@ -142,11 +142,11 @@ def test_a_fork_copies_one_checkpoint_and_no_value(saver):
     graph.invoke({"messages": [HumanMessage("ok?", id="q")]}, on("main"))
     here = head(saver, "main")
     blobs = backend.table("blob")
-    with saver.database.reading() as connection:
-        before = connection.execute(select(blobs.c.hash)).all()
+    with saver.database.reading() as transaction:
+        before = transaction.execute(select(blobs.c.hash)).all()
     fork(saver, "main", here.checkpoint_id, "copy")
-    with saver.database.reading() as connection:
-        assert connection.execute(select(blobs.c.hash)).all() == before
+    with saver.database.reading() as transaction:
+        assert transaction.execute(select(blobs.c.hash)).all() == before
     assert head(saver, "copy") == here
     checkpoints, writes = rows_of(saver, "copy")
     assert (len(checkpoints), writes) == (1, [])

@@ -104,7 +104,7 @@ class Threads:
     def fork(self, thread, where):
         past, new = self.expected[thread], self.new()
         point = past[where % len(past)]
-        self.saver.database.write(lambda connection: self.saver.store.fork(connection, thread, point[0], new))
+        self.saver.database.write(lambda transaction: self.saver.store.fork(transaction, thread, point[0], new))
         self.learn(new)
         assert self.expected[new][0][:2] == point[:2]
 

@@ -48,12 +48,12 @@ def lived(lived_through):
 def damage(repo, *statements):
     """Run statements with the foreign keys off, and assert that each one changes a row."""
 
-    def work(connection):
+    def work(transaction):
         if not backend.is_sqlite(repo):
-            connection.execute(text("SET LOCAL session_replication_role = replica"))
+            transaction.execute(text("SET LOCAL session_replication_role = replica"))
         for statement in statements:
             statement = statement.replace("{message}", MESSAGE)
-            done = connection.execute(text(statement), {"junk": JUNK} if ":junk" in statement else {})
+            done = transaction.execute(text(statement), {"junk": JUNK} if ":junk" in statement else {})
             assert done.rowcount != 0, f"nothing was damaged by {statement}"
 
     if not backend.is_sqlite(repo):
@@ -68,9 +68,9 @@ def damage(repo, *statements):
 
 
 def all_rows(repo):
-    with backend.reading(repo) as connection:
+    with backend.reading(repo) as transaction:
         return {
-            name: sorted(map(repr, connection.execute(select(literal_column("*")).select_from(table(name)))))
+            name: sorted(map(repr, transaction.execute(select(literal_column("*")).select_from(table(name)))))
             for name in backend.tables()
         }
 
@@ -287,7 +287,7 @@ def test_fsck_names_a_write_to_memory_without_its_item():
 def test_an_invalid_time_is_refused(lived, value):
     for name in ("checkpoint", "tool_invocation", "operation", "world_log", "tag"):
         with pytest.raises(AgentGitError):
-            backend.write(lived, lambda c, name=name: c.exec_driver_sql(f"UPDATE {name} SET created_at = '{value}'"))  # noqa: S608  # ours
+            backend.write(lived, lambda c, name=name: c.execute(text(f"UPDATE {name} SET created_at = '{value}'")))  # noqa: S608  # ours
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def write(repo, *statements):
 
 def proofs(repo):
     """Return the rows that prove which keys the database has, as they are stored."""
-    with backend.reading(repo) as connection:
-        return [dict(row) for row in connection.execute(select(ENCRYPTION_KEY)).mappings()]
+    with backend.reading(repo) as transaction:
+        return [dict(row) for row in transaction.execute(select(ENCRYPTION_KEY)).mappings()]
 
 
 def put_back(repo, rows):
@@ -71,11 +71,11 @@ def test_an_unencrypted_message_with_a_valid_hash_is_refused(url, tmp_path):
         session = repo.session("s").id
         row = {"external_session_id": session, "hash": value.hash}
         write(repo, insert(table).values(**row, type="json", codec=0, size=len(value.data), data=value.data))
-        with backend.reading(repo) as connection:
+        with backend.reading(repo) as transaction:
             blobs = repo.context.store.graphs.blobs.of(session)
             with pytest.raises(Corrupt, match="is not encrypted"):
-                blobs.get_many(connection, [value.hash])
-            stored = connection.execute(select(table.c.data).where(table.c.type == LIST)).scalars().all()
+                blobs.get_many(transaction, [value.hash])
+            stored = transaction.execute(select(table.c.data).where(table.c.type == LIST)).scalars().all()
         assert stored
         assert {parse_key_name(data) for data in stored} == {None}
         (finding,) = repo.maintenance.fsck(1).findings

@@ -65,14 +65,14 @@ def do(repo, agent, deed, number):
 def reachable(repo):
     """Return the hashes of all reachable values, found one by one with the functions that read them."""
     blobs, way = repo.context.store.graphs.blobs.of(repo.session().id), set()
-    with backend.reading(repo) as connection:
-        for row in connection.execute(select(GRAPH_CHECKPOINT)):
+    with backend.reading(repo) as transaction:
+        for row in transaction.execute(select(GRAPH_CHECKPOINT)):
             way.update(parse_graph_checkpoint(row).values.values())
-        for value in connection.execute(select(GRAPH_WRITE.c.value)).scalars():
+        for value in transaction.execute(select(GRAPH_WRITE.c.value)).scalars():
             way.update(value[n : n + 32] for n in range(0, len(value), 32))
         for key in list(way):
-            if blobs.get_many(connection, [key])[key].type == LIST:
-                way.update(blobs.item_hashes(connection, key))
+            if blobs.get_many(transaction, [key])[key].type == LIST:
+                way.update(blobs.item_hashes(transaction, key))
     return way
 
 

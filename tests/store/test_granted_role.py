@@ -160,7 +160,7 @@ def test_an_unprivileged_role_can_check_and_not_change_tables_or_the_trail(world
         "ALTER TABLE event DISABLE TRIGGER ALL", "SET session_replication_role = replica",
     ):  # fmt: skip
         with pytest.raises(NotAllowed):
-            backend.write(world.repo, lambda c, statement=statement: c.exec_driver_sql(statement))
+            backend.write(world.repo, lambda c, statement=statement: c.connection.exec_driver_sql(statement))
 
 
 def test_erasing_keeps_snapshots_that_another_user_has(database, tmp_path):
@@ -213,13 +213,15 @@ def test_bad_roles_are_refused(owner, database):
     with pytest.raises(NotAllowed, match="is a superuser"):
         schema.grant(owner, "public", owner.url.username)
     role = database.url.username
-    owner.write(lambda c: c.exec_driver_sql(f"GRANT {owner.url.username} TO {role}"))
+    owner.write(lambda c: c.connection.exec_driver_sql(f"GRANT {owner.url.username} TO {role}"))
     with pytest.raises(NotAllowed, match="is a member"):  # a member can become the superuser by SET ROLE
         schema.grant(owner, "public", role)
-    owner.write(lambda c: c.exec_driver_sql(f"REVOKE {owner.url.username} FROM {role}"))
+    owner.write(lambda c: c.connection.exec_driver_sql(f"REVOKE {owner.url.username} FROM {role}"))
     owner.write(
-        lambda c: c.exec_driver_sql(f"GRANT CREATE ON SCHEMA public TO {role}; ALTER TABLE tag OWNER TO {role}")
+        lambda c: c.connection.exec_driver_sql(
+            f"GRANT CREATE ON SCHEMA public TO {role}; ALTER TABLE tag OWNER TO {role}"
+        )
     )
     with pytest.raises(NotAllowed, match="owns the tables"):
         schema.grant(owner, "public", role)
-    owner.write(lambda c: c.exec_driver_sql(f"ALTER TABLE tag OWNER TO {owner.url.username}"))
+    owner.write(lambda c: c.connection.exec_driver_sql(f"ALTER TABLE tag OWNER TO {owner.url.username}"))

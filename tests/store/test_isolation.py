@@ -27,12 +27,12 @@ __all__ = ["world"]  # the fixture
 def rows(repo, *without):
     """Return all rows by table."""
     found = {}
-    with backend.reading(repo) as connection:
+    with backend.reading(repo) as transaction:
         for table in METADATA.sorted_tables:
             columns = [column for column in table.c if column.name != "searched"]
             if table.name not in without:
                 query = select(*columns).order_by(*table.primary_key)
-                found[table.name] = [tuple(row) for row in connection.execute(query)]
+                found[table.name] = [tuple(row) for row in transaction.execute(query)]
     return found
 
 
@@ -94,7 +94,7 @@ REACHES = (
 def test_a_role_cannot_reach_another_tenant_or_change_a_table(tenants, statement):
     other = tenants["beta"].username
     with closing(Database(tenants["acme"])) as database, pytest.raises(AgentGitError) as refused:
-        database.write(lambda c: c.exec_driver_sql(statement.format(other=other)).all())
+        database.write(lambda c: c.connection.exec_driver_sql(statement.format(other=other)).all())
     cause = refused.value.__cause__
     assert getattr(cause, "orig", cause).sqlstate in ("42501", "42P01")
 
@@ -105,8 +105,8 @@ def test_the_statistics_of_another_tenants_values_are_hidden(tenants):
     postgres_databases.run(tenants["beta"].set(username="postgres"), 'ANALYZE beta."user"')
     query = "SELECT count(*) FROM pg_stats WHERE schemaname = 'beta' UNION ALL SELECT count(*) FROM pg_stat_activity "
     query += f"WHERE usename = '{tenants['beta'].username}' AND query <> '<insufficient privilege>'"
-    with closing(Database(tenants["acme"])) as database, database.reading() as connection:
-        assert list(connection.exec_driver_sql(query).scalars()) == [0, 0]
+    with closing(Database(tenants["acme"])) as database, database.reading() as transaction:
+        assert list(transaction.connection.exec_driver_sql(query).scalars()) == [0, 0]
 
 
 def test_a_tenant_is_made_and_kept_up_on_the_command_line(empty_server):
@@ -193,7 +193,7 @@ def test_rights_that_were_there_before_are_taken_away(tenants):
             (owner.set(username=reader), "INSERT INTO acme.tag SELECT * FROM acme.tag"),
         ):
             with closing(Database(url)) as database, pytest.raises(NotAllowed):
-                database.write(lambda c, statement=statement: c.exec_driver_sql(statement))
+                database.write(lambda c, statement=statement: c.connection.exec_driver_sql(statement))
     finally:
         postgres_databases.run(owner, f"DROP OWNED BY {reader}", f"DROP ROLE {reader}")
 

@@ -60,8 +60,8 @@ def let_end(repo, table=BRANCH):
 
 def ends(repo, table=BRANCH):
     """Return the ends of the leases of all rows that have an owner."""
-    with backend.reading(repo) as connection:
-        return list(connection.execute(select(table.c.lease_until).where(table.c.owner.is_not(None))).scalars())
+    with backend.reading(repo) as transaction:
+        return list(transaction.execute(select(table.c.lease_until).where(table.c.owner.is_not(None))).scalars())
 
 
 @on_postgresql

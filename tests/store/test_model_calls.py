@@ -55,8 +55,8 @@ def talked(repo, turns=3, name="s", model=None):
 
 
 def blob_bytes(repo):
-    with backend.reading(repo) as connection:
-        return connection.exec_driver_sql("SELECT sum(length(data) + 100) FROM blob").scalar_one()
+    with backend.reading(repo) as transaction:
+        return transaction.connection.exec_driver_sql("SELECT sum(length(data) + 100) FROM blob").scalar_one()
 
 
 def test_a_prompt_and_its_tools_are_stored_once(repo):
@@ -69,8 +69,8 @@ def test_a_prompt_and_its_tools_are_stored_once(repo):
         grown.append(blob_bytes(repo) - before)
     assert max(grown) < 1.2 * min(grown)
     assert max(grown) < 30 * 2_500
-    with backend.reading(repo) as connection:
-        prompts = connection.exec_driver_sql("SELECT count(*) FROM blob WHERE size > 4000").scalar_one()
+    with backend.reading(repo) as transaction:
+        prompts = transaction.connection.exec_driver_sql("SELECT count(*) FROM blob WHERE size > 4000").scalar_one()
     assert prompts == 1
 
 
@@ -192,9 +192,9 @@ def test_an_erased_session_leaves_no_prompt(repo):
 
 def test_a_lost_prompt_is_found(lived_through):
     repo = lived_through(talked)
-    with backend.reading(repo) as connection:
-        key = connection.exec_driver_sql("SELECT hash FROM blob WHERE size > 4000").scalar_one()
-    backend.write(repo, lambda connection: connection.execute(delete(BLOB).where(BLOB.c.hash == key)))
+    with backend.reading(repo) as transaction:
+        key = transaction.connection.exec_driver_sql("SELECT hash FROM blob WHERE size > 4000").scalar_one()
+    backend.write(repo, lambda transaction: transaction.execute(delete(BLOB).where(BLOB.c.hash == key)))
     assert any(key.hex() in str(finding) for finding in repo.maintenance.fsck().findings)
     with pytest.raises(agentgit.Corrupt):
         RecordedModel(repo.session("s"))
@@ -229,16 +229,16 @@ def test_calls_are_read_as_they_were_stored(memory, plan, data):
         for messages, options, reply, is_in in plan
     ]
 
-    def work(connection):
+    def work(transaction):
         hashes, position, step = None, 0, 0
         while position < len(calls):
             count = data.draw(st.integers(1, len(calls) - position))
             values = NewValues()
             part = NewModelCalls(step, calls[position : position + count])
-            hashes = model_calls.encode(connection, content, part, hashes, None, values)
-            content.insert(connection, values)
+            hashes = model_calls.encode(transaction, content, part, hashes, None, values)
+            content.insert(transaction, values)
             position, step = position + count, step + 1
-        return model_calls.read(connection, content, hashes) if hashes is not None else []
+        return model_calls.read(transaction, content, hashes) if hashes is not None else []
 
     read = database.write(work)
     assert [one[1:] for one in read] == [([*m], o, r, t) for m, o, r, t in calls]

@@ -69,6 +69,6 @@ def test_a_pool_of_one_connection_is_left_to_the_holder(postgres_url):
     with (
         closing(Database(postgres_url, pool_size=1)) as database,
         database.named_locks.hold(["a"]),
-        database.reading() as connection,
+        database.reading() as transaction,
     ):
-        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+        assert transaction.connection.exec_driver_sql("SELECT 1").scalar() == 1

@@ -169,8 +169,8 @@ def test_checkpoints_are_sorted_by_time(repo):
 
 
 def rows(repo, table):
-    with backend.reading(repo) as connection:
-        return connection.execute(select(func.count()).select_from(backend.table(table))).scalar_one()
+    with backend.reading(repo) as transaction:
+        return transaction.execute(select(func.count()).select_from(backend.table(table))).scalar_one()
 
 
 DEEP = "[" * 100_000 + "]" * 100_000

@@ -46,8 +46,8 @@ def test_an_effect_during_the_world_check_is_not_missed(repo, world, monkeypatch
             assert go.wait(TIME)
         return put(name, item)
 
-    def look_and_wait(plain, files, connection, branch, *more):
-        plan = plain(files, connection, branch, *more)
+    def look_and_wait(plain, files, transaction, branch, *more):
+        plan = plain(files, transaction, branch, *more)
         if branch.name == "main" and not go.is_set():
             go.set()
             assert written.wait(TIME)

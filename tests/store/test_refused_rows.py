@@ -75,8 +75,8 @@ def lived(repo, tmp_path):
 
 def refused(repo, table, **values):
     """Return whether the database refuses new values in one row of a table."""
-    with backend.reading(repo) as connection:
-        row = connection.execute(select(*table.primary_key).limit(1)).first()
+    with backend.reading(repo) as transaction:
+        row = transaction.execute(select(*table.primary_key).limit(1)).first()
     assert row is not None or table.name in ("encryption_key", "graph_write"), table.name
     is_row = [key == value for key, value in zip(table.primary_key, row or (), strict=bool(row))]
     if row is None:
@@ -133,8 +133,8 @@ def test_a_value_of_another_type_is_refused(lived):
 
 def test_a_session_goes_with_all_its_rows_in_one_statement(lived):
     lived.session("s").delete(force=True)
-    with backend.reading(lived) as connection:
-        left = {table.name for table in METADATA.sorted_tables if connection.execute(select(table).limit(1)).first()}
+    with backend.reading(lived) as transaction:
+        left = {table.name for table in METADATA.sorted_tables if transaction.execute(select(table).limit(1)).first()}
     assert left == {"user", "api_key", "event"}
 
 
@@ -152,8 +152,8 @@ def test_the_migration_makes_the_constraints_of_the_models(database):
         query = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
     else:
         query = "SELECT conrelid::regclass::text, string_agg(conname, ' ') FROM pg_constraint GROUP BY 1"
-    with database.reading() as connection:
-        made = {name.strip('"'): text for name, text in connection.exec_driver_sql(query)}
+    with database.reading() as transaction:
+        made = {name.strip('"'): text for name, text in transaction.connection.exec_driver_sql(query)}
     for table in METADATA.sorted_tables:
         for one in (one for one in table.constraints if isinstance(one, CheckConstraint)):
             is_sqlite_only = " IN ('" not in str(one.sqltext)

@@ -351,8 +351,8 @@ def test_the_path_of_a_branch_is_read_without_its_siblings(repo):
         agent.run("look")
         line.append(f"on-{number}")
     branch = agent._branch
-    with faults.fails(points.READ_BRANCHES, AssertionError), branch.store.database.reading() as connection:
-        parts = branch.store.sessions.lineage(connection, branch.row(connection))
+    with faults.fails(points.READ_BRANCHES, AssertionError), branch.store.database.reading() as transaction:
+        parts = branch.store.sessions.lineage(transaction, branch.row(transaction))
     assert [part.branch.name for part in parts] == line
     counts = [(part.track_part.before, part.track_part.count) for part in parts]
     assert counts == [(0, 1), (1, 1), (2, 1), (3, 1), (4, None)]

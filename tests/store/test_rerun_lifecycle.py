@@ -23,11 +23,11 @@ def test_an_erased_session_leaves_no_trace_of_its_reruns(repo, results):
     session_id = repo.session("a").id
     repo.session("a").delete(force=True)
     store = repo._context.store
-    with store.database.reading() as connection:
+    with store.database.reading() as transaction:
         for table in BRANCH.metadata.sorted_tables:
             if "external_session_id" in table.c:
                 query = select(func.count()).select_from(table).where(table.c.external_session_id == session_id)
-                assert connection.execute(query).scalar_one() == 0, table.name
+                assert transaction.execute(query).scalar_one() == 0, table.name
     assert [row.session for row in repo.reruns("nightly").rows] == ["b"]
     repo.session("b").delete(force=True)
     with pytest.raises(NotFound, match="no reruns named 'nightly'"):

@@ -16,8 +16,8 @@ from agentgit.checkpoints.retention import KeptPoint, judge
 from agentgit.errors import InvalidInput
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.rollback.request import RollbackOptions
-from agentgit.store.audit.trail import begin_events
 from agentgit.store.maintenance import retention
+from agentgit.store.sql.transaction import Writing
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -138,8 +138,8 @@ def why(repo):
 
 
 def references(repo):
-    with backend.reading(repo) as connection:
-        return [point.reference for point in retention.points(connection, repo.context.store, repo.session("s").id)]
+    with backend.reading(repo) as transaction:
+        return [point.reference for point in retention.points(transaction, repo.context.store, repo.session("s").id)]
 
 
 @pytest.mark.long
@@ -290,12 +290,12 @@ def test_a_fork_during_thinning_never_uses_a_deleted_checkpoint(repo):
     agent = turns(repo, 4)
     session = repo.session("s")
     with backend.database(repo).engine.begin() as connection:
-        begin_events(connection)
-        repo.context.store.sessions.lock(connection, session.id)
-        connection.execute(text("SET LOCAL lock_timeout = '1s'"))
+        transaction = Writing(connection)
+        repo.context.store.sessions.lock(transaction, session.id)
+        transaction.execute(text("SET LOCAL lock_timeout = '1s'"))
         with ThreadPoolExecutor(1) as pool:
             forked = pool.submit(agent.fork, "main#3")
-            repo.context.store.checkpoints.delete(connection, [repo.session("s").get_checkpoint("main#3").id])
+            repo.context.store.checkpoints.delete(transaction, [repo.session("s").get_checkpoint("main#3").id])
             assert not forked.done()
             connection.commit()
             with pytest.raises(agentgit.NotFound):

@@ -85,7 +85,7 @@ def test_an_age_limit_reads_no_checkpoints_until_one_is_too_old(repo, monkeypatc
     agent.run("hm")
     assert looked == []
     aged = update(CHECKPOINT).where(CHECKPOINT.c.number < 6).values(created_at=datetime.now(UTC) - 2 * day)
-    backend.write(repo, lambda connection: connection.execute(aged))
+    backend.write(repo, lambda transaction: transaction.execute(aged))
     agent.run("hm")
     left = [point.metadata["reference"] for point in repo.session("s").checkpoints()]
     assert left == ["main#1", *(f"main#{n}" for n in range(6, 11))]

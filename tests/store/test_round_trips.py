@@ -52,27 +52,27 @@ def test_a_turn_needs_few_round_trips_to_the_server(postgres_url, sent, said, mo
 def test_a_failed_pipeline_reports_its_error_and_logs_nothing(postgres_url, caplog, is_async):
     taken, count = CompiledStatement(insert(USER)), select(func.count()).select_from(USER)
 
-    def add(connection, *ids):
+    def add(transaction, *ids):
         for id in ids:
             taken.run(
-                connection,
+                transaction,
                 {"id": id, "name": f"{id}", "created_at": datetime.now(UTC), "is_admin": False, "disabled_at": None},
             )
 
     def write(database, *ids):
         def work():
-            database.write(lambda connection: add(connection, *ids))
+            database.write(lambda transaction: add(transaction, *ids))
 
         return asyncio.run(database.run(work)) if is_async else work()
 
     with closing(Database(postgres_url)) as database:
         with pytest.raises(AgentGitError, match="pk_user"):
             write(database, 7, 8, 8, 9)
-        with database.reading() as connection:
-            before = connection.execute(count).scalar_one()
+        with database.reading() as transaction:
+            before = transaction.execute(count).scalar_one()
         write(database, 7, 8, 9)
-        with database.reading() as connection:
-            assert connection.execute(count).scalar_one() == before + 3
+        with database.reading() as transaction:
+            assert transaction.execute(count).scalar_one() == before + 3
         database.write(lambda c: c.execute(delete(USER).where(USER.c.id.in_([7, 8, 9]))))
     assert caplog.records == []
 
@@ -98,10 +98,12 @@ def test_rows_that_one_statement_inserts_are_stored_as_one_after_the_other(postg
     for key, text in rows:
         expected[key] = expected.get(key, "") + f"{text})" if is_upsert else expected.get(key, f"{text})")
 
-    def write(connection):
-        connection.exec_driver_sql("CREATE TEMPORARY TABLE item (id bigint PRIMARY KEY, words text) ON COMMIT DROP")
-        CompiledStatement(statement).run(connection, *({"id": key, "words": text} for key, text in rows))
-        return {row.id: row.words for row in connection.execute(select(table))}
+    def write(transaction):
+        transaction.connection.exec_driver_sql(
+            "CREATE TEMPORARY TABLE item (id bigint PRIMARY KEY, words text) ON COMMIT DROP"
+        )
+        CompiledStatement(statement).run(transaction, *({"id": key, "words": text} for key, text in rows))
+        return {row.id: row.words for row in transaction.execute(select(table))}
 
     with closing(Database(postgres_made)) as database:
         assert database.write(write) == expected

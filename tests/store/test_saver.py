@@ -120,10 +120,10 @@ def test_the_functional_api_remembers_the_previous_turn(saver):
         return entrypoint.final(value=len(messages), save={"messages": messages, "mood": "fine"})
 
     assert [talk.invoke(text, on("t")) for text in "abc"] == [1, 2, 3]
-    with saver.database.reading() as connection:
-        head = saver.store.head(connection, "t")
-        state, messages = saver.store.read_state(connection, "t", head.checkpoint_id)
-        last = saver.store.messages(connection, "t", head.checkpoint_id, last=1)
+    with saver.database.reading() as transaction:
+        head = saver.store.head(transaction, "t")
+        state, messages = saver.store.read_state(transaction, "t", head.checkpoint_id)
+        last = saver.store.messages(transaction, "t", head.checkpoint_id, last=1)
     assert head.message_count == 3
     assert state == {"__previous__": {"mood": "fine"}}
     assert [message["data"]["content"] for message in messages] == ["a", "b", "c"]
@@ -279,9 +279,9 @@ def test_concurrent_threads_can_share_one_saver(saver):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(12)))
     for n in range(3):
-        with saver.database.reading() as connection:
+        with saver.database.reading() as transaction:
             rows = select(GRAPH_CHECKPOINT.c.seq).where(GRAPH_CHECKPOINT.c.thread_id == f"t{n}")
-            assert sorted(connection.execute(rows).scalars()) == list(range(1, 21))
+            assert sorted(transaction.execute(rows).scalars()) == list(range(1, 21))
 
 
 def test_an_overtaken_read_returns_the_writes_of_its_checkpoint(saver, monkeypatch):
@@ -292,8 +292,8 @@ def test_an_overtaken_read_returns_the_writes_of_its_checkpoint(saver, monkeypat
     asked = {**first["configurable"]}
 
     class Overtaken:
-        def submit(self, connection, space):
-            return graph_store.ONE.submit(connection, {**space, "checkpoint_id": asked["checkpoint_id"]})
+        def submit(self, transaction, space):
+            return graph_store.ONE.submit(transaction, {**space, "checkpoint_id": asked["checkpoint_id"]})
 
     monkeypatch.setattr(graph_store, "NEWEST", Overtaken())
     read = saver.get_tuple(on("t"))

@@ -37,9 +37,9 @@ def saver(repo):
 
 
 def stored(repo):
-    with backend.reading(repo) as connection:
+    with backend.reading(repo) as transaction:
         return [
-            connection.execute(select(table).order_by(*table.primary_key)).all()
+            transaction.execute(select(table).order_by(*table.primary_key)).all()
             for table in (GRAPH_CHECKPOINT, GRAPH_WRITE)
         ]
 

@@ -12,9 +12,9 @@ from agentgit import SQLModelSaver
 
 def shown(saver, thread):
     """Return the message count, state hash, message ids and state of a thread's newest graph checkpoint."""
-    with saver.database.reading() as connection:
-        head = saver.store.head(connection, thread)
-        state, messages = saver.store.read_state(connection, thread, head.checkpoint_id)
+    with saver.database.reading() as transaction:
+        head = saver.store.head(transaction, thread)
+        state, messages = saver.store.read_state(transaction, thread, head.checkpoint_id)
     return head.message_count, head.state_hash, [message["data"]["id"] for message in messages], state
 
 
@@ -39,7 +39,7 @@ def test_threads_stay_equal_after_copy_prune_fork_and_gc(saver):
     values = graph.get_state(on("t")).values
     saver.copy_thread("t", "copy")
     newest = graph.get_state(on("t")).config["configurable"]["checkpoint_id"]
-    saver.database.write(lambda connection: saver.store.fork(connection, "t", newest, "fork"))
+    saver.database.write(lambda transaction: saver.store.fork(transaction, "t", newest, "fork"))
     saver.prune(["t"])
     saver.gc()
     fresh = SQLModelSaver(saver.database)

@@ -236,7 +236,7 @@ def test_a_filter_reads_only_the_matching_rows(database):
     saver = SQLModelSaver(database)
     for step in range(40):
         put(saver, "t", {"a": step}, meta={"source": "input" if step == 7 else "loop", "step": step})
-    with database.reading() as connection:
+    with database.reading() as transaction:
         for entries in ({"source": "input"}, {"step": 7}):
-            rows = saver.store.page(connection, GraphScope("t", "", None), entries=entries)
+            rows = saver.store.page(transaction, GraphScope("t", "", None), entries=entries)
             assert [row.meta["step"] for row in rows] == [7]

@@ -35,8 +35,8 @@ def test_the_schema_has_no_sequence_and_no_trigger_but_that_of_the_trail(postgre
         "WHERE relkind = 'S' AND nspname = current_schema()",
         "defaults": "SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef",
     }
-    with closing(Database(postgres_url)) as database, database.reading() as connection:
-        found = {name: list(connection.exec_driver_sql(query).scalars()) for name, query in queries.items()}
+    with closing(Database(postgres_url)) as database, database.reading() as transaction:
+        found = {name: list(transaction.connection.exec_driver_sql(query).scalars()) for name, query in queries.items()}
     assert set(found["triggers"]) == {"event_stays", "event_stays_whole"}
     assert found["sequences"] == []
     assert not [default for default in found["defaults"] if "nextval" in default or "random" in default]
@@ -53,17 +53,17 @@ def test_a_file_that_is_not_a_database_is_refused_and_unchanged(path):
 
 def test_a_foreign_database_is_refused_and_unchanged(path):
     with closing(Database(path)) as database:
-        database.write(lambda c: c.exec_driver_sql("CREATE TABLE invoice (id INTEGER)"))
+        database.write(lambda c: c.connection.exec_driver_sql("CREATE TABLE invoice (id INTEGER)"))
         with pytest.raises(SchemaMismatch, match="invoice"):
             schema.prepare(database)
-        with database.reading() as connection:
-            assert inspect(connection).get_table_names() == ["invoice"]
+        with database.reading() as transaction:
+            assert inspect(transaction.connection).get_table_names() == ["invoice"]
 
 
 def test_a_newer_database_is_refused_with_the_upgrade_command(path):
     with closing(Database(path)) as database:
         schema.upgrade(database)
-        database.write(lambda c: c.exec_driver_sql("UPDATE agentgit_version SET version_num = '9999'"))
+        database.write(lambda c: c.connection.exec_driver_sql("UPDATE agentgit_version SET version_num = '9999'"))
         for verb in (schema.check, schema.upgrade, schema.prepare):
             with pytest.raises(SchemaMismatch, match="pip install --upgrade agentgit"):
                 verb(database)
@@ -135,20 +135,20 @@ def test_an_application_with_alembic_can_share_the_database(tmp_path, empty):
         command.upgrade(config, "head")
         schema.compare(database)
         backend.migrate(database, command.downgrade, "base")
-        with database.reading() as connection:
-            assert "invoice" in inspect(connection).get_table_names()
+        with database.reading() as transaction:
+            assert "invoice" in inspect(transaction.connection).get_table_names()
 
 
 @pytest.mark.long
 def test_a_table_name_clash_is_refused_with_a_workaround(empty_server):
     with closing(Database(empty_server)) as database:
-        database.write(lambda c: c.exec_driver_sql('CREATE TABLE "user" (email TEXT)'))
+        database.write(lambda c: c.connection.exec_driver_sql('CREATE TABLE "user" (email TEXT)'))
         with pytest.raises(SchemaMismatch, match=r"names of agentgit: user\..*--schema agentgit"):
             schema.upgrade(database)
         with closing(Database(empty_server.update_query_dict({"options": "-csearch_path=agentgit"}))) as apart:
             with pytest.raises(SchemaMismatch, match="db grant --schema"):
                 schema.upgrade(apart)
-            database.write(lambda c: c.exec_driver_sql("CREATE SCHEMA agentgit"))
+            database.write(lambda c: c.connection.exec_driver_sql("CREATE SCHEMA agentgit"))
             schema.upgrade(apart)
             schema.compare(apart)
             with agentgit.open(apart.url) as repo:
@@ -161,8 +161,10 @@ def test_passwords_may_have_any_character(empty_server):
     password, name = "p@ss%40w:rd/%s", f"agentgit_{uuid.uuid4().hex}"
     url = empty_server.set(username=name, password=password)
     with closing(Database(empty_server)) as owner:
-        owner.write(lambda c: c.exec_driver_sql(f"CREATE ROLE {name} LOGIN PASSWORD '{password.replace('%', '%%')}'"))
-        owner.write(lambda c: c.exec_driver_sql(f"ALTER SCHEMA public OWNER TO {name}"))
+        owner.write(
+            lambda c: c.connection.exec_driver_sql(f"CREATE ROLE {name} LOGIN PASSWORD '{password.replace('%', '%%')}'")
+        )
+        owner.write(lambda c: c.connection.exec_driver_sql(f"ALTER SCHEMA public OWNER TO {name}"))
         with closing(Database(url)) as database:
             with pytest.raises(SchemaMismatch) as refused:
                 schema.prepare(database)
@@ -174,5 +176,5 @@ def test_passwords_may_have_any_character(empty_server):
         with agentgit.open(url) as repo:
             assert repo.session("s", create=True).name == "s"
             assert password not in repr(repo)
-        owner.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {name} CASCADE"))
-        owner.write(lambda c: c.exec_driver_sql(f"DROP ROLE {name}"))
+        owner.write(lambda c: c.connection.exec_driver_sql(f"DROP OWNED BY {name} CASCADE"))
+        owner.write(lambda c: c.connection.exec_driver_sql(f"DROP ROLE {name}"))

@@ -33,18 +33,18 @@ def places(hits):
 
 
 def texts(repo):
-    with backend.reading(repo) as connection:
-        return connection.execute(select(func.count()).select_from(SEARCH_TEXT)).scalar()
+    with backend.reading(repo) as transaction:
+        return transaction.execute(select(func.count()).select_from(SEARCH_TEXT)).scalar()
 
 
 def forget(repo):
     """Empty the search index, as if nothing were indexed yet."""
 
-    def clear(connection):
-        connection.execute(text("UPDATE internal_session SET searched = 0"))
-        connection.execute(text("DELETE FROM search_text"))
-        if connection.dialect.name == "sqlite":
-            connection.execute(text("INSERT INTO search_words(search_words) VALUES ('delete-all')"))
+    def clear(transaction):
+        transaction.execute(text("UPDATE internal_session SET searched = 0"))
+        transaction.execute(text("DELETE FROM search_text"))
+        if transaction.dialect.name == "sqlite":
+            transaction.execute(text("INSERT INTO search_words(search_words) VALUES ('delete-all')"))
 
     backend.write(repo, clear)
 
@@ -220,10 +220,10 @@ def test_postgresql_never_uses_a_generic_plan_for_a_search(repo, agent):
     """PostgreSQL plans each search for its words; a generic plan would read every text."""
     for n in range(12):
         repo.session().search(f"sofa {n}", all_branches=True)
-    with backend.reading(repo) as connection:
+    with backend.reading(repo) as transaction:
         prepared = "SELECT generic_plans FROM pg_prepared_statements WHERE statement LIKE '%search_text%@@%'"
-        assert connection.execute(text(prepared)).scalars().all() == [0]
-        assert connection.execute(text("SHOW plan_cache_mode")).scalar() == "auto"
+        assert transaction.execute(text(prepared)).scalars().all() == [0]
+        assert transaction.execute(text("SHOW plan_cache_mode")).scalar() == "auto"
 
 
 def test_forks_add_only_new_texts_to_the_search_index(repo):
@@ -292,13 +292,13 @@ def test_no_text_is_indexed_twice_after_its_checkpoint_is_deleted(repo):
     agent.checkpoint("x")
     agent.run("more")
     agent.undo()
-    with backend.reading(repo) as connection:
-        known = connection.execute(select(BRANCH.c.searched).where(BRANCH.c.id == agent.branch_id)).scalar()
+    with backend.reading(repo) as transaction:
+        known = transaction.execute(select(BRANCH.c.searched).where(BRANCH.c.id == agent.branch_id)).scalar()
 
-    def add_without_indexing(connection):
+    def add_without_indexing(transaction):
         store, label = repo.context.store, Label(kind="after", user_id=repo.user.id)
-        head = store.head_state(connection, store.sessions.branch(connection, agent.branch_id))
-        store.checkpoints.add(connection, agent.branch_id, head.checkpoint_state, label)
+        head = store.head_state(transaction, store.sessions.branch(transaction, agent.branch_id))
+        store.checkpoints.add(transaction, agent.branch_id, head.checkpoint_state, label)
 
     backend.write(repo, add_without_indexing)
     repo.session().delete_checkpoint(f"main#{known}")

@@ -30,16 +30,16 @@ HUSH, SECRET = "hush-hush", Fernet.generate_key()
 
 def everything(database) -> bytes:
     """Return all values of all tables, with blobs also unpacked, and on SQLite also the bytes of the files."""
-    with database.reading() as connection:
+    with database.reading() as transaction:
         found = [
             value if isinstance(value, bytes) else str(value).encode(errors="surrogatepass")
             for table in METADATA.sorted_tables
-            for row in connection.execute(select(table))
+            for row in transaction.execute(select(table))
             for value in row
         ]
         keys = select(BLOB.c.hash, BLOB.c.external_session_id)
-        for key, session in connection.execute(keys).all():
-            found.append(BlobStore().of(session).get_many(connection, [key])[key].data)
+        for key, session in transaction.execute(keys).all():
+            found.append(BlobStore().of(session).get_many(transaction, [key])[key].data)
     if database.is_sqlite:
         path = Path(database.url.database)
         found += [file.read_bytes() for file in path.parent.glob(f"{path.name}*")]

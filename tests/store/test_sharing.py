@@ -169,11 +169,11 @@ def test_a_page_of_own_sessions_is_read_from_an_index(repo, people):
         people["ada"].sessions(2, shared=False)
     [(statement, parameters)] = [one for one in said if "external_session" in one[0] and "LIMIT" in one[0]]
     explain = "EXPLAIN QUERY PLAN" if backend.is_sqlite(repo) else "EXPLAIN"
-    with backend.reading(repo) as connection:
+    with backend.reading(repo) as transaction:
         if not backend.is_sqlite(repo):
             for name in ("seqscan", "sort"):  # with few rows, they are cheaper than any index
-                connection.exec_driver_sql(f"SET LOCAL enable_{name} = off")
-        plan = str(connection.exec_driver_sql(f"{explain} {statement}", parameters).all())
+                transaction.connection.exec_driver_sql(f"SET LOCAL enable_{name} = off")
+        plan = str(transaction.connection.exec_driver_sql(f"{explain} {statement}", parameters).all())
     assert "ix_external_session_user_id_updated_at_id" in plan
     assert "TEMP B-TREE" not in plan
     assert "Sort" not in plan

@@ -60,22 +60,22 @@ def converse(repo, *words):
     agent.fork(name="side").run("on the fork")
 
 
-def check(connection, form, *words, nul=""):
+def check(transaction, form, *words, nul=""):
     """Compare what each statement of the page returns, in a form for the database, with what `converse` has stored.
 
     `words` are the readable messages of a person on the branch `main`; `nul` is a condition for the conversation.
     """
     sql = form(SQL["words"]).replace("ORDER BY", f"{nul} ORDER BY")
-    rows = connection.execute(text(sql)).all()
+    rows = transaction.execute(text(sql)).all()
     said = [(row.name, row.content) for row in rows if row.role == "human"]
     assert said == [*(("main", one) for one in words), ("side", "on the fork")]
-    data = [json.loads(row.data) for row in Session(connection).exec(statements()["conversation"])]
+    data = [json.loads(row.data) for row in Session(transaction).exec(statements()["conversation"])]
     if not nul:
         assert [(one["type"], one["data"]["content"]) for one in data] == [(row.role, row.content) for row in rows]
-    (made,) = connection.execute(text(form(SQL["calls"])))
+    (made,) = transaction.execute(text(form(SQL["calls"])))
     assert (made.branch, made.tool_name, json.loads(made.args)) == ("main", "add", {"item": "chair"})
-    assert pandas.read_sql(text(form(SQL["calls"])), connection)["effect"].tolist() == ["reversible"]
-    last = connection.execute(text(form(SQL["states"]))).all()[-1]
+    assert pandas.read_sql(text(form(SQL["calls"])), transaction)["effect"].tolist() == ["reversible"]
+    last = transaction.execute(text(form(SQL["states"]))).all()[-1]
     assert last.reference.startswith("demo/side#")
     assert last.saved_at.startswith("20")
 

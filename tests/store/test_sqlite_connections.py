@@ -16,36 +16,36 @@ from agentgit.store.sql.sqlite import MAX_IDLE
 @pytest.fixture(params=["file", ":memory:"])
 def database(request, tmp_path):
     with closing(Database(tmp_path / "x.db" if request.param == "file" else ":memory:")) as database:
-        database.write(lambda connection: connection.execute(text("CREATE TABLE t (n INTEGER)")))
+        database.write(lambda transaction: transaction.execute(text("CREATE TABLE t (n INTEGER)")))
         yield database
 
 
 def count(database) -> int:
-    with database.reading() as connection:
-        return connection.execute(text("SELECT count(*) FROM t")).scalar_one()
+    with database.reading() as transaction:
+        return transaction.execute(text("SELECT count(*) FROM t")).scalar_one()
 
 
 @pytest.mark.parametrize("way", ["SQLAlchemy", "driver"])
 def test_a_failed_transaction_is_rolled_back(database, way):
-    def add(connection, fails):
+    def add(transaction, fails):
         if way == "SQLAlchemy":
-            connection.execute(text("INSERT INTO t VALUES (1)"))
+            transaction.execute(text("INSERT INTO t VALUES (1)"))
         else:
-            connection.connection.dbapi_connection.execute("INSERT INTO t VALUES (1)")
+            transaction.connection.connection.dbapi_connection.execute("INSERT INTO t VALUES (1)")
         if fails:
             raise LookupError
 
     for fails in (True, False, True):
         try:
-            database.write(lambda connection: add(connection, fails))  # noqa: B023  # it runs at once
+            database.write(lambda transaction: add(transaction, fails))  # noqa: B023  # it runs at once
         except LookupError:
             assert fails
     assert count(database) == 1
 
 
 def test_only_durable_transactions_wait_for_the_disk(database):
-    def asked(connection):
-        return connection.execute(text("PRAGMA synchronous")).scalar_one()
+    def asked(transaction):
+        return transaction.execute(text("PRAGMA synchronous")).scalar_one()
 
     assert [database.write(asked, durable=durable) for durable in (False, True, True, False)] == [1, 2, 2, 1]
 
@@ -55,16 +55,16 @@ def test_concurrent_readers_do_not_wait_for_each_other(tmp_path):
     together = threading.Barrier(readers, timeout=60)
 
     def read(_):
-        with database.reading() as connection:
+        with database.reading() as transaction:
             together.wait()
-            return connection, connection.execute(text("SELECT 1")).scalar_one()
+            return transaction, transaction.execute(text("SELECT 1")).scalar_one()
 
     with closing(Database(tmp_path / "x.db")) as database:
         with ThreadPoolExecutor(readers) as threads:
             read_by = list(threads.map(read, range(readers)))
-        assert len({id(connection) for connection, _ in read_by}) == readers
-        assert sum(not connection.closed for connection, _ in read_by) == MAX_IDLE
-    assert all(connection.closed for connection, _ in read_by)
+        assert len({id(transaction.connection) for transaction, _ in read_by}) == readers
+        assert sum(not transaction.connection.closed for transaction, _ in read_by) == MAX_IDLE
+    assert all(transaction.connection.closed for transaction, _ in read_by)
 
 
 def test_an_older_sqlite_is_refused_by_its_version(monkeypatch):

@@ -132,9 +132,9 @@ def test_a_turn_finds_running_branches_without_reading_the_others(repo):
         run("add table")
     looking = [sql for sql in statements if sql.startswith("SELECT") and "status = 'running'" in sql]
     assert looking
-    with backend.reading(repo) as connection:
+    with backend.reading(repo) as transaction:
         for sql in looking:
-            plan = str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}").all())
+            plan = str(transaction.connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}").all())
             assert "ix_internal_session_running" in plan
 
 

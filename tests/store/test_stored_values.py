@@ -57,6 +57,6 @@ def test_the_largest_ids_come_back_in_order(repo, stored):
     ids = sorted([new_id(), new_id(), ID_LIMIT - 1])
     assert [stored(id=number).id for number in reversed(ids)] == ids[::-1]
     checkpoint = backend.table("checkpoint")
-    with backend.reading(repo) as connection:
-        rows = repo.context.store.checkpoints.find(connection, checkpoint.c.id.in_(ids))
+    with backend.reading(repo) as transaction:
+        rows = repo.context.store.checkpoints.find(transaction, checkpoint.c.id.in_(ids))
     assert [row.id for row in rows] == ids

@@ -31,7 +31,7 @@ def breaking(postgres_url):
 
     def begin():
         with closing(Database(postgres_url)) as database:
-            database.write(lambda c: [c.exec_driver_sql(one) for one in [BREAKS_OFF, *triggers]])
+            database.write(lambda c: [c.connection.exec_driver_sql(one) for one in [BREAKS_OFF, *triggers]])
 
     triggers = [
         f'CREATE CONSTRAINT TRIGGER break_off AFTER INSERT OR UPDATE OR DELETE ON "{table.name}" '
@@ -40,13 +40,13 @@ def breaking(postgres_url):
     ]
     yield begin
     with closing(Database(postgres_url)) as database:
-        database.write(lambda c: c.exec_driver_sql("DROP FUNCTION IF EXISTS break_off CASCADE"))
-        database.write(lambda c: c.exec_driver_sql("DROP SEQUENCE IF EXISTS broken_off"))
+        database.write(lambda c: c.connection.exec_driver_sql("DROP FUNCTION IF EXISTS break_off CASCADE"))
+        database.write(lambda c: c.connection.exec_driver_sql("DROP SEQUENCE IF EXISTS broken_off"))
 
 
 def broken_off(url):
-    with closing(Database(url)) as database, database.reading() as connection:
-        return connection.exec_driver_sql("SELECT last_value / 2 FROM broken_off").scalar_one()
+    with closing(Database(url)) as database, database.reading() as transaction:
+        return transaction.connection.exec_driver_sql("SELECT last_value / 2 FROM broken_off").scalar_one()
 
 
 def live(repo, threads):

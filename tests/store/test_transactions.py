@@ -27,8 +27,8 @@ def branch(repo):
 
 
 def metadata(repo, branch):
-    with agentgit.open(backend.url(repo)) as other, backend.reading(other) as connection:
-        return as_object(other.context.store.sessions.branch(connection, branch.id).meta)
+    with agentgit.open(backend.url(repo)) as other, backend.reading(other) as transaction:
+        return as_object(other.context.store.sessions.branch(transaction, branch.id).meta)
 
 
 def race(repo, work):
@@ -57,8 +57,8 @@ def conflicts(results):
 def test_a_change_is_seen_by_others_only_after_its_commit(repo, branch):
     seen = []
 
-    def change(connection):
-        repo.context.store.sessions.merge_metadata(connection, branch.id, {"a": 1})
+    def change(transaction):
+        repo.context.store.sessions.merge_metadata(transaction, branch.id, {"a": 1})
         seen.append(metadata(repo, branch))
 
     backend.write(repo, change)

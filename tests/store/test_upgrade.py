@@ -29,8 +29,10 @@ def tables_of(connection):
 
 def rows_of(database):
     """Return all rows of all tables that have some."""
-    with database.reading() as connection:
-        rows = {one.name: connection.execute(select(one)).mappings().all() for one in tables_of(connection)}
+    with database.reading() as transaction:
+        rows = {
+            one.name: transaction.execute(select(one)).mappings().all() for one in tables_of(transaction.connection)
+        }
     return {name: found for name, found in rows.items() if found}
 
 
@@ -52,7 +54,7 @@ def test_a_database_of_another_draft_is_refused_by_name(empty):
     """The first schema changes until its release, and nothing upgrades what it was before."""
     with closing(Database(empty)) as database:
         schema.upgrade(database)
-        database.write(lambda c: c.exec_driver_sql("UPDATE agentgit_version SET version_num = '0001'"))
+        database.write(lambda c: c.connection.exec_driver_sql("UPDATE agentgit_version SET version_num = '0001'"))
         for attempt in (agentgit.open, lambda _: schema.upgrade(database)):
             with pytest.raises(SchemaMismatch, match=r"another draft of agentgit \(schema 0001\)"):
                 attempt(empty)
@@ -75,11 +77,11 @@ def filled(database, revision):
         found = rows_of(backend.database(repo))
     backend.migrate(database, command.upgrade, revision)
 
-    def put(connection):
-        for table in tables_of(connection):
+    def put(transaction):
+        for table in tables_of(transaction.connection):
             if rows := found.get(table.name):
-                connection.execute(delete(table))  # the local owner
-                connection.execute(insert(table), [{c.name: row[c.name] for c in table.c} for row in rows])
+                transaction.execute(delete(table))  # the local owner
+                transaction.execute(insert(table), [{c.name: row[c.name] for c in table.c} for row in rows])
 
     database.write(put)
     return rows_of(database)
@@ -101,8 +103,8 @@ def test_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
         backend.migrate(database, command.downgrade, "0001b")
         ignored = ("search_words", "ix_search_text_words")
         options = {"version_table": VERSION_TABLE, "include_name": lambda name, *_: not str(name).startswith(ignored)}
-        with database.reading() as connection:
-            assert compare_metadata(MigrationContext.configure(connection, opts=options), METADATA) == []
+        with database.reading() as transaction:
+            assert compare_metadata(MigrationContext.configure(transaction.connection, opts=options), METADATA) == []
         backend.migrate(database, command.downgrade, "base")
         assert schema.current_revision(database) is None
         assert schema.upgrade(database) == second
@@ -116,8 +118,8 @@ def test_a_downgrade_to_base_leaves_only_the_version_table(empty_server):
     with closing(Database(empty_server)) as database:
         schema.upgrade(database)
         backend.migrate(database, command.downgrade, "base")
-        with database.reading() as connection:
-            assert connection.execute(left).scalars().all() == [VERSION_TABLE]
+        with database.reading() as transaction:
+            assert transaction.execute(left).scalars().all() == [VERSION_TABLE]
 
 
 def test_a_check_finds_what_was_changed_by_hand(empty):
@@ -128,7 +130,7 @@ def test_a_check_finds_what_was_changed_by_hand(empty):
             "DROP TABLE tag", "ALTER TABLE checkpoint ADD COLUMN color TEXT",
             "DROP INDEX ix_checkpoint_log", "CREATE INDEX ix_mine ON checkpoint (kind)",
         ):  # fmt: skip
-            database.write(lambda c, change=change: c.exec_driver_sql(change))
+            database.write(lambda c, change=change: c.connection.exec_driver_sql(change))
         schema.check(database)
         with pytest.raises(SchemaMismatch) as refused:
             schema.compare(database)

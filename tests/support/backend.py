@@ -88,7 +88,9 @@ def tables() -> list[str]:
 def change(repo, name: str, row: int | None = None, **values: Any) -> None:
     """Change one row, or all rows, of a table directly in the database."""
     update = table(name).update().values(**values)
-    write(repo, lambda connection: connection.execute(update if row is None else update.where(table(name).c.id == row)))
+    write(
+        repo, lambda transaction: transaction.execute(update if row is None else update.where(table(name).c.id == row))
+    )
 
 
 def threads(repo) -> set[str]:
@@ -123,14 +125,14 @@ def runner(session: agentgit.Session, tool_name: str) -> Callable[[Any], Any]:
 def begin_call(repo, branch, **known: Any) -> int:
     """Record the start of a call of another process, and return its id; `known` replaces default fields."""
     intent = _intent(branch, **known)
-    return write(repo, lambda connection: repo.context.store.journal.intend(connection, intent))
+    return write(repo, lambda transaction: repo.context.store.journal.intend(transaction, intent))
 
 
 def record_call(repo, branch, **known: Any) -> None:
     """Record a completed call of another process."""
     intent, journal = _intent(branch, **known), repo.context.store.journal
     done = CallOutcome(status="done", result={}, ended_at=datetime.now(UTC))
-    write(repo, lambda connection: journal.end(connection, journal.intend(connection, intent), done))
+    write(repo, lambda transaction: journal.end(transaction, journal.intend(transaction, intent), done))
 
 
 def leave_running(repo, branch, **known: Any) -> int:
@@ -141,7 +143,7 @@ def leave_running(repo, branch, **known: Any) -> int:
 
 
 def take(repo, branch, owner: str) -> None:
-    write(repo, lambda connection: repo.context.store.sessions.acquire(connection, branch.id, owner))
+    write(repo, lambda transaction: repo.context.store.sessions.acquire(transaction, branch.id, owner))
 
 
 def from_outside(look: Callable[[], T]) -> T:
@@ -248,8 +250,8 @@ def upgrade(place, revision: str | None = None) -> None:
 def migrate(database: Database, move: Callable[[Any, str], None], revision: str) -> None:
     """Run `upgrade` or `downgrade` of Alembic in a transaction."""
 
-    def run(connection):
-        with migrations.configured(connection) as config:
+    def run(transaction):
+        with migrations.configured(transaction.connection) as config:
             move(config, revision)
 
     database.write(run, durable=True)
@@ -263,7 +265,7 @@ def grant(place, role: str) -> int:
 
 def run_sql(place, statement: str) -> None:
     with closing(Database(place)) as database:
-        database.write(lambda connection: connection.exec_driver_sql(statement))
+        database.write(lambda transaction: transaction.connection.exec_driver_sql(statement))
 
 
 # -- locks

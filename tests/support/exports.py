@@ -57,13 +57,13 @@ def path(repo: Any, session: Any, branch: str) -> list[dict[str, Any]]:
 def world(repo: Any, session: Any) -> list[tuple[Any, ...]]:
     """Return each call ever made in a session, and its world log."""
     session_id = repo.session(session).id
-    with backend.reading(repo) as connection:
+    with backend.reading(repo) as transaction:
         of = TOOL_INVOCATION.c.external_session_id == session_id
-        names = {row.id: row.name for row in connection.execute(select(BRANCH.c.id, BRANCH.c.name))}
-        rows = connection.execute(select(TOOL_INVOCATION).where(of).order_by(TOOL_INVOCATION.c.id)).all()
+        names = {row.id: row.name for row in transaction.execute(select(BRANCH.c.id, BRANCH.c.name))}
+        rows = transaction.execute(select(TOOL_INVOCATION).where(of).order_by(TOOL_INVOCATION.c.id)).all()
         known = {row.id: (names[row.internal_session_id], row.arrival) for row in rows}
         of = WORLD_LOG.c.external_session_id == session_id
-        found = connection.execute(select(WORLD_LOG).where(of).order_by(WORLD_LOG.c.seq))
+        found = transaction.execute(select(WORLD_LOG).where(of).order_by(WORLD_LOG.c.seq))
         log = [(known[row.invocation_id], row.action) for row in found]
     facts = [
         (known[row.id], row.tool_name, row.status, row.effect, row.kind, row.identity, row.idempotency_key,
@@ -86,9 +86,9 @@ def everything(repo: Any, session: Any) -> dict[str, Any]:
 
 
 def rows(repo: Any) -> dict[str, int]:
-    with backend.reading(repo) as connection:
+    with backend.reading(repo) as transaction:
         return {
-            name: connection.execute(select(func.count()).select_from(table)).scalar_one()
+            name: transaction.execute(select(func.count()).select_from(table)).scalar_one()
             for name, table in METADATA.tables.items()
         }
 

@@ -162,21 +162,21 @@ def messages_read() -> Iterator[list[bytes]]:
     """Collect the hashes of the messages that are read."""
     found: list[bytes] = []
 
-    def do(plain: Callable[..., Any], graphs: Any, connection: Any, session_id: int, hashes: Any) -> Any:
+    def do(plain: Callable[..., Any], graphs: Any, transaction: Any, session_id: int, hashes: Any) -> Any:
         found.extend(hashes)
-        return plain(graphs, connection, session_id, hashes)
+        return plain(graphs, transaction, session_id, hashes)
 
     with around(points.READ_MESSAGES, do):
         yield found
 
 
-def delete_thread(repo: Any, thread: str, connection: Any = None) -> None:
+def delete_thread(repo: Any, thread: str, transaction: Any = None) -> None:
     """Delete the rows of a LangGraph thread as garbage collection does, perhaps in a transaction of the caller."""
     delete = repo.context.store.graphs.delete_thread
-    if connection is None:
+    if transaction is None:
         backend.write(repo, lambda mine: delete(mine, thread))
     else:
-        delete(connection, thread)
+        delete(transaction, thread)
 
 
 # -- files

@@ -51,14 +51,14 @@ def after(point: Point | ShopPoint) -> Hook:
 
 def to_status(status: str) -> Callable[..., bool]:
     """Return a condition: a call of the journal gets this status."""
-    return lambda journal, connection, call, to, **how: to == status
+    return lambda journal, transaction, call, to, **how: to == status
 
 
 CALLS: dict[str, Hook] = {
     "before the intent": before(points.WRITE_INTENT),
     "in the tool": before(ACT),
     "after the tool": after(ACT),
-    "before the record": before(points.WRITE_OUTCOME, lambda journal, connection, call, how: how.status == "done"),
+    "before the record": before(points.WRITE_OUTCOME, lambda journal, transaction, call, how: how.status == "done"),
 }
 """Points of a first or repeated call."""
 

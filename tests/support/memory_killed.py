@@ -20,7 +20,7 @@ WRITE: dict[str, Hook] = {
     "before the intent": before(points.WRITE_INTENT),
     "after the intent": before(PUT),
     "after the write": after(PUT),
-    "before the record": before(points.WRITE_OUTCOME, lambda journal, connection, call, how: how.status == "done"),
+    "before the record": before(points.WRITE_OUTCOME, lambda journal, transaction, call, how: how.status == "done"),
     "after the record": after(points.RECORD_CALL),
 }
 
@@ -36,7 +36,7 @@ UNDO: dict[str, Hook] = {
 AGAIN: dict[str, Hook] = UNDO | {
     "after the intent": before(points.REPEAT_CALL),
     "after the write": after(points.REPEAT_CALL),
-    "before its outcome": before(points.WRITE_OUTCOME, lambda journal, connection, call, how: how.status == "done"),
+    "before its outcome": before(points.WRITE_OUTCOME, lambda journal, transaction, call, how: how.status == "done"),
 }
 
 POINTS = {"run": WRITE, "rollback": UNDO, "switch": AGAIN}

@@ -90,7 +90,7 @@ def as_role(url: URL) -> Iterator[URL]:
             schema.grant(owner, "public", role)
             yield url.set(username=role)
         finally:
-            owner.write(lambda c: c.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
+            owner.write(lambda c: c.connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}"))
 
 
 @contextmanager

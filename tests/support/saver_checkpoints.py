@@ -43,13 +43,13 @@ def total(state, writes):
 
 def count(database, table):
     query = select(func.count()).select_from(table)
-    with database.reading() as connection:
-        return connection.execute(query.where(table.c.type != "lock") if table.name == "blob" else query).scalar()
+    with database.reading() as transaction:
+        return transaction.execute(query.where(table.c.type != "lock") if table.name == "blob" else query).scalar()
 
 
 def blob_bytes(database):
-    with database.reading() as connection:
-        return connection.execute(select(func.sum(func.length(BLOB.c.data)))).scalar()
+    with database.reading() as transaction:
+        return transaction.execute(select(func.sum(func.length(BLOB.c.data)))).scalar()
 
 
 def work_in_next_put(saver, work):
@@ -60,10 +60,10 @@ def work_in_next_put(saver, work):
     store, put = saver.store, saver.store.put
     saver.store.newest_checkpoints = NewestCheckpoints()  # so that the put reads first
 
-    def put_and_work(connection, graph_key, draft):
+    def put_and_work(transaction, graph_key, draft):
         del store.put
-        head = put(connection, graph_key, draft)
-        work(graph_key.checkpoint_id, store.find(connection, graph_key) is not None)
+        head = put(transaction, graph_key, draft)
+        work(graph_key.checkpoint_id, store.find(transaction, graph_key) is not None)
         return head
 
     store.put = put_and_work

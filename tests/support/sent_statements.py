@@ -25,6 +25,8 @@ from agentgit.store.sql.tables import METADATA
 
 ROOT = Path(__file__).parents[2]
 
+TRANSACTION = str(ROOT / "agentgit/store/sql/transaction.py")
+
 EXEMPT = {
     "alembic/": "creates the tables",
     "agentgit/store/schema/": "migrates, with a lock that only migrations and grants take, on one machine",
@@ -144,13 +146,13 @@ def check(query: Any) -> None:
 def _find_sender() -> str | None:
     """Return the function of the library that sends the current statement; None for tests and exempt senders.
 
-    The innermost frame outside of the installed packages is the sender, so SQL that a test passes to the library is the
-    test's own.
+    The innermost frame outside of the installed packages is the sender, but for a transaction, which passes on what it
+    is given. So SQL that a test passes to the library is the test's own.
     """
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(str(ROOT)) and "/.venv/" not in file and file != __file__:
+        if file.startswith(str(ROOT)) and "/.venv/" not in file and file not in (__file__, TRANSACTION):
             path = file[len(str(ROOT)) + 1 :]
             sender = f"{path} {frame.f_code.co_name}"
             is_ours = path.startswith("agentgit/") and not any(sender.startswith(one) for one in EXEMPT)

@@ -18,7 +18,6 @@ from typing import Any, TypeGuard
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
-from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, TurnSettings
@@ -41,6 +40,7 @@ from agentgit.store.queries.explorations import MARK_KEY, Explorations, branch_n
 from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.records.sessions import StoredRow, require_real
 from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.sql.transaction import Reading, Writing
 
 Steps = int | str | Sequence[Any]
 """The steps of an exploration: a list of inputs, or only the number of steps."""
@@ -187,7 +187,7 @@ class Explorer:
             require_parallel(self.branch.graph, self.settings)
         recover_all_abandoned(self.store, self.branch.session_id)
         files = self.branch.take_snapshot("before an exploration")
-        beginning = self.store.database.write(lambda connection: self._begin(connection, files), durable=True)
+        beginning = self.store.database.write(lambda transaction: self._begin(transaction, files), durable=True)
         self.name, self._explored_rows, start_row = beginning
         self._must_sync_world = self._check_world(start_row, acting_tools(self.settings))
         self.is_begun = True
@@ -206,20 +206,20 @@ class Explorer:
         for number, variant in enumerate(self.variants[len(choices)], 1):
             yield self._prepare_turn(start_id, (*choices, number), variant)
 
-    def _begin(self, connection: Connection, files: SnapshotRef | None) -> tuple[str, dict[str, StoredRow], StoredRow]:
+    def _begin(self, transaction: Writing, files: SnapshotRef | None) -> tuple[str, dict[str, StoredRow], StoredRow]:
         """Return the name, the branches explored before, and the checkpoint from which the exploration starts."""
         session_id = self.branch.session_id
-        self.branch.authorize(connection)
-        require_real(self.branch.row(connection))
-        name = self.name or self.explorations.free_name(connection, session_id)
-        rows = self.explorations.load_branches(connection, session_id, name)
+        self.branch.authorize(transaction)
+        require_real(self.branch.row(transaction))
+        name = self.name or self.explorations.free_name(transaction, session_id)
+        rows = self.explorations.load_branches(transaction, session_id, name)
         if rows and mark_of(rows[0])["of"] != self.branch.branch_id:
             raise Conflict(f"An exploration {name!r} from another branch already exists. Choose another name.")
         # A continued exploration keeps its starting point, even if the branch has moved since.
         start_row = (
-            self.branch.checkpoint(connection, rows[0].branch_point_id)
+            self.branch.checkpoint(transaction, rows[0].branch_point_id)
             if rows
-            else self.branching.ensure_checkpoint(connection, self.branch.branch_id, files)
+            else self.branching.ensure_checkpoint(transaction, self.branch.branch_id, files)
         )
         return name, {row.name: row for row in rows}, start_row
 
@@ -247,12 +247,12 @@ class Explorer:
 
         If no tool changes the world, differences in the world are ignored, except for memory, which any node can write.
         """
-        with self.store.database.reading() as connection:
-            own_positions = self._end_positions(connection)
+        with self.store.database.reading() as transaction:
+            own_positions = self._end_positions(transaction)
             planner, branch_id, label = self.branch.planner, self.branch.branch_id, start_row.branch_name
-            plan = planner.plan_rollback(connection, branch_id, start_row, label, replay=REDO)
-            plan = planner.add_names(connection, plan, branch_id)
-            last_seq = self.store.world.last_seq(connection, self.branch.session_id)
+            plan = planner.plan_rollback(transaction, branch_id, start_row, label, replay=REDO)
+            plan = planner.add_names(transaction, plan, branch_id)
+            last_seq = self.store.world.last_seq(transaction, self.branch.session_id)
         foreign_steps = [
             s
             for s in plan.steps
@@ -269,10 +269,10 @@ class Explorer:
         self._initial_log_length = None if plan.changes_world else last_seq
         return bool(acting_tools) or not blocking_steps
 
-    def _end_positions(self, connection: Connection) -> dict[int, float]:
+    def _end_positions(self, transaction: Reading) -> dict[int, float]:
         """Return for each explored branch the track position at the end of its turn; later calls are not part of it."""
         end_ids = {row.id: mark_of(row)["end"] for row in self._explored_rows.values()}
-        rows = self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_([end for end in end_ids.values() if end]))
+        rows = self.store.checkpoints.find(transaction, CHECKPOINT.c.id.in_([end for end in end_ids.values() if end]))
         positions = {row.id: row.position for row in rows}
         return {branch_id: positions.get(end, math.inf) for branch_id, end in end_ids.items()}
 
@@ -283,10 +283,10 @@ class Explorer:
         if self.settings.workspace is not None:
             plan = self.rollbacks.plan_switch(branch_id)
         else:
-            with self.store.database.reading() as connection:
-                if self.store.world.last_seq(connection, self.branch.session_id) == self._initial_log_length:
+            with self.store.database.reading() as transaction:
+                if self.store.world.last_seq(transaction, self.branch.session_id) == self._initial_log_length:
                     return
-                plan = self.branch.planner.plan_switch(connection, self.store.sessions.branch(connection, branch_id))
+                plan = self.branch.planner.plan_switch(transaction, self.store.sessions.branch(transaction, branch_id))
         if plan.changes_world:
             self.rollbacks.switch(branch_id, branch_id, sync="world", current=False)
 
@@ -302,12 +302,12 @@ class Explorer:
         mark = {"name": self._required_name, "of": self.branch.branch_id, "choices": choices, "said": title}
         meta = {MARK_KEY: {**mark, "status": BEGUN, "end": None}}
 
-        def fork(connection: Connection) -> int:
-            self.branch.authorize(connection)
-            target = self.store.checkpoints.load_with_branch(connection, start_id)
+        def fork(transaction: Writing) -> int:
+            self.branch.authorize(transaction)
+            target = self.store.checkpoints.load_with_branch(transaction, start_id)
             source_id, user_id = target.internal_session_id, self.settings.user_id
-            snapshot = self.store.snapshots.of_checkpoint(connection, target)
-            return self.branch.context.engine().fork(connection, target, name, source_id, user_id, snapshot, meta)
+            snapshot = self.store.snapshots.of_checkpoint(transaction, target)
+            return self.branch.context.engine().fork(transaction, target, name, source_id, user_id, snapshot, meta)
 
         # Need not be durable: the end of its turn is, and takes everything written before it to disk.
         branch_id = self.store.database.write(fork, async_commit=True)
@@ -326,8 +326,8 @@ class Explorer:
         if trial.end_id is not None:
             trial.is_pending = False
         elif not self.elsewhere:  # another process knows what is left, with the graph that it builds
-            with self.store.database.reading() as connection:
-                head = read_branch_head(self.store, connection, row.id)
+            with self.store.database.reading() as transaction:
+                head = read_branch_head(self.store, transaction, row.id)
             runner = self._create_runner(self.settings, head)
             trial.is_pending, trial.value = unfinished_input(runner, head, variant.value)
             trial.outcome = None if trial.is_pending else Outcome.of(runner)
@@ -340,35 +340,35 @@ class Explorer:
     def record_turns(self, trials: list[ExploredTurn]) -> None:
         """Record the results of turns, and score the leaves. A turn that raised is a failed leaf."""
         if any(trial.outcome is not None for trial in trials):
-            self.store.database.write(lambda connection: self._record_outcomes(connection, trials), durable=True)
+            self.store.database.write(lambda transaction: self._record_outcomes(transaction, trials), durable=True)
         for trial in trials:
             if self._is_unscored(trial):
                 self._score_leaf(trial)
 
-    def _record_outcomes(self, connection: Connection, trials: list[ExploredTurn]) -> None:
+    def _record_outcomes(self, transaction: Writing, trials: list[ExploredTurn]) -> None:
         for trial in trials:
             if (outcome := trial.outcome) is None:
                 continue
             trial.end_id = outcome.checkpoint_id if outcome.has_ended else None
             if outcome.has_ended and trial.end_id is None:
-                trial.end_id = self.branching.ensure_checkpoint(connection, trial.branch_id, None).id
+                trial.end_id = self.branching.ensure_checkpoint(transaction, trial.branch_id, None).id
             status = DONE if outcome.has_ended else WAITING if outcome.error is None else FAILED
             self.explorations.update_mark(
-                connection, trial.branch_id, status=status, end=trial.end_id, error=outcome.error
+                transaction, trial.branch_id, status=status, end=trial.end_id, error=outcome.error
             )
 
     def _is_unscored(self, trial: ExploredTurn) -> bool:
         if self.score is None or trial.end_id is None or not self.is_leaf(trial):
             return False
-        with self.store.database.reading() as connection:
-            return mark_of(self.store.sessions.branch(connection, trial.branch_id)).get("score") is None
+        with self.store.database.reading() as transaction:
+            return mark_of(self.store.sessions.branch(transaction, trial.branch_id)).get("score") is None
 
     def _score_leaf(self, trial: ExploredTurn) -> None:
         """Score a leaf while the world is as the leaf left it."""
         assert self.score is not None  # noqa: S101  # `_is_unscored` is False without a score
         path_names = {branch_name(self._required_name, trial.choices[:end]) for end in range(1, len(trial.choices) + 1)}
-        with self.store.database.reading() as connection:
-            exploration = self.explorations.read(connection, self.branch.session_id, self._required_name, path_names)
+        with self.store.database.reading() as transaction:
+            exploration = self.explorations.read(transaction, self.branch.session_id, self._required_name, path_names)
         score = float(await_result(awaiter_for_current_loop(), self.score(exploration.branches[-1])))
         if math.isnan(score):
             raise InvalidInput(f"The score of {exploration.branches[-1].name} is not a number.")

@@ -75,11 +75,11 @@ def _read_open_branch(store: Store, lease_seconds: float, job: TurnJob) -> Branc
     """Read the branch. If a process has begun this turn, first wait until it ends it, or counts as dead."""
     deadline = time.monotonic() + lease_seconds + PATIENCE
     while True:
-        with store.database.reading() as connection:
-            head = read_branch_head(store, connection, job.branch_id)
+        with store.database.reading() as transaction:
+            head = read_branch_head(store, transaction, job.branch_id)
             if head.row.status != RUNNING:
                 return head
-            is_abandoned = store.sessions.is_abandoned(connection, head.row)
+            is_abandoned = store.sessions.is_abandoned(transaction, head.row)
         if is_abandoned:
             recover_all_abandoned(store, job.session_id)
         elif time.monotonic() > deadline:

@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.served_graphs import HostRun, ServedGraphs
@@ -24,6 +24,7 @@ from agentgit.saver.branch_saver import SessionThreads, ThreadReader
 from agentgit.sessions.session import RUNNING
 from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint, find_graph_point, find_thread_head
 from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.sql.transaction import Reading
 from agentgit.values import as_object
 
 
@@ -36,35 +37,35 @@ class ThreadSessions:
     def find(self, thread_id: str) -> int | None:
         """Return the id of the session of a thread; None if there is none."""
         return self.context.read(
-            lambda connection: self.context.store.sessions.of_thread(connection, self.context.user.id, thread_id)
+            lambda transaction: self.context.store.sessions.of_thread(transaction, self.context.user.id, thread_id)
         )
 
     def find_threads(self, thread_id: str) -> SessionThreads | None:
         """Return the threads of the branches of a session; None if there is no such session."""
 
-        def read(connection: Connection) -> SessionThreads | None:
-            head = self.find_head(connection, thread_id)
+        def read(transaction: Reading) -> SessionThreads | None:
+            head = self.find_head(transaction, thread_id)
             if head is None:
                 return None
-            rows = self.context.store.sessions.branches(connection, head.row.external_session_id)
+            rows = self.context.store.sessions.branches(transaction, head.row.external_session_id)
             return SessionThreads(head.row.thread_id, [row.thread_id for row in rows])
 
         return self.context.read(read)
 
-    def find_head(self, connection: Connection, thread_id: str) -> BranchHead | None:
+    def find_head(self, transaction: Reading, thread_id: str) -> BranchHead | None:
         """Find where the next run of a thread begins; None if the thread has no session."""
-        head = find_thread_head(connection, self.context.user.id, thread_id)
+        head = find_thread_head(transaction, self.context.user.id, thread_id)
         if head is not None:
-            self.context.lookup.require_role(connection, head.row.external_session_id)
+            self.context.lookup.require_role(transaction, head.row.external_session_id)
         return head
 
     def find_point(self, session_id: int, place: GraphPlace) -> GraphPoint | None:
         """Find a checkpoint of a session by LangGraph's id; None if there is none."""
 
-        def read(connection: Connection) -> GraphPoint | None:
-            session = self.context.lookup.session(connection, session_id)
+        def read(transaction: Reading) -> GraphPoint | None:
+            session = self.context.lookup.session(transaction, session_id)
             return find_graph_point(
-                self.context.store, connection, session_id, session.current_internal_session_id, place
+                self.context.store, transaction, session_id, session.current_internal_session_id, place
             )
 
         return self.context.read(read)
@@ -246,7 +247,7 @@ class HostSaver(ThreadReader):
         if asked is not None:  # it has only asked whether it may begin
             rollbacks.set_current_branch(asked.previous, source_id=branch.id)
             return
-        start = self._context.read(lambda connection: self._find_start(connection, run))
+        start = self._context.read(lambda transaction: self._find_start(transaction, run))
         if start is None:
             return
         options = replace(CANCEL, epoch=branch.epoch)
@@ -260,7 +261,7 @@ class HostSaver(ThreadReader):
             except RollbackIncomplete as incomplete:  # an undo function raised; what still cannot be undone stays
                 self._context.engine().resume(incomplete.operation, force=True)
 
-    def _find_start(self, connection: Connection, run: HostRun) -> int | None:
+    def _find_start(self, transaction: Reading, run: HostRun) -> int | None:
         """Return the checkpoint of the point where a run began; None if it did nothing."""
         if run.start_id is not None:
             return run.start_id
@@ -268,7 +269,7 @@ class HostSaver(ThreadReader):
         query = select(c.id).where(
             c.internal_session_id == run.branch_id, c.kind == "before", c.id > (run.head_id or 0)
         )
-        return connection.execute(query.order_by(c.number).limit(1)).scalar()
+        return transaction.execute(query.order_by(c.number).limit(1)).scalar()
 
 
 def _wait(attempts: Generator[None, None, None]) -> None:

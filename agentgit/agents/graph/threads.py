@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from langchain_core.runnables import RunnableConfig
-from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import ClientThread, Graph
 from agentgit.agents.graph import confirmation
@@ -33,6 +32,7 @@ from agentgit.rollback.request import RollbackOptions
 from agentgit.saver.config import address, require_checkpoint_id
 from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.graph_rows import INTERRUPT, RESUME
 from agentgit.values import as_object
 
@@ -72,18 +72,18 @@ class Threads(ThreadSessions):
         """Return the id of the session of a thread, which is created if there is none."""
         return self.find(thread_id) or self.context.change(lambda c: self._find_or_create(c, thread_id))
 
-    def _find_or_create(self, connection: Connection, thread_id: str) -> int:
+    def _find_or_create(self, transaction: Writing, thread_id: str) -> int:
         sessions, user_id = self.context.store.sessions, self.context.user.id
-        session_id = sessions.of_thread(connection, user_id, thread_id)
+        session_id = sessions.of_thread(transaction, user_id, thread_id)
         if session_id is not None:
             return session_id
-        self.context.lookup.require_scope(connection, WRITE)
+        self.context.lookup.require_scope(transaction, WRITE)
         require_name(thread_id[:LONGEST_NAME])
-        name, taken = thread_id[:LONGEST_NAME], sessions.names(connection, user_id)
+        name, taken = thread_id[:LONGEST_NAME], sessions.names(transaction, user_id)
         number = 2
         while name in taken:  # another session was renamed to it, or has a thread id that begins in the same way
             name, number = f"{thread_id[: LONGEST_NAME - 8]}-{number}", number + 1
-        return sessions.create(connection, user_id, name, thread_id, {GRAPH_NAME: self.wrapped.name})
+        return sessions.create(transaction, user_id, name, thread_id, {GRAPH_NAME: self.wrapped.name})
 
     # -- runs
 
@@ -130,12 +130,12 @@ class Threads(ThreadSessions):
     def _open(self, config: RunnableConfig, graph: Graph, *, is_answered: bool = False) -> _Thread:
         thread_id, _, _ = address(config)
         place = _place(config["configurable"], is_answered=is_answered)
-        head = self.context.read(lambda connection: self.find_head(connection, thread_id))
+        head = self.context.read(lambda transaction: self.find_head(transaction, thread_id))
         if head is None:
             if place is not None:
                 raise _no_checkpoint(thread_id, place.checkpoint_id)
             self.ensure(thread_id)
-            head = self.context.read(lambda connection: self.find_head(connection, thread_id))
+            head = self.context.read(lambda transaction: self.find_head(transaction, thread_id))
         if head is None:
             raise NotFound(f"Thread {thread_id} was deleted. Nothing was run.")
         session_id = head.row.external_session_id
@@ -263,9 +263,9 @@ class Threads(ThreadSessions):
         """Return whether a question of a branch waits for its answer."""
         graphs = self.context.store.graphs
 
-        def read(connection: Connection) -> bool:
-            newest = graphs.newest(connection, branch.thread_id)
-            return newest is not None and self.context.store.is_interrupted(connection, newest)
+        def read(transaction: Reading) -> bool:
+            newest = graphs.newest(transaction, branch.thread_id)
+            return newest is not None and self.context.store.is_interrupted(transaction, newest)
 
         return self.context.read(read)
 

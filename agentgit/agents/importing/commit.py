@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.agents.importing.history import HistoryReader, ImportedCall, ImportedHistory
 from agentgit.auth.principal import WRITE
 from agentgit.effects.invocation import DONE
@@ -22,6 +20,7 @@ from agentgit.store.audit.trail import record_event
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, SESSION
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_store import GraphKey
 from agentgit.store.threads.staging import IMPORTED_FROM_KEY
@@ -63,22 +62,22 @@ class ImportCommit:
 
     def find(self) -> EarlierImport | None:
         """Find an earlier import of the thread; return None if the session does not exist or is empty."""
-        with self.store.database.reading() as connection:
-            return self._find_earlier_import(connection, self._find_session(connection))
+        with self.store.database.reading() as transaction:
+            return self._find_earlier_import(transaction, self._find_session(transaction))
 
-    def _find_session(self, connection: Connection) -> int | None:
-        self.lookup.require_scope(connection, WRITE)
+    def _find_session(self, transaction: Reading) -> int | None:
+        self.lookup.require_scope(transaction, WRITE)
         rows = self.store.visible_sessions.own(
-            connection, self.user_id, SESSION.c.session_name == self.session_name, limit=1
+            transaction, self.user_id, SESSION.c.session_name == self.session_name, limit=1
         )
         return rows[0].id if rows else None
 
-    def _find_earlier_import(self, connection: Connection, session_id: int | None) -> EarlierImport | None:
-        branches = self.store.sessions.branches(connection, session_id) if session_id is not None else []
+    def _find_earlier_import(self, transaction: Reading, session_id: int | None) -> EarlierImport | None:
+        branches = self.store.sessions.branches(transaction, session_id) if session_id is not None else []
         for row in branches:
             facts = as_object(row.meta).get(IMPORTED_FROM_KEY)
             if facts is not None and facts["thread_id"] == self.thread_id:
-                head = self.store.graphs.head(connection, row.thread_id)
+                head = self.store.graphs.head(transaction, row.thread_id)
                 return EarlierImport(
                     session_id=row.external_session_id,
                     branch_id=row.id,
@@ -87,15 +86,15 @@ class ImportCommit:
                     call_count=facts["calls"],
                     has_moved=head is None or head.checkpoint_id != facts["newest"],
                 )
-        if len(branches) > 1 or any(not self._is_empty(connection, row) for row in branches):
+        if len(branches) > 1 or any(not self._is_empty(transaction, row) for row in branches):
             raise Conflict(
                 f"Session {self.session_name!r} already exists and was not imported from thread {self.thread_id!r}. "
                 "Import the thread under another session name."
             )
         return None
 
-    def _is_empty(self, connection: Connection, row: StoredRow) -> bool:
-        return row.head_id is None and self.store.graphs.head(connection, row.thread_id) is None
+    def _is_empty(self, transaction: Reading, row: StoredRow) -> bool:
+        return row.head_id is None and self.store.graphs.head(transaction, row.thread_id) is None
 
     def conflict_error(self) -> Conflict:
         """Return the error for staged rows that another import of the same thread has removed."""
@@ -108,49 +107,49 @@ class ImportCommit:
         self, staging_thread: str, added_count: int, roots: Sequence[str], earlier: EarlierImport | None
     ) -> ImportedCounts:
         """Create or extend the session in one transaction."""
-        with self.store.database.reading() as connection:
-            branch_parents = staging.checkpoint_parents(connection, earlier.branch_thread_id) if earlier else {}
+        with self.store.database.reading() as transaction:
+            branch_parents = staging.checkpoint_parents(transaction, earlier.branch_thread_id) if earlier else {}
             line = [
                 GraphKey(earlier.branch_thread_id if earlier and ("", id) in branch_parents else staging_thread, "", id)
                 for id in roots
             ]
-            history = HistoryReader(self.store, self.user_id).read(connection, line)
+            history = HistoryReader(self.store, self.user_id).read(transaction, line)
         if history is None:
             raise self.conflict_error()
         return self.store.database.write(
-            lambda connection: self._land(connection, staging_thread, added_count, roots, earlier, history),
+            lambda transaction: self._land(transaction, staging_thread, added_count, roots, earlier, history),
             durable=True,
         )
 
     def _land(
         self,
-        connection: Connection,
+        transaction: Writing,
         staging_thread: str,
         added_count: int,
         roots: Sequence[str],
         earlier: EarlierImport | None,
         history: ImportedHistory,
     ) -> ImportedCounts:
-        session_id = self._find_session(connection)
+        session_id = self._find_session(transaction)
         if session_id is not None:
-            self.store.sessions.lock(connection, session_id)  # before the check, so that no turn begins after it
-        if self._find_earlier_import(connection, session_id) != earlier:
+            self.store.sessions.lock(transaction, session_id)  # before the check, so that no turn begins after it
+        if self._find_earlier_import(transaction, session_id) != earlier:
             raise Conflict(
                 f"Session {self.session_name!r} changed while thread {self.thread_id!r} was read. Try again."
             )
         if session_id is None:
-            session_id = self.store.sessions.create(connection, self.user_id, self.session_name)
-        branch = self._branch(connection, session_id, earlier)
+            session_id = self.store.sessions.create(transaction, self.user_id, self.session_name)
+        branch = self._branch(transaction, session_id, earlier)
         blobs = self.store.graphs.blobs
-        if staging.move(connection, blobs, staging_thread, branch.thread_id, session_id) != added_count:
+        if staging.move(transaction, blobs, staging_thread, branch.thread_id, session_id) != added_count:
             raise self.conflict_error()
-        calls = self._add_calls(connection, branch, history)
-        checkpoints = self._add_points(connection, branch, history, roots, earlier)
+        calls = self._add_calls(transaction, branch, history)
+        checkpoints = self._add_points(transaction, branch, history, roots, earlier)
         facts = {"thread_id": self.thread_id, "newest": roots[-1], "calls": len(history.calls)}
-        self.store.sessions.merge_metadata(connection, branch.id, {IMPORTED_FROM_KEY: facts})
-        self.store.sessions.touch(connection, session_id)
+        self.store.sessions.merge_metadata(transaction, branch.id, {IMPORTED_FROM_KEY: facts})
+        self.store.sessions.touch(transaction, session_id)
         record_event(
-            connection,
+            transaction,
             "session.imported",
             branch_id=branch.id,
             user_id=self.user_id,
@@ -160,30 +159,30 @@ class ImportCommit:
         )
         return ImportedCounts(checkpoints=checkpoints, calls=calls)
 
-    def _branch(self, connection: Connection, session_id: int, earlier: EarlierImport | None) -> StoredRow:
-        branches = self.store.sessions.branches(connection, session_id)
+    def _branch(self, transaction: Writing, session_id: int, earlier: EarlierImport | None) -> StoredRow:
+        branches = self.store.sessions.branches(transaction, session_id)
         branch = next(row for row in branches if earlier is None or row.id == earlier.branch_id)
-        branch = self.store.recover(connection, branch)
+        branch = self.store.recover(transaction, branch)
         if branch.status == RUNNING:
             raise Conflict(
                 f"Session {self.session_name!r} is running. Import its thread again when its turn has ended."
             )
         return branch
 
-    def _add_calls(self, connection: Connection, branch: StoredRow, history: ImportedHistory) -> int:
+    def _add_calls(self, transaction: Writing, branch: StoredRow, history: ImportedHistory) -> int:
         """Add the missing calls to the track; calls of an unfinished batch may have been imported out of order."""
         batches: dict[int, int] = {}
         for call in history.calls:
             batches.setdefault(call.message, len(batches))
-        known_counts = Counter(one.tool_call_id for one in self.store.track(connection, branch))
+        known_counts = Counter(one.tool_call_id for one in self.store.track(transaction, branch))
         added_count = 0
         for call in history.calls:
             if known_counts[call.id]:
                 known_counts[call.id] -= 1
                 continue
             intent, outcome = self._call_record(branch, call, batches[call.message])
-            invocation_id = self.store.journal.intend(connection, intent)
-            self.store.journal.end(connection, invocation_id, outcome, is_past=True)
+            invocation_id = self.store.journal.intend(transaction, intent)
+            self.store.journal.end(transaction, invocation_id, outcome, is_past=True)
             added_count += 1
         return added_count
 
@@ -209,7 +208,7 @@ class ImportCommit:
 
     def _add_points(
         self,
-        connection: Connection,
+        transaction: Writing,
         branch: StoredRow,
         history: ImportedHistory,
         roots: Sequence[str],
@@ -217,7 +216,7 @@ class ImportCommit:
     ) -> int:
         """Create the checkpoints that are missing; older ones that a user has deleted are not created again."""
         first_index = roots.index(earlier.newest_id) if earlier else -1
-        rows = self.store.checkpoints.find(connection, CHECKPOINT.c.internal_session_id == branch.id)
+        rows = self.store.checkpoints.find(transaction, CHECKPOINT.c.internal_session_id == branch.id)
         existing: set[tuple[Any, ...]] = {(row.kind, row.graph_checkpoint_id) for row in rows}
         points = [
             point
@@ -225,5 +224,5 @@ class ImportCommit:
             if point.index >= first_index and (point.label.kind, point.snapshot.graph_checkpoint_id) not in existing
         ]
         for point in points:
-            self.store.checkpoints.insert(connection, branch.id, point.snapshot, point.label)
+            self.store.checkpoints.insert(transaction, branch.id, point.snapshot, point.label)
         return len(points)

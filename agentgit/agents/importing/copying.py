@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointMetadata, CheckpointTuple
-from sqlalchemy import Connection
 
 from agentgit.agents.importing.readers import ThreadEntry, UnknownTypeSerializer
 from agentgit.auth.secret_names import is_secret_name
@@ -17,6 +16,7 @@ from agentgit.saver.config import config_of
 from agentgit.saver.delta_reducer import Channels
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.store.objects.blobs import compact
+from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_store import Draft, Encoded, GraphKey, GraphStore, Task
 from agentgit.values import from_json
@@ -159,15 +159,15 @@ def put_copies(
     graphs: GraphStore,
     thread: str,
     copies: Sequence[tuple[ThreadEntry, Draft | None, NumberedWrites]],
-    connection: Connection,
+    transaction: Writing,
 ) -> None:
     """Store copies of graph checkpoints in a staging thread."""
     for entry, draft, writes in copies:
         graph_key = GraphKey(thread, entry.ns, entry.id)
         if draft is not None:
-            graphs.put(connection, graph_key, draft)
+            graphs.put(transaction, graph_key, draft)
         for task, rows in writes:
-            graphs.put_writes(connection, graph_key, task, rows)
+            graphs.put_writes(transaction, graph_key, task, rows)
 
 
 def differing_copy(name: str, differences: Sequence[str]) -> Corrupt:

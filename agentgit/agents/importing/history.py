@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.agents import inputs
 from agentgit.effects.invocation import DONE, FAILED
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.objects.content import Body, read_values
 from agentgit.store.objects.plain_values import MESSAGES, show_message
 from agentgit.store.records.checkpoints import CheckpointState, Label
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store, checkpoint_state
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import is_shown
@@ -76,61 +75,62 @@ class HistoryReader:
         self._message_count = 0
         self._unlabeled_index: int | None = None  # the index in `points` of a turn whose user message was not found yet
 
-    def read(self, connection: Connection, line: Iterable[GraphKey]) -> ImportedHistory | None:
+    def read(self, transaction: Reading, line: Iterable[GraphKey]) -> ImportedHistory | None:
         """Read the history; return None if one of the graph checkpoints does not exist."""
         previous: GraphCheckpoint | None = None
         index = -1
         for index, graph_key in enumerate(line):
-            graph_checkpoint = self.store.graphs.find(connection, graph_key)
+            graph_checkpoint = self.store.graphs.find(transaction, graph_key)
             if graph_checkpoint is None:
                 return None
-            self._read_step(connection, index, graph_checkpoint, previous)
+            self._read_step(transaction, index, graph_checkpoint, previous)
             previous = graph_checkpoint
         if previous is not None:
-            self._add_ending(connection, index, previous)
-            self._read_pending(connection, previous)
+            self._add_ending(transaction, index, previous)
+            self._read_pending(transaction, previous)
         return self.history
 
     def _read_step(
-        self, connection: Connection, index: int, graph_checkpoint: GraphCheckpoint, previous: GraphCheckpoint | None
+        self, transaction: Reading, index: int, graph_checkpoint: GraphCheckpoint, previous: GraphCheckpoint | None
     ) -> None:
         source = graph_checkpoint.meta.get("source")
         if source == "input" or source in BY_HAND:
             if previous is not None:
-                self._add_ending(connection, index - 1, previous)
-            self._add_beginning(connection, index, graph_checkpoint, previous)
-        new_messages = self._new_messages(connection, graph_checkpoint)
+                self._add_ending(transaction, index - 1, previous)
+            self._add_beginning(transaction, index, graph_checkpoint, previous)
+        new_messages = self._new_messages(transaction, graph_checkpoint)
         user_messages = [message for message in new_messages if message["type"] == "human"]
         if user_messages and self._unlabeled_index is not None:
             self._label_beginning(from_stored(user_messages[-1]))
         self._read_messages(new_messages, graph_checkpoint.made_at)
 
-    def _new_messages(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> list[dict[str, Any]]:
-        hashes = self.store.graphs.message_hashes(connection, graph_checkpoint)
+    def _new_messages(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> list[dict[str, Any]]:
+        hashes = self.store.graphs.message_hashes(transaction, graph_checkpoint)
         new_hashes = [key for key in hashes if key not in self._known_hashes]
         self._known_hashes.update(new_hashes)
-        return self.store.graphs.messages_of(connection, graph_checkpoint.session_id, new_hashes)
+        return self.store.graphs.messages_of(transaction, graph_checkpoint.session_id, new_hashes)
 
-    def _read_pending(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> None:
+    def _read_pending(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> None:
         """Add the calls of an unfinished batch, whose results are pending writes of the newest graph checkpoint.
 
         For a waiting subgraph, whose messages reach the graph only when it ends, also add the calls in its messages.
         """
         graphs = self.store.graphs
-        subgraph_heads = pending_writes.subgraph_heads(connection, graph_checkpoint.key).items()
+        subgraph_heads = pending_writes.subgraph_heads(transaction, graph_checkpoint.key).items()
         subgraph_checkpoints = (
-            graphs.find(connection, graph_checkpoint.key._replace(ns=ns, checkpoint_id=id)) for ns, id in subgraph_heads
+            graphs.find(transaction, graph_checkpoint.key._replace(ns=ns, checkpoint_id=id))
+            for ns, id in subgraph_heads
         )
         for checkpoint in (graph_checkpoint, *filter(None, subgraph_checkpoints)):
-            self._read_messages(self._new_messages(connection, checkpoint), checkpoint.made_at)
-            writes = [one for one in graphs.writes(connection, checkpoint.key) if is_shown(one.channel)]
-            bodies = read_values(connection, graphs.blobs, [(one.session_id, one.value) for one in writes])
+            self._read_messages(self._new_messages(transaction, checkpoint), checkpoint.made_at)
+            writes = [one for one in graphs.writes(transaction, checkpoint.key) if is_shown(one.channel)]
+            bodies = read_values(transaction, graphs.blobs, [(one.session_id, one.value) for one in writes])
             self._read_messages([m for one in writes for m in _written_messages(bodies[one.value])], checkpoint.made_at)
 
     # -- turns
 
     def _add_beginning(
-        self, connection: Connection, index: int, graph_checkpoint: GraphCheckpoint, previous: GraphCheckpoint | None
+        self, transaction: Reading, index: int, graph_checkpoint: GraphCheckpoint, previous: GraphCheckpoint | None
     ) -> None:
         """Add a point at the beginning of a user's turn, unless history is missing before it or a tool waits there."""
         self._unlabeled_index = None
@@ -138,7 +138,7 @@ class HistoryReader:
             previous is None and graph_checkpoint.parent_id is not None
         ):
             return
-        if previous is not None and self._pending_reason(connection, previous) == UNFINISHED:
+        if previous is not None and self._pending_reason(transaction, previous) == UNFINISHED:
             return
         self._unlabeled_index = len(self.history.points)
         self._add_point(
@@ -153,11 +153,11 @@ class HistoryReader:
         label = replace(point.label, description=title, restore_point=message["id"])
         self.history.points[index] = replace(point, label=label)
 
-    def _add_ending(self, connection: Connection, index: int, graph_checkpoint: GraphCheckpoint) -> None:
+    def _add_ending(self, transaction: Reading, index: int, graph_checkpoint: GraphCheckpoint) -> None:
         """Add a point at the end of a turn, if nothing waits there."""
-        if self._pending_reason(connection, graph_checkpoint):
+        if self._pending_reason(transaction, graph_checkpoint):
             return
-        last_message = self.store.last_message(connection, graph_checkpoint)
+        last_message = self.store.last_message(transaction, graph_checkpoint)
         title = inputs.first_line(text_of(last_message)) if last_message else None
         self._add_point(
             index,
@@ -170,10 +170,10 @@ class HistoryReader:
             HistoryPoint(index, checkpoint_state(graph_checkpoint, len(self.history.calls)), label)
         )
 
-    def _pending_reason(self, connection: Connection, graph_checkpoint: GraphCheckpoint) -> str:
-        if self.store.is_interrupted(connection, graph_checkpoint):
+    def _pending_reason(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> str:
+        if self.store.is_interrupted(transaction, graph_checkpoint):
             return ASKS
-        return UNFINISHED if self.store.is_unfinished(connection, graph_checkpoint) else ""
+        return UNFINISHED if self.store.is_unfinished(transaction, graph_checkpoint) else ""
 
     # -- calls
 

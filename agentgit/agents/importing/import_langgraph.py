@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL
 
 from agentgit.agents.importing.copying import CheckpointCopier, differing_copy, put_copies
 from agentgit.agents.importing.readers import Source, ThreadEntry, open_database, source_of
@@ -17,6 +17,7 @@ from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound, Una
 from agentgit.handles.context import Context
 from agentgit.sessions.reports import EXTENDED, FAILED, IMPORTED, UNCHANGED, ImportReport, Progress, ThreadReport
 from agentgit.store.sql.batch import slices
+from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_store import GraphKey, GraphStore
@@ -98,8 +99,8 @@ class PlainThreadImport:
 
         A graph checkpoint that is already copied can have got writes since then, from a run that continued it.
         """
-        with self.store.database.reading() as connection:
-            owner = self.graphs.owners.find(connection, self.thread_id)
+        with self.store.database.reading() as transaction:
+            owner = self.graphs.owners.find(transaction, self.thread_id)
         self.graphs.owners.add(self.staging_thread, owner)  # so that nothing has to be copied when it is published
         staged = load_parents(self.store, self.staging_thread)
         missing = [entry for entry in entries if entry[:2] not in existing]
@@ -130,17 +131,17 @@ class PlainThreadImport:
         if differences:
             raise differing_copy(self.thread_name, differences)
 
-    def _publish(self, connection: Connection, *, existing: Keys, count: int) -> None:
+    def _publish(self, transaction: Writing, *, existing: Keys, count: int) -> None:
         """Move what was staged to the thread."""
-        owner = self.graphs.owners.find(connection, self.thread_id)
-        self.graphs.blobs.of(owner).lock(connection)  # waits for a run of the thread that is saving a step
-        is_same = staging.checkpoint_parents(connection, self.thread_id) == existing
-        moved_count = staging.move(connection, self.graphs.blobs, self.staging_thread, self.thread_id, owner)
+        owner = self.graphs.owners.find(transaction, self.thread_id)
+        self.graphs.blobs.of(owner).lock(transaction)  # waits for a run of the thread that is saving a step
+        is_same = staging.checkpoint_parents(transaction, self.thread_id) == existing
+        moved_count = staging.move(transaction, self.graphs.blobs, self.staging_thread, self.thread_id, owner)
         if not is_same or moved_count != count:
             raise Conflict(f"{self.thread_name} changed here while it was imported. Nothing was added. Try again.")
 
-    def _delete_staged(self, connection: Connection) -> None:
-        self.graphs.delete_thread(connection, self.staging_thread)
+    def _delete_staged(self, transaction: Writing) -> None:
+        self.graphs.delete_thread(transaction, self.staging_thread)
 
 
 def _ends(entries: Sequence[ThreadEntry], known: Keys) -> list[ThreadEntry]:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from langgraph.checkpoint.base import CheckpointTuple
-from sqlalchemy import Connection
 
 from agentgit.agents.importing.commit import EarlierImport, ImportCommit
 from agentgit.agents.importing.copying import CheckpointCopier, differing_copy, put_copies
@@ -23,6 +22,7 @@ from agentgit.handles.context import Context
 from agentgit.saver.delta_reducer import Channels
 from agentgit.sessions.reports import EXTENDED, IMPORTED, UNCHANGED, ThreadReport
 from agentgit.store.sql.batch import slices
+from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_store import GraphKey, GraphStore
@@ -69,8 +69,8 @@ def newest_line(index: Sequence[ThreadEntry], newest: str, name: str) -> ThreadL
 
 def load_parents(store: Store, thread: str) -> dict[tuple[str, str], str | None]:
     """Load the parent id of each graph checkpoint of a thread, by namespace and id."""
-    with store.database.reading() as connection:
-        return staging.checkpoint_parents(connection, thread)
+    with store.database.reading() as transaction:
+        return staging.checkpoint_parents(transaction, thread)
 
 
 @dataclass
@@ -139,8 +139,8 @@ class ThreadImport:
         """Return whether there is nothing new to import."""
         if earlier.newest_id == newest_id:
             graph_key = GraphKey(earlier.branch_thread_id, "", newest_id)
-            with self.store.database.reading() as connection:
-                count = staging.count_writes(connection, graph_key)
+            with self.store.database.reading() as transaction:
+                count = staging.count_writes(transaction, graph_key)
             if earlier.has_moved or count == len(newest.pending_writes or ()):
                 return True
         elif earlier.has_moved:
@@ -186,8 +186,8 @@ class ThreadImport:
             self.on_step(done_count, len(entries_to_read))
         return added_count
 
-    def _delete_staged(self, connection: Connection) -> None:
-        self.store.graphs.delete_thread(connection, self.staging_thread)
+    def _delete_staged(self, transaction: Writing) -> None:
+        self.store.graphs.delete_thread(transaction, self.staging_thread)
 
     @staticmethod
     def _is_on_line(checkpoint_tuple: CheckpointTuple, line: ThreadLine) -> bool:

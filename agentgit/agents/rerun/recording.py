@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage, convert_to_messages
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, Send
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.tools.unanswered_calls import is_added, without_added
@@ -37,6 +37,7 @@ from agentgit.store.queries.recorded_turns import (
 )
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import TOOL_INVOCATION
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import BRANCH_TO, GraphCheckpoint, GraphKey, is_shown
 from agentgit.values import portable, to_json
 
@@ -70,18 +71,18 @@ class Recording:
         self._is_single_input = isinstance(graph.input_channels, str)
         start_id = start.graph_checkpoint_id if start is not None else None
         end_id = end.graph_checkpoint_id if end is not None else None
-        with branch.reading() as connection:
-            newest = self._store.graphs.newest(connection, row.thread_id)
+        with branch.reading() as transaction:
+            newest = self._store.graphs.newest(transaction, row.thread_id)
             self.turns: Sequence[TurnRecord] = (
-                read_turns(self._store, connection, row, start_id, end_id, self._input_channels) if newest else []
+                read_turns(self._store, transaction, row, start_id, end_id, self._input_channels) if newest else []
             )
             end_id = end_id or (newest.key.checkpoint_id if newest is not None else None)
-            self.calls = self._read_calls(connection)
-            self._read_places(connection)
-            self._asked = read_questions(self._store, connection, row, start_id, end_id) if end_id is not None else []
-            self.waiting = self._read_waiting(connection)
-            self.end_state = self._read_end(connection, end_id) if end_id is not None else None
-            self.state = read_values_of(branch, connection, self.end_state)
+            self.calls = self._read_calls(transaction)
+            self._read_places(transaction)
+            self._asked = read_questions(self._store, transaction, row, start_id, end_id) if end_id is not None else []
+            self.waiting = self._read_waiting(transaction)
+            self.end_state = self._read_end(transaction, end_id) if end_id is not None else None
+            self.state = read_values_of(branch, transaction, self.end_state)
         self.questions = list(self._build_questions())
         if not self.turns and not self.questions:
             raise InvalidInput("There is nothing to run again: no turn was recorded between start and end.")
@@ -108,21 +109,21 @@ class Recording:
 
     def state_before(self, turn: TurnRecord) -> dict[str, Any]:
         """Read the values of the state on which a turn began."""
-        with self._branch.reading() as connection:
-            found = self._store.graphs.find(connection, turn.before) if turn.before is not None else None
-            return read_values_of(self._branch, connection, found)
+        with self._branch.reading() as transaction:
+            found = self._store.graphs.find(transaction, turn.before) if turn.before is not None else None
+            return read_values_of(self._branch, transaction, found)
 
     # -- values
 
     def _decode(self, writes: Sequence[RecordedWrite]) -> list[Any]:
-        with self._branch.reading() as connection:
+        with self._branch.reading() as transaction:
             keys = {(write.session_id, write.value) for write in writes}
-            bodies = read_values(connection, self._store.graphs.blobs, keys)
+            bodies = read_values(transaction, self._store.graphs.blobs, keys)
         return [self._branch.saver.codec.decode(bodies[write.value]) for write in writes]
 
-    def _read_end(self, connection: Connection, checkpoint_id: str) -> GraphCheckpoint | None:
+    def _read_end(self, transaction: Reading, checkpoint_id: str) -> GraphCheckpoint | None:
         owner = self.end if self.end is not None else self.row
-        return self._store.graphs.find(connection, GraphKey(owner.thread_id, "", checkpoint_id))
+        return self._store.graphs.find(transaction, GraphKey(owner.thread_id, "", checkpoint_id))
 
     def messages(self) -> Iterator[BaseMessage]:
         """Yield the messages in the state at the end."""
@@ -132,23 +133,23 @@ class Recording:
 
     # -- calls
 
-    def _read_calls(self, connection: Connection) -> list[ToolInvocation]:
+    def _read_calls(self, transaction: Reading) -> list[ToolInvocation]:
         """Read the calls between start and end that have an outcome, and all writes to memory since the start."""
         skipped = self.start.position if self.start is not None else 0
         position = self.end.position if self.end is not None else None
-        track = self._store.track(connection, self.row)
+        track = self._store.track(transaction, self.row)
         self.memory_writes = [call for call in track[skipped:] if call.effect == MEMORY]
         return [call for call in track[skipped:position] if has_outcome(call)]
 
-    def _read_places(self, connection: Connection) -> None:
+    def _read_places(self, transaction: Reading) -> None:
         """Read the place of each call in the AI messages of its branch, and which calls wait for a person."""
-        branches = [segment.branch.id for segment in self._store.sessions.lineage(connection, self.row)]
+        branches = [segment.branch.id for segment in self._store.sessions.lineage(transaction, self.row)]
         columns = TOOL_INVOCATION.c
         place = (columns.internal_session_id, columns.batch, columns.batch_index, columns.task)
         query = select(columns.id, columns.status, columns.idempotency_key, *place).where(
             columns.internal_session_id.in_(branches)
         )
-        rows = connection.execute(query.order_by(columns.id)).all()
+        rows = transaction.execute(query.order_by(columns.id)).all()
         self.places = {row.id: RecordedPlace(*row[3:]) for row in rows}
         self._paused = {row.idempotency_key: row.id for row in rows if row.status == PAUSED}
 
@@ -169,8 +170,8 @@ class Recording:
     def task_ids(self) -> Mapping[str, Sequence[str]]:
         """The ids of the recorded tasks of the graph itself, by their paths; see `task_place`."""
         ids: dict[str, list[str]] = defaultdict(list)
-        with self._branch.reading() as connection:
-            for path, task_id in read_tasks(self._store, connection, self.row):
+        with self._branch.reading() as transaction:
+            for path, task_id in read_tasks(self._store, transaction, self.row):
                 ids[task_place(path)].append(task_id)
         return ids
 
@@ -196,12 +197,12 @@ class Recording:
                 else:
                     yield Question(value, task.path, is_open=True)
 
-    def _read_waiting(self, connection: Connection) -> list[ToolInvocation]:
+    def _read_waiting(self, transaction: Reading) -> list[ToolInvocation]:
         """Read the calls that were left waiting for a person, and which question each of them asked."""
         store, ended = self._store, {call.idempotency_key for call in self.calls}
-        found = [store.journal.invocation(connection, id) for key, id in self._paused.items() if key not in ended]
+        found = [store.journal.invocation(transaction, id) for key, id in self._paused.items() if key not in ended]
         calls = [call for call in found if call is not None]
-        records = {call.id: store.recorded_calls.answers(connection, call.id) or {} for call in calls}
+        records = {call.id: store.recorded_calls.answers(transaction, call.id) or {} for call in calls}
         hashes = {id: record.get("question") for id, record in records.items()}
         asked = {write.value.hex(): write for task in self._asked for write in task.questions.values()}
         # A call that a node makes itself does not record its question.
@@ -215,12 +216,12 @@ class Recording:
         return self._decode([write])[0][-1].value if write is not None else None
 
 
-def read_values_of(branch: BranchContext, connection: Connection, state: GraphCheckpoint | None) -> dict[str, Any]:
+def read_values_of(branch: BranchContext, transaction: Reading, state: GraphCheckpoint | None) -> dict[str, Any]:
     """Read the values of a state that a user sees; there are none before the first state."""
     if state is None:
         return {}
     shown = {name: key for name, key in state.values.items() if is_shown(name)}
-    bodies = read_values(connection, branch.store.graphs.blobs, {(state.session_id, key) for key in shown.values()})
+    bodies = read_values(transaction, branch.store.graphs.blobs, {(state.session_id, key) for key in shown.values()})
     return {name: branch.saver.codec.decode(bodies[key]) for name, key in shown.items()}
 
 

@@ -13,7 +13,6 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
-from sqlalchemy import Connection
 
 from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
@@ -58,6 +57,7 @@ from agentgit.store.queries.recorded_turns import (
 from agentgit.store.queries.token_usage import TokenUsage
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads import model_calls
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey
 from agentgit.values import FAILURES, portable
@@ -112,10 +112,10 @@ class Rerun:
     ) -> None:
         self._branch, self._options, self._group = branch, options, group
         self._run_context = {"context": options.context} if options.context is not None else {}
-        with branch.reading(EDITOR) as connection:
-            row = branch.row(connection)
-            start_row = branch.target(connection, start)[0] if start is not None else self._begin(connection, row)
-            end_row = branch.target(connection, end)[0] if end is not None else None
+        with branch.reading(EDITOR) as transaction:
+            row = branch.row(transaction)
+            start_row = branch.target(transaction, start)[0] if start is not None else self._begin(transaction, row)
+            end_row = branch.target(transaction, end)[0] if end is not None else None
         self._recording = Recording(branch, row, start_row, end_row)
         if not isinstance(graph, Pregel | None):
             raise InvalidInput(f"graph must be a compiled LangGraph graph, not {type(graph).__name__}.")
@@ -143,15 +143,15 @@ class Rerun:
 
     # -- preparation
 
-    def _begin(self, connection: Connection, row: StoredRow) -> StoredRow | None:
+    def _begin(self, transaction: Reading, row: StoredRow) -> StoredRow | None:
         """Return the checkpoint with the state that the session began with; None if that was not saved."""
         store = self._branch.store
-        lineage = store.sessions.lineage(connection, row)
-        path = store.checkpoints.on_path(connection, lineage)
+        lineage = store.sessions.lineage(transaction, row)
+        path = store.checkpoints.on_path(transaction, lineage)
         if not path or path[0].graph_checkpoint_id is None:
             return path[0] if path else None
-        first = store.graphs.find(connection, GraphKey(lineage[0].branch.thread_id, "", path[0].graph_checkpoint_id))
-        is_first = path[0].graph_checkpoint_id == first_id(connection, lineage[0].branch)
+        first = store.graphs.find(transaction, GraphKey(lineage[0].branch.thread_id, "", path[0].graph_checkpoint_id))
+        is_first = path[0].graph_checkpoint_id == first_id(transaction, lineage[0].branch)
         return path[0] if is_first and first is not None and first.meta.get("source") != "input" else None
 
     def _settings_of(self, graph: Graph, effects: Mapping[str, Effect | str] | None) -> TurnSettings:
@@ -174,28 +174,28 @@ class Rerun:
         own_store = IsolatedStore(plain_store(graph.store), memory_before(self._recording.memory_writes))
         return graph.copy({"store": own_store})
 
-    def _create_branch(self, connection: Connection, name: str | None) -> int:
+    def _create_branch(self, transaction: Writing, name: str | None) -> int:
         branch, sessions, start = self._branch, self._branch.store.sessions, self._recording.start
         session_id = branch.session_id
-        branch.authorize(connection)
-        sessions.lock(connection, session_id)
-        source = branch.row(connection)
+        branch.authorize(transaction)
+        sessions.lock(transaction, session_id)
+        source = branch.row(transaction)
         if name is None:
-            name = free_name(self._group or RERUN, {row.name for row in sessions.branches(connection, session_id)})
+            name = free_name(self._group or RERUN, {row.name for row in sessions.branches(transaction, session_id)})
         if start is None:  # nothing was saved before the first turn
-            name = sessions.choose_branch_name(connection, session_id, name, source.id)
-            branch_id = sessions.create_branch(connection, session_id, name)
+            name = sessions.choose_branch_name(transaction, session_id, name, source.id)
+            branch_id = sessions.create_branch(transaction, session_id, name)
         else:
-            point = branch.checkpoint(connection, start.id)
-            branch_id = branch.context.engine().fork(connection, point, name, source.id, branch.settings.user_id)
-        self._name = f"{name!r} of session {sessions.load_row(connection, session_id).session_name}"
-        self._mark(connection, branch_id, RUNNING)
-        sessions.set_status(connection, branch_id, SIMULATED)
+            point = branch.checkpoint(transaction, start.id)
+            branch_id = branch.context.engine().fork(transaction, point, name, source.id, branch.settings.user_id)
+        self._name = f"{name!r} of session {sessions.load_row(transaction, session_id).session_name}"
+        self._mark(transaction, branch_id, RUNNING)
+        sessions.set_status(transaction, branch_id, SIMULATED)
         return branch_id
 
-    def _mark(self, connection: Connection, branch_id: int, status: str) -> None:
+    def _mark(self, transaction: Writing, branch_id: int, status: str) -> None:
         mark = {"of": self._recording.row.id, "status": status, "group": self._group}
-        RerunMarks(self._branch.store).update(connection, branch_id, mark)
+        RerunMarks(self._branch.store).update(transaction, branch_id, mark)
 
     # -- running
 
@@ -346,19 +346,19 @@ class Rerun:
         error, seconds = self._answers.stopped or self._error, time.monotonic() - self._began
         status = DONE if error is None else DIVERGED if isinstance(error, DIVERGENCES) else FAILED
         store, branch, turns = self._branch.store, self._branch, self._recording.turns
-        with branch.reading() as connection:
-            row = store.sessions.branch(connection, self.branch_id)
-            newest = store.graphs.newest(connection, row.thread_id)
+        with branch.reading() as transaction:
+            row = store.sessions.branch(transaction, self.branch_id)
+            newest = store.graphs.newest(transaction, row.thread_id)
             recorded = self._recording.end_state
-            usage, first = TokenUsage(connection, store), self._first_state(connection)
+            usage, first = TokenUsage(transaction, store), self._first_state(transaction)
             tokens, recorded_tokens = (usage.between(first, one) for one in (newest, recorded))
-            calls, recorded_calls = (self._model_calls(connection, one) for one in (newest, recorded))
+            calls, recorded_calls = (self._model_calls(transaction, one) for one in (newest, recorded))
             is_same_state = (
                 newest is not None
                 and recorded is not None
                 and (
                     newest.state_hash == recorded.state_hash
-                    or content_of(read_values_of(branch, connection, newest)) == content_of(self._recording.state)
+                    or content_of(read_values_of(branch, transaction, newest)) == content_of(self._recording.state)
                 )
             )
         report = RerunReport(
@@ -390,22 +390,22 @@ class Rerun:
             raise error
         return report
 
-    def _model_calls(self, connection: Connection, state: GraphCheckpoint | None) -> int | None:
+    def _model_calls(self, transaction: Reading, state: GraphCheckpoint | None) -> int | None:
         """Return the number of model calls from the start to a state; None if they were not recorded."""
         if state is None or state.model_calls is None:
             return None
-        first, content = self._first_state(connection), self._branch.store.graphs.content(state.session_id)
+        first, content = self._first_state(transaction), self._branch.store.graphs.content(state.session_id)
         earlier = first.model_calls if first is not None else None
-        calls_before = model_calls.count(connection, content, earlier) if earlier is not None else 0
-        return model_calls.count(connection, content, state.model_calls) - calls_before
+        calls_before = model_calls.count(transaction, content, earlier) if earlier is not None else 0
+        return model_calls.count(transaction, content, state.model_calls) - calls_before
 
-    def _first_state(self, connection: Connection) -> GraphCheckpoint | None:
+    def _first_state(self, transaction: Reading) -> GraphCheckpoint | None:
         start = self._recording.start
         if start is None or start.graph_checkpoint_id is None:
             return None
-        return self._branch.store.graphs.find(connection, GraphKey(start.thread_id, "", start.graph_checkpoint_id))
+        return self._branch.store.graphs.find(transaction, GraphKey(start.thread_id, "", start.graph_checkpoint_id))
 
-    def _record(self, connection: Connection, report: RerunReport) -> None:
+    def _record(self, transaction: Writing, report: RerunReport) -> None:
         operation = NewOperation(
             kind=RERUN,
             session_id=self._branch.session_id,
@@ -416,8 +416,8 @@ class Rerun:
             request_id=None,
             request={"steps": []},
         )
-        self._branch.store.operations.record_done(connection, operation, report.to_dict())
-        self._mark(connection, self.branch_id, report.status)
+        self._branch.store.operations.record_done(transaction, operation, report.to_dict())
+        self._mark(transaction, self.branch_id, report.status)
 
 
 class _Update(NamedTuple):

@@ -15,7 +15,6 @@ from uuid import NAMESPACE_OID, uuid5
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.types import Command
-from sqlalchemy import Connection
 
 from agentgit.agents.tools.recorded_results import UnreadableResult, rebuild_result
 from agentgit.effects import ToolInvocation
@@ -24,6 +23,7 @@ from agentgit.errors import Conflict, TurnAbandoned, warn_caller
 from agentgit.next_steps import Next
 from agentgit.sessions.messages import unanswered_calls
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 
 ANSWER, UNDO, REFUSE = "answer", "undo", "raise"
@@ -91,7 +91,7 @@ def _as_message(value: Any, id: str) -> ToolMessage:
 
 
 def read_unanswered(
-    store: Store, connection: Connection, branch: StoredRow, messages: Sequence[Mapping[str, Any]]
+    store: Store, transaction: Reading, branch: StoredRow, messages: Sequence[Mapping[str, Any]]
 ) -> list[UnansweredCall]:
     """Return the calls of the last message of the model that have no result, each with its newest record.
 
@@ -101,11 +101,11 @@ def read_unanswered(
     ids = unanswered_calls(messages)
     if not ids:  # at nearly every turn, so nothing is read
         return []
-    path, unanswered = store.track_parts(connection, branch), list[UnansweredCall]()
+    path, unanswered = store.track_parts(transaction, branch), list[UnansweredCall]()
     for call in messages[0]["tool_calls"]:
         if call["id"] in ids:
-            attempts = store.recorded_calls.attempts(connection, path, call["name"], call["id"], None)
-            newest = store.world.last_run(connection, attempts[0]) if attempts else None
+            attempts = store.recorded_calls.attempts(transaction, path, call["name"], call["id"], None)
+            newest = store.world.last_run(transaction, attempts[0]) if attempts else None
             unanswered.append(UnansweredCall(messages[0]["id"], call, newest))
     return unanswered
 
@@ -121,8 +121,8 @@ def answer_all(store: Store, branch: StoredRow, conversation: Sequence[BaseMessa
     shown += [{"role": "tool", "tool_call_id": one.tool_call_id} for one in results]
     if not unanswered_calls(shown):
         return conversation
-    with store.database.reading() as connection:
-        calls = read_unanswered(store, connection, branch, shown)
+    with store.database.reading() as transaction:
+        calls = read_unanswered(store, transaction, branch, shown)
     return insert_answers(conversation, [call.answer() for call in calls])
 
 
@@ -159,7 +159,7 @@ def require_answered(branch_name: str, calls: Sequence[UnansweredCall], mode: st
 
 def warn_of_abandoned(
     store: Store,
-    connection: Connection,
+    transaction: Reading,
     branch: StoredRow,
     session_name: str,
     owner: str,
@@ -170,7 +170,7 @@ def warn_of_abandoned(
     A filter that makes the warning an error ends the transaction, and the turn can still be continued.
     """
     ids = {call.requested["id"] for call in calls}
-    recorded = store.journal.invocations(connection, [*store.journal.calls_of_turn(connection, branch.id, owner)])
+    recorded = store.journal.invocations(transaction, [*store.journal.calls_of_turn(transaction, branch.id, owner)])
     # A call that no message requested is answered when its node ends, which the conversation does not show.
     unsure = [one for one in recorded.values() if one.tool_call_id is None or one.status == UNKNOWN]
     if named := _named([*calls, *(one for one in unsure if one.tool_call_id not in ids)]):

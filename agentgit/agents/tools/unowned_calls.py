@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from functools import partial
 
 from langchain_core.tools import BaseTool
-from sqlalchemy import Connection
 
 from agentgit.agents.isolation import is_detached
 from agentgit.agents.tools.late_threads import ThreadsDuring
@@ -26,6 +25,7 @@ from agentgit.errors import Fenced, NotFound, UnownedCall, warn_caller
 from agentgit.next_steps import Next
 from agentgit.rollback.verification import IN_OPERATION
 from agentgit.store.records.journal import CallOutcome, Intent
+from agentgit.store.sql.transaction import Writing
 from agentgit.values import to_json
 
 REPORT, REFUSE = "report", "refuse"
@@ -97,16 +97,16 @@ def note_unowned_call(tool: BaseTool) -> None:
                     database.write(partial(_record, watch, tool.name), durable=True)
 
 
-def _record(watch: _Watch, tool_name: str, connection: Connection) -> None:
+def _record(watch: _Watch, tool_name: str, transaction: Writing) -> None:
     calls, store = watch.calls, watch.calls.turn.context.store
-    branch = store.sessions.branch(connection, calls.branch.id)  # it may have been deleted
-    store.sessions.lock(connection, branch.external_session_id)
+    branch = store.sessions.branch(transaction, calls.branch.id)  # it may have been deleted
+    store.sessions.lock(transaction, branch.external_session_id)
     known, head_id = watch.rows.get(tool_name, (None, None))
-    batch, now = store.journal.tally(connection, calls.branch.id).next_batch, datetime.now(UTC)
+    batch, now = store.journal.tally(transaction, calls.branch.id).next_batch, datetime.now(UTC)
     # After the turn, a row counts the calls up to the next checkpoint.
     if known is not None and (watch.is_running or (known.batch + 1, head_id) == (batch, branch.head_id)):
         known = replace(known, args={TIMES: known.args[TIMES] + 1})
-        store.journal.change(connection, known.id, args=to_json(known.args))
+        store.journal.change(transaction, known.id, args=to_json(known.args))
         watch.rows[tool_name] = known, head_id
         return
     intent = Intent(
@@ -124,6 +124,6 @@ def _record(watch: _Watch, tool_name: str, connection: Connection) -> None:
         started_at=now,
         kind=UNOWNED,
     )
-    store.journal.intend(connection, intent)
-    store.journal.end(connection, intent.id, CallOutcome(status=DONE, ended_at=now))
+    store.journal.intend(transaction, intent)
+    store.journal.end(transaction, intent.id, CallOutcome(status=DONE, ended_at=now))
     watch.rows[tool_name] = intent, branch.head_id

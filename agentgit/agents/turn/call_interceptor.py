@@ -15,8 +15,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from sqlalchemy import Connection
-
 from agentgit.agents.isolation import detached
 from agentgit.agents.tools.recorded_results import UnreadableResult, has_command, rebuild_result
 from agentgit.agents.turn.calls import Call, InflightResult
@@ -51,6 +49,7 @@ from agentgit.rollback import wait
 from agentgit.rollback.verification import Verification
 from agentgit.store.records.journal import Intent, TrackPart
 from agentgit.store.records.recorded_calls import RESULT_STATUSES
+from agentgit.store.sql.transaction import Reading, Writing
 
 ANSWER, REFUSE, OFF = "replay", "raise", "off"
 FENCE_MODES = (ANSWER, REFUSE, OFF)
@@ -281,29 +280,27 @@ class CallInterceptor:
             return False  # what it wrote to the state itself was lost with its task
         call.answer = InflightResult.of(value)
         if not call.is_in_batch:  # those of a ToolNode have their own numbers
-            with self.store.database.reading() as connection:
-                numbers = self.store.recorded_calls.answers(connection, attempt.id)
+            with self.store.database.reading() as transaction:
+                numbers = self.store.recorded_calls.answers(transaction, attempt.id)
             call.used_numbers = numbers if numbers and numbers["direct"] else None
         return True
 
-    def _load_earlier_calls(
-        self, connection: Connection, path: Sequence[TrackPart], call: Call
-    ) -> list[ToolInvocation]:
+    def _load_earlier_calls(self, transaction: Reading, path: Sequence[TrackPart], call: Call) -> list[ToolInvocation]:
         """Read the earlier calls made in the same place, newest first."""
         task = None if call.is_named else call.requester
-        return self.store.recorded_calls.attempts(connection, path, call.intent.tool_name, call.call_id, task)
+        return self.store.recorded_calls.attempts(transaction, path, call.intent.tool_name, call.call_id, task)
 
     def _find_attempt(self, call: Call, slot: Slot) -> tuple[ToolInvocation | None, list[ToolInvocation]]:
         """Find the decisive one among the earlier calls in the same place, and set the idempotency key of the call."""
         intent = call.intent
-        with self.store.database.reading() as connection:
-            path = self.store.track_parts(connection, self.turn.branch)
-            earlier_calls = self._load_earlier_calls(connection, path, call)
+        with self.store.database.reading() as transaction:
+            path = self.store.track_parts(transaction, self.turn.branch)
+            earlier_calls = self._load_earlier_calls(transaction, path, call)
             keys = (call_key(id, call.requester, slot.name, intent.tool_name) for id in _origins(path, earlier_calls))
-            chosen = (self._choose_attempt(connection, earlier_calls, key) for key in keys)
+            chosen = (self._choose_attempt(transaction, earlier_calls, key) for key in keys)
             attempt = next((one for one in chosen if one is not None), None)
             if attempt is None and (slot.name == call.call_id or (call.is_requested and not call.is_named)):
-                attempt = self._find_before_update(connection, path, call)
+                attempt = self._find_before_update(transaction, path, call)
         if attempt is None:
             return None, earlier_calls
         is_reversed = attempt.status == REVERSED
@@ -315,31 +312,31 @@ class CallInterceptor:
             call.intent = replace(intent, idempotency_key=key)
         return None if is_reversed else attempt, earlier_calls
 
-    def _find_before_update(
-        self, connection: Connection, path: Sequence[TrackPart], call: Call
-    ) -> ToolInvocation | None:
+    def _find_before_update(self, transaction: Reading, path: Sequence[TrackPart], call: Call) -> ToolInvocation | None:
         """Find the newest attempt in a step that was updated by hand since, which changes the ids of its tasks."""
         newest, calls = self.turn.unit_of_work.newest.checkpoint, self.store.recorded_calls
-        steps = self.store.graphs.before_updates(connection, newest) if newest is not None else []
-        attempts = calls.attempts(connection, path, call.intent.tool_name, call.tool_call_id, None) if steps[1:] else ()
+        steps = self.store.graphs.before_updates(transaction, newest) if newest is not None else []
+        attempts = (
+            calls.attempts(transaction, path, call.intent.tool_name, call.tool_call_id, None) if steps[1:] else ()
+        )
         last = next((one for one in attempts if steps[-1].precedes(one.started_at)), None)
-        attempt = last and self.store.world.last_run(connection, last)
+        attempt = last and self.store.world.last_run(transaction, last)
         is_done = attempt is not None and attempt.status in self.result_statuses
         if attempt is None or (is_done and call.is_named and call.is_equal(attempt)):
             return attempt
-        made = calls.inner_calls(connection, attempt, POSSIBLY_IN_EFFECT) if call.is_named else [attempt]
+        made = calls.inner_calls(transaction, attempt, POSSIBLY_IN_EFFECT) if call.is_named else [attempt]
         if made and self.fence_mode != OFF and (call.is_named or (is_done and not call.is_harmless)):
             why = "was not run again: the state was updated by hand since, so it cannot go on from there"
             raise done_error(made[0], f". {made[0].enclosing}, which made it, {why}")
         return None if call.is_harmless else attempt
 
     def _choose_attempt(
-        self, connection: Connection, attempts: Sequence[ToolInvocation], key: str
+        self, transaction: Reading, attempts: Sequence[ToolInvocation], key: str
     ) -> ToolInvocation | None:
         """Choose among attempts, newest first, one that is done, else the newest; of each, its last run."""
         matches = [one for one in attempts if one.idempotency_key == key]
         chosen = next((one for one in matches if one.status in self.result_statuses), next(iter(matches), None))
-        return chosen and self.store.world.last_run(connection, chosen)
+        return chosen and self.store.world.last_run(transaction, chosen)
 
     # -- the fence
 
@@ -348,60 +345,60 @@ class CallInterceptor:
         if call.is_once or (effect.leaves_trace and self.fence_mode != OFF and self._is_fenced):
             self._admit_fenced(call)
         elif effect != READ_ONLY:  # a read-only call may be recorded after it has ended
-            self.turn.unit_of_work.write(lambda connection: self._record_intent(connection, call))
+            self.turn.unit_of_work.write(lambda transaction: self._record_intent(transaction, call))
 
-    def _record_intent(self, connection: Connection, call: Call) -> None:
+    def _record_intent(self, transaction: Writing, call: Call) -> None:
         """Record the intents of a call and of those whose tools contain it."""
-        self.turn.authorize_call(connection, call.intent.effect)
-        self.turn.unit_of_work.intend(connection, [*call.outer_intents, call.intent])
+        self.turn.authorize_call(transaction, call.intent.effect)
+        self.turn.unit_of_work.intend(transaction, [*call.outer_intents, call.intent])
 
     @functools.cached_property
     def _is_fenced(self) -> bool:
         """True if a rollback created this branch or one of its ancestors, or reversed effects of one of them."""
-        with self.store.database.reading() as connection:
-            branches = [part.branch_id for part in self.store.track_parts(connection, self.turn.branch)]
-            operations = self.store.operations.of_branches(connection, branches)
+        with self.store.database.reading() as transaction:
+            branches = [part.branch_id for part in self.store.track_parts(transaction, self.turn.branch)]
+            operations = self.store.operations.of_branches(transaction, branches)
         return any(row.kind == "rollback" for row in operations)
 
     def _admit_fenced(self, call: Call) -> None:
         """Admit or answer a call whose effect may exist. Check and record are atomic, so only one call can begin."""
         intent = call.intent
         call.arguments.require_identifiable(intent.tool_name, call.effect)
-        blocking = self.turn.unit_of_work.write(lambda connection: self._check_fence(connection, call, intent))
+        blocking = self.turn.unit_of_work.write(lambda transaction: self._check_fence(transaction, call, intent))
         if blocking is not None:
             if not self._verify(blocking):
                 raise self._undecided(blocking, "This would be the same call again, so it was not made.")
             self._admit_fenced(call)
 
-    def _check_fence(self, connection: Connection, call: Call, intent: Intent) -> ToolInvocation | None:
+    def _check_fence(self, transaction: Writing, call: Call, intent: Intent) -> ToolInvocation | None:
         """Answer or admit a call, or return the invocation that blocks it."""
         call.intent, call.answer = intent, None  # an attempt of the transaction may have answered it
-        self.turn.unit_of_work.lock_session(connection)
-        of_tool = [(one, self._is_of_tool(one, call)) for one in self._load_identical_calls(connection, call.intent)]
+        self.turn.unit_of_work.lock_session(transaction)
+        of_tool = [(one, self._is_of_tool(one, call)) for one in self._load_identical_calls(transaction, call.intent)]
         if (unknown := next((one for one, is_of_tool in of_tool if is_of_tool is None), None)) is not None:
             raise other_tool_error(unknown, call.intent)
         identical_calls = [one for one, is_of_tool in of_tool if is_of_tool]
         if not call.is_once:
-            path = self.store.track_parts(connection, self.turn.branch)
-            path_ids = self.store.world.ids_on_path(connection, path, (one.first_id for one in identical_calls))
+            path = self.store.track_parts(transaction, self.turn.branch)
+            path_ids = self.store.world.ids_on_path(transaction, path, (one.first_id for one in identical_calls))
             identical_calls = [one for one in identical_calls if one.first_id not in path_ids]
         finished_call = next((one for one in identical_calls if one.status in RESULT_STATUSES), None)
         if finished_call is not None:
-            self._answer_as_replay(connection, call, finished_call)
+            self._answer_as_replay(transaction, call, finished_call)
         elif identical_calls:
             return identical_calls[0]
         else:
-            self._record_intent(connection, call)
+            self._record_intent(transaction, call)
         return None
 
-    def _load_identical_calls(self, connection: Connection, intent: Intent) -> list[ToolInvocation]:
+    def _load_identical_calls(self, transaction: Writing, intent: Intent) -> list[ToolInvocation]:
         """Read the calls with the same identity whose effects are, or may be, in place."""
         find, identity = self.store.recorded_calls.find_identical, intent.identity or ""
-        identical_calls = find(connection, intent.session_id, identity)
+        identical_calls = find(transaction, intent.session_id, identity)
         running = [call for call in identical_calls if call.status == INTENDED]
         for call in running:  # its process may have died
-            self.store.recover(connection, self.store.sessions.branch(connection, call.internal_session_id))
-        return find(connection, intent.session_id, identity) if running else identical_calls
+            self.store.recover(transaction, self.store.sessions.branch(transaction, call.internal_session_id))
+        return find(transaction, intent.session_id, identity) if running else identical_calls
 
     def _is_of_tool(self, earlier: ToolInvocation, call: Call) -> bool | None:
         """Return whether a call was made by the tool that is now called; None if that is not known."""
@@ -410,7 +407,7 @@ class CallInterceptor:
         is_doubtful = is_same and self.registry.may_be_of_other(intent.session_id, earlier, call.declaration)
         return None if is_doubtful else is_same
 
-    def _answer_as_replay(self, connection: Connection, call: Call, earlier: ToolInvocation) -> None:
+    def _answer_as_replay(self, transaction: Writing, call: Call, earlier: ToolInvocation) -> None:
         """Answer a call with the result of an earlier one, and record that as a replay, inner calls included."""
         if self.fence_mode == REFUSE:
             raise done_error(earlier, SAME_CALL)
@@ -419,9 +416,9 @@ class CallInterceptor:
         except UnreadableResult as error:
             raise done_error(earlier, UNREADABLE.format(error)) from error
         if call.outer_intents:
-            self.turn.unit_of_work.intend(connection, call.outer_intents)
-        path = self.store.track_parts(connection, self.turn.branch)
-        call.intent = self.store.recorded_calls.add_replays(connection, path, earlier, call.intent)
+            self.turn.unit_of_work.intend(transaction, call.outer_intents)
+        path = self.store.track_parts(transaction, self.turn.branch)
+        call.intent = self.store.recorded_calls.add_replays(transaction, path, earlier, call.intent)
         call.answer = InflightResult.of(value)
 
     # -- verification
@@ -445,8 +442,8 @@ class CallInterceptor:
             call.settle(rebuild_result(current.result, call.intent.tool_call_id))
 
     def _load_invocation(self, invocation_id: int) -> ToolInvocation:
-        with self.store.database.reading() as connection:
-            return self.store.journal.invocations(connection, [invocation_id])[invocation_id]
+        with self.store.database.reading() as transaction:
+            return self.store.journal.invocations(transaction, [invocation_id])[invocation_id]
 
     def _verify(self, call: ToolInvocation) -> bool:
         """Run the tool's `verify` on an interrupted call, and return whether it could determine the status."""

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.effects import RollbackPlan
 from agentgit.effects.files import TURN, FileChanges, SnapshotRef
 from agentgit.errors import AgentGitError
@@ -18,6 +16,7 @@ from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 
 LOG = logging.getLogger("agentgit")
@@ -42,10 +41,10 @@ class TurnFiles:
         if self.workspace is None:
             return
         self.last_snapshot = self.workspace.take_snapshot(f"before: {title}" if title else "before a turn")
-        with self.store.database.reading() as connection:
-            branch = self.store.sessions.branch(connection, self.branch_id)
-            own_row = self.store.snapshots.newest_of_branch(connection, branch)
-            last_row = self.store.snapshots.newest_of_session(connection, branch.external_session_id)
+        with self.store.database.reading() as transaction:
+            branch = self.store.sessions.branch(transaction, self.branch_id)
+            own_row = self.store.snapshots.newest_of_branch(transaction, branch)
+            last_row = self.store.snapshots.newest_of_session(transaction, branch.external_session_id)
         if own_row is None or last_row is None or last_row.internal_session_id == own_row.internal_session_id:
             return  # the model should see what a person changed between two turns
         if snapshot_ref_from_row(last_row).is_imported:
@@ -54,26 +53,26 @@ class TurnFiles:
             self._restore_changes = self._plan(branch.external_session_id, snapshot_ref_from_row(own_row))
 
     def divergence(
-        self, connection: Connection, branch: StoredRow, planner: Planner, last_seq: int
+        self, transaction: Reading, branch: StoredRow, planner: Planner, last_seq: int
     ) -> RollbackPlan | None:
         """Return the plan that would restore the world of a branch, files included; None if the world is unchanged."""
         # In most turns the log is as the branch left it, so there is no need to find out who extended it.
-        plan = planner.divergence(connection, branch) if last_seq != branch.world_seen else None
+        plan = planner.divergence(transaction, branch) if last_seq != branch.world_seen else None
         file_changes = self._restore_changes
         if file_changes is None or not file_changes.is_needed:
             return plan
-        return replace(plan or planner.plan_switch(connection, branch), files=file_changes)
+        return replace(plan or planner.plan_switch(transaction, branch), files=file_changes)
 
     def record_snapshot(
-        self, connection: Connection, branch: StoredRow, batch: int | None = None, changed_by: str = TURN
+        self, transaction: Writing, branch: StoredRow, batch: int | None = None, changed_by: str = TURN
     ) -> int | None:
         """Record the newest files of the branch, or those that a batch has left, and return the id of the row."""
         later = [other for other in self._found if batch is not None and other > batch]
         snapshot = self._found[min(later)] if later else self.last_snapshot
         if snapshot is not None:
-            return self.store.snapshots.record(connection, branch, snapshot, changed_by)
+            return self.store.snapshots.record(transaction, branch, snapshot, changed_by)
         if self.workspace is not None:
-            self.store.snapshots.record_crash(connection, branch.external_session_id)
+            self.store.snapshots.record_crash(transaction, branch.external_session_id)
         return None
 
     def begin_batch(self, branch: StoredRow, batch: int) -> None:
@@ -83,7 +82,7 @@ class TurnFiles:
                 return
             if self._found:  # else they are as the turn found them
                 self.take_snapshot("before tools")
-                self.store.database.write(lambda connection: self.record_snapshot(connection, branch))
+                self.store.database.write(lambda transaction: self.record_snapshot(transaction, branch))
             self._found[batch] = self.last_snapshot
 
     def back_up(self, tool_name: str, effect: str, args: Mapping[str, Any]) -> None:

@@ -156,9 +156,9 @@ class Interrupts:
     def _known_shares(self) -> dict[str, TaskShare]:
         """The shares that calls on the path of the branch used in earlier attempts, by their scopes."""
         shares: dict[str, TaskShare] = {}
-        with self.store.database.reading() as connection:
-            path = self.store.track_parts(connection, self.branch)
-            for record in self.store.recorded_calls.used_answers(connection, path):
+        with self.store.database.reading() as transaction:
+            path = self.store.track_parts(transaction, self.branch)
+            for record in self.store.recorded_calls.used_answers(transaction, path):
                 share = TaskShare(**record)
                 share.graphs = {**(shares[share.call].graphs if share.call in shares else {}), **share.graphs}
                 shares[share.call] = share
@@ -292,11 +292,11 @@ class Interrupts:
         task, store = configurable[CONFIG_KEY_CHECKPOINT_NS], self.store
         ns = task.rpartition("|")[0]
         checkpoint_id = configurable.get(CONFIG_KEY_CHECKPOINT_MAP, {}).get(ns, "")
-        with store.database.reading() as connection:
-            writes = store.graphs.writes(connection, GraphKey(configurable[CONFIG_KEY_THREAD_ID], ns, checkpoint_id))
+        with store.database.reading() as transaction:
+            writes = store.graphs.writes(transaction, GraphKey(configurable[CONFIG_KEY_THREAD_ID], ns, checkpoint_id))
             hashes = {one.channel: one.value for one in writes if one.task_id == configurable[CONFIG_KEY_TASK_ID]}
             content = store.graphs.content(self.branch.external_session_id)
-            bodies = content.get(connection, [hashes[RESUME]] if RESUME in hashes else [])
+            bodies = content.get(transaction, [hashes[RESUME]] if RESUME in hashes else [])
         count = sum(len(self._codec.decode(body)) for body in bodies.values())
         question = hashes[INTERRUPT].hex() if INTERRUPT in hashes else None
         shares = [one for one in self._known_shares.values() if one.task == task and not one.direct]

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.agents.branch_context import BranchContext
 from agentgit.agents.inputs import TurnInput
 from agentgit.agents.turn.checkpoint_tracker import CheckpointTracker
@@ -18,6 +16,7 @@ from agentgit.errors import WorldDiverged
 from agentgit.next_steps import Next
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.transaction import Writing
 from agentgit.store.unit_of_work import UnitOfWork
 from agentgit.tracing import NO_SPAN, TracedSpan
 from agentgit.values import escape_path
@@ -47,18 +46,18 @@ class RunningTurn:
     _last_number: int | None = None
     """The number of the last checkpoint of the branch; None if it must be read, or the search index lacks others."""
 
-    def authorize_call(self, connection: Connection, effect: Kind) -> None:
+    def authorize_call(self, transaction: Writing, effect: Kind) -> None:
         """Authorize a call in the transaction that records its intent."""
         if effect.is_exclusive and self.unit_of_work.world_seq is None:
             store = self.context.store
-            last_seq = store.world.last_seq(connection, self.branch.external_session_id)
-            branch = store.sessions.branch(connection, self.branch.id)
-            self.require_world_unchanged(connection, branch, last_seq)
+            last_seq = store.world.last_seq(transaction, self.branch.external_session_id)
+            branch = store.sessions.branch(transaction, self.branch.id)
+            self.require_world_unchanged(transaction, branch, last_seq)
 
-    def require_world_unchanged(self, connection: Connection, branch: StoredRow, last_seq: int) -> None:
+    def require_world_unchanged(self, transaction: Writing, branch: StoredRow, last_seq: int) -> None:
         """Check that the outside world is as this branch left it."""
         planner = self.context.planner
-        plan = self.files.divergence(connection, branch, planner, last_seq)
+        plan = self.files.divergence(transaction, branch, planner, last_seq)
         if plan is not None:
             changes = [str(step) for step in plan.steps if step.action != KEEP]
             if plan.files is not None:
@@ -70,9 +69,9 @@ class RunningTurn:
                 Next("switch_world", branch=branch.name),
                 Next("switch_note", branch=branch.name),
                 Next("switch_ignore", branch=branch.name),
-                plan=planner.add_names(connection, plan, branch.id),
+                plan=planner.add_names(transaction, plan, branch.id),
             )
-        self.context.store.sessions.set_world_seen(connection, branch, last_seq)
+        self.context.store.sessions.set_world_seen(transaction, branch, last_seq)
 
     @property
     def counts_calls(self) -> bool:
@@ -85,15 +84,15 @@ class RunningTurn:
             self.requested_checkpoints.append((batch, label))
         self.unit_of_work.flush()
 
-    def make_requested(self, connection: Connection, state: CheckpointState, last_batch: int | None = None) -> None:
+    def make_requested(self, transaction: Writing, state: CheckpointState, last_batch: int | None = None) -> None:
         """Make the checkpoints that tools requested in the batches up to this one; None means all batches."""
         for batch, label in self.requested_checkpoints:
             if last_batch is None or batch <= last_batch:
-                self.make_checkpoint(connection, state, label, last_batch)
+                self.make_checkpoint(transaction, state, label, last_batch)
 
     def make_checkpoint(
         self,
-        connection: Connection,
+        transaction: Writing,
         state: CheckpointState,
         label: Label,
         batch: int | None = None,
@@ -105,10 +104,10 @@ class RunningTurn:
         One that has an id already is made once: a transaction may run twice, and a request stands until the turn ends.
         """
         checkpoints, branch = self.context.store.checkpoints, self.branch
-        if label.id is not None and checkpoints.exists(connection, label.id):
+        if label.id is not None and checkpoints.exists(transaction, label.id):
             return label.id
         # Only the first attempt of the transaction uses the number, because somebody else may have used it since.
         last_number, self._last_number = self._last_number, None
-        files_id = self.files.record_snapshot(connection, branch, batch)
+        files_id = self.files.record_snapshot(transaction, branch, batch)
         state = replace(state, workspace_snapshot_id=state.workspace_snapshot_id or files_id)
-        return checkpoints.add(connection, branch.id, state, label, last_number=last_number, moves_head=moves_head)
+        return checkpoints.add(transaction, branch.id, state, label, last_number=last_number, moves_head=moves_head)

@@ -15,7 +15,6 @@ from typing import Any
 
 from langgraph.channels import LastValue
 from langgraph.checkpoint.base import CheckpointTuple
-from sqlalchemy import Connection
 
 from agentgit.agents import inputs
 from agentgit.agents.inputs import TurnInput
@@ -40,6 +39,7 @@ from agentgit.store.records.sessions import session_has_moved
 from agentgit.store.records.turn_state import TurnState, query_turn_state
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.process import beyond_ctrl_c, is_interrupt
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import HeadState, checkpoint_state
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, NewCheckpoint, NewWrites
 from agentgit.store.threads.pending_writes import NO_WRITES
@@ -87,7 +87,7 @@ class Turn(RunningTurn):
             self.files.begin(self._first_title)
             # Need not be durable: the first intent of the turn is, and takes everything written before it to disk.
             next_batch, unfinished_batch = context.store.database.write(
-                lambda connection: self._begin(connection, owner, given), async_commit=True
+                lambda transaction: self._begin(transaction, owner, given), async_commit=True
             )
             state = self._state
             self.span.set(agentgit_session_name=state.session_name, agentgit_branch_name=self.branch.name)
@@ -101,34 +101,34 @@ class Turn(RunningTurn):
             self.resources.__exit__(*sys.exc_info())
             raise
 
-    def _acquire(self, connection: Connection, owner: str) -> tuple[TurnState, str | None]:
+    def _acquire(self, transaction: Writing, owner: str) -> tuple[TurnState, str | None]:
         """Acquire the branch; return what the turn finds there, and the owner of a turn that has died."""
         context, store, session_id = self.context, self.context.store, self.context.session_id
-        context.authorize(connection)
-        store.sessions.lock(connection, session_id)
+        context.authorize(transaction)
+        store.sessions.lock(transaction, session_id)
         # Read before the world is checked: what another turn adds to the log in between has not been seen.
-        read_state = query_turn_state(connection, context.branch_id)
+        read_state = query_turn_state(transaction, context.branch_id)
         idle = context.settings.idle_status
-        read_acquired = store.sessions.queue_acquire(connection, context.branch_id, owner, idle)
+        read_acquired = store.sessions.queue_acquire(transaction, context.branch_id, owner, idle)
         state, acquired = read_state(), read_acquired()
         running_operations: list[int] = []
-        dead_owner = store.sessions.branch(connection, context.branch_id).owner if acquired is None else None
+        dead_owner = store.sessions.branch(transaction, context.branch_id).owner if acquired is None else None
         if state.is_busy:
-            running_operations = recover_abandoned(store, connection, session_id)
-            state = query_turn_state(connection, context.branch_id)()
-        self.branch = acquired or store.sessions.acquire(connection, context.branch_id, owner, idle)
+            running_operations = recover_abandoned(store, transaction, session_id)
+            state = query_turn_state(transaction, context.branch_id)()
+        self.branch = acquired or store.sessions.acquire(transaction, context.branch_id, owner, idle)
         if running_operations:
             raise Conflict("A rollback is in progress in this session. Wait until it ends; then run this turn again.")
         if context.must_be_current and state.current_branch_id != self.branch.id:
             raise session_has_moved()
         return state, dead_owner
 
-    def _begin(self, connection: Connection, owner: str, given: TurnInput) -> tuple[int, Batch | None]:
+    def _begin(self, transaction: Writing, owner: str, given: TurnInput) -> tuple[int, Batch | None]:
         """Begin the turn; return the number of the next batch, and the batch that the turn continues."""
         context, store = self.context, self.context.store
-        state, dead_owner = self._acquire(connection, owner)
+        state, dead_owner = self._acquire(transaction, owner)
         branch, self._state = self.branch, state
-        head_state = store.head_state_of(connection, branch, state.tally, state.newest)
+        head_state = store.head_state_of(transaction, branch, state.tally, state.newest)
         context.require_unmoved(branch, head_state.latest_id)
         if state.newest.is_imported and self.goes_on:
             raise Conflict(
@@ -137,76 +137,76 @@ class Turn(RunningTurn):
                 Next("rollback"),
             )
         if context.needs_world:
-            self.require_world_unchanged(connection, branch, state.world_seq)
+            self.require_world_unchanged(transaction, branch, state.world_seq)
         if given.keeps_question and state.newest.is_interrupted and not state.newest.is_imported:
-            inputs.require_no_question(context.questions(connection, state.newest.checkpoint), has_run=False)
+            inputs.require_no_question(context.questions(transaction, state.newest.checkpoint), has_run=False)
         if given.is_answer and state.newest.is_interrupted and state.newest.checkpoint is not None:
-            context.require_asking_nodes(connection, state.newest.checkpoint)
-        self.files.record_snapshot(connection, branch, changed_by=UNKNOWN if state.is_busy else PERSON)
+            context.require_asking_nodes(transaction, state.newest.checkpoint)
+        self.files.record_snapshot(transaction, branch, changed_by=UNKNOWN if state.is_busy else PERSON)
         if head_state.latest is not None:
             given = replace(given, channel=head_state.latest.conversation_channel or given.channel)
-        self.turn_input = given = self._with_note(connection, given)
+        self.turn_input = given = self._with_note(transaction, given)
         if given.is_new:
-            self.turn_input = self._with_answers(connection, given, head_state, dead_owner)
+            self.turn_input = self._with_answers(transaction, given, head_state, dead_owner)
         self.replayed_ids = {}
         if not given.is_new:
             self.replayed_ids = find_replayed(
                 store,
-                connection,
+                transaction,
                 branch,
                 state.newest.checkpoint,
                 is_answer=given.is_answer,
                 begins_again=context.begins_again,
             )
-        self._make_first_checkpoint(connection, head_state)
-        return head_state.next_batch, self._unfinished_batch(connection, head_state)
+        self._make_first_checkpoint(transaction, head_state)
+        return head_state.next_batch, self._unfinished_batch(transaction, head_state)
 
     def _with_answers(
-        self, connection: Connection, given: TurnInput, head_state: HeadState, dead_owner: str | None
+        self, transaction: Reading, given: TurnInput, head_state: HeadState, dead_owner: str | None
     ) -> TurnInput:
         """Return the input, preceded by answers to the calls that the last turn has left open."""
         context, store, messages = self.context, self.context.store, head_state.unfinished_messages
         answered = inputs.answered_calls(given)
-        calls = read_unanswered(store, connection, self.branch, messages)
+        calls = read_unanswered(store, transaction, self.branch, messages)
         calls = [call for call in calls if call.requested["id"] not in answered]
         require_answered(self.branch.name, calls, context.settings.on_unanswered)
         if dead_owner is not None and not context.must_be_current:
-            name = context.session(connection).reference
-            warn_of_abandoned(store, connection, self.branch, name, dead_owner, calls)
+            name = context.session(transaction).reference
+            warn_of_abandoned(store, transaction, self.branch, name, dead_owner, calls)
         has_more = (calls and any(one["role"] != "tool" for one in messages[1:])) or has_late_result(messages)
         channel = context.graph.channels.get(given.channel)
         if isinstance(channel, LastValue):  # the input replaces the conversation, with its open calls
             return given
         is_replaced = has_more and inputs.can_replace_messages(channel)
-        conversation = context.messages(connection, head_state.latest) if is_replaced else []
+        conversation = context.messages(transaction, head_state.latest) if is_replaced else []
         return inputs.with_answers(given, [call.answer() for call in calls], conversation)
 
-    def _with_note(self, connection: Connection, given: TurnInput) -> TurnInput:
+    def _with_note(self, transaction: Writing, given: TurnInput) -> TurnInput:
         """Return the input, preceded by the note about the world that a switch left for the model."""
         note = note_for_model(as_object(self.branch.meta))
         with_note = inputs.with_note(given, note) if note else None
         if with_note is not None:
-            self.context.store.sessions.merge_metadata(connection, self.branch.id, DELIVERED)
+            self.context.store.sessions.merge_metadata(transaction, self.branch.id, DELIVERED)
         return with_note or given
 
-    def _make_first_checkpoint(self, connection: Connection, head_state: HeadState) -> None:
+    def _make_first_checkpoint(self, transaction: Writing, head_state: HeadState) -> None:
         """Make the checkpoint before the turn, if it is due."""
         number, indexed = self._state.last_number, self.branch.searched
         if self.turn_input.is_new and self.context.settings.checkpoint_interval.before_turns:
             self._last_number, before = number, head_state.checkpoint_state
             label = self._label("before", self._first_title, self.turn_input.message_id)
-            self._before_id = self.make_checkpoint(connection, before, label)
+            self._before_id = self.make_checkpoint(transaction, before, label)
             place = self._state.head_state_id, self._state.head_position
             number, indexed = number + 1, indexed + ((before.graph_checkpoint_id, before.position) == place)
         self._last_number = number if number == indexed else None
 
-    def _unfinished_batch(self, connection: Connection, head_state: HeadState) -> Batch | None:
+    def _unfinished_batch(self, transaction: Reading, head_state: HeadState) -> Batch | None:
         """Return the batch that this turn continues, in which calls that run again stay; None if there is none."""
         if self.turn_input.is_new or not head_state.unfinished_messages:
             return None
         message = head_state.unfinished_messages[0]
         call_ids = [call["id"] for call in message["tool_calls"]]
-        batch = self.context.store.journal.last_batch(connection, self.branch.id, call_ids)
+        batch = self.context.store.journal.last_batch(transaction, self.branch.id, call_ids)
         return Batch(message_name(message["id"], message["tool_calls"]), batch, call_ids) if batch is not None else None
 
     @property
@@ -239,68 +239,68 @@ class Turn(RunningTurn):
         except Unavailable:
             raise
         except AgentGitError:
-            with self.context.store.database.reading() as connection:  # it may have been deleted
-                self.context.store.sessions.load_row(connection, self.branch.external_session_id)
+            with self.context.store.database.reading() as transaction:  # it may have been deleted
+                self.context.store.sessions.load_row(transaction, self.branch.external_session_id)
             raise
         if removed_count:
             self.context.context.engine().files.release_unused()
         return latest_id
 
-    def _end(self, connection: Connection) -> tuple[str | None, int]:
+    def _end(self, transaction: Writing) -> tuple[str | None, int]:
         """Release the branch; return the newest graph checkpoint, and the number of removed checkpoints."""
         store, branch, completed = self.context.store, self.branch, self.is_completed
         if not completed or self.calls.is_call_running:
-            store.journal.abandon(connection, branch.id, self.calls.owner)
-        tally = store.journal.tally(connection, branch.id) if self.calls.has_calls else self._state.tally
-        head_state = store.head_state_of(connection, branch, tally, self.unit_of_work.newest)
+            store.journal.abandon(transaction, branch.id, self.calls.owner)
+        tally = store.journal.tally(transaction, branch.id) if self.calls.has_calls else self._state.tally
+        head_state = store.head_state_of(transaction, branch, tally, self.unit_of_work.newest)
         self.is_settled, self.end_checkpoint_id = head_state.is_settled, None
-        self.files.record_snapshot(connection, branch)
+        self.files.record_snapshot(transaction, branch)
         changes: dict[str, Any] = {}
         world_seq = self.unit_of_work.world_seq or 0
         if world_seq > branch.world_seen and self.context.needs_world:
             changes["world_seen"] = world_seq
         if completed and self.context.may_rewrite_input:
             with suppress(Corrupt):  # damaged data must not make a finished turn fail
-                self._add_redacted_title(connection, head_state.latest)
+                self._add_redacted_title(transaction, head_state.latest)
         indexed_number = None
         if head_state.is_settled:
-            self.make_requested(connection, head_state.checkpoint_state)
-            if completed and self._is_end_checkpoint_due(connection):
+            self.make_requested(transaction, head_state.checkpoint_state)
+            if completed and self._is_end_checkpoint_due(transaction):
                 indexed_number = self._last_number + 1 if self._last_number is not None else None
                 last, state = head_state.last_messages, head_state.checkpoint_state
                 label = self._label("after", inputs.first_line(text_of(last[0])) if last else None)
                 # The release of the branch makes it the head.
-                self.end_checkpoint_id = self.make_checkpoint(connection, state, label, moves_head=False)
+                self.end_checkpoint_id = self.make_checkpoint(transaction, state, label, moves_head=False)
                 changes["head_id"] = self.end_checkpoint_id
         states, calls = (self._state.newest.checkpoint, head_state.latest), (self._state.tally.calls, tally.calls)
-        changes |= store.search_index.index_turn(connection, branch, indexed_number, states, calls)
-        store.sessions.release(connection, branch, **changes)
-        self.head_id = None if completed else store.sessions.branch(connection, branch.id).head_id
+        changes |= store.search_index.index_turn(transaction, branch, indexed_number, states, calls)
+        store.sessions.release(transaction, branch, **changes)
+        self.head_id = None if completed else store.sessions.branch(transaction, branch.id).head_id
         session_meta = self.unit_of_work.read_session_meta()
-        removed_count = retention.apply_if_due(connection, store, branch.external_session_id, session_meta)
+        removed_count = retention.apply_if_due(transaction, store, branch.external_session_id, session_meta)
         result = "failed" if not completed else "done" if head_state.is_settled else "waiting"
         user_id = self.context.settings.user_id
-        record_event(connection, f"turn.{result}", branch_id=branch.id, user_id=user_id)
+        record_event(transaction, f"turn.{result}", branch_id=branch.id, user_id=user_id)
         return head_state.latest_id, removed_count
 
-    def _add_redacted_title(self, connection: Connection, latest: GraphCheckpoint | None) -> None:
+    def _add_redacted_title(self, transaction: Writing, latest: GraphCheckpoint | None) -> None:
         """Describe the checkpoint before this turn with the user's message as the graph has left it."""
         store, message_id = self.context.store, self.turn_input.message_id
         if message_id is None or latest is None or self._before_id is None:
             return
-        messages = (message["data"] for message in store.graphs.messages_at(connection, latest))
+        messages = (message["data"] for message in store.graphs.messages_at(transaction, latest))
         text = next((text_of(message) for message in messages if message.get("id") == message_id), None)
         if text is not None:
-            store.checkpoints.describe_automatic(connection, self._before_id, inputs.first_line(text))
+            store.checkpoints.describe_automatic(transaction, self._before_id, inputs.first_line(text))
 
-    def _is_end_checkpoint_due(self, connection: Connection) -> bool:
+    def _is_end_checkpoint_due(self, transaction: Writing) -> bool:
         interval, store, head_id = self.context.settings.checkpoint_interval, self.context.store, self.branch.head_id
         if interval.seconds:
             age = timedelta(seconds=interval.seconds)
-            return not head_id or datetime.now(UTC) - store.checkpoints.load_row(connection, head_id).created_at >= age
+            return not head_id or datetime.now(UTC) - store.checkpoints.load_row(transaction, head_id).created_at >= age
         if interval.turns <= 1:
             return interval.turns == 1
-        return store.sessions.count_turn(connection, self.branch.id) % interval.turns == 0
+        return store.sessions.count_turn(transaction, self.branch.id) % interval.turns == 0
 
     def _label(self, kind: str, description: str | None = None, restore_point: str | None = None) -> Label:
         user_id = self.context.settings.user_id
@@ -345,7 +345,7 @@ class Turn(RunningTurn):
         self._known_head = None
         if self.counts_calls and is_root:
             self.files.take_snapshot("after tools")
-            self.unit_of_work.write(lambda connection: self._make_due_checkpoints(connection, new.key))
+            self.unit_of_work.write(lambda transaction: self._make_due_checkpoints(transaction, new.key))
         elif self.saves_each_step:
             self.flush()
         return True
@@ -377,20 +377,20 @@ class Turn(RunningTurn):
         if checkpoint is not None and (thread, ns) == (self.branch.thread_id, ""):
             self.recorder.model_calls.record_read(checkpoint)
 
-    def _make_due_checkpoints(self, connection: Connection, graph_key: GraphKey) -> None:
+    def _make_due_checkpoints(self, transaction: Writing, graph_key: GraphKey) -> None:
         """Make the checkpoints that are due after a finished batch of tool calls."""
         store = self.context.store
-        graph_checkpoint = store.graphs.find(connection, graph_key)
-        ai_message = store.answered_message(connection, graph_checkpoint) if graph_checkpoint is not None else None
+        graph_checkpoint = store.graphs.find(transaction, graph_key)
+        ai_message = store.answered_message(transaction, graph_checkpoint) if graph_checkpoint is not None else None
         requested = message_name(ai_message["id"], ai_message["tool_calls"]) if ai_message else ""
         batch = self.calls.requests.batch_of(requested)
         if graph_checkpoint is None or batch is None:
             return
         calls_before, calls_after = (
-            store.journal.count(connection, self.branch.id, before_batch=n) for n in (batch, batch + 1)
+            store.journal.count(transaction, self.branch.id, before_batch=n) for n in (batch, batch + 1)
         )
         state = checkpoint_state(graph_checkpoint, self.branch.inherited + calls_after, NO_WRITES)
-        self.make_requested(connection, state, last_batch=batch)
+        self.make_requested(transaction, state, last_batch=batch)
         if self.context.settings.checkpoint_interval.is_passed(calls_before, calls_after):
             label = self._batch_labels.setdefault(batch, replace(self._label("tools"), id=new_id()))
-            self.make_checkpoint(connection, state, label, batch)
+            self.make_checkpoint(transaction, state, label, batch)

@@ -19,7 +19,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
-    Connection,
     MetaData,
     Select,
     Table,
@@ -43,30 +42,13 @@ from agentgit.sessions.events import Cursor, Event
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, EVENT, SESSION, USER
+from agentgit.store.sql.transaction import PendingEvent, Reading, Writing
 from agentgit.values import as_object, to_json
-
-_PENDING = "agentgit_notes"
-"""The key under which a connection keeps the notes of its transaction."""
-
-_KNOWN = "agentgit_names"
-"""The key under which a connection keeps the names of a branch and its session that its transaction has read."""
 
 _SESSION_NAME, _BRANCH_NAME = "session", "branch"
 """The keys of the names in the detail of a row, which are those at the time of the event."""
 
 RESTARTED = "feed.restarted"
-
-
-class PendingEvent(NamedTuple):
-    """An event that a transaction has noted and not written yet."""
-
-    kind: str
-    session_id: int | None
-    branch_id: int | None
-    user_id: int | None
-    owner_id: int | None
-    at: datetime
-    detail: Mapping[str, Any]
 
 
 class _Names(NamedTuple):
@@ -79,14 +61,8 @@ class _Names(NamedTuple):
     branch_name: str | None = None
 
 
-def begin_events(connection: Connection) -> None:
-    """Start collecting the notes of a write transaction."""
-    connection.info[_PENDING] = []
-    connection.info.pop(_KNOWN, None)
-
-
 def record_event(
-    connection: Connection,
+    transaction: Writing,
     kind: str,
     *,
     session_id: int | None = None,
@@ -97,54 +73,53 @@ def record_event(
 ) -> None:
     """Note an event of this transaction. It becomes part of the trail when the transaction commits."""
     event = PendingEvent(kind, session_id, branch_id, user_id, owner_id, datetime.now(UTC), detail)
-    connection.info[_PENDING].append(event)
+    transaction.events.append(event)
 
 
-def know_names(connection: Connection, branch_id: int, row: Any) -> None:
+def know_names(transaction: Writing, branch_id: int, row: Any) -> None:
     """Use the names of a branch and its session that a transaction has already read."""
-    connection.info[_KNOWN] = branch_id, lambda: row
+    transaction.known_names = branch_id, lambda: row
 
 
-def queue_names(connection: Connection, branch_id: int) -> None:
+def queue_names(transaction: Writing, branch_id: int) -> None:
     """Read the names of a branch and its session together with the next queries, for the events of this transaction."""
-    result = _NAMES_OF_BRANCH.submit(connection, {"branch": branch_id})
-    connection.info[_KNOWN] = branch_id, result.first
+    result = _NAMES_OF_BRANCH.submit(transaction, {"branch": branch_id})
+    transaction.known_names = branch_id, result.first
 
 
-def finish_events(connection: Connection) -> Sequence[Mapping[str, Any]]:
+def finish_events(transaction: Writing) -> Sequence[Mapping[str, Any]]:
     """Write the notes of a transaction that is about to commit, and return the rows."""
-    pending: list[PendingEvent] = connection.info.pop(_PENDING)
     names: dict[tuple[int | None, int | None], _Names] = {}
     rows = []
-    for event in pending:
+    for event in transaction.events:
         key = (event.session_id if event.branch_id is None else None, event.branch_id)
         if key not in names:
-            names[key] = _read_names(connection, event)
+            names[key] = _read_names(transaction, event)
         rows.append(_row(event, names[key]))
     if rows:
-        _ADD.run(connection, *rows)
+        _ADD.run(transaction, *rows)
     return rows
 
 
-def _read_names(connection: Connection, event: PendingEvent) -> _Names:
+def _read_names(transaction: Writing, event: PendingEvent) -> _Names:
     if event.branch_id is not None:
-        known_branch, read_row = connection.info.pop(_KNOWN, (None, None))
-        if known_branch == event.branch_id:
-            row = read_row()
+        known = transaction.known_names
+        if known is not None and known[0] == event.branch_id:
+            row = known[1]()
         else:
-            row = _NAMES_OF_BRANCH.first(connection, {"branch": event.branch_id})
+            row = _NAMES_OF_BRANCH.first(transaction, {"branch": event.branch_id})
         if row is not None:
             return _Names(row.event_epoch, row.session_id, row.session_name, row.session_owner, row.branch_name)
     if event.session_id is None:
-        return _Names(_present_epoch(connection))
-    row = _NAMES_OF_SESSION.first(connection, {"session": event.session_id})
+        return _Names(_present_epoch(transaction))
+    row = _NAMES_OF_SESSION.first(transaction, {"session": event.session_id})
     if row is None:
         raise NotFound("This session has been deleted.", Next("list_sessions"))
     return _Names(row.event_epoch, event.session_id, row.session_name, row.session_owner)
 
 
-def _present_epoch(connection: Connection) -> int:
-    row = _PRESENT_EPOCH.first(connection, {})
+def _present_epoch(transaction: Reading) -> int:
+    row = _PRESENT_EPOCH.first(transaction, {})
     return int(row.event_epoch) if row is not None else 0
 
 
@@ -225,35 +200,35 @@ def _cursor_of(row: Any) -> Cursor:
 class Trail:
     """The events."""
 
-    def end(self, connection: Connection) -> Cursor:
+    def end(self, transaction: Reading) -> Cursor:
         """Return the end of the feed: no event can still be committed before it."""
-        (row,) = _END.all(connection, {})
+        (row,) = _END.all(transaction, {})
         return Cursor(row.event_epoch, row.ordinal)
 
-    def has_place(self, connection: Connection, cursor: Cursor) -> bool:
+    def has_place(self, transaction: Reading, cursor: Cursor) -> bool:
         """Return False if another event has the number of this one: SQLite gives it again after a restored file."""
-        if connection.dialect.name != "sqlite" or not cursor.event_id:
+        if not transaction.is_sqlite or not cursor.event_id:
             return True
-        known_id = connection.execute(select(EVENT.c.id).where(EVENT.c.ordinal == cursor.ordinal)).scalar()
+        known_id = transaction.execute(select(EVENT.c.id).where(EVENT.c.ordinal == cursor.ordinal)).scalar()
         return known_id in (None, cursor.event_id)  # None: its session was erased
 
     def read(
-        self, connection: Connection, scope: Scope, *, after: Cursor, before: Cursor, limit: int, **filters: Any
+        self, transaction: Reading, scope: Scope, *, after: Cursor, before: Cursor, limit: int, **filters: Any
     ) -> list[Event]:
         """Read the events between two places of the feed in its order."""
         is_between = and_(tuple_(*_ORDER) > _bound(after), tuple_(*_ORDER) < _bound(before))
         rows: list[Any] = []
         for query in self._queries(scope, **filters):
-            rows += connection.execute(query.where(is_between).order_by(*_ORDER).limit(limit)).mappings()
+            rows += transaction.execute(query.where(is_between).order_by(*_ORDER).limit(limit)).mappings()
         return [read_event(row, _cursor_of(row)) for row in sorted(rows, key=_cursor_of)[:limit]]
 
-    def newest(self, connection: Connection, scope: Scope, *, limit: int, **filters: Any) -> list[Event]:
+    def newest(self, transaction: Reading, scope: Scope, *, limit: int, **filters: Any) -> list[Event]:
         """Read the newest events in the order of the feed, also those that it has not reached yet."""
-        end = self.end(connection)
+        end = self.end(transaction)
         rows: list[Any] = []
         for query in self._queries(scope, **filters):
             newest_first = [column.desc() for column in _ORDER]
-            rows += connection.execute(query.order_by(*newest_first).limit(limit)).mappings()
+            rows += transaction.execute(query.order_by(*newest_first).limit(limit)).mappings()
         return [read_event(row, min(end, _cursor_of(row))) for row in sorted(rows, key=_cursor_of)[-limit:]]
 
     def _queries(
@@ -264,17 +239,17 @@ class Trail:
             conditions.append(EVENT.c.created_at >= since)
         return [select(EVENT).where(one, *conditions) for one in scope]
 
-    def is_restarted(self, connection: Connection) -> bool:
+    def is_restarted(self, transaction: Reading) -> bool:
         """Return whether the database was restored into a server that has not reached its newest transaction."""
-        row = _NEWEST.first(connection, {})
+        row = _NEWEST.first(transaction, {})
         return row is not None and bool(row.ordinal >= row.next_ordinal)
 
-    def begin_epoch(self, connection: Connection) -> None:
+    def begin_epoch(self, transaction: Writing) -> None:
         """Begin a new epoch with an event that says so, unless another process has just done that."""
-        connection.execute(select(USER.c.id).where(USER.c.name == LOCAL).with_for_update())
-        if self.is_restarted(connection):
+        transaction.execute(select(USER.c.id).where(USER.c.name == LOCAL).with_for_update())
+        if self.is_restarted(transaction):
             event = PendingEvent(RESTARTED, None, None, None, None, datetime.now(UTC), {})
-            _ADD.run(connection, _row(event, _Names(_present_epoch(connection) + 1)))
+            _ADD.run(transaction, _row(event, _Names(_present_epoch(transaction) + 1)))
 
 
 # -- statements

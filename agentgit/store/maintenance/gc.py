@@ -27,7 +27,7 @@ from operator import add
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
+from sqlalchemy import bindparam, delete, exists, func, select, update
 
 from agentgit.errors import Corrupt
 from agentgit.next_steps import Next
@@ -40,6 +40,7 @@ from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import PlainBytes
 from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate
 from agentgit.store.threads import pending_writes, staging
 from agentgit.store.threads.graph_rows import (
@@ -75,41 +76,41 @@ class UnusedSteps(NamedTuple):
 
 
 def find_unused_steps(
-    connection: Connection,
+    transaction: Reading,
     session_id: int,
     ignored_checkpoints: Collection[int] = (),
     progress: ProgressParts | None = None,
 ) -> Iterator[UnusedSteps]:
     """Find the steps of a session that nothing needs, one branch at a time."""
-    open_branches = connection.execute(_OPEN_BRANCHES, {"session": session_id}).all()
+    open_branches = transaction.execute(_OPEN_BRANCHES, {"session": session_id}).all()
     for branch in (progress or ProgressParts()).iterate("branches", ([one] for one in open_branches)):
-        rows = _CHECKPOINT_STEPS.all(connection, {"branch": branch.id})
+        rows = _CHECKPOINT_STEPS.all(transaction, {"branch": branch.id})
         referenced_ids = {row.graph_checkpoint_id for row in rows if row.id not in ignored_checkpoints}
         if referenced_ids and IMPORTED_FROM_KEY not in as_object(branch.meta):
-            yield _find_unused_in_thread(connection, branch.thread_id, referenced_ids)
+            yield _find_unused_in_thread(transaction, branch.thread_id, referenced_ids)
 
 
-def delete_unused_steps(connection: Connection, unused: UnusedSteps) -> None:
+def delete_unused_steps(transaction: Writing, unused: UnusedSteps) -> None:
     """Delete steps with their writes, and give the kept steps that followed them an earlier parent."""
     if unused.graph_keys:
         keys = [graph_key.columns() for graph_key in unused.graph_keys]
-        DELETE_WRITES.run(connection, *keys)
-        _DELETE_STEP.run(connection, *keys)
+        DELETE_WRITES.run(transaction, *keys)
+        _DELETE_STEP.run(transaction, *keys)
     for graph_key, parent in unused.new_parents.items():
-        _SET_PARENT.run(connection, graph_key.columns(), parent_id=parent)
+        _SET_PARENT.run(transaction, graph_key.columns(), parent_id=parent)
 
 
-def _find_unused_in_thread(connection: Connection, thread: str, referenced_ids: Collection[str]) -> UnusedSteps:
+def _find_unused_in_thread(transaction: Reading, thread: str, referenced_ids: Collection[str]) -> UnusedSteps:
     delta_marker = DELTA_COUNTERS.encode()
-    pages = _STEPS.pages(connection, {"thread": thread})
+    pages = _STEPS.pages(transaction, {"thread": thread})
     rows = (row for page in pages for row in page)
     steps = [GraphStep(r.ns, r.checkpoint_id, r.seq, r.parent_id, r.root_id, delta_marker in r.meta) for r in rows]
-    interrupted_ids = {row.checkpoint_id for row in _INTERRUPTED_STEPS.all(connection, {"thread": thread})}
+    interrupted_ids = {row.checkpoint_id for row in _INTERRUPTED_STEPS.all(transaction, {"thread": thread})}
     kept_keys = find_needed_steps(steps, referenced_ids, interrupted_ids)
     for step in steps:
         if step.has_delta_values and (step.ns, step.checkpoint_id) in kept_keys:
             key_columns = GraphKey(thread, step.ns, step.checkpoint_id).columns()
-            ancestors = delta_ancestors(connection, parse_graph_checkpoint(ONE.all(connection, key_columns)[0]))
+            ancestors = delta_ancestors(transaction, parse_graph_checkpoint(ONE.all(transaction, key_columns)[0]))
             kept_keys.update((ancestor.key.ns, ancestor.key.checkpoint_id) for ancestor in ancestors)
     unused_keys = [GraphKey(thread, s.ns, s.checkpoint_id) for s in steps if (s.ns, s.checkpoint_id) not in kept_keys]
     return UnusedSteps(
@@ -243,48 +244,54 @@ NOTHING_COLLECTED = Collected(0, 0, 0, 0)
 
 
 def collect(
-    connection: Connection,
+    transaction: Reading,
     blobs: Blobs,
     *,
-    dry_run: bool = False,
     imports: bool = False,
-    find_steps: Callable[[Connection], Iterable[UnusedSteps]] | None = None,
+    find_steps: Callable[[Reading], Iterable[UnusedSteps]] | None = None,
     progress: ProgressParts | None = None,
 ) -> Collected:
-    """Delete the values of a session that nothing refers to, and the steps that nothing needs."""
-    if not dry_run:
-        blobs.lock(connection)
-    staged_threads = set(staging.list_staged_threads(connection, blobs.session_id)) if imports else set()
-    for thread in staged_threads if not dry_run else ():
-        delete_thread(connection, thread)
+    """Delete the values of a session that nothing refers to, and the steps that nothing needs.
+
+    In a transaction that only reads, count what would be deleted.
+    """
+    writing = transaction if isinstance(transaction, Writing) else None
+    if writing:
+        blobs.lock(writing)
+    staged_threads = set(staging.list_staged_threads(transaction, blobs.session_id)) if imports else set()
+    if writing:
+        for thread in staged_threads:
+            delete_thread(writing, thread)
     step_count, ignored_keys = 0, set[GraphKey]()
-    for unused in find_steps(connection) if find_steps is not None else ():
+    for unused in find_steps(transaction) if find_steps is not None else ():
         step_count += len(unused.graph_keys)
-        ignored_keys.update(unused.graph_keys if dry_run else ())
-        if not dry_run:
-            delete_unused_steps(connection, unused)
-    orphans = [key for key in _find_orphan_writes(connection, blobs) if _is_old(key.checkpoint_id)]
+        if writing:
+            delete_unused_steps(writing, unused)
+        else:
+            ignored_keys.update(unused.graph_keys)
+    orphans = [key for key in _find_orphan_writes(transaction, blobs) if _is_old(key.checkpoint_id)]
     ignored_keys.update(orphans)
-    if not dry_run:
-        _delete_writes(connection, orphans)
+    if writing:
+        _delete_writes(writing, orphans)
     progress = progress or ProgressParts()
     live, lists = find_live_values(
-        connection, blobs, lambda graph_key: graph_key.thread in staged_threads or graph_key in ignored_keys, progress
+        transaction, blobs, lambda graph_key: graph_key.thread in staged_threads or graph_key in ignored_keys, progress
     )
     rewritten_lists = [key for key, base in lists.items() if base is not None and base not in lists]
-    for key in rewritten_lists if not dry_run else ():
-        _write_in_full(connection, blobs, key)
+    if writing:
+        for key in rewritten_lists:
+            _write_in_full(writing, blobs, key)
     unused_values = [
-        row for row in progress.iterate("values", _read_value_sizes(connection, blobs)) if row[0] not in live
+        row for row in progress.iterate("values", _read_value_sizes(transaction, blobs)) if row[0] not in live
     ]
-    if not dry_run:
-        _delete_values(connection, blobs, [key for key, _ in unused_values])
+    if writing:
+        _delete_values(writing, blobs, [key for key, _ in unused_values])
     return Collected(
         len(unused_values), sum(size for _, size in unused_values), len(orphans), len(rewritten_lists), step_count
     )
 
 
-def count_rows_by_part(connection: Connection) -> dict[str, int]:
+def count_rows_by_part(transaction: Reading) -> dict[str, int]:
     """Count the rows that a collection reads, by the parts in which it reports progress."""
     rows = {
         "branches": select(BRANCH.c.id),
@@ -294,27 +301,27 @@ def count_rows_by_part(connection: Connection) -> dict[str, int]:
         "values": select(BLOB.c.hash),
     }
     return {
-        name: int(connection.execute(query.with_only_columns(func.count(), maintain_column_froms=True)).scalar_one())
+        name: int(transaction.execute(query.with_only_columns(func.count(), maintain_column_froms=True)).scalar_one())
         for name, query in rows.items()
     }
 
 
 def find_live_values(
-    connection: Connection, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts | None = None
+    transaction: Reading, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts | None = None
 ) -> tuple[set[bytes], dict[bytes, bytes | None]]:
     """Find the values that graph checkpoints, writes and checkpoints of a session refer to.
 
     Return their hashes, and the hash of each list among them with the hash of the list that it continues, or None.
     """
     progress = progress or ProgressParts()
-    live = set(_find_referenced_hashes(connection, blobs, is_ignored, progress))
-    live.update(_load_record_parts(connection, blobs, live))
-    lists = _load_lists(connection, blobs, live)
-    for verified_list in progress.iterate("lists", ([one] for one in verify_lists(connection, blobs, lists))):
+    live = set(_find_referenced_hashes(transaction, blobs, is_ignored, progress))
+    live.update(_load_record_parts(transaction, blobs, live))
+    lists = _load_lists(transaction, blobs, live)
+    for verified_list in progress.iterate("lists", ([one] for one in verify_lists(transaction, blobs, lists))):
         if verified_list.problem:
             raise blobs.damaged(verified_list.key, "is a damaged list")
         live.update(split_hashes(verified_list.items))
-    live.update(_list_chunks(connection, blobs, live))
+    live.update(_list_chunks(transaction, blobs, live))
     return live, {key: base_hash(data) for key, data in lists.items()}
 
 
@@ -322,10 +329,10 @@ def _is_of_owner(table: Any, blobs: Blobs) -> Any:
     return table.c.external_session_id == blobs.session_id
 
 
-def _find_orphan_writes(connection: Connection, blobs: Blobs) -> list[GraphKey]:
+def _find_orphan_writes(transaction: Reading, blobs: Blobs) -> list[GraphKey]:
     has_checkpoint = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS))
     query = select(*_key_columns(GRAPH_WRITE)).where(_is_of_owner(GRAPH_WRITE, blobs), ~has_checkpoint).distinct()
-    return [GraphKey(*row) for row in connection.execute(query)]
+    return [GraphKey(*row) for row in transaction.execute(query)]
 
 
 def _key_columns(table: Any) -> list[Any]:
@@ -344,17 +351,17 @@ def _is_old(checkpoint_id: str) -> bool:
     return (uuid_ticks - UUID6_EPOCH) / 1e7 < time.time() - ORPHAN_GRACE_SECONDS
 
 
-def _delete_writes(connection: Connection, keys: Iterable[GraphKey]) -> None:
+def _delete_writes(transaction: Writing, keys: Iterable[GraphKey]) -> None:
     for key in keys:
         conditions = (column == value for column, value in zip(_key_columns(GRAPH_WRITE), key, strict=True))
-        connection.execute(delete(GRAPH_WRITE).where(*conditions))
+        transaction.execute(delete(GRAPH_WRITE).where(*conditions))
 
 
 def _find_referenced_hashes(
-    connection: Connection, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts
+    transaction: Reading, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts
 ) -> Iterator[bytes]:
     # First those that checkpoints keep: a turn can replace a pending write only after the checkpoint is stored.
-    for page in _WITH_PENDING_WRITES.pages(connection, {"session": blobs.session_id}):
+    for page in _WITH_PENDING_WRITES.pages(transaction, {"session": blobs.session_id}):
         for id, thread, checkpoint_id, pending in page:
             if not is_ignored(GraphKey(thread, "", checkpoint_id)):
                 yield from pending_writes.hashes(pending, f"checkpoint {id}")
@@ -363,7 +370,7 @@ def _find_referenced_hashes(
         (GRAPH_WRITE, GRAPH_WRITE.c.value, split_hashes),
     ):
         query = CompiledStatement(select(*_key_columns(table), hash_column).where(_is_of_owner(table, blobs)))
-        for *key, data in progress.iterate(table.name, query.pages(connection)):
+        for *key, data in progress.iterate(table.name, query.pages(transaction)):
             if not is_ignored(GraphKey(*key)):
                 yield from _parse_hashes(parse, data, table.name, *key)
 
@@ -393,38 +400,38 @@ def _parse_hashes(parse: Callable[[bytes], Iterable[bytes]], data: bytes, table:
         raise Corrupt(f"{row} is damaged, so its session was not collected.", Next("fsck"), row=row) from error
 
 
-def _load_record_parts(connection: Connection, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:
+def _load_record_parts(transaction: Reading, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:
     """Yield the hashes of the values that the live records consist of."""
     query = select(BLOB.c.hash).where(_is_of_owner(BLOB, blobs), BLOB.c.type == RECORD)
-    records = [key for (key,) in connection.execute(query) if key in live]
+    records = [key for (key,) in transaction.execute(query) if key in live]
     for part in slices(records):
-        for key, value in blobs.get_many(connection, part).items():
+        for key, value in blobs.get_many(transaction, part).items():
             yield from _parse_hashes(_named_hashes, value.data, BLOB.name, key.hex())
 
 
-def _load_lists(connection: Connection, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:
+def _load_lists(transaction: Reading, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:
     """Read the live lists as stored, by hash."""
     query = select(BLOB.c.hash, BLOB.c.data).where(_is_of_owner(BLOB, blobs), BLOB.c.type == LIST)
-    return {key: data for key, data in connection.execute(query) if key in live}
+    return {key: data for key, data in transaction.execute(query) if key in live}
 
 
-def _list_chunks(connection: Connection, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
+def _list_chunks(transaction: Reading, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
     """List the chunks of the live values that are stored in chunks."""
     query = select(BLOB.c.hash, BLOB.c.data).where(_is_of_owner(BLOB, blobs), BLOB.c.codec == CHUNKED)
-    return [chunk for key, data in connection.execute(query) if key in live for chunk in split_hashes(data)]
+    return [chunk for key, data in transaction.execute(query) if key in live for chunk in split_hashes(data)]
 
 
-def _write_in_full(connection: Connection, blobs: Blobs, key: bytes) -> None:
-    data = FULL + b"".join(blobs.item_hashes(connection, key))
-    connection.execute(update(BLOB).where(_is_of_owner(BLOB, blobs), BLOB.c.hash == key).values(data=PlainBytes(data)))
+def _write_in_full(transaction: Writing, blobs: Blobs, key: bytes) -> None:
+    data = FULL + b"".join(blobs.item_hashes(transaction, key))
+    transaction.execute(update(BLOB).where(_is_of_owner(BLOB, blobs), BLOB.c.hash == key).values(data=PlainBytes(data)))
 
 
-def _read_value_sizes(connection: Connection, blobs: Blobs) -> Iterable[Sequence[tuple[bytes, int]]]:
+def _read_value_sizes(transaction: Reading, blobs: Blobs) -> Iterable[Sequence[tuple[bytes, int]]]:
     query = select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(_is_of_owner(BLOB, blobs))
-    return CompiledStatement(query).pages(connection, raw=True)
+    return CompiledStatement(query).pages(transaction, raw=True)
 
 
-def _delete_values(connection: Connection, blobs: Blobs, keys: list[bytes]) -> None:
+def _delete_values(transaction: Writing, blobs: Blobs, keys: list[bytes]) -> None:
     statement = delete(BLOB).where(_is_of_owner(BLOB, blobs), BLOB.c.hash == bindparam("gone"))
     for part in slices(keys):
-        connection.execute(statement, [{"gone": key} for key in part])
+        transaction.execute(statement, [{"gone": key} for key in part])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Column, Connection, and_, func, literal, select, tuple_, update
+from sqlalchemy import Column, and_, func, literal, select, tuple_, update
 
 from agentgit.errors import Corrupt, KeyMissing
 from agentgit.sessions.reports import Rotated
@@ -36,6 +36,7 @@ from agentgit.store.sql.encryption import (
     encode_value,
 )
 from agentgit.store.sql.tables import BLOB, METADATA
+from agentgit.store.sql.transaction import Reading, Writing
 
 BATCH_ROWS = 500
 """The number of rows in one transaction. It is small, so that other writers do not wait for long."""
@@ -64,32 +65,32 @@ class Rotation:
                     progress(min(done, total), total)
         counts_by_key = self.count_by_key()
 
-        def finish(connection: Connection) -> None:
+        def finish(transaction: Writing) -> None:
             current_key = None if decrypt else seal.keyring.current
-            for key_name in registered_proofs(connection):
+            for key_name in registered_proofs(transaction):
                 if key_name != current_key and not counts_by_key.get(key_name):
-                    unregister_key(connection, key_name)
+                    unregister_key(transaction, key_name)
             if current_key is not None and "" not in counts_by_key:
-                write_proofs(connection, seal, is_fully_encrypted=True)
-            delete_words(connection)  # the next search adds those that may be stored now
-            record_event(connection, "keys.rotated", user_id=user_id, key=current_key, values=changed)
+                write_proofs(transaction, seal, is_fully_encrypted=True)
+            delete_words(transaction)  # the next search adds those that may be stored now
+            record_event(transaction, "keys.rotated", user_id=user_id, key=current_key, values=changed)
 
         self.database.write(finish, durable=True)
         return Rotated(changed=changed, keys=counts_by_key)
 
     def count_by_key(self) -> dict[str, int]:
         """Count the values by the key that encrypts them. Values in clear are under the empty name."""
-        with self.database.reading() as connection:
-            return count_values_by_key(connection)
+        with self.database.reading() as transaction:
+            return count_values_by_key(transaction)
 
-    def find_damaged(self, connection: Connection, seal: Seal | None) -> Iterator[tuple[str, str]]:
+    def find_damaged(self, transaction: Reading, seal: Seal | None) -> Iterator[tuple[str, str]]:
         """Yield each row with a value that cannot be decrypted, and the problem. `blob` is left to `check_values`."""
         for name, columns in sealed_columns().items():
             table = raw_table(name)
             keys = list(table.primary_key)
             query = select(*keys, *(table.c[column] for column in columns)).where(*encrypted_rows(table))
             # Raw, because damaged cells may hold values that their column cannot.
-            for page in CompiledStatement(query).pages(connection, raw=True) if name != BLOB.name else ():
+            for page in CompiledStatement(query).pages(transaction, raw=True) if name != BLOB.name else ():
                 for row in page:
                     key_text = format_key(METADATA.tables[name], [str(key) for key in row[: len(keys)]])
                     for column, value in zip(columns, row[len(keys) :], strict=True):
@@ -102,24 +103,24 @@ class Rotation:
                             yield row_name, f"its {column} cannot be decrypted with its key"
 
     def _count_rows(self) -> int:
-        with self.database.reading() as connection:
+        with self.database.reading() as transaction:
             tables = map(raw_table, sealed_columns())
             queries = (select(func.count()).select_from(one).where(*encrypted_rows(one)) for one in tables)
-            return sum(int(connection.execute(query).scalar_one()) for query in queries)
+            return sum(int(transaction.execute(query).scalar_one()) for query in queries)
 
     def _read_page(self, name: str, last_key: tuple[Any, ...] | None) -> Sequence[Any]:
         table = raw_table(name)
         keys = list(table.primary_key)
         query = select(*keys, *(table.c[column] for column in sealed_columns()[name])).where(*encrypted_rows(table))
-        with self.database.reading() as connection:
-            return connection.execute(
+        with self.database.reading() as transaction:
+            return transaction.execute(
                 query.where(*_conditions_after(keys, last_key)).order_by(*keys).limit(BATCH_ROWS)
             ).all()
 
-    def _reencrypt_rows(self, seal: Seal, name: str, rows: Sequence[Any], decrypt: bool, connection: Connection) -> int:
-        return sum(self._reencrypt_row(connection, seal, name, row, decrypt) for row in rows)
+    def _reencrypt_rows(self, seal: Seal, name: str, rows: Sequence[Any], decrypt: bool, transaction: Writing) -> int:
+        return sum(self._reencrypt_row(transaction, seal, name, row, decrypt) for row in rows)
 
-    def _reencrypt_row(self, connection: Connection, seal: Seal, name: str, row: Any, decrypt: bool) -> int:
+    def _reencrypt_row(self, transaction: Writing, seal: Seal, name: str, row: Any, decrypt: bool) -> int:
         """Re-encrypt the values of a row that need it, unless they have changed since; return the number of changes."""
         table, changed = raw_table(name), 0
         key_text = row_key(METADATA.tables[name], row._mapping)
@@ -132,7 +133,7 @@ class Rotation:
             value = _decrypt(seal, f"{name}.{column}", key_text, stored)
             new_value = _encrypt(None if decrypt else seal, f"{name}.{column}", key_text, value, stored)
             condition = and_(row_condition, table.c[column] == stored)
-            changed += connection.execute(update(table).where(condition).values({column: new_value})).rowcount
+            changed += transaction.execute(update(table).where(condition).values({column: new_value})).rowcount
         return changed
 
 

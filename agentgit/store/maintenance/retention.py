@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, func, select
+from sqlalchemy import Select, bindparam, func, select
 
 from agentgit.checkpoints.retention import KeptPoint, Retention, RetentionVerdict, judge
 from agentgit.effects.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
@@ -17,6 +17,7 @@ from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_WRITE, OPERATION, SESSION, TOOL_INVOCATION
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import INTERRUPT
@@ -29,9 +30,9 @@ UNRESOLVED = (INTENDED, UNKNOWN, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN)
 """The statuses of effects that are not settled: the outcome is unknown, or a reversal has not succeeded."""
 
 
-def read_retention(connection: Connection, store: Store, session_id: int) -> Retention | None:
+def read_retention(transaction: Reading, store: Store, session_id: int) -> Retention | None:
     """Read the retention of a session; None if it has none and keeps everything."""
-    return _parse_retention(store.sessions.load_row(connection, session_id).meta)
+    return _parse_retention(store.sessions.load_row(transaction, session_id).meta)
 
 
 def _parse_retention(meta: bytes) -> Retention | None:
@@ -39,66 +40,66 @@ def _parse_retention(meta: bytes) -> Retention | None:
     return Retention.from_dict(data) if data is not None else None
 
 
-def sessions_with_retention(connection: Connection) -> list[int]:
+def sessions_with_retention(transaction: Reading) -> list[int]:
     """List the ids of all sessions that have a retention."""
-    rows = connection.execute(select(SESSION.c.id, SESSION.c.meta))
+    rows = transaction.execute(select(SESSION.c.id, SESSION.c.meta))
     return [row.id for row in rows if _parse_retention(row.meta) is not None]
 
 
-def write_retention(connection: Connection, store: Store, session_id: int, retention: Retention | None) -> None:
+def write_retention(transaction: Writing, store: Store, session_id: int, retention: Retention | None) -> None:
     """Set the retention of a session; None keeps everything."""
-    store.sessions.lock(connection, session_id)
-    meta = as_object(store.sessions.load_row(connection, session_id).meta)
+    store.sessions.lock(transaction, session_id)
+    meta = as_object(store.sessions.load_row(transaction, session_id).meta)
     meta.pop(MARK, None)
     if retention is not None:
         meta[MARK] = retention.to_dict()
-    _SET_META.run(connection, {"id": session_id}, meta=to_json(meta))
+    _SET_META.run(transaction, {"id": session_id}, meta=to_json(meta))
 
 
-def apply_if_due(connection: Connection, store: Store, session_id: int, meta: bytes | None = None) -> int:
+def apply_if_due(transaction: Writing, store: Store, session_id: int, meta: bytes | None = None) -> int:
     """Apply a session's retention if it is due, in the transaction of a new checkpoint; return the number deleted."""
     if meta is None:
-        store.sessions.lock(connection, session_id)
-        meta = store.sessions.load_row(connection, session_id).meta
+        store.sessions.lock(transaction, session_id)
+        meta = store.sessions.load_row(transaction, session_id).meta
     retention = _parse_retention(meta)
     if retention is None:
         return 0
-    count = _CHECKPOINT_COUNT.all(connection, {"session": session_id})[0].checkpoints
+    count = _CHECKPOINT_COUNT.all(transaction, {"session": session_id})[0].checkpoints
     limits = [limit for limit in (retention.compress_after, retention.max_checkpoints) if limit is not None]
-    if not any(count > limit for limit in limits) and not _has_old_checkpoint(connection, session_id, retention, count):
+    if not any(count > limit for limit in limits) and not _has_old_checkpoint(
+        transaction, session_id, retention, count
+    ):
         return 0
-    return sum(verdict.is_removed for verdict in apply_retention(connection, store, session_id, retention))
+    return sum(verdict.is_removed for verdict in apply_retention(transaction, store, session_id, retention))
 
 
-def _has_old_checkpoint(connection: Connection, session_id: int, retention: Retention, count: int) -> bool:
+def _has_old_checkpoint(transaction: Reading, session_id: int, retention: Retention, count: int) -> bool:
     """Return whether a session may have a checkpoint older than `max_age`, without reading all checkpoints."""
     if retention.max_age is None or count <= retention.keep_last:
         return False
     parameters = {"session": session_id}
-    old_rows = connection.execute(
+    old_rows = transaction.execute(
         _OLD_CHECKPOINTS, {**parameters, "before": datetime.now(UTC) - retention.max_age}
     ).all()
     return len(old_rows) > 1  # the first checkpoint stays
 
 
-def judge_session(
-    connection: Connection, store: Store, session_id: int, retention: Retention
-) -> list[RetentionVerdict]:
-    """Return what a retention would do to a session, oldest checkpoint first. Nothing is deleted."""
-    return judge(points(connection, store, session_id), retention, datetime.now(UTC))
-
-
 def apply_retention(
-    connection: Connection, store: Store, session_id: int, retention: Retention, user_id: int | None = None
+    transaction: Reading, store: Store, session_id: int, retention: Retention, user_id: int | None = None
 ) -> Sequence[RetentionVerdict]:
-    """Delete the checkpoints that a retention does not keep; return the verdict on each checkpoint."""
-    store.sessions.lock(connection, session_id)
-    verdicts = judge_session(connection, store, session_id, retention)
-    return delete_checkpoints(connection, store, verdicts, user_id)
+    """Delete the checkpoints that a retention does not keep; return the verdict on each one, the oldest first.
+
+    In a transaction that only reads, nothing is deleted.
+    """
+    writing = transaction if isinstance(transaction, Writing) else None
+    if writing:
+        store.sessions.lock(writing, session_id)
+    verdicts = judge(points(transaction, store, session_id), retention, datetime.now(UTC))
+    return delete_checkpoints(writing, store, verdicts, user_id) if writing else verdicts
 
 
 def delete_unneeded(
-    connection: Connection,
+    transaction: Writing,
     store: Store,
     session_id: int,
     *,
@@ -107,19 +108,19 @@ def delete_unneeded(
     user_id: int | None = None,
 ) -> list[RetentionVerdict]:
     """Delete the checkpoints of a session that nothing needs; return the verdict on each checkpoint."""
-    store.sessions.lock(connection, session_id)  # so that no other transaction starts to need one
-    session_points = points(connection, store, session_id, branch_id)
+    store.sessions.lock(transaction, session_id)  # so that no other transaction starts to need one
+    session_points = points(transaction, store, session_id, branch_id)
     selected_points = [point for point in session_points if ids is None or point.id in ids]
     verdicts = [RetentionVerdict(point=one, is_removed=not one.needed, why=one.needed) for one in selected_points]
-    return delete_checkpoints(connection, store, verdicts, user_id)
+    return delete_checkpoints(transaction, store, verdicts, user_id)
 
 
 def delete_checkpoints(
-    connection: Connection, store: Store, verdicts: Sequence[RetentionVerdict], user_id: int | None = None
+    transaction: Writing, store: Store, verdicts: Sequence[RetentionVerdict], user_id: int | None = None
 ) -> list[RetentionVerdict]:
     """Delete the checkpoints whose verdict is to go. Correct the verdict on those that `Checkpoints.delete` kept."""
     ids = [verdict.point.id for verdict in verdicts if verdict.is_removed]
-    deleted_ids = store.checkpoints.delete(connection, ids, user_id)
+    deleted_ids = store.checkpoints.delete(transaction, ids, user_id)
     return [
         RetentionVerdict(point=verdict.point, is_removed=False, why="something depends on it")
         if verdict.is_removed and verdict.point.id not in deleted_ids
@@ -128,14 +129,14 @@ def delete_checkpoints(
     ]
 
 
-def points(connection: Connection, store: Store, session_id: int, branch_id: int | None = None) -> list[KeptPoint]:
+def points(transaction: Reading, store: Store, session_id: int, branch_id: int | None = None) -> list[KeptPoint]:
     """Read the checkpoints of a session, each with the reason why it is needed. No state is read."""
-    branches = {row.id: row for row in store.sessions.branches(connection, session_id)}
+    branches = {row.id: row for row in store.sessions.branches(transaction, session_id)}
     branch_ids = list(branches) if branch_id is None else [branch_id]
     rows: list[Any] = [
-        row for part in slices(branch_ids) for row in connection.execute(_CHECKPOINTS, {"branches": part})
+        row for part in slices(branch_ids) for row in transaction.execute(_CHECKPOINTS, {"branches": part})
     ]
-    reasons = _find_reasons(connection, store, session_id, branches, rows)
+    reasons = _find_reasons(transaction, store, session_id, branches, rows)
     return [
         KeptPoint(
             id=row.id,
@@ -150,22 +151,22 @@ def points(connection: Connection, store: Store, session_id: int, branch_id: int
 
 
 def _find_reasons(
-    connection: Connection, store: Store, session_id: int, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
+    transaction: Reading, store: Store, session_id: int, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
 ) -> dict[int, str]:
     """Return the reason why each needed checkpoint stays, by id. All that `Checkpoints.delete` refuses are included."""
-    reasons = _find_before_unresolved(connection, store, session_id, rows)
-    reasons.update((row.id, "it waits for a person's answer") for row in _find_interrupted(connection, branches, rows))
+    reasons = _find_before_unresolved(transaction, store, session_id, rows)
+    reasons.update((row.id, "it waits for a person's answer") for row in _find_interrupted(transaction, branches, rows))
     parameters = {"session": session_id}
     for branch in branches.values():
         if end_id := mark_of(branch).get("end"):
             reasons[end_id] = f"the exploration on branch {branch.name} ends there"
-    for row, source_id in _find_merges(connection, branches):
+    for row, source_id in _find_merges(transaction, branches):
         reasons[row.id] = "it is a merge, and the next merge continues from it"
         reasons[source_id] = f"{branches[row.internal_session_id].name}#{row.number} was merged from it"
-    target_ids = connection.execute(_TARGETS, parameters).scalars()
+    target_ids = transaction.execute(_TARGETS, parameters).scalars()
     reasons.update((id, "it is the target of a rollback or a fork") for id in target_ids)
     reasons.update((row.id, "a branch begins with it") for row in rows if row.kind == "branch")
-    tags = store.tags.names_of(connection, [row.id for row in rows])
+    tags = store.tags.names_of(transaction, [row.id for row in rows])
     reasons.update((id, f"it has the tag {names[0]}") for id, names in tags.items())
     for branch in branches.values():
         reasons[branch.branch_point_id or 0] = f"branch {branch.name} starts from it"
@@ -175,17 +176,17 @@ def _find_reasons(
 
 
 def _find_before_unresolved(
-    connection: Connection, store: Store, session_id: int, rows: Sequence[StoredRow]
+    transaction: Reading, store: Store, session_id: int, rows: Sequence[StoredRow]
 ) -> dict[int, str]:
     """Find the last checkpoint of the branch before each unresolved effect, with the reason to keep it."""
-    call_ids = connection.execute(_UNRESOLVED_CALLS, {"session": session_id}).scalars().all()
+    call_ids = transaction.execute(_UNRESOLVED_CALLS, {"session": session_id}).scalars().all()
     reasons: dict[int, str] = {}
     if not call_ids:
         return reasons
     rows_by_branch: dict[int, list[StoredRow]] = defaultdict(list)
     for row in rows:
         rows_by_branch[row.internal_session_id].append(row)
-    for call in store.journal.invocations(connection, call_ids).values():
+    for call in store.journal.invocations(transaction, call_ids).values():
         earlier_rows = [row for row in rows_by_branch[call.internal_session_id] if row.position <= call.position]
         if earlier_rows:
             last_row = max(earlier_rows, key=lambda row: row.number)
@@ -193,17 +194,17 @@ def _find_before_unresolved(
     return reasons
 
 
-def _find_merges(connection: Connection, branches: Mapping[int, StoredRow]) -> Iterator[tuple[StoredRow, int]]:
+def _find_merges(transaction: Reading, branches: Mapping[int, StoredRow]) -> Iterator[tuple[StoredRow, int]]:
     """Yield the checkpoints that a merge made, each with the id of the checkpoint that was merged."""
     for part in slices(list(branches)):
-        for row in connection.execute(_WITH_DATA, {"branches": part}):
+        for row in transaction.execute(_WITH_DATA, {"branches": part}):
             source_id = merge_source_id(row.data)
             if source_id is not None:
                 yield row, source_id
 
 
 def _find_interrupted(
-    connection: Connection, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
+    transaction: Reading, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
 ) -> list[StoredRow]:
     """Find the checkpoints at which a task waits for a person's answer."""
     rows_by_key = {(branches[row.internal_session_id].thread_id, row.graph_checkpoint_id): row for row in rows}
@@ -213,7 +214,7 @@ def _find_interrupted(
         threads, ids = {thread for thread, _ in part}, {id for _, id in part}
         parameters = {"threads": list(threads), "ids": list(ids)}
         interrupted_keys.update(
-            (row.thread_id, row.checkpoint_id) for row in connection.execute(_INTERRUPTED, parameters)
+            (row.thread_id, row.checkpoint_id) for row in transaction.execute(_INTERRUPTED, parameters)
         )
     return [
         row

@@ -9,7 +9,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, case, func, select
+from sqlalchemy import bindparam, case, func, select
 
 from agentgit.errors import Corrupt
 from agentgit.sessions import ExternalSession
@@ -19,6 +19,7 @@ from agentgit.store.queries.token_usage import TokenUsage
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import BLOB, CHECKPOINT, EVENT, GRAPH_CHECKPOINT, GRAPH_WRITE, OPERATION, TOOL_INVOCATION
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -41,13 +42,13 @@ def total_length(columns: Sequence[Any]) -> Any:
 
 
 def count_figures(
-    connection: Connection, store: Store, sessions: Sequence[ExternalSession], branches: Sequence[StoredRow]
+    transaction: Reading, store: Store, sessions: Sequence[ExternalSession], branches: Sequence[StoredRow]
 ) -> list[BranchFigures]:
     """Count what was done on some branches."""
     branch_ids = [branch.id for branch in branches]
-    checkpoint_counts = {row.branch: row for row in _read_rows(connection, _CHECKPOINT_COUNTS, branch_ids)}
-    calls, operations = (_count_by_word(connection, query, branch_ids) for query in (_CALL_COUNTS, _OPERATION_COUNTS))
-    tokens = count_tokens(connection, store, branches)
+    checkpoint_counts = {row.branch: row for row in _read_rows(transaction, _CHECKPOINT_COUNTS, branch_ids)}
+    calls, operations = (_count_by_word(transaction, query, branch_ids) for query in (_CALL_COUNTS, _OPERATION_COUNTS))
+    tokens = count_tokens(transaction, store, branches)
     session_names = {session.id: session.session_name for session in sessions}
     return [
         BranchFigures(
@@ -67,34 +68,34 @@ def count_figures(
     ]
 
 
-def count_tokens(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> dict[int, Usage]:
+def count_tokens(transaction: Reading, store: Store, branches: Sequence[StoredRow]) -> dict[int, Usage]:
     """Count the tokens that models used on each of some branches, by the id of the branch."""
-    first_steps, usage = _find_first_steps(connection, branches), TokenUsage(connection, store)
+    first_steps, usage = _find_first_steps(transaction, branches), TokenUsage(transaction, store)
     return {branch.id: usage.of_branch(branch.thread_id, first_steps.get(branch.id)) for branch in branches}
 
 
-def tokens_of_erased_sessions(connection: Connection, user_id: int) -> Usage:
+def tokens_of_erased_sessions(transaction: Reading, user_id: int) -> Usage:
     """Return the tokens that the erased sessions of a user had used, which their erasures noted."""
     query = select(EVENT.c.detail).where(
         EVENT.c.external_session_id.is_(None), EVENT.c.kind == "session.erased", EVENT.c.owner_id == user_id
     )
     usages = []
-    for detail in connection.execute(query).scalars():
+    for detail in transaction.execute(query).scalars():
         with suppress(Corrupt, ValueError, TypeError, AttributeError):  # fsck's check of the rows reports it
             noted = as_object(detail).get("tokens", {})
             usages.append({model: UsedTokens(*map(int, counts)) for model, counts in noted.items()})
     return sum_usages(usages)
 
 
-def count_names(connection: Connection, branch_ids: Sequence[int]) -> dict[str, int]:
+def count_names(transaction: Reading, branch_ids: Sequence[int]) -> dict[str, int]:
     """Count how often each checkpoint name occurs, most frequent first."""
     counts: Counter[str] = Counter()
-    for row in _read_rows(connection, _NAME_COUNTS, branch_ids):
+    for row in _read_rows(transaction, _NAME_COUNTS, branch_ids):
         counts[row.name] += row.total
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
-def measure_storage(connection: Connection, store: Store, branches: Sequence[StoredRow]) -> Storage:
+def measure_storage(transaction: Reading, store: Store, branches: Sequence[StoredRow]) -> Storage:
     """Measure the space that some branches take.
 
     It reads all references between the stored values of their sessions, but no state.
@@ -103,38 +104,38 @@ def measure_storage(connection: Connection, store: Store, branches: Sequence[Sto
     own_bytes = shared_bytes = 0
     for session_id in {branch.external_session_id for branch in branches}:
         blobs = store.graphs.blobs.of(session_id)
-        own_hashes, _ = find_live_values(connection, blobs, lambda graph_key: graph_key.thread not in threads)
-        other_hashes, _ = find_live_values(connection, blobs, lambda graph_key: graph_key.thread in threads)
-        for key, size in connection.execute(_VALUE_SIZES, {"session": session_id}):
+        own_hashes, _ = find_live_values(transaction, blobs, lambda graph_key: graph_key.thread not in threads)
+        other_hashes, _ = find_live_values(transaction, blobs, lambda graph_key: graph_key.thread in threads)
+        for key, size in transaction.execute(_VALUE_SIZES, {"session": session_id}):
             if key in own_hashes:
                 own_bytes, shared_bytes = (
                     (own_bytes, shared_bytes + size) if key in other_hashes else (own_bytes + size, shared_bytes)
                 )
     for keys, queries in ((list(threads), _THREAD_SIZES), ([branch.id for branch in branches], _BRANCH_SIZES)):
         for query in queries:
-            own_bytes += sum(row.bytes or 0 for row in _read_rows(connection, query, keys))
+            own_bytes += sum(row.bytes or 0 for row in _read_rows(transaction, query, keys))
     return Storage(own=own_bytes, shared=shared_bytes)
 
 
-def _read_rows(connection: Connection, query: Any, ids: Sequence[int]) -> Iterator[Any]:
+def _read_rows(transaction: Reading, query: Any, ids: Sequence[int]) -> Iterator[Any]:
     for part in slices(ids):
-        yield from connection.execute(query, {"branches": part})
+        yield from transaction.execute(query, {"branches": part})
 
 
-def _count_by_word(connection: Connection, query: Any, ids: Sequence[int]) -> Mapping[int, dict[str, int]]:
+def _count_by_word(transaction: Reading, query: Any, ids: Sequence[int]) -> Mapping[int, dict[str, int]]:
     counts: dict[int, dict[str, int]] = defaultdict(dict)
-    for row in _read_rows(connection, query, ids):
+    for row in _read_rows(transaction, query, ids):
         counts[row.branch][row.word] = row.total
     return counts
 
 
-def _find_first_steps(connection: Connection, branches: Sequence[StoredRow]) -> dict[int, str]:
+def _find_first_steps(transaction: Reading, branches: Sequence[StoredRow]) -> dict[int, str]:
     """Return the graph checkpoint that each branch began with, if it began with one (a fork or a template)."""
     branches_by_point = {branch.branch_point_id: branch.id for branch in branches if branch.branch_point_id is not None}
-    branch_points = _read_rows(connection, _BRANCH_POINTS, list(branches_by_point))
+    branch_points = _read_rows(transaction, _BRANCH_POINTS, list(branches_by_point))
     # A branch that is not published yet has no first checkpoint, so its branch point stands in for it.
     first_steps = {branches_by_point[row.id]: row.graph_checkpoint_id for row in branch_points}
-    first_checkpoints = _read_rows(connection, _FIRST_CHECKPOINTS, [branch.id for branch in branches])
+    first_checkpoints = _read_rows(transaction, _FIRST_CHECKPOINTS, [branch.id for branch in branches])
     first_steps.update((row.internal_session_id, row.graph_checkpoint_id) for row in first_checkpoints)
     return first_steps
 

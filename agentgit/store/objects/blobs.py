@@ -24,7 +24,7 @@ from io import BytesIO
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import orjson
-from sqlalchemy import Connection, bindparam, case, cast, false, func, null, or_, select
+from sqlalchemy import bindparam, case, cast, false, func, null, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
@@ -44,10 +44,11 @@ from agentgit.store.objects.packing import (
     split_hashes,
     unpacked,
 )
-from agentgit.store.sql.batch import batch_of, slices
+from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import PlainBytes
 from agentgit.store.sql.tables import BLOB, LIST, SESSION
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.values import dump_without_orjson, from_json, to_json
 
 RECORD = "record"
@@ -153,10 +154,6 @@ def unpack(data: bytes) -> dict[str, bytes]:
         raise ValueError("these bytes are not names with hashes") from error
 
 
-_COLLECTING = "agentgit_new_values"
-"""The key under which a connection keeps the values, by owner, that its transaction has collected and not inserted."""
-
-
 @dataclass
 class NewValues:
     """Values that a transaction collects, to insert them with one statement."""
@@ -167,18 +164,16 @@ class NewValues:
 
 
 @contextmanager
-def readable(connection: Connection, values_by_owner: Mapping[int, NewValues]) -> Iterator[None]:
+def readable(transaction: Reading, values_by_owner: Mapping[int, NewValues]) -> Iterator[None]:
     """Let readers on a connection find new values in the block, before they are inserted."""
-    info = connection.info  # a connection that was lost has none
-    info[_COLLECTING] = values_by_owner
+    transaction.new_values = values_by_owner
     try:
         yield
     finally:
-        info.pop(_COLLECTING, None)
+        transaction.new_values = {}
 
 
 _NOTHING_NEW = NewValues()
-_NO_VALUES: Mapping[int, NewValues] = {}
 
 FAMILY_LOCKS = 64
 """The number of rows that writers to families lock on a server. Each is for the families of one remainder."""
@@ -224,37 +219,37 @@ class Blobs:
         self.session_id = session_id
         self._cache_prefix = session_id.to_bytes(8, "big", signed=True)
 
-    def protect(self, connection: Connection) -> None:
+    def protect(self, transaction: Writing) -> None:
         """Keep the values from being collected until the transaction ends.
 
         Each writer calls it, or locks the session in another way, before it reads what is stored. No-op on SQLite,
         which has only one writer.
         """
-        if connection.dialect.name == "sqlite":
+        if transaction.is_sqlite:
             return
         if self.session_id > 0:
-            _PROTECT_SESSION.run(connection, self._parameters())
+            _PROTECT_SESSION.run(transaction, self._parameters())
             return
         parameters = {"session": self._lock_owner, "lock": FAMILY_LOCK.hash}
         if self._lock_owner in self.store.known_locks:
-            _PROTECT_FAMILY.run(connection, parameters)
+            _PROTECT_FAMILY.run(transaction, parameters)
             return
-        batch = batch_of(connection)
+        batch = transaction.batch
         created_locks = batch.created_locks if batch is not None else set()
-        if _PROTECT_FAMILY.first(connection, parameters) is None:
+        if _PROTECT_FAMILY.first(transaction, parameters) is None:
             created_locks.add(self._lock_owner)
-            self.lock(connection)
+            self.lock(transaction)
         elif self._lock_owner not in created_locks:  # it stays, whatever becomes of this transaction
             self.store.known_locks.add(self._lock_owner)
 
-    def lock(self, connection: Connection) -> None:
+    def lock(self, transaction: Writing) -> None:
         """Wait for the writers of the session, and lock out others until the transaction ends. No-op on SQLite."""
-        if connection.dialect.name == "sqlite":
+        if transaction.is_sqlite:
             return
         if self.session_id > 0:
-            _LOCK_SESSION.run(connection, self._parameters())
+            _LOCK_SESSION.run(transaction, self._parameters())
         else:
-            _LOCK_FAMILY.run(connection, self._pack_row(FAMILY_LOCK) | {"external_session_id": self._lock_owner})
+            _LOCK_FAMILY.run(transaction, self._pack_row(FAMILY_LOCK) | {"external_session_id": self._lock_owner})
 
     @property
     def _lock_owner(self) -> int:
@@ -276,24 +271,24 @@ class Blobs:
         prefix = self._cache_prefix
         cache.add((prefix + key, value) for key, value in values)
 
-    def _new_values(self, connection: Connection) -> NewValues:
-        values_by_owner: Mapping[int, NewValues] = connection.info.get(_COLLECTING, _NO_VALUES)
-        return values_by_owner.get(self.session_id, _NOTHING_NEW)
+    def _new_values(self, transaction: Reading) -> NewValues:
+        new_values: NewValues = transaction.new_values.get(self.session_id, _NOTHING_NEW)
+        return new_values
 
     def put_many(
         self,
-        connection: Connection,
+        transaction: Writing,
         leaves: Iterable[Leaf],
         lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]] = (),
     ) -> None:
         """Store the values that are not stored yet, small ones in one statement."""
         new_values = NewValues()
-        self.encode(connection, leaves, lists, new_values)
-        self.insert(connection, new_values)
+        self.encode(transaction, leaves, lists, new_values)
+        self.insert(transaction, new_values)
 
     def encode(
         self,
-        connection: Connection,
+        transaction: Reading,
         leaves: Iterable[Leaf],
         lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]],
         new_values: NewValues,
@@ -303,11 +298,11 @@ class Blobs:
         large_hashes = {key for key, value in leaves_by_hash.items() if len(value.data) > self.store.chunk_bytes}
         new_values.rows.update((key, leaves_by_hash[key]) for key in leaves_by_hash.keys() - large_hashes)
         if large_hashes:
-            new_values.rows.update(self._split_large(connection, [leaves_by_hash[key] for key in large_hashes]))
+            new_values.rows.update(self._split_large(transaction, [leaves_by_hash[key] for key in large_hashes]))
         items_by_hash: dict[bytes, Items] = {}
         for key, hashes, base in lists:
             if key != base:
-                depth, data = self._encode_list(connection, hashes, base)
+                depth, data = self._encode_list(transaction, hashes, base)
                 items_by_hash[key] = Items(hashes, depth)
                 new_values.rows[key] = self._row_values(key, LIST, RAW, len(hashes), PlainBytes(data))
         new_values.leaves.update(leaves_by_hash)
@@ -315,9 +310,9 @@ class Blobs:
         self._cache(self.store.leaves, leaves_by_hash.items())
         self._cache(self.store.lists, items_by_hash.items())
 
-    def _split_large(self, connection: Connection, large: Sequence[Leaf]) -> dict[bytes, Chunk | Row]:
+    def _split_large(self, transaction: Reading, large: Sequence[Leaf]) -> dict[bytes, Chunk | Row]:
         """Split large values into chunks. Look up stored ones first, because packing them again would take long."""
-        stored_hashes = self._find_stored(connection, [value.hash for value in large])
+        stored_hashes = self._find_stored(transaction, [value.hash for value in large])
         rows: dict[bytes, Chunk | Row] = {}
         for value in large:
             if value.hash not in stored_hashes:
@@ -325,17 +320,17 @@ class Blobs:
                 chunk_hashes = b"".join([chunk.hash for chunk in chunks])
                 rows.update((chunk.hash, chunk) for chunk in chunks)
                 rows[value.hash] = self._row_values(value.hash, value.type, CHUNKED, len(value.data), chunk_hashes)
-        for key in self._find_stored(connection, list(rows)):
+        for key in self._find_stored(transaction, list(rows)):
             del rows[key]
         return rows
 
-    def _find_stored(self, connection: Connection, hashes: Sequence[bytes]) -> set[bytes]:
+    def _find_stored(self, transaction: Reading, hashes: Sequence[bytes]) -> set[bytes]:
         stored_hashes: set[bytes] = set()
         for part in slices(hashes):
-            stored_hashes.update(connection.execute(_STORED, self._parameters(hashes=part)).scalars())
+            stored_hashes.update(transaction.execute(_STORED, self._parameters(hashes=part)).scalars())
         return stored_hashes
 
-    def insert(self, connection: Connection, new_values: NewValues) -> None:
+    def insert(self, transaction: Writing, new_values: NewValues) -> None:
         """Pack and store what `encode` collected, in batches that take no more memory than a few chunks."""
         rows = new_values.rows
         batch: list[Row] = []
@@ -346,10 +341,10 @@ class Blobs:
             batch.append(value if isinstance(value, dict) else self._pack_row(value))
             size += len(batch[-1]["data"])
             if size > CHUNKS_AT_ONCE * CHUNK_BYTES:
-                _INSERT.run(connection, *batch)
+                _INSERT.run(transaction, *batch)
                 batch, size = [], 0
         if batch:
-            _INSERT.run(connection, *batch)
+            _INSERT.run(transaction, *batch)
 
     def _pack_row(self, value: Leaf | Chunk) -> Row:
         codec, data = self.store.compression.pack(value.data)
@@ -365,8 +360,8 @@ class Blobs:
             "data": data,
         }
 
-    def _encode_list(self, connection: Connection, hashes: tuple[bytes, ...], base: bytes | None) -> tuple[int, bytes]:
-        base_items = self._find_list(connection, base)
+    def _encode_list(self, transaction: Reading, hashes: tuple[bytes, ...], base: bytes | None) -> tuple[int, bytes]:
+        base_items = self._find_list(transaction, base)
         kept_count = shared_prefix(base_items.hashes, hashes)
         depth = base_items.depth + 1
         short_chain = depth < max(MIN_CHAIN_LIMIT, len(hashes) // 8)
@@ -374,11 +369,11 @@ class Blobs:
             return depth, APPENDED + _link_struct.pack(base, kept_count, depth) + b"".join(hashes[kept_count:])
         return 0, FULL + b"".join(hashes)
 
-    def count_shared(self, connection: Connection, item_hashes: tuple[bytes, ...], base: bytes | None) -> int:
+    def count_shared(self, transaction: Reading, item_hashes: tuple[bytes, ...], base: bytes | None) -> int:
         """Return the number of leading items that a list shares with a stored list; these need not be stored."""
-        return shared_prefix(self._find_list(connection, base).hashes, item_hashes)
+        return shared_prefix(self._find_list(transaction, base).hashes, item_hashes)
 
-    def get_many(self, connection: Connection, hashes: Iterable[bytes]) -> dict[bytes, Leaf]:
+    def get_many(self, transaction: Reading, hashes: Iterable[bytes]) -> dict[bytes, Leaf]:
         """Read values and verify each against its hash.
 
         A list is returned with type `list` and no bytes; `item_hashes` reads it.
@@ -387,7 +382,7 @@ class Blobs:
         values = self._find_cached(self.store.leaves, unique_hashes)
         cached_lists = self._find_cached(self.store.lists, unique_hashes - values.keys())
         values.update((key, Leaf(key, LIST, b"")) for key in cached_lists)
-        new_values = self._new_values(connection)
+        new_values = self._new_values(transaction)
         for key in unique_hashes - values.keys():
             if key in new_values.leaves:
                 values[key] = new_values.leaves[key]
@@ -395,24 +390,24 @@ class Blobs:
                 values[key] = Leaf(key, LIST, b"")
         missing = list(unique_hashes - values.keys())
         for part in slices(missing):
-            rows = connection.execute(_SELECT_BY_HASH, self._parameters(hashes=part)).all()
-            loaded = [self.checked(connection, *row) for row in rows]
+            rows = transaction.execute(_SELECT_BY_HASH, self._parameters(hashes=part)).all()
+            loaded = [self.checked(transaction, *row) for row in rows]
             self._cache(self.store.leaves, ((value.hash, value) for value in loaded if value.type != LIST))
             values.update((value.hash, value) for value in loaded)
         if len(values) != len(unique_hashes):
             raise self.damaged(next(iter(unique_hashes - values.keys())), "is missing")
         return values
 
-    def leaves(self, connection: Connection, hashes: Sequence[bytes]) -> list[Leaf]:
+    def leaves(self, transaction: Reading, hashes: Sequence[bytes]) -> list[Leaf]:
         """Read values in the order of the hashes. Like `get_many`, but faster for values in the cache."""
         cached = self.store.leaves.lookup(self._cache_keys(hashes))
         hits = [value for value in cached if value is not None]
         if len(hits) == len(cached):
             return hits
-        loaded = self.get_many(connection, [key for key, value in zip(hashes, cached, strict=True) if value is None])
+        loaded = self.get_many(transaction, [key for key, value in zip(hashes, cached, strict=True) if value is None])
         return [value or loaded[key] for key, value in zip(hashes, cached, strict=True)]
 
-    def checked(self, connection: Connection, key: bytes, type_: str, codec: int, data: bytes) -> Leaf:
+    def checked(self, transaction: Reading, key: bytes, type_: str, codec: int, data: bytes) -> Leaf:
         """Unpack a row and verify it. A list is returned without bytes, as in `get_many`."""
         if type_ == LIST:
             return Leaf(key, LIST, b"")
@@ -420,7 +415,7 @@ class Blobs:
             raise self.damaged(key, "is not encrypted, although this database is")
         try:
             if codec == CHUNKED and type_ != CHUNK:
-                value = leaf(type_, self._read_chunked(connection, key, data))
+                value = leaf(type_, self._read_chunked(transaction, key, data))
             else:
                 value = leaf(type_, unpacked(codec, data))
         except ValueError as error:
@@ -429,37 +424,37 @@ class Blobs:
             raise self.damaged(key, "does not match its bytes")
         return value
 
-    def _read_chunked(self, connection: Connection, large_key: bytes, joined_hashes: bytes) -> bytes:
+    def _read_chunked(self, transaction: Reading, large_key: bytes, joined_hashes: bytes) -> bytes:
         """Read a large value, a few chunks at a time."""
         chunk_hashes, buffer = split_hashes(joined_hashes), BytesIO()
         for part in slices(chunk_hashes, CHUNKS_AT_ONCE):
             parameters = self._parameters(hashes=part)
-            rows = {row.hash: row for row in connection.execute(_SELECT_BY_HASH, parameters)}
+            rows = {row.hash: row for row in transaction.execute(_SELECT_BY_HASH, parameters)}
             for key in part:
                 if key not in rows or rows[key].type != CHUNK:
                     raise self.damaged(key, f"is missing, and the value {large_key.hex()} needs it")
-                buffer.write(self.checked(connection, *rows[key]).data)
+                buffer.write(self.checked(transaction, *rows[key]).data)
         return buffer.getvalue()
 
-    def item_hashes(self, connection: Connection, key: bytes) -> tuple[bytes, ...]:
+    def item_hashes(self, transaction: Reading, key: bytes) -> tuple[bytes, ...]:
         """Read the hashes of a list's items in order, and verify them against the hash of the list."""
-        return self._read_list(connection, key).hashes
+        return self._read_list(transaction, key).hashes
 
-    def _read_list(self, connection: Connection, key: bytes) -> Items:
-        items = self._find_list(connection, key)
+    def _read_list(self, transaction: Reading, key: bytes) -> Items:
+        items = self._find_list(transaction, key)
         if not items.hashes and key != EMPTY:
             raise self.damaged(key, "is missing")
         return items
 
-    def _find_list(self, connection: Connection, key: bytes | None) -> Items:
+    def _find_list(self, transaction: Reading, key: bytes | None) -> Items:
         """Read a list. Return an empty one if no list with this hash is stored."""
         cached = self.store.lists.get(self._cache_prefix + key) if key is not None else Items((), 0)
         if cached is not None or key is None:
             return cached or Items((), 0)
-        new_values = self._new_values(connection)
+        new_values = self._new_values(transaction)
         if key in new_values.lists:
             return new_values.lists[key]
-        links = list(self._read_chain(connection, key))
+        links = list(self._read_chain(transaction, key))
         hashes: list[bytes] = []
         for kept_count, new_hashes in reversed(links):
             del hashes[kept_count:]
@@ -471,9 +466,9 @@ class Blobs:
             self._cache(self.store.lists, [(key, items)])
         return items
 
-    def _read_chain(self, connection: Connection, key: bytes) -> Iterator[tuple[int, bytes]]:
+    def _read_chain(self, transaction: Reading, key: bytes) -> Iterator[tuple[int, bytes]]:
         """Yield the number of kept items and the hashes of the new items of each link, down to a full list."""
-        rows = {row.hash: row.data for row in _CHAIN.all(connection, self._parameters(hash=key))}
+        rows = {row.hash: row.data for row in _CHAIN.all(transaction, self._parameters(hash=key))}
         while (data := rows.pop(key, None)) is not None:
             link = link_of(data)
             if link is None:
@@ -484,13 +479,15 @@ class Blobs:
 
     # -- copies
 
-    def copy_from(self, connection: Connection, source: Blobs, hashes: Iterable[bytes]) -> None:
+    def copy_from(self, transaction: Reading, source: Blobs, hashes: Iterable[bytes]) -> None:
         """Copy values of another session, with all values that they refer to, as they are stored."""
-        needed = source.find_parts(connection, hashes)
+        needed = source.find_parts(transaction, hashes)
         for part in slices(sorted(needed)):
-            connection.execute(_COPY[connection.dialect.name], self._parameters(source=source.session_id, hashes=part))
+            transaction.execute(
+                _COPY[transaction.dialect.name], self._parameters(source=source.session_id, hashes=part)
+            )
 
-    def find_parts(self, connection: Connection, hashes: Iterable[bytes]) -> set[bytes]:
+    def find_parts(self, transaction: Reading, hashes: Iterable[bytes]) -> set[bytes]:
         """Return the hashes of values and of all values that they refer to: parts, items, earlier lists and chunks."""
         found: set[bytes] = set()
         unread = set(hashes)
@@ -498,16 +495,16 @@ class Blobs:
             found |= unread
             referenced: set[bytes] = set()
             for part in slices(list(unread)):
-                for key, type_, codec, data in connection.execute(_REFERENCES, self._parameters(hashes=part)):
+                for key, type_, codec, data in transaction.execute(_REFERENCES, self._parameters(hashes=part)):
                     unread.discard(key)
                     if type_ == LIST:
-                        for earlier_key, earlier_data in _CHAIN.all(connection, self._parameters(hash=key)):
+                        for earlier_key, earlier_data in _CHAIN.all(transaction, self._parameters(hash=key)):
                             found.add(earlier_key)
                             referenced.update(own_items(earlier_data))
                     elif codec == CHUNKED:
                         referenced.update(split_hashes(data))
                     elif type_ == RECORD:
-                        referenced.update(unpack(self.checked(connection, key, type_, codec, data).data).values())
+                        referenced.update(unpack(self.checked(transaction, key, type_, codec, data).data).values())
             if unread:
                 raise self.damaged(next(iter(unread)), "is missing")
             unread = referenced - found

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import Connection
-
 from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import (
     FULL,
@@ -26,6 +24,7 @@ from agentgit.store.objects.blobs import (
 )
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql.tables import LIST
+from agentgit.store.sql.transaction import Reading, Writing
 
 
 class VerifiedList(NamedTuple):
@@ -36,7 +35,7 @@ class VerifiedList(NamedTuple):
     problem: str = ""
 
 
-def verify_lists(connection: Connection, blobs: Blobs, stored: Mapping[bytes, bytes]) -> Iterator[VerifiedList]:
+def verify_lists(transaction: Reading, blobs: Blobs, stored: Mapping[bytes, bytes]) -> Iterator[VerifiedList]:
     """Verify lists, each after the list that it continues."""
     continuations: dict[bytes | None, list[bytes]] = defaultdict(list)
     for key, data in stored.items():
@@ -45,7 +44,7 @@ def verify_lists(connection: Connection, blobs: Blobs, stored: Mapping[bytes, by
     stack: list[tuple[bytes, Any, int]] = [(key, None, 0) for key in continuations.pop(None, ())]
     while stack:
         key, state, count = stack.pop()
-        verified_list, state, count = _verify_list(connection, blobs, key, stored[key], state, count)
+        verified_list, state, count = _verify_list(transaction, blobs, key, stored[key], state, count)
         yield verified_list
         stack.extend((next_key, state, count) for next_key in continuations.pop(key, ()))
     for keys in continuations.values():
@@ -54,7 +53,7 @@ def verify_lists(connection: Connection, blobs: Blobs, stored: Mapping[bytes, by
 
 
 def _verify_list(
-    connection: Connection, blobs: Blobs, key: bytes, data: bytes, state: Any, count: int
+    transaction: Reading, blobs: Blobs, key: bytes, data: bytes, state: Any, count: int
 ) -> tuple[VerifiedList, Any, int]:
     """Verify a list. Return it with its hash state, which a longer list can continue, and its number of items."""
     link = link_of(data)
@@ -66,7 +65,7 @@ def _verify_list(
         hasher = sha256(b"list\0" + items)
     else:
         try:
-            items, count = b"".join(blobs.item_hashes(connection, key)), 0
+            items, count = b"".join(blobs.item_hashes(transaction, key)), 0
         except Corrupt:
             return VerifiedList(key, b"", "it does not match its items"), None, 0
         hasher = sha256(b"list\0" + items)
@@ -85,14 +84,14 @@ class Encoded(NamedTuple):
     messages: int | None = None
 
 
-def read_values(connection: Connection, blobs: BlobStore, keys: Iterable[tuple[int, bytes]]) -> dict[bytes, Body]:
+def read_values(transaction: Reading, blobs: BlobStore, keys: Iterable[tuple[int, bytes]]) -> dict[bytes, Body]:
     """Read values that may belong to several sessions, and verify each against its hash."""
     hashes_by_session: dict[int, set[bytes]] = defaultdict(set)
     for session_id, key in keys:
         hashes_by_session[session_id].add(key)
     bodies: dict[bytes, Body] = {}
     for session_id, hashes in hashes_by_session.items():
-        bodies.update(Content(blobs.of(session_id)).get(connection, hashes))
+        bodies.update(Content(blobs.of(session_id)).get(transaction, hashes))
     return bodies
 
 
@@ -102,19 +101,19 @@ class Content:
     def __init__(self, blobs: Blobs) -> None:
         self.blobs = blobs
 
-    def put(self, connection: Connection, values: Sequence[tuple[Body, bytes | None]]) -> list[bytes]:
+    def put(self, transaction: Writing, values: Sequence[tuple[Body, bytes | None]]) -> list[bytes]:
         """Store values and return the hash of each."""
         new_values = NewValues()
-        hashes = self.encode(connection, values, new_values)
-        self.insert(connection, new_values)
+        hashes = self.encode(transaction, values, new_values)
+        self.insert(transaction, new_values)
         return hashes
 
-    def insert(self, connection: Connection, new_values: NewValues) -> None:
+    def insert(self, transaction: Writing, new_values: NewValues) -> None:
         """Store what `encode` collected."""
-        self.blobs.insert(connection, new_values)
+        self.blobs.insert(transaction, new_values)
 
     def encode(
-        self, connection: Connection, values: Sequence[tuple[Body, bytes | None]], new_values: NewValues
+        self, transaction: Reading, values: Sequence[tuple[Body, bytes | None]], new_values: NewValues
     ) -> list[bytes]:
         """Return the hash of each value, and collect what has to be stored."""
         leaves: list[Leaf] = []
@@ -125,7 +124,7 @@ class Content:
                 leaves.append(part)
                 return part.hash
             hashes = tuple([item.hash for item in part])
-            leaves.extend(part[self.blobs.count_shared(connection, hashes, base) :])
+            leaves.extend(part[self.blobs.count_shared(transaction, hashes, base) :])
             key = list_hash(hashes)
             lists.append((key, hashes, base))
             return key
@@ -133,28 +132,30 @@ class Content:
         value_hashes: list[bytes] = []
         for body, base in values:
             if isinstance(body, dict):
-                bases = self._record_hashes(connection, base)
+                bases = self._record_hashes(transaction, base)
                 hashes_by_name = {name: collect(part, bases.get(name)) for name, part in body.items()}
                 body = leaf(RECORD, pack(hashes_by_name))
             value_hashes.append(collect(body, base))
-        self.blobs.encode(connection, leaves, lists, new_values)
+        self.blobs.encode(transaction, leaves, lists, new_values)
         return value_hashes
 
-    def _record_hashes(self, connection: Connection, key: bytes | None) -> dict[str, bytes]:
+    def _record_hashes(self, transaction: Reading, key: bytes | None) -> dict[str, bytes]:
         """Return the names and hashes of a stored record; empty if the value is not a record."""
         if key is None:
             return {}
-        value = self.blobs.get_many(connection, [key])[key]
+        value = self.blobs.get_many(transaction, [key])[key]
         return unpack(value.data) if value.type == RECORD else {}
 
-    def get(self, connection: Connection, hashes: Iterable[bytes]) -> dict[bytes, Body]:
+    def get(self, transaction: Reading, hashes: Iterable[bytes]) -> dict[bytes, Body]:
         """Read values and verify each against its hash."""
-        top_values = self.blobs.get_many(connection, hashes)
+        top_values = self.blobs.get_many(transaction, hashes)
         records = {key: unpack(top.data) for key, top in top_values.items() if top.type == RECORD}
         inner_hashes = {part for named in records.values() for part in named.values()} - top_values.keys()
-        all_values = {**top_values, **self.blobs.get_many(connection, inner_hashes)}
+        all_values = {**top_values, **self.blobs.get_many(transaction, inner_hashes)}
         parts: dict[bytes, Part] = {
-            key: self.blobs.leaves(connection, self.blobs.item_hashes(connection, key)) if value.type == LIST else value
+            key: self.blobs.leaves(transaction, self.blobs.item_hashes(transaction, key))
+            if value.type == LIST
+            else value
             for key, value in all_values.items()
         }
         return {
@@ -162,7 +163,7 @@ class Content:
             for key in top_values
         }
 
-    def item_hashes(self, connection: Connection, key: bytes) -> tuple[bytes, ...]:
+    def item_hashes(self, transaction: Reading, key: bytes) -> tuple[bytes, ...]:
         """Return the hashes of the items of a list, or of the list `messages` of a record."""
-        messages_hash = self._record_hashes(connection, key).get("messages")
-        return self.blobs.item_hashes(connection, key if messages_hash is None else messages_hash)
+        messages_hash = self._record_hashes(transaction, key).get("messages")
+        return self.blobs.item_hashes(transaction, key if messages_hash is None else messages_hash)

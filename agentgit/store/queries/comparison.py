@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, and_, or_
+from sqlalchemy import and_, or_
 
 from agentgit.sessions.messages import from_stored
 from agentgit.store.objects.blobs import shared_prefix
@@ -14,6 +14,7 @@ from agentgit.store.objects.plain_values import show
 from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, LIST
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import (
@@ -53,36 +54,36 @@ class CheckpointComparer:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def compare(self, connection: Connection, a: StoredRow, b: StoredRow) -> CheckpointComparison:
+    def compare(self, transaction: Reading, a: StoredRow, b: StoredRow) -> CheckpointComparison:
         """Compare two checkpoints: read the parts that they do not share."""
         first, second, unshared_parts = (
-            self._find_graph_checkpoint(connection, a),
-            self._find_graph_checkpoint(connection, b),
+            self._find_graph_checkpoint(transaction, a),
+            self._find_graph_checkpoint(transaction, b),
             (UnsharedPart(), UnsharedPart()),
         )
-        shared_messages = self._fill_messages(connection, first, second, unshared_parts)
+        shared_messages = self._fill_messages(transaction, first, second, unshared_parts)
         if shared_messages is None:
             shared_messages = 0
             for row, unshared in zip((a, b), unshared_parts, strict=True):
-                content = self.store.read_state(connection, row.thread_id, row.graph_checkpoint_id)
+                content = self.store.read_state(transaction, row.thread_id, row.graph_checkpoint_id)
                 unshared.state, unshared.messages = content["session_state"], content["conversation_history"]
-        shared_calls = self._fill_calls(connection, a, b, unshared_parts)
+        shared_calls = self._fill_calls(transaction, a, b, unshared_parts)
         for row, unshared in zip((a, b), unshared_parts, strict=True):
-            unshared.pending = self._pending_tasks(connection, row) if a.pending != b.pending else []
+            unshared.pending = self._pending_tasks(transaction, row) if a.pending != b.pending else []
         return CheckpointComparison(
             a=unshared_parts[0], b=unshared_parts[1], shared_messages=shared_messages, shared_calls=shared_calls
         )
 
-    def _find_graph_checkpoint(self, connection: Connection, row: StoredRow) -> GraphCheckpoint | None:
+    def _find_graph_checkpoint(self, transaction: Reading, row: StoredRow) -> GraphCheckpoint | None:
         if row.graph_checkpoint_id is None:
             return None
-        return self.store.graphs.find(connection, GraphKey(row.thread_id, "", row.graph_checkpoint_id))
+        return self.store.graphs.find(transaction, GraphKey(row.thread_id, "", row.graph_checkpoint_id))
 
     # -- state and messages
 
     def _fill_messages(
         self,
-        connection: Connection,
+        transaction: Reading,
         first: GraphCheckpoint | None,
         second: GraphCheckpoint | None,
         unshared_parts: tuple[UnsharedPart, UnsharedPart],
@@ -91,36 +92,36 @@ class CheckpointComparer:
         if first is None or second is None:
             return None
         conversations = [at.conversation_channel for at in (first, second)]
-        if conversations[0] != conversations[1] or not self._are_lists(connection, first, second, conversations[0]):
+        if conversations[0] != conversations[1] or not self._are_lists(transaction, first, second, conversations[0]):
             return None
         known = [{**at.values, **at.digests} for at in (first, second)]
         changed_names = [name for name in {**known[0], **known[1]} if known[0].get(name) != known[1].get(name)]
         shown_names = [name for name in changed_names if is_shown(name) and name != conversations[0]]
-        hashes = [self.store.graphs.message_hashes(connection, at) for at in (first, second)]
+        hashes = [self.store.graphs.message_hashes(transaction, at) for at in (first, second)]
         common = shared_prefix(*hashes)
         for graph_checkpoint, message_hashes, unshared in zip((first, second), hashes, unshared_parts, strict=True):
-            unshared.state, _ = self.store.graphs.values_at(connection, graph_checkpoint, shown_names)
-            messages = self.store.graphs.messages_of(connection, graph_checkpoint.session_id, message_hashes[common:])
+            unshared.state, _ = self.store.graphs.values_at(transaction, graph_checkpoint, shown_names)
+            messages = self.store.graphs.messages_of(transaction, graph_checkpoint.session_id, message_hashes[common:])
             unshared.messages = [from_stored(message) for message in messages]
         return common
 
     def _are_lists(
-        self, connection: Connection, first: GraphCheckpoint, second: GraphCheckpoint, name: str | None
+        self, transaction: Reading, first: GraphCheckpoint, second: GraphCheckpoint, name: str | None
     ) -> bool:
         """Return whether the conversation of both is a list of messages and not part of a larger value."""
         return name is None or all(
-            self.store.graphs.blobs.of(at.session_id).get_many(connection, [key])[key].type == LIST
+            self.store.graphs.blobs.of(at.session_id).get_many(transaction, [key])[key].type == LIST
             for at in (first, second)
             for key in [at.values[name]]
         )
 
     # -- pending tasks
 
-    def _pending_tasks(self, connection: Connection, row: StoredRow) -> list[dict[str, Any]]:
+    def _pending_tasks(self, transaction: Reading, row: StoredRow) -> list[dict[str, Any]]:
         """Read the results so far of the tasks of an unfinished step at a checkpoint."""
         tasks = pending_writes.tasks(row.pending, f"checkpoint {row.id}")
         content = self.store.graphs.content(row.external_session_id)
-        bodies = content.get(connection, pending_writes.hashes(row.pending, f"checkpoint {row.id}"))
+        bodies = content.get(transaction, pending_writes.hashes(row.pending, f"checkpoint {row.id}"))
 
         def show_values(task: TaskWrites, channel: str) -> list[Any]:
             return [one for key in task.values(channel) for one in _as_list(show(bodies[key]))]
@@ -142,39 +143,39 @@ class CheckpointComparer:
     # -- tool calls
 
     def _fill_calls(
-        self, connection: Connection, a: StoredRow, b: StoredRow, unshared_parts: tuple[UnsharedPart, UnsharedPart]
+        self, transaction: Reading, a: StoredRow, b: StoredRow, unshared_parts: tuple[UnsharedPart, UnsharedPart]
     ) -> int:
         """Fill in the tool invocations. Return the number of common ones."""
-        tracks = [self._track_parts(connection, row) for row in (a, b)]
+        tracks = [self._track_parts(transaction, row) for row in (a, b)]
         common = shared(*tracks)
         for row, parts, unshared in zip((a, b), tracks, unshared_parts, strict=True):
-            runs = self.store.journal.newest_runs(connection, row.external_session_id)
-            track = self.store.journal.live_track(connection, runs, parts, skip=common)
+            runs = self.store.journal.newest_runs(transaction, row.external_session_id)
+            track = self.store.journal.live_track(transaction, runs, parts, skip=common)
             unshared.calls = [call.to_dict() for call in track]
         return common
 
-    def _track_parts(self, connection: Connection, row: StoredRow) -> list[TrackPart]:
-        branch = self.store.sessions.branch(connection, row.internal_session_id)
-        return self.store.track_parts(connection, branch, row.position)
+    def _track_parts(self, transaction: Reading, row: StoredRow) -> list[TrackPart]:
+        branch = self.store.sessions.branch(transaction, row.internal_session_id)
+        return self.store.track_parts(transaction, branch, row.position)
 
     # -- common ancestor
 
-    def common_ancestor(self, connection: Connection, a: StoredRow, b: StoredRow) -> StoredRow | None:
+    def common_ancestor(self, transaction: Reading, a: StoredRow, b: StoredRow) -> StoredRow | None:
         """Find the newest common ancestor of two checkpoints; None if their paths have nothing in common."""
-        pairs = zip(self.last_numbers(connection, a).items(), self.last_numbers(connection, b).items(), strict=False)
+        pairs = zip(self.last_numbers(transaction, a).items(), self.last_numbers(transaction, b).items(), strict=False)
         shared_ends = [(left[0], min(left[1], right[1])) for left, right in pairs if left[0] == right[0]]
         if not shared_ends:
             return None
         branch_id, number = shared_ends[-1]
         rows = self.store.checkpoints.find(
-            connection, CHECKPOINT.c.internal_session_id == branch_id, CHECKPOINT.c.number == number
+            transaction, CHECKPOINT.c.internal_session_id == branch_id, CHECKPOINT.c.number == number
         )
         return rows[0] if rows else None
 
-    def last_numbers(self, connection: Connection, row: StoredRow) -> dict[int, int]:
+    def last_numbers(self, transaction: Reading, row: StoredRow) -> dict[int, int]:
         """Return the branches (ids) on the path to a checkpoint, root first, each with its last number on the path."""
         lineage = self.store.sessions.lineage(
-            connection, self.store.sessions.branch(connection, row.internal_session_id)
+            transaction, self.store.sessions.branch(transaction, row.internal_session_id)
         )
         # The first checkpoint of a branch stands for its branch point, which is the next one on the parent.
         return {
@@ -182,13 +183,13 @@ class CheckpointComparer:
             for segment in lineage
         }
 
-    def find_with_data(self, connection: Connection, row: StoredRow) -> Sequence[StoredRow]:
+    def find_with_data(self, transaction: Reading, row: StoredRow) -> Sequence[StoredRow]:
         """Read the checkpoints on the path to a checkpoint that have `data`, oldest first."""
         conditions = [
             and_(CHECKPOINT.c.internal_session_id == branch_id, CHECKPOINT.c.number <= number)
-            for branch_id, number in self.last_numbers(connection, row).items()
+            for branch_id, number in self.last_numbers(transaction, row).items()
         ]
-        return self.store.checkpoints.find(connection, or_(*conditions), CHECKPOINT.c.data.is_not(None))
+        return self.store.checkpoints.find(transaction, or_(*conditions), CHECKPOINT.c.data.is_not(None))
 
 
 def _as_list(value: Any) -> list[Any]:

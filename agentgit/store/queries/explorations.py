@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, or_, select
+from sqlalchemy import Row, or_, select
 
 from agentgit.checkpoints.diff import Tokens
 from agentgit.checkpoints.references import free_name
@@ -19,6 +19,7 @@ from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -51,45 +52,45 @@ class Explorations:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def update_mark(self, connection: Connection, branch_id: int, **facts: Any) -> None:
+    def update_mark(self, transaction: Writing, branch_id: int, **facts: Any) -> None:
         """Update the exploration mark of a branch."""
         self.store.sessions.change_metadata(
-            connection, branch_id, lambda meta: meta | {MARK_KEY: {**meta.get(MARK_KEY, {}), **facts}}
+            transaction, branch_id, lambda meta: meta | {MARK_KEY: {**meta.get(MARK_KEY, {}), **facts}}
         )
 
-    def free_name(self, connection: Connection, session_id: int) -> str:
+    def free_name(self, transaction: Reading, session_id: int) -> str:
         """Return a free name for a new exploration."""
-        taken_names = {row.name.partition("/")[0] for row in self.store.sessions.branches(connection, session_id)}
+        taken_names = {row.name.partition("/")[0] for row in self.store.sessions.branches(transaction, session_id)}
         return free_name(DEFAULT_NAME, taken_names)
 
-    def load_branches(self, connection: Connection, session_id: int, name: str) -> list[StoredRow]:
+    def load_branches(self, transaction: Reading, session_id: int, name: str) -> list[StoredRow]:
         """Read the branches of an exploration, each before the branches that continue it."""
-        branches = self.store.sessions.branches(connection, session_id)
+        branches = self.store.sessions.branches(transaction, session_id)
         rows = [row for row in branches if row.name.startswith(f"{name}/") and mark_of(row).get("name") == name]
         return sorted(rows, key=lambda row: tuple(mark_of(row)["choices"]))
 
-    def newest_name(self, connection: Connection, session_id: int) -> str:
+    def newest_name(self, transaction: Reading, session_id: int) -> str:
         """Return the name of the newest exploration of a session."""
-        for row in reversed(self.store.sessions.branches(connection, session_id)):
+        for row in reversed(self.store.sessions.branches(transaction, session_id)):
             if mark := mark_of(row):
                 return str(mark["name"])
         raise NotFound("This session has no exploration yet. Start one first.")
 
     def read(
-        self, connection: Connection, session_id: int, name: str, path: Collection[str] | None = None
+        self, transaction: Reading, session_id: int, name: str, path: Collection[str] | None = None
     ) -> Exploration:
         """Read the results of an exploration so far."""
-        rows = self.load_branches(connection, session_id, name)
+        rows = self.load_branches(transaction, session_id, name)
         if not rows:
             raise NotFound(f"This session has no exploration {name!r}. Leave out the name for the newest one.")
-        start_branch = self.store.sessions.branch(connection, mark_of(rows[0])["of"])
+        start_branch = self.store.sessions.branch(transaction, mark_of(rows[0])["of"])
         rows = [row for row in rows if path is None or row.name in path]
-        checkpoints = self._load_checkpoints(connection, rows)
+        checkpoints = self._load_checkpoints(transaction, rows)
         explored: dict[tuple[int, ...], ExploredBranch] = {}
         total_tokens: int | None = None
-        runs = self.store.journal.newest_runs(connection, session_id)
+        runs = self.store.journal.newest_runs(transaction, session_id)
         for row in rows:
-            messages, calls = self._load_turn(connection, row, checkpoints, runs)
+            messages, calls = self._load_turn(transaction, row, checkpoints, runs)
             branch = _explored_branch(row, messages, calls, explored)
             explored[branch.choices] = branch
             total_tokens = _add_optional(total_tokens, _count_tokens(messages))
@@ -99,18 +100,18 @@ class Explorations:
             name=name, branch=start_branch.name, branches=branches, tokens=total_tokens, undeclared=sorted(undeclared)
         )
 
-    def _load_checkpoints(self, connection: Connection, rows: Sequence[StoredRow]) -> dict[int, StoredRow]:
+    def _load_checkpoints(self, transaction: Reading, rows: Sequence[StoredRow]) -> dict[int, StoredRow]:
         """Read the checkpoints at which explored branches start and end, by id; deleted ones are left out."""
         ids = {id for row in rows for id in (row.branch_point_id, mark_of(row)["end"]) if id is not None}
         return {
             checkpoint.id: checkpoint
             for part in slices(sorted(ids))
-            for checkpoint in self.store.checkpoints.find(connection, CHECKPOINT.c.id.in_(part))
+            for checkpoint in self.store.checkpoints.find(transaction, CHECKPOINT.c.id.in_(part))
         }
 
     def _load_turn(
         self,
-        connection: Connection,
+        transaction: Reading,
         row: StoredRow,
         checkpoints: Mapping[int, StoredRow],
         runs: Mapping[int, Row[Any]],
@@ -120,15 +121,15 @@ class Explorations:
         graph_checkpoint_id, message_count = None, 0
         if end is not None:
             graph_checkpoint_id, message_count = end.graph_checkpoint_id, end.message_count
-        elif (head := self.store.graphs.head(connection, row.thread_id)) is not None:
+        elif (head := self.store.graphs.head(transaction, row.thread_id)) is not None:
             graph_checkpoint_id, message_count = head.checkpoint_id, head.message_count
         messages: list[dict[str, Any]] = []
         if graph_checkpoint_id is not None:
             new_count = max(0, message_count - (start.message_count if start is not None else 0))
-            messages = self.store.graphs.messages(connection, row.thread_id, graph_checkpoint_id, last=new_count)
+            messages = self.store.graphs.messages(transaction, row.thread_id, graph_checkpoint_id, last=new_count)
         count = end.position - row.inherited if end is not None else None
         return messages, self.store.journal.live_track(
-            connection, runs, [TrackPart(branch_id=row.id, before=row.inherited, count=count)]
+            transaction, runs, [TrackPart(branch_id=row.id, before=row.inherited, count=count)]
         )
 
 
@@ -173,37 +174,37 @@ class RerunMarks:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def names_like(self, connection: Connection, beginning: str) -> set[str]:
+    def names_like(self, transaction: Reading, beginning: str) -> set[str]:
         """Return the names of branches that begin with a text."""
         names = select(BRANCH.c.name).distinct()
-        return set(connection.execute(names.where(BRANCH.c.name.startswith(beginning, autoescape=True))).scalars())
+        return set(transaction.execute(names.where(BRANCH.c.name.startswith(beginning, autoescape=True))).scalars())
 
-    def update(self, connection: Connection, branch_id: int, facts: Mapping[str, Any]) -> None:
+    def update(self, transaction: Writing, branch_id: int, facts: Mapping[str, Any]) -> None:
         """Add facts to the mark of a rerun."""
         self.store.sessions.change_metadata(
-            connection, branch_id, lambda meta: meta | {RERUN: {**meta.get(RERUN, {}), **facts}}
+            transaction, branch_id, lambda meta: meta | {RERUN: {**meta.get(RERUN, {}), **facts}}
         )
 
-    def read(self, connection: Connection, name: str) -> Iterator[tuple[StoredRow, dict[str, Any], dict[str, Any]]]:
+    def read(self, transaction: Reading, name: str) -> Iterator[tuple[StoredRow, dict[str, Any], dict[str, Any]]]:
         """Yield the branches of the reruns of a name, oldest first, each with its mark and its report."""
-        for part in slices(self._of_group(connection, name)):
-            reports = self.reports(connection, [row.id for row in part])
+        for part in slices(self._of_group(transaction, name)):
+            reports = self.reports(transaction, [row.id for row in part])
             for row in part:
                 yield row, as_object(row.meta)[RERUN], reports.get(row.id, {})
 
-    def reports(self, connection: Connection, branch_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    def reports(self, transaction: Reading, branch_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return the reports of reruns by the ids of their branches, with the names that the branches have now."""
-        operations = [one for one in self.store.operations.of_branches(connection, branch_ids) if one.kind == RERUN]
+        operations = [one for one in self.store.operations.of_branches(transaction, branch_ids) if one.kind == RERUN]
         ids = {id for one in operations for id in (one.internal_session_id, one.source_id)}
         query = select(BRANCH.c.id, BRANCH.c.name)
-        names = {row.id: row.name for row in connection.execute(query.where(BRANCH.c.id.in_(ids)))}
+        names = {row.id: row.name for row in transaction.execute(query.where(BRANCH.c.id.in_(ids)))}
         return {
             one.internal_session_id: as_object(one.report)
             | {"branch": names[one.internal_session_id], "source": names[one.source_id]}
             for one in operations
         }
 
-    def _of_group(self, connection: Connection, name: str) -> list[StoredRow]:
+    def _of_group(self, transaction: Reading, name: str) -> list[StoredRow]:
         """Return the branches of the reruns of a name, oldest first.
 
         The marks are encrypted. The branches that may have the mark are those whose names begin with the name of the
@@ -211,5 +212,5 @@ class RerunMarks:
         """
         reported = select(OPERATION.c.internal_session_id).where(OPERATION.c.kind == RERUN)
         query = select(BRANCH).where(or_(BRANCH.c.name.startswith(name, autoescape=True), BRANCH.c.id.in_(reported)))
-        rows = connection.execute(query.order_by(BRANCH.c.id)).all()
+        rows = transaction.execute(query.order_by(BRANCH.c.id)).all()
         return [row for row in rows if as_object(row.meta).get(RERUN, {}).get("group") == name]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import and_, func, or_, select
 
 from agentgit.sessions import ExternalSession, Tree
 from agentgit.sessions.folded_tree import FoldedTree, fold
@@ -18,6 +18,7 @@ from agentgit.store.records.recorded_calls import add_marks, call_marks
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.values import as_object
 
@@ -40,21 +41,21 @@ class FoldChoice:
 
 
 def read_folded_tree(
-    store: Store, connection: Connection, session: ExternalSession, rows: Sequence[StoredRow], choice: FoldChoice
+    store: Store, transaction: Reading, session: ExternalSession, rows: Sequence[StoredRow], choice: FoldChoice
 ) -> FoldedTree:
     """Build the folded tree of a session."""
     skeleton = Tree.grow(session.session_name, [tree_branch(row, session, []) for row in rows])
     folded = fold(skeleton, limit=choice.limit, branch=choice.branch, expand=choice.expand, collapse=choice.collapse)
-    counts, newest = _counts(connection, session.id)
+    counts, newest = _counts(transaction, session.id)
     shown = list(folded.tree.walk())
-    tags = store.tags.names_by_checkpoint(connection, session.id)
+    tags = store.tags.names_by_checkpoint(transaction, session.id)
     points: dict[int, list[Point]] = {branch.id: [] for branch in shown}
     for part in slices(shown, _BRANCHES_AT_ONCE):
-        for row in store.checkpoints.find(connection, or_(*_wanted(folded, part, newest, choice.points))):
+        for row in store.checkpoints.find(transaction, or_(*_wanted(folded, part, newest, choice.points))):
             points[row.internal_session_id].append(tree_point(row, tags.get(row.id, ())))
-    marks = call_marks(connection, session.id, [branch.id for branch in shown])
+    marks = call_marks(transaction, session.id, [branch.id for branch in shown])
     inherited = {row.id: row.inherited for row in rows}
-    asked = read_questions(store, connection, [row for row in rows if row.id in points])
+    asked = read_questions(store, transaction, [row for row in rows if row.id in points])
     for branch in shown:
         branch.questions = asked.get(branch.id, [])
         branch.points = points[branch.id]
@@ -63,7 +64,7 @@ def read_folded_tree(
     return replace(folded, counts={row.id: counts.get(row.id, 0) for row in rows})
 
 
-def _counts(connection: Connection, session_id: int) -> tuple[Mapping[int, int], Mapping[int, int]]:
+def _counts(transaction: Reading, session_id: int) -> tuple[Mapping[int, int], Mapping[int, int]]:
     """Return the number of checkpoints of each branch, and the highest number among them."""
     query = (
         select(CHECKPOINT.c.internal_session_id, func.count().label("n"), func.max(CHECKPOINT.c.number).label("newest"))
@@ -75,7 +76,7 @@ def _counts(connection: Connection, session_id: int) -> tuple[Mapping[int, int],
         .where(BRANCH.c.external_session_id == session_id)
         .group_by(CHECKPOINT.c.internal_session_id)
     )
-    rows = connection.execute(query).all()
+    rows = transaction.execute(query).all()
     return {row.internal_session_id: row.n for row in rows}, {row.internal_session_id: row.newest for row in rows}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, select
+from sqlalchemy import and_, bindparam, select
 
 from agentgit.effects import ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
@@ -16,6 +16,7 @@ from agentgit.store.records.sessions import IS_OF_THREAD, StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, SESSION
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads.fork import has_memory
 from agentgit.store.threads.graph_rows import (
@@ -55,25 +56,25 @@ class GraphPoint:
 
 
 def find_graph_point(
-    store: Store, connection: Connection, session_id: int, current_id: int | None, place: GraphPlace
+    store: Store, transaction: Reading, session_id: int, current_id: int | None, place: GraphPlace
 ) -> GraphPoint | None:
     """Find a checkpoint of the root graph, or of a subgraph below it, by LangGraph's ids.
 
     Forks copy graph checkpoints with their ids, so that several branches can have one. The current branch comes first,
     then the oldest.
     """
-    branches = {row.thread_id: row for row in store.sessions.branches(connection, session_id)}
+    branches = {row.thread_id: row for row in store.sessions.branches(transaction, session_id)}
     c = GRAPH_CHECKPOINT.c
     query = select(GRAPH_CHECKPOINT).where(
         c.thread_id.in_(list(branches)), c.ns == "", c.checkpoint_id == place.checkpoint_id
     )
-    found = [(branches[row.thread_id], parse_graph_checkpoint(row)) for row in connection.execute(query).all()]
+    found = [(branches[row.thread_id], parse_graph_checkpoint(row)) for row in transaction.execute(query).all()]
     found.sort(key=lambda one: (one[0].id != current_id, one[0].id))
     for branch, checkpoint in found:
-        steps = _Steps(store, connection, branch, checkpoint)
+        steps = _Steps(store, transaction, branch, checkpoint)
         if place.subgraphs.items() <= steps.subgraphs.keys():
             is_head = all(
-                (newest := store.graphs.newest(connection, branch.thread_id, ns)) is not None
+                (newest := store.graphs.newest(transaction, branch.thread_id, ns)) is not None
                 and newest.key.checkpoint_id == id
                 for ns, id in [("", place.checkpoint_id), *place.subgraphs.items()]
             )
@@ -85,13 +86,13 @@ def find_graph_point(
 class _Steps:
     """A graph checkpoint of a branch, and the checkpoints of subgraphs that were saved in the step after it."""
 
-    def __init__(self, store: Store, connection: Connection, branch: StoredRow, checkpoint: GraphCheckpoint) -> None:
-        self.store, self.connection, self.branch, self.checkpoint = store, connection, branch, checkpoint
+    def __init__(self, store: Store, transaction: Reading, branch: StoredRow, checkpoint: GraphCheckpoint) -> None:
+        self.store, self.transaction, self.branch, self.checkpoint = store, transaction, branch, checkpoint
         c = GRAPH_CHECKPOINT.c
         query = select(GRAPH_CHECKPOINT).where(
             c.thread_id == branch.thread_id, c.root_id == checkpoint.key.checkpoint_id
         )
-        rows = connection.execute(query).all()
+        rows = transaction.execute(query).all()
         self.subgraphs = {(row.ns, row.checkpoint_id): parse_graph_checkpoint(row) for row in rows}
 
     def find_target(self, place: GraphPlace) -> StoredRow | None:
@@ -117,7 +118,7 @@ class _Steps:
         self._require_alone(place)
         begun = self.subgraphs[[*place.subgraphs.items()][-1]] if place.subgraphs else self.checkpoint
         position, later_calls = self._split_calls(earlier, later, begun)
-        files_id = self.store.snapshots.found_by(self.connection, self.branch, later_calls)
+        files_id = self.store.snapshots.found_by(self.transaction, self.branch, later_calls)
         point = {
             "graph_checkpoint_id": id,
             "state_hash": self.checkpoint.state_hash.hex(),
@@ -139,16 +140,16 @@ class _Steps:
             .join_from(CHECKPOINT, GRAPH_CHECKPOINT, state_of, isouter=True)
             .where(c.internal_session_id == self.branch.id, *conditions)
         )
-        id = self.connection.execute(query.order_by(order).limit(1)).scalar()
-        return self.store.checkpoints.load_with_branch(self.connection, id) if id is not None else None
+        id = self.transaction.execute(query.order_by(order).limit(1)).scalar()
+        return self.store.checkpoints.load_with_branch(self.transaction, id) if id is not None else None
 
     def _find_original(self, place: GraphPlace) -> _Steps | None:
         """Find the graph checkpoint on the branch that it was copied from; None if it is no copy, or not all of it."""
         if self.branch.parent_id is None:
             return None
-        parent = self.store.sessions.branch(self.connection, self.branch.parent_id)
-        checkpoint = self.store.graphs.find(self.connection, self.checkpoint.key._replace(thread=parent.thread_id))
-        steps = _Steps(self.store, self.connection, parent, checkpoint) if checkpoint is not None else None
+        parent = self.store.sessions.branch(self.transaction, self.branch.parent_id)
+        checkpoint = self.store.graphs.find(self.transaction, self.checkpoint.key._replace(thread=parent.thread_id))
+        steps = _Steps(self.store, self.transaction, parent, checkpoint) if checkpoint is not None else None
         return steps if steps is not None and place.subgraphs.items() <= steps.subgraphs.keys() else None
 
     def _require_alone(self, place: GraphPlace) -> None:
@@ -174,7 +175,7 @@ class _Steps:
         """
         first: int = earlier.position if earlier is not None else self.branch.inherited
         last = later.position if later is not None else None
-        calls = self.store.track(self.connection, self.branch, last)[first:]
+        calls = self.store.track(self.transaction, self.branch, last)[first:]
         after = [call for call in calls if call.started_at is None or begun.precedes(call.started_at)]
         return first + len(calls) - len(after), after
 
@@ -200,16 +201,16 @@ class BranchHead(NamedTuple):
     checkpoint_id: str | None
 
 
-def read_branch_head(store: Store, connection: Connection, branch_id: int) -> BranchHead:
+def read_branch_head(store: Store, transaction: Reading, branch_id: int) -> BranchHead:
     """Read a branch and its newest graph checkpoint."""
-    row = store.sessions.branch(connection, branch_id)
-    head = store.graphs.head(connection, row.thread_id)
+    row = store.sessions.branch(transaction, branch_id)
+    head = store.graphs.head(transaction, row.thread_id)
     return BranchHead(row, head.checkpoint_id if head is not None else None)
 
 
-def find_thread_head(connection: Connection, user_id: int, thread_id: str) -> BranchHead | None:
+def find_thread_head(transaction: Reading, user_id: int, thread_id: str) -> BranchHead | None:
     """Find the current branch of a user's session for a thread of a served graph; None if it has none."""
-    row = _OF_THREAD.first(connection, {"user": user_id, "thread": thread_id})
+    row = _OF_THREAD.first(transaction, {"user": user_id, "thread": thread_id})
     return BranchHead(row, row.newest_id) if row is not None else None
 
 
@@ -226,16 +227,16 @@ def _query() -> CompiledStatement:
 _OF_THREAD = _query()
 
 
-def read_questions(store: Store, connection: Connection, branches: Sequence[StoredRow]) -> dict[int, list[Any]]:
+def read_questions(store: Store, transaction: Reading, branches: Sequence[StoredRow]) -> dict[int, list[Any]]:
     """Return what the graph asks at the head of each branch of a session, as JSON-like values, by branch id."""
     found: dict[int, list[Any]] = {}
     for part in slices([row.id for row in branches]):
-        for branch_id, thread in connection.execute(_ASKING, {"branches": part}).all():
-            newest = store.graphs.newest(connection, thread)
+        for branch_id, thread in transaction.execute(_ASKING, {"branches": part}).all():
+            newest = store.graphs.newest(transaction, thread)
             if newest is None or newest.is_imported:  # what a file asks is never answered here
                 continue
-            keys = store.asked(connection, newest)
-            bodies = store.graphs.content(newest.session_id).get(connection, keys)
+            keys = store.asked(transaction, newest)
+            bodies = store.graphs.content(newest.session_id).get(transaction, keys)
             found[branch_id] = [question["value"] for key in keys for question in show(bodies[key])]
     return found
 
@@ -253,7 +254,7 @@ _ASKING = (
 
 def find_replayed(
     store: Store,
-    connection: Connection,
+    transaction: Reading,
     branch: StoredRow,
     newest: GraphCheckpoint | None,
     *,
@@ -268,26 +269,26 @@ def find_replayed(
     """
     graphs, start = store.graphs, newest
     while start is not None and start.parent_id is not None and start.meta.get("source") == "update":
-        start = graphs.find(connection, start.key._replace(checkpoint_id=start.parent_id))
+        start = graphs.find(transaction, start.key._replace(checkpoint_id=start.parent_id))
     if begins_again is False or newest is None or start is None or start.parent_id is not None:
         return {}
     if start.meta.get("source") == "update":
         return {}  # what ran before the edit is not known here
-    if any(start.precedes(call.started_at) for call in store.track(connection, branch)):
+    if any(start.precedes(call.started_at) for call in store.track(transaction, branch)):
         return {}  # a task has begun, and died before it wrote anything
     is_first = (CHECKPOINT.c.internal_session_id == branch.id, CHECKPOINT.c.kind == "branch")
-    first = next(iter(store.checkpoints.find(connection, *is_first)), None)
+    first = next(iter(store.checkpoints.find(transaction, *is_first)), None)
     if first is None or first.graph_checkpoint_id != start.key.checkpoint_id:
         return {}
     steps = unpack(first.pending, f"checkpoint {first.id}")
     if steps is None or any(step.writes for step in steps):
         return {}
-    begun = graphs.pack_pending_writes(connection, newest.key)
+    begun = graphs.pack_pending_writes(transaction, newest.key)
     if begun != (first.pending if start is newest else NO_WRITES) and not begins_again:
         return {}
     if not is_answer:
         return {**{step.ns: step.checkpoint_id for step in steps}, "": newest.key.checkpoint_id}
-    if not steps and graphs.has_subgraphs(connection, newest.key.thread):
+    if not steps and graphs.has_subgraphs(transaction, newest.key.thread):
         raise InvalidInput(
             "No question waits at this checkpoint, so nothing was run. Run it with None first; then answer."
         )

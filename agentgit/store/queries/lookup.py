@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from itertools import dropwhile, takewhile
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.auth import Principal
 from agentgit.auth.principal import ADMIN, OWNER, SCOPE_OF_ROLE, VIEWER, Role, allows, widest
 from agentgit.checkpoints import Checkpoint, references
@@ -23,6 +21,7 @@ from agentgit.store.records.log import parts_of_path
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.ids import is_id
 from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.values import count
 
@@ -48,23 +47,23 @@ class Lookup:
 
     # -- permissions
 
-    def check_valid(self, connection: Connection) -> None:
+    def check_valid(self, transaction: Reading) -> None:
         """Check that the principal's access is still valid. No-op for a user who opened the database itself."""
-        if not self.principal.is_operator and not self.store.users.is_valid(connection, self.principal):
+        if not self.principal.is_operator and not self.store.users.is_valid(transaction, self.principal):
             raise self.refusal(
                 "This credential has expired or was revoked. Create another key, or ask an admin for a sign-in link.",
                 why="ended",
             )
 
-    def require_scope(self, connection: Connection, scope: str) -> None:
+    def require_scope(self, transaction: Reading, scope: str) -> None:
         """Check that the principal's access is still valid and has a scope."""
-        self.check_valid(connection)
+        self.check_valid(transaction)
         if scope not in self.principal.scopes:
             raise self._scope_refusal(scope, None)
 
-    def require_admin(self, connection: Connection, verb: str) -> None:
+    def require_admin(self, transaction: Reading, verb: str) -> None:
         """Check that the principal is an admin, for an operation that affects all users."""
-        self.require_scope(connection, ADMIN)
+        self.require_scope(transaction, ADMIN)
         if not self.principal.user.is_admin:
             raise self.refusal(
                 f"This needs an admin, as it affects all users. You are {self.principal.user.name}; ask an admin.",
@@ -72,14 +71,14 @@ class Lookup:
                 verb=verb,
             )
 
-    def require_role(self, connection: Connection, session_id: int, required_role: Role = VIEWER) -> None:
+    def require_role(self, transaction: Reading, session_id: int, required_role: Role = VIEWER) -> None:
         """Check that the principal has a role in a session. For a session known to be its own, the role is not read."""
-        self.check_valid(connection)
+        self.check_valid(transaction)
         if self._own.get(session_id):
             return self._expect(OWNER, required_role, session_id)
-        role, is_own = self.store.visible_sessions.role(connection, self.user_id, session_id)
+        role, is_own = self.store.visible_sessions.role(transaction, self.user_id, session_id)
         if role is None:
-            raise self._missing_session(connection, session_id)
+            raise self._missing_session(transaction, session_id)
         if is_own:
             self._own.add([(session_id, True)])
         return self._expect(role, required_role, session_id)
@@ -110,66 +109,66 @@ class Lookup:
     def refusal(self, text: str, *, session_id: int | None = None, **facts: Any) -> NotAllowed:
         """Create a `NotAllowed` that is recorded in the audit trail after the refused transaction has ended."""
 
-        def write_audit(connection: Connection) -> None:
+        def write_audit(transaction: Writing) -> None:
             if session_id is not None:
-                self.store.sessions.prevent_erasure(connection, session_id)
-            record_event(connection, "access.denied", session_id=session_id, user_id=self.user_id, **facts)
+                self.store.sessions.prevent_erasure(transaction, session_id)
+            record_event(transaction, "access.denied", session_id=session_id, user_id=self.user_id, **facts)
 
         return NotAllowed(text, write_audit=write_audit)
 
     # -- sessions
 
     def session(
-        self, connection: Connection, ref: ExternalSession | str | int | None, required_role: Role = VIEWER
+        self, transaction: Reading, ref: ExternalSession | str | int | None, required_role: Role = VIEWER
     ) -> ExternalSession:
         """Find a session by name or id."""
-        self.check_valid(connection)
-        session = self._find_session(connection, ref)
+        self.check_valid(transaction)
+        session = self._find_session(transaction, ref)
         if session.is_own:
             self._own.add([(session.id, True)])
         self._expect(session.role, required_role, session.id)
         return session
 
-    def _find_session(self, connection: Connection, ref: ExternalSession | str | int | None) -> ExternalSession:
+    def _find_session(self, transaction: Reading, ref: ExternalSession | str | int | None) -> ExternalSession:
         visible = self.store.visible_sessions
         if isinstance(ref, ExternalSession):
-            session = visible.find_by_id(connection, self.user_id, ref.id)
+            session = visible.find_by_id(transaction, self.user_id, ref.id)
             matches = [session] if session is not None else []
             ref = ref.id
         elif ref is None:
-            matches = visible.own(connection, self.user_id, limit=1) or visible.shared(
-                connection, self.user_id, limit=1
+            matches = visible.own(transaction, self.user_id, limit=1) or visible.shared(
+                transaction, self.user_id, limit=1
             )
             if not matches:
                 raise NotFound("There is no session yet.", Next("create_session"))
         else:
-            matches = visible.find(connection, self.user_id, ref)
+            matches = visible.find(transaction, self.user_id, ref)
         if not matches:
-            raise self._missing_session(connection, ref)
+            raise self._missing_session(transaction, ref)
         if len(matches) > 1:
             raise Ambiguous(f"{ref!r} matches several sessions.", candidates=_candidates(matches))
         return matches[0]
 
-    def _missing_session(self, connection: Connection, ref: str | int | None) -> NotFound:
+    def _missing_session(self, transaction: Reading, ref: str | int | None) -> NotFound:
         return NotFound(
             f"There is no session {ref!r} here.",
             Next("list_sessions"),
-            near=references.similar_names(str(ref), self.store.visible_sessions.references(connection, self.user_id)),
+            near=references.similar_names(str(ref), self.store.visible_sessions.references(transaction, self.user_id)),
         )
 
-    def find_visible(self, connection: Connection, session_id: int) -> ExternalSession | None:
+    def find_visible(self, transaction: Reading, session_id: int) -> ExternalSession | None:
         """Find a session by its id; None if the principal cannot see it."""
-        return self.store.visible_sessions.find_by_id(connection, self.user_id, session_id)
+        return self.store.visible_sessions.find_by_id(transaction, self.user_id, session_id)
 
     # -- branches
 
     def branch(
-        self, connection: Connection, session: ExternalSession, ref: InternalSession | str | int | None
+        self, transaction: Reading, session: ExternalSession, ref: InternalSession | str | int | None
     ) -> StoredRow:
         """Find a branch by name or id; None is the current branch."""
-        rows = self.store.sessions.branches(connection, session.id)
+        rows = self.store.sessions.branches(transaction, session.id)
         if ref is None and not rows:  # the session has been erased since it was looked up
-            raise self._missing_session(connection, session.reference)
+            raise self._missing_session(transaction, session.reference)
         if ref is None:
             return next(row for row in rows if row.id == session.current_internal_session_id)
         name_or_id = ref.id if isinstance(ref, InternalSession) else ref
@@ -184,12 +183,12 @@ class Lookup:
 
     # -- checkpoints
 
-    def path_checkpoints(self, connection: Connection, branch: StoredRow) -> list[StoredRow]:
+    def path_checkpoints(self, transaction: Reading, branch: StoredRow) -> list[StoredRow]:
         """List the checkpoints from the root of the session to the head of a branch."""
-        return list(self.store.checkpoints.on_path(connection, self.store.sessions.lineage(connection, branch)))
+        return list(self.store.checkpoints.on_path(transaction, self.store.sessions.lineage(transaction, branch)))
 
     def checkpoint(
-        self, connection: Connection, session: ExternalSession, branch: StoredRow, ref: CheckpointRef
+        self, transaction: Reading, session: ExternalSession, branch: StoredRow, ref: CheckpointRef
     ) -> StoredRow:
         """Resolve a reference to a checkpoint, relative to a branch."""
         if isinstance(ref, Checkpoint):
@@ -197,33 +196,33 @@ class Lookup:
                 raise NotFound("This Checkpoint is not stored. Name one that is.")
             ref = ref.id
         if isinstance(ref, int):
-            return self._find_by_id(connection, session, ref)
+            return self._find_by_id(transaction, session, ref)
         if not isinstance(ref, str):
             raise InvalidInput(f"{ref!r} does not name a checkpoint. Pass a Checkpoint, its id or its name.")
         reference = references.parse(ref)
         row = None
         if reference.base != references.HEAD:  # `HEAD` is always a position, even if a checkpoint has that name
-            row = self._find_by_tag(connection, session, ref) or self._find_by_name(connection, session, branch, ref)
-        row = row or self._find_by_position(connection, session, branch, reference)
+            row = self._find_by_tag(transaction, session, ref) or self._find_by_name(transaction, session, branch, ref)
+        row = row or self._find_by_position(transaction, session, branch, reference)
         if row is None and reference.id is not None:
             try:
-                return self._find_by_id(connection, session, reference.id)
+                return self._find_by_id(transaction, session, reference.id)
             except NotFound:
-                if (row := self._find_by_message(connection, session, branch, ref)) is None:
+                if (row := self._find_by_message(transaction, session, branch, ref)) is None:
                     raise
-        row = row or self._find_by_message(connection, session, branch, ref.removeprefix(references.MESSAGE_PREFIX))
+        row = row or self._find_by_message(transaction, session, branch, ref.removeprefix(references.MESSAGE_PREFIX))
         if row is None and ref.startswith(references.MESSAGE_PREFIX):
-            raise self._missing_restore_point(connection, session, ref)
+            raise self._missing_restore_point(transaction, session, ref)
         if row is None:
             raise NotFound(
                 f"Session {session.session_name} has no checkpoint {ref!r}.",
                 Next("list_checkpoints"),
-                near=references.similar_names(ref, self._reference_names(connection, session)),
+                near=references.similar_names(ref, self._reference_names(transaction, session)),
             )
         return row
 
     def restore_point(
-        self, connection: Connection, session: ExternalSession, branch: StoredRow, ref: CheckpointRef
+        self, transaction: Reading, session: ExternalSession, branch: StoredRow, ref: CheckpointRef
     ) -> StoredRow:
         """Find the checkpoint before a user message by the message id.
 
@@ -231,36 +230,36 @@ class Lookup:
         principal can see.
         """
         if not isinstance(ref, str):
-            other_session = self.session_of(connection, ref)
-            return self.checkpoint(connection, other_session or session, branch, ref)
-        if row := self._find_by_message(connection, session, branch, ref.removeprefix(references.MESSAGE_PREFIX)):
+            other_session = self.session_of(transaction, ref)
+            return self.checkpoint(transaction, other_session or session, branch, ref)
+        if row := self._find_by_message(transaction, session, branch, ref.removeprefix(references.MESSAGE_PREFIX)):
             return row
         try:
-            return self.checkpoint(connection, session, branch, ref)
+            return self.checkpoint(transaction, session, branch, ref)
         except NotFound as error:
-            raise self._missing_restore_point(connection, session, ref) from error
+            raise self._missing_restore_point(transaction, session, ref) from error
 
     def _find_by_message(
-        self, connection: Connection, session: ExternalSession, branch: StoredRow, message_id: str
+        self, transaction: Reading, session: ExternalSession, branch: StoredRow, message_id: str
     ) -> StoredRow | None:
         """Find the checkpoint before a user message: the newest on the path, else the newest elsewhere."""
-        restore_points = self._restore_points(connection, session)
+        restore_points = self._restore_points(transaction, session)
         matches = [row for row in restore_points if row.restore_point == message_id]
         if not matches:
-            matches = self._find_by_input_message(connection, branch, message_id, restore_points)
-        path_ids = self._path_checkpoint_ids(connection, branch) if len(matches) > 1 else set()
+            matches = self._find_by_input_message(transaction, branch, message_id, restore_points)
+        path_ids = self._path_checkpoint_ids(transaction, branch) if len(matches) > 1 else set()
         on_path = [row for row in matches if row.id in path_ids]
         return next(reversed(on_path or matches), None)
 
-    def _restore_points(self, connection: Connection, session: ExternalSession) -> Sequence[StoredRow]:
-        branch_ids = [row.id for row in self.store.sessions.branches(connection, session.id)]
+    def _restore_points(self, transaction: Reading, session: ExternalSession) -> Sequence[StoredRow]:
+        branch_ids = [row.id for row in self.store.sessions.branches(transaction, session.id)]
         return self.store.checkpoints.find(
-            connection, CHECKPOINT.c.internal_session_id.in_(branch_ids), CHECKPOINT.c.restore_point.is_not(None)
+            transaction, CHECKPOINT.c.internal_session_id.in_(branch_ids), CHECKPOINT.c.restore_point.is_not(None)
         )
 
-    def _missing_restore_point(self, connection: Connection, session: ExternalSession, ref: str) -> NotFound:
+    def _missing_restore_point(self, transaction: Reading, session: ExternalSession, ref: str) -> NotFound:
         """Create the error for a missing restore point, with similar message ids."""
-        ids = [row.restore_point for row in self._restore_points(connection, session)]
+        ids = [row.restore_point for row in self._restore_points(transaction, session)]
         return NotFound(
             f"Session {session.session_name} has no restore point {ref!r}. Every checkpoint is one, and "
             "every user message if auto_checkpoint is 'turn' or 'tool'.",
@@ -269,13 +268,13 @@ class Lookup:
         )
 
     def _find_by_input_message(
-        self, connection: Connection, branch: StoredRow, message_id: str, restore_points: Sequence[StoredRow]
+        self, transaction: Reading, branch: StoredRow, message_id: str, restore_points: Sequence[StoredRow]
     ) -> list[StoredRow]:
         """Find the restore point of an input with several messages by the id of one that is not the last."""
-        head = self.store.graphs.head(connection, branch.thread_id)
+        head = self.store.graphs.head(transaction, branch.thread_id)
         if head is None:
             return []
-        messages = map(from_stored, self.store.graphs.messages(connection, branch.thread_id, head.checkpoint_id))
+        messages = map(from_stored, self.store.graphs.messages(transaction, branch.thread_id, head.checkpoint_id))
         from_message = dropwhile(lambda message: message["id"] != message_id, messages)
         input_ids = {
             message["id"] for message in takewhile(lambda message: message["role"] not in ANSWER_ROLES, from_message)
@@ -283,21 +282,21 @@ class Lookup:
         return [row for row in restore_points if row.restore_point in input_ids][:1]
 
     def target(
-        self, connection: Connection, session: ExternalSession, branch: StoredRow, ref: CheckpointRef | GraphPoint
+        self, transaction: Reading, session: ExternalSession, branch: StoredRow, ref: CheckpointRef | GraphPoint
     ) -> tuple[StoredRow, str]:
         """Resolve a reference as `checkpoint` does, or a point. Return the checkpoint and its display name."""
         if isinstance(ref, GraphPoint):
             return ref.require_target(), f"{ref.branch.name} at {ref.place.checkpoint_id}"
-        row = self.checkpoint(connection, session, branch, ref)
+        row = self.checkpoint(transaction, session, branch, ref)
         reference = f"{row.branch_name}#{row.number}"
         return row, f"{row.name} ({reference})" if row.name else reference
 
-    def _find_by_id(self, connection: Connection, session: ExternalSession, checkpoint_id: int) -> StoredRow:
+    def _find_by_id(self, transaction: Reading, session: ExternalSession, checkpoint_id: int) -> StoredRow:
         is_possible_id = is_id(checkpoint_id)
-        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id) if is_possible_id else ():
+        for row in self.store.checkpoints.find(transaction, CHECKPOINT.c.id == checkpoint_id) if is_possible_id else ():
             if row.external_session_id == session.id:
                 return row
-            other_session = self.find_visible(connection, row.external_session_id)
+            other_session = self.find_visible(transaction, row.external_session_id)
             if other_session is not None:
                 raise InvalidInput(
                     f"Checkpoint {checkpoint_id} belongs to session {other_session.reference}, not to "
@@ -305,31 +304,31 @@ class Lookup:
                 )
         raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}.", Next("list_checkpoints"))
 
-    def session_of(self, connection: Connection, ref: CheckpointRef) -> ExternalSession | None:
+    def session_of(self, transaction: Reading, ref: CheckpointRef) -> ExternalSession | None:
         """Return the session of a Checkpoint or checkpoint id; None if the principal cannot see it, or for a name."""
         checkpoint_id = ref.id if isinstance(ref, Checkpoint) else ref
         if not is_id(checkpoint_id):
             return None
-        for row in self.store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint_id):
-            return self.find_visible(connection, row.external_session_id)
+        for row in self.store.checkpoints.find(transaction, CHECKPOINT.c.id == checkpoint_id):
+            return self.find_visible(transaction, row.external_session_id)
         return None
 
-    def _find_by_tag(self, connection: Connection, session: ExternalSession, name: str) -> StoredRow | None:
-        tag = self.store.tags.find(connection, session.id, name)
-        return self._find_by_id(connection, session, tag.checkpoint_id) if tag is not None else None
+    def _find_by_tag(self, transaction: Reading, session: ExternalSession, name: str) -> StoredRow | None:
+        tag = self.store.tags.find(transaction, session.id, name)
+        return self._find_by_id(transaction, session, tag.checkpoint_id) if tag is not None else None
 
     def _find_by_name(
-        self, connection: Connection, session: ExternalSession, branch: StoredRow, name: str
+        self, transaction: Reading, session: ExternalSession, branch: StoredRow, name: str
     ) -> StoredRow | None:
         """Find a checkpoint by its name: the newest on the path, else the only one elsewhere."""
         sessions = self.store.sessions
-        branch_ids = [row.id for row in sessions.branches(connection, session.id)]
+        branch_ids = [row.id for row in sessions.branches(transaction, session.id)]
         matches = self.store.checkpoints.find(
-            connection, CHECKPOINT.c.internal_session_id.in_(branch_ids), CHECKPOINT.c.name == name
+            transaction, CHECKPOINT.c.internal_session_id.in_(branch_ids), CHECKPOINT.c.name == name
         )
         if not matches:
             return None
-        path_ids = self._path_checkpoint_ids(connection, branch) if len(matches) > 1 else set()
+        path_ids = self._path_checkpoint_ids(transaction, branch) if len(matches) > 1 else set()
         on_path = [row for row in matches if row.id in path_ids]
         if on_path or len(matches) == 1:
             return (on_path or matches)[-1]
@@ -338,55 +337,55 @@ class Lookup:
             candidates=tuple(f"{row.branch_name}#{row.number}" for row in matches),
         )
 
-    def _path_checkpoint_ids(self, connection: Connection, branch: StoredRow) -> set[int]:
+    def _path_checkpoint_ids(self, transaction: Reading, branch: StoredRow) -> set[int]:
         """Return the ids of the checkpoints on the path of a branch, including the branch points."""
-        lineage = self.store.sessions.lineage(connection, branch)
-        on_path = {row.id for row in self.store.checkpoints.on_path(connection, lineage)}
+        lineage = self.store.sessions.lineage(transaction, branch)
+        on_path = {row.id for row in self.store.checkpoints.on_path(transaction, lineage)}
         return on_path | {segment.branch.branch_point_id for segment in lineage}
 
     def _find_by_position(
-        self, connection: Connection, session: ExternalSession, branch: StoredRow, reference: references.Reference
+        self, transaction: Reading, session: ExternalSession, branch: StoredRow, reference: references.Reference
     ) -> StoredRow | None:
         """Find a checkpoint by its position on a branch; None if the reference names no branch."""
-        rows = self.store.sessions.branches(connection, session.id)
+        rows = self.store.sessions.branches(transaction, session.id)
         start_branch = (
             branch if reference.base == references.HEAD else next((r for r in rows if r.name == reference.base), None)
         )
         if start_branch is None:
             return None
-        lineage = self.store.sessions.lineage(connection, start_branch)
+        lineage = self.store.sessions.lineage(transaction, start_branch)
         if reference.number is not None:
             on_branch = CHECKPOINT.c.internal_session_id == start_branch.id
-            matches = self.store.checkpoints.find(connection, on_branch, CHECKPOINT.c.number == reference.number)
+            matches = self.store.checkpoints.find(transaction, on_branch, CHECKPOINT.c.number == reference.number)
             return (
                 matches[0]
                 if matches
-                else self._raise_missing(connection, reference, lineage[-1:], f"branch {start_branch.name} has")
+                else self._raise_missing(transaction, reference, lineage[-1:], f"branch {start_branch.name} has")
             )
-        row = self.store.log.find_ancestor(connection, lineage, reference.back)
+        row = self.store.log.find_ancestor(transaction, lineage, reference.back)
         return row or self._raise_missing(
-            connection, reference, lineage, "there are", f" on the path of {start_branch.name}"
+            transaction, reference, lineage, "there are", f" on the path of {start_branch.name}"
         )
 
     def _raise_missing(
         self,
-        connection: Connection,
+        transaction: Reading,
         reference: references.Reference,
         path: list[Segment],
         prefix: str,
         suffix: str = "",
     ) -> StoredRow:
         """Raise `NotFound` for a position that does not exist, with the number of existing checkpoints."""
-        existing = count(self.store.log.count(connection, parts_of_path(path), Filter(), None), "checkpoint")
+        existing = count(self.store.log.count(transaction, parts_of_path(path), Filter(), None), "checkpoint")
         raise NotFound(f"{reference.text!r} does not exist: {prefix} {existing}{suffix}.", Next("list_checkpoints"))
 
-    def _reference_names(self, connection: Connection, session: ExternalSession) -> list[str]:
+    def _reference_names(self, transaction: Reading, session: ExternalSession) -> list[str]:
         sessions = self.store.sessions
-        rows = sessions.branches(connection, session.id)
+        rows = sessions.branches(transaction, session.id)
         named_checkpoints = self.store.checkpoints.find(
-            connection, CHECKPOINT.c.internal_session_id.in_([r.id for r in rows]), CHECKPOINT.c.name.is_not(None)
+            transaction, CHECKPOINT.c.internal_session_id.in_([r.id for r in rows]), CHECKPOINT.c.name.is_not(None)
         )
-        tags = self.store.tags.all(connection, session.id)
+        tags = self.store.tags.all(transaction, session.id)
         return [*(row.name for row in (*rows, *named_checkpoints)), *(tag.name for tag in tags)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import func, select
 
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects.invocation import PAUSED
@@ -18,6 +18,7 @@ from agentgit.store.records.checkpoints import split_data
 from agentgit.store.records.recorded_calls import add_marks, call_marks
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.values import as_object
@@ -26,24 +27,24 @@ from agentgit.values import as_object
 class ReadModels:
     """Converts rows to the values that users get."""
 
-    def __init__(self, store: Store, authorize: Callable[[Connection, int], None]) -> None:
+    def __init__(self, store: Store, authorize: Callable[[Reading, int], None]) -> None:
         self.store = store
         self.authorize = authorize
 
-    def checkpoints(self, connection: Connection, rows: Sequence[StoredRow]) -> list[Checkpoint]:
+    def checkpoints(self, transaction: Reading, rows: Sequence[StoredRow]) -> list[Checkpoint]:
         """Convert rows to checkpoints, including their tags."""
-        tags = self.store.tags.names_of(connection, [row.id for row in rows])
+        tags = self.store.tags.names_of(transaction, [row.id for row in rows])
         return [self.checkpoint(row, tags.get(row.id, ())) for row in rows]
 
     def checkpoint(self, row: StoredRow, tags: Sequence[str] = ()) -> Checkpoint:
         """Convert a row that `CheckpointStore.find` returned to a checkpoint."""
 
         def load() -> Mapping[str, Any]:
-            with self.store.database.reading() as connection:
-                branch = self.store.sessions.branch(connection, row.internal_session_id)
-                self.authorize(connection, branch.external_session_id)
-                track = self.store.live_track(connection, branch, row.position)
-                content = self.store.read_state(connection, row.thread_id, row.graph_checkpoint_id)
+            with self.store.database.reading() as transaction:
+                branch = self.store.sessions.branch(transaction, row.internal_session_id)
+                self.authorize(transaction, branch.external_session_id)
+                track = self.store.live_track(transaction, branch, row.position)
+                content = self.store.read_state(transaction, row.thread_id, row.graph_checkpoint_id)
             return {**content, "tool_invocations": [call.to_dict() for call in track]}
 
         metadata, data = split_data(row.data)
@@ -73,43 +74,41 @@ class ReadModels:
             user_id=row.user_id,
         )
 
-    def branches(self, connection: Connection, session: ExternalSession) -> list[InternalSession]:
+    def branches(self, transaction: Reading, session: ExternalSession) -> list[InternalSession]:
         """List the branches of a session in order of creation."""
-        rows = self.store.sessions.branches(connection, session.id)
+        rows = self.store.sessions.branches(transaction, session.id)
         ids = [row.id for row in rows]
-        checkpoints = self._count_rows(connection, CHECKPOINT, ids)
-        calls = self._count_rows(connection, TOOL_INVOCATION, ids, TOOL_INVOCATION.c.status != PAUSED)
-        asked = read_questions(self.store, connection, rows)
+        checkpoints = self._count_rows(transaction, CHECKPOINT, ids)
+        calls = self._count_rows(transaction, TOOL_INVOCATION, ids, TOOL_INVOCATION.c.status != PAUSED)
+        asked = read_questions(self.store, transaction, rows)
         return [
             self._build_branch(row, session, checkpoints.get(row.id, 0), calls.get(row.id, 0), asked.get(row.id))
             for row in rows
         ]
 
-    def branch(self, connection: Connection, session: ExternalSession, row: StoredRow) -> InternalSession:
+    def branch(self, transaction: Reading, session: ExternalSession, row: StoredRow) -> InternalSession:
         """Convert one row to a branch."""
-        checkpoints = self._count_rows(connection, CHECKPOINT, [row.id])
-        calls = self.store.journal.tally(connection, row.id).calls
-        asked = read_questions(self.store, connection, [row])
+        checkpoints = self._count_rows(transaction, CHECKPOINT, [row.id])
+        calls = self.store.journal.tally(transaction, row.id).calls
+        asked = read_questions(self.store, transaction, [row])
         return self._build_branch(row, session, checkpoints.get(row.id, 0), calls, asked.get(row.id))
 
-    def _count_rows(
-        self, connection: Connection, table: Any, branch_ids: list[int], *conditions: Any
-    ) -> dict[int, int]:
+    def _count_rows(self, transaction: Reading, table: Any, branch_ids: list[int], *conditions: Any) -> dict[int, int]:
         query = (
             select(table.c.internal_session_id, func.count().label("calls"))
             .where(table.c.internal_session_id.in_(branch_ids), *conditions)
             .group_by(table.c.internal_session_id)
         )
-        return {row.internal_session_id: row.calls for row in connection.execute(query)}
+        return {row.internal_session_id: row.calls for row in transaction.execute(query)}
 
     def _build_branch(
         self, row: StoredRow, session: ExternalSession, checkpoints: int, calls: int, questions: list[Any] | None
     ) -> InternalSession:
         def load() -> Mapping[str, Any]:
-            with self.store.database.reading() as connection:
-                self.authorize(connection, row.external_session_id)
-                head = self.store.graphs.head(connection, row.thread_id)
-                return self.store.read_state(connection, row.thread_id, head.checkpoint_id if head else None)
+            with self.store.database.reading() as transaction:
+                self.authorize(transaction, row.external_session_id)
+                head = self.store.graphs.head(transaction, row.thread_id)
+                return self.store.read_state(transaction, row.thread_id, head.checkpoint_id if head else None)
 
         return InternalSession.deferred(
             load,
@@ -128,16 +127,16 @@ class ReadModels:
             metadata=as_object(row.meta),
         )
 
-    def tree(self, connection: Connection, session: ExternalSession) -> Tree:
+    def tree(self, transaction: Reading, session: ExternalSession) -> Tree:
         """Build the tree of a session, without loading any state."""
-        rows = self.store.sessions.branches(connection, session.id)
+        rows = self.store.sessions.branches(transaction, session.id)
         points: dict[int, list[Point]] = {row.id: [] for row in rows}
-        tags = self.store.tags.names_by_checkpoint(connection, session.id)
+        tags = self.store.tags.names_by_checkpoint(transaction, session.id)
         in_session = CHECKPOINT.c.internal_session_id.in_(list(points))
-        for row in self.store.checkpoints.find(connection, in_session):
+        for row in self.store.checkpoints.find(transaction, in_session):
             points[row.internal_session_id].append(tree_point(row, tags.get(row.id, ())))
-        marks_by_branch = call_marks(connection, session.id)
-        asked = read_questions(self.store, connection, rows)
+        marks_by_branch = call_marks(transaction, session.id)
+        asked = read_questions(self.store, transaction, rows)
         branches = (tree_branch(row, session, points[row.id], asked.get(row.id)) for row in rows)
         marked_branches = [
             add_marks(branch, marks_by_branch.get(row.id, ()), row.inherited)
@@ -145,10 +144,10 @@ class ReadModels:
         ]
         return Tree.grow(session.reference, marked_branches)
 
-    def folded_tree(self, connection: Connection, session: ExternalSession, choice: FoldChoice) -> FoldedTree:
+    def folded_tree(self, transaction: Reading, session: ExternalSession, choice: FoldChoice) -> FoldedTree:
         """Build the folded tree of a session, and read only the checkpoints that it shows."""
-        rows = self.store.sessions.branches(connection, session.id)
-        return read_folded_tree(self.store, connection, session, rows, choice)
+        rows = self.store.sessions.branches(transaction, session.id)
+        return read_folded_tree(self.store, transaction, session, rows, choice)
 
 
 def _pending_metadata(row: StoredRow) -> dict[str, Any]:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Self
 
-from sqlalchemy import Connection, and_, func, or_, select
+from sqlalchemy import and_, func, or_, select
 
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import TASKS
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import (
     AS_NODE,
@@ -80,7 +81,7 @@ class RecordedQuestions(NamedTuple):
 
 def read_turns(
     store: Store,
-    connection: Connection,
+    transaction: Reading,
     branch: StoredRow,
     start: str | None,
     end: str | None,
@@ -92,7 +93,7 @@ def read_turns(
     previous: Mapping[str, Any] = {}
     before: GraphKey | None = None
     is_started, is_ended = start is None, False
-    for checkpoint, writes, is_new in _read_path(store, connection, branch):
+    for checkpoint, writes, is_new in _read_path(store, transaction, branch):
         step = checkpoint.meta.get("step")
         if is_started and is_new and isinstance(step, int) and step > next_step:
             raise InvalidInput(
@@ -159,20 +160,20 @@ def _turns_on(writes: Sequence[_Write], before: GraphKey) -> list[TurnRecord]:
 
 
 def _read_path(
-    store: Store, connection: Connection, branch: StoredRow
+    store: Store, transaction: Reading, branch: StoredRow
 ) -> Iterator[tuple[GraphCheckpoint, list[_Write], bool]]:
     """Yield the graph checkpoints of a path, oldest first, each with the writes of callers and failed tasks on it.
 
     The first one of a branch is a copy of its branch point, and not new.
     """
-    lineage = [segment.branch for segment in store.sessions.lineage(connection, branch)]
+    lineage = [segment.branch for segment in store.sessions.lineage(transaction, branch)]
     for row, child in zip(lineage, [*lineage[1:], None], strict=True):
         is_new = row.parent_id is None
-        last_id = first_id(connection, child) if child is not None else None
+        last_id = first_id(transaction, child) if child is not None else None
         if child is not None and last_id is None:
             continue  # the child began with the empty state
-        writes = _read_writes(connection, row)
-        for checkpoint in _read_thread(connection, row.thread_id):
+        writes = _read_writes(transaction, row)
+        for checkpoint in _read_thread(transaction, row.thread_id):
             checkpoint_id = checkpoint.key.checkpoint_id
             if checkpoint_id == last_id:
                 if is_new:
@@ -182,24 +183,24 @@ def _read_path(
             is_new = True
 
 
-def _read_thread(connection: Connection, thread: str, page_size: int = PAGE) -> Iterator[GraphCheckpoint]:
+def _read_thread(transaction: Reading, thread: str, page_size: int = PAGE) -> Iterator[GraphCheckpoint]:
     columns, after = GRAPH_CHECKPOINT.c, -1
     query = select(GRAPH_CHECKPOINT).where(columns.thread_id == thread, columns.ns == "")
     while True:
         page = query.where(columns.seq > after).order_by(columns.seq).limit(page_size)
-        rows = connection.execute(page).all()
+        rows = transaction.execute(page).all()
         yield from map(parse_graph_checkpoint, rows)
         if len(rows) < page_size:
             return
         after = rows[-1].seq
 
 
-def first_id(connection: Connection, branch: StoredRow) -> str | None:
+def first_id(transaction: Reading, branch: StoredRow) -> str | None:
     """Return LangGraph's id of the first state on a branch; None if there is none."""
-    return next((one.key.checkpoint_id for one in _read_thread(connection, branch.thread_id, 1)), None)
+    return next((one.key.checkpoint_id for one in _read_thread(transaction, branch.thread_id, 1)), None)
 
 
-def _read_writes(connection: Connection, branch: StoredRow) -> dict[str, list[_Write]]:
+def _read_writes(transaction: Reading, branch: StoredRow) -> dict[str, list[_Write]]:
     columns = GRAPH_WRITE.c
     is_read = or_(
         columns.task_id == NULL_TASK,
@@ -208,7 +209,7 @@ def _read_writes(connection: Connection, branch: StoredRow) -> dict[str, list[_W
     )
     query = select(GRAPH_WRITE).where(columns.thread_id == branch.thread_id, columns.ns == "", is_read)
     writes: dict[str, list[_Write]] = {}
-    rows = connection.execute(query).all()
+    rows = transaction.execute(query).all()
     for row in sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx)):
         write = _Write(row.task_id, row.task_path, row.channel, row.value[:HASH_BYTES], row.external_session_id)
         writes.setdefault(row.checkpoint_id, []).append(write)
@@ -216,14 +217,14 @@ def _read_writes(connection: Connection, branch: StoredRow) -> dict[str, list[_W
 
 
 def read_questions(
-    store: Store, connection: Connection, branch: StoredRow, start: str | None, end: str
+    store: Store, transaction: Reading, branch: StoredRow, start: str | None, end: str
 ) -> list[RecordedQuestions]:
     """Read the questions that the tasks of a path asked, with the answers, oldest first."""
-    threads = [segment.branch.thread_id for segment in store.sessions.lineage(connection, branch)]
+    threads = [segment.branch.thread_id for segment in store.sessions.lineage(transaction, branch)]
     roots = GRAPH_CHECKPOINT.c
     is_after = and_(roots.thread_id.in_(threads), roots.ns == "", roots.checkpoint_id > end)
     # What subgraphs saved on the last state is newer than it.
-    after = connection.scalar(select(func.min(roots.checkpoint_id)).where(is_after))
+    after = transaction.execute(select(func.min(roots.checkpoint_id)).where(is_after)).scalar()
     columns = GRAPH_WRITE.c
     query = select(GRAPH_WRITE).where(
         columns.thread_id.in_(threads),
@@ -232,7 +233,7 @@ def read_questions(
         *((columns.checkpoint_id >= start,) if start is not None else ()),
         *((columns.checkpoint_id < after,) if after is not None else ()),
     )
-    rows = connection.execute(query).all()
+    rows = transaction.execute(query).all()
     paths = {row.task_id: row.task_path for row in rows}
     # The question of a subgraph also stands at the tasks that called it.
     callers = {part.partition(":")[2] for row in rows for part in row.ns.split("|")}
@@ -253,14 +254,14 @@ def read_questions(
     return list(tasks.values())
 
 
-def read_tasks(store: Store, connection: Connection, branch: StoredRow) -> list[tuple[str, str]]:
+def read_tasks(store: Store, transaction: Reading, branch: StoredRow) -> list[tuple[str, str]]:
     """Read the paths and the ids of the tasks that the graph itself started on a path and the branches before it."""
-    threads = [segment.branch.thread_id for segment in store.sessions.lineage(connection, branch)]
+    threads = [segment.branch.thread_id for segment in store.sessions.lineage(transaction, branch)]
     columns = GRAPH_WRITE.c
     query = select(columns.task_path, columns.task_id).where(
         columns.thread_id.in_(threads), columns.ns == "", columns.task_id != NULL_TASK
     )
-    return [(row.task_path, row.task_id) for row in connection.execute(query.distinct())]
+    return [(row.task_path, row.task_id) for row in transaction.execute(query.distinct())]
 
 
 def task_place(path: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from agentgit.errors import Conflict, NotFound
 from agentgit.next_steps import Next
@@ -11,6 +11,7 @@ from agentgit.store.records import recorded_calls
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow, require_real
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import update_rows
 from agentgit.store.store import Store
 from agentgit.values import as_object
@@ -24,7 +25,7 @@ ERASED_REFERENCE = "an erased session"
 
 def create_session(
     store: Store,
-    connection: Connection,
+    transaction: Writing,
     user_id: int,
     name: str,
     checkpoint: StoredRow,
@@ -38,45 +39,45 @@ def create_session(
     copied calls of the template, marked as calls that were made in another world.
     """
     # An erasure of the template's session runs before this, or after it and then sees the new session.
-    store.sessions.lock(connection, checkpoint.external_session_id)
-    if not store.checkpoints.find(connection, CHECKPOINT.c.id == checkpoint.id):
+    store.sessions.lock(transaction, checkpoint.external_session_id)
+    if not store.checkpoints.find(transaction, CHECKPOINT.c.id == checkpoint.id):
         raise NotFound(f"Checkpoint {reference} has been deleted.", Next("list_checkpoints"))
-    require_real(store.sessions.branch(connection, checkpoint.internal_session_id))
-    is_imported = store.sessions.is_imported(connection, checkpoint.external_session_id)
-    session_id = store.sessions.create(connection, user_id, name, metadata={IMPORTED: True} if is_imported else {})
-    (branch,) = store.sessions.branches(connection, session_id)
+    require_real(store.sessions.branch(transaction, checkpoint.internal_session_id))
+    is_imported = store.sessions.is_imported(transaction, checkpoint.external_session_id)
+    session_id = store.sessions.create(transaction, user_id, name, metadata={IMPORTED: True} if is_imported else {})
+    (branch,) = store.sessions.branches(transaction, session_id)
     if checkpoint.graph_checkpoint_id is not None:
         store.graphs.fork(
-            connection, checkpoint.thread_id, checkpoint.graph_checkpoint_id, branch.thread_id, checkpoint.pending
+            transaction, checkpoint.thread_id, checkpoint.graph_checkpoint_id, branch.thread_id, checkpoint.pending
         )
     store.sessions.merge_metadata(
-        connection, branch.id, {TEMPLATE: {"checkpoint": checkpoint.id, "reference": reference}}
+        transaction, branch.id, {TEMPLATE: {"checkpoint": checkpoint.id, "reference": reference}}
     )
     if copy_calls:
-        source_branch = store.sessions.branch(connection, checkpoint.internal_session_id)
-        recorded_calls.copy_track(connection, branch, store.track(connection, source_branch, checkpoint.position))
+        source_branch = store.sessions.branch(transaction, checkpoint.internal_session_id)
+        recorded_calls.copy_track(transaction, branch, store.track(transaction, source_branch, checkpoint.position))
     state = CheckpointState(
         graph_checkpoint_id=checkpoint.graph_checkpoint_id,
         state_hash=checkpoint.state_hash,
         position=checkpoint.position if copy_calls else 0,
         message_count=checkpoint.message_count,
-        pending=store.pending(connection, branch, checkpoint.graph_checkpoint_id),
+        pending=store.pending(transaction, branch, checkpoint.graph_checkpoint_id),
     )
     store.checkpoints.add(
-        connection, branch.id, state, Label(kind="branch", user_id=user_id, description=f"from {reference}")
+        transaction, branch.id, state, Label(kind="branch", user_id=user_id, description=f"from {reference}")
     )
-    store.verify_state(connection, branch, checkpoint.state_hash)
+    store.verify_state(transaction, branch, checkpoint.state_hash)
     return session_id
 
 
 def require_same(
-    store: Store, connection: Connection, session_id: int, name: str, checkpoint: StoredRow, reference: str
+    store: Store, transaction: Reading, session_id: int, name: str, checkpoint: StoredRow, reference: str
 ) -> None:
     """Check that a session started from this checkpoint.
 
     For an imported session only the text of the reference is compared, because the id of its template is unknown.
     """
-    branches = store.sessions.branches(connection, session_id)
+    branches = store.sessions.branches(transaction, session_id)
     if not branches:
         raise NotFound(f"Session {name!r} has been deleted. Try again to create it.")
     template = as_object(branches[0].meta).get(TEMPLATE)
@@ -92,19 +93,19 @@ def require_same(
         )
 
 
-def erase_references(store: Store, connection: Connection, session_id: int) -> None:
+def erase_references(store: Store, transaction: Writing, session_id: int) -> None:
     """Remove the name of a session that is being erased from the sessions that started from its checkpoints."""
     is_erased = BRANCH.c.external_session_id == session_id
     with_branch = CHECKPOINT.join(BRANCH, BRANCH.c.id == CHECKPOINT.c.internal_session_id)
     checkpoint_ids = set(
-        connection.execute(select(CHECKPOINT.c.id).select_from(with_branch).where(is_erased)).scalars()
+        transaction.execute(select(CHECKPOINT.c.id).select_from(with_branch).where(is_erased)).scalars()
     )
-    for row in connection.execute(select(BRANCH.c.id, BRANCH.c.meta).where(BRANCH.c.parent_id.is_(None), ~is_erased)):
+    for row in transaction.execute(select(BRANCH.c.id, BRANCH.c.meta).where(BRANCH.c.parent_id.is_(None), ~is_erased)):
         template = as_object(row.meta).get(TEMPLATE) if TEMPLATE.encode() in row.meta else None
         if template is not None and template["checkpoint"] in checkpoint_ids:
-            store.sessions.merge_metadata(connection, row.id, {TEMPLATE: {**template, "reference": ERASED_REFERENCE}})
+            store.sessions.merge_metadata(transaction, row.id, {TEMPLATE: {**template, "reference": ERASED_REFERENCE}})
             update_rows(
-                connection,
+                transaction,
                 CHECKPOINT,
                 CHECKPOINT.c.internal_session_id == row.id,
                 CHECKPOINT.c.number == 1,
@@ -112,17 +113,17 @@ def erase_references(store: Store, connection: Connection, session_id: int) -> N
             )
 
 
-def is_fresh(store: Store, connection: Connection, session_id: int) -> bool:
+def is_fresh(store: Store, transaction: Reading, session_id: int) -> bool:
     """Return whether a session is still at its first checkpoint and has no workspace snapshot yet."""
-    first, *others = store.sessions.branches(connection, session_id)
-    has_continued = store.snapshots.newest_of_session(connection, session_id) is not None or bool(others)
-    return not has_continued and store.checkpoints.load_row(connection, first.head_id).number == 1
+    first, *others = store.sessions.branches(transaction, session_id)
+    has_continued = store.snapshots.newest_of_session(transaction, session_id) is not None or bool(others)
+    return not has_continued and store.checkpoints.load_row(transaction, first.head_id).number == 1
 
 
-def require_calls_pending(store: Store, connection: Connection, session_id: int, checkpoint: StoredRow) -> StoredRow:
+def require_calls_pending(store: Store, transaction: Reading, session_id: int, checkpoint: StoredRow) -> StoredRow:
     """Return the first checkpoint of a session whose copied calls have yet to run in its own world."""
-    first, *others = store.sessions.branches(connection, session_id)
-    first_checkpoint = store.checkpoints.load_with_branch(connection, first.head_id)
+    first, *others = store.sessions.branches(transaction, session_id)
+    first_checkpoint = store.checkpoints.load_with_branch(transaction, first.head_id)
     if others or first_checkpoint.number != 1 or first_checkpoint.position != checkpoint.position:
         raise Conflict(
             "This session was created from the template without replaying its calls, and is not changed now. "
@@ -131,9 +132,9 @@ def require_calls_pending(store: Store, connection: Connection, session_id: int,
     return first_checkpoint
 
 
-def attach_files(store: Store, connection: Connection, session_id: int) -> None:
+def attach_files(store: Store, transaction: Writing, session_id: int) -> None:
     """Attach the restored files to the first checkpoint of a session, so that a rollback can restore them again."""
-    branch = store.sessions.branches(connection, session_id)[0]
-    snapshot_row = store.snapshots.newest_of_branch(connection, branch)
+    branch = store.sessions.branches(transaction, session_id)[0]
+    snapshot_row = store.snapshots.newest_of_branch(transaction, branch)
     if snapshot_row is not None:
-        store.checkpoints.set_workspace_snapshot(connection, branch.head_id, snapshot_row.id)
+        store.checkpoints.set_workspace_snapshot(transaction, branch.head_id, snapshot_row.id)

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection
-
 from agentgit.sessions.stats import UsedTokens, sum_usages
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.objects.plain_values import MESSAGE_MSGPACK, MESSAGES, show_message
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads import model_calls
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey
@@ -33,8 +32,8 @@ MAX_MODEL_LENGTH = 200
 class TokenUsage:
     """The token usage of the branches of sessions."""
 
-    def __init__(self, connection: Connection, store: Store) -> None:
-        self._connection, self._graphs, self._sessions = connection, store.graphs, store.sessions
+    def __init__(self, transaction: Reading, store: Store) -> None:
+        self._connection, self._graphs, self._sessions = transaction, store.graphs, store.sessions
         self._recorded_ids: dict[int, set[str | None]] = {}
 
     def between(self, first: GraphCheckpoint | None, last: GraphCheckpoint | None) -> dict[str, UsedTokens]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from reprlib import repr as short_repr
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, or_, select
+from sqlalchemy import and_, bindparam, delete, exists, func, insert, or_, select
 
 from agentgit.checkpoints.queries import Tag
 from agentgit.errors import Conflict, InvalidInput
@@ -20,6 +20,7 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION, TAG
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate, insert_rows, update_rows
 from agentgit.tracing import span
 from agentgit.values import stored_json, to_json
@@ -108,7 +109,7 @@ class CheckpointStore:
 
     def add(
         self,
-        connection: Connection,
+        transaction: Writing,
         branch_id: int,
         state: CheckpointState,
         label: Label,
@@ -119,11 +120,11 @@ class CheckpointStore:
         """Store a checkpoint, make it the head of its branch, and return its id."""
         with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as checkpoint_span:
             checkpoint_id, number = self.insert(
-                connection, branch_id, state, label, last_number=last_number, moves_head=moves_head
+                transaction, branch_id, state, label, last_number=last_number, moves_head=moves_head
             )
             checkpoint_span.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
         record_event(
-            connection,
+            transaction,
             "checkpoint.created",
             branch_id=branch_id,
             user_id=label.user_id,
@@ -136,7 +137,7 @@ class CheckpointStore:
 
     def insert(
         self,
-        connection: Connection,
+        transaction: Writing,
         branch_id: int,
         state: CheckpointState,
         label: Label,
@@ -147,7 +148,7 @@ class CheckpointStore:
         """Store a checkpoint as `add` does, but without an audit event. An import records one event for all of them."""
         checkpoint_id = label.id or new_id()
         if last_number is None:
-            last_number = int(_LAST_NUMBER.all(connection, {"branch": branch_id})[0].number or 0)
+            last_number = int(_LAST_NUMBER.all(transaction, {"branch": branch_id})[0].number or 0)
         row = {
             "id": checkpoint_id,
             "internal_session_id": branch_id,
@@ -167,16 +168,16 @@ class CheckpointStore:
             "workspace_snapshot_id": state.workspace_snapshot_id,
             "pending": state.pending,
         }
-        _ADD.run(connection, row)
+        _ADD.run(transaction, row)
         if moves_head:
-            _MOVE_HEAD.run(connection, {"id": branch_id}, head_id=checkpoint_id)
+            _MOVE_HEAD.run(transaction, {"id": branch_id}, head_id=checkpoint_id)
         return checkpoint_id, last_number + 1
 
-    def describe_automatic(self, connection: Connection, checkpoint_id: int, description: str | None) -> None:
+    def describe_automatic(self, transaction: Writing, checkpoint_id: int, description: str | None) -> None:
         """Set the description of an automatic checkpoint, if it has none yet."""
         is_undescribed = CHECKPOINT.c.description.is_(None)
         update_rows(
-            connection,
+            transaction,
             CHECKPOINT,
             CHECKPOINT.c.id == checkpoint_id,
             CHECKPOINT.c.is_auto,
@@ -184,16 +185,16 @@ class CheckpointStore:
             description=description,
         )
 
-    def annotate(self, connection: Connection, row: StoredRow, user_id: int, changes: Mapping[str, Any]) -> None:
+    def annotate(self, transaction: Writing, row: StoredRow, user_id: int, changes: Mapping[str, Any]) -> None:
         """Change what people wrote about a checkpoint."""
         values, (metadata, _) = dict(changes), split_data(row.data)
         if "data" in values and metadata:
             values["data"] = {METADATA: metadata, "data": values["data"]}
         if values.get("data") is not None:
             values["data"] = to_json(values["data"])
-        update_rows(connection, CHECKPOINT, CHECKPOINT.c.id == row.id, **values)
+        update_rows(transaction, CHECKPOINT, CHECKPOINT.c.id == row.id, **values)
         record_event(
-            connection,
+            transaction,
             "checkpoint.annotated",
             branch_id=row.internal_session_id,
             user_id=user_id,
@@ -203,63 +204,63 @@ class CheckpointStore:
             **({"before": row.name, "name": changes["name"]} if "name" in changes else {}),
         )
 
-    def set_workspace_snapshot(self, connection: Connection, checkpoint_id: int, workspace_snapshot_id: int) -> None:
+    def set_workspace_snapshot(self, transaction: Writing, checkpoint_id: int, workspace_snapshot_id: int) -> None:
         """Set the files of a checkpoint that has none. A template's files are restored after the checkpoint is made."""
         has_no_snapshot = CHECKPOINT.c.workspace_snapshot_id.is_(None)
         update_rows(
-            connection,
+            transaction,
             CHECKPOINT,
             CHECKPOINT.c.id == checkpoint_id,
             has_no_snapshot,
             workspace_snapshot_id=workspace_snapshot_id,
         )
 
-    def load_row(self, connection: Connection, checkpoint_id: int) -> StoredRow:
+    def load_row(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
         """Read one checkpoint that must exist."""
-        row: StoredRow | None = _SELECT_CHECKPOINT.first(connection, {"checkpoint": checkpoint_id})
+        row: StoredRow | None = _SELECT_CHECKPOINT.first(transaction, {"checkpoint": checkpoint_id})
         if row is None:
             raise missing_row("checkpoint", checkpoint_id)
         return row
 
-    def exists(self, connection: Connection, checkpoint_id: int) -> bool:
+    def exists(self, transaction: Reading, checkpoint_id: int) -> bool:
         """Return whether a checkpoint exists."""
-        return _SELECT_CHECKPOINT.first(connection, {"checkpoint": checkpoint_id}) is not None
+        return _SELECT_CHECKPOINT.first(transaction, {"checkpoint": checkpoint_id}) is not None
 
-    def find(self, connection: Connection, *conditions: Any) -> Sequence[StoredRow]:
+    def find(self, transaction: Reading, *conditions: Any) -> Sequence[StoredRow]:
         """Read checkpoints, each with the name, thread and session of its branch, oldest first."""
-        return connection.execute(_WITH_BRANCH.where(*conditions).order_by(CHECKPOINT.c.id)).all()
+        return transaction.execute(_WITH_BRANCH.where(*conditions).order_by(CHECKPOINT.c.id)).all()
 
-    def load_with_branch(self, connection: Connection, checkpoint_id: int) -> StoredRow:
+    def load_with_branch(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
         """Read one checkpoint that must exist, with the name, thread and session of its branch."""
-        row: StoredRow | None = _SELECT_WITH_BRANCH.first(connection, {"checkpoint": checkpoint_id})
+        row: StoredRow | None = _SELECT_WITH_BRANCH.first(transaction, {"checkpoint": checkpoint_id})
         if row is None:
             raise missing_row("checkpoint", checkpoint_id)
         return row
 
-    def on_path(self, connection: Connection, path: Sequence[Segment]) -> Sequence[StoredRow]:
+    def on_path(self, transaction: Reading, path: Sequence[Segment]) -> Sequence[StoredRow]:
         """Read the checkpoints along a path, oldest first."""
         conditions = []
         for segment in path:
             condition = CHECKPOINT.c.internal_session_id == segment.branch.id
             last_number = segment.last_number
             conditions.append(condition if last_number is None else and_(condition, CHECKPOINT.c.number <= last_number))
-        return self.find(connection, or_(*conditions))
+        return self.find(transaction, or_(*conditions))
 
-    def delete(self, connection: Connection, ids: Sequence[int], user_id: int | None = None) -> set[int]:
+    def delete(self, transaction: Writing, ids: Sequence[int], user_id: int | None = None) -> set[int]:
         """Delete the checkpoints that nothing needs, and return the ids of the deleted ones.
 
         A checkpoint is kept if it is the first of a branch, a head, a branch point or the target of an operation, or
         if it has a tag.
         """
-        session_ids = self._session_ids(connection, ids)
+        session_ids = self._session_ids(transaction, ids)
         if not session_ids:
             return set()
-        _DELETE.run(connection, *({"checkpoint": checkpoint_id} for checkpoint_id in session_ids))
-        remaining = self._session_ids(connection, ids)
+        _DELETE.run(transaction, *({"checkpoint": checkpoint_id} for checkpoint_id in session_ids))
+        remaining = self._session_ids(transaction, ids)
         deleted_ids = [checkpoint_id for checkpoint_id in session_ids if checkpoint_id not in remaining]
         for part in slices(deleted_ids):
             record_event(
-                connection,
+                transaction,
                 "checkpoint.deleted",
                 session_id=session_ids[part[0]],
                 user_id=user_id,
@@ -268,11 +269,13 @@ class CheckpointStore:
             )
         return set(deleted_ids)
 
-    def _session_ids(self, connection: Connection, ids: Sequence[int]) -> dict[int, int]:
+    def _session_ids(self, transaction: Reading, ids: Sequence[int]) -> dict[int, int]:
         """Return the session ids of the checkpoints that exist, by checkpoint id."""
         query = select(CHECKPOINT.c.id, BRANCH.c.external_session_id).join_from(CHECKPOINT, BRANCH, _IS_OWN_BRANCH)
         queries = (query.where(CHECKPOINT.c.id.in_(p)) for p in slices(ids))
-        return {checkpoint_id: session_id for part in queries for checkpoint_id, session_id in connection.execute(part)}
+        return {
+            checkpoint_id: session_id for part in queries for checkpoint_id, session_id in transaction.execute(part)
+        }
 
 
 _is_checkpoint = CHECKPOINT.c.id == bindparam("checkpoint")
@@ -315,11 +318,9 @@ _DELETE = CompiledStatement(
 class TagStore:
     """The tags."""
 
-    def add(
-        self, connection: Connection, checkpoint: StoredRow, name: str, description: str | None, user_id: int
-    ) -> Tag:
+    def add(self, transaction: Writing, checkpoint: StoredRow, name: str, description: str | None, user_id: int) -> Tag:
         """Add a tag to a checkpoint. No-op if the checkpoint has it already."""
-        tag = self.find(connection, checkpoint.external_session_id, name)
+        tag = self.find(transaction, checkpoint.external_session_id, name)
         if tag is None:
             row = {
                 "external_session_id": checkpoint.external_session_id,
@@ -329,52 +330,52 @@ class TagStore:
                 "user_id": user_id,
                 "created_at": datetime.now(UTC),
             }
-            insert_rows(connection, TAG, row)
+            insert_rows(transaction, TAG, row)
             record_event(
-                connection,
+                transaction,
                 "tag.created",
                 branch_id=checkpoint.internal_session_id,
                 user_id=user_id,
                 name=name,
                 checkpoint=checkpoint.id,
             )
-            tag = self.find(connection, checkpoint.external_session_id, name)
+            tag = self.find(transaction, checkpoint.external_session_id, name)
             assert tag is not None  # noqa: S101  # the row was just added
         if tag.checkpoint_id != checkpoint.id:
             raise Conflict(f"{tag.reference} already has the tag {name!r}.", Next("untag", name=name))
         return tag
 
-    def remove(self, connection: Connection, session_id: int, name: str, user_id: int) -> bool:
+    def remove(self, transaction: Writing, session_id: int, name: str, user_id: int) -> bool:
         """Remove a tag. Return whether it existed."""
-        result = connection.execute(delete(TAG).where(*self._tag_conditions(session_id, name)))
+        result = transaction.execute(delete(TAG).where(*self._tag_conditions(session_id, name)))
         if result.rowcount:
-            record_event(connection, "tag.deleted", session_id=session_id, user_id=user_id, name=name)
+            record_event(transaction, "tag.deleted", session_id=session_id, user_id=user_id, name=name)
         return bool(result.rowcount)
 
-    def find(self, connection: Connection, session_id: int, name: str) -> Tag | None:
+    def find(self, transaction: Reading, session_id: int, name: str) -> Tag | None:
         """Read one tag of a session."""
-        row = connection.execute(_SELECT_TAGS.where(*self._tag_conditions(session_id, name)).limit(1)).first()
+        row = transaction.execute(_SELECT_TAGS.where(*self._tag_conditions(session_id, name)).limit(1)).first()
         return _tag_from_row(row) if row is not None else None
 
-    def all(self, connection: Connection, session_id: int) -> list[Tag]:
+    def all(self, transaction: Reading, session_id: int) -> list[Tag]:
         """Read the tags of a session, newest first."""
         query = _SELECT_TAGS.where(TAG.c.external_session_id == session_id)
-        rows = connection.execute(query.order_by(TAG.c.created_at.desc(), TAG.c.name))
+        rows = transaction.execute(query.order_by(TAG.c.created_at.desc(), TAG.c.name))
         return [_tag_from_row(row) for row in rows]
 
-    def names_of(self, connection: Connection, checkpoint_ids: Sequence[int]) -> dict[int, list[str]]:
+    def names_of(self, transaction: Reading, checkpoint_ids: Sequence[int]) -> dict[int, list[str]]:
         """Return the tag names of these checkpoints by checkpoint id; checkpoints without tags are left out."""
         names_by_checkpoint: dict[int, list[str]] = {}
         for part in slices(checkpoint_ids):
-            for row in connection.execute(_SELECT_NAMES, {"ids": part}):
+            for row in transaction.execute(_SELECT_NAMES, {"ids": part}):
                 names_by_checkpoint.setdefault(row.checkpoint_id, []).append(row.name)
         return {checkpoint_id: sorted(names) for checkpoint_id, names in names_by_checkpoint.items()}
 
-    def names_by_checkpoint(self, connection: Connection, session_id: int) -> dict[int, list[str]]:
+    def names_by_checkpoint(self, transaction: Reading, session_id: int) -> dict[int, list[str]]:
         """Return the tag names of a session by checkpoint id; checkpoints without tags are left out."""
         names_by_checkpoint: dict[int, list[str]] = {}
         query = select(TAG.c.checkpoint_id, TAG.c.name).where(TAG.c.external_session_id == session_id)
-        for row in connection.execute(query.order_by(TAG.c.name)):
+        for row in transaction.execute(query.order_by(TAG.c.name)):
             names_by_checkpoint.setdefault(row.checkpoint_id, []).append(row.name)
         return names_by_checkpoint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt, InvalidInput
@@ -14,6 +14,7 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encrypted_columns import count_values_by_key
 from agentgit.store.sql.encryption import Seal, missing_key, parse_key_name
 from agentgit.store.sql.tables import ENCRYPTION_KEY
+from agentgit.store.sql.transaction import Reading, Writing
 
 _PLACE, _PROOF = "encryption_key.proof", b"agentgit"
 _WHOLE = b"agentgit, nothing is in clear"
@@ -23,37 +24,37 @@ _WHOLE = b"agentgit, nothing is in clear"
 def unlock(database: Database) -> None:
     """Check that the keys are available, and register the current key if it is new."""
     seal = database.seal
-    with database.reading() as connection:
-        proofs = registered_proofs(connection)
+    with database.reading() as transaction:
+        proofs = registered_proofs(transaction)
     for name, proof in proofs.items():
         if seal is None or name not in seal.keyring:
             raise missing_key(name)
         seal.is_fully_encrypted |= _is_full_proof(seal, name, proof)
     if seal is not None and seal.keyring.current not in proofs:
         if not seal.is_fully_encrypted:
-            with database.reading() as connection:
-                value_counts = count_values_by_key(connection)
+            with database.reading() as transaction:
+                value_counts = count_values_by_key(transaction)
             # Values sealed with an unregistered key mean that its row was deleted, and with it what its proof stated.
             seal.is_fully_encrypted = "" not in value_counts or not value_counts.keys() <= {"", *proofs}
-        database.write(lambda connection: _register_current_key(connection, seal), durable=True)
+        database.write(lambda transaction: _register_current_key(transaction, seal), durable=True)
 
 
-def registered_proofs(connection: Connection) -> dict[str, bytes]:
+def registered_proofs(transaction: Reading) -> dict[str, bytes]:
     """Return the names of the keys that may seal values, each with its proof."""
-    rows = connection.execute(select(ENCRYPTION_KEY.c.id, ENCRYPTION_KEY.c.proof).order_by(ENCRYPTION_KEY.c.id))
+    rows = transaction.execute(select(ENCRYPTION_KEY.c.id, ENCRYPTION_KEY.c.proof).order_by(ENCRYPTION_KEY.c.id))
     return {row.id: bytes(row.proof) for row in rows}
 
 
-def unregister_key(connection: Connection, name: str) -> None:
+def unregister_key(transaction: Writing, name: str) -> None:
     """Delete the registration of a key that no longer seals any value."""
-    connection.execute(delete(ENCRYPTION_KEY).where(ENCRYPTION_KEY.c.id == name))
+    transaction.execute(delete(ENCRYPTION_KEY).where(ENCRYPTION_KEY.c.id == name))
 
 
-def write_proofs(connection: Connection, seal: Seal, *, is_fully_encrypted: bool) -> None:
+def write_proofs(transaction: Writing, seal: Seal, *, is_fully_encrypted: bool) -> None:
     """Record whether all values are sealed, in the proofs of its keys, which cannot be forged."""
-    for name in registered_proofs(connection):
+    for name in registered_proofs(transaction):
         if name in seal.keyring:
-            connection.execute(
+            transaction.execute(
                 update(ENCRYPTION_KEY)
                 .where(ENCRYPTION_KEY.c.id == name)
                 .values(proof=_proof(seal, name, is_fully_encrypted=is_fully_encrypted))
@@ -65,15 +66,15 @@ def _proof(seal: Seal, name: str, *, is_fully_encrypted: bool) -> bytes:
     return seal.seal(_PLACE, _WHOLE if is_fully_encrypted else _PROOF, key_name=name)
 
 
-def _register_current_key(connection: Connection, seal: Seal) -> None:
+def _register_current_key(transaction: Writing, seal: Seal) -> None:
     name = seal.keyring.current
     values: dict[str, Any] = {
         "id": name,
         "proof": _proof(seal, name, is_fully_encrypted=seal.is_fully_encrypted),
         "created_at": datetime.now(UTC),
     }
-    if not _ADD.count(connection, values):  # another process registered this name first, perhaps for a different key
-        seal.is_fully_encrypted |= _is_full_proof(seal, name, registered_proofs(connection)[name])
+    if not _ADD.count(transaction, values):  # another process registered this name first, perhaps for a different key
+        seal.is_fully_encrypted |= _is_full_proof(seal, name, registered_proofs(transaction)[name])
 
 
 def _is_full_proof(seal: Seal, name: str, proof: bytes) -> bool:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     Integer,
     Row,
     and_,
@@ -57,7 +56,6 @@ from agentgit.store.sql.batch import slices
 from agentgit.store.sql.columns import bind_row
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row, unreadable_row
-from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import (
     BRANCH,
@@ -65,6 +63,7 @@ from agentgit.store.sql.tables import (
     TOOL_INVOCATION,
     WORLD_LOG,
 )
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import update_rows
 from agentgit.values import as_object, stored_json, to_json
 
@@ -143,32 +142,32 @@ class Journal:
 
     # -- forward
 
-    def intend(self, connection: Connection, intent: Intent, arrival: int | None = None) -> int:
+    def intend(self, transaction: Writing, intent: Intent, arrival: int | None = None) -> int:
         """Record that a call is about to run, and return its id."""
-        self.add(connection, [(intent, None)], arrival)
+        self.add(transaction, [(intent, None)], arrival)
         return intent.id
 
     def add(
         self,
-        connection: Connection,
+        transaction: Writing,
         calls: Sequence[tuple[Intent, CallOutcome | None]],
         first_arrival: int | None = None,
     ) -> None:
         """Record calls of one branch in order."""
         if first_arrival is None:
-            first_arrival = self.next_arrival(connection, calls[0][0].branch_id)
+            first_arrival = self.next_arrival(transaction, calls[0][0].branch_id)
         rows = [self._call_row(intent, outcome, first_arrival + index) for index, (intent, outcome) in enumerate(calls)]
-        _ADD.run(connection, *rows)
+        _ADD.run(transaction, *rows)
 
     def add_imported(
-        self, connection: Connection, calls: Sequence[tuple[Intent, CallOutcome]], first_arrival: int, last_seq: int
+        self, transaction: Writing, calls: Sequence[tuple[Intent, CallOutcome]], first_arrival: int, last_seq: int
     ) -> int:
         """Record calls that were made elsewhere, and the last event of each; return the last number of the log."""
         for arrival, (intent, outcome) in enumerate(calls, first_arrival):
             row = {**self._call_row(intent, outcome, arrival), "owner": None}
             if outcome.result is not None:  # also of a call that was reversed later
                 row["result"] = to_json(outcome.result)
-            _ADD.run(connection, row)
+            _ADD.run(transaction, row)
             if intent.effect.is_neutral or outcome.status not in LAST_LOGGED_STATUSES:
                 continue
             last_seq += 1
@@ -180,7 +179,7 @@ class Journal:
                 "operation_id": None,
                 "created_at": outcome.ended_at or intent.started_at,
             }
-            _ADD_LOG_ENTRY.run(connection, entry)
+            _ADD_LOG_ENTRY.run(transaction, entry)
         return last_seq
 
     def _call_row(self, intent: Intent, outcome: CallOutcome | None, arrival: int) -> dict[str, Any]:
@@ -213,42 +212,42 @@ class Journal:
             **(_outcome_columns(outcome) if outcome else NO_OUTCOME),
         }
 
-    def next_arrival(self, connection: Connection, branch_id: int) -> int:
+    def next_arrival(self, transaction: Reading, branch_id: int) -> int:
         """Return the arrival number of the next call of a branch."""
-        last = _LAST_ARRIVAL.all(connection, {"branch": branch_id})[0].arrival
+        last = _LAST_ARRIVAL.all(transaction, {"branch": branch_id})[0].arrival
         return 0 if last is None else int(last) + 1
 
     def end(
-        self, connection: Connection, invocation_id: int, outcome: CallOutcome, *, is_past: bool = False
+        self, transaction: Writing, invocation_id: int, outcome: CallOutcome, *, is_past: bool = False
     ) -> int | None:
         """Record how a call ended, and return the number of the entry that it added to the world log, if it did."""
         values = _outcome_columns(outcome)
         if outcome.answers is None:
             del values["answers"]  # what the call had used when it was last heard of stays
-        row = self._change_status(connection, invocation_id, outcome.status, **values)
+        row = self._change_status(transaction, invocation_id, outcome.status, **values)
         if not kind_of(row.effect).is_neutral:
             if not is_past:
-                self._record_audit_event(connection, row, outcome.status, None)
-            return self._append_to_world_log(connection, row, outcome.status, None)
+                self._record_audit_event(transaction, row, outcome.status, None)
+            return self._append_to_world_log(transaction, row, outcome.status, None)
         return None
 
-    def calls_of_turn(self, connection: Connection, branch_id: int, owner: str) -> dict[int, str]:
+    def calls_of_turn(self, transaction: Reading, branch_id: int, owner: str) -> dict[int, str]:
         """Return the statuses of the calls that a turn has recorded, by their ids."""
         query = select(TOOL_INVOCATION.c.id, TOOL_INVOCATION.c.status).where(
             self._in_branch(branch_id), TOOL_INVOCATION.c.owner == owner
         )
-        return {row.id: row.status for row in connection.execute(query)}
+        return {row.id: row.status for row in transaction.execute(query)}
 
-    def abandon(self, connection: Connection, branch_id: int, owner: str | None) -> None:
+    def abandon(self, transaction: Writing, branch_id: int, owner: str | None) -> None:
         """Mark the calls that a turn left without an outcome as `unknown`."""
-        for row in _SELECT_RUNNING.all(connection, {"branch": branch_id, "by": owner}):
-            self.end(connection, row.id, CallOutcome(status=UNKNOWN))
+        for row in _SELECT_RUNNING.all(transaction, {"branch": branch_id, "by": owner}):
+            self.end(transaction, row.id, CallOutcome(status=UNKNOWN))
 
     # -- reversal and decisions
 
     def move(
         self,
-        connection: Connection,
+        transaction: Writing,
         invocation_id: int,
         status: str,
         *,
@@ -259,27 +258,25 @@ class Journal:
     ) -> None:
         """Change the status of an invocation, if the journal allows this transition."""
         values = {"result": to_json(result)} if result is not None else {}
-        row = self._change_status(connection, invocation_id, status, owner=owner, error_message=error, **values)
-        self._record_audit_event(connection, row, status, operation_id)
-        self._append_to_world_log(connection, row, status, operation_id)
+        row = self._change_status(transaction, invocation_id, status, owner=owner, error_message=error, **values)
+        self._record_audit_event(transaction, row, status, operation_id)
+        self._append_to_world_log(transaction, row, status, operation_id)
 
-    def set_error_message(self, connection: Connection, call: ToolInvocation, error: str | None) -> None:
+    def set_error_message(self, transaction: Writing, call: ToolInvocation, error: str | None) -> None:
         """Replace the error message of a call whose outcome is unknown. No-op if its status has changed meanwhile."""
-        self.change(connection, call.id, TOOL_INVOCATION.c.status == call.status, error_message=error)
+        self.change(transaction, call.id, TOOL_INVOCATION.c.status == call.status, error_message=error)
 
-    def change(self, connection: Connection, invocation_id: int, *conditions: Any, **values: Any) -> None:
+    def change(self, transaction: Writing, invocation_id: int, *conditions: Any, **values: Any) -> None:
         """Change columns of an invocation if it meets the conditions, without regard to its status."""
-        update_rows(connection, TOOL_INVOCATION, TOOL_INVOCATION.c.id == invocation_id, *conditions, **values)
+        update_rows(transaction, TOOL_INVOCATION, TOOL_INVOCATION.c.id == invocation_id, *conditions, **values)
 
-    def _change_status(self, connection: Connection, invocation_id: int, status: str, **values: Any) -> Row[Any]:
+    def _change_status(self, transaction: Reading, invocation_id: int, status: str, **values: Any) -> Row[Any]:
         parameters = {"invocation": invocation_id}
-        bound = (
-            bind_row(TOOL_INVOCATION, {"id": invocation_id, **values}) if seal_of(connection) is not None else values
-        )
+        bound = bind_row(TOOL_INVOCATION, {"id": invocation_id, **values}) if transaction.seal is not None else values
         new_parameters = {f"new_{name}": bound[name] for name in values}
-        row: Row[Any] | None = _moving(status, tuple(values)).first(connection, parameters | new_parameters)
+        row: Row[Any] | None = _moving(status, tuple(values)).first(transaction, parameters | new_parameters)
         if row is None:
-            row = connection.execute(_SELECT_INVOCATION, parameters).first()
+            row = transaction.execute(_SELECT_INVOCATION, parameters).first()
             if row is None:
                 raise missing_row("tool invocation", invocation_id)
             raise Conflict(
@@ -288,10 +285,10 @@ class Journal:
             )
         return row
 
-    def _record_audit_event(self, connection: Connection, row: Row[Any], action: str, operation_id: int | None) -> None:
+    def _record_audit_event(self, transaction: Writing, row: Row[Any], action: str, operation_id: int | None) -> None:
         if action in AUDITED_STATUSES:
             record_event(
-                connection,
+                transaction,
                 f"call.{action}",
                 branch_id=row.internal_session_id,
                 invocation=row.id,
@@ -302,12 +299,12 @@ class Journal:
             )
 
     def _append_to_world_log(
-        self, connection: Connection, row: Row[Any], action: str, operation_id: int | None
+        self, transaction: Writing, row: Row[Any], action: str, operation_id: int | None
     ) -> int | None:
         if action not in LOGGED_STATUSES:
             return None
         parameters = {"session": row.external_session_id}
-        last_seq = LAST_SEQ.all(connection, parameters)[0].seq or 0
+        last_seq = LAST_SEQ.all(transaction, parameters)[0].seq or 0
         entry = {
             "external_session_id": row.external_session_id,
             "seq": last_seq + 1,
@@ -316,61 +313,61 @@ class Journal:
             "operation_id": operation_id,
             "created_at": datetime.now(UTC),
         }
-        _ADD_LOG_ENTRY.run(connection, entry)
+        _ADD_LOG_ENTRY.run(transaction, entry)
         return int(entry["seq"])
 
     # -- reading
 
-    def tally(self, connection: Connection, branch_id: int) -> CallTally:
+    def tally(self, transaction: Reading, branch_id: int) -> CallTally:
         """Count the calls that a branch made itself."""
-        return CallTally.from_row(_SELECT_TALLY.all(connection, {"branch": branch_id})[0])
+        return CallTally.from_row(_SELECT_TALLY.all(transaction, {"branch": branch_id})[0])
 
-    def count(self, connection: Connection, branch_id: int, *, before_batch: int | None) -> int:
+    def count(self, transaction: Reading, branch_id: int, *, before_batch: int | None) -> int:
         """Count the calls that a branch made itself before a batch; `before_batch=None` counts all."""
         batch_limit = 2**31 - 1 if before_batch is None else before_batch
-        return int(connection.execute(_COUNT_CALLS, {"branch": branch_id, "until": batch_limit}).scalar_one())
+        return int(transaction.execute(_COUNT_CALLS, {"branch": branch_id, "until": batch_limit}).scalar_one())
 
-    def have_ended(self, connection: Connection, thread: str, tool_call_ids: Sequence[str]) -> bool:
+    def have_ended(self, transaction: Reading, thread: str, tool_call_ids: Sequence[str]) -> bool:
         """Return whether the newest run of each of these tool calls is recorded on a thread and has ended."""
         c = TOOL_INVOCATION.c
         query = select(c.tool_call_id, c.status).select_from(WITH_BRANCH).order_by(c.id)
         query = query.where(BRANCH.c.thread_id == thread, c.tool_call_id.in_(tool_call_ids))
-        statuses = dict(connection.execute(query).all())
+        statuses = dict(transaction.execute(query).all())
         return statuses.keys() == {*tool_call_ids} and not {INTENDED, PAUSED} & {*statuses.values()}
 
-    def last_batch(self, connection: Connection, branch_id: int, tool_call_ids: Iterable[str]) -> int | None:
+    def last_batch(self, transaction: Reading, branch_id: int, tool_call_ids: Iterable[str]) -> int | None:
         """Return the newest batch of a branch that contains one of these tool calls; None if none was recorded."""
         is_requested_call = TOOL_INVOCATION.c.tool_call_id.in_(bindparam("calls", expanding=True))
         query = select(func.max(TOOL_INVOCATION.c.batch)).where(self._in_branch(branch_id), is_requested_call)
-        batch = connection.execute(query, {"calls": list(tool_call_ids)}).scalar()
+        batch = transaction.execute(query, {"calls": list(tool_call_ids)}).scalar()
         return int(batch) if batch is not None else None
 
-    def track(self, connection: Connection, parts: Sequence[TrackPart], skip: int = 0) -> list[ToolInvocation]:
+    def track(self, transaction: Reading, parts: Sequence[TrackPart], skip: int = 0) -> list[ToolInvocation]:
         """Read a track as it was recorded, in the order of the AI messages."""
-        return [call for _, call in self._load_track(connection, parts, skip)]
+        return [call for _, call in self._load_track(transaction, parts, skip)]
 
     def live_track(
-        self, connection: Connection, runs: Mapping[int, Row[Any]], parts: Sequence[TrackPart], skip: int = 0
+        self, transaction: Reading, runs: Mapping[int, Row[Any]], parts: Sequence[TrackPart], skip: int = 0
     ) -> list[ToolInvocation]:
         """Read a track as it is now: in place of a call whose tool ran again, its newest run that did not fail.
 
         An answer from the record changes with the call whose result it is.
         """
-        track = self._load_track(connection, parts, skip)
+        track = self._load_track(transaction, parts, skip)
         return [_replace_run(row, call, runs.get(_original_id(row), row)) for row, call in track]
 
-    def newest_runs(self, connection: Connection, session_id: int) -> Mapping[int, Row[Any]]:
+    def newest_runs(self, transaction: Reading, session_id: int) -> Mapping[int, Row[Any]]:
         """Read the runs of a session that a track shows in place of recorded calls, by the ids of the first runs.
 
         These are the newest run of each call that ran again, and each call that answered others and is or was not done.
         """
         parameters = {"session": session_id}
-        rows = _SELECT_NEWEST_RUNS.all(connection, parameters)
+        rows = _SELECT_NEWEST_RUNS.all(transaction, parameters)
         redone = {row.replay_of: row for row in rows if row.kind == REDO}
         return {row.id: row for row in rows if row.kind != REDO} | redone
 
     def _load_track(
-        self, connection: Connection, parts: Sequence[TrackPart], skip: int
+        self, transaction: Reading, parts: Sequence[TrackPart], skip: int
     ) -> list[tuple[Row[Any], ToolInvocation]]:
         """Read the calls of a track, each with its row."""
         track: list[tuple[Row[Any], ToolInvocation]] = []
@@ -384,46 +381,46 @@ class Journal:
                 .order_by(TOOL_INVOCATION.c.arrival)
             )
             query = query.limit(None if part.count is None else part.count - part_skip)
-            rows = connection.execute(query.offset(part_skip) if part_skip else query).all()
-            first_position, runs = part.before + part_skip, self._run_counts(connection, rows)
+            rows = transaction.execute(query.offset(part_skip) if part_skip else query).all()
+            first_position, runs = part.before + part_skip, self._run_counts(transaction, rows)
             track += [
                 (row, _invocation_from_row(row, parts[-1].branch_id, first_position + n, runs.get(row.id, 1)))
                 for n, row in enumerate(sorted(rows, key=_order))
             ]
         return track
 
-    def waiting_calls(self, connection: Connection, branch_id: int, position: int) -> list[ToolInvocation]:
+    def waiting_calls(self, transaction: Reading, branch_id: int, position: int) -> list[ToolInvocation]:
         """Read the calls of a branch that wait for an answer."""
-        rows = connection.execute(_SELECT_WAITING, {"branch": branch_id}).all()
-        runs = self._run_counts(connection, rows)
+        rows = transaction.execute(_SELECT_WAITING, {"branch": branch_id}).all()
+        runs = self._run_counts(transaction, rows)
         return [_invocation_from_row(row, branch_id, position + n, runs.get(row.id, 1)) for n, row in enumerate(rows)]
 
-    def _run_counts(self, connection: Connection, rows: Sequence[Row[Any]]) -> dict[int, int]:
+    def _run_counts(self, transaction: Reading, rows: Sequence[Row[Any]]) -> dict[int, int]:
         """Return how often the tool of each call started; only for calls that received an answer of a person."""
         answered_ids = [row.id for row in rows if row.answers is not None]
         counted_rows = [
-            row for part in slices(answered_ids) for row in connection.execute(_COUNT_PAUSED_RUNS, {"ids": part})
+            row for part in slices(answered_ids) for row in transaction.execute(_COUNT_PAUSED_RUNS, {"ids": part})
         ]
         return {row.id: row.paused + 1 for row in counted_rows}
 
-    def last_arrival(self, connection: Connection, part: TrackPart) -> int:
+    def last_arrival(self, transaction: Reading, part: TrackPart) -> int:
         """Return the arrival number of the last call of a track part; -1 if the part has no calls."""
         if part.count == 0:
             return -1
         if part.count is None:
             return 2**31 - 1
         parameters = {"branch": part.branch_id, "before": part.count - 1}
-        row = _SELECT_NTH_ARRIVAL.first(connection, parameters)
+        row = _SELECT_NTH_ARRIVAL.first(transaction, parameters)
         return int(row.arrival) if row is not None else 2**31 - 1
 
-    def invocations_from_rows(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
+    def invocations_from_rows(self, transaction: Reading, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
         """Convert rows to values from the view of the branches that recorded them, with positions on those tracks.
 
         A redo gets the position and the tool call id of the call that it repeats.
         """
         repeated_ids = {row.replay_of for row in rows if row.kind == REDO}
-        repeated_rows = self._load_rows(connection, sorted(repeated_ids))
-        calls = self._invocations_from_rows(connection, [*rows, *repeated_rows])
+        repeated_rows = self._load_rows(transaction, sorted(repeated_ids))
+        calls = self._invocations_from_rows(transaction, [*rows, *repeated_rows])
         places = {call.id: call for call in calls[len(rows) :]}
         return [
             replace(call, position=place.position, tool_call_id=place.tool_call_id)
@@ -432,7 +429,7 @@ class Journal:
             for call in calls[: len(rows)]
         ]
 
-    def _invocations_from_rows(self, connection: Connection, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
+    def _invocations_from_rows(self, transaction: Reading, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
         ids_by_branch: dict[int, list[int]] = {}
         for row in rows:
             if row.kind != REDO:  # a redo has no place of its own
@@ -440,9 +437,9 @@ class Journal:
         ranks: dict[int, int] = {}
         for branch_id, ids in ids_by_branch.items():
             for part in slices(ids):
-                ranked_rows = connection.execute(_SELECT_RANKS, {"branch": branch_id, "ids": part})
+                ranked_rows = transaction.execute(_SELECT_RANKS, {"branch": branch_id, "ids": part})
                 ranks.update((row.id, row.rank) for row in ranked_rows)
-        runs = self._run_counts(connection, rows)
+        runs = self._run_counts(transaction, rows)
         return [
             _invocation_from_row(
                 row, row.internal_session_id, row.inherited + ranks.get(row.id, 0), runs.get(row.id, 1)
@@ -450,27 +447,27 @@ class Journal:
             for row in rows
         ]
 
-    def invocation(self, connection: Connection, invocation_id: int) -> ToolInvocation | None:
+    def invocation(self, transaction: Reading, invocation_id: int) -> ToolInvocation | None:
         """Read one invocation from the view of the branch that recorded it; None if it does not exist."""
-        return self.invocations(connection, [invocation_id]).get(invocation_id)
+        return self.invocations(transaction, [invocation_id]).get(invocation_id)
 
-    def invocations(self, connection: Connection, ids: Sequence[int]) -> dict[int, ToolInvocation]:
+    def invocations(self, transaction: Reading, ids: Sequence[int]) -> dict[int, ToolInvocation]:
         """Read several invocations by id, each from the view of the branch that recorded it."""
-        return {call.id: call for call in self.invocations_from_rows(connection, self._load_rows(connection, ids))}
+        return {call.id: call for call in self.invocations_from_rows(transaction, self._load_rows(transaction, ids))}
 
-    def _load_rows(self, connection: Connection, ids: Sequence[int]) -> Sequence[Row[Any]]:
+    def _load_rows(self, transaction: Reading, ids: Sequence[int]) -> Sequence[Row[Any]]:
         id = TOOL_INVOCATION.c.id
         query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(id)
-        return [row for part in slices(sorted(ids)) for row in connection.execute(query.where(id.in_(part)))]
+        return [row for part in slices(sorted(ids)) for row in transaction.execute(query.where(id.in_(part)))]
 
-    def ids_in_reversal(self, connection: Connection, session_id: int, owner: str | None) -> list[int]:
+    def ids_in_reversal(self, transaction: Reading, session_id: int, owner: str | None) -> list[int]:
         """Return the ids of the invocations of a session that this owner was reversing, even if it is dead."""
         query = select(TOOL_INVOCATION.c.id).where(
             TOOL_INVOCATION.c.external_session_id == session_id,
             TOOL_INVOCATION.c.status == REVERSING,
             TOOL_INVOCATION.c.owner == owner,
         )
-        return list(connection.execute(query).scalars())
+        return list(transaction.execute(query).scalars())
 
     def _in_branch(self, branch_id: int) -> Any:
         return TOOL_INVOCATION.c.internal_session_id == branch_id

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Boolean, Connection, Select, bindparam, func, select, tuple_
+from sqlalchemy import Boolean, Select, bindparam, func, select, tuple_
 
 from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Filter, TimeCursor
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
+from agentgit.store.sql.transaction import Reading
 
 UNBOUNDED = 2**31 - 1
 """A number greater than that of any checkpoint on a branch."""
@@ -59,7 +60,7 @@ class LogStore:
 
     def page(
         self,
-        connection: Connection,
+        transaction: Reading,
         parts: Sequence[LogPart],
         log_filter: Filter,
         tagged_id: int | None,
@@ -70,7 +71,7 @@ class LogStore:
         query = _page_query(_filter_fields(log_filter))
         page_rows: list[StoredRow] = []
         for upper_bound, part in sorted(
-            self._with_upper_bounds(connection, parts), key=lambda pair: pair[0], reverse=True
+            self._with_upper_bounds(transaction, parts), key=lambda pair: pair[0], reverse=True
         ):
             if len(page_rows) == limit and _cursor_of(page_rows[-1]) > upper_bound:
                 break
@@ -79,32 +80,32 @@ class LogStore:
                 "last": after.id,
                 "limit": limit,
             }
-            rows = query.all(connection, parameters)
+            rows = query.all(transaction, parameters)
             page_rows = sorted([*page_rows, *rows], key=_cursor_of, reverse=True)[:limit]
         return page_rows
 
-    def count(self, connection: Connection, parts: Sequence[LogPart], log_filter: Filter, tagged_id: int | None) -> int:
+    def count(self, transaction: Reading, parts: Sequence[LogPart], log_filter: Filter, tagged_id: int | None) -> int:
         """Count checkpoints without reading them."""
         query = _count_query(_filter_fields(log_filter))
-        return sum(query.all(connection, self._parameters(part, log_filter, tagged_id))[0].count for part in parts)
+        return sum(query.all(transaction, self._parameters(part, log_filter, tagged_id))[0].count for part in parts)
 
-    def find_ancestor(self, connection: Connection, path: Sequence[Segment], steps: int) -> StoredRow | None:
+    def find_ancestor(self, transaction: Reading, path: Sequence[Segment], steps: int) -> StoredRow | None:
         """Read the checkpoint that is `steps` before the end of a path; None if the path is shorter."""
         for part in reversed(parts_of_path(path)):
             parameters = {"branch": part.branch_id, "end": part.last_number}
-            rows = _SELECT_ANCESTOR.all(connection, {**parameters, "steps": steps})
+            rows = _SELECT_ANCESTOR.all(transaction, {**parameters, "steps": steps})
             if rows:
                 row: StoredRow = rows[0]
                 return row
-            steps -= _count_query(()).all(connection, parameters)[0].count
+            steps -= _count_query(()).all(transaction, parameters)[0].count
         return None
 
-    def _with_upper_bounds(self, connection: Connection, parts: Sequence[LogPart]) -> list[tuple[TimeCursor, LogPart]]:
+    def _with_upper_bounds(self, transaction: Reading, parts: Sequence[LogPart]) -> list[tuple[TimeCursor, LogPart]]:
         """Pair each part with an upper bound of the marks of its checkpoints."""
         ids = [part.newest_id for part in parts if part.newest_id is not None] if len(parts) > 1 else []
         cursors: dict[int, TimeCursor] = {}
         for id_slice in slices(ids):
-            rows = connection.execute(_SELECT_TIMES, {"ids": id_slice})
+            rows = transaction.execute(_SELECT_TIMES, {"ids": id_slice})
             cursors.update((row.id, TimeCursor(row.created_at, row.id)) for row in rows)
         return [(cursors.get(part.newest_id or 0, FIRST_TIME_CURSOR), part) for part in parts]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, func, or_, select, update
+from sqlalchemy import Row, bindparam, func, or_, select, update
 
 from agentgit.errors import Conflict
 from agentgit.next_steps import Next
@@ -19,6 +19,7 @@ from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases
 from agentgit.store.sql.tables import OPERATION
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate, queue_insert, update_rows
 from agentgit.values import as_object, to_json
 
@@ -45,22 +46,22 @@ class OperationStore:
     def __init__(self, leases: Leases | None = None) -> None:
         self.leases = leases
 
-    def begin(self, connection: Connection, new_operation: NewOperation, owner: str) -> int:
+    def begin(self, transaction: Writing, new_operation: NewOperation, owner: str) -> int:
         """Record the start of an operation, and return its id."""
-        operation_id = self._insert(connection, new_operation, status=RUNNING)
-        self._set_owner(connection, operation_id, owner)
-        self._record_event(connection, operation_id, "begun", new_operation)
+        operation_id = self._insert(transaction, new_operation, status=RUNNING)
+        self._set_owner(transaction, operation_id, owner)
+        self._record_event(transaction, operation_id, "begun", new_operation)
         return operation_id
 
     def record_done(
-        self, connection: Connection, new_operation: NewOperation, report: Mapping[str, Any] = NO_REPORT
+        self, transaction: Writing, new_operation: NewOperation, report: Mapping[str, Any] = NO_REPORT
     ) -> None:
         """Record an operation that starts and ends in this transaction."""
         ended = {"status": DONE, "ended_at": datetime.now(UTC), "report": to_json(report)}
-        operation_id = self._insert(connection, new_operation, **ended)
-        self._record_event(connection, operation_id, "done", new_operation)
+        operation_id = self._insert(transaction, new_operation, **ended)
+        self._record_event(transaction, operation_id, "done", new_operation)
 
-    def _insert(self, connection: Connection, new_operation: NewOperation, **state: Any) -> int:
+    def _insert(self, transaction: Writing, new_operation: NewOperation, **state: Any) -> int:
         operation_id = new_id()
         row = {
             "id": operation_id,
@@ -76,26 +77,26 @@ class OperationStore:
             "created_at": datetime.now(UTC),
             **state,
         }
-        queue_insert(connection, OPERATION, row)
+        queue_insert(transaction, OPERATION, row)
         return operation_id
 
-    def resume(self, connection: Connection, operation_id: int, owner: str) -> None:
+    def resume(self, transaction: Writing, operation_id: int, owner: str) -> None:
         """Resume an operation that nobody is working on, as its new owner."""
-        update_rows(connection, OPERATION, self._id_condition(operation_id), status=RUNNING)
-        self._set_owner(connection, operation_id, owner)
-        self._record_event(connection, operation_id, "resumed", self._load_started(connection, operation_id))
+        update_rows(transaction, OPERATION, self._id_condition(operation_id), status=RUNNING)
+        self._set_owner(transaction, operation_id, owner)
+        self._record_event(transaction, operation_id, "resumed", self._load_started(transaction, operation_id))
 
-    def _set_owner(self, connection: Connection, operation_id: int, owner: str) -> None:
+    def _set_owner(self, transaction: Writing, operation_id: int, owner: str) -> None:
         statement = update(OPERATION).where(self._id_condition(operation_id)).values(owner=owner)
         if self.leases is None:
-            connection.execute(statement)
+            transaction.execute(statement)
             return
-        connection.execute(statement.values(lease_until=LEASE_END), self.leases.parameters)
+        transaction.execute(statement.values(lease_until=LEASE_END), self.leases.parameters)
         self.leases.start_renewing(owner, LeasedRow(OPERATION, operation_id))
 
-    def require_held(self, connection: Connection, operation_id: int, owner: str) -> None:
+    def require_held(self, transaction: Reading, operation_id: int, owner: str) -> None:
         """Check that an owner still holds its operation, and lock the operation until this transaction ends."""
-        row = _LOCK_OWNER.first(connection, {"operation": operation_id})
+        row = _LOCK_OWNER.first(transaction, {"operation": operation_id})
         if row is None:
             raise missing_row("operation", operation_id)
         if (row.status, row.owner) != (RUNNING, owner):
@@ -104,30 +105,30 @@ class OperationStore:
                 Next("resume", operation=operation_id),
             )
 
-    def set_request(self, connection: Connection, operation_id: int, request: Mapping[str, Any]) -> None:
+    def set_request(self, transaction: Writing, operation_id: int, request: Mapping[str, Any]) -> None:
         """Replace the request of an operation whose plan has changed."""
-        update_rows(connection, OPERATION, self._id_condition(operation_id), request=to_json(request))
+        update_rows(transaction, OPERATION, self._id_condition(operation_id), request=to_json(request))
 
-    def end(self, connection: Connection, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
+    def end(self, transaction: Writing, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
         """Record the end of an operation, or that it stopped halfway."""
         values: dict[str, Any] = {"report": to_json(report), "owner": None, "lease_until": None}
         values["ended_at"] = datetime.now(UTC)
-        _END.run(connection, {"id": operation_id}, status=status, **values)
+        _END.run(transaction, {"id": operation_id}, status=status, **values)
         event = "done" if status == DONE else "incomplete"
         self._record_event(
-            connection, operation_id, event, self._load_started(connection, operation_id), _counts(report)
+            transaction, operation_id, event, self._load_started(transaction, operation_id), _counts(report)
         )
 
-    def _load_started(self, connection: Connection, operation_id: int) -> Any:
+    def _load_started(self, transaction: Reading, operation_id: int) -> Any:
         """Read the fields of an operation that its events have."""
-        row = _SELECT_EVENT_FIELDS.first(connection, {"operation": operation_id})
+        row = _SELECT_EVENT_FIELDS.first(transaction, {"operation": operation_id})
         if row is None:
             raise missing_row("operation", operation_id)
         return row
 
     def _record_event(
         self,
-        connection: Connection,
+        transaction: Writing,
         operation_id: int,
         event: str,
         started: NewOperation | Any,
@@ -135,7 +136,7 @@ class OperationStore:
     ) -> None:
         """Record an event of an operation in the audit trail."""
         record_event(
-            connection,
+            transaction,
             f"{started.kind}.{event}",
             branch_id=started.branch_id,
             user_id=started.user_id,
@@ -145,37 +146,37 @@ class OperationStore:
             **(counts or {}),
         )
 
-    def find(self, connection: Connection, operation_id: int) -> Row[Any] | None:
+    def find(self, transaction: Reading, operation_id: int) -> Row[Any] | None:
         """Read one operation; None if it does not exist."""
-        return connection.execute(select(OPERATION).where(self._id_condition(operation_id)).limit(1)).first()
+        return transaction.execute(select(OPERATION).where(self._id_condition(operation_id)).limit(1)).first()
 
-    def find_by_request_id(self, connection: Connection, session_id: int, request_id: str) -> Row[Any] | None:
+    def find_by_request_id(self, transaction: Reading, session_id: int, request_id: str) -> Row[Any] | None:
         """Read the operation of a session with this request id; None if there is none."""
         query = select(OPERATION).where(self._in_session(session_id), OPERATION.c.request_id == request_id)
-        return connection.execute(query.limit(1)).first()
+        return transaction.execute(query.limit(1)).first()
 
-    def of_branch(self, connection: Connection, branch_id: int) -> Sequence[Row[Any]]:
+    def of_branch(self, transaction: Reading, branch_id: int) -> Sequence[Row[Any]]:
         """Read the operations that created a branch or led to it, oldest first."""
-        return _OF_BRANCH.all(connection, {"branch": branch_id})
+        return _OF_BRANCH.all(transaction, {"branch": branch_id})
 
-    def of_branches(self, connection: Connection, branch_ids: Sequence[int]) -> Sequence[Row[Any]]:
+    def of_branches(self, transaction: Reading, branch_ids: Sequence[int]) -> Sequence[Row[Any]]:
         """Read the operations that created these branches or led to them, oldest first."""
         leads_to_branch = OPERATION.c.internal_session_id.in_(bindparam("branches", expanding=True))
         query = select(OPERATION).where(leads_to_branch).order_by(OPERATION.c.id)
-        return connection.execute(query, {"branches": list(branch_ids)}).all()
+        return transaction.execute(query, {"branches": list(branch_ids)}).all()
 
-    def query_running(self, connection: Connection, session_id: int) -> PendingResult:
+    def query_running(self, transaction: Reading, session_id: int) -> PendingResult:
         """Query the running operations of a session, including those whose process has died."""
-        return _RUNNING.submit(connection, {"session": session_id})
+        return _RUNNING.submit(transaction, {"session": session_id})
 
-    def all(self, connection: Connection, session_id: int) -> list[Operation]:
+    def all(self, transaction: Reading, session_id: int) -> list[Operation]:
         """List the operations of a session, newest first."""
         query = select(OPERATION).where(self._in_session(session_id)).order_by(OPERATION.c.id.desc())
-        return [operation_from_row(row) for row in connection.execute(query).all()]
+        return [operation_from_row(row) for row in transaction.execute(query).all()]
 
-    def last_move(self, connection: Connection, session_id: int) -> int:
+    def last_move(self, transaction: Reading, session_id: int) -> int:
         """Return the id of the newest rollback or switch of a session; 0 if there is none."""
-        return int(_LAST_MOVE.all(connection, {"session": session_id})[0].id or 0)
+        return int(_LAST_MOVE.all(transaction, {"session": session_id})[0].id or 0)
 
     def _id_condition(self, operation_id: int) -> Any:
         return OPERATION.c.id == operation_id

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, and_, bindparam, func, not_, or_, select
+from sqlalchemy import Row, Select, and_, bindparam, func, not_, or_, select
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.function_names import in_another_world
@@ -48,12 +48,13 @@ from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import insert_rows
 from agentgit.values import as_object
 
 
 def call_marks(
-    connection: Connection, session_id: int, branch_ids: Sequence[int] | None = None
+    transaction: Reading, session_id: int, branch_ids: Sequence[int] | None = None
 ) -> dict[int, list[tuple[int, str]]]:
     """Read the marks of the calls of each branch in a session, with their indexes among the branch's own calls.
 
@@ -61,15 +62,15 @@ def call_marks(
     of its newest run.
     """
     key = {"session": session_id}
-    redo_statuses = {row.replay_of: row.status for row in _SELECT_REDO_STATUSES.all(connection, key)}
+    redo_statuses = {row.replay_of: row.status for row in _SELECT_REDO_STATUSES.all(transaction, key)}
     marks_by_branch: dict[int, list[tuple[int, str]]] = {}
     if branch_ids is None:
-        rows = iter(_SELECT_CALLS.all(connection, key))
+        rows = iter(_SELECT_CALLS.all(transaction, key))
     else:
         rows = (
             row
             for part in slices(branch_ids)
-            for row in connection.execute(_calls(TOOL_INVOCATION.c.internal_session_id.in_(part)), key)
+            for row in transaction.execute(_calls(TOOL_INVOCATION.c.internal_session_id.in_(part)), key)
         )
     for row in rows:
         call_mark = mark(row.effect, redo_statuses.get(row.id, row.status))
@@ -130,7 +131,7 @@ class RecordedCalls:
 
     def attempts(
         self,
-        connection: Connection,
+        transaction: Reading,
         path: Sequence[TrackPart],
         tool_name: str,
         tool_call_id: str | None,
@@ -143,39 +144,39 @@ class RecordedCalls:
         parts = {part.branch_id: part for part in path}
         condition = TOOL_INVOCATION.c.tool_call_id == tool_call_id if task is None else TOOL_INVOCATION.c.task == task
         rows = self._load_rows(
-            connection,
+            transaction,
             TOOL_INVOCATION.c.internal_session_id.in_(list(parts)),
             condition,
             TOOL_INVOCATION.c.tool_name == tool_name,
             TOOL_INVOCATION.c.kind != REDO,
         )
         last_arrivals = {
-            branch_id: self.journal.last_arrival(connection, parts[branch_id]) for branch_id in _branch_ids(rows)
+            branch_id: self.journal.last_arrival(transaction, parts[branch_id]) for branch_id in _branch_ids(rows)
         }
         attempts = self.journal.invocations_from_rows(
-            connection, [row for row in rows if row.arrival <= last_arrivals[row.internal_session_id]][::-1]
+            transaction, [row for row in rows if row.arrival <= last_arrivals[row.internal_session_id]][::-1]
         )
-        originals = self.originals(connection, {one.id: one for one in attempts}).values()
+        originals = self.originals(transaction, {one.id: one for one in attempts}).values()
         return [
             one if {one.status, made.status} <= ANSWERING else replace(made, idempotency_key=one.idempotency_key)
             for one, made in zip(attempts, originals, strict=True)
         ]
 
-    def used_answers(self, connection: Connection, path: Sequence[TrackPart]) -> list[dict[str, Any]]:
+    def used_answers(self, transaction: Reading, path: Sequence[TrackPart]) -> list[dict[str, Any]]:
         """Read which answers of a person calls used and which graphs they ran; later attempts, nearer branches last."""
         branch_ids = [part.branch_id for part in path]
         rows = self._load_rows(
-            connection, TOOL_INVOCATION.c.internal_session_id.in_(branch_ids), TOOL_INVOCATION.c.answers.is_not(None)
+            transaction, TOOL_INVOCATION.c.internal_session_id.in_(branch_ids), TOOL_INVOCATION.c.answers.is_not(None)
         )
         rows = sorted(rows, key=lambda row: (branch_ids.index(row.internal_session_id), row.id))
         return [as_object(row.answers) for row in rows]
 
-    def answers(self, connection: Connection, invocation_id: int) -> dict[str, Any] | None:
+    def answers(self, transaction: Reading, invocation_id: int) -> dict[str, Any] | None:
         """Read which of a person's answers a call used and which graphs it ran; None if there are none."""
-        rows = self._load_rows(connection, TOOL_INVOCATION.c.id == invocation_id)
+        rows = self._load_rows(transaction, TOOL_INVOCATION.c.id == invocation_id)
         return as_object(rows[0].answers) if rows and rows[0].answers is not None else None
 
-    def has_asked(self, connection: Connection, session_id: int, call: ToolInvocation) -> bool:
+    def has_asked(self, transaction: Reading, session_id: int, call: ToolInvocation) -> bool:
         """Return whether the tool of a call used a person's answers; of a simulated call, when it made an equal one."""
         c, simulated = TOOL_INVOCATION.c, call.status == SIMULATED
         of_call = (
@@ -183,27 +184,27 @@ class RecordedCalls:
         )
         rows = [
             row
-            for row in self._load_rows(connection, of_call, c.answers.is_not(None))
+            for row in self._load_rows(transaction, of_call, c.answers.is_not(None))
             if as_object(row.answers).get("taken")
         ]
-        made = self.journal.invocations_from_rows(connection, rows)
+        made = self.journal.invocations_from_rows(transaction, rows)
         return any(one.identity == call.identity and (call.identity or one.args == call.args) for one in made)
 
-    def find_identical(self, connection: Connection, session_id: int, identity: str) -> list[ToolInvocation]:
+    def find_identical(self, transaction: Reading, session_id: int, identity: str) -> list[ToolInvocation]:
         """Read the identical calls whose effect is or may be in the world of a session, oldest first."""
         rows = self._load_rows(
-            connection,
+            transaction,
             TOOL_INVOCATION.c.external_session_id == session_id,
             TOOL_INVOCATION.c.identity == identity,
             ~IS_SUPERSEDED,
             ~IS_REMADE,
         )
         standing_rows = [row for row in rows if row.status in STANDING - {FAILED} and row.kind != REPLAY]
-        return self.journal.invocations_from_rows(connection, standing_rows)
+        return self.journal.invocations_from_rows(transaction, standing_rows)
 
     def inner_calls(
         self,
-        connection: Connection,
+        transaction: Reading,
         call: ToolInvocation,
         statuses: Collection[str] = RESULT_STATUSES,
         *,
@@ -214,27 +215,27 @@ class RecordedCalls:
         For one that the record answered, this is the call that was made.
         """
         rows = self._load_inner_rows(
-            connection,
+            transaction,
             call,
             *(() if include_reads else (acts(TOOL_INVOCATION.c.effect),)),
             TOOL_INVOCATION.c.tool_name.not_in(sorted(MEMORY_TOOLS)),
         )
-        found = {one.id: one for one in self.journal.invocations_from_rows(connection, rows)}
-        made = {one.id: one for one in self.originals(connection, found).values()}
+        found = {one.id: one for one in self.journal.invocations_from_rows(transaction, rows)}
+        made = {one.id: one for one in self.originals(transaction, found).values()}
         return [one for one in made.values() if one.status in statuses]
 
-    def originals(self, connection: Connection, rows: Mapping[int, ToolInvocation]) -> dict[int, ToolInvocation]:
+    def originals(self, transaction: Reading, rows: Mapping[int, ToolInvocation]) -> dict[int, ToolInvocation]:
         """Return the calls that rows of a track stand for. A failed answer from the record was not used."""
         ids = {id: row.replay_of for id, row in rows.items() if row.kind == REPLAY and row.status != FAILED}
-        calls = self.journal.invocations(connection, [id for id in ids.values() if id is not None])
+        calls = self.journal.invocations(transaction, [id for id in ids.values() if id is not None])
         return {id: calls.get(ids.get(id) or 0, row) for id, row in rows.items()}
 
     def add_replays(
-        self, connection: Connection, path: Sequence[TrackPart], call: ToolInvocation, intent: Intent
+        self, transaction: Writing, path: Sequence[TrackPart], call: ToolInvocation, intent: Intent
     ) -> Intent:
         """Record that a recorded call and the calls that its tool made answer a new call, and return its own intent."""
-        inner_calls = self.inner_calls(connection, call)
-        path_ids = self.world.ids_on_path(connection, path, (one.first_id for one in inner_calls))
+        inner_calls = self.inner_calls(transaction, call)
+        path_ids = self.world.ids_on_path(transaction, path, (one.first_id for one in inner_calls))
         intents = {call.id: _replay_intent(call, intent)}
         for one in inner_calls:
             if one.id not in path_ids:
@@ -252,14 +253,14 @@ class RecordedCalls:
         now = datetime.now(UTC)
         results = [one.result for one in (call, *inner_calls) if one.id in intents]
         outcomes = [CallOutcome(status=DONE, result=result, ended_at=now) for result in results]
-        self.journal.add(connection, list(zip(intents.values(), outcomes, strict=True)))
+        self.journal.add(transaction, list(zip(intents.values(), outcomes, strict=True)))
         return intents[call.id]
 
-    def has_written_memory(self, connection: Connection, call: ToolInvocation) -> bool:
+    def has_written_memory(self, transaction: Reading, call: ToolInvocation) -> bool:
         """Return whether the tool of a call wrote to memory."""
-        return bool(self._load_inner_rows(connection, call, TOOL_INVOCATION.c.tool_name.in_(sorted(MEMORY_TOOLS))))
+        return bool(self._load_inner_rows(transaction, call, TOOL_INVOCATION.c.tool_name.in_(sorted(MEMORY_TOOLS))))
 
-    def _load_inner_rows(self, connection: Connection, call: ToolInvocation, *conditions: Any) -> Sequence[Row[Any]]:
+    def _load_inner_rows(self, transaction: Reading, call: ToolInvocation, *conditions: Any) -> Sequence[Row[Any]]:
         c = TOOL_INVOCATION.c
         session = select(c.external_session_id).where(c.id == call.id)
         # An earlier attempt at the call may have made what answered this one. All attempts have the same key; a later
@@ -275,22 +276,22 @@ class RecordedCalls:
             select(children.id).where(children.parent_id == inner.c.id)
         )
         is_made = c.kind.in_((CALL, REPLAY, REDO)), not_(is_attempt)
-        return self._load_rows(connection, c.id.in_(select(inner.c.id)), *is_made, *conditions)
+        return self._load_rows(transaction, c.id.in_(select(inner.c.id)), *is_made, *conditions)
 
-    def later_writers(self, connection: Connection, session_id: int, identity: str, invocation_id: int) -> list[int]:
+    def later_writers(self, transaction: Reading, session_id: int, identity: str, invocation_id: int) -> list[int]:
         """Return the ids of other sessions whose newest writes to an item of memory stand and are newer than a call."""
         parameters = {"session": session_id, "identity": identity, "call": invocation_id}
-        rows = connection.execute(_LATER_WRITES, parameters).all()
+        rows = transaction.execute(_LATER_WRITES, parameters).all()
         return list(dict.fromkeys(row.external_session_id for row in rows))
 
-    def fail_replay(self, connection: Connection, invocation_id: int, error: str) -> None:
+    def fail_replay(self, transaction: Writing, invocation_id: int, error: str) -> None:
         """Mark a replay as failed, because its call raised before it used the recorded answer."""
         is_replay = TOOL_INVOCATION.c.kind == REPLAY
-        self.journal.change(connection, invocation_id, is_replay, status=FAILED, result=None, error_message=error)
+        self.journal.change(transaction, invocation_id, is_replay, status=FAILED, result=None, error_message=error)
 
-    def _load_rows(self, connection: Connection, *conditions: Any) -> Sequence[Row[Any]]:
+    def _load_rows(self, transaction: Reading, *conditions: Any) -> Sequence[Row[Any]]:
         query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
-        return connection.execute(query.where(*conditions).order_by(TOOL_INVOCATION.c.id)).all()
+        return transaction.execute(query.where(*conditions).order_by(TOOL_INVOCATION.c.id)).all()
 
 
 MAX_LATER_WRITES = 50
@@ -335,15 +336,15 @@ class PlacedCall(NamedTuple):
 
 
 def replace_track(
-    connection: Connection, journal: Journal, sessions: SessionStore, branch_id: int, track: Sequence[PlacedCall]
+    transaction: Writing, journal: Journal, sessions: SessionStore, branch_id: int, track: Sequence[PlacedCall]
 ) -> None:
     """Replace the track that a branch inherits with a track of its own."""
     ids = [one.row_id for one in track]
-    rows_by_id = _load_rows_by_id(connection, ids)
+    rows_by_id = _load_rows_by_id(transaction, ids)
     # Move the existing calls past all old and new arrival numbers, which must be unique in the branch at any moment.
-    offset = len(track) + journal.next_arrival(connection, branch_id)
-    for row in _load_rows(connection, TOOL_INVOCATION.c.internal_session_id == branch_id):
-        journal.change(connection, row.id, arrival=row.arrival + offset)
+    offset = len(track) + journal.next_arrival(transaction, branch_id)
+    for row in _load_rows(transaction, TOOL_INVOCATION.c.internal_session_id == branch_id):
+        journal.change(transaction, row.id, arrival=row.arrival + offset)
     batches: dict[tuple[int, int], int] = {}
     new_ids = {one.row_id: one.run_id or new_id() for one in track}
     for arrival, placed_call in enumerate(track):
@@ -358,16 +359,16 @@ def replace_track(
         if placed_call.run_id is None:
             replay = _replay_row(row, branch_id, placed_call.original_id)
             status = {"status": DONE} if placed_call.stands else {}
-            insert_rows(connection, TOOL_INVOCATION, replay | track_columns | status | {"id": new_ids[row.id]})
+            insert_rows(transaction, TOOL_INVOCATION, replay | track_columns | status | {"id": new_ids[row.id]})
         else:
-            journal.change(connection, placed_call.run_id, **track_columns, kind=CALL, tool_call_id=row.tool_call_id)
-    sessions.clear_inherited(connection, branch_id)
+            journal.change(transaction, placed_call.run_id, **track_columns, kind=CALL, tool_call_id=row.tool_call_id)
+    sessions.clear_inherited(transaction, branch_id)
 
 
-def copy_track(connection: Connection, branch: StoredRow, calls: Sequence[ToolInvocation]) -> None:
+def copy_track(transaction: Writing, branch: StoredRow, calls: Sequence[ToolInvocation]) -> None:
     """Copy recorded calls to a branch of another session, marked as calls that were made in another world."""
     ids = [call.id for call in calls]
-    rows_by_id = _load_rows_by_id(connection, ids)
+    rows_by_id = _load_rows_by_id(transaction, ids)
     new_ids = {id: new_id() for id in ids}
     batches: dict[tuple[int, int], int] = {}
     for arrival, call_id in enumerate(ids):
@@ -386,15 +387,15 @@ def copy_track(connection: Connection, branch: StoredRow, calls: Sequence[ToolIn
             "answers": row.answers,
             "tool_path": row.tool_path and in_another_world(row.tool_path),
         }
-        insert_rows(connection, TOOL_INVOCATION, _replay_row(row, branch.id, call_id) | new_values)
+        insert_rows(transaction, TOOL_INVOCATION, _replay_row(row, branch.id, call_id) | new_values)
 
 
-def _load_rows(connection: Connection, condition: Any) -> Sequence[Row[Any]]:
-    return connection.execute(select(TOOL_INVOCATION).where(condition)).all()
+def _load_rows(transaction: Reading, condition: Any) -> Sequence[Row[Any]]:
+    return transaction.execute(select(TOOL_INVOCATION).where(condition)).all()
 
 
-def _load_rows_by_id(connection: Connection, ids: Sequence[int]) -> dict[int, Row[Any]]:
-    parts = (_load_rows(connection, TOOL_INVOCATION.c.id.in_(part)) for part in slices(ids))
+def _load_rows_by_id(transaction: Reading, ids: Sequence[int]) -> dict[int, Row[Any]]:
+    parts = (_load_rows(transaction, TOOL_INVOCATION.c.id.in_(part)) for part in slices(ids))
     return {row.id: row for rows in parts for row in rows}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, case, delete, func, literal, or_, select, tuple_
+from sqlalchemy import Select, bindparam, case, delete, func, literal, or_, select, tuple_
 
 from agentgit.auth import Member, ShareLink, User
 from agentgit.auth.credentials import LINK_PREFIX, format_token, hash_of, is_secret_of, new_secret, parse_token
@@ -19,6 +19,7 @@ from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import is_id, new_id
 from agentgit.store.sql.tables import BRANCH, SESSION, SESSION_LINK, SESSION_MEMBER, USER
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import insert_rows, update_rows
 from agentgit.values import as_object
 
@@ -29,14 +30,14 @@ class VisibleSessions:
     """The sessions from the view of a user."""
 
     def own(
-        self, connection: Connection, user_id: int, *conditions: Any, limit: int | None = None
+        self, transaction: Reading, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
         """List a user's own sessions, most recently updated first."""
         own_query = _own_sessions(user_id).where(*conditions)
-        return [_session_from_row(row) for row in connection.execute(own_query.limit(limit)).all()]
+        return [_session_from_row(row) for row in transaction.execute(own_query.limit(limit)).all()]
 
     def shared(
-        self, connection: Connection, user_id: int, *conditions: Any, limit: int | None = None
+        self, transaction: Reading, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
         """List the sessions that others share with a user, most recently updated first."""
         roles = (
@@ -47,11 +48,11 @@ class VisibleSessions:
         )
         source = SESSION.join(roles, roles.c.external_session_id == SESSION.c.id).outerjoin(USER, _is_owner)
         query = _sessions(roles.c.rank, source).where(SESSION.c.user_id != user_id, *conditions)
-        return [_session_from_row(row) for row in connection.execute(query.limit(limit)).all()]
+        return [_session_from_row(row) for row in transaction.execute(query.limit(limit)).all()]
 
     def page(
         self,
-        connection: Connection,
+        transaction: Reading,
         user_id: int,
         *,
         limit: int | None,
@@ -66,60 +67,60 @@ class VisibleSessions:
             conditions.append(tuple_(SESSION.c.updated_at, SESSION.c.id) < before)
         if name is not None:
             conditions.append(SESSION.c.session_name.icontains(name, autoescape=True))
-        own_sessions = self.own(connection, user_id, *conditions, limit=limit)
+        own_sessions = self.own(transaction, user_id, *conditions, limit=limit)
         if not shared:
             return own_sessions
-        shared_sessions = self.shared(connection, user_id, *conditions, limit=limit)
+        shared_sessions = self.shared(transaction, user_id, *conditions, limit=limit)
         return sorted([*own_sessions, *shared_sessions], key=lambda one: (one.updated_at, one.id), reverse=True)[:limit]
 
-    def find(self, connection: Connection, user_id: int, ref: str | int) -> list[ExternalSession]:
+    def find(self, transaction: Reading, user_id: int, ref: str | int) -> list[ExternalSession]:
         """Find the sessions that match a name or an id: the user's own ones, or if there are none, shared ones."""
         id_conditions, name = [], str(ref)
-        if isinstance(ref, int) and (session := self.find_by_id(connection, user_id, ref)) is not None:
+        if isinstance(ref, int) and (session := self.find_by_id(transaction, user_id, ref)) is not None:
             return [session]
         if name.isascii() and name.isdigit() and len(name) < 17:
             id_conditions.append(SESSION.c.id == int(name))
-        own_sessions = self.own(connection, user_id, or_(SESSION.c.session_name == name, *id_conditions))
+        own_sessions = self.own(transaction, user_id, or_(SESSION.c.session_name == name, *id_conditions))
         matches_full_name = USER.c.name.concat("/").concat(SESSION.c.session_name) == name
         # `eve/plan` is a session of eve; another user's session whose own name is `eve/plan` must not match.
         name_conditions = [] if "/" in name else [SESSION.c.session_name == name]
         return own_sessions or self.shared(
-            connection, user_id, or_(matches_full_name, *name_conditions, *id_conditions)
+            transaction, user_id, or_(matches_full_name, *name_conditions, *id_conditions)
         )
 
-    def find_by_id(self, connection: Connection, user_id: int, session_id: int) -> ExternalSession | None:
+    def find_by_id(self, transaction: Reading, user_id: int, session_id: int) -> ExternalSession | None:
         """Find the session with this id; None if the user cannot see it."""
         if not is_id(session_id):
             return None
-        row = _SELECT_OWN.first(connection, {"user": user_id, "session": session_id})
+        row = _SELECT_OWN.first(transaction, {"user": user_id, "session": session_id})
         if row is not None:
             return _session_from_row(row)
-        sessions = self.shared(connection, user_id, SESSION.c.id == session_id)
+        sessions = self.shared(transaction, user_id, SESSION.c.id == session_id)
         return sessions[0] if sessions else None
 
-    def references(self, connection: Connection, user_id: int) -> list[str]:
+    def references(self, transaction: Reading, user_id: int) -> list[str]:
         """List the references of the sessions that a user can see."""
         condition = SESSION.c.user_id == user_id
-        own_names = connection.execute(select(SESSION.c.session_name).where(condition)).scalars()
-        return [*own_names, *(session.reference for session in self.shared(connection, user_id))]
+        own_names = transaction.execute(select(SESSION.c.session_name).where(condition)).scalars()
+        return [*own_names, *(session.reference for session in self.shared(transaction, user_id))]
 
-    def shared_ids(self, connection: Connection, user_id: int) -> list[int]:
+    def shared_ids(self, transaction: Reading, user_id: int) -> list[int]:
         """List the ids of the sessions that others share with a user."""
-        rows = _SELECT_SHARED_IDS.all(connection, {"user": user_id, "now": datetime.now(UTC)})
+        rows = _SELECT_SHARED_IDS.all(transaction, {"user": user_id, "now": datetime.now(UTC)})
         return [row.external_session_id for row in rows]
 
-    def owner_id(self, connection: Connection, session_id: int) -> int | None:
+    def owner_id(self, transaction: Reading, session_id: int) -> int | None:
         """Return the id of the owner of a session; None if the session does not exist."""
         parameters = {"session": session_id}
-        rows = _SELECT_SESSION.all(connection, parameters)
+        rows = _SELECT_SESSION.all(transaction, parameters)
         return rows[0].user_id if rows else None
 
-    def role(self, connection: Connection, user_id: int, session_id: int) -> tuple[Role | None, bool]:
+    def role(self, transaction: Reading, user_id: int, session_id: int) -> tuple[Role | None, bool]:
         """Return the role of a user in a session (None if they cannot see it), and whether the user owns it."""
-        if self.owner_id(connection, session_id) == user_id:
+        if self.owner_id(transaction, session_id) == user_id:
             return OWNER, True
         parameters = {"user": user_id, "session": session_id, "now": datetime.now(UTC)}
-        ranks = [ROLES.index(row.role) for row in _SELECT_ROLES.all(connection, parameters)]
+        ranks = [ROLES.index(row.role) for row in _SELECT_ROLES.all(transaction, parameters)]
         return (ROLES[max(ranks)] if ranks else None), False
 
 
@@ -180,7 +181,7 @@ class MemberStore:
 
     def share(
         self,
-        connection: Connection,
+        transaction: Writing,
         session_id: int,
         user: User,
         role: Role,
@@ -188,9 +189,9 @@ class MemberStore:
         by_user_id: int,
     ) -> Member:
         """Grant a user a role in a session. It replaces an earlier role that was granted by name."""
-        created_at = self._store_role(connection, session_id, user.id, NO_LINK, role, expires_at)
+        created_at = self._store_role(transaction, session_id, user.id, NO_LINK, role, expires_at)
         record_event(
-            connection,
+            transaction,
             "session.shared",
             session_id=session_id,
             user_id=by_user_id,
@@ -202,7 +203,7 @@ class MemberStore:
 
     def _store_role(
         self,
-        connection: Connection,
+        transaction: Writing,
         session_id: int,
         user_id: int,
         link_id: int,
@@ -211,7 +212,7 @@ class MemberStore:
     ) -> datetime:
         """Store a role, and return the time from which it is valid."""
         now = datetime.now(UTC)
-        connection.execute(
+        transaction.execute(
             delete(SESSION_MEMBER).where(
                 *self._member_conditions(session_id, user_id), SESSION_MEMBER.c.link_id == link_id
             )
@@ -224,10 +225,10 @@ class MemberStore:
             "created_at": now,
             "expires_at": expires_at,
         }
-        insert_rows(connection, SESSION_MEMBER, row)
+        insert_rows(transaction, SESSION_MEMBER, row)
         return now
 
-    def remove(self, connection: Connection, session_id: int, user_id: int, by_user_id: int) -> Sequence[int]:
+    def remove(self, transaction: Writing, session_id: int, user_id: int, by_user_id: int) -> Sequence[int]:
         """Remove all roles of a user in a session. Return the ids of the links that gave them, including `NO_LINK`."""
         # One statement, so that the user cannot join in between through a link that would not be returned.
         deletion = (
@@ -235,12 +236,12 @@ class MemberStore:
             .where(*self._member_conditions(session_id, user_id))
             .returning(SESSION_MEMBER.c.link_id)
         )
-        link_ids = connection.execute(deletion).scalars().all()
+        link_ids = transaction.execute(deletion).scalars().all()
         if link_ids:
-            record_event(connection, "session.unshared", session_id=session_id, user_id=by_user_id, user=user_id)
+            record_event(transaction, "session.unshared", session_id=session_id, user_id=by_user_id, user=user_id)
         return link_ids
 
-    def all(self, connection: Connection, session_id: int) -> list[Member]:
+    def all(self, transaction: Reading, session_id: int) -> list[Member]:
         """List the valid roles in a session, sorted by user name."""
         query = (
             select(SESSION_MEMBER, USER.c.name)
@@ -260,13 +261,13 @@ class MemberStore:
                 expires_at=row.expires_at,
                 link_id=row.link_id or None,
             )
-            for row in connection.execute(query).all()
+            for row in transaction.execute(query).all()
         ]
 
     # -- links
 
     def add_link(
-        self, connection: Connection, session_id: int, role: Role, expires_at: datetime | None, by_user_id: int
+        self, transaction: Writing, session_id: int, role: Role, expires_at: datetime | None, by_user_id: int
     ) -> ShareLink:
         """Create a share link. Its token is only in the returned value and cannot be read again."""
         link_id, secret, now = new_id(), new_secret(), datetime.now(UTC)
@@ -278,37 +279,37 @@ class MemberStore:
             "created_at": now,
             "expires_at": expires_at,
         }
-        insert_rows(connection, SESSION_LINK, row)
-        record_event(connection, "link.made", session_id=session_id, user_id=by_user_id, link=link_id, role=role)
+        insert_rows(transaction, SESSION_LINK, row)
+        record_event(transaction, "link.made", session_id=session_id, user_id=by_user_id, link=link_id, role=role)
         link = ShareLink(id=link_id, session_id=session_id, role=role, created_at=now, expires_at=expires_at)
         return replace(link, token=format_token(LINK_PREFIX, link_id, secret))
 
-    def links(self, connection: Connection, session_id: int) -> list[ShareLink]:
+    def links(self, transaction: Reading, session_id: int) -> list[ShareLink]:
         """List the links of a session, including expired and revoked ones, oldest first."""
         in_session = SESSION_LINK.c.external_session_id == session_id
-        rows = connection.execute(select(SESSION_LINK).where(in_session).order_by(SESSION_LINK.c.id))
+        rows = transaction.execute(select(SESSION_LINK).where(in_session).order_by(SESSION_LINK.c.id))
         return [_link_from_row(row) for row in rows]
 
-    def link(self, connection: Connection, link_id: int) -> ShareLink | None:
+    def link(self, transaction: Reading, link_id: int) -> ShareLink | None:
         """Find a link by its id; None if it does not exist."""
-        row = connection.execute(select(SESSION_LINK).where(SESSION_LINK.c.id == link_id).limit(1)).first()
+        row = transaction.execute(select(SESSION_LINK).where(SESSION_LINK.c.id == link_id).limit(1)).first()
         return _link_from_row(row) if row is not None else None
 
-    def revoke_link(self, connection: Connection, session_id: int, link_id: int, by_user_id: int) -> None:
+    def revoke_link(self, transaction: Writing, session_id: int, link_id: int, by_user_id: int) -> None:
         """Revoke a link and the roles of all users who joined through it. No-op if it is already revoked."""
         conditions = (SESSION_LINK.c.id == link_id, SESSION_LINK.c.revoked_at.is_(None))
-        if update_rows(connection, SESSION_LINK, *conditions, revoked_at=datetime.now(UTC)):
-            connection.execute(
+        if update_rows(transaction, SESSION_LINK, *conditions, revoked_at=datetime.now(UTC)):
+            transaction.execute(
                 delete(SESSION_MEMBER).where(
                     SESSION_MEMBER.c.external_session_id == session_id, SESSION_MEMBER.c.link_id == link_id
                 )
             )
-            record_event(connection, "link.revoked", session_id=session_id, user_id=by_user_id, link=link_id)
+            record_event(transaction, "link.revoked", session_id=session_id, user_id=by_user_id, link=link_id)
 
-    def accept(self, connection: Connection, token: str, user_id: int) -> int | None:
+    def accept(self, transaction: Writing, token: str, user_id: int) -> int | None:
         """Join a session through a link. Return the session id, or None if no valid link has this token."""
         link_id, secret = parse_token(LINK_PREFIX, token)
-        row = connection.execute(
+        row = transaction.execute(
             select(SESSION_LINK).where(SESSION_LINK.c.id == link_id).with_for_update().limit(1)
         ).first()
         if row is None or not is_secret_of(secret, bytes(row.hash)) or row.revoked_at is not None:
@@ -317,9 +318,9 @@ class MemberStore:
             return None
         session_id = int(row.external_session_id)
         condition = SESSION.c.id == session_id
-        if connection.execute(select(SESSION.c.user_id).where(condition)).scalar() != user_id:
-            self._store_role(connection, session_id, user_id, link_id, row.role, row.expires_at)
-            record_event(connection, "link.used", session_id=session_id, user_id=user_id, link=link_id)
+        if transaction.execute(select(SESSION.c.user_id).where(condition)).scalar() != user_id:
+            self._store_role(transaction, session_id, user_id, link_id, row.role, row.expires_at)
+            record_event(transaction, "link.used", session_id=session_id, user_id=user_id, link=link_id)
         return session_id
 
     def _member_conditions(self, session_id: int, user_id: int) -> tuple[Any, ...]:

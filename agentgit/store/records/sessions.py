@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, bindparam, exists, func, select, update
+from sqlalchemy import ColumnElement, Row, Select, Table, bindparam, exists, func, select, update
 
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict, Simulated
@@ -33,6 +33,7 @@ from agentgit.store.sql.tables import (
     TAG,
     is_running,
 )
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate, insert_rows, queue_insert, update_rows
 from agentgit.store.threads.owners import thread_of_branch
 from agentgit.values import as_object, to_json
@@ -61,16 +62,16 @@ class SessionStore:
 
     def create(
         self,
-        connection: Connection,
+        transaction: Writing,
         user_id: int,
         name: str,
         thread_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> int:
         """Create a session with its first branch, `main`, and return its id."""
-        self.users.require_exists(connection, user_id)
+        self.users.require_exists(transaction, user_id)
         thread = {"user": user_id, "thread": name}
-        if thread_id is None and _SELECT_WITH_THREAD.first(connection, thread) is None:
+        if thread_id is None and _SELECT_WITH_THREAD.first(transaction, thread) is None:
             thread_id = name
         now, session_id = datetime.now(UTC), new_id()
         row = {
@@ -83,79 +84,79 @@ class SessionStore:
             "is_active": True,
             "meta": to_json(metadata or {}),
         }
-        insert_rows(connection, SESSION, row)
-        branch_id = self.create_branch(connection, session_id, "main")
-        self.set_current(connection, session_id, branch_id)
-        record_event(connection, "session.created", session_id=session_id, user_id=user_id)
+        insert_rows(transaction, SESSION, row)
+        branch_id = self.create_branch(transaction, session_id, "main")
+        self.set_current(transaction, session_id, branch_id)
+        record_event(transaction, "session.created", session_id=session_id, user_id=user_id)
         return session_id
 
-    def of_thread(self, connection: Connection, user_id: int, thread_id: str) -> int | None:
+    def of_thread(self, transaction: Reading, user_id: int, thread_id: str) -> int | None:
         """Return the id of the user's session for a thread of a served graph; None if there is none.
 
         A session that is known by no thread id, such as an imported one, is found by its name.
         """
         thread = {"user": user_id, "thread": thread_id}
-        row = _SELECT_OF_THREAD.first(connection, thread)
+        row = _SELECT_OF_THREAD.first(transaction, thread)
         return row.id if row is not None else None
 
-    def load_row(self, connection: Connection, session_id: int) -> StoredRow:
+    def load_row(self, transaction: Reading, session_id: int) -> StoredRow:
         """Read the row of one session that must exist."""
         condition = SESSION.c.id == session_id
-        row = connection.execute(select(SESSION).where(condition).limit(1)).first()
+        row = transaction.execute(select(SESSION).where(condition).limit(1)).first()
         if row is None:
             raise missing_row("session", session_id)
         return row
 
-    def is_imported(self, connection: Connection, session_id: int) -> bool:
+    def is_imported(self, transaction: Reading, session_id: int) -> bool:
         """Return whether a file brought the session, or the one that it was begun from."""
-        return IMPORTED in as_object(self.load_row(connection, session_id).meta)
+        return IMPORTED in as_object(self.load_row(transaction, session_id).meta)
 
-    def names(self, connection: Connection, user_id: int) -> list[str]:
+    def names(self, transaction: Reading, user_id: int) -> list[str]:
         """List the names of a user's sessions."""
         condition = SESSION.c.user_id == user_id
-        return list(connection.execute(select(SESSION.c.session_name).where(condition)).scalars())
+        return list(transaction.execute(select(SESSION.c.session_name).where(condition)).scalars())
 
-    def current_branch_id(self, connection: Connection, session_id: int) -> int | None:
+    def current_branch_id(self, transaction: Reading, session_id: int) -> int | None:
         """Return the id of a session's current branch; None if the session was deleted or is not visible."""
         condition = SESSION.c.id == session_id
-        return connection.execute(select(SESSION.c.current_branch_id).where(condition)).scalar()
+        return transaction.execute(select(SESSION.c.current_branch_id).where(condition)).scalar()
 
-    def require_current(self, connection: Connection, session_id: int, *branch_ids: int) -> None:
+    def require_current(self, transaction: Reading, session_id: int, *branch_ids: int) -> None:
         """Check that one of these branches is the current branch of a session, which must be locked."""
-        if self.current_branch_id(connection, session_id) not in branch_ids:
+        if self.current_branch_id(transaction, session_id) not in branch_ids:
             raise session_has_moved()
 
-    def set_current(self, connection: Connection, session_id: int, branch_id: int, user_id: int | None = None) -> None:
+    def set_current(self, transaction: Writing, session_id: int, branch_id: int, user_id: int | None = None) -> None:
         """Set the current branch of a session."""
         if user_id is not None:
-            record_event(connection, "switch.done", branch_id=branch_id, user_id=user_id)
+            record_event(transaction, "switch.done", branch_id=branch_id, user_id=user_id)
         now = datetime.now(UTC)
         if not update_rows(
-            connection, SESSION, SESSION.c.id == session_id, current_branch_id=branch_id, updated_at=now
+            transaction, SESSION, SESSION.c.id == session_id, current_branch_id=branch_id, updated_at=now
         ):
             raise missing_row("session", session_id)
 
-    def prevent_erasure(self, connection: Connection, session_id: int) -> None:
+    def prevent_erasure(self, transaction: Writing, session_id: int) -> None:
         """Prevent the erasure of a session until this transaction ends. Other changes remain possible."""
         condition = SESSION.c.id == session_id
-        connection.execute(select(SESSION.c.id).where(condition).with_for_update(read=True, key_share=True))
+        transaction.execute(select(SESSION.c.id).where(condition).with_for_update(read=True, key_share=True))
 
-    def lock(self, connection: Connection, session_id: int) -> None:
+    def lock(self, transaction: Writing, session_id: int) -> None:
         """Lock a session: until this transaction ends, no other turn, operation or fenced call can start in it.
 
         No-op on SQLite, which has only one writer.
         """
-        if connection.dialect.name != "sqlite":
-            _LOCK.run(connection, {"session": session_id})
+        if not transaction.is_sqlite:
+            _LOCK.run(transaction, {"session": session_id})
 
-    def touch(self, connection: Connection, session_id: int) -> bytes:
+    def touch(self, transaction: Writing, session_id: int) -> bytes:
         """Set the update time of a session, lock it as `lock` does, and return its metadata as stored."""
-        return self.queue_touch(connection, session_id)()
+        return self.queue_touch(transaction, session_id)()
 
-    def queue_touch(self, connection: Connection, session_id: int) -> Callable[[], bytes]:
+    def queue_touch(self, transaction: Writing, session_id: int) -> Callable[[], bytes]:
         """Do what `touch` does, together with the next queries. Return a function that returns the metadata."""
         parameters = {"session": session_id, "now": datetime.now(UTC)}
-        result = _TOUCH.submit(connection, parameters)
+        result = _TOUCH.submit(transaction, parameters)
 
         def read_meta() -> bytes:
             row = result.first()
@@ -169,7 +170,7 @@ class SessionStore:
 
     def create_branch(
         self,
-        connection: Connection,
+        transaction: Writing,
         session_id: int,
         name: str,
         *,
@@ -194,63 +195,65 @@ class SessionStore:
             "world_seen": 0,
             "meta": to_json(meta or {}),
         }
-        queue_insert(connection, BRANCH, row)
+        queue_insert(transaction, BRANCH, row)
         return branch_id
 
-    def choose_branch_name(self, connection: Connection, session_id: int, requested: str | None, source_id: int) -> str:
+    def choose_branch_name(self, transaction: Reading, session_id: int, requested: str | None, source_id: int) -> str:
         """Choose the name of a new branch."""
         parameters = {"session": session_id}
         if requested is not None:
             name = references.require_branch_name(requested)
-            (uses,) = _SELECT_USES_OF_NAME.all(connection, {**parameters, "name": name})
+            (uses,) = _SELECT_USES_OF_NAME.all(transaction, {**parameters, "name": name})
             if uses.branch:
                 raise Conflict(f"Branch {name} already exists. Choose another name.", Next("switch", branch=name))
             if uses.tag:
                 raise Conflict(f"A tag named {name} already exists. Choose another name.")
             return name
-        taken_names = {row.name for row in self.branches(connection, session_id)}
-        taken_names |= {row.name for row in _SELECT_TAG_NAMES.all(connection, parameters)}
-        base = re.sub(r"-\d+$", "", self.branch(connection, source_id).name)
+        taken_names = {row.name for row in self.branches(transaction, session_id)}
+        taken_names |= {row.name for row in _SELECT_TAG_NAMES.all(transaction, parameters)}
+        base = re.sub(r"-\d+$", "", self.branch(transaction, source_id).name)
         return references.free_name(base, taken_names | {base})
 
-    def rename(self, connection: Connection, session: ExternalSession, name: str, user_id: int) -> None:
+    def rename(self, transaction: Writing, session: ExternalSession, name: str, user_id: int) -> None:
         """Rename a session."""
-        if name != session.session_name and name in self.names(connection, session.user_id):
+        if name != session.session_name and name in self.names(transaction, session.user_id):
             raise Conflict(f"Session {name} already exists. Choose another name.")
-        update_rows(connection, SESSION, SESSION.c.id == session.id, session_name=name)
-        record_event(connection, "session.renamed", session_id=session.id, user_id=user_id, before=session.session_name)
+        update_rows(transaction, SESSION, SESSION.c.id == session.id, session_name=name)
+        record_event(
+            transaction, "session.renamed", session_id=session.id, user_id=user_id, before=session.session_name
+        )
 
-    def rename_branch(self, connection: Connection, branch: StoredRow, name: str, user_id: int) -> None:
+    def rename_branch(self, transaction: Writing, branch: StoredRow, name: str, user_id: int) -> None:
         """Rename a branch."""
         if name != branch.name:
-            self.choose_branch_name(connection, branch.external_session_id, name, branch.id)
-        update_rows(connection, BRANCH, BRANCH.c.id == branch.id, name=name)
-        record_event(connection, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name)
+            self.choose_branch_name(transaction, branch.external_session_id, name, branch.id)
+        update_rows(transaction, BRANCH, BRANCH.c.id == branch.id, name=name)
+        record_event(transaction, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name)
 
-    def branches(self, connection: Connection, session_id: int) -> Sequence[StoredRow]:
+    def branches(self, transaction: Reading, session_id: int) -> Sequence[StoredRow]:
         """Read the branches of a session in order of creation."""
-        return _SELECT_BRANCHES.all(connection, {"session": session_id})
+        return _SELECT_BRANCHES.all(transaction, {"session": session_id})
 
-    def branch(self, connection: Connection, branch_id: int) -> StoredRow:
+    def branch(self, transaction: Reading, branch_id: int) -> StoredRow:
         """Read one branch."""
-        rows = _SELECT_BRANCH.all(connection, {"branch": branch_id})
+        rows = _SELECT_BRANCH.all(transaction, {"branch": branch_id})
         if not rows:
             raise missing_row("branch", branch_id)
         row: StoredRow = rows[0]
         return row
 
-    def require_real_thread(self, connection: Connection, thread_id: str) -> None:
+    def require_real_thread(self, transaction: Reading, thread_id: str) -> None:
         """Check that a thread does not belong to a rerun, as `require_real`."""
-        rows = connection.execute(select(BRANCH).where(BRANCH.c.thread_id == thread_id)).all()
+        rows = transaction.execute(select(BRANCH).where(BRANCH.c.thread_id == thread_id)).all()
         for row in rows:
             require_real(row)
 
-    def acquire(self, connection: Connection, branch_id: int, owner: str, idle: str = OPEN) -> StoredRow:
+    def acquire(self, transaction: Writing, branch_id: int, owner: str, idle: str = OPEN) -> StoredRow:
         """Acquire a branch for one run. Return its new row, which `require_held` and `release` take."""
-        row = self.queue_acquire(connection, branch_id, owner, idle)()
+        row = self.queue_acquire(transaction, branch_id, owner, idle)()
         if row is not None:
             return row
-        row = self.branch(connection, branch_id)
+        row = self.branch(transaction, branch_id)
         require_no_unfinished_rollback(row)
         if idle == OPEN:
             require_real(row)
@@ -259,12 +262,12 @@ class SessionStore:
         )
 
     def queue_acquire(
-        self, connection: Connection, branch_id: int, owner: str, idle: str = OPEN
+        self, transaction: Writing, branch_id: int, owner: str, idle: str = OPEN
     ) -> Callable[[], StoredRow | None]:
         """Do what `acquire` does, together with the next queries."""
         lease_parameters = self.leases.parameters if self.leases is not None else {}
         statement = _ACQUIRE[self.leases is not None]
-        result = statement.submit(connection, {"branch": branch_id, "by": owner, "idle": idle, **lease_parameters})
+        result = statement.submit(transaction, {"branch": branch_id, "by": owner, "idle": idle, **lease_parameters})
 
         def read_row() -> StoredRow | None:
             rows = result.all()
@@ -274,85 +277,87 @@ class SessionStore:
 
         return read_row
 
-    def require_held(self, connection: Connection, acquired_row: StoredRow) -> HeldBranch:
+    def require_held(self, transaction: Writing, acquired_row: StoredRow) -> HeldBranch:
         """Check that a run still holds the branch that it acquired, and read what its next calls need.
 
         The names are read, too, for the events that this transaction records. The session must be locked.
         """
-        row = _SELECT_HOLD.first(connection, {"branch": acquired_row.id})
+        row = _SELECT_HOLD.first(transaction, {"branch": acquired_row.id})
         # The epoch alone is not enough: a server that is restored may repeat it.
         if row is None or (row.status, row.epoch, row.owner) != (RUNNING, acquired_row.epoch, acquired_row.owner):
             raise TakenOver
-        know_names(connection, acquired_row.id, row)
+        know_names(transaction, acquired_row.id, row)
         return HeldBranch(row.world_seq or 0, 0 if row.arrival is None else row.arrival + 1)
 
-    def query_running(self, connection: Connection, session_id: int) -> PendingResult:
+    def query_running(self, transaction: Reading, session_id: int) -> PendingResult:
         """Query the id, owner and lease of each running branch of a session, including those whose run has died."""
-        return _SELECT_RUNNING.submit(connection, {"session": session_id})
+        return _SELECT_RUNNING.submit(transaction, {"session": session_id})
 
-    def is_abandoned(self, connection: Connection, row: Any) -> bool:
+    def is_abandoned(self, transaction: Reading, row: Any) -> bool:
         """Return whether the owner of a branch or an operation is dead, or its lease has ended."""
-        return not process.is_alive(row.owner) or is_lease_over(connection, row.lease_until)
+        return not process.is_alive(row.owner) or is_lease_over(transaction, row.lease_until)
 
-    def set_world_seen(self, connection: Connection, branch: StoredRow, seq: int) -> None:
+    def set_world_seen(self, transaction: Writing, branch: StoredRow, seq: int) -> None:
         """Record that a branch is up to date with the world."""
         if branch.world_seen != seq:
-            _SET_WORLD_SEEN.run(connection, {"id": branch.id}, world_seen=seq)
+            _SET_WORLD_SEEN.run(transaction, {"id": branch.id}, world_seen=seq)
 
-    def release(self, connection: Connection, acquired_row: StoredRow, **changes: Any) -> None:
+    def release(self, transaction: Writing, acquired_row: StoredRow, **changes: Any) -> None:
         """Release a branch after a run."""
         held = {"status": RUNNING, "epoch": acquired_row.epoch, "owner": acquired_row.owner}
         values = {"status": idle_status(as_object(acquired_row.meta)), "owner": None, "lease_until": None, **changes}
         key = {"id": acquired_row.id}
-        if not _release(*changes).run(connection, key, held, **values):
+        if not _release(*changes).run(transaction, key, held, **values):
             raise TakenOver
 
-    def release_abandoned(self, connection: Connection, branch: StoredRow) -> None:
+    def release_abandoned(self, transaction: Writing, branch: StoredRow) -> None:
         """Release a branch whose run has died. No-op if another run has taken it over."""
         now = idle_status(as_object(branch.meta))
-        _RELEASE.run(connection, {"branch": branch.id, "by": branch.owner, "now": now})
+        _RELEASE.run(transaction, {"branch": branch.id, "by": branch.owner, "now": now})
 
-    def set_status(self, connection: Connection, branch_id: int, status: str) -> None:
+    def set_status(self, transaction: Writing, branch_id: int, status: str) -> None:
         """Set the status of a branch, and remove its owner and lease."""
-        _SET_STATUS.run(connection, {"branch": branch_id, "now": status})
+        _SET_STATUS.run(transaction, {"branch": branch_id, "now": status})
 
-    def count_turn(self, connection: Connection, branch_id: int) -> int:
+    def count_turn(self, transaction: Writing, branch_id: int) -> int:
         """Increment the turn counter of a branch, and return the new count."""
-        return int(self.change_metadata(connection, branch_id, lambda m: m | {"turns": m.get("turns", 0) + 1})["turns"])
+        return int(
+            self.change_metadata(transaction, branch_id, lambda m: m | {"turns": m.get("turns", 0) + 1})["turns"]
+        )
 
-    def clear_inherited(self, connection: Connection, branch_id: int) -> None:
+    def clear_inherited(self, transaction: Writing, branch_id: int) -> None:
         """Record that a branch inherits no calls, because it has recorded its whole track itself."""
-        update_rows(connection, BRANCH, BRANCH.c.id == branch_id, inherited=0)
+        update_rows(transaction, BRANCH, BRANCH.c.id == branch_id, inherited=0)
 
-    def merge_metadata(self, connection: Connection, branch_id: int, entries: Mapping[str, Any]) -> None:
+    def merge_metadata(self, transaction: Writing, branch_id: int, entries: Mapping[str, Any]) -> None:
         """Add entries to the metadata of a branch. Existing keys are replaced, and removed if their value is None."""
-        self.change_metadata(connection, branch_id, lambda meta: {**meta, **entries})
+        self.change_metadata(transaction, branch_id, lambda meta: {**meta, **entries})
 
     def change_metadata(
-        self, connection: Connection, branch_id: int, change: Callable[[dict[str, Any]], dict[str, Any]]
+        self, transaction: Writing, branch_id: int, change: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
         """Change the metadata of a branch, and return it. The branch stays locked until the transaction ends."""
-        row = _LOCK_META.first(connection, {"branch": branch_id})
+        row = _LOCK_META.first(transaction, {"branch": branch_id})
         if row is None:
             raise missing_row("branch", branch_id)
         meta = {name: value for name, value in change(as_object(row.meta)).items() if value is not None}
-        _SET_META.run(connection, {"id": branch_id}, meta=to_json(meta))
+        _SET_META.run(transaction, {"id": branch_id}, meta=to_json(meta))
         return meta
 
-    def lineage(self, connection: Connection, branch: StoredRow) -> list[Segment]:
+    def lineage(self, transaction: Reading, branch: StoredRow) -> list[Segment]:
         """Follow a branch to the root, and return the segments of its path, root first."""
         try:
-            return self._load_lineage(connection, branch)
+            return self._load_lineage(transaction, branch)
         except KeyError as error:
             raise missing_row("branch or branch point", error.args[0]) from error
 
-    def _load_lineage(self, connection: Connection, branch: StoredRow) -> list[Segment]:
-        ancestor_rows = _LINEAGE.all(connection, {"branch": branch.id}) if branch.parent_id else []
+    def _load_lineage(self, transaction: Reading, branch: StoredRow) -> list[Segment]:
+        ancestor_rows = _LINEAGE.all(transaction, {"branch": branch.id}) if branch.parent_id else []
         ancestors = {row.id: row for row in ancestor_rows}
         branches = [branch]
         while branches[-1].parent_id is not None:
             branches.append(ancestors[branches[-1].parent_id])
-        point_numbers = self._checkpoint_numbers(connection, [row.branch_point_id for row in branches[:-1]])
+        point_numbers = self._checkpoint_numbers(transaction, [row.branch_point_id for row in branches[:-1]])
         # The first checkpoint of a branch stands for its branch point, so the parent's segment ends before that point.
         last_numbers = [None, *(point_numbers[row.branch_point_id] - 1 for row in branches[:-1])]
         # A branch that recorded part of the track itself takes that part from no ancestor.
@@ -371,14 +376,14 @@ class SessionStore:
         ]
         return segments[::-1]
 
-    def _checkpoint_numbers(self, connection: Connection, ids: list[int]) -> dict[int, int]:
+    def _checkpoint_numbers(self, transaction: Reading, ids: list[int]) -> dict[int, int]:
         """Read the numbers of checkpoints on their branches, by checkpoint id."""
         if not ids:
             return {}
         query = select(CHECKPOINT.c.id, CHECKPOINT.c.number).where(
             CHECKPOINT.c.id.in_(bindparam("ids", expanding=True))
         )
-        rows = connection.execute(query, {"ids": ids}).all()
+        rows = transaction.execute(query, {"ids": ids}).all()
         return {row.id: row.number for row in rows}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, exists, func, or_, select
+from sqlalchemy import bindparam, exists, func, or_, select
 
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import BRANCH_WITH_SESSION, NAME_COLUMNS, know_names
@@ -13,6 +13,7 @@ from agentgit.store.records.journal import CALLS, LAST_BATCH, LAST_SEQ_OF_BRANCH
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, OPERATION, SESSION, is_running
+from agentgit.store.sql.transaction import Writing
 from agentgit.store.threads.graph_rows import (
     HAS_CONTENT,
     HAS_INTERRUPT,
@@ -36,18 +37,18 @@ class TurnState(NamedTuple):
     is_busy: bool
 
 
-def query_turn_state(connection: Connection, branch_id: int) -> Callable[[], TurnState]:
+def query_turn_state(transaction: Writing, branch_id: int) -> Callable[[], TurnState]:
     """Query what a turn has to know of its branch, together with the next statements. The session must be locked.
 
     The names are read, too, for the events that this transaction records.
     """
-    result = _READ.submit(connection, {"branch": branch_id})
+    result = _READ.submit(transaction, {"branch": branch_id})
 
     def parse() -> TurnState:
         row = result.first()
         if row is None:
             raise missing_row("branch", branch_id)
-        know_names(connection, branch_id, row)
+        know_names(transaction, branch_id, row)
         return _parse(row)
 
     return parse

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, or_, select, update
+from sqlalchemy import Select, and_, bindparam, or_, select, update
 
 from agentgit.auth import Principal, User
 from agentgit.auth.credentials import (
@@ -25,13 +25,14 @@ from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import is_id, new_id
 from agentgit.store.sql.tables import API_KEY, USER
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import insert_rows, update_rows
 
 
 class UserStore:
     """The users."""
 
-    def find(self, connection: Connection, ref: User | str | int) -> User | None:
+    def find(self, transaction: Reading, ref: User | str | int) -> User | None:
         """Find a user by name or id; None if there is no such user."""
         if isinstance(ref, User):
             ref = ref.id
@@ -41,64 +42,64 @@ class UserStore:
         if isinstance(ref, int) or (ref.isascii() and ref.isdigit() and len(ref) < 17):
             name_matches = USER.c.id == int(ref) if isinstance(ref, int) else or_(name_matches, USER.c.id == int(ref))
         # A name takes precedence over an id with the same text.
-        return self._find_one(connection, select(USER).where(name_matches).order_by(USER.c.name != str(ref)))
+        return self._find_one(transaction, select(USER).where(name_matches).order_by(USER.c.name != str(ref)))
 
-    def find_by_name(self, connection: Connection, name: str) -> User | None:
+    def find_by_name(self, transaction: Reading, name: str) -> User | None:
         """Find the user with exactly this name; None if there is none."""
         query = select(USER).where(USER.c.name == name)
-        return self._find_one(connection, query)
+        return self._find_one(transaction, query)
 
-    def database_id(self, connection: Connection) -> str:
+    def database_id(self, transaction: Reading) -> str:
         """Return the id of the local owner, by which a storage of files tells one database from another."""
-        return str(connection.execute(select(USER.c.id).where(USER.c.name == LOCAL)).scalar_one())
+        return str(transaction.execute(select(USER.c.id).where(USER.c.name == LOCAL)).scalar_one())
 
-    def all(self, connection: Connection) -> list[User]:
+    def all(self, transaction: Reading) -> list[User]:
         """List the users by name."""
         query = select(USER).order_by(USER.c.name, USER.c.id)
-        return [_user_from_row(row) for row in connection.execute(query).all()]
+        return [_user_from_row(row) for row in transaction.execute(query).all()]
 
-    def _find_one(self, connection: Connection, query: Select[Any]) -> User | None:
-        row = connection.execute(query.limit(1)).first()
+    def _find_one(self, transaction: Reading, query: Select[Any]) -> User | None:
+        row = transaction.execute(query.limit(1)).first()
         return _user_from_row(row) if row is not None else None
 
-    def add(self, connection: Connection, name: str, *, is_admin: bool = False, by_user_id: int | None = None) -> User:
+    def add(self, transaction: Writing, name: str, *, is_admin: bool = False, by_user_id: int | None = None) -> User:
         """Create a user."""
         user = User(id=new_id(), name=name, created_at=datetime.now(UTC), is_admin=is_admin)
-        insert_rows(connection, USER, {**vars(user)})
+        insert_rows(transaction, USER, {**vars(user)})
         if by_user_id is not None:
-            record_event(connection, "user.added", user_id=by_user_id, user=user.id, is_admin=is_admin)
+            record_event(transaction, "user.added", user_id=by_user_id, user=user.id, is_admin=is_admin)
         return user
 
-    def lock(self, connection: Connection, user_id: int, *, admins: bool = False) -> None:
+    def lock(self, transaction: Reading, user_id: int, *, admins: bool = False) -> None:
         """Lock a user: until this transaction ends, nothing can be created for the user."""
         condition = or_(USER.c.id == user_id, USER.c.is_admin) if admins else USER.c.id == user_id
         query = select(USER.c.id).where(condition).order_by(USER.c.id)
-        connection.execute(query.with_for_update())
+        transaction.execute(query.with_for_update())
 
-    def require_exists(self, connection: Connection, user_id: int) -> None:
+    def require_exists(self, transaction: Reading, user_id: int) -> None:
         """Check that a user exists, and prevent their deletion until this transaction ends."""
-        if connection.execute(self._select_id(user_id).with_for_update(read=True, key_share=True)).first() is None:
+        if transaction.execute(self._select_id(user_id).with_for_update(read=True, key_share=True)).first() is None:
             raise NotAllowed("This user was deleted and can no longer create anything.")
 
     def _select_id(self, user_id: int) -> Select[int]:
         return select(USER.c.id).where(USER.c.id == user_id)
 
-    def change(self, connection: Connection, user_id: int, values: Mapping[str, Any]) -> None:
+    def change(self, transaction: Writing, user_id: int, values: Mapping[str, Any]) -> None:
         """Change columns of a user."""
         condition = USER.c.id == user_id
-        update_rows(connection, USER, condition, **values)
+        update_rows(transaction, USER, condition, **values)
 
-    def is_valid(self, connection: Connection, principal: Principal) -> bool:
+    def is_valid(self, transaction: Reading, principal: Principal) -> bool:
         """Return whether a principal's access is still valid.
 
         Takes one query by primary keys, and a second one if an admin acts as the user.
         """
         if principal.is_operator:
             return True
-        if principal.by is not None and not self.is_valid(connection, principal.by):
+        if principal.by is not None and not self.is_valid(transaction, principal.by):
             return False
         parameters = {"user": principal.user.id, "key": principal.key_id or 0}
-        row = _ACCESS_STATUS.first(connection, parameters)
+        row = _ACCESS_STATUS.first(transaction, parameters)
         if row is None or row.disabled_at is not None:
             return False
         return principal.key_id is None or (row.key_id is not None and _is_usable(row))
@@ -136,7 +137,7 @@ class ApiKeyStore:
 
     def add(
         self,
-        connection: Connection,
+        transaction: Writing,
         user_id: int,
         name: str,
         scopes: frozenset[str],
@@ -154,9 +155,9 @@ class ApiKeyStore:
             "created_at": now,
             "expires_at": expires_at,
         }
-        insert_rows(connection, API_KEY, row)
+        insert_rows(transaction, API_KEY, row)
         record_event(
-            connection,
+            transaction,
             "key.created",
             user_id=by_user_id,
             key=key_id,
@@ -167,24 +168,24 @@ class ApiKeyStore:
         key = ApiKey(id=key_id, user_id=user_id, name=name, scopes=scopes, created_at=now, expires_at=expires_at)
         return NewKey(key, format_token(KEY_PREFIX, key_id, secret))
 
-    def all(self, connection: Connection, user_id: int) -> list[ApiKey]:
+    def all(self, transaction: Reading, user_id: int) -> list[ApiKey]:
         """List the keys of a user, including expired and revoked ones, oldest first."""
         condition = API_KEY.c.user_id == user_id
-        rows = connection.execute(select(API_KEY).where(condition).order_by(API_KEY.c.id))
+        rows = transaction.execute(select(API_KEY).where(condition).order_by(API_KEY.c.id))
         return [_key_from_row(row) for row in rows]
 
-    def find(self, connection: Connection, key_id: int) -> ApiKey | None:
+    def find(self, transaction: Reading, key_id: int) -> ApiKey | None:
         """Find a key by its id; None if it does not exist."""
-        row = self._load_row(connection, key_id)
+        row = self._load_row(transaction, key_id)
         return _key_from_row(row) if row is not None else None
 
-    def _load_row(self, connection: Connection, key_id: int) -> Any:
-        return connection.execute(select(API_KEY).where(API_KEY.c.id == key_id).limit(1)).first()
+    def _load_row(self, transaction: Reading, key_id: int) -> Any:
+        return transaction.execute(select(API_KEY).where(API_KEY.c.id == key_id).limit(1)).first()
 
-    def find_by_text(self, connection: Connection, text: object) -> ApiKey | None:
+    def find_by_text(self, transaction: Reading, text: object) -> ApiKey | None:
         """Find the key or the sign-in link with this text; None if there is none, or it is revoked or expired."""
         key_id, secret = parse_token(KEY_PREFIX, text)
-        row = self._load_row(connection, key_id)
+        row = self._load_row(transaction, key_id)
         is_valid = row is not None and is_secret_of(secret, bytes(row.hash)) and _is_usable(row)
         return _key_from_row(row) if is_valid else None
 
@@ -192,18 +193,18 @@ class ApiKeyStore:
         """Return whether the last use of a key is due to be recorded."""
         return key.last_used_at is None or key.last_used_at < datetime.now(UTC) - USE_RECORD_INTERVAL
 
-    def record_use(self, connection: Connection, key_id: int) -> None:
+    def record_use(self, transaction: Writing, key_id: int) -> None:
         """Record the use of a key, unless a use was recorded within the last minute."""
         now = datetime.now(UTC)
         is_due = or_(API_KEY.c.last_used_at.is_(None), API_KEY.c.last_used_at < now - USE_RECORD_INTERVAL)
-        connection.execute(update(API_KEY).where(API_KEY.c.id == key_id, is_due).values(last_used_at=now))
+        transaction.execute(update(API_KEY).where(API_KEY.c.id == key_id, is_due).values(last_used_at=now))
 
-    def revoke(self, connection: Connection, key_id: int, by_user_id: int) -> bool:
+    def revoke(self, transaction: Writing, key_id: int, by_user_id: int) -> bool:
         """Revoke a key immediately; False if it was already revoked."""
         conditions = (API_KEY.c.id == key_id, API_KEY.c.revoked_at.is_(None))
-        is_changed = bool(update_rows(connection, API_KEY, *conditions, revoked_at=datetime.now(UTC)))
+        is_changed = bool(update_rows(transaction, API_KEY, *conditions, revoked_at=datetime.now(UTC)))
         if is_changed:
-            record_event(connection, "key.revoked", user_id=by_user_id, key=key_id)
+            record_event(transaction, "key.revoked", user_id=by_user_id, key=key_id)
         return is_changed
 
 

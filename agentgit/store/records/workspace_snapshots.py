@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, exists, func, select, true
+from sqlalchemy import Select, bindparam, delete, exists, func, select, true
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.files import CRASH, STORED, TURN, SnapshotRef
@@ -17,6 +17,7 @@ from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import CHECKPOINT, WORKSPACE_SNAPSHOT
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import insert_rows
 from agentgit.values import as_object, to_json
 
@@ -24,14 +25,12 @@ from agentgit.values import as_object, to_json
 class SnapshotReferences:
     """The references to workspace snapshots."""
 
-    def record(
-        self, connection: Connection, branch: StoredRow, snapshot_ref: SnapshotRef, changed_by: str = TURN
-    ) -> int:
+    def record(self, transaction: Writing, branch: StoredRow, snapshot_ref: SnapshotRef, changed_by: str = TURN) -> int:
         """Record the files of a branch and who changed them since the row before, and return the id of the row.
 
         The newest row of the session is reused if it belongs to the branch and has the same files.
         """
-        last = self.newest_of_session(connection, branch.external_session_id)
+        last = self.newest_of_session(transaction, branch.external_session_id)
         is_state = last is not None and (last.changed_by not in (CRASH, STORED) or last.changed_by == changed_by)
         if last is not None and is_state and last.internal_session_id == branch.id:
             last_ref = snapshot_ref_from_row(last)
@@ -47,17 +46,17 @@ class SnapshotReferences:
             "changed_by": changed_by,
             "created_at": datetime.now(UTC),
         }
-        insert_rows(connection, WORKSPACE_SNAPSHOT, row)
+        insert_rows(transaction, WORKSPACE_SNAPSHOT, row)
         return row_id
 
-    def record_crash(self, connection: Connection, session_id: int) -> None:
+    def record_crash(self, transaction: Writing, session_id: int) -> None:
         """Record that nobody will know who changed the files of a session from now on until they are recorded again."""
-        last = self.newest_of_session(connection, session_id)
+        last = self.newest_of_session(transaction, session_id)
         if last is not None and last.changed_by != CRASH:
             row = last._asdict() | {"id": new_id(), "changed_by": CRASH, "created_at": datetime.now(UTC)}
-            insert_rows(connection, WORKSPACE_SNAPSHOT, row)
+            insert_rows(transaction, WORKSPACE_SNAPSHOT, row)
 
-    def since(self, connection: Connection, session_id: int, ref: SnapshotRef) -> list[StoredRow]:
+    def since(self, transaction: Reading, session_id: int, ref: SnapshotRef) -> list[StoredRow]:
         """Read what the directory of a session had since it had the files of a reference, oldest first.
 
         If it had them only later, it is read from then on; if it never had them, only the newest row is. Files that it
@@ -70,63 +69,63 @@ class SnapshotReferences:
         starts = (newest.where(c.snapshot == ref.snapshot, is_then), oldest.where(c.snapshot == ref.snapshot), newest)
         start = func.coalesce(*(one.scalar_subquery() for one in starts))
         query = select(WORKSPACE_SNAPSHOT).where(*in_directory, c.id >= start).order_by(c.id)
-        return [*connection.execute(query).all()]
+        return [*transaction.execute(query).all()]
 
-    def find(self, connection: Connection, snapshot_id: int) -> SnapshotRef | None:
+    def find(self, transaction: Reading, snapshot_id: int) -> SnapshotRef | None:
         """Read one snapshot reference; None if it does not exist."""
-        row = connection.execute(
+        row = transaction.execute(
             select(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id == snapshot_id).limit(1)
         ).first()
         return None if row is None else snapshot_ref_from_row(row)
 
-    def of_checkpoint(self, connection: Connection, checkpoint: StoredRow) -> SnapshotRef | None:
+    def of_checkpoint(self, transaction: Reading, checkpoint: StoredRow) -> SnapshotRef | None:
         """Return the files of a checkpoint; None if it has none."""
         return (
-            self.find(connection, checkpoint.workspace_snapshot_id)
+            self.find(transaction, checkpoint.workspace_snapshot_id)
             if checkpoint.workspace_snapshot_id is not None
             else None
         )
 
-    def newest_of_session(self, connection: Connection, session_id: int) -> StoredRow | None:
+    def newest_of_session(self, transaction: Reading, session_id: int) -> StoredRow | None:
         """Read the newest row of a session; None if it has none."""
-        row: StoredRow | None = _NEWEST_OF_SESSION.first(connection, {"session": session_id})
+        row: StoredRow | None = _NEWEST_OF_SESSION.first(transaction, {"session": session_id})
         return row
 
-    def newest_of_branch(self, connection: Connection, branch: StoredRow) -> StoredRow | None:
+    def newest_of_branch(self, transaction: Reading, branch: StoredRow) -> StoredRow | None:
         """Read the newest row of a branch; None if it has none."""
         query = select(WORKSPACE_SNAPSHOT).where(*self._in_branch(branch)).order_by(WORKSPACE_SNAPSHOT.c.id.desc())
-        return connection.execute(query.limit(1)).first()
+        return transaction.execute(query.limit(1)).first()
 
-    def found_by(self, connection: Connection, branch: StoredRow, calls: Iterable[ToolInvocation]) -> int | None:
+    def found_by(self, transaction: Reading, branch: StoredRow, calls: Iterable[ToolInvocation]) -> int | None:
         """Return the row of the files that calls of a branch found; None if they change no files."""
         ids = [call.id for call in calls if not call.effect.is_neutral and call.effect != MEMORY]
         if not ids:
             return None
         is_before = WORKSPACE_SNAPSHOT.c.id < min(ids)
         newest = select(func.max(WORKSPACE_SNAPSHOT.c.id)).where(*self._in_branch(branch), is_before)
-        return connection.execute(newest).scalar()
+        return transaction.execute(newest).scalar()
 
-    def snapshot_ids(self, connection: Connection, ids: Iterable[int | None]) -> dict[int, str]:
+    def snapshot_ids(self, transaction: Reading, ids: Iterable[int | None]) -> dict[int, str]:
         """Return the snapshot ids of several rows by row id."""
         row_ids, snapshot_ids = sorted({row_id for row_id in ids if row_id is not None}), dict[int, str]()
         for part in slices(row_ids):
             query = select(WORKSPACE_SNAPSHOT.c.id, WORKSPACE_SNAPSHOT.c.snapshot).where(
                 WORKSPACE_SNAPSHOT.c.id.in_(part)
             )
-            snapshot_ids.update(connection.execute(query).all())
+            snapshot_ids.update(transaction.execute(query).all())
         return snapshot_ids
 
-    def load_rows(self, connection: Connection, ids: Iterable[int]) -> list[StoredRow]:
+    def load_rows(self, transaction: Reading, ids: Iterable[int]) -> list[StoredRow]:
         """Read several rows, oldest first; deleted rows are left out."""
         rows: list[StoredRow] = []
         for part in slices(sorted(ids)):
             query = (
                 select(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id.in_(part)).order_by(WORKSPACE_SNAPSHOT.c.id)
             )
-            rows += connection.execute(query).all()
+            rows += transaction.execute(query).all()
         return rows
 
-    def exclusive_to(self, connection: Connection, sessions: Select[int]) -> list[SnapshotRef]:
+    def exclusive_to(self, transaction: Reading, sessions: Select[int]) -> list[SnapshotRef]:
         """List the distinct snapshots that only these sessions use."""
         other = WORKSPACE_SNAPSHOT.alias("other")
         is_used_elsewhere = exists().where(
@@ -135,19 +134,19 @@ class SnapshotReferences:
         query = select(WORKSPACE_SNAPSHOT).where(
             WORKSPACE_SNAPSHOT.c.external_session_id.in_(sessions), ~is_used_elsewhere
         )
-        rows = connection.execute(query).all()
+        rows = transaction.execute(query).all()
         return list({(row.snapshot, row.settings): snapshot_ref_from_row(row) for row in rows}.values())
 
-    def in_use(self, connection: Connection, snapshots: Collection[str]) -> set[str]:
+    def in_use(self, transaction: Reading, snapshots: Collection[str]) -> set[str]:
         """Return the snapshots that at least one row uses."""
         used_snapshots = set[str]()
         for part in slices(list(snapshots)):
             query = select(WORKSPACE_SNAPSHOT.c.snapshot).where(WORKSPACE_SNAPSHOT.c.snapshot.in_(part))
-            used_snapshots.update(connection.execute(query).scalars())
+            used_snapshots.update(transaction.execute(query).scalars())
         return used_snapshots
 
     def find_unused(
-        self, connection: Connection, deleted_checkpoints: Container[int] = ()
+        self, transaction: Reading, deleted_checkpoints: Container[int] = ()
     ) -> list[tuple[int, SnapshotRef]]:
         """List the rows that can be deleted, each with its snapshot.
 
@@ -167,20 +166,20 @@ class SnapshotReferences:
         )
         used_ids = {
             row.workspace_snapshot_id
-            for row in connection.execute(checkpoint_query)
+            for row in transaction.execute(checkpoint_query)
             if row.id not in deleted_checkpoints
         }
-        used_ids |= self._at_changes_of_others(connection, used_ids)
+        used_ids |= self._at_changes_of_others(transaction, used_ids)
         query = select(WORKSPACE_SNAPSHOT).where(has_later_row, ~is_used_elsewhere)
         return [
-            (row.id, snapshot_ref_from_row(row)) for row in connection.execute(query).all() if row.id not in used_ids
+            (row.id, snapshot_ref_from_row(row)) for row in transaction.execute(query).all() if row.id not in used_ids
         ]
 
-    def _at_changes_of_others(self, connection: Connection, used_ids: Collection[int]) -> set[int]:
+    def _at_changes_of_others(self, transaction: Reading, used_ids: Collection[int]) -> set[int]:
         """Return the rows at which it changes who changes the files, if a rollback could go back to an older row."""
         c = WORKSPACE_SNAPSHOT.c
         query = select(c.external_session_id, c.id, c.changed_by).where(c.changed_by != STORED)
-        rows = connection.execute(query.order_by(c.external_session_id, c.id)).all()
+        rows = transaction.execute(query.order_by(c.external_session_id, c.id)).all()
         needed_ids, reachable_session = set[int](), None
         for row, following in pairwise(rows):
             reachable_session = row.external_session_id if row.id in used_ids else reachable_session
@@ -188,11 +187,11 @@ class SnapshotReferences:
                 needed_ids.add(row.id)
         return needed_ids
 
-    def delete(self, connection: Connection, ids: Sequence[int]) -> None:
+    def delete(self, transaction: Writing, ids: Sequence[int]) -> None:
         """Delete rows that `find_unused` returned."""
         for part in slices(ids):
             is_used = exists().where(CHECKPOINT.c.workspace_snapshot_id == WORKSPACE_SNAPSHOT.c.id)  # by now
-            connection.execute(delete(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id.in_(part), ~is_used))
+            transaction.execute(delete(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id.in_(part), ~is_used))
 
     def _in_branch(self, branch: StoredRow) -> tuple[Any, ...]:
         c = WORKSPACE_SNAPSHOT.c

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, case, exists, false, func, or_, select
+from sqlalchemy import Row, and_, bindparam, case, exists, false, func, or_, select
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import (
@@ -30,6 +30,7 @@ from agentgit.store.records.journal import LAST_SEQ, WITH_BRANCH, Journal, Track
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
+from agentgit.store.sql.transaction import Reading
 
 
 class WorldLog:
@@ -40,20 +41,20 @@ class WorldLog:
 
     # -- the log
 
-    def last_seq(self, connection: Connection, session_id: int) -> int:
+    def last_seq(self, transaction: Reading, session_id: int) -> int:
         """Return the last sequence number in the log of a session; 0 if the log is empty."""
-        return int(LAST_SEQ.all(connection, {"session": session_id})[0].seq or 0)
+        return int(LAST_SEQ.all(transaction, {"session": session_id})[0].seq or 0)
 
-    def changes_by_others(self, connection: Connection, branch: Row[Any]) -> set[int]:
+    def changes_by_others(self, transaction: Reading, branch: Row[Any]) -> set[int]:
         """Return the calls with a declared effect that others changed since this branch last saw the world.
 
         The result has the ids of the calls. For a call that ran again, it also has the id of the call that it repeats.
         """
         parameters = {"session": branch.external_session_id, "branch": branch.id, "seen": branch.world_seen}
-        rows = _CHANGES_BY_OTHERS.all(connection, parameters)
+        rows = _CHANGES_BY_OTHERS.all(transaction, parameters)
         return {row.invocation_id for row in rows} | {row.replay_of for row in rows if row.kind == REDO}
 
-    def last_actions(self, connection: Connection, branch: Row[Any], ids: Sequence[int]) -> dict[int, str]:
+    def last_actions(self, transaction: Reading, branch: Row[Any], ids: Sequence[int]) -> dict[int, str]:
         """Return the last logged action of each of these calls at the time when a branch last saw the world.
 
         The actions of a call that ran again count as actions of the call that it repeats.
@@ -65,14 +66,14 @@ class WorldLog:
                 WORLD_LOG.c.seq <= branch.world_seen,
                 _FIRST_ID.in_(part),
             )
-            for row in connection.execute(query):
+            for row in transaction.execute(query):
                 last_by_id[row.first_id] = max(last_by_id.get(row.first_id, (0, "")), (row.seq, row.action))
         return {first_id: action for first_id, (_, action) in last_by_id.items()}
 
     # -- calls in effect
 
     def calls_in_effect(
-        self, connection: Connection, session_id: int, path: Sequence[TrackPart] = ()
+        self, transaction: Reading, session_id: int, path: Sequence[TrackPart] = ()
     ) -> list[ToolInvocation]:
         """Read the invocations of a session that may have an effect in its world, newest first in world order."""
         first_logged = (
@@ -89,21 +90,21 @@ class WorldLog:
                 TOOL_INVOCATION.c.status.in_(sorted(STANDING)),
                 acts(TOOL_INVOCATION.c.effect),
                 TOOL_INVOCATION.c.kind != REPLAY,
-                or_(TOOL_INVOCATION.c.kind == REDO, ~self._is_recorded_on(connection, path)),
+                or_(TOOL_INVOCATION.c.kind == REDO, ~self._is_recorded_on(transaction, path)),
                 ~IS_SUPERSEDED,
                 ~IS_REMADE,
             )
         )
-        rows = connection.execute(query).all()
-        path_ids = self.ids_on_path(connection, path, map(_first_id, rows))
+        rows = transaction.execute(query).all()
+        path_ids = self.ids_on_path(transaction, path, map(_first_id, rows))
         rows = [row for row in rows if _first_id(row) not in path_ids]
         infinity = float("inf")  # a call that is still running sorts as the newest
         newest_first = sorted(
             rows, key=lambda row: (row.seq if row.seq is not None else infinity, row.id), reverse=True
         )
-        return self.journal.invocations_from_rows(connection, newest_first)
+        return self.journal.invocations_from_rows(transaction, newest_first)
 
-    def paused_calls(self, connection: Connection, session_id: int) -> list[ToolInvocation]:
+    def paused_calls(self, transaction: Reading, session_id: int) -> list[ToolInvocation]:
         """Read the calls that asked a person and have not run again, newest first. They may have acted before."""
         query = (
             select(TOOL_INVOCATION, BRANCH.c.inherited)
@@ -118,13 +119,13 @@ class WorldLog:
                 ~_RAN_AGAIN,
             )
         )
-        rows = connection.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
-        return self.journal.invocations_from_rows(connection, rows)
+        rows = transaction.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
+        return self.journal.invocations_from_rows(transaction, rows)
 
-    def reversed_calls(self, connection: Connection, path: Sequence[TrackPart]) -> list[ToolInvocation]:
+    def reversed_calls(self, transaction: Reading, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read the invocations on a path that were reversed or simulated and have no redo in effect, oldest first."""
-        on_path = self._is_recorded_on(connection, path)
-        replayed_ids = self._replayed_ids(connection, on_path)
+        on_path = self._is_recorded_on(transaction, path)
+        replayed_ids = self._replayed_ids(transaction, on_path)
         recorded = and_(on_path, TOOL_INVOCATION.c.kind != REPLAY)
         query = (
             select(TOOL_INVOCATION, BRANCH.c.inherited)
@@ -134,13 +135,11 @@ class WorldLog:
                 or_(recorded, TOOL_INVOCATION.c.id.in_(replayed_ids)),
             )
         )
-        rows = connection.execute(query.order_by(TOOL_INVOCATION.c.id)).all()
-        redone_ids = self._redone_ids(connection, [row.id for row in rows])
-        return self.journal.invocations_from_rows(connection, [row for row in rows if row.id not in redone_ids])
+        rows = transaction.execute(query.order_by(TOOL_INVOCATION.c.id)).all()
+        redone_ids = self._redone_ids(transaction, [row.id for row in rows])
+        return self.journal.invocations_from_rows(transaction, [row for row in rows if row.id not in redone_ids])
 
-    def uncertain_calls(
-        self, connection: Connection, session_id: int, path: Sequence[TrackPart]
-    ) -> list[ToolInvocation]:
+    def uncertain_calls(self, transaction: Reading, session_id: int, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read the invocations on a path for which it is unknown whether they were reversed or ran again."""
         query = (
             select(TOOL_INVOCATION, BRANCH.c.inherited)
@@ -152,12 +151,12 @@ class WorldLog:
                 ~MAY_BE_REPEATED,
             )
         )
-        rows = connection.execute(query.order_by(TOOL_INVOCATION.c.id)).all()
-        path_ids = self.ids_on_path(connection, path, map(_first_id, rows))
-        return self.journal.invocations_from_rows(connection, [row for row in rows if _first_id(row) in path_ids])
+        rows = transaction.execute(query.order_by(TOOL_INVOCATION.c.id)).all()
+        path_ids = self.ids_on_path(transaction, path, map(_first_id, rows))
+        return self.journal.invocations_from_rows(transaction, [row for row in rows if _first_id(row) in path_ids])
 
     def redo_calls(
-        self, connection: Connection, invocation_id: int, branch_id: int | None = None
+        self, transaction: Reading, invocation_id: int, branch_id: int | None = None
     ) -> list[ToolInvocation]:
         """Read the invocations that ran again in place of an invocation, newest first."""
         session_query = select(_first_run.c.external_session_id).where(_first_run.c.id == invocation_id)
@@ -173,20 +172,20 @@ class WorldLog:
         if branch_id is not None:
             query = query.where(TOOL_INVOCATION.c.internal_session_id == branch_id)
         return self.journal.invocations_from_rows(
-            connection, connection.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
+            transaction, transaction.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
         )
 
-    def last_run(self, connection: Connection, call: ToolInvocation) -> ToolInvocation:
+    def last_run(self, transaction: Reading, call: ToolInvocation) -> ToolInvocation:
         """Return the last run in place of a call that was reversed or simulated; the call if there is none."""
-        runs = self.redo_calls(connection, call.id) if call.status in (REVERSED, SIMULATED) else ()
+        runs = self.redo_calls(transaction, call.id) if call.status in (REVERSED, SIMULATED) else ()
         return next((one for one in runs if one.status != FAILED), call)
 
-    def may_be_in_world(self, connection: Connection, call: ToolInvocation) -> bool:
+    def may_be_in_world(self, transaction: Reading, call: ToolInvocation) -> bool:
         """Return whether a call, or one that ran again in its place, may have an effect in the world."""
-        redos = [redo for redo in self.redo_calls(connection, call.id) if redo.status != FAILED]
+        redos = [redo for redo in self.redo_calls(transaction, call.id) if redo.status != FAILED]
         return any(one.status in STANDING for one in (redos or [call]) if one.status != FAILED)
 
-    def with_repeated_ids(self, connection: Connection, ids: Iterable[int]) -> set[int]:
+    def with_repeated_ids(self, transaction: Reading, ids: Iterable[int]) -> set[int]:
         """Return the ids of these invocations, and the ids of the calls that they repeat."""
         sorted_ids = sorted(set(ids))
         all_ids = set(sorted_ids)
@@ -194,10 +193,10 @@ class WorldLog:
             repeats = select(TOOL_INVOCATION.c.replay_of).where(
                 TOOL_INVOCATION.c.id.in_(part), TOOL_INVOCATION.c.kind == REDO
             )
-            all_ids.update(connection.execute(repeats).scalars())
+            all_ids.update(transaction.execute(repeats).scalars())
         return all_ids
 
-    def _redone_ids(self, connection: Connection, ids: Sequence[int]) -> set[int]:
+    def _redone_ids(self, transaction: Reading, ids: Sequence[int]) -> set[int]:
         """Return those of these invocations whose redo may be in effect."""
         redone_ids: set[int] = set()
         for part in slices(ids):
@@ -207,37 +206,37 @@ class WorldLog:
                 TOOL_INVOCATION.c.status.in_(sorted(STANDING - {FAILED})),
                 ~MAY_BE_REPEATED,
             )
-            redone_ids.update(connection.execute(query).scalars())
+            redone_ids.update(transaction.execute(query).scalars())
         return redone_ids
 
     # -- the path
 
-    def ids_on_path(self, connection: Connection, path: Sequence[TrackPart], ids: Iterable[int]) -> set[int]:
+    def ids_on_path(self, transaction: Reading, path: Sequence[TrackPart], ids: Iterable[int]) -> set[int]:
         """Return those of these invocations that a path recorded or took over from the record."""
         sorted_ids, path_ids = sorted(set(ids)), set[int]()
         for part in slices(sorted_ids if path else ()):
-            on_path = self._is_recorded_on(connection, path)
+            on_path = self._is_recorded_on(transaction, path)
             path_ids.update(
-                connection.execute(
+                transaction.execute(
                     select(TOOL_INVOCATION.c.id).where(on_path, TOOL_INVOCATION.c.id.in_(part))
                 ).scalars()
             )
-            path_ids.update(self._replayed_ids(connection, on_path, TOOL_INVOCATION.c.replay_of.in_(part)))
+            path_ids.update(self._replayed_ids(transaction, on_path, TOOL_INVOCATION.c.replay_of.in_(part)))
         return path_ids
 
-    def _replayed_ids(self, connection: Connection, *conditions: Any) -> list[int]:
+    def _replayed_ids(self, transaction: Reading, *conditions: Any) -> list[int]:
         """Return the calls that were replayed from the record by invocations that meet these conditions."""
         query = select(TOOL_INVOCATION.c.replay_of).where(*conditions, *_IS_USED_REPLAY)
-        return [row.replay_of for row in connection.execute(query).all()]
+        return [row.replay_of for row in transaction.execute(query).all()]
 
-    def _is_recorded_on(self, connection: Connection, path: Sequence[TrackPart]) -> Any:
+    def _is_recorded_on(self, transaction: Reading, path: Sequence[TrackPart]) -> Any:
         """Return the condition that an invocation was recorded on a track."""
         return or_(
             false(),
             *(
                 and_(
                     TOOL_INVOCATION.c.internal_session_id == part.branch_id,
-                    TOOL_INVOCATION.c.arrival <= self.journal.last_arrival(connection, part),
+                    TOOL_INVOCATION.c.arrival <= self.journal.last_arrival(transaction, part),
                     TOOL_INVOCATION.c.kind != REDO,
                 )
                 for part in path

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from agentgit.errors import NotAllowed
 from agentgit.store.schema.migrations import VERSION_TABLE
 from agentgit.store.sql.tables import METADATA
+from agentgit.store.sql.transaction import Reading
 
 FULL_RIGHTS = "SELECT, INSERT, UPDATE, DELETE"
 
@@ -36,34 +37,38 @@ _GRANTED_ROLES = text(
 )
 
 
-def grant_rights(connection: Connection, role: str) -> None:
+def grant_rights(transaction: Reading, role: str) -> None:
     """Give a role the rights in the current schema that agentgit needs, in place of those it has there."""
-    if connection.execute(_IS_UNBOUNDED, {"names": [*TABLE_NAMES], "role": role}).scalar_one():
+    if transaction.execute(_IS_UNBOUNDED, {"names": [*TABLE_NAMES], "role": role}).scalar_one():
         raise NotAllowed(
             f"{role!r} owns the tables, their schema or the database, is a superuser, may create roles, or is a member "
             "of such a role, so grants do not limit it. Use another role."
         )
-    if other := connection.execute(_OTHER_SCHEMA, {"role": role}).scalar():
+    if other := transaction.execute(_OTHER_SCHEMA, {"role": role}).scalar():
         raise NotAllowed(f"{role!r} can use the schema {other}. Use a role of its own for each schema.")
-    quote = connection.dialect.identifier_preparer.quote_identifier
-    schema_name = quote(str(connection.execute(text("SELECT current_schema()")).scalar_one()))
-    database_name = quote(str(connection.execute(text("SELECT current_database()")).scalar_one()))
-    connection.exec_driver_sql(f"REVOKE ALL ON SCHEMA {schema_name} FROM {quote(role)}")
+    quote = transaction.dialect.identifier_preparer.quote_identifier
+    schema_name = quote(str(transaction.execute(text("SELECT current_schema()")).scalar_one()))
+    database_name = quote(str(transaction.execute(text("SELECT current_database()")).scalar_one()))
+    transaction.connection.exec_driver_sql(f"REVOKE ALL ON SCHEMA {schema_name} FROM {quote(role)}")
     # What others put there, the owner would run: before PostgreSQL 15, everybody may create in `public`.
-    connection.exec_driver_sql(f"REVOKE CREATE ON SCHEMA {schema_name} FROM PUBLIC")
-    connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema_name} TO {quote(role)}")
-    connection.exec_driver_sql(f"ALTER ROLE {quote(role)} IN DATABASE {database_name} SET search_path TO {schema_name}")
-    _grant_tables(connection, role)
+    transaction.connection.exec_driver_sql(f"REVOKE CREATE ON SCHEMA {schema_name} FROM PUBLIC")
+    transaction.connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema_name} TO {quote(role)}")
+    transaction.connection.exec_driver_sql(
+        f"ALTER ROLE {quote(role)} IN DATABASE {database_name} SET search_path TO {schema_name}"
+    )
+    _grant_tables(transaction, role)
 
 
-def grant_rights_again(connection: Connection) -> None:
+def grant_rights_again(transaction: Reading) -> None:
     """Give each role of agentgit in the current schema its rights in the tables of a new version, too."""
-    for role in connection.execute(_GRANTED_ROLES).scalars().all():
-        _grant_tables(connection, role)
+    for role in transaction.execute(_GRANTED_ROLES).scalars().all():
+        _grant_tables(transaction, role)
 
 
-def _grant_tables(connection: Connection, role: str) -> None:
-    quote = connection.dialect.identifier_preparer.quote_identifier
+def _grant_tables(transaction: Reading, role: str) -> None:
+    quote = transaction.dialect.identifier_preparer.quote_identifier
     for name in TABLE_NAMES:
-        connection.exec_driver_sql(f"REVOKE ALL ON {quote(name)} FROM {quote(role)}, PUBLIC")
-        connection.exec_driver_sql(f"GRANT {REDUCED_RIGHTS.get(name, FULL_RIGHTS)} ON {quote(name)} TO {quote(role)}")
+        transaction.connection.exec_driver_sql(f"REVOKE ALL ON {quote(name)} FROM {quote(role)}, PUBLIC")
+        transaction.connection.exec_driver_sql(
+            f"GRANT {REDUCED_RIGHTS.get(name, FULL_RIGHTS)} ON {quote(name)} TO {quote(role)}"
+        )

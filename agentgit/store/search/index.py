@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, cast, column, delete, insert, select, table, update
+from sqlalchemy import bindparam, cast, column, delete, insert, select, table, text, update
 from sqlalchemy.dialects.postgresql import TSVECTOR
 
 from agentgit.checkpoints.queries import SearchableText, format_words
@@ -26,6 +26,7 @@ from agentgit.store.records.sessions import SessionStore, StoredRow
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, CALL, CHECKPOINT, MESSAGE, NAMED, SEARCH_TEXT, TOOL_INVOCATION
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.graph_store import GraphCheckpoint, GraphStore
 from agentgit.values import stored_json
@@ -55,31 +56,31 @@ class SearchIndex:
         self.sessions = sessions
         self.graphs = graphs
 
-    def count_unindexed(self, connection: Connection, session_id: int) -> dict[int, int]:
+    def count_unindexed(self, transaction: Reading, session_id: int) -> dict[int, int]:
         """Return the branches of a session that have checkpoints to index, each with an upper limit of their number."""
-        rows = _UNINDEXED.all(connection, {"session": session_id})
+        rows = _UNINDEXED.all(transaction, {"session": session_id})
         return {row.id: row.number - row.searched for row in rows}
 
-    def index_next(self, connection: Connection, branch_id: int) -> bool:
+    def index_next(self, transaction: Writing, branch_id: int) -> bool:
         """Index the texts of a branch's next checkpoints, and return whether there may be more."""
-        checkpoints = _NEXT.all(connection, {"branch": branch_id})
+        checkpoints = _NEXT.all(transaction, {"branch": branch_id})
         unindexed = [row for row in checkpoints if row.number > row.searched]
         if not unindexed:
             return False
         new_texts = list(
-            self._find_new_texts(connection, checkpoints, unindexed)
+            self._find_new_texts(transaction, checkpoints, unindexed)
         )  # first, because damaged data raises here
-        _SET_SEARCHED.run(connection, {"branch": branch_id, "now": unindexed[-1].number})
-        self._add(connection, unindexed[0].external_session_id, branch_id, new_texts)
+        _SET_SEARCHED.run(transaction, {"branch": branch_id, "now": unindexed[-1].number})
+        self._add(transaction, unindexed[0].external_session_id, branch_id, new_texts)
         return len(checkpoints) == CHECKPOINTS_PER_TRANSACTION
 
-    def index_fork(self, connection: Connection, branch_id: int) -> None:
+    def index_fork(self, transaction: Writing, branch_id: int) -> None:
         """Record that the first checkpoint of a fork needs no index: it has no text that its branch point has not."""
-        _SET_SEARCHED.run(connection, {"branch": branch_id, "now": 1})
+        _SET_SEARCHED.run(transaction, {"branch": branch_id, "now": 1})
 
     def index_turn(
         self,
-        connection: Connection,
+        transaction: Writing,
         branch: StoredRow,
         number: int | None,
         states: tuple[GraphCheckpoint | None, GraphCheckpoint | None],
@@ -92,48 +93,48 @@ class SearchIndex:
         """
         with suppress(Corrupt):
             if number is None:
-                self.index_next(connection, branch.id)
+                self.index_next(transaction, branch.id)
                 return {}
             if not self.names_only:
-                before, after = (self.graphs.message_hashes(connection, one) if one else () for one in states)
+                before, after = (self.graphs.message_hashes(transaction, one) if one else () for one in states)
                 new_messages = [(number, key) for key in _added_hashes(before, after)]
                 new_texts = [
-                    *self._find_new_calls(connection, branch.id, calls[0], [(calls[1], number)], set()),
-                    *self._load_messages(connection, branch.external_session_id, new_messages),
+                    *self._find_new_calls(transaction, branch.id, calls[0], [(calls[1], number)], set()),
+                    *self._load_messages(transaction, branch.external_session_id, new_messages),
                 ]
-                self._add(connection, branch.external_session_id, branch.id, new_texts)
+                self._add(transaction, branch.external_session_id, branch.id, new_texts)
             return {"searched": number}
         return {}
 
-    def index_annotation(self, connection: Connection, row: StoredRow) -> None:
+    def index_annotation(self, transaction: Writing, row: StoredRow) -> None:
         """Index the name and description of a checkpoint again, after a change."""
-        connection.execute(
+        transaction.execute(
             delete(SEARCH_TEXT).where(
                 SEARCH_TEXT.c.internal_session_id == row.internal_session_id,
                 SEARCH_TEXT.c.kind == NAMED,
                 SEARCH_TEXT.c.row_id == row.id,
             )
         )
-        branch = self.sessions.branch(connection, row.internal_session_id)
+        branch = self.sessions.branch(transaction, row.internal_session_id)
         if row.number > branch.searched:
             return  # it is indexed later, with the checkpoints before it
         text = row.name if self.names_only else _annotation(row)
         if text:
             new_text = NewText(row.number, NAMED, text, row_id=row.id)
-            self._add(connection, branch.external_session_id, branch.id, [new_text])
+            self._add(transaction, branch.external_session_id, branch.id, [new_text])
 
     # -- what is new
 
     def _find_new_texts(
-        self, connection: Connection, checkpoints: Sequence[StoredRow], unindexed: Sequence[StoredRow]
+        self, transaction: Reading, checkpoints: Sequence[StoredRow], unindexed: Sequence[StoredRow]
     ) -> Iterator[NewText]:
         if self.names_only:
             yield from (NewText(row.number, NAMED, row.name, row_id=row.id) for row in unindexed if row.name)
             return
-        branch, previous = unindexed[0], self._previous_checkpoint(connection, checkpoints[0])
+        branch, previous = unindexed[0], self._previous_checkpoint(transaction, checkpoints[0])
         # The last indexed checkpoint may have been deleted. Then new texts are compared with those in the index.
-        indexed_keys = self._indexed_keys(connection, branch) if branch.searched and previous is None else set()
-        hashes_by_state = self._message_hashes(connection, [row for row in (previous, *unindexed) if row is not None])
+        indexed_keys = self._indexed_keys(transaction, branch) if branch.searched and previous is None else set()
+        hashes_by_state = self._message_hashes(transaction, [row for row in (previous, *unindexed) if row is not None])
         last_hashes, last_state = hashes_by_state[_state_id(previous)], _state_id(previous)
         new_messages: list[tuple[int, bytes]] = []
         call_counts: list[tuple[int, int]] = []
@@ -150,37 +151,37 @@ class SearchIndex:
         is_same_branch = previous is not None and previous.internal_session_id == branch.internal_session_id
         first_call = previous.position - branch.inherited if previous is not None and is_same_branch else 0
         yield from self._find_new_calls(
-            connection, branch.internal_session_id, max(0, first_call), call_counts, indexed_keys
+            transaction, branch.internal_session_id, max(0, first_call), call_counts, indexed_keys
         )
-        yield from self._load_messages(connection, branch.external_session_id, new_messages)
+        yield from self._load_messages(transaction, branch.external_session_id, new_messages)
 
     def _load_messages(
-        self, connection: Connection, session_id: int, new_messages: Sequence[tuple[int, bytes]]
+        self, transaction: Reading, session_id: int, new_messages: Sequence[tuple[int, bytes]]
     ) -> Iterator[NewText]:
         """Yield the texts of messages, each given as the number of its first checkpoint and its hash."""
-        leaves = self.graphs.blobs.of(session_id).get_many(connection, [key for _, key in new_messages])
+        leaves = self.graphs.blobs.of(session_id).get_many(transaction, [key for _, key in new_messages])
         for number, key in new_messages:
             if leaves[key].type != CUSTOM_SERDE:
                 yield NewText(number, MESSAGE, text_of_message(leaves[key]).text, hash=key)
 
-    def _previous_checkpoint(self, connection: Connection, first_row: StoredRow) -> StoredRow | None:
+    def _previous_checkpoint(self, transaction: Reading, first_row: StoredRow) -> StoredRow | None:
         """Return the checkpoint before those to index, which may be the branch point; None if it is unknown."""
         if first_row.number == first_row.searched:
             return first_row
         if first_row.searched or first_row.parent_id is None:
             return None
-        return _BY_ID.first(connection, {"checkpoint": first_row.branch_point_id})
+        return _BY_ID.first(transaction, {"checkpoint": first_row.branch_point_id})
 
-    def _indexed_keys(self, connection: Connection, branch: StoredRow) -> set[bytes | int]:
+    def _indexed_keys(self, transaction: Reading, branch: StoredRow) -> set[bytes | int]:
         """Return the hashes and row ids of the indexed texts of a branch."""
         parameters = {"branch": branch.internal_session_id}
-        return {row.hash or row.row_id for row in _TEXTS_OF_BRANCH.all(connection, parameters)}
+        return {row.hash or row.row_id for row in _TEXTS_OF_BRANCH.all(transaction, parameters)}
 
-    def _message_hashes(self, connection: Connection, rows: Iterable[StoredRow]) -> dict[str | None, Sequence[bytes]]:
+    def _message_hashes(self, transaction: Reading, rows: Iterable[StoredRow]) -> dict[str | None, Sequence[bytes]]:
         """Return the message hashes of checkpoints by graph checkpoint id; empty if the graph checkpoint is gone."""
         pending = {
             row.graph_checkpoint_id: self.graphs.prefetch(
-                connection, GraphKey(row.thread_id, "", row.graph_checkpoint_id)
+                transaction, GraphKey(row.thread_id, "", row.graph_checkpoint_id)
             )
             for row in rows
             if row.graph_checkpoint_id is not None and row.message_count
@@ -189,13 +190,13 @@ class SearchIndex:
         for state_id, read_result in pending.items():
             graph_checkpoint = read_result()
             hashes[state_id] = (
-                self.graphs.message_hashes(connection, graph_checkpoint) if graph_checkpoint is not None else ()
+                self.graphs.message_hashes(transaction, graph_checkpoint) if graph_checkpoint is not None else ()
             )
         return hashes
 
     def _find_new_calls(
         self,
-        connection: Connection,
+        transaction: Reading,
         branch_id: int,
         first_call: int,
         call_counts: Sequence[tuple[int, int]],
@@ -206,16 +207,16 @@ class SearchIndex:
         if last_count <= first_call:
             return
         parameters = {"branch": branch_id, "first": first_call, "count": last_count - first_call}
-        for index, row in enumerate(_CALLS.all(connection, parameters), first_call):
+        for index, row in enumerate(_CALLS.all(transaction, parameters), first_call):
             number = next((number for count, number in call_counts if count > index), None)
             if number is not None and row.id not in indexed_keys:
                 yield NewText(number, CALL, text_of_call(row).text, row_id=row.id)
 
     # -- words
 
-    def _add(self, connection: Connection, session_id: int, branch_id: int, new_texts: Iterable[NewText]) -> None:
+    def _add(self, transaction: Writing, session_id: int, branch_id: int, new_texts: Iterable[NewText]) -> None:
         scope_markers = [scope_of_session(session_id), scope_of_branch(branch_id)]
-        is_sqlite = connection.dialect.name == "sqlite"
+        is_sqlite = transaction.is_sqlite
         rows = []
         # In the order of their checkpoints, so that a later checkpoint's texts have greater ids.
         for new_text in sorted(new_texts, key=lambda one: one.number):
@@ -233,9 +234,9 @@ class SearchIndex:
                 }
             )
         if rows:
-            _ADD.run(connection, *rows)
+            _ADD.run(transaction, *rows)
             if is_sqlite:
-                _ADD_WORDS.run(connection, *rows)
+                _ADD_WORDS.run(transaction, *rows)
 
 
 def _annotation(row: StoredRow) -> str:
@@ -282,12 +283,12 @@ def ts_vector(words_in_order: Sequence[str]) -> str:
     )
 
 
-def delete_words(connection: Connection) -> None:
+def delete_words(transaction: Writing) -> None:
     """Delete all words, so that the next search of each session indexes only what may be indexed now."""
-    if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql("INSERT INTO search_words(search_words) VALUES ('delete-all')")
-    connection.execute(delete(SEARCH_TEXT))
-    connection.execute(update(BRANCH).where(BRANCH.c.searched != 0).values(searched=0))
+    if transaction.is_sqlite:
+        transaction.execute(text("INSERT INTO search_words(search_words) VALUES ('delete-all')"))
+    transaction.execute(delete(SEARCH_TEXT))
+    transaction.execute(update(BRANCH).where(BRANCH.c.searched != 0).values(searched=0))
 
 
 # -- the text of each kind, as it is indexed and as it is shown

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, Connection, String, any_, bindparam, cast, column, select, table, tuple_
+from sqlalchemy import ARRAY, BigInteger, String, any_, bindparam, cast, column, select, table, text, tuple_
 from sqlalchemy.dialects.postgresql import TSQUERY
 
 from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Hit, HitCursor, SearchableText
@@ -31,8 +31,8 @@ from agentgit.store.search.index import (
 )
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.tables import BRANCH, CALL, CHECKPOINT, MESSAGE, NAMED, SEARCH_TEXT, TOOL_INVOCATION
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.graph_store import GraphStore
 
@@ -60,7 +60,7 @@ class Search:
 
     def hits(
         self,
-        connection: Connection,
+        transaction: Reading,
         session_id: int,
         parts: Sequence[LogPart],
         query: Query,
@@ -72,24 +72,24 @@ class Search:
         """Yield the hits, best first, each with its rank."""
         last_numbers = {part.branch_id: part.last_number for part in parts}
         session_scopes = [scope_of_session(session_id)] if is_whole_session else None
-        if connection.dialect.name != "sqlite":
+        if not transaction.is_sqlite:
             # The plan must depend on how many texts have the word. A generic plan ignores that and takes half a second.
-            connection.exec_driver_sql("SET LOCAL plan_cache_mode = force_custom_plan")
+            transaction.execute(text("SET LOCAL plan_cache_mode = force_custom_plan"))
         for named in (True, False) if after.named else (False,):
             before_id = after.id if named is after.named else FIRST_TIME_CURSOR.id
-            rows = self._find_texts(connection, parts, session_scopes, query, HitCursor(named, before_id))
+            rows = self._find_texts(transaction, parts, session_scopes, query, HitCursor(named, before_id))
             rows_in_parts = (row for row in rows if row.number <= last_numbers.get(row.internal_session_id, 0))
-            if seal_of(connection) is not None:  # other texts were planted, to show encrypted values
+            if transaction.seal is not None:  # other texts were planted, to show encrypted values
                 rows_in_parts = (row for row in rows_in_parts if row.kind == NAMED)
             while page := list(islice(rows_in_parts, min(page_size, TEXTS_PER_QUERY))):
-                for row, hit in self._hits_of_texts(connection, page, last_numbers, query):
+                for row, hit in self._hits_of_texts(transaction, page, last_numbers, query):
                     yield HitCursor(named, row.id), hit
 
     # -- which texts
 
     def _find_texts(
         self,
-        connection: Connection,
+        transaction: Reading,
         parts: Sequence[LogPart],
         session_scopes: Sequence[str] | None,
         query: Query,
@@ -97,7 +97,7 @@ class Search:
     ) -> Iterator[StoredRow]:
         """Yield the texts that have all words, newest first. Some may lie after the end of their part."""
         if session_scopes is not None:
-            return self._read_texts(connection, parts, session_scopes, query, after)
+            return self._read_texts(transaction, parts, session_scopes, query, after)
         shared_scopes = [
             scope_of_branch(part.branch_id) for part in parts if part.later_indexed <= MAX_CHECKPOINTS_BEYOND
         ]
@@ -105,32 +105,32 @@ class Search:
         searches += [
             (
                 [scope_of_branch(part.branch_id)],
-                HitCursor(after.named, min(after.id, self._newest_id(connection, part) + 1)),
+                HitCursor(after.named, min(after.id, self._newest_id(transaction, part) + 1)),
             )
             for part in parts
             if part.later_indexed > MAX_CHECKPOINTS_BEYOND
         ]
-        streams = [self._read_texts(connection, parts, scopes, query, start) for scopes, start in searches]
+        streams = [self._read_texts(transaction, parts, scopes, query, start) for scopes, start in searches]
         return heapq.merge(*streams, key=lambda row: row.id, reverse=True)
 
-    def _newest_id(self, connection: Connection, part: LogPart) -> int:
+    def _newest_id(self, transaction: Reading, part: LogPart) -> int:
         """Return the greatest id of the texts of a part."""
         parameters = {"branch": part.branch_id, "end": part.last_number}
-        return max((row.id for row in _LAST_TEXTS.all(connection, parameters)), default=0)
+        return max((row.id for row in _LAST_TEXTS.all(transaction, parameters)), default=0)
 
     def _read_texts(
-        self, connection: Connection, parts: Sequence[LogPart], scopes: Sequence[str], query: Query, after: HitCursor
+        self, transaction: Reading, parts: Sequence[LogPart], scopes: Sequence[str], query: Query, after: HitCursor
     ) -> Iterator[StoredRow]:
         # PostgreSQL can begin with the index of branches where that of words would find too much.
         branches = [part.branch_id for part in parts]
-        is_sqlite = connection.dialect.name == "sqlite"
+        is_sqlite = transaction.is_sqlite
         expression = (fts_query if is_sqlite else ts_query)(scopes, query, named=after.named)
         last_id = after.id
         while True:
             parameters = {"query": expression, "after": last_id, "branches": branches}
-            ids = [row.id for row in _MATCHING_IDS.all(connection, parameters)]
+            ids = [row.id for row in _MATCHING_IDS.all(transaction, parameters)]
             if ids:
-                rows: Sequence[Any] = connection.execute(_TEXT_ROWS, {"ids": ids}).all()
+                rows: Sequence[Any] = transaction.execute(_TEXT_ROWS, {"ids": ids}).all()
                 yield from sorted(rows, key=lambda row: -row.id)
             if len(ids) < TEXTS_PER_QUERY:
                 return
@@ -139,13 +139,13 @@ class Search:
     # -- the texts, and the checkpoints that hold them
 
     def _hits_of_texts(
-        self, connection: Connection, rows: Sequence[StoredRow], last_numbers: dict[int, int], query: Query
+        self, transaction: Reading, rows: Sequence[StoredRow], last_numbers: dict[int, int], query: Query
     ) -> Iterator[tuple[StoredRow, Hit]]:
-        checkpoints = self._find_checkpoints(connection, rows, last_numbers)
+        checkpoints = self._find_checkpoints(transaction, rows, last_numbers)
         held_texts = [(row, checkpoint) for row in rows if (checkpoint := checkpoints.get(row.id)) is not None]
-        calls, messages = self._read_calls(connection, held_texts), self._read_messages(connection, held_texts)
+        calls, messages = self._read_calls(transaction, held_texts), self._read_messages(transaction, held_texts)
         for row, checkpoint in held_texts:
-            text = self._load_text(connection, row, checkpoint, calls, messages)
+            text = self._load_text(transaction, row, checkpoint, calls, messages)
             if text is not None:
                 reference = f"{checkpoint.branch_name}#{checkpoint.number}"
                 yield (
@@ -156,46 +156,46 @@ class Search:
                 )
 
     def _find_checkpoints(
-        self, connection: Connection, rows: Sequence[StoredRow], last_numbers: dict[int, int]
+        self, transaction: Reading, rows: Sequence[StoredRow], last_numbers: dict[int, int]
     ) -> dict[int, StoredRow]:
         """Return the first checkpoint that holds each text: its own or, if that was deleted, a later one."""
         keys = list({(row.internal_session_id, row.number) for row in rows})
-        own_checkpoints: Sequence[Any] = connection.execute(_CHECKPOINTS_BY_KEY, {"places": keys}).all()
+        own_checkpoints: Sequence[Any] = transaction.execute(_CHECKPOINTS_BY_KEY, {"places": keys}).all()
         checkpoint_by_key = {(one.internal_session_id, one.number): one for one in own_checkpoints}
         checkpoint_by_text = {
             row.id: checkpoint_by_key.get((row.internal_session_id, row.number))
-            or self._find_later_checkpoint(connection, row, last_numbers[row.internal_session_id])
+            or self._find_later_checkpoint(transaction, row, last_numbers[row.internal_session_id])
             for row in rows
         }
         return {text_id: holder for text_id, holder in checkpoint_by_text.items() if holder is not None}
 
-    def _find_later_checkpoint(self, connection: Connection, row: StoredRow, last_number: int) -> StoredRow | None:
+    def _find_later_checkpoint(self, transaction: Reading, row: StoredRow, last_number: int) -> StoredRow | None:
         """Return a later checkpoint that holds a text whose own checkpoint was deleted; None if there is none."""
         if row.kind == NAMED:
             return None
         parameters = {"branch": row.internal_session_id, "number": row.number, "end": last_number}
-        checkpoint: StoredRow | None = _NEXT_CHECKPOINT.first(connection, parameters)
+        checkpoint: StoredRow | None = _NEXT_CHECKPOINT.first(transaction, parameters)
         return (
             checkpoint
-            if checkpoint is None or row.kind == CALL or row.hash in self._message_hashes(connection, checkpoint)
+            if checkpoint is None or row.kind == CALL or row.hash in self._message_hashes(transaction, checkpoint)
             else None
         )
 
-    def _message_hashes(self, connection: Connection, checkpoint: StoredRow) -> Sequence[bytes]:
+    def _message_hashes(self, transaction: Reading, checkpoint: StoredRow) -> Sequence[bytes]:
         graph_checkpoint = self.graphs.find(
-            connection, GraphKey(checkpoint.thread_id, "", checkpoint.graph_checkpoint_id or "")
+            transaction, GraphKey(checkpoint.thread_id, "", checkpoint.graph_checkpoint_id or "")
         )
-        return self.graphs.message_hashes(connection, graph_checkpoint) if graph_checkpoint is not None else ()
+        return self.graphs.message_hashes(transaction, graph_checkpoint) if graph_checkpoint is not None else ()
 
     def _read_calls(
-        self, connection: Connection, held_texts: Sequence[tuple[StoredRow, StoredRow]]
+        self, transaction: Reading, held_texts: Sequence[tuple[StoredRow, StoredRow]]
     ) -> dict[int, StoredRow]:
         ids = [row.row_id for row, _ in held_texts if row.kind == CALL]
-        rows: Sequence[Any] = connection.execute(_CALLS, {"ids": ids}).all() if ids else ()
+        rows: Sequence[Any] = transaction.execute(_CALLS, {"ids": ids}).all() if ids else ()
         return {row.id: row for row in rows}
 
     def _read_messages(
-        self, connection: Connection, held_texts: Sequence[tuple[StoredRow, StoredRow]]
+        self, transaction: Reading, held_texts: Sequence[tuple[StoredRow, StoredRow]]
     ) -> dict[bytes, Leaf]:
         """Read the messages together. If one is damaged, return none, so that each is then read separately."""
         hashes_by_session: dict[int, list[bytes]] = defaultdict(list)
@@ -205,14 +205,14 @@ class Search:
         messages: dict[bytes, Leaf] = {}
         try:
             for session_id, hashes in hashes_by_session.items():
-                messages.update(self.graphs.blobs.of(session_id).get_many(connection, hashes))
+                messages.update(self.graphs.blobs.of(session_id).get_many(transaction, hashes))
         except Corrupt:
             return {}
         return messages
 
     def _load_text(
         self,
-        connection: Connection,
+        transaction: Reading,
         row: StoredRow,
         checkpoint: StoredRow,
         calls: dict[int, StoredRow],
@@ -227,9 +227,9 @@ class Search:
             return text_of_message(messages[row.hash])
         try:
             blobs = self.graphs.blobs.of(checkpoint.external_session_id)
-            return text_of_message(blobs.get_many(connection, [row.hash])[row.hash])
+            return text_of_message(blobs.get_many(transaction, [row.hash])[row.hash])
         except Corrupt:
-            if self._message_hashes(connection, checkpoint):
+            if self._message_hashes(transaction, checkpoint):
                 raise
             return None  # a saver's `prune` or `delete_for_runs` deleted the checkpoint's state
 

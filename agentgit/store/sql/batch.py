@@ -32,10 +32,6 @@ def slices(items: Sequence[T], size: int = MAX_PARAMETERS) -> Iterator[Sequence[
         yield items[start : start + size]
 
 
-_BATCH = "agentgit_batch"
-"""The key under which a connection keeps the batch of its transaction."""
-
-
 class Statement(NamedTuple):
     """A statement in the form that the driver takes."""
 
@@ -70,8 +66,6 @@ class Batch:
         self._queued: list[Statement] = []
         self.created_locks: set[int] = set()
         """The owners for which this transaction has created the row that writers lock; see `agentgit.store.objects`."""
-        self._info = connection.info
-        self._info[_BATCH] = self
 
     def add(self, statement: Statement) -> None:
         """Queue a statement."""
@@ -98,10 +92,6 @@ class Batch:
         elif queued and not self._only_reads:
             self._send([*self._settings, *queued])  # one pipeline is one transaction
 
-    def end(self) -> None:
-        """Detach the batch from its connection. Statements that were not sent are dropped."""
-        self._info.pop(_BATCH, None)
-
     def _leading_statements(self) -> Sequence[Statement]:
         """Return the statements that must precede the next ones."""
         if self._has_begun:
@@ -121,18 +111,6 @@ class Batch:
             # psycopg regards statements that the server skipped after a failure as prepared, so they would always fail.
             self._connection.invalidate()
             raise
-
-
-def batch_of(connection: Connection) -> Batch | None:
-    """Return the batch of a connection's transaction; None if statements are not queued."""
-    return connection.info.get(_BATCH)
-
-
-def flush_batch(connection: Connection, *_: Any) -> None:
-    """Send the queued statements before a statement that bypasses the batch."""
-    batch = batch_of(connection)
-    if batch is not None:
-        batch.begin()
 
 
 @contextmanager

@@ -10,14 +10,15 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Dialect
+from sqlalchemy import Dialect
 from sqlalchemy.sql import ClauseElement, Select
 from sqlalchemy.sql.dml import Insert, UpdateBase
 from sqlalchemy.types import TypeEngine
 
-from agentgit.store.sql.batch import Batch, Statement, batch_of, flush_batch, slices
+from agentgit.store.sql.batch import Batch, Statement, slices
 from agentgit.store.sql.columns import bind_row
-from agentgit.store.sql.encryption import seal_of, seal_of_dialect
+from agentgit.store.sql.encryption import seal_of_dialect
+from agentgit.store.sql.transaction import Reading, Writing
 
 Converter = Callable[[Any], Any]
 
@@ -32,7 +33,7 @@ class CompiledStatement:
         >>> from sqlalchemy import bindparam, create_engine, literal, select
         >>> double = CompiledStatement(select((bindparam("n", 0) * 2).label("twice")))
         >>> with create_engine("sqlite://").connect() as connection:
-        ...     double.first(connection, {"n": 21}).twice
+        ...     double.first(Reading(connection), {"n": 21}).twice
         42
     """
 
@@ -40,30 +41,30 @@ class CompiledStatement:
         self._statement = statement
         self._compiled: dict[str, _Compiled] = {}
 
-    def run(self, connection: Connection, *rows: Mapping[str, Any]) -> None:
+    def run(self, transaction: Writing, *rows: Mapping[str, Any]) -> None:
         """Run the statement once for each row of parameters. On a server it is queued, as in `Batch`."""
-        self._execute(connection, rows)
+        self._execute(transaction, rows)
 
-    def count(self, connection: Connection, row: Mapping[str, Any]) -> int:
+    def count(self, transaction: Writing, row: Mapping[str, Any]) -> int:
         """Run the statement and return the number of affected rows."""
-        result = PendingResult(batch_of(connection))
-        self._execute(connection, [row], result)
+        result = PendingResult(transaction.batch)
+        self._execute(transaction, [row], result)
         return result.count()
 
-    def submit(self, connection: Connection, row: Mapping[str, Any]) -> PendingResult:
+    def submit(self, transaction: Reading, row: Mapping[str, Any]) -> PendingResult:
         """Start a query whose result is needed later. On a server several such queries are sent together."""
-        result = PendingResult(batch_of(connection), self._row_converter(connection))
-        self._execute(connection, [row], result)
+        result = PendingResult(transaction.batch, self._row_converter(transaction))
+        self._execute(transaction, [row], result)
         return result
 
-    def all(self, connection: Connection, row: Mapping[str, Any]) -> list[Any]:
+    def all(self, transaction: Reading, row: Mapping[str, Any]) -> list[Any]:
         """Run a query and return its rows as named tuples."""
-        return self.submit(connection, row).all()
+        return self.submit(transaction, row).all()
 
     def _execute(
-        self, connection: Connection, rows: Sequence[Mapping[str, Any]], result: PendingResult | None = None
+        self, transaction: Reading, rows: Sequence[Mapping[str, Any]], result: PendingResult | None = None
     ) -> None:
-        compiled, batch = self._compile_for(connection), batch_of(connection)
+        compiled, batch = self._compile_for(transaction), transaction.batch
         parameters = [compiled.bind(row) for row in rows]
         if batch is not None:
             if result is None and compiled.can_merge(rows):
@@ -72,7 +73,7 @@ class CompiledStatement:
             else:
                 batch.add(Statement(compiled.sql, parameters, result.set_result if result is not None else None))
             return
-        cursor = connection.connection.cursor()
+        cursor = transaction.connection.connection.cursor()
         try:
             if len(parameters) == 1:
                 cursor.execute(compiled.sql, parameters[0])
@@ -83,20 +84,19 @@ class CompiledStatement:
         finally:
             cursor.close()
 
-    def first(self, connection: Connection, row: Mapping[str, Any]) -> Any | None:
+    def first(self, transaction: Reading, row: Mapping[str, Any]) -> Any | None:
         """Run a query that finds at most one row, and return that row or None."""
-        rows = self.all(connection, row)
+        rows = self.all(transaction, row)
         return rows[0] if rows else None
 
     def pages(
-        self, connection: Connection, row: Mapping[str, Any] | None = None, *, size: int = PAGE_SIZE, raw: bool = False
+        self, transaction: Reading, row: Mapping[str, Any] | None = None, *, size: int = PAGE_SIZE, raw: bool = False
     ) -> Iterator[Sequence[Any]]:
         """Run a query and yield its rows in pages. Only one page is in memory at a time."""
-        flush_batch(connection)
-        compiled, convert = self._compile_for(connection), self._row_converter(connection)
-        is_sqlite = connection.dialect.name == "sqlite"
+        compiled, convert = self._compile_for(transaction), self._row_converter(transaction)
+        is_sqlite = transaction.is_sqlite
         # A server sends all rows at once, unless the cursor has a name.
-        dbapi_connection: Any = connection.connection
+        dbapi_connection: Any = transaction.connection.connection
         cursor = dbapi_connection.cursor() if is_sqlite else dbapi_connection.cursor(f"agentgit_{id(compiled):x}")
         try:
             cursor.execute(compiled.sql, compiled.bind(row or {}))
@@ -105,25 +105,25 @@ class CompiledStatement:
         finally:
             cursor.close()
 
-    def row_readers(self, connection: Connection) -> tuple[Converter, Mapping[int, Converter]]:
+    def row_readers(self, transaction: Reading) -> tuple[Converter, Mapping[int, Converter]]:
         """Return what makes a row from converted values, and the function that converts a value, by its index."""
-        compiled = self._compile_for(connection)
+        compiled = self._compile_for(transaction)
         return compiled.make_row, compiled.column_converters
 
-    def _row_converter(self, connection: Connection) -> Converter:
+    def _row_converter(self, transaction: Reading) -> Converter:
         """Return the function that converts a row of the driver."""
-        return self._compile_for(connection).read
+        return self._compile_for(transaction).read
 
-    def _compile_for(self, connection: Connection) -> _Compiled:
-        seal = seal_of(connection)
+    def _compile_for(self, transaction: Reading) -> _Compiled:
+        seal = transaction.seal
         # The conversion of values in an encrypted database depends on its keys.
         cache: Any = self._compiled if seal is None else seal.compiled
-        key = connection.dialect.name if seal is None else self
+        key = transaction.dialect.name if seal is None else self
         compiled: _Compiled | None = cache.get(key)
         if compiled is None:
             source = self._statement
-            statement = source if isinstance(source, ClauseElement) else source[connection.dialect.name]
-            compiled = cache[key] = _Compiled(statement, connection.dialect)
+            statement = source if isinstance(source, ClauseElement) else source[transaction.dialect.name]
+            compiled = cache[key] = _Compiled(statement, transaction.dialect)
         return compiled
 
 

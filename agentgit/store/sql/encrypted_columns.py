@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Column, Connection, LargeBinary, MetaData, Table, Text, func, select
+from sqlalchemy import Column, LargeBinary, MetaData, Table, Text, func, select
 
 from agentgit.store.sql.columns import Payload, SealedText
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import TEXT_MARK, parse_key_name, sealed_text_bytes
 from agentgit.store.sql.tables import BLOB, LIST, METADATA
+from agentgit.store.sql.transaction import Reading
 
 HEAD_BYTES = 40
 """The number of bytes of an encrypted value that contain the name of its key. In base64 it is a third more."""
@@ -44,7 +45,7 @@ def encrypted_rows(table: Table) -> list[Any]:
     return [table.c.type != LIST] if table.name == BLOB.name else []
 
 
-def count_values_by_key(connection: Connection) -> dict[str, int]:
+def count_values_by_key(transaction: Reading) -> dict[str, int]:
     """Count the values by the key that sealed them. The empty name is for those without a key."""
     counts: Counter[str] = Counter()
     for name, columns in sealed_columns().items():
@@ -52,7 +53,7 @@ def count_values_by_key(connection: Connection) -> dict[str, int]:
         for column in columns:
             head = func.substr(table.c[column], 1, 2 * HEAD_BYTES).label("head")
             query = select(head).where(*encrypted_rows(table), table.c[column].is_not(None))
-            for page in CompiledStatement(query).pages(connection, raw=True):
+            for page in CompiledStatement(query).pages(transaction, raw=True):
                 counts.update(key_name_of(head) for (head,) in page)
     return dict(sorted(counts.items()))
 

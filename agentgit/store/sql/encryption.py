@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Dialect
+from sqlalchemy import Dialect
 
 from agentgit.auth.keyring import Keyring
 from agentgit.errors import Corrupt, KeyMissing, Unavailable
@@ -205,11 +205,6 @@ def set_seal(dialect: Dialect, seal: Seal | None) -> None:
     """Set the seal of a dialect's database. Call this before anything is read or written."""
     if seal is not None:
         setattr(dialect, _SEAL, seal)
-
-
-def seal_of(connection: Connection) -> Seal | None:
-    """Return the seal of a connection's database; None if the database has no keys."""
-    return seal_of_dialect(connection.dialect)
 
 
 def load_keyring(keyring: Keyring | None) -> Keyring | None:

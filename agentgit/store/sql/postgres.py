@@ -20,7 +20,7 @@ from sqlalchemy.util import await_only
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.next_steps import Next
 from agentgit.store.sql import process
-from agentgit.store.sql.batch import Batch, Statement, flush_batch
+from agentgit.store.sql.batch import Batch, Statement
 from agentgit.store.sql.url import PREPARE_THRESHOLD, redacted_url
 
 _BATCHED = "agentgit_batched"
@@ -38,7 +38,6 @@ SYNC_COMMIT = Statement("SELECT set_config('synchronous_commit', 'on', true)")
 def begin_manually(engine: Engine) -> None:
     """Begin each transaction of an engine that was made with `MANUAL_BEGIN` with its first statement."""
     event.listen(engine, "begin", _execute_begin)
-    event.listen(engine, "before_cursor_execute", flush_batch)
 
 
 def _execute_begin(connection: Connection) -> None:
@@ -53,19 +52,16 @@ def _execute_begin(connection: Connection) -> None:
 
 
 @contextmanager
-def transaction(engine: Engine, settings: Sequence[Statement], **kind: bool) -> Iterator[Connection]:
-    """Yield a connection in a transaction with these settings. `kind` has the options of `Batch`."""
+def transaction(engine: Engine, settings: Sequence[Statement], **kind: bool) -> Iterator[tuple[Connection, Batch]]:
+    """Yield a connection in a transaction with these settings, and its batch. `kind` has the options of `Batch`."""
     connection = engine.connect()
     driver: Any = connection.connection.driver_connection
     try:
         try:
             begun = connection.execution_options(**{_BATCHED: True}).begin()
             batch = Batch(connection, settings, **kind)
-            try:
-                yield connection
-                batch.commit()
-            finally:
-                batch.end()
+            yield connection, batch
+            batch.commit()
             begun.commit()
         finally:  # not `with`, whose end Ctrl-C can prevent
             connection.close()

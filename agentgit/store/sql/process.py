@@ -25,10 +25,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from sqlalchemy import Connection, DateTime, Table, bindparam, func, select, update
+from sqlalchemy import DateTime, Table, bindparam, func, select, update
 
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.transaction import Reading, Writing
 
 
 class ForkListener(Protocol):
@@ -203,7 +204,7 @@ class LeasedRow(NamedTuple):
 class Leases:
     """The leases of this process on one server."""
 
-    def __init__(self, write: Callable[[Callable[[Connection], None]], None], seconds: float = LEASE_SECONDS) -> None:
+    def __init__(self, write: Callable[[Callable[[Writing], None]], None], seconds: float = LEASE_SECONDS) -> None:
         if not seconds >= MIN_LEASE_SECONDS:
             raise InvalidInput(
                 f"lease_seconds={seconds} is too short to be renewed in time. Use {MIN_LEASE_SECONDS:g} or more."
@@ -297,8 +298,8 @@ that agree within a fraction of a lease.
 """
 
 
-def _renew(connection: Connection, table: Table, given: Mapping[str, Any]) -> None:
-    connection.execute(
+def _renew(transaction: Writing, table: Table, given: Mapping[str, Any]) -> None:
+    transaction.execute(
         update(table)
         .where(table.c.id.in_(bindparam("ids", expanding=True)), table.c.owner.in_(bindparam("owners", expanding=True)))
         .values(lease_until=LEASE_END),
@@ -306,12 +307,12 @@ def _renew(connection: Connection, table: Table, given: Mapping[str, Any]) -> No
     )
 
 
-def is_lease_over(connection: Connection, lease_until: datetime | None) -> bool:
+def is_lease_over(transaction: Reading, lease_until: datetime | None) -> bool:
     """Return whether a lease has ended. None is a lease that never ends.
 
     The time is that of this one statement, however long its transaction has waited before.
     """
-    return lease_until is not None and bool(_IS_OVER.all(connection, {"until": lease_until})[0].is_over)
+    return lease_until is not None and bool(_IS_OVER.all(transaction, {"until": lease_until})[0].is_over)
 
 
 _IS_OVER = CompiledStatement(

@@ -23,9 +23,6 @@ READING, WRITING, DURABLE = "reading", "NORMAL", "FULL"
 MAX_IDLE = 16
 """The maximum number of connections that stay open between transactions."""
 
-_SYNCHRONOUS = "agentgit_synchronous"
-"""The key under which a connection keeps its current `synchronous` setting."""
-
 
 class SQLiteConnections:
     """The connections to one SQLite database. Each transaction has its own connection."""
@@ -45,17 +42,25 @@ class SQLiteConnections:
         event.listen(self.engine, "begin", _begin_if_needed)
         event.listen(self.engine, "handle_error", _keep_connection)
         # Not in SQLAlchemy's pool, because checkout and return take as long as two small statements.
-        self._idle: list[Connection] = []
+        self._idle: list[tuple[Connection, str]] = []
+        """The connections, each with its `synchronous` setting."""
         self._max_idle = MAX_IDLE
 
     @contextmanager
-    def transaction(self, mode: str) -> Iterator[Connection]:
-        """Yield a connection in a transaction that is committed, or rolled back if the block raises."""
-        connection = self._checkout()
+    def transaction(self, mode: str) -> Iterator[tuple[Connection, None]]:
+        """Yield a connection in a transaction that is committed, or rolled back if the block raises.
+
+        It has no batch: SQLite answers each statement at once.
+        """
+        connection, synchronous = self._checkout()
         dbapi_connection: Any = connection.connection.dbapi_connection
         try:
-            _begin(dbapi_connection, connection.info, mode)
-            yield connection
+            if mode not in (READING, synchronous):
+                dbapi_connection.execute(f"PRAGMA synchronous={mode}")
+                synchronous = mode
+            # IMMEDIATE, because a transaction that first reads and then writes fails at once instead of waiting.
+            dbapi_connection.execute("BEGIN" if mode == READING else "BEGIN IMMEDIATE")
+            yield connection, None
             connection.commit()  # SQLAlchemy's transaction, if a statement went through it
             dbapi_connection.commit()
         except BaseException:
@@ -63,15 +68,15 @@ class SQLiteConnections:
             connection.close()
             raise
         if len(self._idle) < self._max_idle:
-            self._idle.append(connection)
+            self._idle.append((connection, synchronous))
         else:
             connection.close()
 
-    def _checkout(self) -> Connection:
+    def _checkout(self) -> tuple[Connection, str]:
         try:
             return self._idle.pop()
         except IndexError:
-            return self.engine.connect()
+            return self.engine.connect(), WRITING
 
     def close(self) -> None:
         """Close all connections. A connection in use is closed when its transaction ends."""
@@ -81,7 +86,7 @@ class SQLiteConnections:
     def close_idle(self) -> None:
         """Close the connections that are not in use."""
         while self._idle:
-            self._idle.pop().close()
+            self._idle.pop()[0].close()
 
 
 def _configure(dbapi_connection: sqlite3.Connection, _record: Any) -> None:
@@ -103,14 +108,3 @@ def _begin_if_needed(connection: Connection) -> None:
     dbapi_connection: Any = connection.connection.dbapi_connection
     if not dbapi_connection.in_transaction:
         dbapi_connection.execute("BEGIN")
-
-
-def _begin(dbapi_connection: sqlite3.Connection, info: dict[str, Any], mode: str) -> None:
-    if mode == READING:
-        dbapi_connection.execute("BEGIN")
-        return
-    if info.get(_SYNCHRONOUS, WRITING) != mode:
-        dbapi_connection.execute(f"PRAGMA synchronous={mode}")
-        info[_SYNCHRONOUS] = mode
-    # IMMEDIATE, because a transaction that first reads and then writes fails at once instead of waiting.
-    dbapi_connection.execute("BEGIN IMMEDIATE")

@@ -6,52 +6,52 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, bindparam, insert, literal, select, update
+from sqlalchemy import Table, and_, bindparam, insert, literal, select, update
 
 from agentgit.store.sql.columns import bind_row, bound_columns, key_names
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.encryption import seal_of
+from agentgit.store.sql.transaction import Writing
 
 
-def insert_rows(connection: Connection, table: Table, *rows: Mapping[str, Any]) -> None:
+def insert_rows(transaction: Writing, table: Table, *rows: Mapping[str, Any]) -> None:
     """Insert new rows. Without any, do nothing."""
     if rows:  # without rows, the statement would insert a row of defaults
-        is_encrypted = seal_of(connection) is not None
-        connection.execute(insert(table), [bind_row(table, row) for row in rows] if is_encrypted else list(rows))
+        is_encrypted = transaction.seal is not None
+        transaction.execute(insert(table), [bind_row(table, row) for row in rows] if is_encrypted else list(rows))
 
 
-def update_rows(connection: Connection, table: Table, *conditions: Any, **values: Any) -> int:
+def update_rows(transaction: Writing, table: Table, *conditions: Any, **values: Any) -> int:
     """Update the rows that meet the conditions, and return their number."""
     encrypted, keys = bound_columns(table), key_names(table)
     is_bound = encrypted and not values.keys().isdisjoint([*encrypted, *keys])
-    if seal_of(connection) is None or not is_bound:
-        return int(connection.execute(update(table).where(*conditions).values(**values)).rowcount)
+    if transaction.seal is None or not is_bound:
+        return int(transaction.execute(update(table).where(*conditions).values(**values)).rowcount)
     query = select(table).where(*conditions).order_by(*table.primary_key).with_for_update(key_share=True)
-    rows = connection.execute(query).all()
+    rows = transaction.execute(query).all()
     for row in rows:
         # A row with a new key needs all its values encrypted again.
         kept = {} if values.keys().isdisjoint(keys) else {name: getattr(row, name) for name in encrypted}
         bound = bind_row(table, row._asdict() | kept | values)
         new_values = {name: bound[name] for name in kept.keys() | values.keys()}
         is_row = and_(*(key == getattr(row, key.name) for key in table.primary_key))
-        connection.execute(update(table).where(is_row).values(**new_values))
+        transaction.execute(update(table).where(is_row).values(**new_values))
     return len(rows)
 
 
-def copy_rows(connection: Connection, table: Table, *conditions: Any, **values: Any) -> None:
+def copy_rows(transaction: Writing, table: Table, *conditions: Any, **values: Any) -> None:
     """Copy the rows that meet the conditions."""
-    if seal_of(connection) is not None:
-        rows = connection.execute(select(table).where(*conditions)).all()
-        insert_rows(connection, table, *({**row._asdict(), **values} for row in rows))
+    if transaction.seal is not None:
+        rows = transaction.execute(select(table).where(*conditions)).all()
+        insert_rows(transaction, table, *({**row._asdict(), **values} for row in rows))
         return
     expressions = [literal(values[c.name], c.type).label(c.name) if c.name in values else c for c in table.c]
     query = select(*expressions).where(*conditions)
-    connection.execute(insert(table).from_select([column.name for column in table.c], query))
+    transaction.execute(insert(table).from_select([column.name for column in table.c], query))
 
 
-def queue_insert(connection: Connection, table: Table, row: Mapping[str, Any]) -> None:
+def queue_insert(transaction: Writing, table: Table, row: Mapping[str, Any]) -> None:
     """Insert a new row as `insert_rows` does, but with a compiled statement, which is queued on a server."""
-    _compiled_insert(table, tuple(row)).run(connection, row)
+    _compiled_insert(table, tuple(row)).run(transaction, row)
 
 
 @cache
@@ -71,14 +71,14 @@ class CompiledUpdate:
         )
 
     def run(
-        self, connection: Connection, key: Mapping[str, Any], conditions: Mapping[str, Any] | None = None, **values: Any
+        self, transaction: Writing, key: Mapping[str, Any], conditions: Mapping[str, Any] | None = None, **values: Any
     ) -> bool:
         """Update the row, and return whether it met the conditions. Without conditions, return True."""
         parameters = {f"of_{name}": value for name, value in key.items()}
         parameters |= {f"if_{name}": value for name, value in (conditions or {}).items()}
-        bound = bind_row(self._table, {**key, **values}) if seal_of(connection) is not None else values
+        bound = bind_row(self._table, {**key, **values}) if transaction.seal is not None else values
         parameters |= {f"new_{name}": bound[name] for name in values}
         if conditions is None:
-            self._update.run(connection, parameters)
+            self._update.run(transaction, parameters)
             return True
-        return self._update.count(connection, parameters) == 1
+        return self._update.count(transaction, parameters) == 1

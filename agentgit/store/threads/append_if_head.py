@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from sqlalchemy import Connection, bindparam, exists, select
+from sqlalchemy import bindparam, exists, select
 from sqlalchemy.dialects import postgresql
 
 from agentgit.errors import Conflict
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import NAMESPACE_COLUMNS, GraphCheckpoint, GraphKey, parameter_conditions, upsert
 
 MAX_SEEN_CHECKPOINTS = 100_000
@@ -85,9 +86,9 @@ class NewestCheckpoints:
         return checkpoint if checkpoint is not None and checkpoint.key.checkpoint_id == checkpoint_id else None
 
 
-def put_after(connection: Connection, values: Mapping[str, Any], parent: GraphCheckpoint) -> PendingResult:
+def put_after(transaction: Reading, values: Mapping[str, Any], parent: GraphCheckpoint) -> PendingResult:
     """Store a graph checkpoint if its parent is still the newest one."""
-    return _UPSERT_IF_NEWEST.submit(connection, {**values, "parent_hash": parent.state_hash})
+    return _UPSERT_IF_NEWEST.submit(transaction, {**values, "parent_hash": parent.state_hash})
 
 
 _other = GRAPH_CHECKPOINT.alias("other")

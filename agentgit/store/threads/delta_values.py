@@ -17,7 +17,7 @@ from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, Integer, String, bindparam, cast, literal, select
+from sqlalchemy import Integer, String, bindparam, cast, literal, select
 
 from agentgit.store.objects.blobs import BlobStore
 from agentgit.store.objects.content import Body, Encoded, read_values
@@ -25,6 +25,7 @@ from agentgit.store.objects.lru import LRUCache
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import (
     NAMESPACE_COLUMNS,
     WRITES,
@@ -42,13 +43,13 @@ ANCESTORS_PER_QUERY = 64
 """The number of ancestors that one statement reads."""
 
 
-def ancestors(connection: Connection, start: GraphCheckpoint) -> Iterator[GraphCheckpoint]:
+def ancestors(transaction: Reading, start: GraphCheckpoint) -> Iterator[GraphCheckpoint]:
     """Yield the ancestors of a graph checkpoint up to the root of its namespace, nearest first."""
     seen_ids = {start.key.checkpoint_id}
     checkpoint = start
     while checkpoint.parent_id is not None:
         rows = _ANCESTORS.all(
-            connection,
+            transaction,
             {
                 **_namespace_parameters(checkpoint),
                 "first": checkpoint.parent_id,
@@ -66,14 +67,14 @@ def ancestors(connection: Connection, start: GraphCheckpoint) -> Iterator[GraphC
 
 
 def read_writes(
-    connection: Connection, checkpoints: Sequence[GraphCheckpoint], channels: Iterable[str]
+    transaction: Reading, checkpoints: Sequence[GraphCheckpoint], channels: Iterable[str]
 ) -> Mapping[str, list[PendingWrite]]:
     """Read the writes to some channels on some checkpoints of one namespace. Return them in order, by checkpoint id."""
     rows_by_id: dict[str, list[Any]] = {checkpoint.key.checkpoint_id: [] for checkpoint in checkpoints}
     ids, names = list(rows_by_id), list(channels)
     for id_batch in slices(ids, ANCESTORS_PER_QUERY):
         parameters = {**_namespace_parameters(checkpoints[0]), "ids": id_batch, "names": names}
-        for row in connection.execute(_WRITES_QUERY, parameters).all():
+        for row in transaction.execute(_WRITES_QUERY, parameters).all():
             rows_by_id[row.checkpoint_id].append(row)
     return {checkpoint_id: parse_pending_writes(rows) for checkpoint_id, rows in rows_by_id.items()}
 
@@ -147,7 +148,7 @@ class DeltaValueStore:
 
     def compute(
         self,
-        connection: Connection,
+        transaction: Reading,
         graph_key: GraphKey,
         draft: Draft,
         parent: GraphCheckpoint | None,
@@ -161,9 +162,9 @@ class DeltaValueStore:
                 name: digest for name, digest in parent.digests.items() if name in names & unchanged
             }
             names = names - delta_values.digests.keys()
-        parent_writes = self._read_parent_writes(connection, graph_key, parent) if names else []
+        parent_writes = self._read_parent_writes(transaction, graph_key, parent) if names else []
         bodies = read_values(
-            connection,
+            transaction,
             self._blobs,
             ((write.session_id, write.value) for write in parent_writes if write.channel in names),
         )
@@ -174,7 +175,9 @@ class DeltaValueStore:
                 known_key = (parent.session_id, parent.values[name]) if parent and name in parent.values else None
                 parent_value = self._by_hash.get(known_key) if known_key is not None else None
                 value = draft.folds[name](
-                    parent_value, [bodies[key] for key in hashes], partial(self._read_earlier, connection, parent, name)
+                    parent_value,
+                    [bodies[key] for key in hashes],
+                    partial(self._read_earlier, transaction, parent, name),
                 )
             if value is not None:
                 delta_values.computed[name] = value
@@ -188,16 +191,16 @@ class DeltaValueStore:
             self._by_hash.add(((session_id, hashes[name]), value) for name, value in delta_values.computed.items())
 
     def _read_parent_writes(
-        self, connection: Connection, graph_key: GraphKey, parent: GraphCheckpoint | None
+        self, transaction: Reading, graph_key: GraphKey, parent: GraphCheckpoint | None
     ) -> list[PendingWrite]:
         if parent is None:
             return []
         # On the new thread, even if the parent is on another one, because a late write exists only here.
         parent_key = GraphKey(graph_key.thread, graph_key.ns, parent.key.checkpoint_id)
-        return parse_pending_writes(WRITES.all(connection, parent_key.columns()))
+        return parse_pending_writes(WRITES.all(transaction, parent_key.columns()))
 
     def _read_earlier(
-        self, connection: Connection, parent: GraphCheckpoint | None, name: str
+        self, transaction: Reading, parent: GraphCheckpoint | None, name: str
     ) -> tuple[Body | None, list[Body]] | None:
         """Return a value before the newest writes: its last full value, if there is one, and the writes after that.
 
@@ -207,34 +210,34 @@ class DeltaValueStore:
             return None, []
         if name in parent.values:
             key = parent.values[name]
-            return read_values(connection, self._blobs, [(parent.session_id, key)])[key], []
-        writes, seeds = self.history(connection, parent, [name])
-        if not seeds and not self._has_all_ancestors(connection, parent):
+            return read_values(transaction, self._blobs, [(parent.session_id, key)])[key], []
+        writes, seeds = self.history(transaction, parent, [name])
+        if not seeds and not self._has_all_ancestors(transaction, parent):
             return None
         write_keys = [(write.session_id, write.value) for write in writes[name]]
         seed_keys = [(seeds[name].session_id, seeds[name].channels[name])] if seeds else []
-        bodies = read_values(connection, self._blobs, [*write_keys, *seed_keys])
+        bodies = read_values(transaction, self._blobs, [*write_keys, *seed_keys])
         return (bodies[seed_keys[0][1]] if seed_keys else None), [bodies[key] for _, key in write_keys]
 
-    def _has_all_ancestors(self, connection: Connection, start: GraphCheckpoint) -> bool:
+    def _has_all_ancestors(self, transaction: Reading, start: GraphCheckpoint) -> bool:
         """Return whether all ancestors up to the root exist."""
-        path = [start, *ancestors(connection, start)]
+        path = [start, *ancestors(transaction, start)]
         return path[-1].parent_id is None
 
     def history(
-        self, connection: Connection, start: GraphCheckpoint, channels: Sequence[str]
+        self, transaction: Reading, start: GraphCheckpoint, channels: Sequence[str]
     ) -> tuple[dict[str, list[PendingWrite]], dict[str, GraphCheckpoint]]:
         """Read the writes on earlier checkpoints that make up the delta values of channels."""
         missing_channels, chain, chain_lengths = set(channels), list[GraphCheckpoint](), dict[str, int]()
         seeds: dict[str, GraphCheckpoint] = {}
-        for ancestor in ancestors(connection, start) if missing_channels else ():
+        for ancestor in ancestors(transaction, start) if missing_channels else ():
             chain.append(ancestor)
             for name in missing_channels & ancestor.channels.keys():
                 seeds[name], chain_lengths[name] = ancestor, len(chain)
             missing_channels -= ancestor.channels.keys()
             if not missing_channels:
                 break
-        writes_by_id = read_writes(connection, chain, channels)
+        writes_by_id = read_writes(transaction, chain, channels)
         return {
             name: [
                 write

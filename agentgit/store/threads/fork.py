@@ -24,13 +24,14 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, bindparam, func, insert, select
+from sqlalchemy import Row, and_, bindparam, func, insert, select
 
 from agentgit.store.objects.blobs import BlobStore
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.graph_rows import (
     ASKED,
     ERROR,
@@ -58,7 +59,7 @@ Rows = list[dict[str, Any]]
 
 
 def copy(
-    connection: Connection,
+    transaction: Writing,
     blobs: BlobStore,
     graph_key: GraphKey,
     target: str,
@@ -66,20 +67,20 @@ def copy(
     pending: Sequence[PendingWrites] | None = None,
 ) -> None:
     """Copy a graph checkpoint of the root graph into a new thread."""
-    require_empty = query_empty_thread(connection, target)
-    checkpoints, writes = select_rows(connection, graph_key, pending)
+    require_empty = query_empty_thread(transaction, target)
+    checkpoints, writes = select_rows(transaction, graph_key, pending)
     require_empty()
-    copy_values(connection, blobs, [*checkpoints, *writes], owner)
+    copy_values(transaction, blobs, [*checkpoints, *writes], owner)
     for statement, rows in ((_ADD_CHECKPOINTS, checkpoints), (_ADD_WRITES, writes)):
         if rows:
-            statement.run(connection, *({**row, "thread_id": target, "external_session_id": owner} for row in rows))
+            statement.run(transaction, *({**row, "thread_id": target, "external_session_id": owner} for row in rows))
 
 
 def select_rows(
-    connection: Connection, graph_key: GraphKey, pending: Sequence[PendingWrites] | None = None
+    transaction: Reading, graph_key: GraphKey, pending: Sequence[PendingWrites] | None = None
 ) -> tuple[Rows, Rows]:
     """Return the graph checkpoints and pending writes that a fork at a graph checkpoint of the root graph copies."""
-    collector = _RowCollector(connection, graph_key, pending)
+    collector = _RowCollector(transaction, graph_key, pending)
     checkpoints, writes = collector.checkpoint_rows(collector.start)
     for subgraph_row in collector.subgraph_rows():
         subgraph_rows = collector.checkpoint_rows(subgraph_row)
@@ -128,12 +129,12 @@ _ADD_CHECKPOINTS, _ADD_WRITES = (
 class _RowCollector:
     """Collects the rows of one fork."""
 
-    def __init__(self, connection: Connection, graph_key: GraphKey, recorded: Sequence[PendingWrites] | None) -> None:
-        self.connection, self.graph_key = connection, graph_key
+    def __init__(self, transaction: Reading, graph_key: GraphKey, recorded: Sequence[PendingWrites] | None) -> None:
+        self.transaction, self.graph_key = transaction, graph_key
         self.recorded_writes = (
             None if recorded is None else {(writes.ns, writes.checkpoint_id): writes for writes in recorded}
         )
-        self._memory_checkpoints = _MEMORY_CHECKPOINTS.submit(connection, self._thread_parameters())
+        self._memory_checkpoints = _MEMORY_CHECKPOINTS.submit(transaction, self._thread_parameters())
         self.start = self._load_row(graph_key)
 
     @cached_property
@@ -150,7 +151,7 @@ class _RowCollector:
         """Return the rows of a checkpoint and of the ancestors that hold parts of its values."""
         ancestor_rows = [
             self._load_row(ancestor.key)
-            for ancestor in reversed(delta_ancestors(self.connection, parse_graph_checkpoint(row)))
+            for ancestor in reversed(delta_ancestors(self.transaction, parse_graph_checkpoint(row)))
         ]
         checkpoints = [each._asdict() for each in (*ancestor_rows, row)]
         for seq, columns in enumerate(checkpoints, start=1):
@@ -188,7 +189,7 @@ class _RowCollector:
         """Choose one checkpoint per namespace among the subgraph checkpoints below the forked one."""
         rows_by_namespace: dict[str, list[Row[Any]]] = defaultdict(list)
         for row in _SUBGRAPH_CHECKPOINTS.all(
-            self.connection, self._thread_parameters(checkpoint_id=self.graph_key.checkpoint_id)
+            self.transaction, self._thread_parameters(checkpoint_id=self.graph_key.checkpoint_id)
         ):
             rows_by_namespace[row.ns].append(row)
         return {ns: best for ns, rows in rows_by_namespace.items() if (best := self._choose_row(ns, rows)) is not None}
@@ -218,7 +219,7 @@ class _RowCollector:
                 nearest[row.ns] = row
         for ns, row in nearest.items():
             condition = and_(self._is_of_thread(), GRAPH_CHECKPOINT.c.ns == ns, GRAPH_CHECKPOINT.c.seq == row.seq)
-            full_row = self.connection.execute(select(GRAPH_CHECKPOINT).where(condition).limit(1)).first()
+            full_row = self.transaction.execute(select(GRAPH_CHECKPOINT).where(condition).limit(1)).first()
             if full_row is None:
                 raise missing_row("graph checkpoint", f"{row.ns}/{row.seq}")
             yield full_row
@@ -233,17 +234,17 @@ class _RowCollector:
             older.c.thread_id == self.graph_key.thread, older.c.ns == "", older.c.checkpoint_id == walk.c.parent_id
         )
         # A union without duplicates ends, even if damaged rows form a cycle.
-        return set(self.connection.execute(select(walk.union(step))).scalars()) - {None}
+        return set(self.transaction.execute(select(walk.union(step))).scalars()) - {None}
 
     def _has_newer(self, row: Row[Any]) -> bool:
         """Return whether the thread has moved on, so the checkpoint is no longer the newest of its namespace."""
-        return bool(_LAST_SEQ.all(self.connection, self._thread_parameters(ns=row.ns))[0].seq != row.seq)
+        return bool(_LAST_SEQ.all(self.transaction, self._thread_parameters(ns=row.ns))[0].seq != row.seq)
 
     def _is_of_thread(self) -> Any:
         return GRAPH_CHECKPOINT.c.thread_id == self.graph_key.thread
 
     def _load_row(self, graph_key: GraphKey) -> Row[Any]:
-        row: Row[Any] | None = ONE.first(self.connection, graph_key.columns())
+        row: Row[Any] | None = ONE.first(self.transaction, graph_key.columns())
         if row is None:
             raise missing_row("graph checkpoint", graph_key.checkpoint_id)
         return row
@@ -253,7 +254,7 @@ class _RowCollector:
 
     def _load_writes(self, row: Row[Any]) -> Rows:
         graph_key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
-        stored = WRITES.all(self.connection, graph_key.columns())
+        stored = WRITES.all(self.transaction, graph_key.columns())
         return [write._asdict() for write in stored if write.channel != ASKED]
 
 

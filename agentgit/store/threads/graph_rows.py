@@ -9,7 +9,6 @@ from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
-    Connection,
     LargeBinary,
     and_,
     bindparam,
@@ -32,6 +31,7 @@ from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import unreadable_row
 from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.transaction import Reading
 from agentgit.values import as_object
 
 INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
@@ -370,13 +370,13 @@ def _upsert_write(dialect: Any) -> Any:
     return statement.on_conflict_do_update(index_elements=[c.name for c in GRAPH_WRITE.primary_key], set_=updates)
 
 
-def may_have(connection: Connection, column: Any, name: str, value: Any) -> Any:
+def may_have(transaction: Reading, column: Any, name: str, value: Any) -> Any:
     """Return the condition that the JSON in a column may have an entry, because it has the text of it."""
     texts = [compact({name: one}) for one in _equal_values(value)]
     if not texts or any(text[:1] != b"{" for text in texts):
         return true()
     json = type_coerce(column, LargeBinary)
-    find = func.instr if connection.dialect.name == "sqlite" else func.pg_catalog.position
+    find = func.instr if transaction.is_sqlite else func.pg_catalog.position
     # JSON that `compact` wrote in its slow way begins with a space, and has other texts.
     is_other_json = func.substr(json, 1, 1, type_=LargeBinary) == literal(b" ", LargeBinary)
     return or_(*(find(json, literal(text[1:-1], LargeBinary)) > 0 for text in texts), is_other_json)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Connection, literal, select, tuple_
+from sqlalchemy import literal, select, tuple_
 
 from agentgit.errors import NotFound
 from agentgit.store.objects.blobs import BlobStore, NewValues, compact, pack, readable
@@ -16,8 +16,8 @@ from agentgit.store.objects.content import Body, Content, Encoded
 from agentgit.store.objects.packing import split_hashes
 from agentgit.store.objects.plain_values import NOT_COMPUTED, show_message, show_state
 from agentgit.store.sql.compiled_statement import PendingResult
-from agentgit.store.sql.encryption import seal_of
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads import fork, lifecycle, model_calls, pending_writes
 from agentgit.store.threads.append_if_head import (
     NewestCheckpoints,
@@ -110,24 +110,24 @@ class GraphStore:
 
     # -- writing
 
-    def put(self, connection: Connection, graph_key: GraphKey, draft: Draft) -> Head:
+    def put(self, transaction: Writing, graph_key: GraphKey, draft: Draft) -> Head:
         """Store a graph checkpoint, or replace it and keep its `seq`."""
-        stored = self.write(connection, [NewCheckpoint(graph_key, draft)])[graph_key.namespace]
+        stored = self.write(transaction, [NewCheckpoint(graph_key, draft)])[graph_key.namespace]
         assert stored is not None  # noqa: S101  # it was just stored
-        if connection.dialect.name != "sqlite":
+        if not transaction.is_sqlite:
             self.newest_checkpoints.add(stored)
         return Head(graph_key.checkpoint_id, stored.state_hash, stored.message_count)
 
     def put_writes(
-        self, connection: Connection, graph_key: GraphKey, task: Task, writes: Sequence[tuple[int, str, Body]]
+        self, transaction: Writing, graph_key: GraphKey, task: Task, writes: Sequence[tuple[int, str, Body]]
     ) -> None:
         """Store the writes of a task. A write that exists is kept, or replaced if its index is negative."""
-        self._require_not_deleted(connection, graph_key)
-        self.write(connection, [NewWrites(graph_key, task, writes)])
+        self._require_not_deleted(transaction, graph_key)
+        self.write(transaction, [NewWrites(graph_key, task, writes)])
 
     def write(
         self,
-        connection: Connection,
+        transaction: Writing,
         entries: Iterable[NewRows],
         newest: Mapping[Namespace, GraphCheckpoint | None] = NOTHING_KNOWN,
         *,
@@ -137,22 +137,22 @@ class GraphStore:
         newest, stored = dict(newest), dict[GraphKey, GraphCheckpoint]()
         if not is_protected:
             entries = list(entries)
-            self._protect(connection, {entry.key.thread for entry in entries})
+            self._protect(transaction, {entry.key.thread for entry in entries})
         # Values that are computed from stored writes must find those of the entries before.
         for batch in _split_before(entries, lambda entry: isinstance(entry, NewCheckpoint) and bool(entry.draft.folds)):
             rows = _RowsToInsert()
-            with readable(connection, rows.values):
+            with readable(transaction, rows.values):
                 for entry in batch:
                     if isinstance(entry, NewWrites):
-                        rows.writes += self._encode_writes(connection, entry, newest, rows.values)
+                        rows.writes += self._encode_writes(transaction, entry, newest, rows.values)
                     else:
-                        rows.checkpoints.append(self._encode_new(connection, entry, newest, stored, rows.values))
-            self._insert(connection, rows)
+                        rows.checkpoints.append(self._encode_new(transaction, entry, newest, stored, rows.values))
+            self._insert(transaction, rows)
         return newest
 
     def _encode_new(
         self,
-        connection: Connection,
+        transaction: Writing,
         new: NewCheckpoint,
         newest: dict[Namespace, GraphCheckpoint | None],
         stored: dict[GraphKey, GraphCheckpoint],
@@ -161,64 +161,64 @@ class GraphStore:
         """Return the columns of a graph checkpoint, and add it to what is known as newest and as stored."""
         graph_key, draft = new
         if graph_key.namespace not in newest:
-            row = NEWEST_LOCKED.first(connection, self._namespace_columns(*graph_key.namespace))
+            row = NEWEST_LOCKED.first(transaction, self._namespace_columns(*graph_key.namespace))
             newest[graph_key.namespace] = parse_graph_checkpoint(row) if row is not None else None
         last = newest[graph_key.namespace]
-        owner = self.owners.find(connection, graph_key.thread)
+        owner = self.owners.find(transaction, graph_key.thread)
         if last is not None and last.session_id != owner:  # the thread was deleted, and another one copied there
             owner = last.session_id
             self.owners.add(graph_key.thread, owner)
-            self.blobs.of(owner).protect(connection)
+            self.blobs.of(owner).protect(transaction)
         parent = stored.get(graph_key._replace(checkpoint_id=draft.parent_id or ""))
-        parent = parent or self._find_parent(connection, graph_key, draft, last)
+        parent = parent or self._find_parent(transaction, graph_key, draft, last)
         if parent is not None and parent.session_id != owner:
-            parent = self._copy_parent(connection, parent, owner)
+            parent = self._copy_parent(transaction, parent, owner)
         columns = self._encode_checkpoint(
-            connection, graph_key, owner, draft, parent, last.seq + 1 if last is not None else 1, values[owner]
+            transaction, graph_key, owner, draft, parent, last.seq + 1 if last is not None else 1, values[owner]
         )
         stored[graph_key] = newest[graph_key.namespace] = parse_graph_checkpoint(SimpleNamespace(**columns))
         return columns
 
-    def _protect(self, connection: Connection, threads: Iterable[str]) -> None:
+    def _protect(self, transaction: Writing, threads: Iterable[str]) -> None:
         """Keep the values of threads from being collected until this transaction ends."""
-        if connection.dialect.name != "sqlite":
-            for owner in sorted({self.owners.find(connection, thread) for thread in threads}):
-                self.blobs.of(owner).protect(connection)
+        if not transaction.is_sqlite:
+            for owner in sorted({self.owners.find(transaction, thread) for thread in threads}):
+                self.blobs.of(owner).protect(transaction)
 
-    def _copy_parent(self, connection: Connection, parent: GraphCheckpoint, owner: int) -> GraphCheckpoint:
+    def _copy_parent(self, transaction: Writing, parent: GraphCheckpoint, owner: int) -> GraphCheckpoint:
         """Copy the values of a parent in another session; return it as if it were in this one."""
         source = self.blobs.of(parent.session_id)
-        source.protect(connection)
+        source.protect(transaction)
         hashes = [*parent.values.values(), *split_hashes(parent.model_calls or b"")]
-        self.blobs.of(owner).copy_from(connection, source, hashes)
+        self.blobs.of(owner).copy_from(transaction, source, hashes)
         return parent._replace(session_id=owner)
 
-    def _insert(self, connection: Connection, rows: _RowsToInsert) -> None:
+    def _insert(self, transaction: Writing, rows: _RowsToInsert) -> None:
         for owner in sorted(rows.values):
-            self.blobs.of(owner).insert(connection, rows.values[owner])
+            self.blobs.of(owner).insert(transaction, rows.values[owner])
         replacing, adding = (
             [row for row in rows.writes if row["idx"] < 0],
             [row for row in rows.writes if row["idx"] >= 0],
         )
         for statement, table_rows in ((UPSERT, rows.checkpoints), (REPLACE_WRITES, replacing), (ADD_WRITES, adding)):
             if table_rows:
-                statement.run(connection, *table_rows)
+                statement.run(transaction, *table_rows)
 
     def put_after(
-        self, connection: Connection, parent: GraphCheckpoint, graph_key: GraphKey, draft: Draft
+        self, transaction: Writing, parent: GraphCheckpoint, graph_key: GraphKey, draft: Draft
     ) -> PendingResult:
         """Store a graph checkpoint on a server without a prior read; see `agentgit.store.threads.append_if_head`."""
         values, owner = NewValues(), parent.session_id
-        self.blobs.of(owner).protect(connection)
-        columns = self._encode_checkpoint(connection, graph_key, owner, draft, parent, parent.seq + 1, values)
-        self.blobs.of(owner).insert(connection, values)
-        result = put_after(connection, columns, parent)
+        self.blobs.of(owner).protect(transaction)
+        columns = self._encode_checkpoint(transaction, graph_key, owner, draft, parent, parent.seq + 1, values)
+        self.blobs.of(owner).insert(transaction, values)
+        result = put_after(transaction, columns, parent)
         self.newest_checkpoints.add(parse_graph_checkpoint(SimpleNamespace(**columns)))
         return result
 
     def _encode_checkpoint(
         self,
-        connection: Connection,
+        transaction: Reading,
         graph_key: GraphKey,
         owner: int,
         draft: Draft,
@@ -235,18 +235,18 @@ class GraphStore:
         delta_values = NO_DELTA_VALUES
         if len(names) > len(draft.channels):
             delta_values = self.delta_values.compute(
-                connection, graph_key, draft, parent, draft.folds.keys() - kept_hashes.keys(), unchanged
+                transaction, graph_key, draft, parent, draft.folds.keys() - kept_hashes.keys(), unchanged
             )
             new_values |= delta_values.encoded
         new_hashes = content.encode(
-            connection, [(value.body, parent_values.get(name)) for name, value in new_values.items()], values
+            transaction, [(value.body, parent_values.get(name)) for name, value in new_values.items()], values
         )
         value_hashes = {**kept_hashes, **dict(zip(new_values, new_hashes, strict=True))}
         self.delta_values.cache(delta_values, owner, value_hashes)
         channels = {name: value_hashes[name] for name in names if name in value_hashes}
         counts = count_messages(channels, new_values, parent)
         messages_channel = conversation_channel(counts)
-        calls = self._encode_model_calls(connection, owner, draft.model_calls, parent, values)
+        calls = self._encode_model_calls(transaction, owner, draft.model_calls, parent, values)
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
         return {
             **self._key_columns(graph_key),
@@ -264,7 +264,7 @@ class GraphStore:
 
     def _encode_model_calls(
         self,
-        connection: Connection,
+        transaction: Reading,
         owner: int,
         new: NewModelCalls | None,
         before: GraphCheckpoint | None,
@@ -276,52 +276,52 @@ class GraphStore:
             return earlier
         channel = before.conversation_channel if before is not None else None
         conversation = before.values.get(channel) if before is not None and channel is not None else None
-        return model_calls.encode(connection, self.content(owner), new, new.earlier or earlier, conversation, values)
+        return model_calls.encode(transaction, self.content(owner), new, new.earlier or earlier, conversation, values)
 
     def _find_parent(
-        self, connection: Connection, graph_key: GraphKey, draft: Draft, newest: GraphCheckpoint | None
+        self, transaction: Reading, graph_key: GraphKey, draft: Draft, newest: GraphCheckpoint | None
     ) -> GraphCheckpoint | None:
         """Return the parent of a checkpoint, and refuse a checkpoint of a deleted thread or of an overtaken run."""
         parent_id = draft.parent_id
         if newest is not None and newest.key.checkpoint_id == parent_id:
             return newest
-        if draft.continues and self.find(connection, graph_key) is None:
+        if draft.continues and self.find(transaction, graph_key) is None:
             require_newest_parent(graph_key, parent_id, newest)
         if parent_id is None:
             root_id = (draft.meta.get("parents") or {}).get("")
             if graph_key.ns and newest is None and root_id:
-                self._require_not_deleted(connection, GraphKey(graph_key.thread, "", root_id))
+                self._require_not_deleted(transaction, GraphKey(graph_key.thread, "", root_id))
             return None
         parent_key = graph_key._replace(checkpoint_id=parent_id)
         was_seen = parent_key in self.seen  # checked before the read: the parent may be stored between the two
-        parent = self.find(connection, parent_key)
+        parent = self.find(transaction, parent_key)
         if was_seen and parent is None:
             raise_deleted(parent_key)
         if parent is None and draft.parent_thread is not None:
-            return self.find(connection, parent_key._replace(thread=draft.parent_thread))
+            return self.find(transaction, parent_key._replace(thread=draft.parent_thread))
         return parent
 
-    def _require_not_deleted(self, connection: Connection, graph_key: GraphKey) -> None:
-        if graph_key in self.seen and CHECKPOINT_EXISTS.first(connection, self._key_columns(graph_key)) is None:
+    def _require_not_deleted(self, transaction: Reading, graph_key: GraphKey) -> None:
+        if graph_key in self.seen and CHECKPOINT_EXISTS.first(transaction, self._key_columns(graph_key)) is None:
             raise_deleted(graph_key)
 
-    def refuse_writes(self, connection: Connection, graph_key: GraphKey) -> None:
+    def refuse_writes(self, transaction: Writing, graph_key: GraphKey) -> None:
         """Delete the writes that arrived before their refused graph checkpoint, and refuse further ones."""
         self.seen.add(graph_key)
-        if CHECKPOINT_EXISTS.first(connection, self._key_columns(graph_key)) is None:
-            DELETE_WRITES.run(connection, self._key_columns(graph_key))
+        if CHECKPOINT_EXISTS.first(transaction, self._key_columns(graph_key)) is None:
+            DELETE_WRITES.run(transaction, self._key_columns(graph_key))
 
     def _encode_writes(
         self,
-        connection: Connection,
+        transaction: Reading,
         new: NewWrites,
         newest: Mapping[Namespace, GraphCheckpoint | None],
         values: Mapping[int, NewValues],
     ) -> list[dict[str, Any]]:
         """Return the rows of the writes of a task, and add the values to store to `values`."""
-        owner = self.owners.find(connection, new.key.thread)
+        owner = self.owners.find(transaction, new.key.thread)
         bodies = [(body, None) for _, _, body in new.writes]
-        hashes = self.content(owner).encode(connection, bodies, values[owner])
+        hashes = self.content(owner).encode(transaction, bodies, values[owner])
         hashes_by_channel = {channel: value for (_, channel, _), value in zip(new.writes, hashes, strict=True)}
         rows = [
             (
@@ -334,8 +334,8 @@ class GraphStore:
         ]
         if new.model_calls is not None:
             before = newest.get(new.key.namespace)
-            before = before if before is not None and before.key == new.key else self.find(connection, new.key)
-            calls = self._encode_model_calls(connection, owner, new.model_calls, before, values[owner])
+            before = before if before is not None and before.key == new.key else self.find(transaction, new.key)
+            calls = self._encode_model_calls(transaction, owner, new.model_calls, before, values[owner])
             rows += [(model_calls.WRITE_INDEX, MODEL_CALLS, calls)] if calls is not None else []
         return [
             {
@@ -351,7 +351,7 @@ class GraphStore:
         ]
 
     def fork(
-        self, connection: Connection, source: str, checkpoint_id: str, target: str, pending: bytes | None = None
+        self, transaction: Writing, source: str, checkpoint_id: str, target: str, pending: bytes | None = None
     ) -> None:
         """Copy one graph checkpoint of the root graph, with its id, into a new thread that can continue from it.
 
@@ -360,49 +360,49 @@ class GraphStore:
         """
         graph_key = GraphKey(source, "", checkpoint_id)
         recorded_writes = pending_writes.unpack(pending, "/".join(graph_key))
-        owner = self._owner_of_copy(connection, source, target)
-        fork.copy(connection, self.blobs, graph_key, target, owner, recorded_writes)
+        owner = self._owner_of_copy(transaction, source, target)
+        fork.copy(transaction, self.blobs, graph_key, target, owner, recorded_writes)
 
-    def copy_thread(self, connection: Connection, source: str, target: str) -> None:
+    def copy_thread(self, transaction: Writing, source: str, target: str) -> None:
         """Copy a whole thread into a new one; see `lifecycle.copy`."""
-        owner = self._owner_of_copy(connection, source, target)
-        for one in sorted({self.owners.find(connection, source), owner}):
-            self.blobs.of(one).protect(connection)
-        copy_values_of_thread(connection, self.blobs, source, owner)
-        lifecycle.copy(connection, source, target, owner)
+        owner = self._owner_of_copy(transaction, source, target)
+        for one in sorted({self.owners.find(transaction, source), owner}):
+            self.blobs.of(one).protect(transaction)
+        copy_values_of_thread(transaction, self.blobs, source, owner)
+        lifecycle.copy(transaction, source, target, owner)
 
-    def _owner_of_copy(self, connection: Connection, source: str, target: str) -> int:
+    def _owner_of_copy(self, transaction: Reading, source: str, target: str) -> int:
         """Return the owner of a copy: its session; outside of sessions the family of the source."""
-        source_owner = self.owners.find(connection, source)
+        source_owner = self.owners.find(transaction, source)
         if source_owner < 0 and not target.startswith(SESSION_THREAD_PREFIX):
             self.owners.add(target, source_owner)
             return source_owner
-        return self.owners.find(connection, target)
+        return self.owners.find(transaction, target)
 
-    def delete_thread(self, connection: Connection, thread: str) -> None:
+    def delete_thread(self, transaction: Writing, thread: str) -> None:
         """Delete the graph checkpoints and pending writes of a thread; see `lifecycle.delete_thread`."""
-        lifecycle.delete_thread(connection, thread)
+        lifecycle.delete_thread(transaction, thread)
 
-    def delete_for_runs(self, connection: Connection, run_ids: Sequence[str], *, sessions: bool = False) -> None:
+    def delete_for_runs(self, transaction: Writing, run_ids: Sequence[str], *, sessions: bool = False) -> None:
         """Delete the graph checkpoints of some runs; see `lifecycle.delete_for_runs`."""
-        lifecycle.delete_for_runs(connection, run_ids, sessions=sessions)
+        lifecycle.delete_for_runs(transaction, run_ids, sessions=sessions)
 
-    def prune(self, connection: Connection, thread: str) -> None:
+    def prune(self, transaction: Writing, thread: str) -> None:
         """Keep only the newest graph checkpoint of each namespace; see `lifecycle.prune`."""
-        lifecycle.prune(connection, thread)
+        lifecycle.prune(transaction, thread)
 
     # -- reading
 
-    def find(self, connection: Connection, graph_key: GraphKey) -> GraphCheckpoint | None:
+    def find(self, transaction: Reading, graph_key: GraphKey) -> GraphCheckpoint | None:
         """Return one graph checkpoint, or None if it does not exist."""
-        return self.prefetch(connection, graph_key)()
+        return self.prefetch(transaction, graph_key)()
 
-    def prefetch(self, connection: Connection, graph_key: GraphKey) -> Callable[[], GraphCheckpoint | None]:
+    def prefetch(self, transaction: Reading, graph_key: GraphKey) -> Callable[[], GraphCheckpoint | None]:
         """Send the query for one graph checkpoint; return a function that returns it, or None."""
-        result = ONE.submit(connection, self._key_columns(graph_key))
+        result = ONE.submit(transaction, self._key_columns(graph_key))
         return lambda: parse_graph_checkpoint(row) if (row := result.first()) is not None else None
 
-    def before_updates(self, connection: Connection, newest: GraphCheckpoint) -> list[GraphCheckpoint]:
+    def before_updates(self, transaction: Reading, newest: GraphCheckpoint) -> list[GraphCheckpoint]:
         """Return a graph checkpoint and, while each is an update by hand, the one before it, as far as it is known.
 
         A fork of an update does not have the one before it; another branch of the session may.
@@ -410,22 +410,22 @@ class GraphStore:
         found = [newest]
         while found[-1].meta.get("source") == "update":
             key = {**self._key_columns(found[-1].key), "external_session_id": newest.session_id}
-            row = WITH_PARENT.first(connection, key)
+            row = WITH_PARENT.first(transaction, key)
             before = row and self.find(
-                connection, newest.key._replace(thread=row.thread_id, checkpoint_id=row.parent_id)
+                transaction, newest.key._replace(thread=row.thread_id, checkpoint_id=row.parent_id)
             )
             if before is None:
                 break
             found.append(before)
         return found
 
-    def newest(self, connection: Connection, thread: str, ns: str = "") -> GraphCheckpoint | None:
+    def newest(self, transaction: Reading, thread: str, ns: str = "") -> GraphCheckpoint | None:
         """Return the newest graph checkpoint of a namespace, or None."""
-        row = NEWEST.first(connection, self._namespace_columns(thread, ns))
+        row = NEWEST.first(transaction, self._namespace_columns(thread, ns))
         return parse_graph_checkpoint(row) if row is not None else None
 
     def find_with_writes(
-        self, connection: Connection, thread: str, ns: str, checkpoint_id: str | None
+        self, transaction: Reading, thread: str, ns: str, checkpoint_id: str | None
     ) -> tuple[GraphCheckpoint, list[PendingWrite]] | None:
         """Return one graph checkpoint with its pending writes, or None. Without an id, the newest of the namespace.
 
@@ -434,14 +434,14 @@ class GraphStore:
         if checkpoint_id is None:
             namespace_columns = self._namespace_columns(thread, ns)
             checkpoint_result, writes_result = (
-                NEWEST.submit(connection, namespace_columns),
-                WRITES_OF_NEWEST.submit(connection, namespace_columns),
+                NEWEST.submit(transaction, namespace_columns),
+                WRITES_OF_NEWEST.submit(transaction, namespace_columns),
             )
         else:
             key_columns = self._key_columns(GraphKey(thread, ns, checkpoint_id))
             checkpoint_result, writes_result = (
-                ONE.submit(connection, key_columns),
-                WRITES.submit(connection, key_columns),
+                ONE.submit(transaction, key_columns),
+                WRITES.submit(transaction, key_columns),
             )
         row, rows = checkpoint_result.first(), writes_result.all()
         if row is None:
@@ -452,19 +452,19 @@ class GraphStore:
             if any(
                 write_row.newest != row.checkpoint_id for write_row in rows
             ):  # a newer one was stored between the two reads
-                rows = WRITES.all(connection, self._key_columns(checkpoint.key))
+                rows = WRITES.all(transaction, self._key_columns(checkpoint.key))
         calls = next((write_row.value for write_row in rows if write_row.channel == MODEL_CALLS), None)
         if calls is not None:
             checkpoint = checkpoint._replace(model_calls=calls)
         return checkpoint, parse_pending_writes([write_row for write_row in rows if write_row.channel is not None])
 
-    def newest_state(self, connection: Connection, thread: str) -> NewestState:
+    def newest_state(self, transaction: Reading, thread: str) -> NewestState:
         """Return the newest graph checkpoint of a thread, with what is known about it."""
-        return parse_newest_state(NEWEST_WITH_STATUS.first(connection, self._namespace_columns(thread, "")))
+        return parse_newest_state(NEWEST_WITH_STATUS.first(transaction, self._namespace_columns(thread, "")))
 
     def page(
         self,
-        connection: Connection,
+        transaction: Reading,
         scope: GraphScope,
         *,
         before: str | None = None,
@@ -479,14 +479,14 @@ class GraphStore:
         query = select(GRAPH_CHECKPOINT).limit(limit)
         query = query if threads is None else query.where(columns.thread_id.in_(threads))
         query = query if sessions else query.where(lifecycle.belongs_to_no_session(columns.thread_id))
-        if entries and seal_of(connection) is None:  # encrypted metadata cannot be searched
-            query = query.where(*(may_have(connection, columns.meta, name, entries[name]) for name in entries))
+        if entries and transaction.seal is None:  # encrypted metadata cannot be searched
+            query = query.where(*(may_have(transaction, columns.meta, name, entries[name]) for name in entries))
         for column, value in zip((columns.thread_id, columns.ns, columns.checkpoint_id), scope, strict=True):
             query = query.where(column == value) if value is not None else query
         before_checkpoint = None
         if scope.thread is not None and scope.ns is not None:
             # Within one namespace, `seq` gives the order in which they were stored, even if a clock went back.
-            before_checkpoint = self.find(connection, GraphKey(scope.thread, scope.ns, before)) if before else None
+            before_checkpoint = self.find(transaction, GraphKey(scope.thread, scope.ns, before)) if before else None
             query = query.order_by(columns.seq.desc())
             query = query.where(columns.seq < after.seq) if after else query
         else:
@@ -503,32 +503,32 @@ class GraphStore:
                 of_thread = (root.c.thread_id == scope.thread, root.c.ns == "")
                 is_older |= columns.root_id.not_in(select(root.c.checkpoint_id).where(*of_thread))
             query = query.where(columns.seq < before_checkpoint.seq if before_checkpoint else is_older)
-        return [parse_graph_checkpoint(row) for row in connection.execute(query).all()]
+        return [parse_graph_checkpoint(row) for row in transaction.execute(query).all()]
 
-    def has_subgraphs(self, connection: Connection, thread: str) -> bool:
+    def has_subgraphs(self, transaction: Reading, thread: str) -> bool:
         """Return whether a thread has checkpoints of subgraphs."""
         c = GRAPH_CHECKPOINT.c
         query = select(c.ns).where(c.thread_id == thread, c.ns != "").limit(1)
-        return connection.execute(query).first() is not None
+        return transaction.execute(query).first() is not None
 
-    def writes(self, connection: Connection, graph_key: GraphKey) -> list[PendingWrite]:
+    def writes(self, transaction: Reading, graph_key: GraphKey) -> list[PendingWrite]:
         """Return the pending writes of a graph checkpoint, ordered by task path, task and index."""
-        return parse_pending_writes(WRITES.all(connection, self._key_columns(graph_key)))
+        return parse_pending_writes(WRITES.all(transaction, self._key_columns(graph_key)))
 
-    def pack_pending_writes(self, connection: Connection, graph_key: GraphKey) -> bytes:
+    def pack_pending_writes(self, transaction: Reading, graph_key: GraphKey) -> bytes:
         """Return the current pending writes of a graph checkpoint in the form that a checkpoint stores.
 
         See `agentgit.store.threads.pending_writes`.
         """
-        return pending_writes.read(connection, graph_key)
+        return pending_writes.read(transaction, graph_key)
 
-    def head(self, connection: Connection, thread: str) -> Head | None:
+    def head(self, transaction: Reading, thread: str) -> Head | None:
         """Return the newest graph checkpoint of a thread, by the order in which they were stored and not by id."""
-        row = NEWEST.first(connection, self._namespace_columns(thread, ""))
+        row = NEWEST.first(transaction, self._namespace_columns(thread, ""))
         return _parse_head(row) if row is not None else None
 
     def read_state(
-        self, connection: Connection, thread: str, checkpoint_id: str
+        self, transaction: Reading, thread: str, checkpoint_id: str
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the state as JSON-like values without the messages, and the messages in LangChain's stored form.
 
@@ -536,48 +536,48 @@ class GraphStore:
         custom or encrypting serializer is shown as a text that says so, and so is one of a DeltaChannel that could not
         be computed from its writes.
         """
-        checkpoint = self._require_checkpoint(connection, thread, checkpoint_id)
+        checkpoint = self._require_checkpoint(transaction, thread, checkpoint_id)
         names = [name for name in (*checkpoint.values, *checkpoint.digests) if is_shown(name)]
-        return self.values_at(connection, checkpoint, names, checkpoint.conversation_channel)
+        return self.values_at(transaction, checkpoint, names, checkpoint.conversation_channel)
 
     def values_at(
-        self, connection: Connection, checkpoint: GraphCheckpoint, names: Sequence[str], conversation: str | None = None
+        self, transaction: Reading, checkpoint: GraphCheckpoint, names: Sequence[str], conversation: str | None = None
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return some channels of a graph checkpoint that was already read; see `read_state`."""
         hashes = {name: checkpoint.values[name] for name in names if name in checkpoint.values}
-        bodies = self.content(checkpoint.session_id).get(connection, hashes.values())
+        bodies = self.content(checkpoint.session_id).get(transaction, hashes.values())
         state, messages = show_state({name: bodies[key] for name, key in hashes.items()}, conversation)
         return state | {name: NOT_COMPUTED for name in names if name in checkpoint.digests}, messages
 
     def messages(
-        self, connection: Connection, thread: str, checkpoint_id: str, last: int | None = None
+        self, transaction: Reading, thread: str, checkpoint_id: str, last: int | None = None
     ) -> list[dict[str, Any]]:
         """Return the messages in LangChain's stored form, oldest first."""
-        return self.messages_at(connection, self._require_checkpoint(connection, thread, checkpoint_id), last)
+        return self.messages_at(transaction, self._require_checkpoint(transaction, thread, checkpoint_id), last)
 
     def messages_at(
-        self, connection: Connection, checkpoint: GraphCheckpoint, last: int | None = None
+        self, transaction: Reading, checkpoint: GraphCheckpoint, last: int | None = None
     ) -> list[dict[str, Any]]:
         """Return the messages of a graph checkpoint that was already read; see `messages`."""
         if last == 0:
             return []
-        hashes = self.message_hashes(connection, checkpoint)[-last if last else 0 :]
-        return self.messages_of(connection, checkpoint.session_id, hashes)
+        hashes = self.message_hashes(transaction, checkpoint)[-last if last else 0 :]
+        return self.messages_of(transaction, checkpoint.session_id, hashes)
 
-    def message_hashes(self, connection: Connection, checkpoint: GraphCheckpoint) -> Sequence[bytes]:
+    def message_hashes(self, transaction: Reading, checkpoint: GraphCheckpoint) -> Sequence[bytes]:
         """List the hashes of the messages of a graph checkpoint, oldest first."""
         channel = checkpoint.conversation_channel
         if channel is None:
             return ()
-        return self.content(checkpoint.session_id).item_hashes(connection, checkpoint.values[channel])
+        return self.content(checkpoint.session_id).item_hashes(transaction, checkpoint.values[channel])
 
-    def messages_of(self, connection: Connection, session_id: int, hashes: Sequence[bytes]) -> list[dict[str, Any]]:
+    def messages_of(self, transaction: Reading, session_id: int, hashes: Sequence[bytes]) -> list[dict[str, Any]]:
         """Return messages of a session in LangChain's stored form by their hashes."""
-        leaves = self.blobs.of(session_id).get_many(connection, hashes)
+        leaves = self.blobs.of(session_id).get_many(transaction, hashes)
         return [show_message(leaves[key]) for key in hashes]
 
-    def _require_checkpoint(self, connection: Connection, thread: str, checkpoint_id: str) -> GraphCheckpoint:
-        checkpoint = self.find(connection, GraphKey(thread, "", checkpoint_id))
+    def _require_checkpoint(self, transaction: Reading, thread: str, checkpoint_id: str) -> GraphCheckpoint:
+        checkpoint = self.find(transaction, GraphKey(thread, "", checkpoint_id))
         if checkpoint is None:
             raise _missing_error(thread, checkpoint_id)
         return checkpoint

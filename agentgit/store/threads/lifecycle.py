@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, column, delete, distinct, exists, func, inspect, select, table
+from sqlalchemy import and_, column, delete, distinct, exists, func, inspect, select, table
 
 from agentgit.errors import Conflict
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import copy_rows
 from agentgit.store.threads.delta_values import ancestors
 from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphCheckpoint, parameter_conditions, parse_graph_checkpoint
@@ -25,9 +26,9 @@ _ANY_CHECKPOINT = CompiledStatement(
 )
 
 
-def query_empty_thread(connection: Connection, thread: str) -> Callable[[], None]:
+def query_empty_thread(transaction: Reading, thread: str) -> Callable[[], None]:
     """Query whether a thread is empty, together with the next queries."""
-    result = _ANY_CHECKPOINT.submit(connection, {"thread_id": thread})
+    result = _ANY_CHECKPOINT.submit(transaction, {"thread_id": thread})
 
     def check() -> None:
         if result.first() is not None:
@@ -38,17 +39,17 @@ def query_empty_thread(connection: Connection, thread: str) -> Callable[[], None
     return check
 
 
-def copy(connection: Connection, source: str, target: str, owner: int) -> None:
+def copy(transaction: Writing, source: str, target: str, owner: int) -> None:
     """Copy the rows of a whole thread into a new one. An empty source is a no-op."""
-    query_empty_thread(connection, target)()
+    query_empty_thread(transaction, target)()
     for rows in (GRAPH_CHECKPOINT, GRAPH_WRITE):
-        copy_rows(connection, rows, rows.c.thread_id == source, thread_id=target, external_session_id=owner)
+        copy_rows(transaction, rows, rows.c.thread_id == source, thread_id=target, external_session_id=owner)
 
 
-def delete_thread(connection: Connection, thread: str) -> None:
+def delete_thread(transaction: Writing, thread: str) -> None:
     """Delete the graph checkpoints and pending writes of a thread."""
     for rows in (GRAPH_WRITE, GRAPH_CHECKPOINT):
-        connection.execute(delete(rows).where(rows.c.thread_id == thread))
+        transaction.execute(delete(rows).where(rows.c.thread_id == thread))
 
 
 def belongs_to_no_session(column: Any) -> Any:
@@ -56,16 +57,16 @@ def belongs_to_no_session(column: Any) -> Any:
     return func.substr(column, 1, len(SESSION_THREAD_PREFIX)) != SESSION_THREAD_PREFIX
 
 
-def delete_for_runs(connection: Connection, run_ids: Sequence[str], *, sessions: bool = False) -> None:
+def delete_for_runs(transaction: Writing, run_ids: Sequence[str], *, sessions: bool = False) -> None:
     """Delete the graph checkpoints of some runs, with their pending writes."""
     for batch in slices(run_ids):
         is_of_run = GRAPH_CHECKPOINT.c.run_id.in_(batch)
         _delete_checkpoints(
-            connection, is_of_run if sessions else and_(is_of_run, belongs_to_no_session(GRAPH_CHECKPOINT.c.thread_id))
+            transaction, is_of_run if sessions else and_(is_of_run, belongs_to_no_session(GRAPH_CHECKPOINT.c.thread_id))
         )
 
 
-def prune(connection: Connection, thread: str) -> None:
+def prune(transaction: Writing, thread: str) -> None:
     """Delete all graph checkpoints but the newest of each namespace and the ancestors that hold parts of it."""
     other = GRAPH_CHECKPOINT.alias("other")
     newest = (
@@ -75,14 +76,14 @@ def prune(connection: Connection, thread: str) -> None:
     )
     is_of_thread = GRAPH_CHECKPOINT.c.thread_id == thread
     query = select(GRAPH_CHECKPOINT).where(is_of_thread, GRAPH_CHECKPOINT.c.seq == newest)
-    rows = connection.execute(query).all()
+    rows = transaction.execute(query).all()
     kept_ids = [
         ancestor.key.checkpoint_id
         for row in rows
-        for ancestor in delta_ancestors(connection, parse_graph_checkpoint(row))
+        for ancestor in delta_ancestors(transaction, parse_graph_checkpoint(row))
     ]
     _delete_checkpoints(
-        connection,
+        transaction,
         and_(
             GRAPH_CHECKPOINT.c.thread_id == thread,
             GRAPH_CHECKPOINT.c.seq < newest,
@@ -91,7 +92,7 @@ def prune(connection: Connection, thread: str) -> None:
     )
 
 
-def delta_ancestors(connection: Connection, start: GraphCheckpoint) -> list[GraphCheckpoint]:
+def delta_ancestors(transaction: Reading, start: GraphCheckpoint) -> list[GraphCheckpoint]:
     """List the ancestors that hold parts of a checkpoint's values, nearest first.
 
     LangGraph's DeltaChannel stores only what each step wrote. Its value is rebuilt from the writes on the ancestors,
@@ -99,7 +100,7 @@ def delta_ancestors(connection: Connection, start: GraphCheckpoint) -> list[Grap
     """
     missing_channels = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
     chain: list[GraphCheckpoint] = []
-    for ancestor in ancestors(connection, start) if missing_channels else ():
+    for ancestor in ancestors(transaction, start) if missing_channels else ():
         chain.append(ancestor)
         missing_channels -= ancestor.channels.keys()
         if not missing_channels:
@@ -107,14 +108,14 @@ def delta_ancestors(connection: Connection, start: GraphCheckpoint) -> list[Grap
     return chain
 
 
-def _delete_checkpoints(connection: Connection, condition: Any) -> None:
+def _delete_checkpoints(transaction: Writing, condition: Any) -> None:
     """Delete graph checkpoints and their writes, but no write whose graph checkpoint is not stored yet."""
     is_deleted = condition
     has_deleted_owner = exists().where(
         *(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS), is_deleted
     )
-    connection.execute(delete(GRAPH_WRITE).where(has_deleted_owner))
-    connection.execute(delete(GRAPH_CHECKPOINT).where(is_deleted))
+    transaction.execute(delete(GRAPH_WRITE).where(has_deleted_owner))
+    transaction.execute(delete(GRAPH_CHECKPOINT).where(is_deleted))
 
 
 CHECKPOINTS_COLUMNS = frozenset(
@@ -123,17 +124,17 @@ CHECKPOINTS_COLUMNS = frozenset(
 """The columns of the table `checkpoints` of LangGraph's savers, on SQLite and on PostgreSQL."""
 
 
-def has_langgraph_tables(connection: Connection) -> bool:
+def has_langgraph_tables(transaction: Reading) -> bool:
     """Return whether the database has the tables of one of LangGraph's savers."""
-    inspector = inspect(connection)
+    inspector = inspect(transaction.connection)
     return inspector.has_table("checkpoints") and CHECKPOINTS_COLUMNS.issubset(
         one["name"] for one in inspector.get_columns("checkpoints")
     )
 
 
-def count_unread_threads(connection: Connection) -> int:
+def count_unread_threads(transaction: Reading) -> int:
     """Count the threads of LangGraph's savers in this database that agentgit has no thread of the same id for."""
     checkpoints = table("checkpoints", column("thread_id"))
     is_here = exists().where(GRAPH_CHECKPOINT.c.thread_id == checkpoints.c.thread_id)
     query = select(func.count(distinct(checkpoints.c.thread_id))).where(~is_here)
-    return int(connection.execute(query).scalar_one())
+    return int(transaction.execute(query).scalar_one())

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from agentgit.effects.results import SERIALIZED_KEY
 from agentgit.store.objects.blobs import Leaf, compact, leaf, pack
 from agentgit.store.objects.content import Body
 from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_PY, READERS
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import update_rows
 from agentgit.store.threads import model_calls
 from agentgit.store.threads.graph_rows import GraphCheckpoint, hash_state, parse_graph_checkpoint
@@ -49,7 +50,7 @@ def content_of(value: Any) -> Any:
     return value if isinstance(value, str) or is_blocks else json.dumps(value, ensure_ascii=False)
 
 
-def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, changes: Sequence[ResultChange]) -> None:
+def rewrite_messages(transaction: Writing, graphs: GraphStore, thread: str, changes: Sequence[ResultChange]) -> None:
     """Put new tool results into the messages of a thread, in the graph checkpoints that a fork has just copied.
 
     If its state changes, the newest graph checkpoint of the root graph gets a new id, because an id identifies one
@@ -61,15 +62,15 @@ def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, ch
     """
     rewriter = _ResultRewriter(changes)
     thread_conditions = GRAPH_CHECKPOINT.c.thread_id == thread
-    head, is_changed = graphs.newest(connection, thread), False
-    for row in connection.execute(select(GRAPH_CHECKPOINT).where(thread_conditions)).all():
+    head, is_changed = graphs.newest(transaction, thread), False
+    for row in transaction.execute(select(GRAPH_CHECKPOINT).where(thread_conditions)).all():
         checkpoint = parse_graph_checkpoint(row)
-        changed_values = _changed_values(connection, graphs, checkpoint, rewriter)
+        changed_values = _changed_values(transaction, graphs, checkpoint, rewriter)
         if not changed_values:
             continue
         is_changed |= head is not None and checkpoint.key == head.key
         hashes = graphs.content(checkpoint.session_id).put(
-            connection, [(body, checkpoint.channels[name]) for name, body in changed_values.items()]
+            transaction, [(body, checkpoint.channels[name]) for name, body in changed_values.items()]
         )
         channels = {**checkpoint.values, **dict(zip(changed_values, hashes, strict=True))}
         row_conditions = (GRAPH_CHECKPOINT.c.ns == row.ns, GRAPH_CHECKPOINT.c.checkpoint_id == row.checkpoint_id)
@@ -78,30 +79,30 @@ def rewrite_messages(connection: Connection, graphs: GraphStore, thread: str, ch
             "channels": pack({**channels, **model_calls.named(checkpoint.model_calls)}),
             "state_hash": state_hash,
         }
-        update_rows(connection, GRAPH_CHECKPOINT, thread_conditions, *row_conditions, **new_columns)
-    if head is not None and is_changed and not graphs.writes(connection, head.key):
-        _replace_id(connection, head)
+        update_rows(transaction, GRAPH_CHECKPOINT, thread_conditions, *row_conditions, **new_columns)
+    if head is not None and is_changed and not graphs.writes(transaction, head.key):
+        _replace_id(transaction, head)
 
 
-def _replace_id(connection: Connection, head: GraphCheckpoint) -> None:
+def _replace_id(transaction: Writing, head: GraphCheckpoint) -> None:
     """Replace the id of the newest graph checkpoint of a thread, and record the id in its subgraphs' checkpoints."""
     graph_key, new_id = head.key, new_checkpoint_id()
     thread_conditions = GRAPH_CHECKPOINT.c.thread_id == graph_key.thread
     subgraph_query = select(GRAPH_CHECKPOINT).where(
         thread_conditions, GRAPH_CHECKPOINT.c.root_id == graph_key.checkpoint_id
     )
-    for row in connection.execute(subgraph_query).all():
+    for row in transaction.execute(subgraph_query).all():
         checkpoint = parse_graph_checkpoint(row)
         meta = {**checkpoint.meta, "parents": {**(checkpoint.meta.get("parents") or {}), "": new_id}}
         row_conditions = (GRAPH_CHECKPOINT.c.ns == row.ns, GRAPH_CHECKPOINT.c.checkpoint_id == row.checkpoint_id)
         update_rows(
-            connection, GRAPH_CHECKPOINT, thread_conditions, *row_conditions, root_id=new_id, meta=compact(meta)
+            transaction, GRAPH_CHECKPOINT, thread_conditions, *row_conditions, root_id=new_id, meta=compact(meta)
         )
     row_conditions = (
         GRAPH_CHECKPOINT.c.ns == graph_key.ns,
         GRAPH_CHECKPOINT.c.checkpoint_id == graph_key.checkpoint_id,
     )
-    update_rows(connection, GRAPH_CHECKPOINT, thread_conditions, *row_conditions, checkpoint_id=new_id)
+    update_rows(transaction, GRAPH_CHECKPOINT, thread_conditions, *row_conditions, checkpoint_id=new_id)
 
 
 def new_checkpoint_id() -> str:
@@ -112,11 +113,11 @@ def new_checkpoint_id() -> str:
 
 
 def _changed_values(
-    connection: Connection, graphs: GraphStore, checkpoint: GraphCheckpoint, rewriter: _ResultRewriter
+    transaction: Reading, graphs: GraphStore, checkpoint: GraphCheckpoint, rewriter: _ResultRewriter
 ) -> dict[str, Body]:
     """Return the values whose messages change, by channel."""
     hashes = {name: checkpoint.channels[name] for name in checkpoint.header["counts"] if name in checkpoint.channels}
-    bodies = graphs.content(checkpoint.session_id).get(connection, hashes.values())
+    bodies = graphs.content(checkpoint.session_id).get(transaction, hashes.values())
     changed = {name: _replace_results(bodies[key], rewriter) for name, key in hashes.items()}
     return {name: body for name, body in changed.items() if body is not None}
 

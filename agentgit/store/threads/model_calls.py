@@ -16,14 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
-
 from agentgit.errors import Corrupt
 from agentgit.next_steps import Next
 from agentgit.store.objects.blobs import Leaf, NewValues, compact, leaf, list_hash
 from agentgit.store.objects.content import Content
 from agentgit.store.objects.packing import HASH_BYTES, split_hashes
 from agentgit.store.objects.plain_values import JSON
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import MODEL_CALLS, MODEL_MESSAGES, NewModelCall, NewModelCalls
 from agentgit.values import as_object
 
@@ -53,7 +52,7 @@ def named(hashes: bytes | None) -> dict[str, bytes]:
 
 
 def encode(
-    connection: Connection,
+    transaction: Reading,
     content: Content,
     new: NewModelCalls,
     earlier: bytes | None,
@@ -64,16 +63,16 @@ def encode(
     if not new.calls and not new.rewritten:
         return earlier
     calls_before, messages_before = split_hashes(earlier) if earlier is not None else (None, None)
-    messages = _Messages(content.item_hashes(connection, messages_before) if messages_before is not None else ())
+    messages = _Messages(content.item_hashes(transaction, messages_before) if messages_before is not None else ())
     messages.rewrite(new.rewritten)
     calls = [messages.refer(call) for call in new.calls]
     new_steps = [leaf(JSON, compact({"step": new.step, "calls": calls}))] if calls else []
-    steps = content.item_hashes(connection, calls_before) if calls_before is not None else ()
-    stored = content.item_hashes(connection, conversation)[-RECENT:] if conversation is not None else ()
+    steps = content.item_hashes(transaction, calls_before) if calls_before is not None else ()
+    stored = content.item_hashes(transaction, conversation)[-RECENT:] if conversation is not None else ()
     lists = [((*steps, *(step.hash for step in new_steps)), calls_before), (tuple(messages.hashes), messages_before)]
     keyed_lists = [(list_hash(hashes), hashes, before) for hashes, before in lists]
     leaves = [*new_steps, *(item for item in messages.new_leaves if item.hash not in stored)]
-    content.blobs.encode(connection, leaves, keyed_lists, new_values)
+    content.blobs.encode(transaction, leaves, keyed_lists, new_values)
     return b"".join(key for key, _, _ in keyed_lists)
 
 
@@ -137,26 +136,26 @@ class _Messages:
         return position
 
 
-def read(connection: Connection, content: Content, hashes: bytes) -> list[RecordedModelCall]:
+def read(transaction: Reading, content: Content, hashes: bytes) -> list[RecordedModelCall]:
     """Return the calls of stored lists, in order."""
     steps, messages = (
-        content.blobs.leaves(connection, content.item_hashes(connection, key)) for key in split_hashes(hashes)
+        content.blobs.leaves(transaction, content.item_hashes(transaction, key)) for key in split_hashes(hashes)
     )
     with _reporting_damage(hashes):
         return [call for step in steps for call in _parse_step(as_object(step.data), messages)]
 
 
-def reply_hashes(connection: Connection, content: Content, hashes: bytes) -> list[bytes]:
+def reply_hashes(transaction: Reading, content: Content, hashes: bytes) -> list[bytes]:
     """Return the hashes of the replies of stored calls, in order; only the calls are read, and no message."""
-    steps, messages = (content.item_hashes(connection, key) for key in split_hashes(hashes))
-    leaves = content.blobs.leaves(connection, steps)
+    steps, messages = (content.item_hashes(transaction, key) for key in split_hashes(hashes))
+    leaves = content.blobs.leaves(transaction, steps)
     with _reporting_damage(hashes):
         return [messages[fields["reply"]] for step in leaves for fields in as_object(step.data)["calls"]]
 
 
-def count(connection: Connection, content: Content, hashes: bytes) -> int:
+def count(transaction: Reading, content: Content, hashes: bytes) -> int:
     """Return the number of calls of stored lists, without those that tools made."""
-    steps = content.blobs.leaves(connection, content.item_hashes(connection, split_hashes(hashes)[0]))
+    steps = content.blobs.leaves(transaction, content.item_hashes(transaction, split_hashes(hashes)[0]))
     with _reporting_damage(hashes):
         return sum(not fields.get("in_tool") for step in steps for fields in as_object(step.data)["calls"])
 

@@ -10,13 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, not_, select, union
+from sqlalchemy import ColumnElement, Table, not_, select, union
 
 from agentgit.store.objects.blobs import FAMILY_LOCKS, BlobStore, family_of, unpack
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.packing import split_hashes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BLOB, BRANCH, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import update_rows
 from agentgit.store.threads.graph_rows import parameter_conditions
 
@@ -45,26 +46,26 @@ class ThreadOwners:
         """Remember the owner of a thread."""
         self._known.add([(thread, owner)])
 
-    def find(self, connection: Connection, thread: str) -> int:
+    def find(self, transaction: Reading, thread: str) -> int:
         """Return the owner of a thread, which may be empty."""
         owner = self._known.get(thread)
         if owner is None:
-            row = _OWNER_OF_ROWS.first(connection, self._parameters(thread))
-            owner = row.external_session_id if row is not None else self._find_new(connection, thread)
+            row = _OWNER_OF_ROWS.first(transaction, self._parameters(thread))
+            owner = row.external_session_id if row is not None else self._find_new(transaction, thread)
             self.add(thread, owner)
         return owner
 
-    def _find_new(self, connection: Connection, thread: str) -> int:
+    def _find_new(self, transaction: Reading, thread: str) -> int:
         """Return the owner that a thread has on its own: its session, or the family that it begins."""
         is_of_session = thread.startswith(SESSION_THREAD_PREFIX)
-        row = _SESSION_OF_BRANCH.first(connection, self._parameters(thread)) if is_of_session else None
+        row = _SESSION_OF_BRANCH.first(transaction, self._parameters(thread)) if is_of_session else None
         return row.external_session_id if row is not None else family_of(thread)
 
     def _parameters(self, thread: str) -> dict[str, Any]:
         return {"thread_id": thread}
 
 
-def copy_values(connection: Connection, blobs: BlobStore, rows: Iterable[Mapping[str, Any]], owner: int) -> None:
+def copy_values(transaction: Writing, blobs: BlobStore, rows: Iterable[Mapping[str, Any]], owner: int) -> None:
     """Copy the values that rows refer to from their owners to another one."""
     hashes_by_owner: dict[int, set[bytes]] = defaultdict(set)
     for row in rows:
@@ -72,23 +73,23 @@ def copy_values(connection: Connection, blobs: BlobStore, rows: Iterable[Mapping
         hashes_by_owner[row["external_session_id"]].update(hashes)
     hashes_by_owner.pop(owner, None)
     for source in sorted(hashes_by_owner):
-        blobs.of(source).protect(connection)
-        blobs.of(owner).copy_from(connection, blobs.of(source), hashes_by_owner[source])
+        blobs.of(source).protect(transaction)
+        blobs.of(owner).copy_from(transaction, blobs.of(source), hashes_by_owner[source])
 
 
-def assign_thread(connection: Connection, blobs: BlobStore, thread: str, owner: int) -> None:
+def assign_thread(transaction: Writing, blobs: BlobStore, thread: str, owner: int) -> None:
     """Make all rows of a thread, with their values, belong to an owner. No-op for rows that do."""
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         conditions = _conditions_of_others(table, thread, owner)
-        if _copy_values_of_rows(connection, blobs, table, conditions, owner):
-            update_rows(connection, table, *conditions, external_session_id=owner)
+        if _copy_values_of_rows(transaction, blobs, table, conditions, owner):
+            update_rows(transaction, table, *conditions, external_session_id=owner)
 
 
-def copy_values_of_thread(connection: Connection, blobs: BlobStore, thread: str, owner: int) -> None:
+def copy_values_of_thread(transaction: Writing, blobs: BlobStore, thread: str, owner: int) -> None:
     """Copy the values of a thread to another owner, before its rows are copied."""
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         conditions = _conditions_of_others(table, thread, owner)
-        _copy_values_of_rows(connection, blobs, table, conditions, owner)
+        _copy_values_of_rows(transaction, blobs, table, conditions, owner)
 
 
 def _conditions_of_others(table: Table, thread: str, owner: int) -> Sequence[ColumnElement[bool]]:
@@ -96,21 +97,21 @@ def _conditions_of_others(table: Table, thread: str, owner: int) -> Sequence[Col
 
 
 def _copy_values_of_rows(
-    connection: Connection, blobs: BlobStore, table: Table, conditions: Sequence[ColumnElement[bool]], owner: int
+    transaction: Writing, blobs: BlobStore, table: Table, conditions: Sequence[ColumnElement[bool]], owner: int
 ) -> bool:
     """Copy the values of the rows that meet the conditions, and return whether there are any."""
-    rows = connection.execute(select(table).where(*conditions)).all()
-    copy_values(connection, blobs, (row._asdict() for row in rows), owner)
+    rows = transaction.execute(select(table).where(*conditions)).all()
+    copy_values(transaction, blobs, (row._asdict() for row in rows), owner)
     return bool(rows)
 
 
-def list_owners(connection: Connection) -> list[int]:
+def list_owners(transaction: Reading) -> list[int]:
     """List the sessions and families that have values, graph checkpoints or writes."""
     queries = (
         select(table.c.external_session_id).where(not_(table.c.external_session_id.between(-FAMILY_LOCKS, -1)))
         for table in (BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE)
     )
-    return sorted(connection.execute(union(*queries)).scalars())
+    return sorted(transaction.execute(union(*queries)).scalars())
 
 
 _SESSION_OF_BRANCH = CompiledStatement(

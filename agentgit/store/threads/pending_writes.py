@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import bindparam, select
 
 from agentgit.errors import Corrupt
 from agentgit.next_steps import Next
@@ -20,6 +20,7 @@ from agentgit.store.objects.blobs import compact
 from agentgit.store.objects.packing import HASH_BYTES, split_hashes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import (
     ASKED,
     ERROR,
@@ -53,14 +54,14 @@ class PendingWrites(NamedTuple):
         return [{**key_columns, "external_session_id": session_id, **write} for write in self.writes]
 
 
-def read(connection: Connection, graph_key: GraphKey) -> bytes:
+def read(transaction: Reading, graph_key: GraphKey) -> bytes:
     """Return the current pending writes of a graph checkpoint of the root graph, in their stored form."""
     entries = []
-    own_writes = WRITES.submit(connection, graph_key.columns())  # together with the next query
+    own_writes = WRITES.submit(transaction, graph_key.columns())  # together with the next query
     # Sorted by namespace, so that equal pending writes give equal bytes.
-    for ns, checkpoint_id in sorted({"": graph_key.checkpoint_id, **subgraph_heads(connection, graph_key)}.items()):
+    for ns, checkpoint_id in sorted({"": graph_key.checkpoint_id, **subgraph_heads(transaction, graph_key)}.items()):
         key = GraphKey(graph_key.thread, ns, checkpoint_id)
-        rows = own_writes.all() if key == graph_key else WRITES.all(connection, key.columns())
+        rows = own_writes.all() if key == graph_key else WRITES.all(transaction, key.columns())
         writes = sorted(
             (row.task_path, row.task_id, row.idx, row.channel, row.value.hex()) for row in rows if row.channel != ASKED
         )
@@ -69,14 +70,14 @@ def read(connection: Connection, graph_key: GraphKey) -> bytes:
     return pack(entries)
 
 
-def subgraph_heads(connection: Connection, graph_key: GraphKey) -> dict[str, str]:
+def subgraph_heads(transaction: Reading, graph_key: GraphKey) -> dict[str, str]:
     """Return the id of the newest subgraph checkpoint below a graph checkpoint, by namespace.
 
     The namespaces are in the order in which they were last saved.
     """
     parameters = {"thread_id": graph_key.thread, "root_id": graph_key.checkpoint_id}
     newest: dict[str, str] = {}
-    for row in _SUBGRAPH_CHECKPOINTS.all(connection, parameters):
+    for row in _SUBGRAPH_CHECKPOINTS.all(transaction, parameters):
         newest.pop(row.ns, None)  # re-inserted below, for the order
         newest[row.ns] = row.checkpoint_id
     return newest

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import Connection, delete, exists, func, select
+from sqlalchemy import delete, exists, func, select
 
 from agentgit.store.objects.blobs import BlobStore, family_of
 from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import update_rows
 from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphKey
 from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, assign_thread
@@ -33,50 +34,50 @@ def staging_thread_id(user_id: int, session_name: str, thread_id: str) -> str:
     return STAGING_PREFIX + sha256(key).hexdigest()[:40]
 
 
-def list_staged_threads(connection: Connection, owner: int) -> list[str]:
+def list_staged_threads(transaction: Reading, owner: int) -> list[str]:
     """List the staging threads of running and interrupted imports whose values have an owner."""
     c = GRAPH_CHECKPOINT.c
     conditions = (c.external_session_id == owner, c.thread_id.startswith(STAGING_PREFIX))
     query = select(c.thread_id).where(*conditions).distinct()
-    return [thread for thread in connection.execute(query).scalars() if _STAGING_THREAD_ID.fullmatch(thread)]
+    return [thread for thread in transaction.execute(query).scalars() if _STAGING_THREAD_ID.fullmatch(thread)]
 
 
-def checkpoint_parents(connection: Connection, thread: str) -> dict[tuple[str, str], str | None]:
+def checkpoint_parents(transaction: Reading, thread: str) -> dict[tuple[str, str], str | None]:
     """Return the parent id of each graph checkpoint of a thread, by namespace and id."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, c.checkpoint_id, c.parent_id).where(c.thread_id == thread)
-    return {(row.ns, row.checkpoint_id): row.parent_id for row in connection.execute(query)}
+    return {(row.ns, row.checkpoint_id): row.parent_id for row in transaction.execute(query)}
 
 
-def count_writes(connection: Connection, graph_key: GraphKey) -> int:
+def count_writes(transaction: Reading, graph_key: GraphKey) -> int:
     """Count the pending writes of a graph checkpoint."""
     query = select(func.count()).select_from(GRAPH_WRITE).where(*_key_conditions(graph_key))
-    return int(connection.execute(query).scalar_one())
+    return int(transaction.execute(query).scalar_one())
 
 
-def move(connection: Connection, blobs: BlobStore, source: str, target: str, session_id: int) -> int:
+def move(transaction: Writing, blobs: BlobStore, source: str, target: str, session_id: int) -> int:
     """Append all of a thread to another one, and return the number of graph checkpoints moved.
 
     A pending write that exists in both replaces the one in the target. Values that the session of the target does not
     own are copied.
     """
-    assign_thread(connection, blobs, source, session_id)
-    connection.execute(delete(BLOB).where(BLOB.c.external_session_id == family_of(source)))
+    assign_thread(transaction, blobs, source, session_id)
+    transaction.execute(delete(BLOB).where(BLOB.c.external_session_id == family_of(source)))
     key_columns = [name for name in KEY_COLUMNS if name != "thread_id"]
     source_writes = GRAPH_WRITE.alias("newer")
     is_replaced = exists().where(
         source_writes.c.thread_id == source,
         *(source_writes.c[name] == GRAPH_WRITE.c[name] for name in (*key_columns, "task_id", "idx")),
     )
-    connection.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.thread_id == target, is_replaced))
+    transaction.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.thread_id == target, is_replaced))
     moved_count = 0
-    for ns, last_seq in _last_seqs(connection, target).items():
+    for ns, last_seq in _last_seqs(transaction, target).items():
         conditions = (*_thread_conditions(GRAPH_CHECKPOINT, source), GRAPH_CHECKPOINT.c.ns == ns)
         moved_count += update_rows(
-            connection, GRAPH_CHECKPOINT, *conditions, seq=GRAPH_CHECKPOINT.c.seq + last_seq, thread_id=target
+            transaction, GRAPH_CHECKPOINT, *conditions, seq=GRAPH_CHECKPOINT.c.seq + last_seq, thread_id=target
         )
     for table in (GRAPH_WRITE, GRAPH_CHECKPOINT):
-        remaining_count = update_rows(connection, table, *_thread_conditions(table, source), thread_id=target)
+        remaining_count = update_rows(transaction, table, *_thread_conditions(table, source), thread_id=target)
     return moved_count + remaining_count
 
 
@@ -84,11 +85,11 @@ def _thread_conditions(table: Any, thread: str) -> Sequence[Any]:
     return [table.c.thread_id == thread]
 
 
-def _last_seqs(connection: Connection, thread: str) -> dict[str, int]:
+def _last_seqs(transaction: Reading, thread: str) -> dict[str, int]:
     """Return the highest `seq` of each namespace of a thread."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, func.max(c.seq).label("last")).where(c.thread_id == thread)
-    return {row.ns: row.last for row in connection.execute(query.group_by(c.ns))}
+    return {row.ns: row.last for row in transaction.execute(query.group_by(c.ns))}
 
 
 def _key_conditions(graph_key: GraphKey) -> Sequence[Any]:

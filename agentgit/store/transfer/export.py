@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Row, select
 
 from agentgit.checkpoints.references import free_name
 from agentgit.effects.invocation import FAILED, PAUSED, REDO, REPLAY, STANDING
@@ -22,6 +22,7 @@ from agentgit.store.records.journal import TrackPart as TrackPart
 from agentgit.store.records.sessions import Segment, StoredRow, is_simulated, require_no_unfinished_rollback
 from agentgit.store.sql.tables import CHECKPOINT as POINT
 from agentgit.store.sql.tables import OPERATION, TOOL_INVOCATION, WORLD_LOG
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import GraphKey
@@ -68,29 +69,29 @@ Returns the number of its tree and None, or None and the reason why it has no tr
 
 def export(
     store: Store,
-    connection: Connection,
+    transaction: Reading,
     scope: ExportScope,
     write: WriteRecord,
     write_snapshot: WriteSnapshot | None = None,
 ) -> None:
     """Write all records of an export except its header and its end."""
-    (_SessionExport if scope.branch is None else _PathExport)(store, connection, scope, write, write_snapshot).run()
+    (_SessionExport if scope.branch is None else _PathExport)(store, transaction, scope, write, write_snapshot).run()
 
 
 class _Export:
     def __init__(
         self,
         store: Store,
-        connection: Connection,
+        transaction: Reading,
         scope: ExportScope,
         write: WriteRecord,
         write_snapshot: WriteSnapshot | None,
     ) -> None:
         self.store = store
-        self.connection = connection
+        self.transaction = transaction
         self.scope = scope
         self.write = write
-        self.values = ValueWriter(store.graphs.blobs.of(scope.session.id), connection, write)
+        self.values = ValueWriter(store.graphs.blobs.of(scope.session.id), transaction, write)
         self.write_snapshot = write_snapshot
         self._points_by_snapshot: dict[int, list[int]] = defaultdict(list)
 
@@ -107,13 +108,13 @@ class _Export:
         )
 
     def _state_writer(self, branch_id: int) -> StateWriter:
-        return StateWriter(self.connection, self.values, self.write, branch_id)
+        return StateWriter(self.transaction, self.values, self.write, branch_id)
 
     def _read_calls(self, *conditions: Any) -> Iterable[Row[Any]]:
         """Read calls of the session in order of their ids, one page at a time."""
         c, last_id = TOOL_INVOCATION.c, 0
         all_conditions = (c.external_session_id == self.scope.session.id, *conditions)
-        while rows := self.connection.execute(
+        while rows := self.transaction.execute(
             select(TOOL_INVOCATION).where(*all_conditions, c.id > last_id).order_by(c.id).limit(500)
         ).all():
             yield from rows
@@ -121,7 +122,7 @@ class _Export:
 
     def _write_tags(self, checkpoint_ids: Container[int] | None = None) -> None:
         """Write the tags of the session, or only those of the given checkpoints."""
-        for tag in self.store.tags.all(self.connection, self.scope.session.id):
+        for tag in self.store.tags.all(self.transaction, self.scope.session.id):
             if checkpoint_ids is None or tag.checkpoint_id in checkpoint_ids:
                 self.write(records.tag_record(tag))
 
@@ -139,15 +140,15 @@ class _Export:
         """Write the snapshots of the written checkpoints, and the last snapshot of each of these branches."""
         if self.write_snapshot is None:
             return
-        last_snapshots = (self.store.snapshots.newest_of_branch(self.connection, branch) for branch in branches)
+        last_snapshots = (self.store.snapshots.newest_of_branch(self.transaction, branch) for branch in branches)
         ids = self._points_by_snapshot.keys() | {row.id for row in last_snapshots if row is not None}
-        for row in self.store.snapshots.load_rows(self.connection, ids):
+        for row in self.store.snapshots.load_rows(self.transaction, ids):
             tree, reason = self.write_snapshot(as_object(row.settings), row.snapshot)
             fields = {"tree": tree, "why": reason, "checkpoints": self._points_by_snapshot.get(row.id, [])}
             self.write(records.snapshot_record(row, **fields, **other))
 
     def _read_log(self) -> Sequence[Row[Any]]:
-        return self.connection.execute(
+        return self.transaction.execute(
             select(WORLD_LOG).where(WORLD_LOG.c.external_session_id == self.scope.session.id).order_by(WORLD_LOG.c.seq)
         ).all()
 
@@ -157,7 +158,7 @@ class _SessionExport(_Export):
 
     def run(self) -> None:
         session_id = self.scope.session.id
-        branches = self.store.sessions.branches(self.connection, session_id)
+        branches = self.store.sessions.branches(self.transaction, session_id)
         for row in branches:
             require_no_unfinished_rollback(row)
         operations = self._read_operations(session_id)
@@ -169,7 +170,7 @@ class _SessionExport(_Export):
         points = [
             point
             for row in branches
-            for point in self.store.checkpoints.find(self.connection, POINT.c.internal_session_id == row.id)
+            for point in self.store.checkpoints.find(self.transaction, POINT.c.internal_session_id == row.id)
         ]
         self._write_pending_values(points)
         for point in points:
@@ -185,7 +186,7 @@ class _SessionExport(_Export):
 
     def _read_operations(self, session_id: int) -> Sequence[Row[Any]]:
         query = select(OPERATION).where(OPERATION.c.external_session_id == session_id).order_by(OPERATION.c.id)
-        operations = self.connection.execute(query).all()
+        operations = self.transaction.execute(query).all()
         for row in operations:
             if row.status != DONE:
                 raise Conflict(
@@ -214,7 +215,7 @@ class _PathExport(_Export):
             raise Conflict(
                 f"Branch {branch.name} is a rerun, and nothing of it happened. Export the branch that was run again."
             )
-        lineage = self.store.sessions.lineage(self.connection, branch)
+        lineage = self.store.sessions.lineage(self.transaction, branch)
         points = self._read_points(lineage)
         parts = [segment.track_part for segment in lineage]
         if point is not None:
@@ -247,7 +248,7 @@ class _PathExport(_Export):
 
         The first checkpoint of a branch is replaced by its branch point, which is equal and may have a name.
         """
-        rows = self.store.checkpoints.on_path(self.connection, lineage)
+        rows = self.store.checkpoints.on_path(self.transaction, lineage)
         if (end := self.scope.point) is not None:
             rows = [row for row in rows if row.id <= end.id]
         branch_points = self._read_branch_points(lineage)
@@ -270,7 +271,7 @@ class _PathExport(_Export):
         branches_by_point = {segment.branch.branch_point_id: segment.branch.id for segment in lineage[1:]}
         return {
             branches_by_point[row.id]: row
-            for row in self.store.checkpoints.find(self.connection, POINT.c.id.in_(list(branches_by_point)))
+            for row in self.store.checkpoints.find(self.transaction, POINT.c.id.in_(list(branches_by_point)))
         }
 
     def _list_thread_exits(self, lineage: Sequence[Segment]) -> list[tuple[str, str]]:
@@ -323,7 +324,7 @@ class _PathExport(_Export):
         if point is None or point.graph_checkpoint_id is None:
             return point is None
         graph_key, pending = GraphKey(point.thread_id, "", point.graph_checkpoint_id), point.pending
-        pending = pending if pending is not None else graphs.pack_pending_writes(self.connection, graph_key)
+        pending = pending if pending is not None else graphs.pack_pending_writes(self.transaction, graph_key)
         return bool(pending_writes.waiting(pending, f"checkpoint {point.id}"))
 
     def _read_other_calls(self, path_calls: Mapping[int, Row[Any]]) -> list[Row[Any]]:
@@ -354,7 +355,7 @@ class _PathExport(_Export):
 
     def _write_other_branch(self, branch: StoredRow, first_point: StoredRow) -> None:
         """Write the branch for the calls that are not on the path. It starts at the first checkpoint of the path."""
-        taken_names = {branch.name, *(tag.name for tag in self.store.tags.all(self.connection, self.scope.session.id))}
+        taken_names = {branch.name, *(tag.name for tag in self.store.tags.all(self.transaction, self.scope.session.id))}
         fields = {
             "id": SYNTHETIC_ID,
             "name": free_name(ELSEWHERE, taken_names),

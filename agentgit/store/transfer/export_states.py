@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, literal, or_, select, tuple_
+from sqlalchemy import Select, and_, literal, or_, select, tuple_
 
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.next_steps import Next
@@ -14,6 +14,7 @@ from agentgit.store.objects.blobs import RECORD, Blobs, Leaf, shared_prefix, unp
 from agentgit.store.objects.plain_values import READERS
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads import fork, pending_writes
 from agentgit.store.threads.delta_values import ancestors
 from agentgit.store.threads.graph_rows import GraphKey, parse_graph_checkpoint
@@ -70,9 +71,9 @@ class RecentLists:
 class ValueWriter:
     """Writes the values of one export."""
 
-    def __init__(self, blobs: Blobs, connection: Connection, write: WriteRecord) -> None:
+    def __init__(self, blobs: Blobs, transaction: Reading, write: WriteRecord) -> None:
         self.blobs = blobs
-        self.connection = connection
+        self.transaction = transaction
         self.write = write
         self._written: set[bytes] = set()
         self._recent = RecentLists()
@@ -81,7 +82,7 @@ class ValueWriter:
         """Write the values that were not written before, with all values that they refer to."""
         new_hashes = [key for key in dict.fromkeys(hashes) if key not in self._written]
         for part in slices(new_hashes, VALUES_AT_ONCE):
-            values = self.blobs.get_many(self.connection, part)
+            values = self.blobs.get_many(self.transaction, part)
             for key in part:
                 if key not in self._written:  # an earlier value may have referred to it
                     self._write_value(values[key])
@@ -96,7 +97,7 @@ class ValueWriter:
         self._written.add(value.hash)
 
     def _write_list(self, key: bytes) -> None:
-        items = self.blobs.item_hashes(self.connection, key)
+        items = self.blobs.item_hashes(self.transaction, key)
         base, prefix_length = self._recent.find_base(items)
         self.put(items[prefix_length:])
         self.write(
@@ -130,8 +131,8 @@ class StateWriter:
     A duplicate of a graph checkpoint, such as the copy at the beginning of a fork, is left out.
     """
 
-    def __init__(self, connection: Connection, values: ValueWriter, write: WriteRecord, branch_id: int) -> None:
-        self.connection = connection
+    def __init__(self, transaction: Reading, values: ValueWriter, write: WriteRecord, branch_id: int) -> None:
+        self.transaction = transaction
         self.values = values
         self.write = write
         self.branch_id = branch_id
@@ -191,7 +192,7 @@ class StateWriter:
     def _read_forked_rows(self, thread: str, checkpoint_id: str, point: Any) -> tuple[Rows, Rows]:
         """Return the rows that a fork at a graph checkpoint would copy; `point` is None if no checkpoint is there."""
         pending = pending_writes.unpack(point.pending, f"checkpoint {point.id}") if point is not None else None
-        return fork.select_rows(self.connection, GraphKey(thread, "", checkpoint_id), pending)
+        return fork.select_rows(self.transaction, GraphKey(thread, "", checkpoint_id), pending)
 
     def _write_subgraphs(self, points: Sequence[Any], written_keys: set[tuple[str, str]]) -> None:
         """Write the subgraph checkpoints that these checkpoints recorded, unless they were written before."""
@@ -243,7 +244,7 @@ class StateWriter:
     def _read_thread_keys(self, thread: str) -> set[tuple[str, str]]:
         c = GRAPH_CHECKPOINT.c
         query = select(c.ns, c.checkpoint_id).where(c.thread_id == thread)
-        return {(row.ns, row.checkpoint_id) for row in self.connection.execute(query)}
+        return {(row.ns, row.checkpoint_id) for row in self.transaction.execute(query)}
 
     def _list_ancestors(self, thread: str, checkpoint_id: str) -> list[str]:
         """List the ids of the ancestors of a graph checkpoint, oldest first."""
@@ -255,7 +256,7 @@ class StateWriter:
                 row=f"graph_checkpoint {thread}//{checkpoint_id}",
             )
         ancestor_ids = [
-            ancestor.key.checkpoint_id for ancestor in ancestors(self.connection, parse_graph_checkpoint(start))
+            ancestor.key.checkpoint_id for ancestor in ancestors(self.transaction, parse_graph_checkpoint(start))
         ]
         return ancestor_ids[::-1]
 
@@ -265,7 +266,7 @@ class StateWriter:
         of_thread = c.thread_id == thread
         own_ids = select(c.checkpoint_id).where(of_thread, c.ns == "")
         query = select(c.root_id).where(of_thread, c.root_id.is_not(None), c.root_id.not_in(own_ids)).distinct()
-        return list(self.connection.execute(query.order_by(c.root_id)).scalars())
+        return list(self.transaction.execute(query.order_by(c.root_id)).scalars())
 
     def _read_chain_rows(self, thread: str, ids: Sequence[str]) -> Rows:
         """Read these graph checkpoints of the root graph, and the subgraph checkpoints below them."""
@@ -282,7 +283,7 @@ class StateWriter:
             query = select(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id).where(
                 *self._chain_conditions(thread, part)
             )
-            keys.update((row.ns, row.checkpoint_id) for row in self.connection.execute(query))
+            keys.update((row.ns, row.checkpoint_id) for row in self.transaction.execute(query))
         return keys
 
     def _chain_conditions(self, thread: str, ids: Sequence[str]) -> Sequence[Any]:
@@ -307,7 +308,7 @@ class StateWriter:
     def _read_row(self, thread: str, checkpoint_id: str) -> Any:
         c = GRAPH_CHECKPOINT.c
         key_conditions = (c.thread_id == thread, c.ns == "", c.checkpoint_id == checkpoint_id)
-        return self.connection.execute(select(GRAPH_CHECKPOINT).where(*key_conditions).limit(1)).first()
+        return self.transaction.execute(select(GRAPH_CHECKPOINT).where(*key_conditions).limit(1)).first()
 
     def _read_rows(self, query: Select[Any]) -> Rows:
-        return [row._asdict() for row in self.connection.execute(query).all()]
+        return [row._asdict() for row in self.transaction.execute(query).all()]

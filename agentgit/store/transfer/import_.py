@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Table
 
 from agentgit.checkpoints.references import free_name
 from agentgit.effects.files import SnapshotRef
@@ -26,6 +26,7 @@ from agentgit.store.sql.tables import (
     WORKSPACE_SNAPSHOT,
     WORLD_LOG,
 )
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import insert_rows
 from agentgit.store.store import Store
 from agentgit.store.transfer.export_states import VALUES_AT_ONCE
@@ -103,7 +104,7 @@ class Import:
         """Import the session, and return its id."""
         return self.store.database.write(lambda c: self._store(c, checker, files), durable=True)
 
-    def _store(self, connection: Connection, first_checker: Checker, files: Mapping[int, SnapshotRef] | None) -> int:
+    def _store(self, transaction: Writing, first_checker: Checker, files: Mapping[int, SnapshotRef] | None) -> int:
         ids = new_ids(first_checker.ids)
         rows = ImportedRows(
             user_id=self.user_id,
@@ -113,14 +114,14 @@ class Import:
             files=files,
             snapshots=first_checker.files.snapshots if files is not None else {},
         )
-        self.store.users.require_exists(connection, self.user_id)
-        name = choose_name(connection, self.store, self.user_id, self.name, first_checker.session["name"])
+        self.store.users.require_exists(transaction, self.user_id)
+        name = choose_name(transaction, self.store, self.user_id, self.name, first_checker.session["name"])
         row = rows.session(first_checker.session, name)
-        insert_rows(connection, SESSION, row)
+        insert_rows(transaction, SESSION, row)
         # A separate instance: a shared one would remember lists that are not stored if this transaction is rolled back.
         blobs = BlobStore(self.store.compression)
-        values = _ValueImport(blobs.of(rows.session_id), connection)
-        tables = _Tables(connection, rows)
+        values = _ValueImport(blobs.of(rows.session_id), transaction)
+        tables = _Tables(transaction, rows)
         checker = Checker()
         for kind, record in read_records(self.stream, checker):
             if kind in TABLES and (kind != "snapshot" or rows.has_files(record)):
@@ -132,7 +133,7 @@ class Import:
         values.flush()
         tables.flush()
         record_event(
-            connection,
+            transaction,
             "session.imported",
             session_id=rows.session_id,
             user_id=self.user_id,
@@ -143,9 +144,9 @@ class Import:
         return rows.session_id
 
 
-def choose_name(connection: Connection, store: Store, user_id: int, wanted: str | None, default: str) -> str:
+def choose_name(transaction: Reading, store: Store, user_id: int, wanted: str | None, default: str) -> str:
     """Return the name of a new session: the wanted one, which must be free, or the next free one like the default."""
-    taken_names = set(store.sessions.names(connection, user_id))
+    taken_names = set(store.sessions.names(transaction, user_id))
     if wanted in taken_names:
         raise Conflict(f"Session {wanted!r} already exists. Import it under another name.")
     return wanted if wanted is not None else free_name(default, taken_names)
@@ -158,9 +159,9 @@ def _changed_error() -> Corrupt:
 class _ValueImport:
     """Stores values in batches."""
 
-    def __init__(self, blobs: Blobs, connection: Connection) -> None:
+    def __init__(self, blobs: Blobs, transaction: Writing) -> None:
         self.blobs = blobs
-        self.connection = connection
+        self.transaction = transaction
         self._buffer: list[Leaf] = []
         self._size = 0
 
@@ -174,15 +175,15 @@ class _ValueImport:
             self.flush()
 
     def flush(self, *lists: ListItems) -> None:
-        self.blobs.put_many(self.connection, self._buffer, lists)
+        self.blobs.put_many(self.transaction, self._buffer, lists)
         self._buffer, self._size = [], 0
 
 
 class _Tables:
     """Stores rows in batches, one table at a time."""
 
-    def __init__(self, connection: Connection, rows: ImportedRows) -> None:
-        self.connection = connection
+    def __init__(self, transaction: Writing, rows: ImportedRows) -> None:
+        self.transaction = transaction
         self._row_functions: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             kind: getattr(rows, kind) for kind in TABLES
         }
@@ -201,5 +202,5 @@ class _Tables:
         """Store the buffered rows, in the order of the tables, because some refer to others."""
         for kind in TABLES:
             if self._buffers[kind]:
-                insert_rows(self.connection, TABLES[kind], *self._buffers[kind])
+                insert_rows(self.transaction, TABLES[kind], *self._buffers[kind])
                 self._buffers[kind] = []

@@ -10,8 +10,6 @@ from hashlib import sha256
 from reprlib import repr as short_repr
 from typing import IO, Any
 
-from sqlalchemy import Connection
-
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects.invocation import DONE
 from agentgit.effects.kinds import KINDS, UNDECLARED, kind_of
@@ -23,6 +21,7 @@ from agentgit.store.objects.content import Encoded
 from agentgit.store.objects.plain_values import JSON, JSON_PY, MESSAGE, MESSAGE_PY, NOT_COMPUTED
 from agentgit.store.records.checkpoints import MERGE_KEY, CheckpointState, Label, require_text
 from agentgit.store.records.journal import CallOutcome, Intent
+from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import is_shown
 from agentgit.store.threads.graph_store import Draft, GraphKey, GraphStore, Head
@@ -60,10 +59,10 @@ def _naming(number: int) -> Iterator[None]:
 class PlainSession:
     """A new session with one branch, and the checkpoints that were added to it."""
 
-    def __init__(self, connection: Connection, store: Store, user_id: int, name: str) -> None:
-        self.connection, self.store, self.user_id = connection, store, user_id
-        self.id = store.sessions.create(connection, user_id, name, metadata={IMPORTED: True})
-        self.branch = store.sessions.branches(connection, self.id)[0]
+    def __init__(self, transaction: Writing, store: Store, user_id: int, name: str) -> None:
+        self.transaction, self.store, self.user_id = transaction, store, user_id
+        self.id = store.sessions.create(transaction, user_id, name, metadata={IMPORTED: True})
+        self.branch = store.sessions.branches(transaction, self.id)[0]
         # Caches of its own: the shared ones would remember what is not stored if this transaction is rolled back.
         self.graphs = GraphStore(store.compression)
         self.head, self.logged = Head("", b"", 0), 0
@@ -86,7 +85,7 @@ class PlainSession:
         for at, number, checkpoint in sorted(checked, key=lambda item: item[0]):
             with _naming(number):
                 self._add(checkpoint, at)
-        self.store.sessions.set_world_seen(self.connection, self.branch, self.logged)
+        self.store.sessions.set_world_seen(self.transaction, self.branch, self.logged)
 
     def _add(self, checkpoint: Checkpoint, at: datetime) -> None:
         kind, description, point = (checkpoint.metadata.get(name) for name in ("kind", "description", "restore_point"))
@@ -109,7 +108,7 @@ class PlainSession:
             created_at=at,
         )
         number = self.counts["checkpoint"]
-        self.store.checkpoints.insert(self.connection, self.branch.id, state, label, last_number=number)
+        self.store.checkpoints.insert(self.transaction, self.branch.id, state, label, last_number=number)
         self.counts |= {"checkpoint": number + 1, "call": len(self._calls), "value": len(self._hashes)}
 
     def _put_state(self, checkpoint: Checkpoint, at: datetime) -> None:
@@ -140,7 +139,7 @@ class PlainSession:
             changed_channels=changed,
             encode=values.__getitem__,
         )
-        self.head = self.graphs.put(self.connection, GraphKey(self.branch.thread_id, "", new_checkpoint_id()), draft)
+        self.head = self.graphs.put(self.transaction, GraphKey(self.branch.thread_id, "", new_checkpoint_id()), draft)
         self._values, self.counts["state"] = values, step
 
     def _add_calls(self, checkpoint: Checkpoint, at: datetime) -> None:
@@ -150,7 +149,7 @@ class PlainSession:
         if found[:known] != self._calls:
             raise ValueError("its tool calls do not continue those of the checkpoint before it; import one branch")
         new = [self._call(number, call, at) for number, call in enumerate(portable(calls[known:]), known)]
-        self._calls, self.logged = found, self.store.journal.add_imported(self.connection, new, known, self.logged)
+        self._calls, self.logged = found, self.store.journal.add_imported(self.transaction, new, known, self.logged)
 
     def _call(self, number: int, call: Mapping[str, Any], at: datetime) -> tuple[Intent, CallOutcome]:
         name, args, call_id, effect = (call.get(key) for key in ("tool_name", "args", "tool_call_id", "effect"))

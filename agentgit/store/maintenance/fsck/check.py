@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 
 from agentgit.errors import AgentGitError, Corrupt
@@ -22,6 +22,7 @@ from agentgit.store.maintenance.fsck.values import check_values
 from agentgit.store.maintenance.key_rotation import Rotation
 from agentgit.store.sql.driver_errors import is_dbapi_error
 from agentgit.store.sql.tables import METADATA
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 
 REFERENCES, HASHES, HEADS = 1, 2, 3
@@ -43,8 +44,8 @@ def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checke
     uncached_store = Store(store.database, store.compression)  # so that no cache is used
     report = _FsckProgress(progress)
     try:
-        with store.database.reading(repeatable_read=True) as connection, tolerate_invalid_text(connection):
-            _run_checks(connection, uncached_store, level, report)
+        with store.database.reading(repeatable_read=True) as transaction, tolerate_invalid_text(transaction):
+            _run_checks(transaction, uncached_store, level, report)
     except Corrupt as error:  # the database itself cannot read its file
         report.add(error.row or "the database", error.message.rstrip("."), RESTORE)
     return Checked(
@@ -56,42 +57,42 @@ def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checke
     )
 
 
-def _run_checks(connection: Connection, store: Store, level: int, report: _FsckProgress) -> None:
-    report.total = _count_rows(connection)
+def _run_checks(transaction: Reading, store: Store, level: int, report: _FsckProgress) -> None:
+    report.total = _count_rows(transaction)
     if store.database.is_sqlite:
-        _check_file(connection, level, report)
+        _check_file(transaction, level, report)
     if level >= HASHES:
-        for row_name, problem in Rotation(store.database).find_damaged(connection, store.database.seal):
+        for row_name, problem in Rotation(store.database).find_damaged(transaction, store.database.seal):
             report.add(row_name, problem, RESTORE)
         for table in METADATA.sorted_tables:
-            report.attempt("the database", partial(check_cells, connection, table, report))
+            report.attempt("the database", partial(check_cells, transaction, table, report))
     # An unexpected error in one part must not prevent the checks of the others.
-    report.attempt("the database", partial(_check_stored_values, connection, store, level, report))
-    report.attempt("the database", lambda: RowCheck(connection, report, with_hashes=level >= HASHES).run())
+    report.attempt("the database", partial(_check_stored_values, transaction, store, level, report))
+    report.attempt("the database", lambda: RowCheck(transaction, report, with_hashes=level >= HASHES).run())
     if level >= HEADS:
-        report.attempt("the database", lambda: check_heads(connection, store, report))
+        report.attempt("the database", lambda: check_heads(transaction, store, report))
 
 
-def _check_file(connection: Connection, level: int, report: FsckReport) -> None:
+def _check_file(transaction: Reading, level: int, report: FsckReport) -> None:
     """Let SQLite check the constraints, which somebody who writes to the file can leave aside."""
-    for table, row, target, _ in connection.execute(text("PRAGMA foreign_key_check")):
+    for table, row, target, _ in transaction.execute(text("PRAGMA foreign_key_check")):
         report.add(f"{table} {row}", f"a row of {target} that it refers to is missing", RESTORE)
     if level >= HASHES:
-        for (message,) in connection.execute(text("PRAGMA quick_check(20)")):
+        for (message,) in transaction.execute(text("PRAGMA quick_check(20)")):
             if message != "ok":
                 report.add("the database file", f"SQLite reports: {message}", RESTORE)
 
 
-def _check_stored_values(connection: Connection, store: Store, level: int, report: FsckReport) -> None:
+def _check_stored_values(transaction: Reading, store: Store, level: int, report: FsckReport) -> None:
     """Check the stored values, and the graph checkpoints and writes that refer to them."""
-    stored_hashes = check_values(connection, store, report, with_hashes=level >= HASHES)
-    check_states(connection, stored_hashes, report, with_hashes=level >= HASHES)
-    check_pending(connection, stored_hashes, report)
+    stored_hashes = check_values(transaction, store, report, with_hashes=level >= HASHES)
+    check_states(transaction, stored_hashes, report, with_hashes=level >= HASHES)
+    check_pending(transaction, stored_hashes, report)
 
 
-def _count_rows(connection: Connection) -> int:
+def _count_rows(transaction: Reading) -> int:
     queries = (select(func.count()).select_from(METADATA.tables[name]) for name in COUNTED_TABLES.split())
-    return sum(int(connection.execute(query).scalar_one()) for query in queries)
+    return sum(int(transaction.execute(query).scalar_one()) for query in queries)
 
 
 class _FsckProgress(FsckReport):

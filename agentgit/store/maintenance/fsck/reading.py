@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, LargeBinary, Table, case, select
+from sqlalchemy import LargeBinary, Table, case, select
 
 from agentgit.errors import Corrupt, KeyMissing
 from agentgit.store.sql.columns import Payload, UTCDateTime
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import UnencryptedValue
+from agentgit.store.sql.transaction import Reading
 
 RESTORE = "Restore the database from a backup."
 
@@ -37,16 +38,16 @@ class FsckReport(Protocol):
         """Run a check, and report what it raises as a finding."""
 
 
-def read_rows(connection: Connection, query: Any, report: FsckReport, *, counted: bool = True) -> Iterator[Any]:
+def read_rows(transaction: Reading, query: Any, report: FsckReport, *, counted: bool = True) -> Iterator[Any]:
     """Yield the rows of a query that can be read, a page at a time, and count them."""
     columns = list(query.selected_columns)
     table: Any = getattr(columns[0], "table", None)
     keys = [n for n, column in enumerate(columns) if getattr(column, "primary_key", False) and column.table is table]
-    if connection.dialect.name != "sqlite":
+    if not transaction.is_sqlite:
         query = query.with_only_columns(*map(_in_range, columns), maintain_column_froms=True)
     statement = CompiledStatement(query)
-    make_row, converters = statement.row_readers(connection)
-    for page in statement.pages(connection, raw=True):
+    make_row, converters = statement.row_readers(transaction)
+    for page in statement.pages(transaction, raw=True):
         for raw in page:
             values, problems = list(raw), []
             for n, column in enumerate(columns):
@@ -85,27 +86,27 @@ def _describe(error: Exception) -> str:
     return f"cannot be read: {error}"
 
 
-def check_cells(connection: Connection, table: Table, report: FsckReport) -> None:
+def check_cells(transaction: Reading, table: Table, report: FsckReport) -> None:
     """Check that each value of a table can be read, but for those that are bytes, which other checks decode."""
     is_bytes = {one for one in table.c if isinstance(one.type, LargeBinary | Payload) and not one.primary_key}
-    for _ in read_rows(connection, select(*(one for one in table.c if one not in is_bytes)), report, counted=False):
+    for _ in read_rows(transaction, select(*(one for one in table.c if one not in is_bytes)), report, counted=False):
         pass
 
 
-def read_raw_rows(connection: Connection, query: Any, report: FsckReport) -> Iterator[Any]:
+def read_raw_rows(transaction: Reading, query: Any, report: FsckReport) -> Iterator[Any]:
     """Yield the rows of a query as the driver returns them, and count them. See `CompiledStatement.pages`."""
-    for page in CompiledStatement(query).pages(connection, raw=True):
+    for page in CompiledStatement(query).pages(transaction, raw=True):
         yield from page
         report.advance(len(page))
 
 
 @contextmanager
-def tolerate_invalid_text(connection: Connection) -> Iterator[None]:
+def tolerate_invalid_text(transaction: Reading) -> Iterator[None]:
     """Make SQLite return text that is not valid UTF-8, with a lone surrogate for each invalid byte."""
-    if connection.dialect.name != "sqlite":
+    if not transaction.is_sqlite:
         yield
         return
-    dbapi_connection: Any = connection.connection.dbapi_connection
+    dbapi_connection: Any = transaction.connection.connection.dbapi_connection
     previous_factory = dbapi_connection.text_factory
     dbapi_connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import and_, func, select
 
 from agentgit.effects.invocation import REDO
 from agentgit.effects.kinds import MEMORY
@@ -34,6 +34,7 @@ from agentgit.store.sql.tables import (
     WORKSPACE_SNAPSHOT,
     WORLD_LOG,
 )
+from agentgit.store.sql.transaction import Reading
 from agentgit.values import as_object, stored_json
 
 DELETE_ROW = "It grants no access. Delete the row."
@@ -42,10 +43,10 @@ DELETE_ROW = "It grants no access. Delete the row."
 class RowCheck:
     """A check of the rows of sessions. It keeps ids that it has read, to compare rows with each other."""
 
-    def __init__(self, connection: Connection, report: FsckReport, *, with_hashes: bool) -> None:
-        self.connection, self.report, self.with_hashes = connection, report, with_hashes
+    def __init__(self, transaction: Reading, report: FsckReport, *, with_hashes: bool) -> None:
+        self.transaction, self.report, self.with_hashes = transaction, report, with_hashes
         # What a user has made in others' sessions stays when the user is erased.
-        self.author_ids = self.read_ids(USER) | set(list_erased_users(connection))
+        self.author_ids = self.read_ids(USER) | set(list_erased_users(transaction))
         c = CHECKPOINT.c
         rows = self._read_raw(select(c.id, c.internal_session_id, c.position))
         self.positions: dict[int, tuple[int, int]] = {id: (branch_id, position) for id, branch_id, position in rows}
@@ -70,7 +71,7 @@ class RowCheck:
             self.report.attempt("the database", check)
 
     def _read_raw(self, query: Any) -> Iterable[Any]:
-        return (row for page in CompiledStatement(query).pages(self.connection, raw=True) for row in page)
+        return (row for page in CompiledStatement(query).pages(self.transaction, raw=True) for row in page)
 
     def read_ids(self, table: Any) -> set[int]:
         """Return the ids of all rows of a table."""
@@ -78,7 +79,7 @@ class RowCheck:
 
     def read(self, *columns: Any) -> Iterable[Any]:
         """Read some columns of all rows of a table, and count the rows for the progress."""
-        return read_rows(self.connection, select(*columns), self.report)
+        return read_rows(self.transaction, select(*columns), self.report)
 
     def require_existing(self, row: str, relation: str, id: int | None, known: Collection[int], todo: str) -> None:
         """Check that the row with the given id exists, if there is an id."""
@@ -132,13 +133,13 @@ class RowCheck:
         c = CHECKPOINT.c
         states = select(c.graph_checkpoint_id)
         own = states.where(c.internal_session_id == branch.id).order_by(c.number).limit(1)
-        first = self.connection.execute(own).first()
-        point = self.connection.execute(states.where(c.id == branch.branch_point_id)).scalar()
+        first = self.transaction.execute(own).first()
+        point = self.transaction.execute(states.where(c.id == branch.branch_point_id)).scalar()
         return first is None or first.graph_checkpoint_id != point
 
     def check_checkpoints(self) -> None:
         """Check the author, position, data and graph checkpoint of each checkpoint."""
-        for row in read_rows(self.connection, _CHECKPOINTS_WITH_STATES, self.report):
+        for row in read_rows(self.transaction, _CHECKPOINTS_WITH_STATES, self.report):
             name = f"checkpoint {row.id}"
             self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
             if bool(row.is_auto) is (row.kind == "named"):
@@ -177,7 +178,7 @@ class RowCheck:
         """Check the arguments, results and answers of calls, and what writes to memory need."""
         c = TOOL_INVOCATION.c
         query = select(c.id, c.effect, c.args, c.result, c.answers)
-        for row in read_rows(self.connection, query, self.report, counted=False) if self.with_hashes else ():
+        for row in read_rows(self.transaction, query, self.report, counted=False) if self.with_hashes else ():
             name = f"tool_invocation {row.id}"
             self.require_json(name, "args", row.args)
             self.require_json(name, "result", row.result, stored_json)
@@ -203,7 +204,7 @@ class RowCheck:
         log = WORLD_LOG.c
         last_seq = select(func.max(log.seq)).where(log.external_session_id == BRANCH.c.external_session_id)
         is_beyond_end = BRANCH.c.world_seen > func.coalesce(last_seq.correlate(BRANCH).scalar_subquery(), 0)
-        for id, count in self.connection.execute(select(BRANCH.c.id, BRANCH.c.world_seen).where(is_beyond_end)):
+        for id, count in self.transaction.execute(select(BRANCH.c.id, BRANCH.c.world_seen).where(is_beyond_end)):
             problem = f"it has seen {count} entries of the world log, which has fewer"
             self.report.add(f"internal_session {id}", problem, RESTORE)
         keys = (log.external_session_id, log.invocation_id)
@@ -211,7 +212,7 @@ class RowCheck:
         is_last = and_(log.external_session_id == last.c.external_session_id, log.seq == last.c.seq)
         joined = last.join(WORLD_LOG, is_last).join(TOOL_INVOCATION, TOOL_INVOCATION.c.id == log.invocation_id)
         query = select(TOOL_INVOCATION.c.id, TOOL_INVOCATION.c.status, log.action).select_from(joined)
-        for id, status, action in self.connection.execute(query.where(TOOL_INVOCATION.c.status != log.action)):
+        for id, status, action in self.transaction.execute(query.where(TOOL_INVOCATION.c.status != log.action)):
             if action not in LAST_LOGGED_STATUSES.get(status, ()):
                 problem = f"its status is {status}, but its last entry in the world log is {action}"
                 self.report.add(f"tool_invocation {id}", problem, RESTORE)

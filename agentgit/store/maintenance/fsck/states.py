@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, select
+from sqlalchemy import and_, select
 
 from agentgit.errors import Corrupt
 from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, format_value, read_raw_rows, read_rows
@@ -23,40 +23,41 @@ from agentgit.store.objects.content import Body, Part
 from agentgit.store.objects.packing import HASH_BYTES, split_hashes
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphCheckpoint, conversation_channel, hash_state, is_shown
 from agentgit.values import as_object, from_json
 
 
-def check_heads(connection: Connection, store: Store, report: FsckReport) -> None:
+def check_heads(transaction: Reading, store: Store, report: FsckReport) -> None:
     """Rebuild the state at the end of each branch, and compare its hash with the recorded hash."""
     columns = (BRANCH.c.id, BRANCH.c.name, BRANCH.c.thread_id, BRANCH.c.head_id)
-    for branch in read_rows(connection, select(*columns), report, counted=False):
-        report.attempt(f"internal_session {branch.id}", partial(_check_head, connection, store, branch, report))
+    for branch in read_rows(transaction, select(*columns), report, counted=False):
+        report.attempt(f"internal_session {branch.id}", partial(_check_head, transaction, store, branch, report))
 
 
-def _check_head(connection: Connection, store: Store, branch: StoredRow, report: FsckReport) -> None:
+def _check_head(transaction: Reading, store: Store, branch: StoredRow, report: FsckReport) -> None:
     name = f"internal_session {branch.id}"
-    newest = store.graphs.newest(connection, branch.thread_id)
-    heads = store.checkpoints.find(connection, CHECKPOINT.c.id == branch.head_id) if branch.head_id is not None else []
+    newest = store.graphs.newest(transaction, branch.thread_id)
+    heads = store.checkpoints.find(transaction, CHECKPOINT.c.id == branch.head_id) if branch.head_id is not None else []
     head = heads[0] if heads else None  # a missing head is already reported
     if newest is None:
         if head is not None and head.graph_checkpoint_id is not None:
             report.add(name, f"the thread of branch {branch.name} is empty, but its head has a state", RESTORE)
         return
-    if _compute_state_hash(connection, store, newest) != newest.state_hash:
+    if _compute_state_hash(transaction, store, newest) != newest.state_hash:
         report.add(name, f"the state of branch {branch.name} differs from the recorded state", RESTORE)
-    store.read_state(connection, branch.thread_id, newest.key.checkpoint_id)
+    store.read_state(transaction, branch.thread_id, newest.key.checkpoint_id)
     if head is not None and head.graph_checkpoint_id not in (None, newest.key.checkpoint_id):
-        head_state = store.graphs.find(connection, newest.key._replace(checkpoint_id=head.graph_checkpoint_id))
-        if head_state is not None and _compute_state_hash(connection, store, head_state) != head.state_hash:
+        head_state = store.graphs.find(transaction, newest.key._replace(checkpoint_id=head.graph_checkpoint_id))
+        if head_state is not None and _compute_state_hash(transaction, store, head_state) != head.state_hash:
             report.add(name, f"the state of the head of branch {branch.name} differs from the recorded state", RESTORE)
 
 
-def _compute_state_hash(connection: Connection, store: Store, graph_checkpoint: GraphCheckpoint) -> bytes:
+def _compute_state_hash(transaction: Reading, store: Store, graph_checkpoint: GraphCheckpoint) -> bytes:
     """Read the values of a graph checkpoint and compute the hash of its state."""
-    bodies = store.graphs.content(graph_checkpoint.session_id).get(connection, graph_checkpoint.values.values())
+    bodies = store.graphs.content(graph_checkpoint.session_id).get(transaction, graph_checkpoint.values.values())
     return hash_state(
         {**{name: _hash_body(bodies[key]) for name, key in graph_checkpoint.values.items()}, **graph_checkpoint.digests}
     )
@@ -97,30 +98,30 @@ def _parse_layout(names_json: bytes) -> StateLayout:
     return StateLayout(frozenset(offsets), end, tuple((name + b"\0", at) for name, at in hashed_names))
 
 
-def check_states(connection: Connection, stored_hashes: StoredHashes, report: FsckReport, *, with_hashes: bool) -> None:
+def check_states(transaction: Reading, stored_hashes: StoredHashes, report: FsckReport, *, with_hashes: bool) -> None:
     """Check the graph checkpoints and the pending writes."""
     check = _StateCheck(stored_hashes, report)
     c, w = GRAPH_CHECKPOINT.c, GRAPH_WRITE.c
     columns = (c.external_session_id, c.thread_id, c.ns, c.checkpoint_id, c.channels)
     query = select(*columns, *((c.message_count, c.state_hash, c.header, c.meta) if with_hashes else ()))
-    rows = read_rows(connection, query, report)
+    rows = read_rows(transaction, query, report)
     for session_id, thread, ns, id, channels, *recorded in rows:
         check.check_state(session_id, (thread, ns, id), channels, recorded)
-    _check_ancestry(connection, report)
-    _check_owners(connection, report)
+    _check_ancestry(transaction, report)
+    _check_owners(transaction, report)
     write_columns = (w.external_session_id, w.thread_id, w.ns, w.checkpoint_id, w.task_id, w.idx, w.value)
     query = select(*write_columns)
-    for session_id, *key, value in read_raw_rows(connection, query, report):
+    for session_id, *key, value in read_raw_rows(transaction, query, report):
         check.check_write(session_id, key, value)
 
 
-def check_pending(connection: Connection, stored_hashes: StoredHashes, report: FsckReport) -> None:
+def check_pending(transaction: Reading, stored_hashes: StoredHashes, report: FsckReport) -> None:
     """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of their subgraphs."""
     conditions = CHECKPOINT.c.pending != pending_writes.NO_WRITES
     branch_join = BRANCH.c.id == CHECKPOINT.c.internal_session_id
     columns = (CHECKPOINT.c.id, CHECKPOINT.c.pending, BRANCH.c.thread_id, BRANCH.c.external_session_id)
     query = select(*columns).join_from(CHECKPOINT, BRANCH, branch_join)
-    for id, data, thread, session_id in read_rows(connection, query.where(conditions), report, counted=False):
+    for id, data, thread, session_id in read_rows(transaction, query.where(conditions), report, counted=False):
         name = f"checkpoint {id}"
         session_hashes: AbstractSet[bytes] = stored_hashes.get(session_id, frozenset())
         try:
@@ -137,7 +138,7 @@ def check_pending(connection: Connection, stored_hashes: StoredHashes, report: F
             )
             if (
                 pending_at.ns
-                and connection.execute(select(GRAPH_CHECKPOINT.c.seq).where(*key_conditions)).first() is None
+                and transaction.execute(select(GRAPH_CHECKPOINT.c.seq).where(*key_conditions)).first() is None
             ):
                 report.add(name, f"the checkpoint {pending_at.checkpoint_id} of its pending writes is missing", RESTORE)
 
@@ -212,7 +213,7 @@ class _StateCheck:
         self.report.add(f"graph_checkpoint {'/'.join(key)}", problem, RESTORE)
 
 
-def _check_ancestry(connection: Connection, report: FsckReport) -> None:
+def _check_ancestry(transaction: Reading, report: FsckReport) -> None:
     """Report graph checkpoints that come before their parents, as each cycle of ancestors needs one."""
     parent = GRAPH_CHECKPOINT.alias("parent")
     same_thread = and_(*(parent.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("thread_id", "ns")))
@@ -221,15 +222,15 @@ def _check_ancestry(connection: Connection, report: FsckReport) -> None:
         .join_from(GRAPH_CHECKPOINT, parent, and_(same_thread, parent.c.checkpoint_id == GRAPH_CHECKPOINT.c.parent_id))
         .where(parent.c.seq >= GRAPH_CHECKPOINT.c.seq)
     )
-    for key in connection.execute(query).all():
+    for key in transaction.execute(query).all():
         report.add(f"graph_checkpoint {'/'.join(key)}", "its parent was saved after it", RESTORE)
 
 
-def _check_owners(connection: Connection, report: FsckReport) -> None:
+def _check_owners(transaction: Reading, report: FsckReport) -> None:
     """Report graph checkpoints and writes of a branch whose values belong to another session."""
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         c = table.c
         is_own = BRANCH.c.thread_id == c.thread_id
         query = select(c.thread_id, c.ns, c.checkpoint_id).distinct().join_from(table, BRANCH, is_own)
-        for key in connection.execute(query.where(c.external_session_id != BRANCH.c.external_session_id)).all():
+        for key in transaction.execute(query.where(c.external_session_id != BRANCH.c.external_session_id)).all():
             report.add(f"{table.name} {'/'.join(key)}", "it belongs to another session than its branch", RESTORE)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, case, func, or_, select
+from sqlalchemy import ColumnElement, case, func, or_, select
 
 from agentgit.errors import AgentGitError, Corrupt, KeyMissing
 from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, read_raw_rows
@@ -17,35 +17,36 @@ from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, link_of
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNK, CHUNKED, HASH_BYTES, RAW, ZLIB, ZSTD, split_hashes, unpacked
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.encryption import decode_value, seal_of
+from agentgit.store.sql.encryption import decode_value
 from agentgit.store.sql.tables import BLOB, LIST
+from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 
 StoredHashes = Mapping[int, set[bytes]]
 """The hashes of the stored values of each session, and of each family of threads."""
 
 
-def check_values(connection: Connection, store: Store, report: FsckReport, *, with_hashes: bool) -> StoredHashes:
+def check_values(transaction: Reading, store: Store, report: FsckReport, *, with_hashes: bool) -> StoredHashes:
     """Check the stored values; return the hashes of all of them."""
     keys = select(BLOB.c.external_session_id, BLOB.c.hash)
     stored_hashes: defaultdict[int, set[bytes]] = defaultdict(set)
-    for page in CompiledStatement(keys).pages(connection, raw=True):
+    for page in CompiledStatement(keys).pages(transaction, raw=True):
         for session_id, key in page:
             stored_hashes[session_id].add(key)
     checks: dict[int, _ValueCheck] = {}
     data: ColumnElement[Any] = BLOB.c.data
-    seal = seal_of(connection)
+    seal = transaction.seal
     # Without hashes, only values that refer to others are read; if the database is encrypted all, to decrypt them.
     if not with_hashes and seal is None:
         has_references = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
         data = case((has_references, data), else_=func.substr(data, 1, 0))
     columns = (BLOB.c.external_session_id, BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held"))
-    for row in read_raw_rows(connection, select(*columns), report):
+    for row in read_raw_rows(transaction, select(*columns), report):
         session_id, key, type_, codec, size, stored_data = row
         if session_id not in checks:
             blobs = store.graphs.blobs.of(session_id)
             checks[session_id] = _ValueCheck(
-                connection, blobs, stored_hashes[session_id], report, with_hashes=with_hashes
+                transaction, blobs, stored_hashes[session_id], report, with_hashes=with_hashes
             )
         check = checks[session_id]
         with check.reporting_errors(key):
@@ -61,10 +62,10 @@ class _ValueCheck:
     """A check of the stored values of a session."""
 
     def __init__(
-        self, connection: Connection, blobs: Blobs, stored_hashes: set[bytes], report: FsckReport, *, with_hashes: bool
+        self, transaction: Reading, blobs: Blobs, stored_hashes: set[bytes], report: FsckReport, *, with_hashes: bool
     ) -> None:
-        self.connection, self.stored_hashes, self.report, self.with_hashes = (
-            connection,
+        self.transaction, self.stored_hashes, self.report, self.with_hashes = (
+            transaction,
             stored_hashes,
             report,
             with_hashes,
@@ -104,7 +105,7 @@ class _ValueCheck:
             return
         try:
             if codec == CHUNKED and type_ != CHUNK:
-                value = self.blobs.checked(self.connection, key, type_, codec, data).data
+                value = self.blobs.checked(self.transaction, key, type_, codec, data).data
             else:
                 value = unpacked(codec, data)
         except AgentGitError as error:
@@ -148,7 +149,7 @@ class _ValueCheck:
 
     def check_lists(self) -> None:
         """Check the hash of each list."""
-        for verified_list in verify_lists(self.connection, self.blobs, self._lists):
+        for verified_list in verify_lists(self.transaction, self.blobs, self._lists):
             base = base_hash(self._lists[verified_list.key]) if verified_list.problem else None
             if verified_list.problem and (base is None or base in self.stored_hashes):  # otherwise already reported
                 self._add_finding(verified_list.key, verified_list.problem)
