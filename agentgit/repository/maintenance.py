@@ -20,7 +20,7 @@ from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import recover_abandoned
 from agentgit.sessions.reports import Checked, OnProgress, ProgressParts, Reclaimed, Rotated
 from agentgit.sessions.stats import Prices, Stats
-from agentgit.store.audit.trail import record_event
+from agentgit.store.audit.trail import NO_SESSION, record_event
 from agentgit.store.maintenance import retention as retention_store
 from agentgit.store.maintenance.fsck.check import HASHES, HEADS, REFERENCES, fsck
 from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, UnusedSteps, collect, count_rows_by_part
@@ -98,7 +98,7 @@ class Maintenance:
                 progress=parts,
             )
 
-        owners = self.context.read(list_owners)
+        owners, problem = self.context.read(list_owners), ""
         if dry_run:
             snapshot_count = self.context.read(lambda c: len(store.snapshots.find_unused(c, removed_ids)))
             collected = self.context.read(lambda c: sum((collect_from(c, one) for one in owners), NOTHING_COLLECTED))
@@ -107,8 +107,13 @@ class Maintenance:
             collected = NOTHING_COLLECTED
             for owner in owners:
                 collected += self.context.change(partial(collect_from, owner=owner), durable=False)
-            self.context.change(lambda c: self._record_gc(c, collected))
-        problem = self._shrink() if shrink and not dry_run and any((*collected, *removed_ids)) else ""
+            last_erasure, last_wiped = self.context.read(self._erasures)
+            if shrink and last_erasure != last_wiped:
+                problem = wipe(store.database)
+            elif shrink and any((*collected, *removed_ids)):
+                problem = self._shrink()
+            wiped = last_erasure if shrink and not problem else last_wiped
+            self.context.change(lambda c: self._record_gc(c, collected, wiped))
         parts.end()
         return Reclaimed(
             **collected._asdict(),
@@ -120,8 +125,15 @@ class Maintenance:
             problem=problem,
         )
 
-    def _record_gc(self, transaction: Writing, collected: Collected) -> None:
-        record_event(transaction, "gc.done", user_id=self.context.user.id, **collected._asdict())
+    def _record_gc(self, transaction: Writing, collected: Collected, wiped: int | None) -> None:
+        record_event(transaction, "gc.done", user_id=self.context.user.id, **collected._asdict(), wiped=wiped)
+
+    def _erasures(self, transaction: Reading) -> tuple[int | None, int | None]:
+        """Return the ids of the events of the last erasure, and of the last one whose traces a collection removed."""
+        newest = partial(self.context.store.trail.newest, transaction, NO_SESSION, limit=1)
+        erasures, collections = newest(kinds=("session.erased", "user.erased")), newest(kinds=("gc.done",))
+        wiped = collections[0].detail.get("wiped") if collections else None
+        return erasures[0].id if erasures else None, wiped
 
     def _progress_totals(self, transaction: Reading, session_ids: Sequence[int]) -> dict[str, int]:
         """Return the size of each part of a collection for `progress`; shrinking copies all stored values."""

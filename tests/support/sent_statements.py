@@ -46,7 +46,7 @@ UNCHECKED = (
 )  # fmt: skip
 """Statements that neither read nor write rows."""
 
-UNCHECKED_COMMANDS = {";", "BEGIN", "RELEASE", "SAVEPOINT", "SHOW", "VACUUM"}
+UNCHECKED_COMMANDS = {";", "BEGIN", "REINDEX", "RELEASE", "SAVEPOINT", "SHOW", "VACUUM"}
 """The first words of such statements that sqlglot does not parse. A ping is only a semicolon."""
 
 

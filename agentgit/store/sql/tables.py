@@ -243,6 +243,10 @@ class TagRow(TableRow, table=True):
     created_at: datetime = column.timestamp()
 
 
+SEARCH_INDEX = "ix_search_text_words"
+"""The GIN index of the words on PostgreSQL, which the migration creates."""
+
+
 class SearchTextRow(TableRow, table=True):
     """A text in the search index: a message by its `hash`, a call or a named checkpoint by its `row_id`.
 
