@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -151,7 +152,9 @@ def _thing(words: Mapping[str, str], face: Face, arguments: Mapping[str, Any]) -
 
     def spell(template: str, spelling: Callable[[Any], str]) -> str:
         given = {name: spelling(value) for name, value in arguments.items()}
-        return template.format(run=RUN.get(face, RUN["cli"]), **given)
+        named = NAMED_SESSION.get()
+        session = f" {_quoted(named)}" if named and face in ("cli", "notebook") else ""
+        return template.format(run=RUN.get(face, RUN["cli"]), session=session, **given)
 
     if face in words or face == "graph":
         return spell(words.get(face, words["python"]), repr if face in PROGRAMS else _quoted if face in RUN else str)
@@ -170,6 +173,9 @@ PROGRAMS = ("python", "graph")
 RUN = {"cli": "agentgit ", "chat": "/", "notebook": "%agentgit "}
 """What a command begins with, on each face that runs the commands of the command line."""
 
+NAMED_SESSION: ContextVar[str | None] = ContextVar("agentgit_named_session", default=None)
+"""The session that the running command names, which a command that it proposes must name too."""
+
 ANYWAY = "“… anyway”"
 
 
@@ -187,7 +193,7 @@ def _switch(does: str, sync: str | None = None) -> dict[str, str]:
     return _words(
         does,
         f"agent.switch({{branch}}{option})",
-        f"{{run}}switch {{branch}}{choice}",
+        f"{{run}}switch{{session}} {{branch}}{choice}",
         page="“Switch to this branch”",
         mcp=f"`switch` with branch {{branch}}{also}",
         graph=f"session.switch({{branch}}{option})",
@@ -236,7 +242,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         page="agentgit serve --trust MODULE",
         mcp="agentgit mcp --trust MODULE",
     ),
-    "diff": _words("needs none", "session.diff(A, B)", "{run}diff A B", page="“Compare”", mcp="`diff`"),
+    "diff": _words("needs none", "session.diff(A, B)", "{run}diff{session} A B", page="“Compare”", mcp="`diff`"),
     "drop_question": _words("sends a message in its place", "agent.run(text, on_question='drop')"),
     "enable_user": _words(
         "lets them in again", "repo.users.enable({name})", "{run}users enable {name}", page="“Enable” under “Users”"
@@ -244,19 +250,24 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "force": _force("keeps what cannot be reversed"),
     "force_delete": _force("erases it, and leaves them", "“Delete although effects of its calls stand in the world”"),
     "force_files": _force("leaves these files as they are"),
-    "force_recover": _words("takes the branch from it", "session.recover(force=True)", "{run}recover --force"),
+    "force_recover": _words("takes the branch from it", "session.recover(force=True)", "{run}recover{session} --force"),
     "force_restore": _force("restores the files anyway, and keeps the changes in a snapshot"),
     "force_rollback": _words(
         "goes back to before it",
         "agent.rollback(REF, force=True)",
-        "{run}rollback REF --force",
+        "{run}rollback{session} REF --force",
         page=f"“Undo from here”, and {ANYWAY},",
         mcp="`rollback_to_checkpoint` with force",
         graph="session.rollback(REF, force=True)",
     ),
     "force_template": _words("answers these from the record", "force=True"),
     "fork": _words(
-        "begins a branch of its own", "agent.fork()", "{run}fork", page="“Fork”", mcp="`fork`", graph="session.fork()"
+        "begins a branch of its own",
+        "agent.fork()",
+        "{run}fork{session}",
+        page="“Fork”",
+        mcp="`fork`",
+        graph="session.fork()",
     ),
     "fsck": _words("finds what is damaged, to be restored from a backup", "agentgit fsck", "{run}fsck"),
     "give_keys": _words(
@@ -287,7 +298,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "no_files": _words(
         "leaves the files alone",
         "agent.rollback({checkpoint}, files=False)",
-        "{run}rollback {checkpoint} --no-files",
+        "{run}rollback{session} {checkpoint} --no-files",
         page="“conversation and world” under “Undo from here”",
         mcp="`rollback_to_checkpoint` with files=false",
         graph="session.rollback({checkpoint}, files=False)",
@@ -295,11 +306,11 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "overwrite_files": _words(
         "restores them, and keeps the other's version in a snapshot",
         "agent.rollback({checkpoint}, files='overwrite')",
-        "{run}rollback {checkpoint} --overwrite-files",
+        "{run}rollback{session} {checkpoint} --overwrite-files",
         page="“all, also files in conflict” under “Undo from here”",
         graph="session.rollback({checkpoint}, files='overwrite')",
     ),
-    "recover": _words("frees it, if its process died on another machine", "session.recover()", "{run}recover"),
+    "recover": _words("frees it, if its process died on another machine", "session.recover()", "{run}recover{session}"),
     "report_unowned": _words("lets such calls run, and warns", "unowned_calls='report' in repo.wrap"),
     "rerun_live": _words(
         "simulates it too",
@@ -338,17 +349,19 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         page="“Finish without the steps that still fail”",
         mcp="`resume` with operation {operation} and force",
     ),
-    "retain": _words("sets what it keeps", "session.retention.set(...)", "{run}retention --on"),
+    "retain": _words("sets what it keeps", "session.retention.set(...)", "{run}retention{session} --on"),
     "rewind_files": _words(
         "restores them, and keeps the existing files in a snapshot",
         "session.rewind_files({checkpoint}, files='overwrite')",
-        "{run}rewind-files {checkpoint} --overwrite-files",
+        "{run}rewind-files{session} {checkpoint} --overwrite-files",
     ),
-    "rewind_other": _words("restores the files of another point", "session.rewind_files(REF)", "{run}rewind-files REF"),
+    "rewind_other": _words(
+        "restores the files of another point", "session.rewind_files(REF)", "{run}rewind-files{session} REF"
+    ),
     "rollback": _words(
         "goes back to before it",
         "agent.rollback(REF)",
-        "{run}rollback REF",
+        "{run}rollback{session} REF",
         page="“Undo from here”",
         mcp="`rollback_to_checkpoint`",
         graph="A run at an older checkpoint",
@@ -357,22 +370,22 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         "leaves the files out",
         "files=False",
         "--no-files",
-        page="agentgit checkpoint NAME --no-files, on the server,",
-        mcp="agentgit checkpoint NAME --no-files, on the server,",
+        page="agentgit checkpoint create NAME --no-files, on the server,",
+        mcp="agentgit checkpoint create NAME --no-files, on the server,",
         graph="session.checkpoint(NAME, files=False)",
     ),
     "save_files": _words("saves the files", "Workspace.save()", "{run}workspace save"),
-    "show_exploration": _words("shows what was done", "agent.exploration({name})", "{run}tree"),
+    "show_exploration": _words("shows what was done", "agent.exploration({name})", "{run}tree{session}"),
     "switch": _switch("continues at its head"),
     "switch_ignore": _switch("goes on anyway", "ignore"),
     "switch_note": _switch("tells the model", "note"),
     "switch_run": _switch("runs these calls now", "world"),
     "switch_world": _switch("brings the world to it", "world"),
-    "tag": _words("adds one", "session.tag(REF, NAME)", "{run}tag REF NAME", page="“Tag”"),
+    "tag": _words("adds one", "session.tag(REF, NAME)", "{run}tag{session} REF NAME", page="“Tag”"),
     "undo": _words(
         "takes the turn back",
         "agent.undo()",
-        "{run}undo",
+        "{run}undo{session}",
         page="“Undo from here”",
         mcp="`rollback_to_checkpoint`",
         graph="A run at the checkpoint before it",
@@ -380,12 +393,12 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "undo_planned": _words(
         "takes it back as its plan shows",
         "agent.undo(plan=agent.plan_undo())",
-        "{run}undo",
+        "{run}undo{session}",
         page="“Undo from here”",
         mcp="`rollback_to_checkpoint`",
     ),
     "unfenced": _words("makes such calls again", "fence='off' in repo.wrap"),
-    "untag": _words("removes it", "session.untag({name})", "{run}tag --delete {name}"),
+    "untag": _words("removes it", "session.untag({name})", "{run}tag{session} --delete {name}"),
     "update": _words("updates it", "pip install --upgrade agentgit", "pip install --upgrade agentgit"),
     "use_serializer": _words("reads it", "SQLModelSaver(..., serde=...)"),
     "wrap": _words("creates one", "agent = repo.wrap(graph, session=...)"),

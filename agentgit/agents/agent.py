@@ -231,20 +231,29 @@ class RollbackAgent(BranchReader):
 
     def _plan_own_undo(self, steps: int, files: FilesOption) -> RollbackPlan:
         """Plan an undo of what this agent has seen; refuse one that takes back what others have done."""
+        if self._turn is None:  # while a turn runs, the rollback is refused
+            self._require_unmoved()
+        plan = self.plan_undo(steps, files=files)
+        self._require_own(plan, Next("undo_planned"))
+        return plan
+
+    def _require_unmoved(self) -> None:
+        """Check that nobody has moved the branch since this agent last saw it."""
         branch = self._branch
         with branch.reading(EDITOR) as transaction:
             row, newest = branch.row(transaction), branch.store.graphs.newest(transaction, branch.thread_id)
-        if self._turn is None:  # while a turn runs, the rollback is refused
-            branch.require_unmoved(row, newest.key.checkpoint_id if newest is not None else None)
-        plan, own_ids = self.plan_undo(steps, files=files), {call.first_id for call in self.tool_track()}
+        branch.require_unmoved(row, newest.key.checkpoint_id if newest is not None else None)
+
+    def _require_own(self, plan: RollbackPlan, *next: Next) -> None:
+        """Check that a plan reverses only calls that are on the branch of this agent."""
+        own_ids = {call.first_id for call in self.tool_track()}
         if foreign := [str(s.invocation) for s in plan.reversals if s.invocation.first_id not in own_ids]:
             raise WorldDiverged(
                 f"Nothing was done, because this would also take back what other branches did: {'; '.join(foreign)}.",
-                Next("switch_world", branch=row.name),
-                Next("undo_planned"),
+                Next("switch_world", branch=self.branch.name),
+                *next,
                 plan=plan,
             )
-        return plan
 
     def redo(self, *, force: bool = False, plan: ConfirmedPlan = None) -> RollbackAgent:
         """Undo the last rollback: return to the branch that it left, and run again the calls that it reversed.

@@ -102,6 +102,13 @@ def parse(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
     return TurnInput(value, is_new=True, title=title, message_id=id, keeps_question=keeps_question)
 
 
+def is_last_message(turn_input: TurnInput, state: Any) -> bool:
+    """Return whether the user's message of an input is the last one of a state; True if the input has none."""
+    messages = state.get(turn_input.channel) if isinstance(state, Mapping) else None
+    said = [first_line(str(one.text)) for one in messages or () if isinstance(one, HumanMessage)]
+    return turn_input.title is None or turn_input.title in said[-1:]
+
+
 def with_note(turn_input: TurnInput, note: str) -> TurnInput | None:
     """Insert a note about the world before the user's messages; return None if the input has no messages.
 

@@ -265,11 +265,12 @@ class TurnRunner(DescribedGraph):
         if newest is None or newest.meta.get("run_id") != run_id:
             return turn_input
         with detached():
-            if not self._instrumented_graph.get_state(config).next:
-                raise InvalidInput(
-                    f"Nothing was run: run_id {run_id!r} is that of the last run, which has ended, so LangGraph would "
-                    "drop this input. Give each run a run_id of its own, or none."
-                )
+            state = self._instrumented_graph.get_state(config)
+        if not state.next or not inputs.is_last_message(turn_input, state.values):
+            raise InvalidInput(
+                f"Nothing was run: run_id {run_id!r} is that of the last run, so LangGraph would drop this input. "
+                "Give each run a run_id of its own, or none."
+            )
         return TurnInput(turn_input.value, is_new=False, goes_on=True)
 
     def _is_at_head(self, configurable: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from agentgit.cli import output
 from agentgit.cli.options import COMMAND_PATH
 from agentgit.cli.output import HOST
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.next_steps import Next
+from agentgit.next_steps import NAMED_SESSION, Next
 from agentgit.render.text import clean
 from agentgit.values import quote_name
 
@@ -51,7 +51,7 @@ def only_session(repo: Repository, form: str = "SESSION") -> Session:
 
 def changed_session(repo: Repository, name: str | None, form: str = "SESSION") -> Session:
     """Return the session that a command changes: the named one, or the only one."""
-    return repo.session(name) if name is not None else only_session(repo, form)
+    return _named(repo, name) if name is not None else only_session(repo, form)
 
 
 def parse_changed(repo: Repository, text: str | None) -> tuple[Session, str | None]:
@@ -123,7 +123,7 @@ def _bound_branch(*, changes: bool) -> str | None:
 def default_session(repo: Repository, name: str | None = None) -> Session:
     """Return the named session; by default a notebook's, else the most recently updated one."""
     bound = _bound(changes=False) if name is None else None
-    return bound[0] if bound is not None else repo.session(name)
+    return bound[0] if bound is not None else _named(repo, name)
 
 
 def parse_session(repo: Repository, text: str | None, *, shows_session: bool = False) -> tuple[Session, str | None]:
@@ -137,7 +137,7 @@ def parse_session(repo: Repository, text: str | None, *, shows_session: bool = F
 
 def read_session(repo: Repository, name: str | None) -> Session:
     """Return the session that a command reads: the named one, or the most recently updated one."""
-    return repo.session(name) if name is not None else newest_session(repo)
+    return _named(repo, name) if name is not None else newest_session(repo)
 
 
 def newest_session(repo: Repository) -> Session:
@@ -160,7 +160,7 @@ def parse_optional(repo: Repository, words: list[str]) -> tuple[Session, str | N
 def parse_pair(repo: Repository, words: list[str]) -> tuple[Session, str, str]:
     """Parse `[SESSION] A B` of a command that compares; without a session, the newest one is meant."""
     if len(words) == 3:
-        return repo.session(words[0]), words[1], words[2]
+        return _named(repo, words[0]), words[1], words[2]
     session = newest_session(repo) if len(words) == 2 else None
     named = (word for word in words[:2] if is_session(repo, word) and not (session and has_checkpoint(session, word)))
     if (name := next(named, None)) is not None:
@@ -176,12 +176,12 @@ def parse_pair(repo: Repository, words: list[str]) -> tuple[Session, str, str]:
 def checkpoint(repo: Repository, first: str | None, second: str | None) -> Checkpoint:
     """Parse `[SESSION] [REF]`: one argument is a reference in the most recent session, else a session."""
     if second is not None:
-        return repo.session(first).get_checkpoint(second)
+        return _named(repo, first).get_checkpoint(second)
     try:
         found = default_session(repo).get_checkpoint(first or "HEAD", branch=_bound_branch(changes=False))
     except NotFound as error:
         try:
-            session = repo.session(first)
+            session = _named(repo, first)
         except NotFound:
             raise error from None
         return session.get_checkpoint("HEAD")
@@ -212,13 +212,20 @@ def split(repo: Repository, text: str | None) -> tuple[Session | None, str | Non
     if text is None:
         return None, None
     try:
-        return repo.session(text), None
+        return _named(repo, text), None
     except NotFound:
         # Split at the @ only now, because the name of a session may contain one.
         session, separator, branch = text.rpartition("@")
         if not (separator and branch):
             raise
-        return repo.session(session) if session else None, branch
+        return _named(repo, session) if session else None, branch
+
+
+def _named(repo: Repository, name: str | None) -> Session:
+    """Return a session that the command names; the commands that an error proposes name it, too."""
+    session = repo.session(name)
+    NAMED_SESSION.set(name)
+    return session
 
 
 def _require_at_most_two(words: list[str]) -> None:

@@ -15,7 +15,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from agentgit.checkpoints.references import free_name
-from agentgit.errors import AgentGitError, InvalidInput, PlanChanged, RollbackBlocked, WorldDiverged
+from agentgit.errors import AgentGitError, Conflict, InvalidInput, PlanChanged, RollbackBlocked, WorldDiverged
 from agentgit.notebook.browser import live
 from agentgit.notebook.commands import DisplayedView, Notebook, NotebookNamespace, complete, parse, target_line
 from agentgit.render.text import clean
@@ -95,14 +95,14 @@ class Magics:
         except BaseException as failure:
             if isinstance(failure, WorldDiverged):
                 failure.add_note(_SYNC_HINT)
-            _switch_back_after(failure, agent, branch_agent, arguments)
+            self._switch_back_after(failure, agent, branch_agent, arguments)
             raise
         finally:
             # If the cell has assigned the variable itself, its value stays.
             if self._shell.user_ns.get(variable) is branch_agent:
                 self._shell.user_ns[variable] = agent
         with _short_errors():
-            _switch_back(agent, arguments)
+            self._switch_back(agent, branch_agent, arguments)
             _show(_summary(variable, agent, branch_agent))
         return result
 
@@ -115,17 +115,44 @@ class Magics:
         ref, replay, force = arguments.ref or "HEAD", "redo", arguments.force
         plan = agent.plan_rollback(ref, replay=replay)
         if not arguments.yes:
-            self._confirm(agent, plan.forced() if force else plan)
+            question = "Bring the world to the new branch, and back after the cell?"
+            self._confirm(agent, plan.forced() if force else plan, question)
         return agent.rollback(ref, replay=replay, name=name, force=force, plan=plan)
 
-    def _confirm(self, agent: RollbackAgent, plan: RollbackPlan) -> None:
-        """Show what bringing the world to the branch does, and ask; a blocked plan is refused later."""
+    def _switch_back(self, agent: RollbackAgent, branch_agent: RollbackAgent, arguments: Namespace) -> None:
+        """Switch the session back to the agent's branch if the cell used `--sync`; `--sync world` also syncs the world.
+
+        The question before the cell was about what the cell does. It is asked again if others have changed the world.
+        """
+        if arguments.sync is None:
+            return
+        there, plan = agent.at(agent.branch_id), None
+        if arguments.sync == "world":
+            plan = there.plan_switch(agent.branch_id)
+            if not arguments.yes and not _is_own(branch_agent, plan):
+                question = f"Others have acted meanwhile. Bring the world back to branch {agent.branch.name}?"
+                self._confirm(branch_agent, plan.forced() if arguments.force else plan, question)
+        back = there.switch(agent.branch_id, "world" if plan else None, force=arguments.force, plan=plan)
+        if plan:
+            _show(back.report)
+
+    def _switch_back_after(
+        self, failure: BaseException, agent: RollbackAgent, branch_agent: RollbackAgent, arguments: Namespace
+    ) -> None:
+        """Switch back after a cell has failed; if that fails too, add its error to the cell's exception as a note."""
+        try:
+            self._switch_back(agent, branch_agent, arguments)
+        except AgentGitError as error:
+            text = f"{type(error).__name__}: {error.worded('notebook')}"
+            failure.add_note(clean(f"The session is still on branch {branch_agent.branch.name}. {text}"))
+
+    def _confirm(self, agent: RollbackAgent, plan: RollbackPlan, question: str) -> None:
+        """Show what bringing the world to a branch does, and ask; a blocked plan is refused later."""
         if not plan.is_admissible:
             return
         _show(plan)
         where = f"session {agent.session.reference}, branch {agent.branch.name}"
-        question = clean(f"Bring the world to the new branch, and back after the cell? ({where})")
-        if not Notebook(self._namespace, _show).ask(question):
+        if not Notebook(self._namespace, _show).ask(clean(f"{question} ({where})")):
             raise InvalidInput("Nothing was done, because the answer is not yes.")
 
     @context_matcher(identifier=_COMPLETER)  # type: ignore[untyped-decorator]  # untyped in IPython
@@ -181,22 +208,14 @@ def _parse_branch(line: str) -> Namespace:
         raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
 
 
-def _switch_back(agent: RollbackAgent, arguments: Namespace) -> None:
-    """Switch the session back to the agent's branch if the cell used `--sync`; `--sync world` also syncs the world."""
-    if arguments.sync is not None:
-        sync = "world" if arguments.sync == "world" else None
-        agent.at(agent.branch_id).switch(agent.branch_id, sync, force=arguments.force)
-
-
-def _switch_back_after(
-    failure: BaseException, agent: RollbackAgent, branch_agent: RollbackAgent, arguments: Namespace
-) -> None:
-    """Switch back after a cell has failed; if that fails too, add its error to the cell's exception as a note."""
+def _is_own(agent: RollbackAgent, plan: RollbackPlan) -> bool:
+    """Return whether a plan takes back only what an agent has seen."""
     try:
-        _switch_back(agent, arguments)
-    except AgentGitError as error:
-        text = f"{type(error).__name__}: {error.worded('notebook')}"
-        failure.add_note(clean(f"The session is still on branch {branch_agent.branch.name}. {text}"))
+        agent._require_unmoved()
+        agent._require_own(plan)
+    except (Conflict, WorldDiverged):
+        return False
+    return True
 
 
 def _summary(variable: str, agent: RollbackAgent, branch_agent: RollbackAgent) -> DisplayedView:

@@ -24,6 +24,9 @@ Button = dict[str, str]
 """A button: its label, and the action and the checkpoint that it sends."""
 
 
+NOW = "The plan below is what would be done now."
+
+
 class TreeWidget(anywidget.AnyWidget):
     """A tree whose checkpoints can be clicked, and a panel with the content and the actions of the chosen one.
 
@@ -110,7 +113,7 @@ class TreeWidget(anywidget.AnyWidget):
         try:
             report: Any = handle.rollback(force=force, plan=self._shown_plan)
         except PlanChanged as changed:
-            self._offer(handle, changed.plan, changed.worded("notebook"))
+            self._offer(handle, changed.plan, f"{changed.message} {NOW}")
             return
         self._draw_moved("Rolled back", (report if self._browser.agent is None else report.report)._repr_html_())
 
@@ -139,7 +142,7 @@ class TreeWidget(anywidget.AnyWidget):
         try:
             handle.switch("world", plan=self._shown_plan)
         except PlanChanged as changed:
-            self._offer(handle, changed.plan, changed.worded("notebook"))
+            self._offer(handle, changed.plan, f"{changed.message} {NOW}")
             return
         self._draw_moved("Switched")
 

@@ -130,7 +130,7 @@ class RollbackFiles:
             is_running = bool(self.store.sessions.query_running(transaction, session_id).all())
         states = [FileState(snapshot.snapshot, TURN)]
         if rows and rows[0].snapshot != snapshot.snapshot:  # the directory never had it
-            states.append(FileState(rows[0].snapshot, TURN))
+            states.append(FileState(rows[0].snapshot, UNKNOWN))
         for earlier, row in pairwise(rows):
             changed_by = TURN if row.changed_by == CRASH else row.changed_by  # a crash is a row without changes
             states.append(FileState(row.snapshot, UNKNOWN if earlier.changed_by == CRASH else changed_by))

@@ -325,6 +325,8 @@ def test_an_input_with_the_run_id_of_the_last_run_is_not_dropped_in_silence(repo
     same = {"metadata": {"run_id": "r"}}
     with pytest.raises(ValueError, match="down"):
         agent.invoke(say("one"), same)
+    with pytest.raises(InvalidInput, match="run_id 'r' is that of the last run"):
+        agent.invoke(say("another"), same)
     agent.invoke(say("one"), same)
     for config in (same, {"configurable": {"run_id": "r"}}):
         with pytest.raises(InvalidInput, match="run_id 'r' is that of the last run"):

@@ -250,6 +250,29 @@ def test_another_session_in_the_same_directory_is_somebody_else(repo, desk):
     assert desk.files == {}
 
 
+@pytest.mark.parametrize("edited_at", ["before", "between"])
+def test_what_a_person_made_before_a_session_had_the_directory_is_a_conflict_at_a_point_of_another(
+    repo, desk, edited_at
+):
+    first, second = wrapped(repo, desk, "first"), wrapped(repo, desk, "second")
+    first.run("write a.txt one")
+    point = first.checkpoints()[-1].id
+    if edited_at == "between":
+        second.run("hello")
+    (desk.root / "mine.txt").write_text("mine")
+    (desk.root / "a.txt").write_text("edited")
+    second.run("write b.txt two")
+    (desk.root / "late.txt").write_text("late")
+    plan = second.session.plan_rewind(point)
+    left = {"mine.txt", "a.txt", "late.txt"}
+    assert {*of_action(plan.files, "conflict"), *of_action(plan.files, "left")} == left
+    if not plan.is_admissible:
+        with pytest.raises(WorkspaceChanged):
+            second.rewind_files(point, plan=plan)
+    second.rewind_files(point, plan=plan, force=True)
+    assert desk.files == {"mine.txt": "mine", "a.txt": "edited", "late.txt": "late"}
+
+
 def test_a_file_in_the_place_of_a_directory_and_below_it_is_not_torn_apart(repo, desk):
     agent = wrapped(repo, desk)
     agent.run("write d/x.txt one; write e one")

@@ -119,6 +119,21 @@ def test_consent_covers_only_the_plan_that_was_shown(repo, app, world):
     assert (world.charges, world.items) == ([], ["a"])
 
 
+def test_a_second_yes_to_the_first_question_is_no_answer_to_the_next_one(repo, app, world):
+    """A double click, or a second tab: another process has acted, and another plan is shown."""
+    old, _ = run(app, "hello", "charge 5")
+    (first,) = app.invoke(said("add chair"), old)["__interrupt__"]
+    repo.wrap(tool_node_graph(obedient(), world.tools()), "t", effects=world.effects()).at("main").run("charge 50")
+    yes = Command(resume={first.id: True})
+    for _ in range(2):
+        (asked,) = app.invoke(yes, THREAD)["__interrupt__"]
+        assert asked.id != first.id
+        assert "charge(amount=50)" in asked.value["message"]
+        assert (world.charges, world.items) == ([5, 50], [])
+    app.invoke(Command(resume={asked.id: True}), THREAD)
+    assert (world.charges, world.items) == ([], ["chair"])
+
+
 def test_an_imported_question_cannot_be_answered(repo, app, world, tmp_path):
     """A question that an export brought along is refused, because what it asked about is not known here."""
     old, _ = run(app, "hello", "charge 5")

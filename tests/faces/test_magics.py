@@ -178,6 +178,21 @@ def test_a_failing_cell_with_sync_restores_the_branch_and_the_world(shell, world
     shell.user_ns["agent"].run("add lamp")
 
 
+def test_what_others_do_during_a_cell_is_asked_about_before_the_way_back(shell, shown, repo, world, monkeypatch):
+    other = repo.wrap(tool_node_graph(obedient(), world.tools()), "my session", effects=world.effects())
+    shell.user_ns["other"] = lambda: other.at().run("charge 100")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\nn\n"))
+    with pytest.raises(UsageError, match="the answer is not yes"):
+        cell_magic(shell, "try --from 'before the table' --sync world", "agent.run('add sofa')\nother()")
+    assert (world.charges, repo.session().branch().name) == ([100], "try")
+    assert "charge(amount=100)" in str(shown[-1])
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\ny\n"))
+    shell.user_ns["agent"] = shell.user_ns["agent"].at()
+    cell_magic(shell, "again --from 'before the table' --sync world", "agent.run('add sofa')\nother()")
+    assert (world.charges, repo.session().branch().name) == ([100], "try")
+    assert "reversed  charge(amount=100)" in str(shown[-2])
+
+
 # -- which session, and the question
 
 

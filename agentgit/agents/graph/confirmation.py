@@ -6,12 +6,13 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.constants import START
 from langgraph.errors import GraphInterrupt
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, Interrupt
 
 from agentgit.agents.branch_context import Graph
 from agentgit.effects import RollbackPlan
@@ -104,11 +105,27 @@ def without_answer(input: Any) -> Any:
 _INTERRUPT_ID = re.compile("[0-9a-f]{32}")
 
 
-def is_consent(input: Command[Any]) -> bool:
-    """Return whether an answer consents: True, or an approval as LangChain's human-in-the-loop middleware has it."""
+def question_id(plan: Mapping[str, Any]) -> str:
+    """Return the id of the interrupt that asks about a plan: another one for another plan, unlike LangGraph's own."""
+    return sha256(str(plan.get("identity")).encode()).hexdigest()[:32]
+
+
+def _named_answer(input: Command[Any]) -> tuple[str | None, Any]:
+    """Return the id of the interrupt that an answer names, None if it names none, and the answer."""
     answer = input.resume
     if isinstance(answer, Mapping) and len(answer) == 1 and _INTERRUPT_ID.fullmatch(next(iter(answer))):
-        answer = next(iter(answer.values()))
+        return next(iter(answer.items()))
+    return None, answer
+
+
+def is_of_another(input: Command[Any], plan: Mapping[str, Any]) -> bool:
+    """Return whether an answer names another question than that about a plan, such as one that was asked before."""
+    return _named_answer(input)[0] not in (None, question_id(plan))
+
+
+def is_consent(input: Command[Any]) -> bool:
+    """Return whether an answer consents: True, or an approval as LangChain's human-in-the-loop middleware has it."""
+    _, answer = _named_answer(input)
     if isinstance(answer, Mapping):
         answer = answer.get("decisions", answer)
     if isinstance(answer, list) and len(answer) == 1:
@@ -153,4 +170,4 @@ class _Question:
             self._task = self._task or task
         if task != self._task:
             raise GraphInterrupt(())
-        interrupt(dict(self._value))
+        raise GraphInterrupt((Interrupt(dict(self._value), id=question_id(self._value)),))

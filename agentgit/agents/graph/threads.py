@@ -223,7 +223,7 @@ class Threads(ThreadSessions):
         if asked.plan is None or not self._is_waiting(branch):
             branch, question = self._bring_world(thread, branch, asked)
             return branch, confirmation.without_answer(input) if question is not None else input, question
-        if input is None:
+        if input is None or (confirmation.is_resume(input) and confirmation.is_of_another(input, asked.plan)):
             return branch, None, asked
         if not (confirmation.is_resume(input) and confirmation.is_consent(input)):
             input = None if confirmation.is_resume(input) else input

@@ -59,14 +59,14 @@ class SnapshotReferences:
     def since(self, transaction: Reading, session_id: int, ref: SnapshotRef) -> list[StoredRow]:
         """Read what the directory of a session had since it had the files of a reference, oldest first.
 
-        If it had them only later, it is read from then on; if it never had them, only the newest row is. Files that it
-        did not have are left out.
+        If it had them only later, it is read from then on; if it never had them, all of it. Files that it did not have
+        are left out.
         """
         c = WORKSPACE_SNAPSHOT.c
         in_directory = (c.external_session_id == session_id, c.changed_by != STORED)
         newest, oldest = (select(one(c.id)).where(*in_directory) for one in (func.max, func.min))
         is_then = c.id <= ref.row if ref.row is not None else true()
-        starts = (newest.where(c.snapshot == ref.snapshot, is_then), oldest.where(c.snapshot == ref.snapshot), newest)
+        starts = (newest.where(c.snapshot == ref.snapshot, is_then), oldest.where(c.snapshot == ref.snapshot), oldest)
         start = func.coalesce(*(one.scalar_subquery() for one in starts))
         query = select(WORKSPACE_SNAPSHOT).where(*in_directory, c.id >= start).order_by(c.id)
         return [*transaction.execute(query).all()]
