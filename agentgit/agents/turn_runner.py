@@ -36,7 +36,7 @@ from agentgit.handles.rollbacks import Rollbacks
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE
 from agentgit.next_steps import Next
 from agentgit.rollback.request import RollbackOptions
-from agentgit.saver.config import RESTORE_POINT
+from agentgit.saver.config import RESTORE_POINT, TURN
 from agentgit.store.queries.graph_points import BranchHead
 from agentgit.store.sql.process import is_interrupt
 from agentgit.tracing import NO_SPAN, TracedSpan, turn_span
@@ -247,6 +247,7 @@ class TurnRunner(DescribedGraph):
             self._move_to(rollbacks.run(target, self.branch_id, RollbackOptions()))
             return self._start_turn(resources, value, config, span, options)
         self._turn = self._branch.saver.turn = turn
+        run_config["configurable"][TURN] = turn
         if turn.replayed_ids:
             run_config["configurable"].update(checkpoint_id=turn.replayed_ids[""], checkpoint_map=turn.replayed_ids)
         message_id = turn.turn_input.message_id

@@ -10,8 +10,9 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata, CheckpointTuple
 from sqlalchemy import select
 
-from agentgit.errors import InvalidInput
-from agentgit.saver.config import address, config_of, scope
+from agentgit.errors import Conflict, InvalidInput
+from agentgit.saver.config import TURN, address, config_of, scope
+from agentgit.saver.recorded_turn import RecordedTurn
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.store import Store
@@ -40,6 +41,12 @@ class BranchSaver(SessionSaver):
     def _parse_address(self, config: RunnableConfig) -> tuple[str, str, str | None]:
         thread, ns, checkpoint_id = address(config)
         return self._own(thread), ns, checkpoint_id
+
+    def _turn_of(self, config: RunnableConfig) -> RecordedTurn | None:
+        turn = self.turn
+        if config["configurable"].get(TURN, turn) is not turn:  # Ctrl-C does not stop LangGraph's threads
+            raise Conflict("This run was interrupted. What it has done since is not saved.")
+        return turn
 
     def _scope(self, config: RunnableConfig | None) -> tuple[GraphScope, Sequence[str] | None]:
         graph_scope = scope(config)

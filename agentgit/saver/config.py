@@ -84,6 +84,10 @@ def stored_metadata(
     return get_checkpoint_metadata(harmless, metadata)
 
 
+TURN = "__agentgit_turn"
+"""The key under which the config of a run has the turn that runs it."""
+
+
 def is_continuation(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
     """Return whether a checkpoint comes from a run that continues the newest checkpoint of its thread.
 

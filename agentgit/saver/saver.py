@@ -262,6 +262,10 @@ class SQLModelSaver(AsyncSaverMethods):
         thread, ns, checkpoint_id = address(config)
         return self._require_access(thread), ns, checkpoint_id
 
+    def _turn_of(self, config: RunnableConfig) -> RecordedTurn | None:
+        """Return the turn that takes over what a run saves; None outside of turns."""
+        return self.turn
+
     def _config_of(self, graph_key: GraphKey) -> RunnableConfig:
         """Return the config that names a checkpoint for the callers of this saver."""
         return config_of(graph_key)
@@ -462,7 +466,7 @@ class SQLModelSaver(AsyncSaverMethods):
         """
         thread, ns, parent_id = self._parse_address(config)
         graph_key = GraphKey(thread, ns, checkpoint["id"])
-        turn = self.turn
+        turn = self._turn_of(config)
         with turn.saving(graph_key) if turn is not None else nullcontext():
             draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
             draft = replace(draft, continues=is_continuation(config, metadata))
@@ -528,7 +532,7 @@ class SQLModelSaver(AsyncSaverMethods):
             for index, (channel, value) in enumerate(writes)
         ]
         graph_key, task, store = GraphKey(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
-        turn = self.turn
+        turn = self._turn_of(config)
         if turn is not None:
             rows += _asked(writes, rows)
         if turn is None or not turn.put_writes(NewWrites(graph_key, task, rows)):
