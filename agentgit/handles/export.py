@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -21,11 +20,11 @@ from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_store import GraphKey
-from agentgit.store.transfer.export import ExportScope, export
-from agentgit.store.transfer.import_ import check_export
-from agentgit.store.transfer.lines import LineWriter, with_progress
-from agentgit.store.transfer.records import COUNTED_KINDS, FORMAT, HEADER
-from agentgit.store.transfer.redaction import RedactedWriter, RedactText, Secrets
+from agentgit.store.transfer.export import RecordSink, Sink, export
+from agentgit.store.transfer.import_check import check_export
+from agentgit.store.transfer.lines import FORMAT, NAME, LineWriter, with_progress
+from agentgit.store.transfer.redaction import RedactingSink, RedactText, Secrets
+from agentgit.store.transfer.selection import ExportScope, select_rows
 from agentgit.store.transfer.summary import TransferSummary
 from agentgit.store.transfer.trajectory import steps
 from agentgit.version import VERSION
@@ -53,7 +52,7 @@ class Exporter(SessionAccess):
         if redact and files:
             raise InvalidInput("Files cannot be redacted. Export either with the files or with redaction.")
         with tempfile.TemporaryFile() as file:
-            header = self._write(file, branch, checkpoint, files=files, redact=redact)
+            self._write(file, branch, checkpoint, files=files, redact=redact)
             checked = check_export(with_progress(file, progress, times=1))  # make sure that the export can be read
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -62,7 +61,7 @@ class Exporter(SessionAccess):
                 shutil.copyfileobj(file, target)
         return TransferSummary.from_counts(
             self.context.read(self.load_session),
-            header,
+            checked.header,
             checked.counts,
             checked.files.missing_snapshots,
             checked.files.left_paths,
@@ -77,35 +76,24 @@ class Exporter(SessionAccess):
         *,
         files: bool,
         redact: bool | RedactText,
-    ) -> dict[str, Any]:
-        line_writer, counts = LineWriter(), Counter[str]()
+    ) -> None:
+        lines = LineWriter(file)
 
-        def write_record(record: dict[str, Any]) -> None:
-            file.write(line_writer.line(record))
-            counts[record["record"]] += 1
-
-        def write_scope(transaction: Reading) -> dict[str, Any]:
-            scope = self._export_scope(transaction, branch, checkpoint)
-            header = {
-                "record": HEADER,
-                "format": FORMAT,
-                "of": scope.kind,
-                "place": scope.reference,
-                "agentgit": VERSION,
-                "made_at": datetime.now(UTC).isoformat(),
-            }
-            store, write = self.context.store, write_record
+        def write(transaction: Reading) -> None:
+            scope, store = self._export_scope(transaction, branch, checkpoint), self.context.store
+            selection = select_rows(store, transaction, scope)
+            sink: Sink = RecordSink(lines.write)
             if redact:
                 secrets = Secrets(redact if callable(redact) else None)
-                export(store, transaction, scope, secrets.collector())
-                write = RedactedWriter(secrets, write_record)
-            write(header)
-            export(store, transaction, scope, write, SnapshotExporter(write).export if files else None)
-            return header
+                export(store, transaction, selection, secrets)
+                sink = RedactingSink(secrets, lines.write)
+            made_at = datetime.now(UTC).isoformat()
+            source = {"source": f"agentgit {VERSION}", "made_at": made_at}
+            lines.write({"format": NAME, "version": FORMAT, "kind": scope.kind, "reference": scope.reference, **source})
+            export(store, transaction, selection, sink, SnapshotExporter(sink.record).export if files else None)
 
-        header = self.context.read(write_scope, repeatable_read=True)
-        write_record({"record": "end", "counts": {kind: counts[kind] for kind in COUNTED_KINDS}})
-        return header
+        self.context.read(write, repeatable_read=True)
+        lines.end()
 
     def _export_scope(self, transaction: Reading, branch: BranchRef, checkpoint: CheckpointRef | None) -> ExportScope:
         """Return the part to export: the session, one branch or one checkpoint."""

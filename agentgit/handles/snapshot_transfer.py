@@ -24,13 +24,14 @@ from agentgit.store.transfer.file_trees import (
     MAX_FILE_BYTES,
     MOST_PATHS,
     NO_LONGER_STORED,
+    PART_BYTES,
     TOO_MANY_PATHS,
     UNOPENED_STORAGE,
     Item,
     format_path,
 )
-from agentgit.store.transfer.lines import records_with_contents
 from agentgit.store.transfer.paths import LONGEST_PATH, fold_name, link_problem, name_problem, text_of
+from agentgit.store.transfer.shapes import encode_bytes
 from agentgit.workspace.api import Workspace, engine_of
 from agentgit.workspace.catalog import Catalog, CatalogRow
 from agentgit.workspace.engine import AUTO, CATALOG, new_snapshot, owner_of
@@ -126,9 +127,9 @@ class SnapshotExporter:
             if len(contents) > MAX_FILE_BYTES:
                 return LEFT, TOO_LARGE, 0
             self._hashes[entry.oid] = sha256(contents).hexdigest()
-            record = {"record": "file", "id": self._hashes[entry.oid], "size": len(contents)}
-            for part in records_with_contents(record, contents, is_text=True):
-                self._write(part)
+            for start in range(0, len(contents), PART_BYTES):
+                self._write({"record": "part", "data": encode_bytes(contents[start : start + PART_BYTES])})
+            self._write({"record": "file", "id": self._hashes[entry.oid], "size": len(contents)})
         return (LEFT, why[:MAX_WHY_LENGTH], 0) if why else (FILE, self._hashes[entry.oid], mode)
 
 

@@ -22,7 +22,8 @@ from agentgit.sessions.reports import Checked, OnProgress, ProgressParts, Reclai
 from agentgit.sessions.stats import Prices, Stats
 from agentgit.store.audit.trail import NO_SESSION, record_event
 from agentgit.store.maintenance import retention as retention_store
-from agentgit.store.maintenance.fsck.check import HASHES, HEADS, REFERENCES, fsck
+from agentgit.store.maintenance.fsck.check import fsck
+from agentgit.store.maintenance.fsck.reading import HASHES, HEADS, REFERENCES
 from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, UnusedSteps, collect, count_rows_by_part
 from agentgit.store.maintenance.gc import find_unused_steps as find_steps
 from agentgit.store.maintenance.key_rotation import Rotation

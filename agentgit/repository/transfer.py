@@ -22,10 +22,10 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.transaction import Writing
 from agentgit.store.transfer.file_trees import NO_WORKSPACE
-from agentgit.store.transfer.import_ import Import, check_export, choose_name
+from agentgit.store.transfer.import_ import Import, choose_name, require_sound
+from agentgit.store.transfer.import_check import SESSION, check_export
 from agentgit.store.transfer.lines import with_progress
 from agentgit.store.transfer.plain_checkpoints import PlainSession, parse_checkpoints
-from agentgit.store.transfer.records import SESSION
 from agentgit.store.transfer.summary import TransferSummary
 from agentgit.workspace.api import Workspace
 
@@ -80,13 +80,16 @@ class Importer:
             chosen = choose_name(transaction, store, user_id, name, DEFAULT_NAME)
             created = PlainSession(transaction, store, user_id, chosen)
             created.add_all(checkpoints)
-            details = {"checkpoints": created.counts["checkpoint"], "calls": created.counts["call"]}
+            require_sound(transaction, store, created.id)
+            details = {"checkpoints": created.counts["checkpoint"], "calls": created.counts["tool_invocation"]}
             record_event(transaction, "session.imported", session_id=created.id, user_id=user_id, **details)
             return created
 
         created = store.database.write(work, durable=True)
         imported_session = self.context.read(lambda c: self.context.lookup.session(c, created.id))
-        return TransferSummary.from_counts(imported_session, {"of": SESSION, "place": None}, created.counts, {}, {})
+        return TransferSummary.from_counts(
+            imported_session, {"kind": SESSION, "reference": None}, created.counts, {}, {}
+        )
 
     def _import_export(
         self,
@@ -108,7 +111,7 @@ class Importer:
             session_id = self._store_with_files(workspace, files, lambda found: importer.run(checker, found))
         imported_session = self.context.read(lambda c: self.context.lookup.session(c, session_id))
         omitted_snapshots = Counter(checker.files.missing_snapshots)
-        if workspace is None and (unwanted_count := checker.counts["snapshot"] - omitted_snapshots.total()):
+        if workspace is None and (unwanted_count := checker.counts["workspace_snapshot"] - omitted_snapshots.total()):
             omitted_snapshots[NO_WORKSPACE] = unwanted_count
         omitted_paths = checker.files.left_paths if workspace is not None else {}
         return TransferSummary.from_counts(

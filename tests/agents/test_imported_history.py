@@ -25,7 +25,7 @@ from mcp_clients import connected
 from scripted import call, calls, node_graph, say, tool_node_graph
 
 import agentgit
-from agentgit import AgentGitError, Conflict, NotDone, RollbackBlocked, compensable, reversible
+from agentgit import AgentGitError, Conflict, Corrupt, NotDone, RollbackBlocked, compensable, reversible
 from agentgit.demo import ScriptedModel
 from agentgit.web import app
 
@@ -402,9 +402,11 @@ def test_a_file_cannot_make_a_new_message_go_on_with_what_waits(repo):
 
     def change(records):
         for state in of(records, "state"):
-            state["meta"]["run_id"], state["run"] = None, None
+            state["meta"]["run_id"] = None
 
-    repo.import_(forged(file_of("paused"), change))
+    with pytest.raises(Corrupt, match="run_id cannot come from a file"):
+        repo.import_(forged(file_of("paused"), change))
+    repo.import_(forged(file_of("paused"), lambda _: None))
     SHOP.close()
     agent = SHOP.agent(repo)
     agent.run("hello again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import pickle
@@ -14,7 +13,7 @@ from io import BytesIO
 import backend
 import ormsgpack
 import pytest
-from exports import everything, forged, of, rows, written
+from exports import SHORT, everything, forged, of, rows, written
 from file_tools import Desk
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.store.memory import InMemoryStore
@@ -23,13 +22,13 @@ from scripted import World, agent_graph, call, calls, obedient, scripted, tool_n
 
 import agentgit
 from agentgit import Corrupt, InvalidInput, SQLModelSaver, Workspace
-from agentgit.store.objects.blobs import leaf, list_hash, pack
+from agentgit.store.objects.blobs import leaf, list_hash, pack, unpack
 from agentgit.store.threads.graph_rows import hash_state
-from agentgit.store.transfer import file_trees, import_check, lines
-from agentgit.store.transfer.fields import MAX_COUNT
-from agentgit.store.transfer.import_ import Import, check_export
-from agentgit.store.transfer.lines import LineWriter
-from agentgit.store.transfer.records import FORMAT
+from agentgit.store.transfer import file_trees, lines, values
+from agentgit.store.transfer.import_ import Import
+from agentgit.store.transfer.import_check import check_export
+from agentgit.store.transfer.lines import FORMAT
+from agentgit.store.transfer.shapes import MAX_COUNT, encode_bytes
 
 # -- the exports that are edited
 
@@ -109,22 +108,24 @@ def add(kind, data):
 
 def value(kind, data):
     """Return the record of a value with the correct hash."""
-    return {
-        "record": "value", "id": leaf(kind, data).hash.hex(), "type": kind, "text": None,
-        "data": base64.b64encode(data).decode(), "parts": None,
-    }  # fmt: skip
+    return {"record": "blob", "hash": leaf(kind, data).hash.hex(), "type": kind, "data": encode_bytes(data)}
 
 
 def nested(found):
     """Insert an empty record value before the first value, and return a record value that refers to it."""
     inner = value("record", pack({}))
     found.insert(found.index(of(found, "value")[0]), inner)
-    return value("record", pack({"x": bytes.fromhex(inner["id"])}))
+    return value("record", pack({"x": bytes.fromhex(inner["hash"])}))
 
 
-def pending(**fields):
-    """Return a change of the first pending writes of a checkpoint."""
-    return lambda found: next(one for one in of(found, "checkpoint") if one["pending"])["pending"][0].update(fields)
+def pending(place, value):
+    """Return a change of the first pending writes of a checkpoint: their namespace, checkpoint or writes."""
+
+    def edit(found):
+        with_writes = next(one for one in of(found, "checkpoint") if one["pending"] and one["pending"][0])
+        with_writes["pending"][0][0][place] = value
+
+    return edit
 
 
 def inside(kind, which, *way, **fields):
@@ -139,9 +140,17 @@ def inside(kind, which, *way, **fields):
     return edit
 
 
-def parent_of_part(found):
-    """Return the record of the value or file that is in parts."""
-    return found[found.index(of(found, "part")[0]) - 1]
+def of_type(found, kind):
+    return [one for one in of(found, "blob") if one["type"] == kind]
+
+
+def drop_chunk(found):
+    found.remove(of_type(found, "chunk")[0])
+
+
+def whole_of_chunks(found):
+    """Return the record of the value that is in chunks."""
+    return next(one for one in of(found, "value") if "chunks" in one["data"])
 
 
 def put(name, mode=0o644, **item):
@@ -176,54 +185,61 @@ def folders_within(levels, *names):
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 LONG = "x" * 256
-WRITE = {"task": "t", "idx": 0, "path": "", "channel": "c", "value": []}
+WRITE = ["t", 0, "", "c", "0" * 64]
+NS, ID, WRITES = 0, 1, 2
 EDITS = {
     a_session: {
-        "pending writes of a graph checkpoint that is not there": (pending(state="nowhere"), "not its own"),
-        "pending writes of a namespace that is not there": (pending(ns="nowhere"), "not its own"),
-        "a pending write without a value": (pending(writes=[WRITE]), "without a value"),
-        "a doubled pending write": (pending(writes=[WRITE] * 2), "duplicate write"),
-        "a pending write of a missing value": (pending(writes=[{**WRITE, "value": ["0" * 64]}]), "refers to value"),
-        "a value that lies about its hash": (change("value", text="other", data=None), "does not match its hash"),
-        "a value of another type": (change("value", type="json"), "does not match its hash"),
+        "pending writes of a graph checkpoint that is not there": (pending(ID, "nowhere"), "not its own"),
+        "pending writes of a namespace that is not there": (pending(NS, "nowhere"), "refers to graph_checkpoint"),
+        "a pending write without a value": (pending(WRITES, [[*WRITE[:4], ""]]), "has no value"),
+        "a doubled pending write": (pending(WRITES, [WRITE] * 2), "duplicate write"),
+        "a pending write of a missing value": (pending(WRITES, [WRITE]), "refers to value"),
+        "a value that lies about its hash": (change("value", type="json", data="7"), ""),
         "a value that is missing": (drop("value"), "refers to value"),
         "a list that is missing": (drop("list"), "refers to value"),
+        "a list with another item": (inside("list", 0, "data", items=[]), ""),
+        "a list that keeps too much": (inside("list", -1, "data", keep=1000), "its recorded size is"),
         **{
-            f"a doubled {kind}": (double(kind), f"duplicate of {kind}")
-            for kind in ("value", "branch", "checkpoint", "call", "operation")
+            f"a doubled {kind}": (double(kind), f"duplicate of {SHORT.get(kind, kind)}")
+            for kind in ("value", "branch", "checkpoint", "call", "operation", "state", "write", "log")
         },
-        "a doubled state": (double("state"), "is a duplicate"),
-        "a doubled write": (double("write"), "is a duplicate"),
-        "a doubled entry of the log": (double("log"), "out of order"),
-        "a log that tells other than a call": (change("log", action="unknown"), "was last logged as unknown"),
-        "no session": (drop("session"), "misplaced branch"),
-        "two sessions": (double("session"), "misplaced session"),
-        "a state that lies about its hash": (change("state", state_hash="0" * 64), "hash of its state"),
-        "a count of messages that is wrong": (change("state", 2, messages=7), "counts 7 messages"),
-        "a checkpoint without its state": (change("checkpoint", 1, state="nowhere"), "no graph checkpoint"),
-        "a checkpoint of nobody": (change("checkpoint", branch=7), "refers to branch 7"),
-        "a position behind the end": (change("checkpoint", position=1000), "beyond the end of its tool track"),
-        "a branch that leaves from nowhere": (change("branch", 1, point=7), "starts from no checkpoint"),
+        "a log that tells other than a call": (change("log", action="unknown"), "its last entry in the world log is"),
+        "no session": (drop("session"), "misplaced internal_session"),
+        "two sessions": (double("session"), "misplaced external_session"),
+        "a state that lies about its hash": (change("state", state_hash="0" * 64), "state_hash does not match"),
+        "a count of messages that is wrong": (change("state", 2, message_count=7), "it records 7 messages"),
+        "a count of the header that is wrong": (inside("state", 4, "header", counts={"messages": 7}), "counts 7"),
+        "a checkpoint without its state": (change("checkpoint", 1, graph_checkpoint_id="nowhere"), ""),
+        "a checkpoint of nobody": (change("checkpoint", internal_session_id=7), "refers to internal_session 7"),
+        "a position behind the end": (change("checkpoint", position=1000), "its position is 1000"),
+        "a branch that leaves from nowhere": (change("branch", 1, branch_point_id=7), "refers to checkpoint 7"),
         "a branch below itself": (
-            lambda found: of(found, "branch")[1].update(parent=of(found, "branch")[1]["id"]),
+            lambda found: of(found, "branch")[1].update(parent_id=of(found, "branch")[1]["id"]),
             "refers to",
         ),
-        "two roots": (change("branch", 1, parent=None, point=None), "lacks a parent"),
-        "a head that is elsewhere": (change("branch", head=7), "head is not one of its checkpoints"),
-        "a wrong beginning": (change("branch", 1, inherited=7), "does not begin at its branch point"),
-        "a beginning before its point": (change("branch", 1, inherited=1), "does not begin at its branch point"),
-        "a current branch that is not there": (change("session", current=7), "refers to branch 7"),
+        "a call that replays itself": (
+            lambda found: of(found, "call")[1].update(replay_of=of(found, "call")[1]["id"]),
+            "leads back to itself",
+        ),
+        "two roots": (change("branch", 1, parent_id=None, branch_point_id=None), "lacks a parent"),
+        "a head that is elsewhere": (change("branch", head_id=7), "refers to checkpoint 7"),
+        "no head": (change("branch", head_id=None), "no head"),
+        "a wrong beginning": (change("branch", 1, inherited=7), "it records 7 inherited calls"),
+        "a beginning before its point": (change("branch", 1, inherited=1), "it records 1 inherited calls"),
+        "a current branch that is not there": (change("session", current_branch_id=7), "refers to internal_session 7"),
         "a status that does not exist": (change("call", status="maybe"), "status is not one of"),
         "a call that still runs": (change("call", status="intended"), "status is not one of"),
         "an effect that does not exist": (change("call", effect="harmless"), "effect is not one of"),
         "a replay of nothing": (change("call", kind="replay"), "does not say which call it replays"),
-        "a replay of what is not there": (change("call", replay_of=7), "refers to call 7"),
+        "a replay of what is not there": (change("call", replay_of=7), "refers to tool_invocation 7"),
         "an undo function": (change("call", undo="os:system"), "unknown field 'undo'"),
         "a verify function": (change("call", verify="os:system"), "unknown field 'verify'"),
+        "a call that was made here": (change("call", made_on=None), "made_on is not"),
         "an operation that goes on": (change("operation", status="partial"), "unknown field 'status'"),
-        "an operation about nothing": (change("operation", accepted=[7]), "refers to call 7"),
-        "a request that nobody makes": (change("operation", request={"files": {}}), "unknown field 'files'"),
-        "a log of nothing": (change("log", call=7), "refers to call 7"),
+        "an operation about nothing": (inside("operation", 0, "request", accepted=[7]), "refers to tool_invocation 7"),
+        "a request that nobody makes": (inside("operation", 0, "request", files={}), "unknown field 'files'"),
+        "an owner": (change("branch", owner="me"), "unknown field 'owner'"),
+        "a log of nothing": (change("log", invocation_id=7), "refers to tool_invocation 7"),
         "a record of another program": (change("log", record="pickle"), "not a known kind of record"),
         "a path": (change("session", path="../../etc/passwd"), "unknown field 'path'"),
         "a name that is no branch's": (change("branch", name="../#@"), "cannot be called"),
@@ -247,12 +263,11 @@ EDITS = {
             lambda found: found.insert(found.index(of(found, "value")[1]), nested(found)),
             "record in a record",
         ),
-        "wrong counts": (lambda found: found[-1].update(counts={"X": 1}), "but there are"),
         **{
             f"an unreadable value, {n}": (add(kind, data), "")
             for n, (kind, data) in enumerate(
                 [
-                    ("pickle", pickle.dumps(print)), ("list", b""), ("chunk", b"x"), ("json", b"{"),
+                    ("pickle", pickle.dumps(print)), ("list", b""), ("json", b"{"),
                     ("message", b"[1]"), ("message", b'{"type":"ai","data":{"tool_calls":[7]}}'),
                     ("msgpack", b"\xc1"), ("record", b"\0\0\0\1"), ("json+py", DEEP), ("json", DEEP),
                 ]
@@ -261,10 +276,13 @@ EDITS = {
         "a pickle of a custom serializer": (add("serde", b"pickle\0" + pickle.dumps(print)), "pickle"),
     },
     in_parts: {
-        "a part that is missing": (drop("part"), ""),
-        "a doubled part": (double("part"), ""),
-        "parts without their value": (lambda found: found.remove(parent_of_part(found)), ""),
-        "parts without end": (lambda found: parent_of_part(found).update(parts=2**30), "cannot have"),
+        "a chunk that is missing": (drop_chunk, "refers to value"),
+        "a chunk that is another": (lambda found: of_type(found, "chunk")[0].update(data="x"), ""),
+        "chunks that make no value": (
+            lambda found: whole_of_chunks(found)["data"].update(chunks=[of_type(found, "chunk")[0]["hash"]]),
+            "",
+        ),
+        "a chunk in chunks": (lambda found: of_type(found, "chunk")[0].update(data={"chunks": []}), "not the data of"),
     },
     with_memory: {
         f"a write to memory without its {name}": (
@@ -296,6 +314,11 @@ EDITS = {
         "an end of the text": (put("a\0b"), "control characters"),
         "a lone surrogate": (put("\ud800"), "not a path on any system"),
         "a device": (put("NUL.txt"), "device"),
+        "a device with a superscript": (put("com\u00b2.log"), "device"),
+        "a path on a drive": (put("C:x"), "another path"),
+        "a stream of a file": (put("a.txt:hidden"), "another path"),
+        "a link to a drive": (put("out", link="C:x"), "another path"),
+        "a link to a device": (put("out", link="d/NUL"), "another path"),
         "a path of Windows": (put("..\\..\\x"), "another path"),
         "a long name": (put(LONG), "more than 255 bytes"),
         "a long path": (folders_within(50, "x" * 99), "a path of more than 4096 bytes"),
@@ -314,11 +337,12 @@ EDITS = {
             lambda found: found.insert(found.index(of(found, "file")[1]), dict(of(found, "file")[1])),
             "duplicate of file",
         ),
-        "contents that lie": (change("file", -1, text="other"), "does not match its hash"),
+        "contents that lie": (change("part", -1, data="other"), "does not match its hash"),
         "a size that lies": (change("file", -1, size=1), "or its size"),
         "a size that is huge": (change("file", -1, size=2**40), "size is not a whole number"),
-        "parts without end": (change("file", -1, text=None, parts=2**30), "cannot have"),
-        "a part that is missing": (drop("part"), "where a part"),
+        "a part that is missing": (drop("part"), "does not match its hash"),
+        "a part that belongs to nothing": (double("part", -1), "does not match its hash"),
+        "a part that is too large": (change("part", data="x" * 300_000), "more than 262144 bytes"),
         "a tree of another number": (change("folder", 1, id=7), "not the next directory"),
         "no tree": (drop("folder"), "no earlier directory"),
         "a directory that comes later": (put("x", folder=99), "a directory that did not come before"),
@@ -326,13 +350,9 @@ EDITS = {
         "a snapshot of no tree": (change("snapshot", 0, tree=99), "no earlier directory"),
         "a snapshot of nothing": (change("snapshot", 0, tree=None), "no reason"),
         "a reason that there is not": (change("snapshot", 0, tree=None, why="because"), "why is not one of"),
-        "a snapshot of no branch": (change("snapshot", 0, branch=7), "refers to branch 7"),
-        "a snapshot of no checkpoint": (change("snapshot", 0, checkpoints=[7]), "refers to checkpoint 7"),
-        "two snapshots of a checkpoint": (
-            lambda found: of(found, "snapshot")[1].update(checkpoints=of(found, "snapshot")[0]["checkpoints"]),
-            "second snapshot of checkpoint",
-        ),
-        "a doubled snapshot": (double("snapshot"), "duplicate of snapshot"),
+        "a snapshot of no branch": (change("snapshot", 0, internal_session_id=7), "refers to internal_session 7"),
+        "a checkpoint of no snapshot": (change("checkpoint", workspace_snapshot_id=7), "to workspace_snapshot 7"),
+        "a doubled snapshot": (double("snapshot"), "duplicate of workspace_snapshot"),
         "a place to write to": (change("snapshot", 0, settings={"storage": "/"}), "unknown field 'settings'"),
     },
 }  # fmt: skip
@@ -377,11 +397,12 @@ def test_an_export_with_edited_records_is_refused_with_its_line(exports, target,
     assert wrong == {}
     repo, workspace = target
     repo.import_(BytesIO(export), workspace=workspace)
-    assert {json.loads(line)["record"] for line in export.splitlines()} >= KINDS.get(source, set())
+    kinds = {json.loads(line).get("record") for line in export.splitlines()}
+    assert kinds >= {SHORT.get(kind, kind) for kind in KINDS.get(source, ())}
 
 
 KINDS = {
-    a_session: {"session", "branch", "value", "list", "state", "write", "checkpoint", "call", "operation", "log"},
+    a_session: {"session", "branch", "blob", "state", "write", "checkpoint", "call", "operation", "log"},
     with_files: {"file", "part", "folder", "snapshot"},
 }
 
@@ -393,7 +414,7 @@ def test_a_file_that_is_not_an_export_is_refused(target, data):
 
 @pytest.mark.parametrize("other", [0, FORMAT + 1, str(FORMAT), None])
 def test_an_export_in_another_format_is_refused_with_advice(exports, target, other):
-    edited = forged(exports(a_session), lambda found: found[0].update(format=other))
+    edited = forged(exports(a_session), lambda found: found[0].update(version=other))
     refused = str(refusal(target, edited, InvalidInput))
     assert f"This export has format {other!r}, and this version of agentgit reads format {FORMAT}." in refused
     assert "Export the session again with this version. pip install --upgrade agentgit updates it." in refused
@@ -402,11 +423,8 @@ def test_an_export_in_another_format_is_refused_with_advice(exports, target, oth
 def test_deep_json_is_refused(exports, target):
     for depth in (300, 900, 5_000, 100_000):
         deep = exports(a_session).splitlines(keepends=True)
-        body = deep[1].partition(b',"hash"')[0] + b',"x":' + b"[" * depth + b"]" * depth
-        sealed = LineWriter()
-        first = sealed.line({name: v for name, v in json.loads(deep[0]).items() if name != "hash"})
-        chain = lines.sha256(sealed._chain + body).digest()
-        assert "Line 2 " in str(refusal(target, first + body + lines._tail(chain), Corrupt))
+        deep[1] = deep[1].rstrip()[:-1] + b',"x":' + b"[" * depth + b"]" * depth + b"}\n"
+        assert "Line 2 " in str(refusal(target, b"".join(deep), Corrupt))
 
 
 # -- edits of lines and bytes
@@ -423,6 +441,7 @@ def check(data):
 
 @pytest.mark.parametrize("source", [a_session, with_files], ids=lambda source: source.__name__)
 def test_every_changed_missing_doubled_or_moved_line_is_refused(exports, source):
+    """A line that still has its shape is found at the end, by the hash of the file."""
     whole = exports(source).splitlines(keepends=True)
     wrong = []
     for n in {*range(0, len(whole), max(1, len(whole) // 60)), len(whole) - 1}:
@@ -436,8 +455,7 @@ def test_every_changed_missing_doubled_or_moved_line_is_refused(exports, source)
             "cut": before,
             "cut inside": before + line[:middle],
         }
-        near = {"the beginning", *(f"line {number}" for number in range(n - 1, n + 3))}
-        wrong += [(n, how, check(data)) for how, data in edited.items() if check(data) not in near]
+        wrong += [(n, how) for how, data in edited.items() if check(data) is None]
     assert wrong == []
 
 
@@ -448,7 +466,7 @@ def test_an_export_cut_at_any_byte_is_refused():
     assert check(whole) is None
     assert [end for end in range(len(whole)) if check(whole[:end]) is None] == []
     assert check(whole + b"\n") == check(whole + whole) == "line 5"
-    with pytest.raises(Corrupt, match=r"ends with line 2.*truncated"):
+    with pytest.raises(Corrupt, match=r"Line 2.*truncated"):
         check_export(BytesIO(b"".join(whole.splitlines(keepends=True)[:2])))
 
 
@@ -464,20 +482,19 @@ NOISE = shake_256(b"long").hexdigest(5000)
 
 
 def places(found, way=()):
-    """Yield the paths to all fields of a record except hashes, and of a list only to its first item."""
+    """Yield the paths to all fields of a record, and of a list only to its first item."""
     inside = found.items() if isinstance(found, dict) else list(enumerate(found))[:1] if isinstance(found, list) else ()
     for name, item in inside:
-        if name != "hash":
-            yield (*way, name)
-            yield from places(item, (*way, name))
+        yield (*way, name)
+        yield from places(item, (*way, name))
 
 
 def records_of_each_kind(export):
     """Return the paths into the largest record of each kind, each with the number of its line."""
     richest: dict[str, int] = {}
-    whole = [json.loads(line) for line in export.splitlines()]
+    whole = [json.loads(line) for line in export.splitlines()[:-1]]
     for n, record in enumerate(whole):
-        best = richest.setdefault(record["record"], n)
+        best = richest.setdefault(record.get("record", "header"), n)
         if len(list(places(record))) > len(list(places(whole[best]))):
             richest[record["record"]] = n
     return [(n, way) for n in richest.values() for way in places(whole[n])]
@@ -526,16 +543,21 @@ def test_unusual_text_causes_no_database_error_in_an_import(repo, exports):
 # -- exports that unpack to too much
 
 
+def set_channels(state, channels):
+    state.update(channels=pack(channels).hex(), state_hash=hash_state(channels).hex())
+
+
 @pytest.mark.parametrize("where", ["a list", "a record", "a state"])
 def test_a_value_referenced_too_often_is_refused(exports, target, monkeypatch, where):
-    monkeypatch.setattr(import_check, "UNPACKED_BYTES_ALLOWED", 200_000)
+    monkeypatch.setattr(values, "UNPACKED_BYTES_ALLOWED", 200_000)
     large = value("json", json.dumps("x" * 100_000).encode())
-    key = bytes.fromhex(large["id"])
+    key = bytes.fromhex(large["hash"])
     made = [large]
     if where == "a list":
         many = tuple([key] * 4000)
         items = [one.hex() for one in many]
-        made.append({"record": "list", "id": list_hash(many).hex(), "base": None, "keep": 0, "items": items})
+        data = {"base": None, "keep": 0, "items": items}
+        made.append({"record": "blob", "hash": list_hash(many).hex(), "type": "list", "data": data})
     elif where == "a record":
         made.append(value("record", pack({f"x{n}": key for n in range(4000)})))
 
@@ -544,9 +566,7 @@ def test_a_value_referenced_too_often_is_refused(exports, target, monkeypatch, w
         found[place:place] = made
         if where == "a state":
             state = of(found, "state")[0]
-            state["channels"] |= {f"x{n}": large["id"] for n in range(4000)}
-            channels = {name: bytes.fromhex(held) for name, held in state["channels"].items()}
-            state["state_hash"] = hash_state(channels).hex()
+            set_channels(state, unpack(bytes.fromhex(state["channels"])) | {f"x{n}": key for n in range(4000)})
 
     assert "unpacks to more than" in str(refusal(target, forged(exports(a_session), bomb), Corrupt))
 
@@ -556,7 +576,7 @@ def test_a_tree_that_unpacks_to_too_much_is_refused(exports, target, monkeypatch
     monkeypatch.setattr(file_trees, "MAX_UNPACK_RATIO", 3)
 
     def bomb(found):
-        large = next(one["id"] for one in of(found, "file") if one["parts"])
+        large = next(one["id"] for one in of(found, "file") if one["size"] > 200_000)
         for n in range(3):
             put(f"copy-{n}", file=large)(found)
 
@@ -580,7 +600,7 @@ def test_an_endless_line_is_not_read_completely(exports, monkeypatch):
 
     monkeypatch.setattr(lines, "LONGEST", 10_000)
     head = exports(a_session).splitlines(keepends=True)[0]
-    stream = Endless(head + b'{"record":"session","name":"' + b"x" * 1_000_000)
+    stream = Endless(head + b'{"record":"external_session","session_name":"' + b"x" * 1_000_000)
     with pytest.raises(Corrupt, match="Line 2 of the export is longer than 10000 bytes"):
         list(lines.read_lines(stream))
     assert Endless.longest == 10_001
@@ -651,11 +671,10 @@ def test_an_imported_unsealed_value_never_reaches_the_inner_serializer(exports, 
     def add(found):
         at = found.index(of(found, "value")[0])
         found[at:at] = [hostile]
-        hashes = {None: None}
+        hashes = {"": ""}
         for state in of(found, "state"):
-            state["channels"]["x"] = hostile["id"]
-            channels = {name: bytes.fromhex(held) for name, held in state["channels"].items()}
-            old, state["state_hash"] = state["state_hash"], hash_state(channels).hex()
+            old = state["state_hash"]
+            set_channels(state, unpack(bytes.fromhex(state["channels"])) | {"x": bytes.fromhex(hostile["hash"])})
             hashes[old] = state["state_hash"]
         for checkpoint in of(found, "checkpoint"):
             checkpoint["state_hash"] = hashes[checkpoint["state_hash"]]

@@ -17,7 +17,7 @@ import agentgit
 from agentgit import Corrupt, SQLModelSaver
 from agentgit.errors import AgentGitError
 from agentgit.sessions.reports import Finding
-from agentgit.store.maintenance.fsck import check
+from agentgit.store.maintenance.fsck import reading
 from agentgit.store.sql.tables import TOOL_INVOCATION
 
 JUNK = bytes(range(32))
@@ -208,7 +208,7 @@ def test_an_unreadable_sqlite_file_is_a_finding(tmp_path):
 
 
 def test_findings_above_the_limit_are_only_counted(lived, monkeypatch):
-    monkeypatch.setattr(check, "MOST", 20)
+    monkeypatch.setattr(reading, "MOST", 20)
     damage(lived, "UPDATE blob SET data = :junk", "UPDATE graph_checkpoint SET channels = :junk",
            "UPDATE graph_write SET value = :junk")  # fmt: skip
     found = lived.maintenance.fsck(level=2)
@@ -256,7 +256,7 @@ def test_only_a_branch_that_starts_before_its_branch_point_inherits_fewer_calls(
     with agentgit.open(":memory:") as other:
         other.import_(BytesIO(export))
         assert other.maintenance.fsck(level=3).findings == ()
-        with pytest.raises(Corrupt, match="does not begin at its branch point"):
+        with pytest.raises(Corrupt, match="it records 1 inherited calls"):
             other.import_(exports.forged(export, inherit_fewer), session="again")
 
 

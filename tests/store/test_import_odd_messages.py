@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 from io import BytesIO
@@ -20,7 +19,9 @@ from langgraph.types import interrupt
 import agentgit
 from agentgit import Corrupt, InvalidInput
 from agentgit.store.objects.blobs import leaf, list_hash, pack, unpack
+from agentgit.store.objects.packing import split_hashes
 from agentgit.store.threads.graph_rows import hash_state
+from agentgit.store.transfer.shapes import decode_bytes, encode_bytes
 from agentgit.web import app
 
 
@@ -63,7 +64,7 @@ def export():
 
 
 def kind_and_data(record):
-    return record["type"], record["text"].encode() if record["text"] is not None else base64.b64decode(record["data"])
+    return record["type"], decode_bytes(record["data"])
 
 
 def reforged(export, changes):
@@ -73,39 +74,47 @@ def reforged(export, changes):
         export: the original export.
         changes: the new type and bytes of each replaced value, by its position among the values.
     """
-    names: dict[str, str] = {}
+    names: dict[bytes, bytes] = {}
 
-    def new(name):
-        return names.get(name, name)
+    def new(key):
+        return names.get(key, key)
+
+    def joined(hashes):
+        return b"".join(map(new, split_hashes(bytes.fromhex(hashes)))).hex()
 
     def change(found):
-        for n, record in enumerate(of(found, "value")):
-            kind, data = changes.get(n) or kind_and_data(record)
-            if kind == "record" and n not in changes:
-                data = pack({name: bytes.fromhex(new(key.hex())) for name, key in unpack(data).items()})
-            made = leaf(kind, data).hash.hex()
-            names[record["id"]] = made
-            record.update(id=made, type=kind, text=None, data=base64.b64encode(data).decode(), parts=None)
-        lists: dict[str, list[str]] = {}
-        states: dict[str, str] = {}
-        for record in found:
-            if record["record"] == "list":
-                old = record["id"]
-                record["items"] = [new(key) for key in record["items"]]
-                record["base"] = record["base"] and new(record["base"])
-                whole = [*lists.get(record["base"], [])[: record["keep"]], *record["items"]]
-                record["id"] = names[old] = list_hash(map(bytes.fromhex, whole)).hex()
-                lists[record["id"]] = whole
-            elif record["record"] == "state":
-                record["channels"] = {name: new(key) for name, key in record["channels"].items()}
-                old = record["state_hash"]
-                record["state_hash"] = hash_state({n: bytes.fromhex(k) for n, k in record["channels"].items()}).hex()
-                states[old] = record["state_hash"]
-            elif record["record"] == "checkpoint":
-                record["state_hash"] = states.get(record["state_hash"], record["state_hash"])
-            for write in (record, *(one for at in record.get("at", ()) for one in at["writes"])):
-                if isinstance(write.get("value"), list):
-                    write["value"] = [new(key) for key in write["value"]]
+        lists: dict[bytes, list[bytes]] = {}
+        values = {id(record): n for n, record in enumerate(of(found, "value"))}
+        for record in of(found, "blob"):
+            old = bytes.fromhex(record["hash"])
+            if record["type"] == "list":
+                data = record["data"]
+                items = [new(bytes.fromhex(key)) for key in data["items"]]
+                base = data["base"] and new(bytes.fromhex(data["base"]))
+                whole = [*lists.get(base or b"", [])[: data["keep"]], *items]
+                names[old] = list_hash(whole)
+                lists[names[old]] = whole
+                record["data"] = {**data, "base": base and base.hex(), "items": [key.hex() for key in items]}
+            else:
+                n = values[id(record)]
+                kind, data = changes.get(n) or kind_and_data(record)
+                if kind == "record" and n not in changes:
+                    data = pack({name: new(key) for name, key in unpack(data).items()})
+                names[old] = leaf(kind, data).hash
+                record.update(type=kind, data=encode_bytes(data))
+            record["hash"] = names[old].hex()
+        states: dict[str, str] = {"": ""}
+        for record in of(found, "state"):
+            channels = {name: new(key) for name, key in unpack(bytes.fromhex(record["channels"])).items()}
+            states[record["state_hash"]] = hash_state(channels).hex()
+            record.update(channels=pack(channels).hex(), state_hash=states[record["state_hash"]])
+        for record in of(found, "write"):
+            record["value"] = joined(record["value"])
+        for record in of(found, "checkpoint"):
+            record["state_hash"] = states[record["state_hash"]]
+            for _, _, writes in record["pending"][0] if record["pending"] else ():
+                for write in writes:
+                    write[-1] = joined(write[-1])
 
     return forged(export, change)
 

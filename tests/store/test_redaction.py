@@ -92,9 +92,8 @@ def test_names_alone_are_enough_and_nothing_else_changes(repo):
     agent.run("add chair")
 
     def lines(**options):
-        """Return the lines of an export after its head, without the hashes that chain them."""
-        found = [line for line in exported(agent.session, **options).splitlines() if b'"agentgit-export"' not in line]
-        return [re.sub(rb',"hash":"[0-9a-f]+"\}$', b"", line) for line in found]
+        """Return the lines of an export without its header and its end."""
+        return exported(agent.session, **options).splitlines()[1:-1]
 
     assert lines(redact=True) == lines()
     other = repo.wrap(graph(), "secret", effects=EFFECTS)

@@ -366,8 +366,8 @@ class Blobs:
         depth = base_items.depth + 1
         short_chain = depth < max(MIN_CHAIN_LIMIT, len(hashes) // 8)
         if base is not None and short_chain and kept_count * HASH_BYTES > _link_struct.size:
-            return depth, APPENDED + _link_struct.pack(base, kept_count, depth) + b"".join(hashes[kept_count:])
-        return 0, FULL + b"".join(hashes)
+            return depth, pack_list(base, kept_count, hashes[kept_count:], depth)
+        return 0, pack_list(None, 0, hashes)
 
     def count_shared(self, transaction: Reading, item_hashes: tuple[bytes, ...], base: bytes | None) -> int:
         """Return the number of leading items that a list shares with a stored list; these need not be stored."""
@@ -497,10 +497,9 @@ class Blobs:
             for part in slices(list(unread)):
                 for key, type_, codec, data in transaction.execute(_REFERENCES, self._parameters(hashes=part)):
                     unread.discard(key)
-                    if type_ == LIST:
-                        for earlier_key, earlier_data in _CHAIN.all(transaction, self._parameters(hash=key)):
-                            found.add(earlier_key)
-                            referenced.update(own_items(earlier_data))
+                    if type_ == LIST:  # each earlier list is read once, however many lists continue it
+                        earlier = base_hash(data)
+                        referenced.update(own_items(data) if earlier is None else [earlier, *own_items(data)])
                     elif codec == CHUNKED:
                         referenced.update(split_hashes(data))
                     elif type_ == RECORD:
@@ -548,6 +547,12 @@ class ListLink(NamedTuple):
     base: bytes
     kept_count: int
     new_hashes: bytes
+
+
+def pack_list(base: bytes | None, kept_count: int, new_hashes: Iterable[bytes], depth: int = 0) -> bytes:
+    """Return a list as it is stored: in full, or the first items of an earlier one and then others."""
+    link = FULL if base is None else APPENDED + _link_struct.pack(base, kept_count, depth)
+    return link + b"".join(new_hashes)
 
 
 def own_items(data: bytes) -> list[bytes]:

@@ -345,7 +345,9 @@ def sqlite_checks(table: Table) -> Iterator[CheckConstraint]:
 
 def one_of(column: str, values: Iterable[str]) -> CheckConstraint:
     """Return a constraint that a column has one of some values."""
-    return CheckConstraint(f"{column} IN ({', '.join(map(repr, sorted(values)))})", name=column)
+    words = sorted(values)
+    info = {"column": column, "words": words}  # for the check of files
+    return CheckConstraint(f"{column} IN ({', '.join(map(repr, words))})", name=column, info=info)
 
 
 def partial_index(condition: str) -> dict[str, Any]:

@@ -5,15 +5,14 @@ In memory are one part of a file, the hashes and sizes of the contents, and a su
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections import Counter
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
-from agentgit.store.transfer.lines import PART_BYTES
+from agentgit.store.transfer import paths
 from agentgit.store.transfer.paths import LONGEST_PATH, fold_name, levels_up, text_of
+from agentgit.store.transfer.shapes import anything, decode_bytes, digest, label, named, number
 
 Record = Mapping[str, Any]
 
@@ -27,6 +26,10 @@ REASONS = (CUSTOM_ENVIRONMENT, NO_LONGER_STORED, UNOPENED_STORAGE, TOO_MANY_PATH
 """The reasons why an export may lack the snapshot of a checkpoint."""
 
 MAX_FILE_BYTES = 2**30
+
+PART_BYTES = 256 * 1024
+"""The size of a part of a file, in bytes. The last part may be smaller."""
+
 UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO = 2**30, 100
 """The size to which a tree may unpack: so many bytes, or so many times the contents of the export if that is more."""
 
@@ -41,6 +44,28 @@ class Item(NamedTuple):
     kind: str
     value: Any
     mode: int
+
+
+def _check_items(value: Any) -> dict[bytes, Item]:
+    """Check the items of a directory by name: each is the kind, the value and the permission bits."""
+    items = {}
+    for name, item in named(value).items():
+        kind, what, mode = item if type(item) is list and len(item) == 3 else (None, None, None)
+        if kind not in _ITEM_VALUES:
+            raise ValueError(f"{name[:80]!a} is not a file, a link, a folder or left out")
+        checked = paths.left_out(name) if kind == LEFT else paths.name(name)
+        items[checked] = Item(kind, _ITEM_VALUES[kind](what), number(most=0o777)(mode))
+    return items
+
+
+_ITEM_VALUES = {FILE: digest, LINK: paths.link, FOLDER: number(1), LEFT: label}
+
+SHAPES = {
+    "part": {"data": anything},
+    "file": {"id": digest, "size": number(most=MAX_FILE_BYTES)},
+    "folder": {"id": number(1), "items": _check_items},
+}
+"""The shapes of the records of files. The parts of a file come before it."""
 
 
 class FileSink(Protocol):
@@ -75,69 +100,47 @@ class _Folder(NamedTuple):
 class FileChecker:
     """Checks the file records of an export for consistency.
 
-    Afterwards, `snapshots` has the snapshot id of each checkpoint whose files are included, `missing_snapshots` counts
-    the missing snapshots by reason, and `left_paths` has each path that any tree leaves out, with the reason.
+    Afterwards, `missing_snapshots` counts the missing snapshots by reason, and `left_paths` has each path that any tree
+    leaves out, with the reason.
     """
 
     def __init__(self, sink: FileSink | None = None) -> None:
-        self.snapshots: dict[int, int] = {}
         self.missing_snapshots: Counter[str] = Counter()
         self.left_paths: dict[bytes, str] = {}
         self._sink = sink
         self._sizes: dict[bytes, int] = {}
         self._content_bytes = 0
-        self._open_file: Record | None = None
-        self._hash = sha256()
-        self._size = self._part_count = 0
+        self._hash, self._size = sha256(), 0
         self._folders: list[_Folder] = []
-
-    @property
-    def is_open(self) -> bool:
-        """True while more parts of a file must follow."""
-        return self._open_file is not None
 
     # -- contents
 
-    def check_file(self, record: Record) -> None:
-        """Check a file, or its first record if parts follow."""
-        if sum(record[name] is not None for name in ("text", "data", "parts")) != 1:
-            raise ValueError("must have exactly one of text, data and parts")
-        if record["id"] in self._sizes:
-            raise ValueError(f"is a duplicate of file {record['id'].hex()}")
-        self._hash, self._size, self._part_count, self._open_file = sha256(), 0, 0, record
-        if record["parts"] is not None:
-            if record["parts"] != -(-record["size"] // PART_BYTES) or record["parts"] < 2:
-                raise ValueError(f"cannot have {record['parts']} parts")
-            return
-        self._add_data(record["text"].encode() if record["text"] is not None else decode_base64(record["data"]))
-        self._close_file()
-
     def check_part(self, record: Record) -> None:
-        """Check a part of a file."""
-        assert self._open_file is not None  # noqa: S101  # the caller checks `is_open`
-        data = decode_base64(record["data"])
+        """Check a part of the contents of the next file."""
+        data = decode_bytes(record["data"])
         if len(data) > PART_BYTES:
             raise ValueError(f"has more than {PART_BYTES} bytes")
-        self._add_data(data)
-        self._part_count += 1
-        if self._part_count == self._open_file["parts"]:
-            self._close_file()
-
-    def _add_data(self, data: bytes) -> None:
         self._hash.update(data)
         self._size += len(data)
         if self._sink is not None:
             self._sink.data(data)
 
-    def _close_file(self) -> None:
-        assert self._open_file is not None  # noqa: S101  # set by `file`
-        if self._size != self._open_file["size"] or self._hash.digest() != self._open_file["id"]:
+    def check_file(self, record: Record) -> None:
+        """Check a file, whose parts came before it."""
+        if record["id"] in self._sizes:
+            raise ValueError(f"is a duplicate of file {record['id'].hex()}")
+        if self._size != record["size"] or self._hash.digest() != record["id"]:
             raise ValueError("does not match its hash or its size")
-        self._sizes[self._open_file["id"]] = self._size
+        self._sizes[record["id"]] = self._size
         self._content_bytes += self._size
         if self._sink is not None:
-            self._sink.file(self._open_file["id"], self._size)
-        self._open_file = None
+            self._sink.file(record["id"], self._size)
+        self._hash, self._size = sha256(), 0
+
+    def check_end(self) -> None:
+        """Check that no part is left over."""
+        if self._size:
+            raise ValueError("comes after a part that belongs to no file")
 
     # -- directories
 
@@ -178,7 +181,7 @@ class FileChecker:
             self._sink.folder(record["id"], items)
 
     def check_snapshot(self, record: Record) -> None:
-        """Check a snapshot, with its tree and the checkpoints that have it."""
+        """Check a snapshot, with its tree."""
         if (record["tree"] is None) != (record["why"] is not None) or (record["tree"] or 0) > len(self._folders):
             raise ValueError("refers to no earlier directory, or has no reason")
         if record["why"] is not None:
@@ -190,17 +193,6 @@ class FileChecker:
         self.left_paths |= tree.left
         if self._sink is not None:
             self._sink.tree(record["tree"])
-        for id in record["checkpoints"]:
-            if self.snapshots.setdefault(id, record["id"]) != record["id"]:
-                raise ValueError(f"is a second snapshot of checkpoint {id}")
-
-
-def decode_base64(data: str) -> bytes:
-    """Decode base64."""
-    try:
-        return base64.b64decode(data, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"has data that is not base64 ({error})") from error
 
 
 def format_path(path: bytes) -> str:

@@ -1,147 +1,82 @@
-"""Import of sessions: the export is read once to check it, and again to store it in one transaction."""
+"""Import of sessions: a file is checked, its rows are stored with new ids, and `fsck` judges them before the commit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Table
 
 from agentgit.checkpoints.references import free_name
-from agentgit.effects.files import SnapshotRef
-from agentgit.errors import Conflict, Corrupt
+from agentgit.effects.files import STORED, SnapshotRef
+from agentgit.errors import Conflict, Corrupt, InvalidInput
+from agentgit.sessions.session import DONE, IMPORTED, idle_status
 from agentgit.store.audit.trail import record_event
-from agentgit.store.objects.blobs import Blobs, BlobStore, Leaf
+from agentgit.store.maintenance.fsck.check import check_session
+from agentgit.store.maintenance.fsck.reading import format_value
+from agentgit.store.objects.blobs import BlobStore, Leaf, NewValues, compact, pack_list
+from agentgit.store.objects.packing import CHUNK, CHUNKED, RAW, Chunk
+from agentgit.store.sql import tables as t
 from agentgit.store.sql.batch import MAX_PARAMETERS as ROWS_AT_ONCE
+from agentgit.store.sql.encryption import PlainBytes
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.tables import (
-    BRANCH,
-    CHECKPOINT,
-    GRAPH_CHECKPOINT,
-    GRAPH_WRITE,
-    OPERATION,
-    SESSION,
-    TAG,
-    TOOL_INVOCATION,
-    WORKSPACE_SNAPSHOT,
-    WORLD_LOG,
-)
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import insert_rows
 from agentgit.store.store import Store
-from agentgit.store.transfer.export_states import VALUES_AT_ONCE
-from agentgit.store.transfer.file_trees import FileSink
-from agentgit.store.transfer.import_check import Checker
-from agentgit.store.transfer.import_rows import ImportedRows, ListItems, new_ids
+from agentgit.store.threads.owners import thread_of_branch
+from agentgit.store.transfer.forms import THREAD, Chunks, ListItems, decode_row, shape_of
+from agentgit.store.transfer.import_check import TABLES_BY_NAME, Checker
 from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
-from agentgit.store.transfer.records import check_record, require_header
+from agentgit.store.transfer.shapes import UNREADABLE, Ref, walk
+from agentgit.store.transfer.values import require_readable
+from agentgit.values import as_object, to_json
 
 BYTES_AT_ONCE = 4 * 2**20
 """The size of values in memory, in bytes, above which they are stored."""
-
-TABLES: Mapping[str, Table] = {
-    "branch": BRANCH,
-    "state": GRAPH_CHECKPOINT,
-    "write": GRAPH_WRITE,
-    "checkpoint": CHECKPOINT,
-    "tag": TAG,
-    "snapshot": WORKSPACE_SNAPSHOT,
-    "call": TOOL_INVOCATION,
-    "operation": OPERATION,
-    "log": WORLD_LOG,
-}
-
-
-def read_records(stream: LineReader, checker: Checker) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the records of an export, each checked before it is returned."""
-    stream.seek(0)
-    number = 0
-    for number, raw_record, checker.seal in read_lines(stream):
-        if number == 1:
-            require_header(raw_record)
-        try:
-            if checker.is_complete:
-                raise ValueError("comes after the end")
-            kind, record = check_record(raw_record)
-            checker.check_record(kind, record)
-        except ValueError as error:
-            raise damaged_line(number, str(error)) from error
-        yield kind, record
-    if number == 0:
-        require_header(None)
-    if not checker.is_complete:
-        raise Corrupt(
-            f"The export ends with line {number}, and its end is missing: it is truncated. Nothing was imported. "
-            "Export the session again.",
-            row=f"line {number}",
-        )
-
-
-def check_export(stream: LineReader, sink: FileSink | None = None) -> Checker:
-    """Check a whole export without storing it; return the checker."""
-    checker = Checker(sink)
-    for _ in read_records(stream, checker):
-        pass
-    return checker
 
 
 class Import:
     """Imports an export as a new session."""
 
-    def __init__(
-        self,
-        store: Store,
-        user_id: int,
-        stream: LineReader,
-        name: str | None,
-    ) -> None:
+    def __init__(self, store: Store, user_id: int, stream: LineReader, name: str | None) -> None:
         self.store = store
         self.user_id = user_id
         self.stream = stream
         self.name = name
 
     def run(self, checker: Checker, files: Mapping[int, SnapshotRef] | None = None) -> int:
-        """Import the session, and return its id."""
-        return self.store.database.write(lambda c: self._store(c, checker, files), durable=True)
+        """Import the session, and return its id. `files` are the stored snapshots, by the number of their tree."""
+        return self.store.database.write(lambda c: self._store(c, checker, files or {}), durable=True)
 
-    def _store(self, transaction: Writing, first_checker: Checker, files: Mapping[int, SnapshotRef] | None) -> int:
-        ids = new_ids(first_checker.ids)
-        rows = ImportedRows(
-            user_id=self.user_id,
-            session_id=new_id(),
-            ids=ids,
-            world_log_end=first_checker.last_seq,
-            files=files,
-            snapshots=first_checker.files.snapshots if files is not None else {},
-        )
+    def _store(self, transaction: Writing, checker: Checker, files: Mapping[int, SnapshotRef]) -> int:
         self.store.users.require_exists(transaction, self.user_id)
-        name = choose_name(transaction, self.store, self.user_id, self.name, first_checker.session["name"])
-        row = rows.session(first_checker.session, name)
-        insert_rows(transaction, SESSION, row)
-        # A separate instance: a shared one would remember lists that are not stored if this transaction is rolled back.
-        blobs = BlobStore(self.store.compression)
-        values = _ValueImport(blobs.of(rows.session_id), transaction)
-        tables = _Tables(transaction, rows)
-        checker = Checker()
-        for kind, record in read_records(self.stream, checker):
-            if kind in TABLES and (kind != "snapshot" or rows.has_files(record)):
-                tables.add(kind, record)
-            elif kind in ("value", "part", "list"):
-                values.add(checker.completed_value)
-        if checker.seal != first_checker.seal:
-            raise _changed_error()
-        values.flush()
-        tables.flush()
+        name = choose_name(transaction, self.store, self.user_id, self.name, checker.session["session_name"])
+        rows = _NewRows(self.user_id, name, checker, files)
+        buffer = _Buffer(transaction, self.store, rows)
+        for _, table, row in rows.read(self.stream):
+            buffer.add(table, row)
+        buffer.flush()
+        buffer.require_readable()
+        for finding in check_session(transaction, self.store, rows.session_id):
+            number = rows.find_line(self.stream, finding.row)
+            raise damaged_line(number, f"is damaged: {finding.what}")
         record_event(
             transaction,
             "session.imported",
             session_id=rows.session_id,
             user_id=self.user_id,
-            name=first_checker.session["name"],
-            checkpoints=first_checker.counts["checkpoint"],
-            calls=first_checker.counts["call"],
+            name=checker.session["session_name"],
+            checkpoints=checker.counts[t.CHECKPOINT.name],
+            calls=checker.counts[t.TOOL_INVOCATION.name],
         )
         return rows.session_id
+
+
+def require_sound(transaction: Reading, store: Store, session_id: int) -> None:
+    """Check a session that was built from other data, in the transaction that has written it."""
+    for finding in check_session(transaction, store, session_id):
+        raise InvalidInput(f"These checkpoints make no session: {finding.row}: {finding.what}. Nothing was imported.")
 
 
 def choose_name(transaction: Reading, store: Store, user_id: int, wanted: str | None, default: str) -> str:
@@ -152,55 +87,139 @@ def choose_name(transaction: Reading, store: Store, user_id: int, wanted: str | 
     return wanted if wanted is not None else free_name(default, taken_names)
 
 
-def _changed_error() -> Corrupt:
-    return Corrupt("The export was changed while it was read. Nothing was imported. Import it again.")
+class _NewRows:
+    """Makes the rows of one imported session from the records of its file."""
+
+    def __init__(self, user_id: int, name: str, checker: Checker, files: Mapping[int, SnapshotRef]) -> None:
+        self.user_id, self.name, self.checker, self.files = user_id, name, checker, files
+        self.snapshots = {id for id, tree in checker.trees.items() if tree in files}
+        known = {**checker.ids, t.WORKSPACE_SNAPSHOT.name: self.snapshots}
+        # The new ids sort like the old ones.
+        self.ids = {kind: {id: new_id() for id in sorted(ids)} for kind, ids in known.items() if kind != THREAD}
+        (self.session_id,) = self.ids[t.SESSION.name].values()
+        self.threads: dict[str, str] = {}
+
+    def read(self, stream: LineReader) -> Iterator[tuple[int, Table, dict[str, Any]]]:
+        """Read the file again, and yield the line, the table and the row of each record."""
+        stream.seek(0)
+        record: dict[str, Any] = {}
+        for number, record in read_lines(stream):
+            try:
+                table = TABLES_BY_NAME.get(record.get("record", ""))
+                is_taken = table is not t.WORKSPACE_SNAPSHOT or record["id"] in self.snapshots
+                row = self._row(table, record) if table is not None and is_taken else None
+            except UNREADABLE as error:  # it was right when the file was checked
+                raise _changed_error() from error
+            if table is not None and row is not None:
+                yield number, table, row
+        if record != {"sha256": self.checker.hash}:
+            raise _changed_error()
+
+    def _row(self, table: Table, record: dict[str, Any]) -> dict[str, Any]:
+        fields = {name: value for name, value in record.items() if name != "record"}
+        if table is t.BRANCH:
+            self.threads[fields["thread_id"]] = thread_of_branch(self.ids[table.name][fields["id"]])
+        row = decode_row(table, walk(shape_of(table), fields, self._refer))
+        complete = getattr(self, f"_{table.name}", None)
+        others = complete(row) if complete is not None else {}
+        return row | self._owner(table) | others
+
+    def _refer(self, ref: Ref, id: Any) -> Any:
+        if ref.table == THREAD:
+            return self.threads[id]
+        ids = self.ids[ref.table]
+        if ref.is_optional or ref.is_kept or ref.table == t.WORKSPACE_SNAPSHOT.name:
+            return ids.get(id, id if ref.is_kept else None)
+        return ids[id]
+
+    def _owner(self, table: Table) -> dict[str, Any]:
+        """Return what the rows of all tables have."""
+        owners = {"external_session_id": self.session_id, "user_id": self.user_id}
+        return {name: id for name, id in owners.items() if name in table.c}
+
+    # The columns that do not travel. What is not named here is NULL, or the default of its column.
+
+    def _external_session(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        meta = to_json({IMPORTED: True})
+        return {"session_name": self.name, "updated_at": datetime.now(UTC), "is_active": True, "meta": meta}
+
+    def _internal_session(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {"status": idle_status(as_object(row["meta"])), "world_seen": self.checker.last_seq}
+
+    def _graph_checkpoint(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {"header": compact({**as_object(row["header"]), IMPORTED: True})}
+
+    def _workspace_snapshot(self, row: dict[str, Any]) -> dict[str, Any]:
+        stored, _ = self.files[row.pop("tree")], row.pop("why")
+        return {"snapshot": stored.snapshot, "settings": to_json(stored.settings), "changed_by": STORED}
+
+    def _operation(self, _: Mapping[str, Any]) -> dict[str, Any]:
+        return {"status": DONE}
+
+    def find_line(self, stream: LineReader, name: str) -> int:
+        """Return the number of the line whose row has this name in a finding; that of the last one if none has."""
+        number = 0
+        for number, table, row in self.read(stream):
+            if name == _row_name(table, row):
+                return number
+        return number + 1
 
 
-class _ValueImport:
-    """Stores values in batches."""
+def _row_name(table: Table, row: Mapping[str, Any]) -> str:
+    """Return the name that a finding gives to a row."""
+    if table is t.TAG:
+        return f"tag {row['name']!r}"
+    return f"{table.name} " + "/".join(format_value(row[column.name]) for column in table.primary_key)
 
-    def __init__(self, blobs: Blobs, transaction: Writing) -> None:
-        self.blobs = blobs
-        self.transaction = transaction
-        self._buffer: list[Leaf] = []
-        self._size = 0
 
-    def add(self, value: Leaf | ListItems | None) -> None:
-        if isinstance(value, Leaf):
-            self._buffer.append(value)
-            self._size += len(value.data)
-        if isinstance(value, ListItems):
-            self.flush(value)
-        elif len(self._buffer) >= VALUES_AT_ONCE or self._size > BYTES_AT_ONCE:
+class _Buffer:
+    """Stores rows in batches, in the order in which they come."""
+
+    def __init__(self, transaction: Writing, store: Store, rows: _NewRows) -> None:
+        self.transaction, self.session_id, self.chunked = transaction, rows.session_id, rows.checker.chunked
+        # A separate store: a shared one would remember values that are not stored if this transaction is rolled back.
+        self.blobs = BlobStore(store.compression).of(rows.session_id)
+        self._table: Table | None = None
+        self._rows: list[dict[str, Any]] = []
+        self._bytes = 0
+
+    def add(self, table: Table, row: dict[str, Any]) -> None:
+        """Store a row with the next batch."""
+        if table is not self._table or len(self._rows) >= ROWS_AT_ONCE or self._bytes > BYTES_AT_ONCE:
             self.flush()
-
-    def flush(self, *lists: ListItems) -> None:
-        self.blobs.put_many(self.transaction, self._buffer, lists)
-        self._buffer, self._size = [], 0
-
-
-class _Tables:
-    """Stores rows in batches, one table at a time."""
-
-    def __init__(self, transaction: Writing, rows: ImportedRows) -> None:
-        self.transaction = transaction
-        self._row_functions: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-            kind: getattr(rows, kind) for kind in TABLES
-        }
-        self._buffers: dict[str, list[dict[str, Any]]] = {kind: [] for kind in TABLES}
-
-    def add(self, kind: str, record: Mapping[str, Any]) -> None:
-        buffer = self._buffers[kind]
-        try:
-            buffer.append(self._row_functions[kind](record))
-        except KeyError as error:  # an id that was missing when the file was checked
-            raise _changed_error() from error
-        if len(buffer) >= ROWS_AT_ONCE:
-            self.flush()
+        self._table = table
+        self._rows.append(row)
+        self._bytes += len(row["data"]) if table is t.BLOB else 0
 
     def flush(self) -> None:
-        """Store the buffered rows, in the order of the tables, because some refer to others."""
-        for kind in TABLES:
-            if self._buffers[kind]:
-                insert_rows(self.transaction, TABLES[kind], *self._buffers[kind])
-                self._buffers[kind] = []
+        """Store the batch."""
+        if self._table is t.BLOB:
+            self.blobs.insert(self.transaction, NewValues({row["hash"]: self._value(row) for row in self._rows}))
+        elif self._table is not None:
+            insert_rows(self.transaction, self._table, *self._rows)
+        self._rows, self._bytes = [], 0
+
+    def require_readable(self) -> None:
+        """Check the values that came in chunks, which are whole only now."""
+        for key, (number, _) in self.chunked.items():
+            try:
+                require_readable(self.blobs.get_many(self.transaction, [key])[key])
+            except (ValueError, Corrupt) as error:
+                raise damaged_line(number, str(getattr(error, "problem", error))) from error
+
+    def _value(self, row: Mapping[str, Any]) -> Leaf | Chunk | dict[str, Any]:
+        """Return a value as the table of values stores it. The check compares it with its hash."""
+        key, kind, data = row["hash"], row["type"], row["data"]
+        if isinstance(data, bytes):
+            return Chunk(key, memoryview(data)) if kind == CHUNK else Leaf(key, kind, data)
+        stored = {"external_session_id": self.session_id, "hash": key, "type": kind}
+        if isinstance(data, Chunks):
+            size = self.chunked[key].size
+            return {**stored, "codec": CHUNKED, "size": size, "data": b"".join(data.hashes)}
+        assert isinstance(data, ListItems)  # noqa: S101  # there is no other
+        packed = PlainBytes(pack_list(*data))
+        return {**stored, "codec": RAW, "size": data.keep + len(data.items), "data": packed}
+
+
+def _changed_error() -> Corrupt:
+    return Corrupt("The export was changed while it was read. Nothing was imported. Import it again.")

@@ -1,12 +1,10 @@
-"""The lines of an export: JSON objects, each with a hash over itself and all lines before it.
+"""The lines of an export: JSON objects, and at the end the SHA-256 of all lines before it.
 
-Because each hash includes the previous one, the first line that was changed, removed, repeated or moved is detected.
 `with_progress` reports the progress of a read.
 """
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
@@ -14,19 +12,20 @@ from typing import IO, Any, NamedTuple, Protocol
 
 import orjson
 
-from agentgit.errors import Corrupt
+from agentgit.errors import Corrupt, InvalidInput
+from agentgit.next_steps import Next
 from agentgit.sessions.reports import OnProgress
+from agentgit.store.transfer.shapes import require_flat
 from agentgit.values import dump_without_orjson, from_json
+
+NAME = "agentgit-export"
+FORMAT = 1
+"""The version of the format. An export of another version is refused."""
 
 LONGEST = 64 * 2**20
 """The maximum size of a line, in bytes."""
 
-PART_BYTES = 256 * 1024
-"""The size of a part of a value or a file, in bytes. The last part may be smaller."""
-
-_HEADER_PREFIXES = (b'{"record":"agentgit-export"', b'{"record": "agentgit-export"')
-
-_TAIL_BYTES = len(b',"hash":""}\n') + 64
+_PREFIXES = (f'{{"format":"{NAME}"'.encode(), f'{{"format": "{NAME}"'.encode())
 
 
 class LineReader(Protocol):
@@ -40,70 +39,65 @@ class LineReader(Protocol):
 
 
 class LineWriter:
-    """Encodes records as lines with chained hashes.
+    """Writes records as lines."""
 
-    Example:
-        >>> LineWriter().line({"record": "end"})[:38]
-        b'{"record":"end","hash":"8627715a04ced2'
-    """
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._hash = file, sha256()
 
-    def __init__(self) -> None:
-        self._chain = b""
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write the line of a record."""
+        try:
+            line = orjson.dumps(record) + b"\n"
+        except TypeError:  # lone surrogates, huge integers
+            line = dump_without_orjson(record) + b"\n"
+        if len(line) > LONGEST:
+            raise Corrupt(f"A record of {record.get('record')} is longer than {LONGEST} bytes: not exported.")
+        self._hash.update(line)
+        self._file.write(line)
 
-    def line(self, record: Mapping[str, Any]) -> bytes:
-        """Return the line of a record. Its hash includes the hash of the previous line."""
-        body = _dump_record(record)[:-1]
-        if len(body) + _TAIL_BYTES > LONGEST:
-            raise Corrupt(f"A record of type {record.get('record')} is longer than {LONGEST} bytes: not exported.")
-        self._chain = sha256(self._chain + body).digest()
-        return body + _tail(self._chain)
-
-
-def records_with_contents(record: Mapping[str, Any], data: bytes, *, is_text: bool) -> Iterator[dict[str, Any]]:
-    """Return a record with its contents, followed by the records of its parts if it has several."""
-    no_contents: dict[str, Any] = {"text": None, "data": None, "parts": None}
-    starts = range(0, len(data), PART_BYTES)
-    if len(starts) > 1:
-        yield {**record, **no_contents, "parts": len(starts)}
-        for start in starts:
-            yield {"record": "part", "data": _base64(data[start : start + PART_BYTES])}
-        return
-    try:
-        contents = {"text": data.decode()} if is_text else {"data": _base64(data)}
-    except UnicodeDecodeError:
-        contents = {"data": _base64(data)}
-    yield {**record, **no_contents, **contents}
+    def end(self) -> None:
+        """Write the last line."""
+        self._file.write(b'{"sha256":"%b"}\n' % self._hash.hexdigest().encode())
 
 
 class ExportLine(NamedTuple):
-    """A line of an export: its number, from 1, its record, and its hash."""
+    """A line of an export: its number, from 1, and its record."""
 
     number: int
     record: dict[str, Any]
-    hash: bytes
 
 
 def read_lines(stream: LineReader) -> Iterator[ExportLine]:
-    """Iterate over the lines of an export, each checked against its hash.
+    """Iterate over the lines of an export, from the header to the last one, whose hash is checked.
 
-    Returns no lines for a file that is not an export. One line at a time is in memory.
+    One line at a time is in memory.
     """
-    chain, number = b"", 0
+    digest, number = sha256(), 0
     while line := stream.readline(LONGEST + 1):
         number += 1
-        if number == 1 and not line.lstrip().startswith(_HEADER_PREFIXES):
-            return
-        if len(line) > LONGEST:
-            raise damaged_line(number, f"is longer than {LONGEST} bytes")
-        if not line.endswith(b"\n"):
-            raise damaged_line(number, "is truncated")
-        body = line[:-_TAIL_BYTES]
-        chain = sha256(chain + body).digest()
-        if line[-_TAIL_BYTES:] != _tail(chain):
-            raise damaged_line(
-                number, "does not match its hash: it was changed, or an earlier line is missing or repeated"
+        if number == 1 and not line.lstrip().startswith(_PREFIXES):
+            raise _other_file()
+        record = _parse_line(number, line)
+        if number == 1 and record.get("version") != FORMAT:
+            raise InvalidInput(
+                f"This export has format {record.get('version')!r}, and this version of agentgit reads format "
+                f"{FORMAT}. Export the session again with this version.",
+                Next("update"),
             )
-        yield ExportLine(number, _parse_record(number, body), chain)
+        if "sha256" in record:
+            if record != {"sha256": digest.hexdigest()}:
+                raise damaged_line(number, "is not the hash of the lines before it: one of them was changed")
+            if stream.readline(1):
+                raise damaged_line(number + 1, "comes after the end")
+            yield ExportLine(number, record)
+            return
+        digest.update(line)
+        yield ExportLine(number, record)
+    raise damaged_line(number, "is the last, and the end is missing: it is truncated") if number else _other_file()
+
+
+def _other_file() -> InvalidInput:
+    return InvalidInput("This is not an agentgit export. Use a file that an export has written.")
 
 
 def damaged_line(number: int, problem: str) -> Corrupt:
@@ -114,24 +108,14 @@ def damaged_line(number: int, problem: str) -> Corrupt:
     )
 
 
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _tail(chain: bytes) -> bytes:
-    return b',"hash":"%b"}\n' % chain.hex().encode()
-
-
-def _dump_record(record: Mapping[str, Any]) -> bytes:
+def _parse_line(number: int, line: bytes) -> dict[str, Any]:
+    if len(line) > LONGEST:
+        raise damaged_line(number, f"is longer than {LONGEST} bytes")
+    if not line.endswith(b"\n"):
+        raise damaged_line(number, "is truncated")
     try:
-        return orjson.dumps(record)
-    except TypeError:  # lone surrogates, huge integers
-        return dump_without_orjson(record)
-
-
-def _parse_record(number: int, body: bytes) -> dict[str, Any]:
-    try:
-        record = from_json(body + b"}")
+        record = from_json(line)
+        require_flat(record)
     except (ValueError, RecursionError) as error:
         raise damaged_line(number, f"is not valid JSON ({error})") from error
     if not isinstance(record, dict):

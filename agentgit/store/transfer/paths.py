@@ -12,9 +12,11 @@ LONGEST_PATH, LONGEST_NAME = 4096, 255
 """The maximum lengths, in bytes."""
 
 DEVICE_NAMES = {"con", "prn", "aux", "nul", "conin$", "conout$"} | {
-    f"{port}{n}" for port in ("com", "lpt") for n in range(10)
+    f"{port}{n}" for port in ("com", "lpt") for n in "0123456789\u00b9\u00b2\u00b3"
 }
 """The names that Windows treats as devices, with any extension."""
+
+ELSEWHERE = "is a device or another path on some systems"
 
 REPOSITORY_NAMES = (".git", "git~1")
 
@@ -82,7 +84,9 @@ def link_problem(target: bytes, depth: int) -> str:
         return "is a link that may lead out of the workspace"
     if _has_controls(_decode_path(target)):
         return f"is a link whose target {CONTROLS}"
-    return f"is a link that {REPOSITORY_LINK}" if _is_in_repository(_decode_path(target)) else ""
+    if _is_in_repository(_decode_path(target)):
+        return f"is a link that {REPOSITORY_LINK}"
+    return ELSEWHERE if any(_is_elsewhere(name) for name in _decode_path(target).split("/")) else ""
 
 
 def fold_name(name: str) -> str:
@@ -138,9 +142,12 @@ def name_problem(name: str) -> str:
     normalized = _normalize_name(name)
     if normalized in REPOSITORY_NAMES:
         return "is in a git repository"
-    if normalized.partition(".")[0].rstrip() in DEVICE_NAMES or "\\" in name:
-        return "is a device or another path on some systems"
-    return ""
+    return ELSEWHERE if _is_elsewhere(name) else ""
+
+
+def _is_elsewhere(name: str) -> bool:
+    """Return whether Windows takes a name for a device, a path of several names, a drive, or a stream of a file."""
+    return _normalize_name(name).partition(".")[0].rstrip() in DEVICE_NAMES or "\\" in name or ":" in name
 
 
 def _normalize_name(name: str) -> str:

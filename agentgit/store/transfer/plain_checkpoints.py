@@ -21,15 +21,15 @@ from agentgit.store.objects.content import Encoded
 from agentgit.store.objects.plain_values import JSON, JSON_PY, MESSAGE, MESSAGE_PY, NOT_COMPUTED
 from agentgit.store.records.checkpoints import MERGE_KEY, CheckpointState, Label, require_text
 from agentgit.store.records.journal import CallOutcome, Intent
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, TOOL_INVOCATION
 from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import is_shown
 from agentgit.store.threads.graph_store import Draft, GraphKey, GraphStore, Head
 from agentgit.store.threads.message_rewrite import new_checkpoint_id
-from agentgit.store.transfer.export_records import EXPORTED_STATUS
-from agentgit.store.transfer.fields import nullable, time
-from agentgit.store.transfer.json_checks import require_flat, stored_message
-from agentgit.store.transfer.records import STATUSES
+from agentgit.store.transfer.forms import EXPORTED_STATUS, STATUSES
+from agentgit.store.transfer.shapes import Nullable, is_shaped, require_flat, time
+from agentgit.store.transfer.values import stored_message
 from agentgit.values import portable, to_json
 
 MAX_BYTES = 256 * 2**20  # of a JSON file, which is read as a whole
@@ -66,7 +66,7 @@ class PlainSession:
         # Caches of its own: the shared ones would remember what is not stored if this transaction is rolled back.
         self.graphs = GraphStore(store.compression)
         self.head, self.logged = Head("", b"", 0), 0
-        self.counts = {"branch": 1, "checkpoint": 0, "state": 0, "call": 0}
+        self.counts = {BRANCH.name: 1, CHECKPOINT.name: 0, GRAPH_CHECKPOINT.name: 0, TOOL_INVOCATION.name: 0}
         self._values: dict[str, Encoded] = {}
         self._versions: dict[str, int] = {}
         self._hashes: set[bytes] = set()
@@ -107,9 +107,9 @@ class PlainSession:
             data=portable(_data(checkpoint)),
             created_at=at,
         )
-        number = self.counts["checkpoint"]
+        number = self.counts[CHECKPOINT.name]
         self.store.checkpoints.insert(self.transaction, self.branch.id, state, label, last_number=number)
-        self.counts |= {"checkpoint": number + 1, "call": len(self._calls), "value": len(self._hashes)}
+        self.counts |= {CHECKPOINT.name: number + 1, TOOL_INVOCATION.name: len(self._calls), "value": len(self._hashes)}
 
     def _put_state(self, checkpoint: Checkpoint, at: datetime) -> None:
         """Store the state of a checkpoint as a graph checkpoint, unless it is that of the one before."""
@@ -128,7 +128,7 @@ class PlainSession:
         self._hashes.update(message.hash for message in leaves)
         if values == self._values:
             return
-        step = self.counts["state"] + 1
+        step = self.counts[GRAPH_CHECKPOINT.name] + 1
         changed = frozenset(name for name, value in values.items() if value != self._values.get(name))
         self._versions = {name: step if name in changed else self._versions[name] for name in values}
         draft = Draft(
@@ -140,7 +140,7 @@ class PlainSession:
             encode=values.__getitem__,
         )
         self.head = self.graphs.put(self.transaction, GraphKey(self.branch.thread_id, "", new_checkpoint_id()), draft)
-        self._values, self.counts["state"] = values, step
+        self._values, self.counts[GRAPH_CHECKPOINT.name] = values, step
 
     def _add_calls(self, checkpoint: Checkpoint, at: datetime) -> None:
         """Record the calls that a checkpoint has and the one before it has not, as calls that were made elsewhere."""
@@ -169,10 +169,10 @@ class PlainSession:
             args=args or {},
             idempotency_key=sha256(f"{self.branch.id}:{number}".encode()).hexdigest()[:32],
             owner="",
-            started_at=nullable(time)(call.get("started_at")) or at,
+            started_at=is_shaped(Nullable(time), call.get("started_at")) or at,
             made_on=self.branch.id,  # so that nothing here reverses it, runs it again or waits for it
         )
-        ended, text = nullable(time)(call.get("ended_at")), None if error is None else str(error)
+        ended, text = is_shaped(Nullable(time), call.get("ended_at")), None if error is None else str(error)
         return intent, CallOutcome(status=status, result=result, error=text, ended_at=ended)
 
 

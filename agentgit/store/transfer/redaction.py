@@ -17,12 +17,13 @@ from typing import Any
 
 from agentgit.auth.secret_names import is_secret_name
 from agentgit.errors import InvalidInput
-from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, pack, unpack
+from agentgit.store.objects.blobs import RECORD, Leaf, leaf, pack, unpack
+from agentgit.store.objects.packing import split_hashes
 from agentgit.store.objects.plain_values import CUSTOM_SERDE, DELTA, MESSAGE_MSGPACK, MSGPACK, NUMPY, READERS
+from agentgit.store.sql import tables as t
 from agentgit.store.threads.graph_rows import hash_state
-from agentgit.store.transfer.export_states import RecentLists, WriteRecord
-from agentgit.store.transfer.import_rows import ValueReader
-from agentgit.store.transfer.lines import records_with_contents
+from agentgit.store.transfer.export import RecordSink, WriteRecord
+from agentgit.store.transfer.forms import ListItems
 from agentgit.values import from_json
 
 Record = dict[str, Any]
@@ -57,26 +58,22 @@ class Secrets:
         self.text = cache(self._text)
         """Return a text without its secrets."""
 
-    # -- collecting
+    # -- collecting: the secrets are a `Sink` of the records of an export
 
-    def collector(self) -> WriteRecord:
-        """Return a function that collects the secrets of the records of an export."""
-        reader = ValueReader()
+    def record(self, record: Record) -> None:
+        """Collect the secrets of a record."""
+        kind = record["record"]
+        if kind == t.GRAPH_CHECKPOINT.name:
+            self._collect(record["meta"])
+        elif kind != t.GRAPH_WRITE.name:
+            self._collect(record)
+            self._tool_names |= {record["tool_name"]} if kind == t.TOOL_INVOCATION.name else set()
 
-        def collect(record: Record) -> None:
-            kind = record["record"]
-            if kind in ("value", "part"):
-                if (value := read_value(reader, record)) is not None:
-                    self._collect_leaf(value)
-            elif kind == "state":
-                self._collect(record["meta"])
-            elif kind not in ("list", "write"):
-                self._collect(record)
-                self._tool_names |= {record["tool"]} if kind == "call" else set()
+    def items(self, key: bytes, items: ListItems) -> None:
+        """A list has no secrets of its own."""
 
-        return collect
-
-    def _collect_leaf(self, value: Leaf) -> None:
+    def value(self, value: Leaf) -> None:
+        """Collect the secrets of a value."""
         if value.type in READERS:
             self._collect(READERS[value.type](value.data))
         elif value.type in (MSGPACK, MESSAGE_MSGPACK):
@@ -112,18 +109,18 @@ class Secrets:
                 raise InvalidInput(f"The redact function must return a string, not {new!r}.")
         return new
 
-    def value(self, value: Any, *, is_secret: bool = False) -> Any:
+    def redacted(self, value: Any, *, is_secret: bool = False) -> Any:
         """Return JSON-like data, or what msgpack holds, without its secrets."""
         new: Any
         if isinstance(value, str):
             new = self.text(value)
         elif isinstance(value, Mapping):
             return {
-                self.value(key): self.value(item, is_secret=isinstance(key, str) and _is_secret(key))
+                self.redacted(key): self.redacted(item, is_secret=isinstance(key, str) and _is_secret(key))
                 for key, item in value.items()
             }
         elif isinstance(value, list | tuple):
-            return type(value)(self.value(item) for item in value)
+            return type(value)(self.redacted(item) for item in value)
         elif isinstance(value, bytes):
             return self._bytes(value)
         elif is_secret and type(value) in (int, float):
@@ -138,15 +135,15 @@ class Secrets:
             text = data.decode()
         except UnicodeDecodeError:
             return data
-        return str(self.value(text)).encode()
+        return str(self.redacted(text)).encode()
 
     def leaf(self, value: Leaf) -> Leaf:
         """Return a value without its secrets; the same value if it has none."""
         before = self.changes
         if value.type in READERS:
-            data = _dump(self.value(READERS[value.type](value.data)), is_ascii=value.type.endswith("+py"))
+            data = _dump(self.redacted(READERS[value.type](value.data)), is_ascii=value.type.endswith("+py"))
         elif value.type in (MSGPACK, MESSAGE_MSGPACK):
-            data = _write_msgpack(self.value(_read_msgpack(value.data, self._extension)))
+            data = _write_msgpack(self.redacted(_read_msgpack(value.data, self._extension)))
         elif value.type in ("bytes", "bytearray"):
             data = self._bytes(value.data)
         elif value.type == CUSTOM_SERDE:
@@ -164,7 +161,7 @@ class Secrets:
         if code != NUMPY:
             content = _read_msgpack(payload, self._extension)
             kept = 0 if code == DELTA else 2
-            payload = _write_msgpack([*content[:kept], *map(self.value, content[kept:])])
+            payload = _write_msgpack([*content[:kept], *map(self.redacted, content[kept:])])
         return ormsgpack.Ext(code, payload)
 
 
@@ -224,109 +221,94 @@ def _content(code: int, payload: bytes) -> Any:
     return content if code == DELTA else content[2:]
 
 
-class RedactedWriter:
+REDACTED_FIELDS = {
+    t.SESSION.name: ("session_name",),
+    t.BRANCH.name: ("name", "meta"),
+    t.GRAPH_CHECKPOINT.name: ("meta",),
+    t.CHECKPOINT.name: ("name", "description", "data"),
+    t.TAG.name: ("name", "description"),
+    t.TOOL_INVOCATION.name: ("args", "result", "error_message", "answers"),
+    t.OPERATION.name: ("request", "report"),
+}
+"""The fields of records that may hold secrets."""
+
+
+class RedactingSink:
     """Writes the records of an export without their secrets."""
 
     def __init__(self, secrets: Secrets, write: WriteRecord) -> None:
-        self._secrets, self._write = secrets, write
-        self._reader, self._recent = ValueReader(), RecentLists()
+        self._secrets, self._sink = secrets, RecordSink(write)
         self._salt = token_bytes(32)
         self._hashes: dict[bytes, bytes] = {}
         self._written: set[bytes] = set()
+        self._lists: dict[bytes, ListItems] = {}
+        self._states: dict[bytes, tuple[Any, int]] = {}
         self._state_hashes: dict[str, str] = {}
 
-    def __call__(self, record: Record) -> None:
+    def record(self, record: Record) -> None:
         """Write a record."""
         kind = record["record"]
-        if kind in ("value", "part"):
-            if (value := read_value(self._reader, record)) is not None:
-                self._write_value(value)
-        elif kind == "list":
-            self._write_list(record)
-        elif kind == "state":
-            self._write_state(record)
-        elif kind == "write":
-            self._write({**record, "value": self._mapped(record["value"])})
-        elif kind == "checkpoint":
-            self._write_checkpoint(record)
-        elif kind == "call":
-            self._write_call(record)
-        elif kind == "log":
-            self._write(record)
-        else:
-            self._write(self._redacted(record))
+        fields = {name: self._secrets.redacted(record[name]) for name in REDACTED_FIELDS.get(kind, ())}
+        change = getattr(self, f"_{kind}", None)
+        self._sink.record({**record, **fields, **(change(record, fields) if change is not None else {})})
 
-    def _redacted(self, record: Record, *names: str) -> Record:
-        """Return a record with these fields redacted; without names, with all of them."""
-        fields = {name: self._secrets.value(record[name]) for name in names or record.keys() - {"record"}}
-        return {**record, **fields}
-
-    def _mapped(self, hashes: list[str]) -> list[str]:
-        return [self._hashes[bytes.fromhex(key)].hex() for key in hashes]
-
-    def _write_value(self, value: Leaf) -> None:
+    def value(self, value: Leaf) -> None:
+        """Write a value, unless an equal one was written."""
         if value.type == RECORD:
-            parts = {name: self._hashes[key] for name, key in unpack(value.data).items()}
-            new = leaf(RECORD, pack(parts))
+            new = leaf(RECORD, pack({name: self._hashes[key] for name, key in unpack(value.data).items()}))
         else:
             new = self._secrets.leaf(value)
         self._hashes[value.hash] = new.hash
         if new.hash not in self._written:
             self._written.add(new.hash)
-            record = {"record": "value", "id": new.hash.hex(), "type": new.type}
-            for part in records_with_contents(record, new.data, is_text=new.type in READERS):
-                self._write(part)
+            self._sink.value(new)
 
-    def _write_list(self, record: Record) -> None:
-        fields = {"id": bytes.fromhex(record["id"]), "keep": record["keep"]}
-        fields["base"] = bytes.fromhex(record["base"]) if record["base"] is not None else None
-        fields["items"] = tuple(map(bytes.fromhex, record["items"]))
-        items = tuple(self._hashes[item] for item in self._reader.read_list(fields).items)
-        key = list_hash(items)
-        self._hashes[fields["id"]] = key
-        if key in self._written:
-            return
-        self._written.add(key)
-        base, kept = self._recent.find_base(items)
-        self._write(
-            {
-                "record": "list",
-                "id": key.hex(),
-                "base": base.hex() if base is not None else None,
-                "keep": kept,
-                "items": [item.hex() for item in items[kept:]],
-            }
-        )
-        self._recent.add(key, items)
+    def items(self, key: bytes, items: ListItems) -> None:
+        """Write a list, whose hash goes on from that of the list that it continues."""
+        new = [self._hashes[item] for item in items.items]
+        self._lists[key] = ListItems(items.base, items.keep, new)
+        hasher, count = self._states[items.base] if items.base is not None else (sha256(b"list\0"), 0)
+        if items.keep != count:
+            hasher, count = sha256(b"list\0" + b"".join(self._first(items.base, items.keep))), items.keep
+        hasher = hasher.copy()
+        hasher.update(b"".join(new))
+        self._states[key] = hasher, count + len(new)
+        self._hashes[key] = hasher.digest()
+        if hasher.digest() not in self._written:
+            self._written.add(hasher.digest())
+            base = self._hashes[items.base] if items.base is not None else None
+            self._sink.items(hasher.digest(), ListItems(base, items.keep, new))
 
-    def _write_state(self, record: Record) -> None:
-        channels = {name: self._hashes[bytes.fromhex(key)] for name, key in record["channels"].items()}
-        state_hash = hash_state(channels).hex()
-        self._state_hashes[record["state_hash"]] = state_hash
-        named = {name: key.hex() for name, key in channels.items()}
-        self._write({**self._redacted(record, "meta"), "channels": named, "state_hash": state_hash})
+    def _first(self, key: bytes | None, count: int) -> list[bytes]:
+        """Return the first items of a list that was written."""
+        parts: list[list[bytes]] = []
+        while key is not None and count:
+            base, keep, items = self._lists[key]
+            parts.append(items[: max(0, count - keep)])
+            key, count = base, min(count, keep)
+        return [item for part in reversed(parts) for item in part]
 
-    def _write_checkpoint(self, record: Record) -> None:
-        pending = record["pending"]
-        if pending is not None:
-            pending = [
-                {**one, "writes": [{**write, "value": self._mapped(write["value"])} for write in one["writes"]]}
-                for one in pending
-            ]
-        state_hash = self._state_hashes.get(record["state_hash"], record["state_hash"])
-        redacted = self._redacted(record, "name", "description", "data")
-        self._write({**redacted, "pending": pending, "state_hash": state_hash})
+    def _mapped(self, hashes: str) -> str:
+        return b"".join(self._hashes[key] for key in split_hashes(bytes.fromhex(hashes))).hex()
 
-    def _write_call(self, record: Record) -> None:
-        new = self._redacted(record, "args", "result", "error", "answers")
-        if new["args"] != record["args"]:
-            # Hashes from which short arguments could be guessed.
-            new |= {"identity": None, "key": sha256(self._salt + record["key"].encode()).hexdigest()[:32]}
-        self._write(new)
+    def _graph_checkpoint(self, record: Record, _: Record) -> Record:
+        channels = {name: self._hashes[key] for name, key in unpack(bytes.fromhex(record["channels"])).items()}
+        self._state_hashes[record["state_hash"]] = hash_state(channels).hex()
+        return {"channels": pack(channels).hex(), "state_hash": self._state_hashes[record["state_hash"]]}
 
+    def _graph_write(self, record: Record, _: Record) -> Record:
+        return {"value": self._mapped(record["value"])}
 
-def read_value(reader: ValueReader, record: Record) -> Leaf | None:
-    """Return the value that a record of an export completes; None if its parts follow."""
-    if record["record"] == "part":
-        return reader.read_part(record)
-    return reader.read_value({**record, "id": bytes.fromhex(record["id"])})
+    def _checkpoint(self, record: Record, _: Record) -> Record:
+        pending = record["pending"] and [
+            [[ns, id, [[*write[:-1], self._mapped(write[-1])] for write in writes]] for ns, id, writes in one]
+            for one in record["pending"]
+        ]
+        return {"pending": pending, "state_hash": self._state_hashes.get(record["state_hash"], record["state_hash"])}
+
+    def _tool_invocation(self, record: Record, fields: Record) -> Record:
+        if fields["args"] == record["args"]:
+            return {}
+        # Hashes from which short arguments could be guessed.
+        key = sha256(self._salt + record["idempotency_key"].encode()).hexdigest()[:32]
+        return {"identity": None, "idempotency_key": key}

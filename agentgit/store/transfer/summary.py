@@ -10,10 +10,10 @@ from agentgit.sessions import ExternalSession
 from agentgit.store.transfer.paths import text_of
 
 _KINDS_BY_FIELD = {
-    "branches": "branch",
+    "branches": "internal_session",
     "checkpoints": "checkpoint",
-    "graph_checkpoints": "state",
-    "tool_calls": "call",
+    "graph_checkpoints": "graph_checkpoint",
+    "tool_calls": "tool_invocation",
     "operations": "operation",
     "values": "value",
     "files": "file",
@@ -79,11 +79,11 @@ class TransferSummary:
             digest: The SHA-256 of the exported file, in hex.
         """
         field_counts = {name: counts.get(kind, 0) for name, kind in _KINDS_BY_FIELD.items()}
-        snapshots = counts.get("snapshot", 0) - sum(left.values())
+        snapshots = counts.get("workspace_snapshot", 0) - sum(left.values())
         return cls(
             session=session,
-            of=header["of"],
-            place=header["place"],
+            of=header["kind"],
+            place=header["reference"],
             **field_counts,
             snapshots=snapshots,
             left_out=dict(left),

@@ -7,29 +7,27 @@ nothing. It sees the database at one moment, so it may run beside turns and othe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 
 from sqlalchemy import func, select, text
-from sqlalchemy.exc import DBAPIError
 
-from agentgit.errors import AgentGitError, Corrupt
+from agentgit.errors import Corrupt
 from agentgit.sessions.reports import Checked, Finding, OnProgress
-from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, check_cells, tolerate_invalid_text
+from agentgit.store.maintenance.fsck.reading import (
+    HASHES,
+    HEADS,
+    RESTORE,
+    FsckReport,
+    check_cells,
+    tolerate_invalid_text,
+)
 from agentgit.store.maintenance.fsck.rows import RowCheck
 from agentgit.store.maintenance.fsck.states import check_heads, check_pending, check_states
 from agentgit.store.maintenance.fsck.values import check_values
 from agentgit.store.maintenance.key_rotation import Rotation
-from agentgit.store.sql.driver_errors import is_dbapi_error
 from agentgit.store.sql.tables import METADATA
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
-
-REFERENCES, HASHES, HEADS = 1, 2, 3
-"""The levels of the check."""
-
-MOST = 1000
-"""The greatest number of findings that are listed. A damaged file could cause millions."""
 
 COUNTED_TABLES = (
     "blob graph_checkpoint graph_write external_session event workspace_snapshot internal_session checkpoint tag "
@@ -42,7 +40,7 @@ def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checke
     """Check all rows."""
     start = time.perf_counter()
     uncached_store = Store(store.database, store.compression)  # so that no cache is used
-    report = _FsckProgress(progress)
+    report = FsckReport(progress, level)
     try:
         with store.database.reading(repeatable_read=True) as transaction, tolerate_invalid_text(transaction):
             _run_checks(transaction, uncached_store, level, report)
@@ -57,7 +55,14 @@ def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checke
     )
 
 
-def _run_checks(transaction: Reading, store: Store, level: int, report: _FsckProgress) -> None:
+def check_session(transaction: Reading, store: Store, session_id: int) -> list[Finding]:
+    """Check the rows of one session at all levels, in the transaction that has written them."""
+    report = FsckReport(None, HEADS, session_id)
+    _check_rows(transaction, Store(store.database, store.compression), HEADS, report)
+    return report.findings
+
+
+def _run_checks(transaction: Reading, store: Store, level: int, report: FsckReport) -> None:
     report.total = _count_rows(transaction)
     if store.database.is_sqlite:
         _check_file(transaction, level, report)
@@ -66,11 +71,15 @@ def _run_checks(transaction: Reading, store: Store, level: int, report: _FsckPro
             report.add(row_name, problem, RESTORE)
         for table in METADATA.sorted_tables:
             report.attempt("the database", partial(check_cells, transaction, table, report))
-    # An unexpected error in one part must not prevent the checks of the others.
-    report.attempt("the database", partial(_check_stored_values, transaction, store, level, report))
-    report.attempt("the database", lambda: RowCheck(transaction, report, with_hashes=level >= HASHES).run())
+    _check_rows(transaction, store, level, report)
+
+
+def _check_rows(transaction: Reading, store: Store, level: int, report: FsckReport) -> None:
+    """Check the rows. An unexpected error in one part must not prevent the other checks."""
+    report.attempt("the database", partial(_check_values, transaction, store, report))
+    report.attempt("the database", lambda: RowCheck(transaction, report).run())
     if level >= HEADS:
-        report.attempt("the database", lambda: check_heads(transaction, store, report))
+        report.attempt("the database", partial(check_heads, transaction, store, report))
 
 
 def _check_file(transaction: Reading, level: int, report: FsckReport) -> None:
@@ -83,69 +92,13 @@ def _check_file(transaction: Reading, level: int, report: FsckReport) -> None:
                 report.add("the database file", f"SQLite reports: {message}", RESTORE)
 
 
-def _check_stored_values(transaction: Reading, store: Store, level: int, report: FsckReport) -> None:
+def _check_values(transaction: Reading, store: Store, report: FsckReport) -> None:
     """Check the stored values, and the graph checkpoints and writes that refer to them."""
-    stored_hashes = check_values(transaction, store, report, with_hashes=level >= HASHES)
-    check_states(transaction, stored_hashes, report, with_hashes=level >= HASHES)
+    stored_hashes = check_values(transaction, store, report)
+    check_states(transaction, stored_hashes, report)
     check_pending(transaction, stored_hashes, report)
 
 
 def _count_rows(transaction: Reading) -> int:
     queries = (select(func.count()).select_from(METADATA.tables[name]) for name in COUNTED_TABLES.split())
     return sum(int(transaction.execute(query).scalar_one()) for query in queries)
-
-
-class _FsckProgress(FsckReport):
-    """Collects findings and reports progress."""
-
-    def __init__(self, progress: OnProgress | None) -> None:
-        self.findings: list[Finding] = []
-        self._reported: set[tuple[str, str]] = set()
-        self.more = 0
-        self.objects = 0
-        self.total = 0
-        self._progress = progress
-        self._callback_error: Exception | None = None
-
-    def add(self, row: str, what: str, todo: str) -> None:
-        if (row, what) in self._reported:  # two levels may check the same cell
-            return
-        if len(self.findings) < MOST:
-            self._reported.add((row, what))
-            self.findings.append(Finding(row=_printable(row), what=_printable(what), todo=todo))
-        else:
-            self.more += 1
-
-    def advance(self, count: int) -> None:
-        self.objects += count
-        if self._progress is not None:
-            try:
-                self._progress(min(self.objects, self.total), self.total)
-            except Exception as error:
-                self._callback_error = error  # `attempt` must not report it as a finding
-                raise
-
-    def attempt(self, row: str, check: Callable[[], None]) -> None:
-        try:
-            check()
-        except Exception as error:  # a damaged row may make anything raise; the others are still checked
-            if error is self._callback_error or (_is_database_error(error) and not _is_conversion_error(error)):
-                raise  # an error of the database itself is not a finding either
-            text = error.message if isinstance(error, AgentGitError) else str(error)
-            message = text.rstrip(".") or type(error).__name__
-            self.add(row, f"it cannot be read: {message}", RESTORE)
-
-
-def _is_database_error(error: Exception) -> bool:
-    return isinstance(error, DBAPIError) or is_dbapi_error(error, "DatabaseError")
-
-
-def _is_conversion_error(error: Exception) -> bool:
-    """Return whether the driver could not convert a value that the server sent, like the time `-infinity`."""
-    cause = getattr(error, "orig", error)
-    return is_dbapi_error(cause, "DataError") and getattr(cause, "sqlstate", None) is None
-
-
-def _printable(text: str) -> str:
-    """Escape characters that a terminal cannot show."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -6,15 +6,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from sqlalchemy import LargeBinary, Table, case, select
+from sqlalchemy.exc import DBAPIError
 
-from agentgit.errors import Corrupt, KeyMissing
+from agentgit.errors import AgentGitError, Corrupt, KeyMissing
+from agentgit.sessions.reports import Finding, OnProgress
 from agentgit.store.sql.columns import Payload, UTCDateTime
 from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.driver_errors import is_dbapi_error
 from agentgit.store.sql.encryption import UnencryptedValue
+from agentgit.store.sql.tables import BRANCH, SESSION, USER
 from agentgit.store.sql.transaction import Reading
+
+REFERENCES, HASHES, HEADS = 1, 2, 3
+"""The levels of the check."""
+
+MOST = 1000
+"""The greatest number of findings that are listed. A damaged file could cause millions."""
 
 RESTORE = "Restore the database from a backup."
 
@@ -25,17 +35,74 @@ SHOWN_CHARACTERS = 40
 """The number of characters of a wrong value that a finding shows."""
 
 
-class FsckReport(Protocol):
-    """The interface through which checks report findings and progress."""
+class FsckReport:
+    """Collects the findings of a check and reports its progress; says what is to be checked."""
+
+    def __init__(self, progress: OnProgress | None, level: int, of_session: int | None = None) -> None:
+        self.with_hashes, self.of_session = level >= HASHES, of_session
+        self.findings: list[Finding] = []
+        self._reported: set[tuple[str, str]] = set()
+        self.more = 0
+        self.objects = 0
+        self.total = 0
+        self._progress = progress
+        self._callback_error: Exception | None = None
 
     def add(self, row: str, what: str, todo: str) -> None:
         """Add a finding; see `Finding` for the arguments."""
+        if (row, what) in self._reported:  # two levels may check the same cell
+            return
+        if len(self.findings) < MOST:
+            self._reported.add((row, what))
+            self.findings.append(Finding(row=_printable(row), what=_printable(what), todo=todo))
+        else:
+            self.more += 1
 
     def advance(self, count: int) -> None:
         """Record that `count` more rows were checked."""
+        self.objects += count
+        if self._progress is not None:
+            try:
+                self._progress(min(self.objects, self.total), self.total)
+            except Exception as error:
+                self._callback_error = error  # `attempt` must not report it as a finding
+                raise
 
     def attempt(self, row: str, check: Callable[[], None]) -> None:
         """Run a check, and report what it raises as a finding."""
+        try:
+            check()
+        except Exception as error:  # a damaged row may make anything raise; the others are still checked
+            if error is self._callback_error or (_is_database_error(error) and not _is_conversion_error(error)):
+                raise  # an error of the database itself is not a finding either
+            text = error.message if isinstance(error, AgentGitError) else str(error)
+            message = text.rstrip(".") or type(error).__name__
+            self.add(row, f"it cannot be read: {message}", RESTORE)
+
+
+def _is_database_error(error: Exception) -> bool:
+    return isinstance(error, DBAPIError) or is_dbapi_error(error, "DatabaseError")
+
+
+def _is_conversion_error(error: Exception) -> bool:
+    """Return whether the driver could not convert a value that the server sent, like the time `-infinity`."""
+    cause = getattr(error, "orig", error)
+    return is_dbapi_error(cause, "DataError") and getattr(cause, "sqlstate", None) is None
+
+
+def _printable(text: str) -> str:
+    """Escape characters that a terminal cannot show."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def checked(report: FsckReport, *columns: Any) -> Any:
+    """Select columns of the rows of a table: of all sessions, or of the one that is checked."""
+    table, session_id, query = columns[0].table, report.of_session, select(*columns)
+    if session_id is None or table is USER:
+        return query
+    owner = SESSION.c.id if table is SESSION else table.c.get("external_session_id")
+    branches = select(BRANCH.c.id).where(BRANCH.c.external_session_id == session_id)
+    return query.where(owner == session_id if owner is not None else table.c.internal_session_id.in_(branches))
 
 
 def read_rows(transaction: Reading, query: Any, report: FsckReport, *, counted: bool = True) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from sqlalchemy import and_, func, select
@@ -13,7 +14,7 @@ from agentgit.effects.kinds import MEMORY
 from agentgit.effects.memory import names_item
 from agentgit.errors import Corrupt
 from agentgit.store.maintenance.erasure import list_erased_users
-from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, read_rows
+from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, checked, read_rows
 from agentgit.store.records.journal import LAST_LOGGED_STATUSES
 from agentgit.store.records.session_access import NO_LINK
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -43,15 +44,16 @@ DELETE_ROW = "It grants no access. Delete the row."
 class RowCheck:
     """A check of the rows of sessions. It keeps ids that it has read, to compare rows with each other."""
 
-    def __init__(self, transaction: Reading, report: FsckReport, *, with_hashes: bool) -> None:
-        self.transaction, self.report, self.with_hashes = transaction, report, with_hashes
+    def __init__(self, transaction: Reading, report: FsckReport) -> None:
+        self.transaction, self.report, self.with_hashes = transaction, report, report.with_hashes
+        self._select = partial(checked, report)
         # What a user has made in others' sessions stays when the user is erased.
-        self.author_ids = self.read_ids(USER) | set(list_erased_users(transaction))
+        self.author_ids = self._read_ids(USER) | set(list_erased_users(transaction))
         c = CHECKPOINT.c
-        rows = self._read_raw(select(c.id, c.internal_session_id, c.position))
+        rows = self._read_raw(self._select(c.id, c.internal_session_id, c.position))
         self.positions: dict[int, tuple[int, int]] = {id: (branch_id, position) for id, branch_id, position in rows}
         """The branch of each checkpoint, and its position on the tool track."""
-        self.call_ids = self.read_ids(TOOL_INVOCATION)
+        self.call_ids = self._read_ids(TOOL_INVOCATION)
         self.tracks: dict[int, tuple[int, int, int]] = {}
         """The session of each branch, the number of calls that its track inherits, and the length of its track."""
 
@@ -73,13 +75,12 @@ class RowCheck:
     def _read_raw(self, query: Any) -> Iterable[Any]:
         return (row for page in CompiledStatement(query).pages(self.transaction, raw=True) for row in page)
 
-    def read_ids(self, table: Any) -> set[int]:
-        """Return the ids of all rows of a table."""
-        return {id for (id,) in self._read_raw(select(table.c.id))}
+    def _read_ids(self, table: Any) -> set[int]:
+        return {id for (id,) in self._read_raw(self._select(table.c.id))}
 
     def read(self, *columns: Any) -> Iterable[Any]:
         """Read some columns of all rows of a table, and count the rows for the progress."""
-        return read_rows(self.transaction, select(*columns), self.report)
+        return read_rows(self.transaction, self._select(*columns), self.report)
 
     def require_existing(self, row: str, relation: str, id: int | None, known: Collection[int], todo: str) -> None:
         """Check that the row with the given id exists, if there is an id."""
@@ -103,7 +104,7 @@ class RowCheck:
     def check_branches(self) -> None:
         """Check the ancestors and the inherited calls of each branch, and that each session has a current branch."""
         c = BRANCH.c
-        calls = select(TOOL_INVOCATION.c.internal_session_id, func.count()).where(TOOL_INVOCATION.c.kind != REDO)
+        calls = self._select(TOOL_INVOCATION.c.internal_session_id, func.count()).where(TOOL_INVOCATION.c.kind != REDO)
         counts = dict(self._read_raw(calls.group_by(TOOL_INVOCATION.c.internal_session_id)))
         columns = (c.id, c.external_session_id, c.parent_id, c.branch_point_id, c.inherited, c.meta)
         rows = list(self.read(*columns))
@@ -122,7 +123,7 @@ class RowCheck:
                 problem = f"it records {row.inherited} inherited calls, but its branch point has {most}"
                 self.report.add(name, problem, RESTORE)
             self.require_json(name, "meta", row.meta)
-        for (id,) in self._read_raw(select(SESSION.c.id).where(SESSION.c.current_branch_id.is_(None))):
+        for (id,) in self._read_raw(self._select(SESSION.c.id).where(SESSION.c.current_branch_id.is_(None))):
             self.report.add(f"external_session {id}", "it has no current branch", "Continue on a branch.")
 
     def _starts_before_point(self, branch: Any) -> bool:
@@ -139,7 +140,7 @@ class RowCheck:
 
     def check_checkpoints(self) -> None:
         """Check the author, position, data and graph checkpoint of each checkpoint."""
-        for row in read_rows(self.transaction, _CHECKPOINTS_WITH_STATES, self.report):
+        for row in read_rows(self.transaction, _with_states(self.report), self.report):
             name = f"checkpoint {row.id}"
             self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
             if bool(row.is_auto) is (row.kind == "named"):
@@ -177,7 +178,11 @@ class RowCheck:
     def check_calls(self) -> None:
         """Check the arguments, results and answers of calls, and what writes to memory need."""
         c = TOOL_INVOCATION.c
-        query = select(c.id, c.effect, c.args, c.result, c.answers)
+        for name in ("replay_of", "parent_id"):
+            others = dict(self._read_raw(self._select(c.id, c[name]).where(c[name].is_not(None))))
+            for id in sorted(find_cycles(others)):
+                self.report.add(f"tool_invocation {id}", f"its {name} leads back to itself", RESTORE)
+        query = self._select(c.id, c.effect, c.args, c.result, c.answers)
         for row in read_rows(self.transaction, query, self.report, counted=False) if self.with_hashes else ():
             name = f"tool_invocation {row.id}"
             self.require_json(name, "args", row.args)
@@ -204,11 +209,11 @@ class RowCheck:
         log = WORLD_LOG.c
         last_seq = select(func.max(log.seq)).where(log.external_session_id == BRANCH.c.external_session_id)
         is_beyond_end = BRANCH.c.world_seen > func.coalesce(last_seq.correlate(BRANCH).scalar_subquery(), 0)
-        for id, count in self.transaction.execute(select(BRANCH.c.id, BRANCH.c.world_seen).where(is_beyond_end)):
+        for id, count in self.transaction.execute(self._select(BRANCH.c.id, BRANCH.c.world_seen).where(is_beyond_end)):
             problem = f"it has seen {count} entries of the world log, which has fewer"
             self.report.add(f"internal_session {id}", problem, RESTORE)
         keys = (log.external_session_id, log.invocation_id)
-        last = select(*keys, func.max(log.seq).label("seq")).group_by(*keys).subquery()
+        last = self._select(*keys, func.max(log.seq).label("seq")).group_by(*keys).subquery()
         is_last = and_(log.external_session_id == last.c.external_session_id, log.seq == last.c.seq)
         joined = last.join(WORLD_LOG, is_last).join(TOOL_INVOCATION, TOOL_INVOCATION.c.id == log.invocation_id)
         query = select(TOOL_INVOCATION.c.id, TOOL_INVOCATION.c.status, log.action).select_from(joined)
@@ -220,7 +225,7 @@ class RowCheck:
     def check_members(self) -> None:
         """Check that each member was added by name or by a link of the same session."""
         link, member = SESSION_LINK.c, SESSION_MEMBER.c
-        sessions = {NO_LINK: 0} | dict(self._read_raw(select(link.id, link.external_session_id)))
+        sessions = {NO_LINK: 0} | dict(self._read_raw(self._select(link.id, link.external_session_id)))
         for session_id, user_id, link_id in self.read(member.external_session_id, member.user_id, member.link_id):
             name = f"session_member {session_id}/{user_id}/{link_id}"
             self.require_existing(name, "link", link_id, sessions, DELETE_ROW)
@@ -228,7 +233,7 @@ class RowCheck:
                 self.report.add(name, "its link is for another session", DELETE_ROW)
 
 
-def _with_states() -> Any:
+def _with_states(report: FsckReport) -> Any:
     """Build the query for checkpoints, each with the hash and the number of messages of its graph checkpoint."""
     c, state = CHECKPOINT.c, GRAPH_CHECKPOINT.c
     is_state = and_(state.thread_id == BRANCH.c.thread_id, state.ns == "", state.checkpoint_id == c.graph_checkpoint_id)
@@ -237,10 +242,7 @@ def _with_states() -> Any:
         c.state_hash, c.message_count, state.state_hash.label("hash_there"), state.message_count.label("count_there"),
     )  # fmt: skip
     joined = CHECKPOINT.join(BRANCH, BRANCH.c.id == c.internal_session_id).outerjoin(GRAPH_CHECKPOINT, is_state)
-    return select(*columns).select_from(joined)
-
-
-_CHECKPOINTS_WITH_STATES = _with_states()
+    return checked(report, *columns).select_from(joined)
 
 
 def find_cycles(parents: Mapping[int, int | None]) -> set[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import and_, select
 
 from agentgit.errors import Corrupt
-from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, format_value, read_raw_rows, read_rows
+from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, checked, format_value, read_raw_rows, read_rows
 from agentgit.store.maintenance.fsck.values import StoredHashes, describe_missing
 from agentgit.store.objects.blobs import RECORD, Leaf, leaf, list_hash, pack, unpack
 from agentgit.store.objects.content import Body, Part
@@ -33,7 +32,7 @@ from agentgit.values import as_object, from_json
 def check_heads(transaction: Reading, store: Store, report: FsckReport) -> None:
     """Rebuild the state at the end of each branch, and compare its hash with the recorded hash."""
     columns = (BRANCH.c.id, BRANCH.c.name, BRANCH.c.thread_id, BRANCH.c.head_id)
-    for branch in read_rows(transaction, select(*columns), report, counted=False):
+    for branch in read_rows(transaction, checked(report, *columns), report, counted=False):
         report.attempt(f"internal_session {branch.id}", partial(_check_head, transaction, store, branch, report))
 
 
@@ -98,32 +97,31 @@ def _parse_layout(names_json: bytes) -> StateLayout:
     return StateLayout(frozenset(offsets), end, tuple((name + b"\0", at) for name, at in hashed_names))
 
 
-def check_states(transaction: Reading, stored_hashes: StoredHashes, report: FsckReport, *, with_hashes: bool) -> None:
+def check_states(transaction: Reading, stored_hashes: StoredHashes, report: FsckReport) -> None:
     """Check the graph checkpoints and the pending writes."""
     check = _StateCheck(stored_hashes, report)
     c, w = GRAPH_CHECKPOINT.c, GRAPH_WRITE.c
     columns = (c.external_session_id, c.thread_id, c.ns, c.checkpoint_id, c.channels)
-    query = select(*columns, *((c.message_count, c.state_hash, c.header, c.meta) if with_hashes else ()))
-    rows = read_rows(transaction, query, report)
+    recorded = (c.message_count, c.state_hash, c.header, c.meta) if report.with_hashes else ()
+    rows = read_rows(transaction, checked(report, *columns, *recorded), report)
     for session_id, thread, ns, id, channels, *recorded in rows:
         check.check_state(session_id, (thread, ns, id), channels, recorded)
     _check_ancestry(transaction, report)
     _check_owners(transaction, report)
     write_columns = (w.external_session_id, w.thread_id, w.ns, w.checkpoint_id, w.task_id, w.idx, w.value)
-    query = select(*write_columns)
-    for session_id, *key, value in read_raw_rows(transaction, query, report):
+    for session_id, *key, value in read_raw_rows(transaction, checked(report, *write_columns), report):
         check.check_write(session_id, key, value)
 
 
 def check_pending(transaction: Reading, stored_hashes: StoredHashes, report: FsckReport) -> None:
     """Check the pending writes that checkpoints keep: their values, and the graph checkpoints of their subgraphs."""
-    conditions = CHECKPOINT.c.pending != pending_writes.NO_WRITES
     branch_join = BRANCH.c.id == CHECKPOINT.c.internal_session_id
     columns = (CHECKPOINT.c.id, CHECKPOINT.c.pending, BRANCH.c.thread_id, BRANCH.c.external_session_id)
-    query = select(*columns).join_from(CHECKPOINT, BRANCH, branch_join)
-    for id, data, thread, session_id in read_rows(transaction, query.where(conditions), report, counted=False):
+    query = checked(report, *columns).join_from(CHECKPOINT, BRANCH, branch_join)
+    query = query.where(CHECKPOINT.c.pending != pending_writes.NO_WRITES)
+    for id, data, thread, session_id in read_rows(transaction, query, report, counted=False):
         name = f"checkpoint {id}"
-        session_hashes: AbstractSet[bytes] = stored_hashes.get(session_id, frozenset())
+        session_hashes = stored_hashes[session_id]
         try:
             pending = pending_writes.unpack(data, name) or ()
         except Corrupt:
@@ -150,9 +148,6 @@ class _StateCheck:
         self._stored_hashes = stored_hashes
         self.report = report
 
-    def _hashes_of(self, session_id: int) -> AbstractSet[bytes]:
-        return self._stored_hashes.get(session_id, frozenset())
-
     def check_state(self, session_id: int, key: Sequence[str], channels: bytes, recorded: Sequence[Any]) -> None:
         """Check that the values of a graph checkpoint are stored and match its hash."""
         try:
@@ -160,7 +155,7 @@ class _StateCheck:
             layout = _parse_layout(channels[end:])
             if layout.end != end:
                 raise ValueError
-            stored_hashes = self._hashes_of(session_id)
+            stored_hashes = self._stored_hashes[session_id]
             if not stored_hashes >= set(split_hashes(channels[_COUNT.size : end])):
                 self._add_finding(key, describe_missing(stored_hashes, unpack(channels)))
         except (ValueError, TypeError, struct.error):
@@ -204,7 +199,7 @@ class _StateCheck:
 
     def check_write(self, session_id: int, key: Sequence[Any], value: Any) -> None:
         """Check that the values of a pending write are stored. Its graph checkpoint may be saved later."""
-        stored_hashes = self._hashes_of(session_id)
+        stored_hashes = self._stored_hashes[session_id]
         if missing := [value_hash for value_hash in split_hashes(value) if value_hash not in stored_hashes]:
             name = f"graph_write {'/'.join(map(format_value, key))}"
             self.report.add(name, f"its value {missing[0].hex()} is missing", RESTORE)
@@ -218,7 +213,7 @@ def _check_ancestry(transaction: Reading, report: FsckReport) -> None:
     parent = GRAPH_CHECKPOINT.alias("parent")
     same_thread = and_(*(parent.c[name] == GRAPH_CHECKPOINT.c[name] for name in ("thread_id", "ns")))
     query = (
-        select(GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id)
+        checked(report, GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id)
         .join_from(GRAPH_CHECKPOINT, parent, and_(same_thread, parent.c.checkpoint_id == GRAPH_CHECKPOINT.c.parent_id))
         .where(parent.c.seq >= GRAPH_CHECKPOINT.c.seq)
     )
@@ -231,6 +226,6 @@ def _check_owners(transaction: Reading, report: FsckReport) -> None:
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         c = table.c
         is_own = BRANCH.c.thread_id == c.thread_id
-        query = select(c.thread_id, c.ns, c.checkpoint_id).distinct().join_from(table, BRANCH, is_own)
+        query = checked(report, c.thread_id, c.ns, c.checkpoint_id).distinct().join_from(table, BRANCH, is_own)
         for key in transaction.execute(query.where(c.external_session_id != BRANCH.c.external_session_id)).all():
             report.add(f"{table.name} {'/'.join(key)}", "it belongs to another session than its branch", RESTORE)

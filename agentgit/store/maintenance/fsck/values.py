@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeAlias
 
-from sqlalchemy import ColumnElement, case, func, or_, select
+from sqlalchemy import ColumnElement, case, func, or_
 
 from agentgit.errors import AgentGitError, Corrupt, KeyMissing
-from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, read_raw_rows
+from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, checked, read_raw_rows
 from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, link_of, unpack
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNK, CHUNKED, HASH_BYTES, RAW, ZLIB, ZSTD, split_hashes, unpacked
@@ -22,14 +22,14 @@ from agentgit.store.sql.tables import BLOB, LIST
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 
-StoredHashes = Mapping[int, set[bytes]]
+StoredHashes: TypeAlias = defaultdict[int, set[bytes]]
 """The hashes of the stored values of each session, and of each family of threads."""
 
 
-def check_values(transaction: Reading, store: Store, report: FsckReport, *, with_hashes: bool) -> StoredHashes:
+def check_values(transaction: Reading, store: Store, report: FsckReport) -> StoredHashes:
     """Check the stored values; return the hashes of all of them."""
-    keys = select(BLOB.c.external_session_id, BLOB.c.hash)
-    stored_hashes: defaultdict[int, set[bytes]] = defaultdict(set)
+    keys = checked(report, BLOB.c.external_session_id, BLOB.c.hash)
+    stored_hashes: StoredHashes = defaultdict(set)
     for page in CompiledStatement(keys).pages(transaction, raw=True):
         for session_id, key in page:
             stored_hashes[session_id].add(key)
@@ -37,23 +37,21 @@ def check_values(transaction: Reading, store: Store, report: FsckReport, *, with
     data: ColumnElement[Any] = BLOB.c.data
     seal = transaction.seal
     # Without hashes, only values that refer to others are read; if the database is encrypted all, to decrypt them.
-    if not with_hashes and seal is None:
+    if not report.with_hashes and seal is None:
         has_references = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
         data = case((has_references, data), else_=func.substr(data, 1, 0))
     columns = (BLOB.c.external_session_id, BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held"))
-    for row in read_raw_rows(transaction, select(*columns), report):
+    for row in read_raw_rows(transaction, checked(report, *columns), report):
         session_id, key, type_, codec, size, stored_data = row
         if session_id not in checks:
             blobs = store.graphs.blobs.of(session_id)
-            checks[session_id] = _ValueCheck(
-                transaction, blobs, stored_hashes[session_id], report, with_hashes=with_hashes
-            )
+            checks[session_id] = _ValueCheck(transaction, blobs, stored_hashes[session_id], report)
         check = checks[session_id]
         with check.reporting_errors(key):
             check.check_value(
                 key, type_, codec, size, stored_data if type_ == LIST else decode_value(seal, "blob.data", stored_data)
             )
-    for check in checks.values() if with_hashes else ():
+    for check in checks.values() if report.with_hashes else ():
         check.check_lists()
     return stored_hashes
 
@@ -61,15 +59,9 @@ def check_values(transaction: Reading, store: Store, report: FsckReport, *, with
 class _ValueCheck:
     """A check of the stored values of a session."""
 
-    def __init__(
-        self, transaction: Reading, blobs: Blobs, stored_hashes: set[bytes], report: FsckReport, *, with_hashes: bool
-    ) -> None:
-        self.transaction, self.stored_hashes, self.report, self.with_hashes = (
-            transaction,
-            stored_hashes,
-            report,
-            with_hashes,
-        )
+    def __init__(self, transaction: Reading, blobs: Blobs, stored_hashes: set[bytes], report: FsckReport) -> None:
+        self.transaction, self.stored_hashes, self.report = transaction, stored_hashes, report
+        self.with_hashes = report.with_hashes
         self.blobs = blobs
         self._lists: dict[bytes, bytes] = {}
         """The stored lists, by hash. `check_lists` compares their hashes after all rows were read."""
