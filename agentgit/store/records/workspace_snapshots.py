@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Select, bindparam, delete, exists, func, select, true
+from sqlalchemy import Select, bindparam, delete, exists, func, literal, select, true
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.files import CRASH, STORED, TURN, SnapshotRef
@@ -59,17 +59,34 @@ class SnapshotReferences:
     def since(self, transaction: Reading, session_id: int, ref: SnapshotRef) -> list[StoredRow]:
         """Read what the directory of a session had since it had the files of a reference, oldest first.
 
-        If it had them only later, it is read from then on; if it never had them, all of it. Files that it did not have
-        are left out.
+        If it had them only later, it is read from then on. If it never had them, it is read from the last files on that
+        it took over from the same stored history, such as an import; without such files, all of it. Files that it did
+        not have are left out.
         """
         c = WORKSPACE_SNAPSHOT.c
         in_directory = (c.external_session_id == session_id, c.changed_by != STORED)
         newest, oldest = (select(one(c.id)).where(*in_directory) for one in (func.max, func.min))
         is_then = c.id <= ref.row if ref.row is not None else true()
-        starts = (newest.where(c.snapshot == ref.snapshot, is_then), oldest.where(c.snapshot == ref.snapshot), oldest)
+        stored = self._stored(session_id)
+        has_history = literal(ref.snapshot).in_(stored) & c.snapshot.in_(stored)
+        starts = (
+            newest.where(c.snapshot == ref.snapshot, is_then),
+            oldest.where(c.snapshot == ref.snapshot),
+            newest.where(has_history),
+            oldest,
+        )
         start = func.coalesce(*(one.scalar_subquery() for one in starts))
         query = select(WORKSPACE_SNAPSHOT).where(*in_directory, c.id >= start).order_by(c.id)
         return [*transaction.execute(query).all()]
+
+    def are_stored(self, transaction: Reading, session_id: int, *snapshots: str) -> bool:
+        """Return whether a session has all of these snapshots from elsewhere, in one history."""
+        stored = transaction.execute(self._stored(session_id).where(WORKSPACE_SNAPSHOT.c.snapshot.in_(snapshots)))
+        return {*stored.scalars()} == {*snapshots}
+
+    def _stored(self, session_id: int) -> Select[str]:
+        c = WORKSPACE_SNAPSHOT.c
+        return select(c.snapshot).where(c.external_session_id == session_id, c.changed_by == STORED)
 
     def find(self, transaction: Reading, snapshot_id: int) -> SnapshotRef | None:
         """Read one snapshot reference; None if it does not exist."""

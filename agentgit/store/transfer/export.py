@@ -195,4 +195,4 @@ class _Values:
             rows = {key: _Stored(*rest) for key, *rest in self.transaction.execute(query.where(*conditions))}
             if missing := set(part) - rows.keys():
                 raise self.blobs.damaged(min(missing), "is missing")
-            yield from rows.items()
+            yield from ((key, rows[key]) for key in part)
