@@ -283,10 +283,9 @@ class Store:
         state, messages = self.graphs.read_state(transaction, thread_id, checkpoint_id)
         return {"session_state": state, "conversation_history": [from_stored(m) for m in messages]}
 
-    def verify_state(self, transaction: Reading, branch: StoredRow, state_hash: bytes) -> None:
+    def require_state(self, branch: StoredRow, found_hash: bytes, state_hash: bytes) -> None:
         """Check that a branch has the expected state."""
-        head = self.graphs.head(transaction, branch.thread_id)
-        if (head.state_hash if head else b"") != state_hash:
+        if found_hash != state_hash:
             raise Corrupt(
                 f"Branch {branch.name} does not have the state of the checkpoint it was made from.",
                 Next("fsck"),

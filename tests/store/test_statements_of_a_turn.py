@@ -123,6 +123,26 @@ def test_a_served_turn_reads_its_session_branch_and_head_at_once(repo):
     assert transactions["served"] - transactions["wrapped"] == Counter({"read": 1})
 
 
+@pytest.mark.parametrize("name", [None, "aside"])
+@pytest.mark.parametrize("way", ["agent", "session"])
+def test_a_fork_reads_each_row_once(repo, way, name):
+    agent = obeying(repo)
+    agent.run("hello")
+    checkpoint = agent.checkpoint("before")
+    agent.run("hello again")
+    agent.fork(checkpoint)
+    forking = agent if way == "agent" else repo.session("s")
+    with counting(repo) as statements:
+        forking.fork(checkpoint, name=name)
+    assert statements.total() <= 12, statements
+    locks = 0 if repo.context.store.database.is_sqlite else 1
+    assert statements["SELECT external_session"] == locks  # its names come with the branch
+    assert statements["SELECT internal_session"] <= 2  # the branch, and the free name
+    assert statements["SELECT checkpoint"] == 1
+    assert statements["SELECT graph_checkpoint"] == 1
+    assert not any(kind.startswith("UPDATE") for kind in statements)
+
+
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_turn_finds_running_branches_without_reading_the_others(repo):
     """An index has only the running branches, so a turn reads few rows however many there are."""

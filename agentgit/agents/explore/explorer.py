@@ -303,11 +303,14 @@ class Explorer:
         meta = {MARK_KEY: {**mark, "status": BEGUN, "end": None}}
 
         def fork(transaction: Writing) -> int:
+            store, session_id, user_id = self.store, self.branch.session_id, self.settings.user_id
             self.branch.authorize(transaction)
-            target = self.store.checkpoints.load_with_branch(transaction, start_id)
-            source_id, user_id = target.internal_session_id, self.settings.user_id
-            snapshot = self.store.snapshots.of_checkpoint(transaction, target)
-            return self.branch.context.engine().fork(transaction, target, name, source_id, user_id, snapshot, meta)
+            store.sessions.lock(transaction, session_id)
+            target = store.checkpoints.load_with_branch(transaction, start_id)
+            source = store.sessions.require_branch(transaction, session_id, target.internal_session_id)
+            snapshot = store.snapshots.of_checkpoint(transaction, target)
+            forks = self.branch.context.engine().forks
+            return int(forks.make(transaction, source, target, name, user_id, snapshot, meta).head.row.id)
 
         # Need not be durable: the end of its turn is, and takes everything written before it to disk.
         branch_id = self.store.database.write(fork, async_commit=True)

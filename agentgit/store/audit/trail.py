@@ -78,13 +78,13 @@ def record_event(
 
 def know_names(transaction: Writing, branch_id: int, row: Any) -> None:
     """Use the names of a branch and its session that a transaction has already read."""
-    transaction.known_names = branch_id, lambda: row
+    transaction.known_names[branch_id] = lambda: row
 
 
 def queue_names(transaction: Writing, branch_id: int) -> None:
     """Read the names of a branch and its session together with the next queries, for the events of this transaction."""
     result = _NAMES_OF_BRANCH.submit(transaction, {"branch": branch_id})
-    transaction.known_names = branch_id, result.first
+    transaction.known_names[branch_id] = result.first
 
 
 def finish_events(transaction: Writing) -> Sequence[Mapping[str, Any]]:
@@ -103,11 +103,8 @@ def finish_events(transaction: Writing) -> Sequence[Mapping[str, Any]]:
 
 def _read_names(transaction: Writing, event: PendingEvent) -> _Names:
     if event.branch_id is not None:
-        known = transaction.known_names
-        if known is not None and known[0] == event.branch_id:
-            row = known[1]()
-        else:
-            row = _NAMES_OF_BRANCH.first(transaction, {"branch": event.branch_id})
+        known = transaction.known_names.get(event.branch_id)
+        row = known() if known is not None else _NAMES_OF_BRANCH.first(transaction, {"branch": event.branch_id})
         if row is not None:
             return _Names(row.event_epoch, row.session_id, row.session_name, row.session_owner, row.branch_name)
     if event.session_id is None:

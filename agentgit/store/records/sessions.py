@@ -8,9 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Row, Select, Table, bindparam, exists, func, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Row,
+    Select,
+    String,
+    and_,
+    bindparam,
+    cast,
+    exists,
+    func,
+    select,
+    update,
+)
 
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict, Simulated
@@ -24,7 +38,7 @@ from agentgit.store.records.users import UserStore
 from agentgit.store.sql import process
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import missing_row
-from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.ids import is_id, new_id
 from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases, is_lease_over
 from agentgit.store.sql.tables import (
     BRANCH,
@@ -85,8 +99,8 @@ class SessionStore:
             "meta": to_json(metadata or {}),
         }
         insert_rows(transaction, SESSION, row)
-        branch_id = self.create_branch(transaction, session_id, "main")
-        self.set_current(transaction, session_id, branch_id)
+        branch = self.create_branch(transaction, session_id, "main")
+        self.set_current(transaction, session_id, branch.id)
         record_event(transaction, "session.created", session_id=session_id, user_id=user_id)
         return session_id
 
@@ -174,32 +188,32 @@ class SessionStore:
         session_id: int,
         name: str,
         *,
-        status: str = OPEN,
-        parent_id: int | None = None,
-        branch_point_id: int | None = None,
-        inherited: int = 0,
         meta: Mapping[str, Any] | None = None,
-    ) -> int:
-        """Create a branch and return its id."""
+        **state: Any,
+    ) -> Any:
+        """Create a branch and return its row."""
         branch_id = new_id()
         row = {
             "id": branch_id,
             "external_session_id": session_id,
             "thread_id": thread_of_branch(branch_id),
             "name": name,
-            "status": status,
-            "parent_id": parent_id,
-            "branch_point_id": branch_point_id,
-            "inherited": inherited,
+            "status": OPEN,
+            "head_id": None,
+            "parent_id": None,
+            "branch_point_id": None,
+            "inherited": 0,
             "created_at": datetime.now(UTC),
             "world_seen": 0,
+            "searched": 0,
             "meta": to_json(meta or {}),
+            **state,
         }
         queue_insert(transaction, BRANCH, row)
-        return branch_id
+        return SimpleNamespace(**row)
 
-    def choose_branch_name(self, transaction: Reading, session_id: int, requested: str | None, source_id: int) -> str:
-        """Choose the name of a new branch."""
+    def choose_branch_name(self, transaction: Reading, session_id: int, requested: str | None, source: str) -> str:
+        """Choose the name of a new branch: the requested one, or that of the source with another number."""
         parameters = {"session": session_id}
         if requested is not None:
             name = references.require_branch_name(requested)
@@ -209,9 +223,12 @@ class SessionStore:
             if uses.tag:
                 raise Conflict(f"A tag named {name} already exists. Choose another name.")
             return name
+        base = re.sub(r"-\d+$", "", source)
+        (following,) = _NEXT_NAME.all(transaction, {**parameters, "prefix": f"{base[:180]}-"})
+        if not (following.branch or following.tag):
+            return str(following.name)
         taken_names = {row.name for row in self.branches(transaction, session_id)}
         taken_names |= {row.name for row in _SELECT_TAG_NAMES.all(transaction, parameters)}
-        base = re.sub(r"-\d+$", "", self.branch(transaction, source_id).name)
         return references.free_name(base, taken_names | {base})
 
     def rename(self, transaction: Writing, session: ExternalSession, name: str, user_id: int) -> None:
@@ -226,13 +243,31 @@ class SessionStore:
     def rename_branch(self, transaction: Writing, branch: StoredRow, name: str, user_id: int) -> None:
         """Rename a branch."""
         if name != branch.name:
-            self.choose_branch_name(transaction, branch.external_session_id, name, branch.id)
+            self.choose_branch_name(transaction, branch.external_session_id, name, branch.name)
         update_rows(transaction, BRANCH, BRANCH.c.id == branch.id, name=name)
         record_event(transaction, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name)
 
     def branches(self, transaction: Reading, session_id: int) -> Sequence[StoredRow]:
         """Read the branches of a session in order of creation."""
         return _SELECT_BRANCHES.all(transaction, {"session": session_id})
+
+    def find_branch(self, transaction: Reading, session_id: int, ref: str | int | None) -> StoredRow | None:
+        """Read a branch of a session by its name or id, or its current one; None if there is none.
+
+        The row also has the names that the events of a transaction need, and the length of the world log.
+        """
+        column = "name" if isinstance(ref, str) else "id" if is_id(ref) else None
+        if column is None and ref is not None:
+            return None
+        row: StoredRow | None = _FIND_BRANCH[column].first(transaction, {"session": session_id, "ref": ref})
+        return row
+
+    def require_branch(self, transaction: Reading, session_id: int, branch_id: int) -> StoredRow:
+        """Read a branch that must exist, as `find_branch`."""
+        row = self.find_branch(transaction, session_id, branch_id)
+        if row is None:
+            raise missing_row("branch", branch_id)
+        return row
 
     def branch(self, transaction: Reading, branch_id: int) -> StoredRow:
         """Read one branch."""
@@ -400,16 +435,49 @@ IS_OF_THREAD = SESSION.c.id == func.coalesce(
 """The condition for a user's session of a thread of a served graph; see `SessionStore.of_thread`."""
 _SELECT_WITH_THREAD = CompiledStatement(_with_thread.limit(1))
 _SELECT_OF_THREAD = CompiledStatement(select(SESSION.c.id).where(IS_OF_THREAD))
+_WITH_SESSION = (
+    select(BRANCH, LAST_SEQ_OF_BRANCH.label("world_seq"), *NAME_COLUMNS)
+    .select_from(BRANCH_WITH_SESSION)
+    .where(SESSION.c.id == bindparam("session"))
+)
+_FIND_BRANCH = {
+    "name": CompiledStatement(_WITH_SESSION.where(BRANCH.c.name == bindparam("ref"))),
+    "id": CompiledStatement(_WITH_SESSION.where(BRANCH.c.id == bindparam("ref"))),
+    None: CompiledStatement(_WITH_SESSION.where(BRANCH.c.id == SESSION.c.current_branch_id)),
+}
+"""The queries for a branch of a session by its name or id, and for the current one."""
 _SELECT_BRANCHES = CompiledStatement(
     select(BRANCH).where(BRANCH.c.external_session_id == bindparam("session")).order_by(BRANCH.c.id)
 )
 
 
-def _has_name(table: Table) -> ColumnElement[bool]:
-    return exists().where(table.c.external_session_id == bindparam("session"), table.c.name == bindparam("name"))
+_is_in_session = BRANCH.c.external_session_id == bindparam("session")
 
 
-_SELECT_USES_OF_NAME = CompiledStatement(select(_has_name(BRANCH).label("branch"), _has_name(TAG).label("tag")))
+def _uses_of(name: Any) -> list[ColumnElement[bool]]:
+    tables = {"branch": BRANCH.alias("other"), "tag": TAG}
+    in_session = {use: (t.c.external_session_id == bindparam("session"), t.c.name == name) for use, t in tables.items()}
+    return [exists().where(*conditions).label(use) for use, conditions in in_session.items()]
+
+
+_SELECT_USES_OF_NAME = CompiledStatement(select(*_uses_of(bindparam("name"))))
+
+
+def _next_name() -> Select[Any]:
+    """Return the query for the name after that of the newest branch with a prefix and a number, and who has it."""
+    name, prefix = BRANCH.c.name, bindparam("prefix", type_=BRANCH.c.name.type)
+    length = func.length(prefix, type_=Integer)
+    number = func.substr(name, length + 1)
+    is_number = and_(number != "", func.ltrim(number, "0123456789") == "", func.length(number) < MAX_DIGITS)
+    newest = select(cast(number, Integer)).where(func.substr(name, 1, length) == prefix, is_number)
+    newest = newest.where(_is_in_session).order_by(BRANCH.c.id.desc()).limit(1)
+    next_number = func.coalesce(newest.scalar_subquery(), 1) + 1
+    next_name = select(prefix.concat(cast(next_number, String)).label("name")).subquery().c.name
+    return select(next_name, *_uses_of(next_name))
+
+
+MAX_DIGITS = 9
+_NEXT_NAME = CompiledStatement(_next_name())
 _SELECT_TAG_NAMES = CompiledStatement(select(TAG.c.name).where(TAG.c.external_session_id == bindparam("session")))
 
 

@@ -74,10 +74,6 @@ class SearchIndex:
         self._add(transaction, unindexed[0].external_session_id, branch_id, new_texts)
         return len(checkpoints) == CHECKPOINTS_PER_TRANSACTION
 
-    def index_fork(self, transaction: Writing, branch_id: int) -> None:
-        """Record that the first checkpoint of a fork needs no index: it has no text that its branch point has not."""
-        _SET_SEARCHED.run(transaction, {"branch": branch_id, "now": 1})
-
     def index_turn(
         self,
         transaction: Writing,

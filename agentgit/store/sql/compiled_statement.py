@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Dialect
-from sqlalchemy.sql import ClauseElement, Select
+from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.dml import Insert, UpdateBase
+from sqlalchemy.sql.selectable import SelectBase
 from sqlalchemy.types import TypeEngine
 
 from agentgit.store.sql.batch import Batch, Statement, slices
@@ -188,7 +189,7 @@ class _Compiled:
             lambda kind: kind.bind_processor(dialect),
             dialect,
         )
-        columns = list(statement.exported_columns) if isinstance(statement, (Select, UpdateBase)) else []
+        columns = list(statement.exported_columns) if isinstance(statement, (SelectBase, UpdateBase)) else []
         # The named tuple of the query, so that callers read its rows by column name.
         self.make_row: Converter = getattr(namedtuple("Row", [column.name for column in columns]), "_make")  # noqa: B009
         self.column_converters = _converters(
