@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints import Checkpoint, references
@@ -30,8 +30,6 @@ from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rol
 from agentgit.store.sql import process
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.sql.transaction import Reading, Writing
-
-T = TypeVar("T")
 
 
 def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> InternalSession:
@@ -204,7 +202,12 @@ class Branching(SessionAccess):
         snapshot: SnapshotRef | None,
     ) -> BranchHead:
         """Create a branch from another one, and return it; the snapshot has the files of its first point."""
-        return self._change_locked(lambda c: self._fork(c, branch, to, name, snapshot).head)
+
+        def create_fork(transaction: Writing) -> BranchHead:
+            self._lock(transaction)
+            return self._fork(transaction, branch, to, name, snapshot).head
+
+        return self.context.store.database.write(create_fork, durable=True)
 
     def fork_once(
         self,
@@ -218,25 +221,20 @@ class Branching(SessionAccess):
         require_request_id(request_id)
 
         def create_fork(transaction: Writing) -> RollbackReport:
-            operations, engine = self.context.store.operations, self.context.engine()
+            self._lock(transaction)
+            operations = self.context.store.operations
             earlier = operations.find_by_request_id(transaction, self.session_id, request_id) if request_id else None
             if earlier is None:
-                return engine.forks.report(transaction, self._fork(transaction, branch, to, name, snapshot, request_id))
+                return self._fork(transaction, branch, to, name, snapshot, request_id).report()
             if earlier.kind != "fork":
                 raise InvalidInput(f"request_id {request_id!r} was used for a {earlier.kind}; use another one.")
-            return engine.reports.read(transaction, earlier)
+            return self.context.engine().reports.read(transaction, earlier)
 
-        return self._change_locked(create_fork)
+        return self.context.store.database.write(create_fork, durable=True)
 
-    def _change_locked(self, work: Callable[[Writing], T]) -> T:
-        """Change the session, after checking the role and locking it."""
-
-        def change(transaction: Writing) -> T:
-            self.context.authorize(transaction, self.session_id)
-            self.context.store.sessions.lock(transaction, self.session_id)
-            return work(transaction)
-
-        return self.context.store.database.write(change, durable=True)
+    def _lock(self, transaction: Writing) -> None:
+        self.context.authorize(transaction, self.session_id)
+        self.context.store.sessions.lock(transaction, self.session_id)
 
     def _fork(
         self,
@@ -257,10 +255,8 @@ class Branching(SessionAccess):
             target, label = self.context.lookup.target(transaction, source, to)
             if isinstance(to, GraphPoint):  # it was found before the session was locked
                 self.context.store.checkpoints.require_exists(transaction, target, label)
-        user_id = self.context.user.id
-        return self.context.engine().forks.make(
-            transaction, source, target, name, user_id, snapshot, request_id=request_id
-        )
+        options = {"snapshot": snapshot, "request_id": request_id}
+        return self.context.engine().fork(transaction, source, target, name, self.context.user.id, **options)
 
     def ensure_checkpoint(self, transaction: Writing, branch_id: int, snapshot: SnapshotRef | None) -> StoredRow:
         """Return a checkpoint of the current point of a branch; create one if needed.

@@ -20,7 +20,7 @@ from agentgit.rollback.crash_recovery import owning, require_nothing_running
 from agentgit.rollback.executor import Executor, RerunTrack
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.finish import Finisher
-from agentgit.rollback.fork import Forks
+from agentgit.rollback.fork import Fork
 from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.report import DRIFTED_BEFORE, Reports
 from agentgit.rollback.request import Request, SwitchRequest
@@ -28,7 +28,7 @@ from agentgit.rollback.resume import Resumption
 from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
 from agentgit.sessions.session import DONE
-from agentgit.store.records.sessions import is_simulated, require_whole_rerun
+from agentgit.store.records.sessions import StoredRow, is_simulated, require_whole_rerun
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.tracing import span
@@ -53,7 +53,6 @@ class RollbackEngine:
         self.resumption = Resumption(store, self.planner, self.executor, authorize)
         self.files = RollbackFiles(store, registry)
         self.starter = Starter(store, self.planner, self.files, authorize)
-        self.forks = Forks(store, self.planner)
         rerun_track = RerunTrack(store, self.planner.path_calls, self.executor)
         self.finisher = Finisher(store, self.reports, self.resumption, self.files, rerun_track)
 
@@ -220,6 +219,18 @@ class RollbackEngine:
                 report=report,
             )
         return int(row.internal_session_id)
+
+    def fork(
+        self,
+        transaction: Writing,
+        source: StoredRow,
+        target: StoredRow,
+        name: str | None,
+        user_id: int,
+        **options: Any,
+    ) -> Fork:
+        """Create a branch at a checkpoint without changing the world; see `Fork`."""
+        return Fork(self.planner, transaction, source, target, user_id).make(name, **options)
 
 
 def _span_attributes(session_id: int) -> dict[str, Any]:

@@ -63,12 +63,10 @@ class Finisher:
             target = self.store.checkpoints.load_row(transaction, row.target_id)
             self._publish_branch(
                 transaction,
-                row.internal_session_id,
-                row.user_id,
+                row,
                 snapshot,
                 move(target, point) if point else target,
                 current=is_on_source,
-                created_by=row,
                 changed_by=changed_by,
             )
         else:
@@ -120,17 +118,15 @@ class Finisher:
     def _publish_branch(
         self,
         transaction: Writing,
-        branch_id: int,
-        user_id: int,
+        created_by: StoredRow,
         snapshot: SnapshotRef | None,
         branch_point: StoredRow,
         *,
         current: bool,
-        created_by: StoredRow,
         changed_by: str,
     ) -> None:
         """Open a branch at its branch point, or at the state that its calls produced when they ran again."""
-        branch = self.store.sessions.branch(transaction, branch_id)
+        branch = self.store.sessions.branch(transaction, created_by.internal_session_id)
         head = self.store.graphs.head(transaction, branch.thread_id)
         self.store.require_state(branch, head.state_hash if head is not None else b"", branch_point.state_hash)
         state_hash, graph_checkpoint_id = branch_point.state_hash, branch_point.graph_checkpoint_id
@@ -139,7 +135,7 @@ class Finisher:
             head = self.store.graphs.head(transaction, branch.thread_id)
             if head is not None:
                 state_hash, graph_checkpoint_id = head.state_hash, head.checkpoint_id
-            branch = self.store.sessions.branch(transaction, branch_id)
+            branch = self.store.sessions.branch(transaction, branch.id)
         content = CheckpointState(
             graph_checkpoint_id=graph_checkpoint_id,
             state_hash=state_hash,
@@ -150,8 +146,10 @@ class Finisher:
             else None,
             pending=self.store.pending(transaction, branch, branch_point.graph_checkpoint_id),
         )
-        label = Label(kind="branch", user_id=user_id, description=branch_point.name or branch_point.description)
-        self.store.checkpoints.add(transaction, branch_id, content, label)
+        label = Label(
+            kind="branch", user_id=created_by.user_id, description=branch_point.name or branch_point.description
+        )
+        self.store.checkpoints.add(transaction, branch.id, content, label)
         self._open_branch(transaction, branch, snapshot, changed_by, current=current)
 
     def _open_branch(

@@ -309,8 +309,8 @@ class Explorer:
             target = store.checkpoints.load_with_branch(transaction, start_id)
             source = store.sessions.require_branch(transaction, session_id, target.internal_session_id)
             snapshot = store.snapshots.of_checkpoint(transaction, target)
-            forks = self.branch.context.engine().forks
-            return int(forks.make(transaction, source, target, name, user_id, snapshot, meta).head.row.id)
+            fork = self.branch.context.engine().fork
+            return int(fork(transaction, source, target, name, user_id, snapshot=snapshot, meta=meta).head.row.id)
 
         # Need not be durable: the end of its turn is, and takes everything written before it to disk.
         branch_id = self.store.database.write(fork, async_commit=True)

@@ -187,8 +187,8 @@ class Rerun:
             branch_id = int(sessions.create_branch(transaction, session_id, name).id)
         else:
             point = branch.context.lookup.checkpoint(transaction, source, start.id)
-            forks = branch.context.engine().forks
-            branch_id = forks.make(transaction, source, point, name, branch.settings.user_id).head.row.id
+            fork = branch.context.engine().fork(transaction, source, point, name, branch.settings.user_id)
+            branch_id = fork.head.row.id
         self._name = f"{name!r} of session {sessions.load_row(transaction, session_id).session_name}"
         self._mark(transaction, branch_id, RUNNING)
         sessions.set_status(transaction, branch_id, SIMULATED)

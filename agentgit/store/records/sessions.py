@@ -11,20 +11,7 @@ from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    ColumnElement,
-    Integer,
-    Row,
-    Select,
-    String,
-    and_,
-    bindparam,
-    cast,
-    exists,
-    func,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Integer, Row, Select, String, and_, bindparam, cast, exists, func, select, update
 
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict, Simulated
@@ -32,7 +19,7 @@ from agentgit.next_steps import Next
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.rerun import DONE
 from agentgit.sessions.session import IMPORTED, OPEN, RERUN, RUNNING, SIMULATED, idle_status
-from agentgit.store.audit.trail import BRANCH_WITH_SESSION, NAME_COLUMNS, know_names, record_event
+from agentgit.store.audit.trail import BRANCH_WITH_SESSION, EPOCH, NAME_COLUMNS, know_names, record_event
 from agentgit.store.records.journal import LAST_ARRIVAL_OF_BRANCH, LAST_SEQ_OF_BRANCH, TrackPart
 from agentgit.store.records.users import UserStore
 from agentgit.store.sql import process
@@ -40,13 +27,7 @@ from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResu
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import is_id, new_id
 from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases, is_lease_over
-from agentgit.store.sql.tables import (
-    BRANCH,
-    CHECKPOINT,
-    SESSION,
-    TAG,
-    is_running,
-)
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SESSION, TAG, is_running
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate, insert_rows, queue_insert, update_rows
 from agentgit.store.threads.owners import thread_of_branch
@@ -163,14 +144,16 @@ class SessionStore:
         if not transaction.is_sqlite:
             _LOCK.run(transaction, {"session": session_id})
 
-    def touch(self, transaction: Writing, session_id: int) -> bytes:
-        """Set the update time of a session, lock it as `lock` does, and return its metadata as stored."""
-        return self.queue_touch(transaction, session_id)()
+    def touch(self, transaction: Writing, branch: StoredRow) -> Callable[[], bytes]:
+        """Set the update time of the session of a branch, and lock it as `lock` does.
 
-    def queue_touch(self, transaction: Writing, session_id: int) -> Callable[[], bytes]:
-        """Do what `touch` does, together with the next queries. Return a function that returns the metadata."""
-        parameters = {"session": session_id, "now": datetime.now(UTC)}
+        Return a function that returns its metadata as stored. The names for the events of this transaction are read,
+        too, together with the next queries.
+        """
+        session_id = branch.external_session_id
+        parameters = {"session": session_id, "branch": branch.id, "now": datetime.now(UTC)}
         result = _TOUCH.submit(transaction, parameters)
+        know_names(transaction, branch.id, result.first)
 
         def read_meta() -> bytes:
             row = result.first()
@@ -283,34 +266,34 @@ class SessionStore:
         for row in rows:
             require_real(row)
 
-    def acquire(self, transaction: Writing, branch_id: int, owner: str, idle: str = OPEN) -> StoredRow:
-        """Acquire a branch for one run. Return its new row, which `require_held` and `release` take."""
-        row = self.queue_acquire(transaction, branch_id, owner, idle)()
-        if row is not None:
+    def acquire(
+        self, transaction: Writing, branch_id: int, owner: str, idle: str = OPEN, head_id: int | None = None
+    ) -> Callable[[], StoredRow | None]:
+        """Acquire a branch for one run, together with the next queries.
+
+        Return a function that returns its new row, which `require_held` and `release` take, or None if it is not idle.
+        With `head_id`, that becomes the head of the branch; the checkpoint is made in this transaction.
+        """
+        parameters = {"branch": branch_id, "by": owner, "idle": idle, "head": head_id}
+        parameters |= self.leases.parameters if self.leases is not None else {}
+        result = _ACQUIRE[self.leases is not None].submit(transaction, parameters)
+
+        def read_row() -> StoredRow | None:
+            row: StoredRow | None = result.first()
+            if row is not None and self.leases is not None:
+                self.leases.start_renewing(owner, LeasedRow(BRANCH, branch_id))
             return row
+
+        return read_row
+
+    def not_idle(self, transaction: Reading, branch_id: int, idle: str) -> Conflict:
+        """Return the error for a branch that cannot be acquired."""
         row = self.branch(transaction, branch_id)
         require_no_unfinished_rollback(row)
         if idle == OPEN:
             require_real(row)
-        raise Conflict(  # also if the branch was released at this very moment
-            f"Another agent is running branch {row.name}. Wait for its turn to end.", Next("fork"), head=row.head_id
-        )
-
-    def queue_acquire(
-        self, transaction: Writing, branch_id: int, owner: str, idle: str = OPEN
-    ) -> Callable[[], StoredRow | None]:
-        """Do what `acquire` does, together with the next queries."""
-        lease_parameters = self.leases.parameters if self.leases is not None else {}
-        statement = _ACQUIRE[self.leases is not None]
-        result = statement.submit(transaction, {"branch": branch_id, "by": owner, "idle": idle, **lease_parameters})
-
-        def read_row() -> StoredRow | None:
-            rows = result.all()
-            if rows and self.leases is not None:
-                self.leases.start_renewing(owner, LeasedRow(BRANCH, branch_id))
-            return rows[0] if rows else None
-
-        return read_row
+        text = f"Another agent is running branch {row.name}. Wait for its turn to end."
+        return Conflict(text, Next("fork"), head=row.head_id)  # also if the branch was released at this very moment
 
     def require_held(self, transaction: Writing, acquired_row: StoredRow) -> HeldBranch:
         """Check that a run still holds the branch that it acquired, and read what its next calls need.
@@ -321,7 +304,7 @@ class SessionStore:
         # The epoch alone is not enough: a server that is restored may repeat it.
         if row is None or (row.status, row.epoch, row.owner) != (RUNNING, acquired_row.epoch, acquired_row.owner):
             raise TakenOver
-        know_names(transaction, acquired_row.id, row)
+        know_names(transaction, acquired_row.id, lambda: row)
         return HeldBranch(row.world_seq or 0, 0 if row.arrival is None else row.arrival + 1)
 
     def query_running(self, transaction: Reading, session_id: int) -> PendingResult:
@@ -493,7 +476,12 @@ _LINEAGE = CompiledStatement(_lineage_query())
 _ACQUIRE_UPDATE = (
     update(BRANCH)
     .where(_this_branch, BRANCH.c.status == bindparam("idle"))
-    .values(status=RUNNING, owner=bindparam("by"), epoch=BRANCH.c.epoch + 1)
+    .values(
+        status=RUNNING,
+        owner=bindparam("by"),
+        epoch=BRANCH.c.epoch + 1,
+        head_id=func.coalesce(bindparam("head", type_=BRANCH.c.head_id.type), BRANCH.c.head_id),
+    )
     .returning(BRANCH)
 )
 _ACQUIRE = {
@@ -552,7 +540,14 @@ _TOUCH = CompiledStatement(
     update(SESSION)
     .where(SESSION.c.id == bindparam("session"))
     .values(updated_at=bindparam("now"))
-    .returning(SESSION.c.meta)
+    .returning(
+        SESSION.c.meta,
+        SESSION.c.id.label("session_id"),
+        SESSION.c.session_name,
+        SESSION.c.user_id.label("session_owner"),
+        select(BRANCH.c.name).where(_this_branch).scalar_subquery().label("branch_name"),
+        EPOCH,
+    )
 )
 
 

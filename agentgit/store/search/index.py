@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, cast, column, delete, insert, select, table, text, update
+from sqlalchemy import Text, bindparam, cast, column, delete, insert, select, table, text, update
 from sqlalchemy.dialects.postgresql import TSVECTOR
 
 from agentgit.checkpoints.queries import SearchableText, format_words
@@ -364,7 +364,7 @@ _ADD = CompiledStatement(
     {
         "sqlite": insert(SEARCH_TEXT).values(_values_without_words),
         "postgresql": insert(SEARCH_TEXT).values(
-            {**_values_without_words, "words": cast(bindparam("words"), TSVECTOR)}
+            {**_values_without_words, "words": cast(bindparam("words", type_=Text), TSVECTOR)}
         ),
     }
 )
