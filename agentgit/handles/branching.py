@@ -18,6 +18,7 @@ from agentgit.handles.rollbacks import point_key
 from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import mark_interrupted
 from agentgit.rollback.fork import Fork
+from agentgit.rollback.planner import Planner
 from agentgit.rollback.request import require_request_id
 from agentgit.sessions import InternalSession
 from agentgit.sessions.session import RUNNING
@@ -255,8 +256,8 @@ class Branching(SessionAccess):
             target, label = self.context.lookup.target(transaction, source, to)
             if isinstance(to, GraphPoint):  # it was found before the session was locked
                 self.context.store.checkpoints.require_exists(transaction, target, label)
-        options = {"snapshot": snapshot, "request_id": request_id}
-        return self.context.engine().fork(transaction, source, target, name, self.context.user.id, **options)
+        planner = Planner(self.context.store, self.context.registry, self.context.user.id)
+        return Fork(planner, transaction, source, target).make(name, snapshot, request_id=request_id)
 
     def ensure_checkpoint(self, transaction: Writing, branch_id: int, snapshot: SnapshotRef | None) -> StoredRow:
         """Return a checkpoint of the current point of a branch; create one if needed.

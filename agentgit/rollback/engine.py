@@ -1,4 +1,4 @@
-"""The rollback engine: rollback, switch, fork, and resuming of stopped operations.
+"""The rollback engine: rollback, switch, and resuming of stopped operations.
 
 Each step is on disk before the next one begins. `resume` can finish an operation that was killed at any point, and the
 branch that was left is unchanged.
@@ -20,7 +20,6 @@ from agentgit.rollback.crash_recovery import owning, require_nothing_running
 from agentgit.rollback.executor import Executor, RerunTrack
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.finish import Finisher
-from agentgit.rollback.fork import Fork
 from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.report import DRIFTED_BEFORE, Reports
 from agentgit.rollback.request import Request, SwitchRequest
@@ -28,7 +27,7 @@ from agentgit.rollback.resume import Resumption
 from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
 from agentgit.sessions.session import DONE
-from agentgit.store.records.sessions import StoredRow, is_simulated, require_whole_rerun
+from agentgit.store.records.sessions import is_simulated, require_whole_rerun
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.tracing import span
@@ -40,7 +39,7 @@ RecordOperation = Callable[[dict[int, str], Writing], T]
 
 
 class RollbackEngine:
-    """Plans and runs rollbacks, switches and forks on one store."""
+    """Plans and runs rollbacks and switches on one store."""
 
     def __init__(
         self, store: Store, registry: Registry, awaiter: Awaiter = wait, *, user_id: int, authorize: Authorize
@@ -219,18 +218,6 @@ class RollbackEngine:
                 report=report,
             )
         return int(row.internal_session_id)
-
-    def fork(
-        self,
-        transaction: Writing,
-        source: StoredRow,
-        target: StoredRow,
-        name: str | None,
-        user_id: int,
-        **options: Any,
-    ) -> Fork:
-        """Create a branch at a checkpoint without changing the world; see `Fork`."""
-        return Fork(self.planner, transaction, source, target, user_id).make(name, **options)
 
 
 def _span_attributes(session_id: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow, is_simulated
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
+from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.values import as_object
 
 
@@ -136,6 +137,7 @@ class Finisher:
             if head is not None:
                 state_hash, graph_checkpoint_id = head.state_hash, head.checkpoint_id
             branch = self.store.sessions.branch(transaction, branch.id)
+        key = GraphKey(branch.thread_id, "", branch_point.graph_checkpoint_id or "")
         content = CheckpointState(
             graph_checkpoint_id=graph_checkpoint_id,
             state_hash=state_hash,
@@ -144,7 +146,7 @@ class Finisher:
             workspace_snapshot_id=self.store.snapshots.record(transaction, branch, snapshot, changed_by)
             if snapshot is not None
             else None,
-            pending=self.store.pending(transaction, branch, branch_point.graph_checkpoint_id),
+            pending=self.store.graphs.pack_pending_writes(transaction, key) if key.checkpoint_id else None,
         )
         label = Label(
             kind="branch", user_id=created_by.user_id, description=branch_point.name or branch_point.description

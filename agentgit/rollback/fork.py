@@ -30,11 +30,9 @@ class Fork:
     head: BranchHead
     operation_id: int
 
-    def __init__(
-        self, planner: Planner, transaction: Writing, source: StoredRow, target: StoredRow, user_id: int
-    ) -> None:
+    def __init__(self, planner: Planner, transaction: Writing, source: StoredRow, target: StoredRow) -> None:
         self.store, self.planner, self.transaction = planner.store, planner, transaction
-        self.source, self.target, self.user_id = source, target, user_id
+        self.source, self.target = source, target
         self.session_id: int = target.external_session_id
         self.parent = source
         if target.internal_session_id != source.id:
@@ -70,7 +68,7 @@ class Fork:
         new_operation = NewOperation(
             kind="fork",
             session_id=self.session_id,
-            user_id=self.user_id,
+            user_id=self.planner.user_id,
             source_id=self.source.id,
             target_id=target.id,
             branch_id=branch.id,
@@ -121,7 +119,7 @@ class Fork:
             pending=copied.pending,
         )
         description = target.name or target.description
-        label = Label(kind="branch", user_id=self.user_id, description=description, id=branch.head_id)
+        label = Label(kind="branch", user_id=self.planner.user_id, description=description, id=branch.head_id)
         self.store.checkpoints.add(self.transaction, branch.id, state, label, last_number=0, moves_head=False)
 
     def report(self) -> RollbackReport:

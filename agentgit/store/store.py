@@ -30,7 +30,7 @@ from agentgit.store.search.index import SearchIndex
 from agentgit.store.search.query import Search
 from agentgit.store.sql import process
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint, GraphKey, NewestState
+from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint, NewestState
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES, TaskWrites, waiting
 
@@ -197,14 +197,6 @@ class Store:
             parent_key = candidate.key._replace(checkpoint_id=candidate.parent_id) if candidate.parent_id else None
             candidate = self.graphs.find(transaction, parent_key) if parent_key else None
         return candidate
-
-    def pending(self, transaction: Reading, branch: StoredRow, checkpoint_id: str | None) -> bytes | None:
-        """Read the current pending writes at a graph checkpoint of a branch; None before the first one."""
-        return (
-            self.graphs.pack_pending_writes(transaction, GraphKey(branch.thread_id, "", checkpoint_id))
-            if checkpoint_id
-            else None
-        )
 
     def asked(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> list[bytes]:
         """List the hashes of the questions of a graph checkpoint that wait for a person's answer."""

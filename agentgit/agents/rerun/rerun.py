@@ -39,6 +39,7 @@ from agentgit.effects.declarations import as_effects
 from agentgit.effects.kinds import kind_of
 from agentgit.errors import AgentGitError, InvalidInput, OutsideRerun, PromptChanged, RerunDiverged
 from agentgit.langgraph_internals import task_path_str
+from agentgit.rollback.fork import Fork
 from agentgit.saver.data_types import add_types
 from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RECORD, RUNNING, RerunReport
 from agentgit.sessions.session import RERUN, SIMULATED
@@ -187,8 +188,7 @@ class Rerun:
             branch_id = int(sessions.create_branch(transaction, session_id, name).id)
         else:
             point = branch.context.lookup.checkpoint(transaction, source, start.id)
-            fork = branch.context.engine().fork(transaction, source, point, name, branch.settings.user_id)
-            branch_id = fork.head.row.id
+            branch_id = Fork(branch.planner, transaction, source, point).make(name).head.row.id
         self._name = f"{name!r} of session {sessions.load_row(transaction, session_id).session_name}"
         self._mark(transaction, branch_id, RUNNING)
         sessions.set_status(transaction, branch_id, SIMULATED)
