@@ -219,13 +219,11 @@ class BranchContext:
 
     def checkpoint(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
         """Read the row of a checkpoint of the session."""
-        return self.context.lookup.checkpoint(
-            transaction, self.session(transaction), self.row(transaction), checkpoint_id
-        )
+        return self.context.lookup.checkpoint(transaction, self.row(transaction), checkpoint_id)
 
     def target(self, transaction: Reading, ref: CheckpointRef) -> tuple[StoredRow, str]:
         """Resolve a reference to the row of a checkpoint, and return it with its display name."""
-        return self.context.lookup.target(transaction, self.session(transaction), self.row(transaction), ref)
+        return self.context.lookup.target(transaction, self.row(transaction), ref)
 
     def require_unmoved(self, row: StoredRow, newest_id: str | None) -> None:
         """Check that nobody has moved the branch since this agent last saw it."""

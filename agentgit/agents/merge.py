@@ -362,5 +362,5 @@ class Merger:
         kind, source = ("merge.done", MERGE_KEY) if MERGE_KEY in label.data else ("cherry_pick.done", PICKED)
         made = {"made": checkpoint_id, "source": label.data[source]}
         record_event(transaction, kind, branch_id=row.id, user_id=label.user_id, **made)
-        self.store.sessions.touch(transaction, row.external_session_id)
+        self.store.sessions.touch(transaction, row)
         return checkpoint_id

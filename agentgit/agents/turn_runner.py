@@ -113,10 +113,10 @@ class TurnRunner(DescribedGraph):
         """True if the last turn of this object waits for an answer."""
         return self._branch.interrupted_turn is not None
 
-    def _on_branch(self, branch_id: int) -> Self:
+    def _on_branch(self, branch: int | BranchHead) -> Self:
         """Return a runner of the same graph on another branch of the session."""
-        runner = type(self)(self._branch.context, self.graph, self._branch.settings, branch_id)
-        if branch_id == self.branch_id:  # the requests of a waiting turn belong to its branch
+        runner = type(self)(self._branch.context, self.graph, self._branch.settings, branch)
+        if runner.branch_id == self.branch_id:  # the requests of a waiting turn belong to its branch
             runner._branch.interrupted_turn = self._branch.interrupted_turn
         return runner
 

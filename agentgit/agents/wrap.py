@@ -69,8 +69,8 @@ def wrap(
         factory.run_calls(template, external_session, force=force)
     with context.store.database.reading() as transaction:
         # Its current branch may have changed since.
-        reloaded_session = context.lookup.session(transaction, external_session.id)
-        branch_row = context.lookup.branch(transaction, reloaded_session, branch)
+        session_id = context.lookup.session(transaction, external_session.id).id
+        branch_row = context.lookup.branch(transaction, session_id, branch)
     return RollbackAgent(context, graph, wrapped.settings, branch_row.id)
 
 

@@ -10,18 +10,21 @@ from typing import Any
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.queries import Tag, Tags
+from agentgit.effects import RollbackReport
 from agentgit.effects.files import PERSON, UNKNOWN, SnapshotRef
 from agentgit.errors import AgentGitError, Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.handles.rollbacks import point_key
 from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import mark_interrupted
+from agentgit.rollback.fork import Fork
+from agentgit.rollback.planner import Planner
 from agentgit.rollback.request import require_request_id
 from agentgit.sessions import InternalSession
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention
-from agentgit.store.queries.graph_points import GraphPoint
+from agentgit.store.queries.graph_points import BranchHead, GraphPoint
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import CheckpointState, Label, merge_source_id, require_text
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback
@@ -37,7 +40,7 @@ def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> Interna
     def recover_branch(transaction: Writing) -> InternalSession:
         session = access.load_session(transaction, EDITOR)
         store.graphs.blobs.of(session.id).lock(transaction)  # waits for what a run that still lives is writing
-        row = context.lookup.branch(transaction, session, branch)
+        row = context.lookup.branch(transaction, session.id, branch)
         operations = [
             o for o in store.operations.query_running(transaction, session.id).all() if o.internal_session_id == row.id
         ]
@@ -194,34 +197,67 @@ class Branching(SessionAccess):
 
     def fork(
         self,
-        branch_id: int,
+        branch: BranchRef,
+        to: CheckpointRef | GraphPoint | None,
+        name: str | None,
+        snapshot: SnapshotRef | None,
+    ) -> BranchHead:
+        """Create a branch from another one, and return it; the snapshot has the files of its first point."""
+
+        def create_fork(transaction: Writing) -> BranchHead:
+            self._lock(transaction)
+            return self._fork(transaction, branch, to, name, snapshot).head
+
+        return self.context.store.database.write(create_fork, durable=True)
+
+    def fork_once(
+        self,
+        branch: BranchRef,
+        to: CheckpointRef | None,
+        name: str | None,
+        snapshot: SnapshotRef | None,
+        request_id: str | None,
+    ) -> RollbackReport:
+        """Do what `fork` does, unless there is a fork with this request id; return its report."""
+        require_request_id(request_id)
+
+        def create_fork(transaction: Writing) -> RollbackReport:
+            self._lock(transaction)
+            operations = self.context.store.operations
+            earlier = operations.find_by_request_id(transaction, self.session_id, request_id) if request_id else None
+            if earlier is None:
+                return self._fork(transaction, branch, to, name, snapshot, request_id).report()
+            if earlier.kind != "fork":
+                raise InvalidInput(f"request_id {request_id!r} was used for a {earlier.kind}; use another one.")
+            return self.context.engine().reports.read(transaction, earlier)
+
+        return self.context.store.database.write(create_fork, durable=True)
+
+    def _lock(self, transaction: Writing) -> None:
+        self.context.authorize(transaction, self.session_id)
+        self.context.store.sessions.lock(transaction, self.session_id)
+
+    def _fork(
+        self,
+        transaction: Writing,
+        branch: BranchRef,
         to: CheckpointRef | GraphPoint | None,
         name: str | None,
         snapshot: SnapshotRef | None,
         request_id: str | None = None,
-    ) -> int:
-        """Create a branch from another one, and return its id; the snapshot has the files of its first point."""
-        require_request_id(request_id)
-
-        def create_fork(transaction: Writing) -> int:
-            source = self.context.store.sessions.branch(transaction, branch_id)
-            session = self.context.lookup.session(transaction, source.external_session_id, EDITOR)
-            self.context.store.sessions.lock(transaction, session.id)
-            operations = self.context.store.operations
-            earlier = operations.find_by_request_id(transaction, session.id, request_id) if request_id else None
-            if earlier is not None:
-                if earlier.kind != "fork":
-                    raise InvalidInput(f"request_id {request_id!r} was used for a {earlier.kind}; use another one.")
-                return int(earlier.internal_session_id)
-            if to is None:  # with the files as they are
-                target, other_files = self.ensure_checkpoint(transaction, branch_id, snapshot), None
-            else:
-                target, other_files = self.context.lookup.target(transaction, session, source, to)[0], snapshot
-            return self.context.engine().fork(
-                transaction, target, name, branch_id, self.context.user.id, other_files, request_id=request_id
-            )
-
-        return self.context.store.database.write(create_fork, durable=True)
+    ) -> Fork:
+        source = self.context.lookup.branch(transaction, self.session_id, branch)
+        if to is None:  # with the files as they are
+            if self.context.store.recover(transaction, source) is not source:
+                source = self.context.lookup.branch(transaction, self.session_id, source.id)
+            target, snapshot = self._checkpoint_of(transaction, source, snapshot), None
+            source = source._replace(head_id=target.id)
+        else:
+            target, label = self.context.lookup.target(transaction, source, to)
+            if isinstance(to, GraphPoint):  # it was found before the session was locked
+                self.context.store.checkpoints.require_exists(transaction, target, label)
+        planner = Planner(self.context.store, self.context.registry, self.context.user.id)
+        return Fork(planner, transaction, source, target).make(name, snapshot, request_id=request_id)
 
     def ensure_checkpoint(self, transaction: Writing, branch_id: int, snapshot: SnapshotRef | None) -> StoredRow:
         """Return a checkpoint of the current point of a branch; create one if needed.
@@ -229,6 +265,9 @@ class Branching(SessionAccess):
         While the branch runs, return its head.
         """
         branch = self.context.store.recover(transaction, self.context.store.sessions.branch(transaction, branch_id))
+        return self._checkpoint_of(transaction, branch, snapshot)
+
+    def _checkpoint_of(self, transaction: Writing, branch: StoredRow, snapshot: SnapshotRef | None) -> StoredRow:
         require_no_unfinished_rollback(branch)
         head = self._load_checkpoint(transaction, branch.head_id) if branch.head_id else None
         point = self._current_point(transaction, branch, snapshot)

@@ -154,7 +154,7 @@ class SessionAccess:
 
     def find_branch(self, transaction: Reading, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
         """Find the row of a branch of the session."""
-        return self.context.lookup.branch(transaction, self.load_session(transaction, required_role), ref)
+        return self.context.lookup.branch(transaction, self.load_session(transaction, required_role).id, ref)
 
     def read_branch(self, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
         """Find the row of a branch, in its own transaction."""
@@ -162,7 +162,4 @@ class SessionAccess:
 
     def find_checkpoint(self, transaction: Reading, ref: CheckpointRef, branch: BranchRef = None) -> StoredRow:
         """Find the row of a checkpoint of the session."""
-        session = self.load_session(transaction)
-        return self.context.lookup.checkpoint(
-            transaction, session, self.context.lookup.branch(transaction, session, branch), ref
-        )
+        return self.context.lookup.checkpoint(transaction, self.find_branch(transaction, branch), ref)

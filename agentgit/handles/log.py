@@ -175,7 +175,7 @@ class LogReader(SessionAccess):
         session, sessions = self.load_session(transaction), self.context.store.sessions
         if scope.which == "all":
             return parts_of_branches(sessions.branches(transaction, session.id))
-        branch = self.context.lookup.branch(transaction, session, scope.branch)
+        branch = self.context.lookup.branch(transaction, session.id, scope.branch)
         if scope.which == "branch":
             return parts_of_branches([branch])
         return parts_of_path(sessions.lineage(transaction, branch), with_branch_points=points)

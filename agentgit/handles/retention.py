@@ -214,7 +214,7 @@ class SessionRetention:
 
         def delete_checkpoints(transaction: Writing) -> RetentionResult:
             session = self._access.load_session(transaction, OWNER)
-            branch_id = self._context.lookup.branch(transaction, session, branch).id if branch is not None else None
+            branch_id = self._context.lookup.branch(transaction, session.id, branch).id if branch is not None else None
             verdicts = retention_store.delete_unneeded(
                 transaction, self._context.store, session.id, branch_id=branch_id, user_id=self._context.user.id
             )

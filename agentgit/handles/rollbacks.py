@@ -40,12 +40,12 @@ class Rollbacks(SessionAccess):
         with self.context.recording_moves(self.session_id):
             return self.context.engine().run(request)
 
-    def report(self, branch_id: int, *, kind: str = ROLLBACK, has_new_branch: bool = True) -> RollbackReport:
-        """Read the report of the operation that has just ended."""
+    def report(self, branch_id: int, *, has_new_branch: bool = True) -> RollbackReport:
+        """Read the report of the rollback that has just ended."""
 
         def read(transaction: Reading) -> RollbackReport:
             rows = self.context.store.operations.of_branch(transaction, branch_id)
-            matches = [row for row in rows if row.kind == kind]
+            matches = [row for row in rows if row.kind == ROLLBACK]
             # The operation that created a branch is its oldest one; the one that only changed the world is the newest.
             return self.context.engine().reports.read(transaction, matches[0] if has_new_branch else matches[-1])
 
@@ -64,8 +64,8 @@ class Rollbacks(SessionAccess):
     ) -> Request:
         def create_request(transaction: Reading) -> Request:
             session = self.load_session(transaction, required_role)
-            source = self.context.lookup.branch(transaction, session, branch)
-            target, label = self.context.lookup.target(transaction, session, source, to)
+            source = self.context.lookup.branch(transaction, session.id, branch)
+            target, label = self.context.lookup.target(transaction, source, to)
             return Request(
                 user_id=self.context.user.id,
                 source_id=source.id,
@@ -97,8 +97,8 @@ class Rollbacks(SessionAccess):
 
         def create_request(transaction: Reading) -> Request:
             session = self.load_session(transaction, required_role)
-            source = lookup.branch(transaction, session, branch)
-            checkpoint = lookup.restore_point(transaction, session, source, restore_point)
+            source = lookup.branch(transaction, session.id, branch)
+            checkpoint = lookup.restore_point(transaction, source, restore_point)
             snapshot, label = (
                 store.snapshots.of_checkpoint(transaction, checkpoint),
                 f"{checkpoint.branch_name}#{checkpoint.number}",
@@ -108,7 +108,7 @@ class Rollbacks(SessionAccess):
                 raise NotFound(text, Next("keep_files"))
             # From another session, only the files are restored; this session stays at its own head.
             is_own = checkpoint.external_session_id == session.id
-            target = checkpoint if is_own else lookup.target(transaction, session, source, "HEAD")[0]
+            target = checkpoint if is_own else lookup.target(transaction, source, "HEAD")[0]
             request = self._files_request(source.id, target, label, snapshot)
             return replace(request, ref=label if is_own else checkpoint.id, overwrites_files=files == OVERWRITE)
 
@@ -258,7 +258,7 @@ class Rollbacks(SessionAccess):
             snapshot = SnapshotRef(
                 snapshot=report.files.safety, settings=snapshot_data["settings"]
             ).without_import_mark()
-            target = self.context.lookup.target(transaction, self.load_session(transaction), row, "HEAD")[0]
+            target = self.context.lookup.target(transaction, row, "HEAD")[0]
             return self._files_request(row.id, target, "before the files were brought back", snapshot)
 
         return self.context.read(create_request)

@@ -393,9 +393,11 @@ class Session(SessionReader):
             Conflict: A branch with that name exists.
             Unavailable: The workspace is not available here, or its files cannot be saved.
         """
-        branch_row = self._access.read_branch(branch, EDITOR)
-        snapshot = self._branching.take_snapshot("fork") if files and to is None else None
-        return self._rollbacks.report(self._branching.fork(branch_row.id, to, name, snapshot, request_id), kind="fork")
+        snapshot = None
+        if files and to is None:
+            self._access.read_branch(branch, EDITOR)  # nothing is saved for someone who may not fork it
+            snapshot = self._branching.take_snapshot("fork")
+        return self._branching.fork_once(branch, to, name, snapshot, request_id)
 
     def rewind_files(
         self,
@@ -489,7 +491,7 @@ class Session(SessionReader):
         def rename_row(transaction: Writing) -> InternalSession:
             session = self._access.load_session(transaction, EDITOR)
             sessions.lock(transaction, self.id)
-            row = self._context.lookup.branch(transaction, session, branch)
+            row = self._context.lookup.branch(transaction, session.id, branch)
             if mark_of(row):
                 raise Conflict(
                     f"Branch {row.name} is part of an exploration, which finds it by name. Fork it, and name the fork."

@@ -99,7 +99,7 @@ class SessionReader:
         def load(transaction: Reading) -> InternalSession:
             session = self._access.load_session(transaction)
             return self._context.read_models.branch(
-                transaction, session, self._context.lookup.branch(transaction, session, name)
+                transaction, session, self._context.lookup.branch(transaction, session.id, name)
             )
 
         return self._context.read(load)
@@ -416,7 +416,7 @@ def collect_stats(
     checked_prices, store = require_prices(prices) if prices is not None else None, context.store
     rows = [row for session in sessions for row in store.sessions.branches(transaction, session.id)]
     if branch is not None:
-        rows = [context.lookup.branch(transaction, sessions[0], branch)]
+        rows = [context.lookup.branch(transaction, sessions[0].id, branch)]
         subject = f"branch {rows[0].name} of {subject}"
     return Stats(
         subject=subject,

@@ -173,7 +173,7 @@ class SessionFactory:
         lookup = self.context.lookup
         owning_session = lookup.session_of(transaction, ref) if session_name is None else None
         session = lookup.session(transaction, owning_session or session_name, VIEWER)
-        return lookup.checkpoint(transaction, session, lookup.branch(transaction, session, None), ref), session
+        return lookup.checkpoint(transaction, lookup.branch(transaction, session.id, None), ref), session
 
 
 def require_name(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The rollback engine: rollback, switch, fork, and resuming of stopped operations.
+"""The rollback engine: rollback, switch, and resuming of stopped operations.
 
 Each step is on disk before the next one begins. `resume` can finish an operation that was killed at any point, and the
 branch that was left is unchanged.
@@ -7,11 +7,11 @@ branch that was left is unchanged.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from agentgit.effects import RollbackPlan, RollbackReport
-from agentgit.effects.files import STORED, TURN, FileChanges, SnapshotRef
+from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.invocation import DECISIONS, REDO, SIMULATED
 from agentgit.effects.registry import Registry
 from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
@@ -21,19 +21,16 @@ from agentgit.rollback.executor import Executor, RerunTrack
 from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.finish import Finisher
 from agentgit.rollback.planner import Planner, Refusals
-from agentgit.rollback.report import DRIFTED_BEFORE, Reports, undelivered_notes
+from agentgit.rollback.report import DRIFTED_BEFORE, Reports
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.resume import Resumption
 from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
-from agentgit.sessions.session import DONE, PARTIAL, REPLAYING
-from agentgit.store.records.operations import NewOperation
-from agentgit.store.records.sessions import StoredRow, is_simulated, require_real, require_whole_rerun
-from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
+from agentgit.sessions.session import DONE
+from agentgit.store.records.sessions import is_simulated, require_whole_rerun
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.tracing import span
-from agentgit.values import as_object
 
 T = TypeVar("T")
 
@@ -42,7 +39,7 @@ RecordOperation = Callable[[dict[int, str], Writing], T]
 
 
 class RollbackEngine:
-    """Plans and runs rollbacks, switches and forks on one store."""
+    """Plans and runs rollbacks and switches on one store."""
 
     def __init__(
         self, store: Store, registry: Registry, awaiter: Awaiter = wait, *, user_id: int, authorize: Authorize
@@ -221,69 +218,6 @@ class RollbackEngine:
                 report=report,
             )
         return int(row.internal_session_id)
-
-    # -- fork
-
-    def fork(
-        self,
-        transaction: Writing,
-        target: StoredRow,
-        name: str | None,
-        source_id: int,
-        user_id: int,
-        snapshot: SnapshotRef | None = None,
-        meta: Mapping[str, Any] | None = None,
-        request_id: str | None = None,
-    ) -> int:
-        """Create a branch at a checkpoint without changing the world, and return its id."""
-        self.store.sessions.lock(transaction, target.external_session_id)
-        self.starter.require_checkpoint_exists(transaction, target, f"{target.branch_name}#{target.number}")
-        parent = self.store.sessions.branch(transaction, target.internal_session_id)
-        require_real(parent)
-        world_seen = self._world_seen_by_fork(transaction, parent)  # read before the world, as in a turn
-        branch_id = self.starter.create_branch(transaction, target, name, source_id, meta)
-        new_operation = NewOperation(
-            kind="fork",
-            session_id=target.external_session_id,
-            user_id=user_id,
-            source_id=source_id,
-            target_id=target.id,
-            branch_id=branch_id,
-            request_id=request_id,
-            request={
-                "accepted": sorted(self.planner.accepted_ids(transaction, parent.id, only_done=True)),
-                "steps": [],
-            },
-        )
-        self.store.operations.record_done(transaction, new_operation)
-        last_row = self.store.snapshots.newest_of_session(transaction, target.external_session_id)
-        last_snapshot = snapshot_ref_from_row(last_row) if last_row is not None else None
-        self.finisher.publish_branch(
-            transaction,
-            branch_id,
-            user_id,
-            snapshot or last_snapshot,
-            target,
-            current=False,
-            world_seen=world_seen,
-            changed_by=TURN if snapshot is None else STORED,
-        )
-        if snapshot is not None and last_row is not None:  # the files on disk are still the last ones
-            last_branch = self.store.sessions.branch(transaction, last_row.internal_session_id)
-            self.store.snapshots.record(transaction, last_branch, snapshot_ref_from_row(last_row))
-        parent_notes = undelivered_notes(as_object(parent.meta))
-        if target.id == parent.head_id and any(parent_notes.values()):
-            self.store.sessions.merge_metadata(transaction, branch_id, parent_notes)
-        return branch_id
-
-    def _world_seen_by_fork(self, transaction: Reading, parent: StoredRow) -> int:
-        """Return how much of the world log a fork has seen: all, or if the world has changed, what its parent has."""
-        last_seq = self.store.world.last_seq(transaction, parent.external_session_id)
-        if last_seq == parent.world_seen:
-            return last_seq
-        is_unfinished = parent.status in (REPLAYING, PARTIAL)  # it has not seen what its own operation changed
-        has_diverged = is_unfinished or self.planner.divergence(transaction, parent) is not None
-        return int(parent.world_seen) if has_diverged else last_seq
 
 
 def _span_attributes(session_id: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.files import RESTORE, STORED, TURN, FileChanges, SnapshotRef
+from agentgit.effects.files import RESTORE, STORED, FileChanges, SnapshotRef
 from agentgit.effects.invocation import REVERSED, SIMULATED
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REDO, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
@@ -20,6 +20,7 @@ from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow, is_simulated
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
+from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.values import as_object
 
 
@@ -61,14 +62,12 @@ class Finisher:
             is_on_source = session.current_branch_id == row.source_id
             point = request.get("point")
             target = self.store.checkpoints.load_row(transaction, row.target_id)
-            self.publish_branch(
+            self._publish_branch(
                 transaction,
-                row.internal_session_id,
-                row.user_id,
+                row,
                 snapshot,
                 move(target, point) if point else target,
                 current=is_on_source,
-                created_by=row,
                 changed_by=changed_by,
             )
         else:
@@ -117,29 +116,28 @@ class Finisher:
         is_in_world = call.effect.is_neutral or self.store.world.may_be_in_world(transaction, call)
         return ANSWER if is_in_world and self.rerun_track.has_reruns(row) else GONE
 
-    def publish_branch(
+    def _publish_branch(
         self,
         transaction: Writing,
-        branch_id: int,
-        user_id: int,
+        created_by: StoredRow,
         snapshot: SnapshotRef | None,
         branch_point: StoredRow,
         *,
         current: bool,
-        created_by: StoredRow | None = None,
-        world_seen: int | None = None,
-        changed_by: str = TURN,
+        changed_by: str,
     ) -> None:
         """Open a branch at its branch point, or at the state that its calls produced when they ran again."""
-        branch = self.store.sessions.branch(transaction, branch_id)
-        self.store.verify_state(transaction, branch, branch_point.state_hash)
+        branch = self.store.sessions.branch(transaction, created_by.internal_session_id)
+        head = self.store.graphs.head(transaction, branch.thread_id)
+        self.store.require_state(branch, head.state_hash if head is not None else b"", branch_point.state_hash)
         state_hash, graph_checkpoint_id = branch_point.state_hash, branch_point.graph_checkpoint_id
-        if created_by is not None and self.rerun_track.has_reruns(created_by):
+        if self.rerun_track.has_reruns(created_by):
             self.rerun_track.replace_calls(transaction, created_by)
             head = self.store.graphs.head(transaction, branch.thread_id)
             if head is not None:
                 state_hash, graph_checkpoint_id = head.state_hash, head.checkpoint_id
-            branch = self.store.sessions.branch(transaction, branch_id)
+            branch = self.store.sessions.branch(transaction, branch.id)
+        key = GraphKey(branch.thread_id, "", branch_point.graph_checkpoint_id or "")
         content = CheckpointState(
             graph_checkpoint_id=graph_checkpoint_id,
             state_hash=state_hash,
@@ -148,15 +146,13 @@ class Finisher:
             workspace_snapshot_id=self.store.snapshots.record(transaction, branch, snapshot, changed_by)
             if snapshot is not None
             else None,
-            pending=self.store.pending(transaction, branch, branch_point.graph_checkpoint_id),
+            pending=self.store.graphs.pack_pending_writes(transaction, key) if key.checkpoint_id else None,
         )
-        label = Label(kind="branch", user_id=user_id, description=branch_point.name or branch_point.description)
-        if created_by is None:
-            self.store.checkpoints.add(transaction, branch_id, content, label, last_number=0)
-            self.store.search_index.index_fork(transaction, branch_id)
-        else:
-            self.store.checkpoints.add(transaction, branch_id, content, label)
-        self._open_branch(transaction, branch, snapshot, changed_by, current=current, world_seen=world_seen)
+        label = Label(
+            kind="branch", user_id=created_by.user_id, description=branch_point.name or branch_point.description
+        )
+        self.store.checkpoints.add(transaction, branch.id, content, label)
+        self._open_branch(transaction, branch, snapshot, changed_by, current=current)
 
     def _open_branch(
         self,

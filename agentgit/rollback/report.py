@@ -21,6 +21,7 @@ from agentgit.values import as_object
 
 FAILED_BEFORE = "not tried, because an earlier one failed"
 NOT_REVERSED = "not tried, because it was not reversed and would happen twice"
+REPLAYED = "replayed from the record"
 DRIFTED_BEFORE = "not tried, because an earlier one returned something different"
 
 
@@ -139,7 +140,7 @@ class Reports:
         kind = WORLD_ONLY if row.kind == ROLLBACK and row.internal_session_id == row.source_id else row.kind
         if kind not in (SWITCH, WORLD_ONLY) and as_object(row.request).get("replay") != EXECUTE:
             track = self.store.live_track(transaction, branch, branch.inherited)
-            groups["replayed"] = [ReportItem(invocation=call, reason="replayed from the record") for call in track]
+            groups["replayed"] = [ReportItem(invocation=call, reason=REPLAYED) for call in track]
         files = as_object(row.report).get("files")
         return RollbackReport(
             operation_id=row.id,
@@ -179,7 +180,7 @@ def after_drift(meta: Mapping[str, Any], items: Sequence[ReportItem]) -> dict[st
 
 def undelivered_notes(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the undelivered notes, for a new branch that continues the same conversation."""
-    return {name: meta.get(name) for name in DELIVERED}
+    return {name: meta[name] for name in DELIVERED if meta.get(name)}
 
 
 def note_for_model(meta: Mapping[str, Any]) -> str | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from agentgit.effects import RollbackPlan
 from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.plan import ROLLBACK, SWITCH
-from agentgit.errors import Conflict, InvalidInput, NotFound, PlanChanged, RollbackBlocked
+from agentgit.errors import Conflict, InvalidInput, PlanChanged, RollbackBlocked
 from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import require_idle
 from agentgit.rollback.files import FoundFiles, RollbackFiles
@@ -22,7 +22,6 @@ from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real, require_whole_rerun
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
-from agentgit.store.threads.owners import thread_of_branch
 from agentgit.values import as_object
 
 Authorize = Callable[[Reading, int], None]
@@ -66,7 +65,7 @@ class Starter:
             raise Conflict("The branch has run in the meantime. Nothing was done.")
         if request.only_from_current:
             self.store.sessions.require_current(transaction, session_id, request.source_id)
-        self.require_checkpoint_exists(transaction, target, request.label)
+        self.store.checkpoints.require_exists(transaction, target, request.label)
         plan = self.planner.plan_request(transaction, request, filter_refusals(precheck_answers))
         self._require_prechecks(plan, precheck_answers)
         if request.plan is not None:
@@ -76,7 +75,7 @@ class Starter:
         plan = self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
         self.files.record_found(transaction, session_id, found)
         if request.conversation:
-            branch_id = self.create_branch(transaction, target, request.name, request.source_id)
+            branch_id = self._create_branch(transaction, target, request.name, request.source_id)
         else:
             branch_id = request.source_id
             require_no_unfinished_rollback(self.store.sessions.branch(transaction, branch_id))
@@ -218,36 +217,23 @@ class Starter:
             nearest=f"{nearest.branch_name}#{nearest.number}" if nearest is not None else None,
         )
 
-    def require_checkpoint_exists(self, transaction: Reading, target: StoredRow, label: str) -> None:
-        """Check that a checkpoint still exists. The session is locked, so nobody else can delete it any more."""
-        if not self.store.checkpoints.exists(transaction, target.id):
-            raise NotFound(f"Checkpoint {label} has been deleted.", Next("list_checkpoints"))
-
-    def create_branch(
-        self,
-        transaction: Writing,
-        target: StoredRow,
-        name: str | None,
-        source_id: int,
-        meta: Mapping[str, Any] | None = None,
-    ) -> int:
+    def _create_branch(self, transaction: Writing, target: StoredRow, name: str | None, source_id: int) -> int:
         """Create the new branch with the state of its branch point, not open yet, and return its id."""
         sessions, session_id = self.store.sessions, target.external_session_id
-        branch_id = sessions.create_branch(
+        branch = sessions.create_branch(
             transaction,
             session_id,
-            sessions.choose_branch_name(transaction, session_id, name, source_id),
+            sessions.choose_branch_name(transaction, session_id, name, sessions.branch(transaction, source_id).name),
             status=REPLAYING,
             parent_id=target.internal_session_id,
             branch_point_id=target.id,
             inherited=target.position,
-            meta=meta,
         )
         if target.graph_checkpoint_id is not None:
-            thread_id = thread_of_branch(branch_id)
+            thread_id = branch.thread_id
             self.store.graphs.owners.add(thread_id, session_id)
             self.store.graphs.fork(transaction, target.thread_id, target.graph_checkpoint_id, thread_id, target.pending)
-        return branch_id
+        return int(branch.id)
 
 
 def filter_refusals(precheck_answers: dict[int, str]) -> dict[int, str]:

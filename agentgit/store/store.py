@@ -30,7 +30,7 @@ from agentgit.store.search.index import SearchIndex
 from agentgit.store.search.query import Search
 from agentgit.store.sql import process
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint, GraphKey, NewestState
+from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint, NewestState
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES, TaskWrites, waiting
 
@@ -198,14 +198,6 @@ class Store:
             candidate = self.graphs.find(transaction, parent_key) if parent_key else None
         return candidate
 
-    def pending(self, transaction: Reading, branch: StoredRow, checkpoint_id: str | None) -> bytes | None:
-        """Read the current pending writes at a graph checkpoint of a branch; None before the first one."""
-        return (
-            self.graphs.pack_pending_writes(transaction, GraphKey(branch.thread_id, "", checkpoint_id))
-            if checkpoint_id
-            else None
-        )
-
     def asked(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> list[bytes]:
         """List the hashes of the questions of a graph checkpoint that wait for a person's answer."""
         pending = self.graphs.pack_pending_writes(transaction, graph_checkpoint.key)
@@ -283,10 +275,9 @@ class Store:
         state, messages = self.graphs.read_state(transaction, thread_id, checkpoint_id)
         return {"session_state": state, "conversation_history": [from_stored(m) for m in messages]}
 
-    def verify_state(self, transaction: Reading, branch: StoredRow, state_hash: bytes) -> None:
+    def require_state(self, branch: StoredRow, found_hash: bytes, state_hash: bytes) -> None:
         """Check that a branch has the expected state."""
-        head = self.graphs.head(transaction, branch.thread_id)
-        if (head.state_hash if head else b"") != state_hash:
+        if found_hash != state_hash:
             raise Corrupt(
                 f"Branch {branch.name} does not have the state of the checkpoint it was made from.",
                 Next("fsck"),

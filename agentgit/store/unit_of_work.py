@@ -26,7 +26,6 @@ from time import monotonic
 from typing import Any, NamedTuple, TypeVar, cast
 
 from agentgit.errors import Conflict
-from agentgit.store.audit.trail import queue_names
 from agentgit.store.database import Database, before_transactions
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.records.sessions import StoredRow, TakenOver
@@ -244,8 +243,7 @@ class UnitOfWork:
                 self._new_intended = set()
                 # Each locks the session against the collection of its values, before anything is read.
                 if closing:  # the end of a turn checks the hold itself, when it releases the branch
-                    self.read_session_meta = self._store.sessions.queue_touch(transaction, session_id)
-                    queue_names(transaction, self._branch.id)
+                    self.read_session_meta = self._store.sessions.touch(transaction, self._branch)
                     if self._failures:  # it may have been committed, and the branch be somebody else's
                         self._read_held(transaction)
                 else:

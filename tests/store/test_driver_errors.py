@@ -1,6 +1,7 @@
 """Driver errors raise the right exception: only conflicts are retried, and permanent errors surface at once."""
 
 from contextlib import closing
+from types import SimpleNamespace
 
 import backend
 import pytest
@@ -115,7 +116,7 @@ def test_t_a_missing_row_is_not_reported_as_deleted(repo):
         lambda c: repo.context.store.checkpoints.load_row(c, 7),
         lambda c: repo.context.store.operations.end(c, 7, "done", {}),
         lambda c: repo.context.store.sessions.load_row(c, 7),
-        lambda c: repo.context.store.sessions.touch(c, 7),
+        lambda c: repo.context.store.sessions.touch(c, SimpleNamespace(id=7, external_session_id=7))(),
         lambda c: repo.context.store.journal.move(c, 7, "reversed"),
     ):
         with pytest.raises(NotFound, match=r"There is no [a-z ]+ \d+ in this database\..*agentgit fsck") as raised:

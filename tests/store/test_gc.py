@@ -146,7 +146,7 @@ def test_a_collection_keeps_steps_of_savers_of_running_branches_and_on_request(r
     before = [state.config for state in agent.get_state_history()]
     of_saver = [state.config for state in graph.get_state_history(config)]
     assert repo.maintenance.gc(steps=False).steps == 0
-    backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch_id, "elsewhere|1|1|x"))
+    backend.write(repo, lambda c: repo.context.store.sessions.acquire(c, agent.branch_id, "elsewhere|1|1|x")())
     assert repo.maintenance.gc().steps == 0
     assert [state.config for state in agent.get_state_history()] == before
     assert [state.config for state in graph.get_state_history(config)] == of_saver

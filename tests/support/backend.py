@@ -143,7 +143,7 @@ def leave_running(repo, branch, **known: Any) -> int:
 
 
 def take(repo, branch, owner: str) -> None:
-    write(repo, lambda transaction: repo.context.store.sessions.acquire(transaction, branch.id, owner))
+    write(repo, lambda transaction: repo.context.store.sessions.acquire(transaction, branch.id, owner)())
 
 
 def from_outside(look: Callable[[], T]) -> T:

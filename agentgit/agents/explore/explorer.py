@@ -34,6 +34,7 @@ from agentgit.handles.rollbacks import Rollbacks
 from agentgit.next_steps import Next
 from agentgit.rollback import awaiter_for_current_loop
 from agentgit.rollback.crash_recovery import recover_all_abandoned
+from agentgit.rollback.fork import Fork
 from agentgit.rollback.verification import await_result
 from agentgit.sessions.tree import BEGUN, DONE, FAILED, WAITING, ExploredBranch
 from agentgit.store.queries.explorations import MARK_KEY, Explorations, branch_name, mark_of
@@ -303,11 +304,13 @@ class Explorer:
         meta = {MARK_KEY: {**mark, "status": BEGUN, "end": None}}
 
         def fork(transaction: Writing) -> int:
+            store, session_id = self.store, self.branch.session_id
             self.branch.authorize(transaction)
-            target = self.store.checkpoints.load_with_branch(transaction, start_id)
-            source_id, user_id = target.internal_session_id, self.settings.user_id
-            snapshot = self.store.snapshots.of_checkpoint(transaction, target)
-            return self.branch.context.engine().fork(transaction, target, name, source_id, user_id, snapshot, meta)
+            store.sessions.lock(transaction, session_id)
+            target = store.checkpoints.load_with_branch(transaction, start_id)
+            source = store.sessions.require_branch(transaction, session_id, target.internal_session_id)
+            snapshot = store.snapshots.of_checkpoint(transaction, target)
+            return int(Fork(self.branch.planner, transaction, source, target).make(name, snapshot, meta).head.row.id)
 
         # Need not be durable: the end of its turn is, and takes everything written before it to disk.
         branch_id = self.store.database.write(fork, async_commit=True)

@@ -211,7 +211,7 @@ class Threads(ThreadSessions):
         point = self.require_target(thread.rollbacks.session_id, point)
         branching = Branching(self.context, thread.rollbacks.session_id)
         snapshot = self.context.engine().files.of_checkpoint(point.require_target())
-        return self._ask(thread, branching.fork(thread.branch.id, point, None, snapshot), asked)
+        return self._ask(thread, branching.fork(thread.branch.id, point, None, snapshot).row.id, asked)
 
     def _ask(self, thread: _Thread, branch_id: int, asked: Confirmation) -> tuple[StoredRow, Confirmation]:
         self._remember(branch_id, asked)

@@ -147,7 +147,7 @@ class ImportCommit:
         checkpoints = self._add_points(transaction, branch, history, roots, earlier)
         facts = {"thread_id": self.thread_id, "newest": roots[-1], "calls": len(history.calls)}
         self.store.sessions.merge_metadata(transaction, branch.id, {IMPORTED_FROM_KEY: facts})
-        self.store.sessions.touch(transaction, session_id)
+        self.store.sessions.touch(transaction, branch)
         record_event(
             transaction,
             "session.imported",

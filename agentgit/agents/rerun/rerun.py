@@ -39,6 +39,7 @@ from agentgit.effects.declarations import as_effects
 from agentgit.effects.kinds import kind_of
 from agentgit.errors import AgentGitError, InvalidInput, OutsideRerun, PromptChanged, RerunDiverged
 from agentgit.langgraph_internals import task_path_str
+from agentgit.rollback.fork import Fork
 from agentgit.saver.data_types import add_types
 from agentgit.sessions.rerun import DIVERGED, DONE, FAILED, RECORD, RUNNING, RerunReport
 from agentgit.sessions.session import RERUN, SIMULATED
@@ -179,15 +180,15 @@ class Rerun:
         session_id = branch.session_id
         branch.authorize(transaction)
         sessions.lock(transaction, session_id)
-        source = branch.row(transaction)
+        source = sessions.require_branch(transaction, session_id, branch.branch_id)
         if name is None:
             name = free_name(self._group or RERUN, {row.name for row in sessions.branches(transaction, session_id)})
         if start is None:  # nothing was saved before the first turn
-            name = sessions.choose_branch_name(transaction, session_id, name, source.id)
-            branch_id = sessions.create_branch(transaction, session_id, name)
+            name = sessions.choose_branch_name(transaction, session_id, name, source.name)
+            branch_id = int(sessions.create_branch(transaction, session_id, name).id)
         else:
-            point = branch.checkpoint(transaction, start.id)
-            branch_id = branch.context.engine().fork(transaction, point, name, source.id, branch.settings.user_id)
+            point = branch.context.lookup.checkpoint(transaction, source, start.id)
+            branch_id = Fork(branch.planner, transaction, source, point).make(name).head.row.id
         self._name = f"{name!r} of session {sessions.load_row(transaction, session_id).session_name}"
         self._mark(transaction, branch_id, RUNNING)
         sessions.set_status(transaction, branch_id, SIMULATED)

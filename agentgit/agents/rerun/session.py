@@ -208,7 +208,7 @@ def find_branch(context: Context, ref: Any) -> tuple[Session, int]:
 
     def find(connection: Any, reference: Any, branch: str | None = None) -> tuple[int, int]:
         found = context.lookup.session(connection, reference)
-        return found.id, context.lookup.branch(connection, found, branch).id
+        return found.id, context.lookup.branch(connection, found.id, branch).id
 
     try:
         session_id, branch_id = context.read(lambda c: find(c, ref))

@@ -102,9 +102,10 @@ class RunningTurn:
         """Make a checkpoint with the files of its state, those that a batch left, or the newest; return its id.
 
         One that has an id already is made once: a transaction may run twice, and a request stands until the turn ends.
+        The caller that moves the head itself has just made the id.
         """
         checkpoints, branch = self.context.store.checkpoints, self.branch
-        if label.id is not None and checkpoints.exists(transaction, label.id):
+        if label.id is not None and moves_head and checkpoints.exists(transaction, label.id):
             return label.id
         # Only the first attempt of the transaction uses the number, because somebody else may have used it since.
         last_number, self._last_number = self._last_number, None

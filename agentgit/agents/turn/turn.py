@@ -59,7 +59,7 @@ class Turn(RunningTurn):
     """The graph checkpoints, by namespace, whose tasks LangGraph is to begin again; none if it continues them."""
     _state: TurnState = field(init=False)
     """What the turn found."""
-    _before_id: int | None = None
+    _before_id: int | None = field(init=False)
     """The checkpoint before this turn; None if there is none."""
     _known_head: GraphCheckpoint | None = None
     """The newest graph checkpoint, until something is written on top of it or after it."""
@@ -108,15 +108,21 @@ class Turn(RunningTurn):
         store.sessions.lock(transaction, session_id)
         # Read before the world is checked: what another turn adds to the log in between has not been seen.
         read_state = query_turn_state(transaction, context.branch_id)
+        is_due = self.turn_input.is_new and context.settings.checkpoint_interval.before_turns
+        self._before_id = new_id() if is_due else None
         idle = context.settings.idle_status
-        read_acquired = store.sessions.queue_acquire(transaction, context.branch_id, owner, idle)
+        acquiring = (transaction, context.branch_id, owner, idle, self._before_id)
+        read_acquired = store.sessions.acquire(*acquiring)
         state, acquired = read_state(), read_acquired()
         running_operations: list[int] = []
         dead_owner = store.sessions.branch(transaction, context.branch_id).owner if acquired is None else None
         if state.is_busy:
             running_operations = recover_abandoned(store, transaction, session_id)
             state = query_turn_state(transaction, context.branch_id)()
-        self.branch = acquired or store.sessions.acquire(transaction, context.branch_id, owner, idle)
+        acquired = acquired or store.sessions.acquire(*acquiring)()
+        if acquired is None:
+            raise store.sessions.not_idle(transaction, context.branch_id, idle)
+        self.branch = acquired._replace(head_id=state.head_id)  # the checkpoint before this turn is not made yet
         if running_operations:
             raise Conflict("A rollback is in progress in this session. Wait until it ends; then run this turn again.")
         if context.must_be_current and state.current_branch_id != self.branch.id:
@@ -192,10 +198,10 @@ class Turn(RunningTurn):
     def _make_first_checkpoint(self, transaction: Writing, head_state: HeadState) -> None:
         """Make the checkpoint before the turn, if it is due."""
         number, indexed = self._state.last_number, self.branch.searched
-        if self.turn_input.is_new and self.context.settings.checkpoint_interval.before_turns:
+        if self._before_id is not None:
             self._last_number, before = number, head_state.checkpoint_state
             label = self._label("before", self._first_title, self.turn_input.message_id)
-            self._before_id = self.make_checkpoint(transaction, before, label)
+            self.make_checkpoint(transaction, before, replace(label, id=self._before_id), moves_head=False)
             place = self._state.head_state_id, self._state.head_position
             number, indexed = number + 1, indexed + ((before.graph_checkpoint_id, before.position) == place)
         self._last_number = number if number == indexed else None

@@ -10,7 +10,7 @@ one may still commit events: by id alone, 29 of 906 events of six writers were m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -76,15 +76,9 @@ def record_event(
     transaction.events.append(event)
 
 
-def know_names(transaction: Writing, branch_id: int, row: Any) -> None:
-    """Use the names of a branch and its session that a transaction has already read."""
-    transaction.known_names = branch_id, lambda: row
-
-
-def queue_names(transaction: Writing, branch_id: int) -> None:
-    """Read the names of a branch and its session together with the next queries, for the events of this transaction."""
-    result = _NAMES_OF_BRANCH.submit(transaction, {"branch": branch_id})
-    transaction.known_names = branch_id, result.first
+def know_names(transaction: Writing, branch_id: int, read: Callable[[], Any]) -> None:
+    """Use the names of a branch and its session that a transaction reads anyway, for its events."""
+    transaction.known_names[branch_id] = read
 
 
 def finish_events(transaction: Writing) -> Sequence[Mapping[str, Any]]:
@@ -103,11 +97,8 @@ def finish_events(transaction: Writing) -> Sequence[Mapping[str, Any]]:
 
 def _read_names(transaction: Writing, event: PendingEvent) -> _Names:
     if event.branch_id is not None:
-        known = transaction.known_names
-        if known is not None and known[0] == event.branch_id:
-            row = known[1]()
-        else:
-            row = _NAMES_OF_BRANCH.first(transaction, {"branch": event.branch_id})
+        known = transaction.known_names.get(event.branch_id)
+        row = known() if known is not None else _NAMES_OF_BRANCH.first(transaction, {"branch": event.branch_id})
         if row is not None:
             return _Names(row.event_epoch, row.session_id, row.session_name, row.session_owner, row.branch_name)
     if event.session_id is None:
@@ -258,7 +249,7 @@ _GIVEN_COLUMNS = [
     Column(one.name, one.type, primary_key=one.primary_key) for one in EVENT.c if one is not EVENT.c.ordinal
 ]
 _ADD = CompiledStatement(insert(Table(EVENT.name, MetaData(), *_GIVEN_COLUMNS)))
-_EPOCH = (
+EPOCH = (
     select(func.coalesce(func.max(EVENT.c.epoch), 0))
     .where(EVENT.c.external_session_id.is_(None))
     .scalar_subquery()
@@ -271,7 +262,7 @@ NAME_COLUMNS = (
     BRANCH.c.name.label("branch_name"),
     SESSION.c.session_name,
     SESSION.c.user_id.label("session_owner"),
-    _EPOCH,
+    EPOCH,
 )
 """The columns that `know_names` needs, in a query from `BRANCH_WITH_SESSION`."""
 
@@ -280,11 +271,11 @@ _NAMES_OF_BRANCH = CompiledStatement(
     select(*NAME_COLUMNS).select_from(BRANCH_WITH_SESSION).where(BRANCH.c.id == bindparam("branch"))
 )
 _NAMES_OF_SESSION = CompiledStatement(
-    select(SESSION.c.session_name, SESSION.c.user_id.label("session_owner"), _EPOCH).where(
+    select(SESSION.c.session_name, SESSION.c.user_id.label("session_owner"), EPOCH).where(
         SESSION.c.id == bindparam("session")
     )
 )
-_PRESENT_EPOCH = CompiledStatement(select(_EPOCH))
+_PRESENT_EPOCH = CompiledStatement(select(EPOCH))
 
 
 def _number(xid: ColumnElement[Any]) -> ColumnElement[int]:
@@ -296,12 +287,12 @@ _SEQUENCE = table("sqlite_sequence", column("name"), column("seq", BigInteger))
 _END = CompiledStatement(
     {
         "sqlite": select(
-            _EPOCH,
+            EPOCH,
             (
                 func.coalesce(select(_SEQUENCE.c.seq).where(_SEQUENCE.c.name == EVENT.name).scalar_subquery(), 0) + 1
             ).label("ordinal"),
         ),
-        "postgresql": select(_EPOCH, _number(func.pg_snapshot_xmin(func.pg_current_snapshot())).label("ordinal")),
+        "postgresql": select(EPOCH, _number(func.pg_snapshot_xmin(func.pg_current_snapshot())).label("ordinal")),
     }
 )
 _NEWEST = CompiledStatement(

@@ -162,24 +162,24 @@ class Lookup:
 
     # -- branches
 
-    def branch(
-        self, transaction: Reading, session: ExternalSession, ref: InternalSession | str | int | None
-    ) -> StoredRow:
+    def branch(self, transaction: Reading, session_id: int, ref: InternalSession | str | int | None) -> StoredRow:
         """Find a branch by name or id; None is the current branch."""
-        rows = self.store.sessions.branches(transaction, session.id)
-        if ref is None and not rows:  # the session has been erased since it was looked up
-            raise self._missing_session(transaction, session.reference)
-        if ref is None:
-            return next(row for row in rows if row.id == session.current_internal_session_id)
         name_or_id = ref.id if isinstance(ref, InternalSession) else ref
-        for row in rows:
-            if name_or_id in (row.name, row.id):
-                return row
+        row = self.store.sessions.find_branch(transaction, session_id, name_or_id)
+        if row is not None:
+            return row
+        if ref is None:  # the session has been erased since it was looked up
+            raise self._missing_session(transaction, session_id)
         raise NotFound(
-            f"Session {session.session_name} has no branch {name_or_id!r}.",
+            f"Session {self._name_of(transaction, session_id)} has no branch {name_or_id!r}.",
             Next("list_branches"),
-            near=references.similar_names(str(name_or_id), [row.name for row in rows]),
+            near=references.similar_names(
+                str(name_or_id), [row.name for row in self.store.sessions.branches(transaction, session_id)]
+            ),
         )
+
+    def _name_of(self, transaction: Reading, session_id: int) -> str:
+        return str(self.store.sessions.load_row(transaction, session_id).session_name)
 
     # -- checkpoints
 
@@ -187,43 +187,39 @@ class Lookup:
         """List the checkpoints from the root of the session to the head of a branch."""
         return list(self.store.checkpoints.on_path(transaction, self.store.sessions.lineage(transaction, branch)))
 
-    def checkpoint(
-        self, transaction: Reading, session: ExternalSession, branch: StoredRow, ref: CheckpointRef
-    ) -> StoredRow:
+    def checkpoint(self, transaction: Reading, branch: StoredRow, ref: CheckpointRef) -> StoredRow:
         """Resolve a reference to a checkpoint, relative to a branch."""
         if isinstance(ref, Checkpoint):
             if ref.id is None:
                 raise NotFound("This Checkpoint is not stored. Name one that is.")
             ref = ref.id
         if isinstance(ref, int):
-            return self._find_by_id(transaction, session, ref)
+            return self._find_by_id(transaction, branch.external_session_id, ref)
         if not isinstance(ref, str):
             raise InvalidInput(f"{ref!r} does not name a checkpoint. Pass a Checkpoint, its id or its name.")
         reference = references.parse(ref)
         row = None
         if reference.base != references.HEAD:  # `HEAD` is always a position, even if a checkpoint has that name
-            row = self._find_by_tag(transaction, session, ref) or self._find_by_name(transaction, session, branch, ref)
-        row = row or self._find_by_position(transaction, session, branch, reference)
+            row = self._find_by_tag(transaction, branch, ref) or self._find_by_name(transaction, branch, ref)
+        row = row or self._find_by_position(transaction, branch, reference)
         if row is None and reference.id is not None:
             try:
-                return self._find_by_id(transaction, session, reference.id)
+                return self._find_by_id(transaction, branch.external_session_id, reference.id)
             except NotFound:
-                if (row := self._find_by_message(transaction, session, branch, ref)) is None:
+                if (row := self._find_by_message(transaction, branch, ref)) is None:
                     raise
-        row = row or self._find_by_message(transaction, session, branch, ref.removeprefix(references.MESSAGE_PREFIX))
+        row = row or self._find_by_message(transaction, branch, ref.removeprefix(references.MESSAGE_PREFIX))
         if row is None and ref.startswith(references.MESSAGE_PREFIX):
-            raise self._missing_restore_point(transaction, session, ref)
+            raise self._missing_restore_point(transaction, branch, ref)
         if row is None:
             raise NotFound(
-                f"Session {session.session_name} has no checkpoint {ref!r}.",
+                f"Session {self._name_of(transaction, branch.external_session_id)} has no checkpoint {ref!r}.",
                 Next("list_checkpoints"),
-                near=references.similar_names(ref, self._reference_names(transaction, session)),
+                near=references.similar_names(ref, self._reference_names(transaction, branch.external_session_id)),
             )
         return row
 
-    def restore_point(
-        self, transaction: Reading, session: ExternalSession, branch: StoredRow, ref: CheckpointRef
-    ) -> StoredRow:
+    def restore_point(self, transaction: Reading, branch: StoredRow, ref: CheckpointRef) -> StoredRow:
         """Find the checkpoint before a user message by the message id.
 
         Other references resolve as in `checkpoint`. A Checkpoint or its id may belong to another session that the
@@ -231,19 +227,19 @@ class Lookup:
         """
         if not isinstance(ref, str):
             other_session = self.session_of(transaction, ref)
-            return self.checkpoint(transaction, other_session or session, branch, ref)
-        if row := self._find_by_message(transaction, session, branch, ref.removeprefix(references.MESSAGE_PREFIX)):
+            if other_session is not None and other_session.id != branch.external_session_id:
+                branch = self.branch(transaction, other_session.id, None)
+            return self.checkpoint(transaction, branch, ref)
+        if row := self._find_by_message(transaction, branch, ref.removeprefix(references.MESSAGE_PREFIX)):
             return row
         try:
-            return self.checkpoint(transaction, session, branch, ref)
+            return self.checkpoint(transaction, branch, ref)
         except NotFound as error:
-            raise self._missing_restore_point(transaction, session, ref) from error
+            raise self._missing_restore_point(transaction, branch, ref) from error
 
-    def _find_by_message(
-        self, transaction: Reading, session: ExternalSession, branch: StoredRow, message_id: str
-    ) -> StoredRow | None:
+    def _find_by_message(self, transaction: Reading, branch: StoredRow, message_id: str) -> StoredRow | None:
         """Find the checkpoint before a user message: the newest on the path, else the newest elsewhere."""
-        restore_points = self._restore_points(transaction, session)
+        restore_points = self._restore_points(transaction, branch.external_session_id)
         matches = [row for row in restore_points if row.restore_point == message_id]
         if not matches:
             matches = self._find_by_input_message(transaction, branch, message_id, restore_points)
@@ -251,17 +247,18 @@ class Lookup:
         on_path = [row for row in matches if row.id in path_ids]
         return next(reversed(on_path or matches), None)
 
-    def _restore_points(self, transaction: Reading, session: ExternalSession) -> Sequence[StoredRow]:
-        branch_ids = [row.id for row in self.store.sessions.branches(transaction, session.id)]
+    def _restore_points(self, transaction: Reading, session_id: int) -> Sequence[StoredRow]:
+        branch_ids = [row.id for row in self.store.sessions.branches(transaction, session_id)]
         return self.store.checkpoints.find(
             transaction, CHECKPOINT.c.internal_session_id.in_(branch_ids), CHECKPOINT.c.restore_point.is_not(None)
         )
 
-    def _missing_restore_point(self, transaction: Reading, session: ExternalSession, ref: str) -> NotFound:
+    def _missing_restore_point(self, transaction: Reading, branch: StoredRow, ref: str) -> NotFound:
         """Create the error for a missing restore point, with similar message ids."""
-        ids = [row.restore_point for row in self._restore_points(transaction, session)]
+        ids = [row.restore_point for row in self._restore_points(transaction, branch.external_session_id)]
+        name = self._name_of(transaction, branch.external_session_id)
         return NotFound(
-            f"Session {session.session_name} has no restore point {ref!r}. Every checkpoint is one, and "
+            f"Session {name} has no restore point {ref!r}. Every checkpoint is one, and "
             "every user message if auto_checkpoint is 'turn' or 'tool'.",
             Next("list_checkpoints"),
             near=references.similar_names(ref.removeprefix(references.MESSAGE_PREFIX), ids),
@@ -281,48 +278,42 @@ class Lookup:
         }
         return [row for row in restore_points if row.restore_point in input_ids][:1]
 
-    def target(
-        self, transaction: Reading, session: ExternalSession, branch: StoredRow, ref: CheckpointRef | GraphPoint
-    ) -> tuple[StoredRow, str]:
+    def target(self, transaction: Reading, branch: StoredRow, ref: CheckpointRef | GraphPoint) -> tuple[StoredRow, str]:
         """Resolve a reference as `checkpoint` does, or a point. Return the checkpoint and its display name."""
         if isinstance(ref, GraphPoint):
             return ref.require_target(), f"{ref.branch.name} at {ref.place.checkpoint_id}"
-        row = self.checkpoint(transaction, session, branch, ref)
+        row = self.checkpoint(transaction, branch, ref)
         reference = f"{row.branch_name}#{row.number}"
         return row, f"{row.name} ({reference})" if row.name else reference
 
-    def _find_by_id(self, transaction: Reading, session: ExternalSession, checkpoint_id: int) -> StoredRow:
-        is_possible_id = is_id(checkpoint_id)
-        for row in self.store.checkpoints.find(transaction, CHECKPOINT.c.id == checkpoint_id) if is_possible_id else ():
-            if row.external_session_id == session.id:
-                return row
-            other_session = self.find_visible(transaction, row.external_session_id)
-            if other_session is not None:
-                raise InvalidInput(
-                    f"Checkpoint {checkpoint_id} belongs to session {other_session.reference}, not to "
-                    f"{session.session_name}. Open that session to use it."
-                )
-        raise NotFound(f"Session {session.session_name} has no checkpoint {checkpoint_id}.", Next("list_checkpoints"))
+    def _find_by_id(self, transaction: Reading, session_id: int, checkpoint_id: int) -> StoredRow:
+        row = self.store.checkpoints.find_with_branch(transaction, checkpoint_id) if is_id(checkpoint_id) else None
+        if row is not None and row.external_session_id == session_id:
+            return row
+        name = self._name_of(transaction, session_id)
+        if row is not None and (other := self.find_visible(transaction, row.external_session_id)) is not None:
+            raise InvalidInput(
+                f"Checkpoint {checkpoint_id} belongs to session {other.reference}, not to {name}. Open that session "
+                "to use it."
+            )
+        raise NotFound(f"Session {name} has no checkpoint {checkpoint_id}.", Next("list_checkpoints"))
 
     def session_of(self, transaction: Reading, ref: CheckpointRef) -> ExternalSession | None:
         """Return the session of a Checkpoint or checkpoint id; None if the principal cannot see it, or for a name."""
-        checkpoint_id = ref.id if isinstance(ref, Checkpoint) else ref
-        if not is_id(checkpoint_id):
+        id = ref.id if isinstance(ref, Checkpoint) else ref
+        if not (isinstance(id, int) and is_id(id)):
             return None
-        for row in self.store.checkpoints.find(transaction, CHECKPOINT.c.id == checkpoint_id):
-            return self.find_visible(transaction, row.external_session_id)
-        return None
+        row = self.store.checkpoints.find_with_branch(transaction, id)
+        return self.find_visible(transaction, row.external_session_id) if row is not None else None
 
-    def _find_by_tag(self, transaction: Reading, session: ExternalSession, name: str) -> StoredRow | None:
-        tag = self.store.tags.find(transaction, session.id, name)
-        return self._find_by_id(transaction, session, tag.checkpoint_id) if tag is not None else None
+    def _find_by_tag(self, transaction: Reading, branch: StoredRow, name: str) -> StoredRow | None:
+        session_id = branch.external_session_id
+        tag = self.store.tags.find(transaction, session_id, name)
+        return self._find_by_id(transaction, session_id, tag.checkpoint_id) if tag is not None else None
 
-    def _find_by_name(
-        self, transaction: Reading, session: ExternalSession, branch: StoredRow, name: str
-    ) -> StoredRow | None:
+    def _find_by_name(self, transaction: Reading, branch: StoredRow, name: str) -> StoredRow | None:
         """Find a checkpoint by its name: the newest on the path, else the only one elsewhere."""
-        sessions = self.store.sessions
-        branch_ids = [row.id for row in sessions.branches(transaction, session.id)]
+        branch_ids = [row.id for row in self.store.sessions.branches(transaction, branch.external_session_id)]
         matches = self.store.checkpoints.find(
             transaction, CHECKPOINT.c.internal_session_id.in_(branch_ids), CHECKPOINT.c.name == name
         )
@@ -344,13 +335,12 @@ class Lookup:
         return on_path | {segment.branch.branch_point_id for segment in lineage}
 
     def _find_by_position(
-        self, transaction: Reading, session: ExternalSession, branch: StoredRow, reference: references.Reference
+        self, transaction: Reading, branch: StoredRow, reference: references.Reference
     ) -> StoredRow | None:
         """Find a checkpoint by its position on a branch; None if the reference names no branch."""
-        rows = self.store.sessions.branches(transaction, session.id)
-        start_branch = (
-            branch if reference.base == references.HEAD else next((r for r in rows if r.name == reference.base), None)
-        )
+        start_branch: StoredRow | None = branch
+        if reference.base != references.HEAD:
+            start_branch = self.store.sessions.find_branch(transaction, branch.external_session_id, reference.base)
         if start_branch is None:
             return None
         lineage = self.store.sessions.lineage(transaction, start_branch)
@@ -379,13 +369,12 @@ class Lookup:
         existing = count(self.store.log.count(transaction, parts_of_path(path), Filter(), None), "checkpoint")
         raise NotFound(f"{reference.text!r} does not exist: {prefix} {existing}{suffix}.", Next("list_checkpoints"))
 
-    def _reference_names(self, transaction: Reading, session: ExternalSession) -> list[str]:
-        sessions = self.store.sessions
-        rows = sessions.branches(transaction, session.id)
+    def _reference_names(self, transaction: Reading, session_id: int) -> list[str]:
+        rows = self.store.sessions.branches(transaction, session_id)
         named_checkpoints = self.store.checkpoints.find(
             transaction, CHECKPOINT.c.internal_session_id.in_([r.id for r in rows]), CHECKPOINT.c.name.is_not(None)
         )
-        tags = self.store.tags.all(transaction, session.id)
+        tags = self.store.tags.all(transaction, session_id)
         return [*(row.name for row in (*rows, *named_checkpoints)), *(tag.name for tag in tags)]
 
 

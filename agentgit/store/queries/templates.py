@@ -14,6 +14,7 @@ from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import update_rows
 from agentgit.store.store import Store
+from agentgit.store.threads.fork import CopiedState
 from agentgit.values import as_object
 
 TEMPLATE = "template"
@@ -46,10 +47,12 @@ def create_session(
     is_imported = store.sessions.is_imported(transaction, checkpoint.external_session_id)
     session_id = store.sessions.create(transaction, user_id, name, metadata={IMPORTED: True} if is_imported else {})
     (branch,) = store.sessions.branches(transaction, session_id)
+    copied = CopiedState()
     if checkpoint.graph_checkpoint_id is not None:
-        store.graphs.fork(
+        copied = store.graphs.fork(
             transaction, checkpoint.thread_id, checkpoint.graph_checkpoint_id, branch.thread_id, checkpoint.pending
         )
+    store.require_state(branch, copied.state_hash, checkpoint.state_hash)
     store.sessions.merge_metadata(
         transaction, branch.id, {TEMPLATE: {"checkpoint": checkpoint.id, "reference": reference}}
     )
@@ -61,12 +64,11 @@ def create_session(
         state_hash=checkpoint.state_hash,
         position=checkpoint.position if copy_calls else 0,
         message_count=checkpoint.message_count,
-        pending=store.pending(transaction, branch, checkpoint.graph_checkpoint_id),
+        pending=copied.pending,
     )
     store.checkpoints.add(
         transaction, branch.id, state, Label(kind="branch", user_id=user_id, description=f"from {reference}")
     )
-    store.verify_state(transaction, branch, checkpoint.state_hash)
     return session_id
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import and_, bindparam, delete, exists, func, insert, or_, select
 
 from agentgit.checkpoints.queries import Tag
-from agentgit.errors import Conflict, InvalidInput
+from agentgit.errors import Conflict, InvalidInput, NotFound
 from agentgit.next_steps import Next
 from agentgit.store.audit.trail import record_event
 from agentgit.store.records.sessions import Segment, StoredRow
@@ -226,13 +226,23 @@ class CheckpointStore:
         """Return whether a checkpoint exists."""
         return _SELECT_CHECKPOINT.first(transaction, {"checkpoint": checkpoint_id}) is not None
 
+    def require_exists(self, transaction: Reading, checkpoint: StoredRow, label: str) -> None:
+        """Check that a checkpoint still exists. The session is locked, so nobody else can delete it any more."""
+        if not self.exists(transaction, checkpoint.id):
+            raise NotFound(f"Checkpoint {label} has been deleted.", Next("list_checkpoints"))
+
     def find(self, transaction: Reading, *conditions: Any) -> Sequence[StoredRow]:
         """Read checkpoints, each with the name, thread and session of its branch, oldest first."""
         return transaction.execute(_WITH_BRANCH.where(*conditions).order_by(CHECKPOINT.c.id)).all()
 
-    def load_with_branch(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        """Read one checkpoint that must exist, with the name, thread and session of its branch."""
+    def find_with_branch(self, transaction: Reading, checkpoint_id: int) -> StoredRow | None:
+        """Read one checkpoint, with the name, thread and session of its branch; None if it does not exist."""
         row: StoredRow | None = _SELECT_WITH_BRANCH.first(transaction, {"checkpoint": checkpoint_id})
+        return row
+
+    def load_with_branch(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
+        """Read one checkpoint that must exist, as `find_with_branch`."""
+        row = self.find_with_branch(transaction, checkpoint_id)
         if row is None:
             raise missing_row("checkpoint", checkpoint_id)
         return row

@@ -303,18 +303,14 @@ class Journal:
     ) -> int | None:
         if action not in LOGGED_STATUSES:
             return None
-        parameters = {"session": row.external_session_id}
-        last_seq = LAST_SEQ.all(transaction, parameters)[0].seq or 0
         entry = {
             "external_session_id": row.external_session_id,
-            "seq": last_seq + 1,
             "invocation_id": row.id,
             "action": action,
             "operation_id": operation_id,
             "created_at": datetime.now(UTC),
         }
-        _ADD_LOG_ENTRY.run(transaction, entry)
-        return int(entry["seq"])
+        return int(_APPEND_LOG_ENTRY.all(transaction, {"session": row.external_session_id, **entry})[0].seq)
 
     # -- reading
 
@@ -604,6 +600,14 @@ WITH_BRANCH = TOOL_INVOCATION.join(
 _is_invocation = TOOL_INVOCATION.c.id == bindparam("invocation")
 _SELECT_INVOCATION = select(TOOL_INVOCATION).where(_is_invocation)
 _ADD_LOG_ENTRY = CompiledStatement(insert(WORLD_LOG))
+_last_seq = select(func.coalesce(func.max(WORLD_LOG.c.seq), 0)).where(
+    WORLD_LOG.c.external_session_id == bindparam("session")
+)
+_APPEND_LOG_ENTRY = CompiledStatement(
+    insert(WORLD_LOG)
+    .values({c.name: bindparam(c.name) for c in WORLD_LOG.c} | {"seq": _last_seq.scalar_subquery() + 1})
+    .returning(WORLD_LOG.c.seq)
+)
 LAST_SEQ = CompiledStatement(
     select(func.max(WORLD_LOG.c.seq).label("seq")).where(WORLD_LOG.c.external_session_id == bindparam("session"))
 )

@@ -55,11 +55,12 @@ class OperationStore:
 
     def record_done(
         self, transaction: Writing, new_operation: NewOperation, report: Mapping[str, Any] = NO_REPORT
-    ) -> None:
-        """Record an operation that starts and ends in this transaction."""
+    ) -> int:
+        """Record an operation that starts and ends in this transaction, and return its id."""
         ended = {"status": DONE, "ended_at": datetime.now(UTC), "report": to_json(report)}
         operation_id = self._insert(transaction, new_operation, **ended)
         self._record_event(transaction, operation_id, "done", new_operation)
+        return operation_id
 
     def _insert(self, transaction: Writing, new_operation: NewOperation, **state: Any) -> int:
         operation_id = new_id()

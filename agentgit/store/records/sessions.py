@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Row, Select, Table, bindparam, exists, func, select, update
+from sqlalchemy import ColumnElement, Integer, Row, Select, String, and_, bindparam, cast, exists, func, select, update
 
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict, Simulated
@@ -18,21 +19,15 @@ from agentgit.next_steps import Next
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.rerun import DONE
 from agentgit.sessions.session import IMPORTED, OPEN, RERUN, RUNNING, SIMULATED, idle_status
-from agentgit.store.audit.trail import BRANCH_WITH_SESSION, NAME_COLUMNS, know_names, record_event
+from agentgit.store.audit.trail import BRANCH_WITH_SESSION, EPOCH, NAME_COLUMNS, know_names, record_event
 from agentgit.store.records.journal import LAST_ARRIVAL_OF_BRANCH, LAST_SEQ_OF_BRANCH, TrackPart
 from agentgit.store.records.users import UserStore
 from agentgit.store.sql import process
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import missing_row
-from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.ids import is_id, new_id
 from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases, is_lease_over
-from agentgit.store.sql.tables import (
-    BRANCH,
-    CHECKPOINT,
-    SESSION,
-    TAG,
-    is_running,
-)
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SESSION, TAG, is_running
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate, insert_rows, queue_insert, update_rows
 from agentgit.store.threads.owners import thread_of_branch
@@ -85,8 +80,8 @@ class SessionStore:
             "meta": to_json(metadata or {}),
         }
         insert_rows(transaction, SESSION, row)
-        branch_id = self.create_branch(transaction, session_id, "main")
-        self.set_current(transaction, session_id, branch_id)
+        branch = self.create_branch(transaction, session_id, "main")
+        self.set_current(transaction, session_id, branch.id)
         record_event(transaction, "session.created", session_id=session_id, user_id=user_id)
         return session_id
 
@@ -149,14 +144,16 @@ class SessionStore:
         if not transaction.is_sqlite:
             _LOCK.run(transaction, {"session": session_id})
 
-    def touch(self, transaction: Writing, session_id: int) -> bytes:
-        """Set the update time of a session, lock it as `lock` does, and return its metadata as stored."""
-        return self.queue_touch(transaction, session_id)()
+    def touch(self, transaction: Writing, branch: StoredRow) -> Callable[[], bytes]:
+        """Set the update time of the session of a branch, and lock it as `lock` does.
 
-    def queue_touch(self, transaction: Writing, session_id: int) -> Callable[[], bytes]:
-        """Do what `touch` does, together with the next queries. Return a function that returns the metadata."""
-        parameters = {"session": session_id, "now": datetime.now(UTC)}
+        Return a function that returns its metadata as stored. The names for the events of this transaction are read,
+        too, together with the next queries.
+        """
+        session_id = branch.external_session_id
+        parameters = {"session": session_id, "branch": branch.id, "now": datetime.now(UTC)}
         result = _TOUCH.submit(transaction, parameters)
+        know_names(transaction, branch.id, result.first)
 
         def read_meta() -> bytes:
             row = result.first()
@@ -174,32 +171,32 @@ class SessionStore:
         session_id: int,
         name: str,
         *,
-        status: str = OPEN,
-        parent_id: int | None = None,
-        branch_point_id: int | None = None,
-        inherited: int = 0,
         meta: Mapping[str, Any] | None = None,
-    ) -> int:
-        """Create a branch and return its id."""
+        **state: Any,
+    ) -> Any:
+        """Create a branch and return its row."""
         branch_id = new_id()
         row = {
             "id": branch_id,
             "external_session_id": session_id,
             "thread_id": thread_of_branch(branch_id),
             "name": name,
-            "status": status,
-            "parent_id": parent_id,
-            "branch_point_id": branch_point_id,
-            "inherited": inherited,
+            "status": OPEN,
+            "head_id": None,
+            "parent_id": None,
+            "branch_point_id": None,
+            "inherited": 0,
             "created_at": datetime.now(UTC),
             "world_seen": 0,
+            "searched": 0,
             "meta": to_json(meta or {}),
+            **state,
         }
         queue_insert(transaction, BRANCH, row)
-        return branch_id
+        return SimpleNamespace(**row)
 
-    def choose_branch_name(self, transaction: Reading, session_id: int, requested: str | None, source_id: int) -> str:
-        """Choose the name of a new branch."""
+    def choose_branch_name(self, transaction: Reading, session_id: int, requested: str | None, source: str) -> str:
+        """Choose the name of a new branch: the requested one, or that of the source with another number."""
         parameters = {"session": session_id}
         if requested is not None:
             name = references.require_branch_name(requested)
@@ -209,9 +206,12 @@ class SessionStore:
             if uses.tag:
                 raise Conflict(f"A tag named {name} already exists. Choose another name.")
             return name
+        base = re.sub(r"-\d+$", "", source)
+        (following,) = _NEXT_NAME.all(transaction, {**parameters, "prefix": f"{base[:180]}-"})
+        if not (following.branch or following.tag):
+            return str(following.name)
         taken_names = {row.name for row in self.branches(transaction, session_id)}
         taken_names |= {row.name for row in _SELECT_TAG_NAMES.all(transaction, parameters)}
-        base = re.sub(r"-\d+$", "", self.branch(transaction, source_id).name)
         return references.free_name(base, taken_names | {base})
 
     def rename(self, transaction: Writing, session: ExternalSession, name: str, user_id: int) -> None:
@@ -226,13 +226,31 @@ class SessionStore:
     def rename_branch(self, transaction: Writing, branch: StoredRow, name: str, user_id: int) -> None:
         """Rename a branch."""
         if name != branch.name:
-            self.choose_branch_name(transaction, branch.external_session_id, name, branch.id)
+            self.choose_branch_name(transaction, branch.external_session_id, name, branch.name)
         update_rows(transaction, BRANCH, BRANCH.c.id == branch.id, name=name)
         record_event(transaction, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name)
 
     def branches(self, transaction: Reading, session_id: int) -> Sequence[StoredRow]:
         """Read the branches of a session in order of creation."""
         return _SELECT_BRANCHES.all(transaction, {"session": session_id})
+
+    def find_branch(self, transaction: Reading, session_id: int, ref: str | int | None) -> StoredRow | None:
+        """Read a branch of a session by its name or id, or its current one; None if there is none.
+
+        The row also has the names that the events of a transaction need, and the length of the world log.
+        """
+        column = "name" if isinstance(ref, str) else "id" if is_id(ref) else None
+        if column is None and ref is not None:
+            return None
+        row: StoredRow | None = _FIND_BRANCH[column].first(transaction, {"session": session_id, "ref": ref})
+        return row
+
+    def require_branch(self, transaction: Reading, session_id: int, branch_id: int) -> StoredRow:
+        """Read a branch that must exist, as `find_branch`."""
+        row = self.find_branch(transaction, session_id, branch_id)
+        if row is None:
+            raise missing_row("branch", branch_id)
+        return row
 
     def branch(self, transaction: Reading, branch_id: int) -> StoredRow:
         """Read one branch."""
@@ -248,34 +266,34 @@ class SessionStore:
         for row in rows:
             require_real(row)
 
-    def acquire(self, transaction: Writing, branch_id: int, owner: str, idle: str = OPEN) -> StoredRow:
-        """Acquire a branch for one run. Return its new row, which `require_held` and `release` take."""
-        row = self.queue_acquire(transaction, branch_id, owner, idle)()
-        if row is not None:
+    def acquire(
+        self, transaction: Writing, branch_id: int, owner: str, idle: str = OPEN, head_id: int | None = None
+    ) -> Callable[[], StoredRow | None]:
+        """Acquire a branch for one run, together with the next queries.
+
+        Return a function that returns its new row, which `require_held` and `release` take, or None if it is not idle.
+        With `head_id`, that becomes the head of the branch; the checkpoint is made in this transaction.
+        """
+        parameters = {"branch": branch_id, "by": owner, "idle": idle, "head": head_id}
+        parameters |= self.leases.parameters if self.leases is not None else {}
+        result = _ACQUIRE[self.leases is not None].submit(transaction, parameters)
+
+        def read_row() -> StoredRow | None:
+            row: StoredRow | None = result.first()
+            if row is not None and self.leases is not None:
+                self.leases.start_renewing(owner, LeasedRow(BRANCH, branch_id))
             return row
+
+        return read_row
+
+    def not_idle(self, transaction: Reading, branch_id: int, idle: str) -> Conflict:
+        """Return the error for a branch that cannot be acquired."""
         row = self.branch(transaction, branch_id)
         require_no_unfinished_rollback(row)
         if idle == OPEN:
             require_real(row)
-        raise Conflict(  # also if the branch was released at this very moment
-            f"Another agent is running branch {row.name}. Wait for its turn to end.", Next("fork"), head=row.head_id
-        )
-
-    def queue_acquire(
-        self, transaction: Writing, branch_id: int, owner: str, idle: str = OPEN
-    ) -> Callable[[], StoredRow | None]:
-        """Do what `acquire` does, together with the next queries."""
-        lease_parameters = self.leases.parameters if self.leases is not None else {}
-        statement = _ACQUIRE[self.leases is not None]
-        result = statement.submit(transaction, {"branch": branch_id, "by": owner, "idle": idle, **lease_parameters})
-
-        def read_row() -> StoredRow | None:
-            rows = result.all()
-            if rows and self.leases is not None:
-                self.leases.start_renewing(owner, LeasedRow(BRANCH, branch_id))
-            return rows[0] if rows else None
-
-        return read_row
+        text = f"Another agent is running branch {row.name}. Wait for its turn to end."
+        return Conflict(text, Next("fork"), head=row.head_id)  # also if the branch was released at this very moment
 
     def require_held(self, transaction: Writing, acquired_row: StoredRow) -> HeldBranch:
         """Check that a run still holds the branch that it acquired, and read what its next calls need.
@@ -286,7 +304,7 @@ class SessionStore:
         # The epoch alone is not enough: a server that is restored may repeat it.
         if row is None or (row.status, row.epoch, row.owner) != (RUNNING, acquired_row.epoch, acquired_row.owner):
             raise TakenOver
-        know_names(transaction, acquired_row.id, row)
+        know_names(transaction, acquired_row.id, lambda: row)
         return HeldBranch(row.world_seq or 0, 0 if row.arrival is None else row.arrival + 1)
 
     def query_running(self, transaction: Reading, session_id: int) -> PendingResult:
@@ -400,16 +418,49 @@ IS_OF_THREAD = SESSION.c.id == func.coalesce(
 """The condition for a user's session of a thread of a served graph; see `SessionStore.of_thread`."""
 _SELECT_WITH_THREAD = CompiledStatement(_with_thread.limit(1))
 _SELECT_OF_THREAD = CompiledStatement(select(SESSION.c.id).where(IS_OF_THREAD))
+_WITH_SESSION = (
+    select(BRANCH, LAST_SEQ_OF_BRANCH.label("world_seq"), *NAME_COLUMNS)
+    .select_from(BRANCH_WITH_SESSION)
+    .where(SESSION.c.id == bindparam("session"))
+)
+_FIND_BRANCH = {
+    "name": CompiledStatement(_WITH_SESSION.where(BRANCH.c.name == bindparam("ref"))),
+    "id": CompiledStatement(_WITH_SESSION.where(BRANCH.c.id == bindparam("ref"))),
+    None: CompiledStatement(_WITH_SESSION.where(BRANCH.c.id == SESSION.c.current_branch_id)),
+}
+"""The queries for a branch of a session by its name or id, and for the current one."""
 _SELECT_BRANCHES = CompiledStatement(
     select(BRANCH).where(BRANCH.c.external_session_id == bindparam("session")).order_by(BRANCH.c.id)
 )
 
 
-def _has_name(table: Table) -> ColumnElement[bool]:
-    return exists().where(table.c.external_session_id == bindparam("session"), table.c.name == bindparam("name"))
+_is_in_session = BRANCH.c.external_session_id == bindparam("session")
 
 
-_SELECT_USES_OF_NAME = CompiledStatement(select(_has_name(BRANCH).label("branch"), _has_name(TAG).label("tag")))
+def _uses_of(name: Any) -> list[ColumnElement[bool]]:
+    tables = {"branch": BRANCH.alias("other"), "tag": TAG}
+    in_session = {use: (t.c.external_session_id == bindparam("session"), t.c.name == name) for use, t in tables.items()}
+    return [exists().where(*conditions).label(use) for use, conditions in in_session.items()]
+
+
+_SELECT_USES_OF_NAME = CompiledStatement(select(*_uses_of(bindparam("name"))))
+
+
+def _next_name() -> Select[Any]:
+    """Return the query for the name after that of the newest branch with a prefix and a number, and who has it."""
+    name, prefix = BRANCH.c.name, bindparam("prefix", type_=BRANCH.c.name.type)
+    length = func.length(prefix, type_=Integer)
+    number = func.substr(name, length + 1)
+    is_number = and_(number != "", func.ltrim(number, "0123456789") == "", func.length(number) < MAX_DIGITS)
+    newest = select(cast(number, Integer)).where(func.substr(name, 1, length) == prefix, is_number)
+    newest = newest.where(_is_in_session).order_by(BRANCH.c.id.desc()).limit(1)
+    next_number = func.coalesce(newest.scalar_subquery(), 1) + 1
+    next_name = select(prefix.concat(cast(next_number, String)).label("name")).subquery().c.name
+    return select(next_name, *_uses_of(next_name))
+
+
+MAX_DIGITS = 9
+_NEXT_NAME = CompiledStatement(_next_name())
 _SELECT_TAG_NAMES = CompiledStatement(select(TAG.c.name).where(TAG.c.external_session_id == bindparam("session")))
 
 
@@ -425,7 +476,12 @@ _LINEAGE = CompiledStatement(_lineage_query())
 _ACQUIRE_UPDATE = (
     update(BRANCH)
     .where(_this_branch, BRANCH.c.status == bindparam("idle"))
-    .values(status=RUNNING, owner=bindparam("by"), epoch=BRANCH.c.epoch + 1)
+    .values(
+        status=RUNNING,
+        owner=bindparam("by"),
+        epoch=BRANCH.c.epoch + 1,
+        head_id=func.coalesce(bindparam("head", type_=BRANCH.c.head_id.type), BRANCH.c.head_id),
+    )
     .returning(BRANCH)
 )
 _ACQUIRE = {
@@ -484,7 +540,14 @@ _TOUCH = CompiledStatement(
     update(SESSION)
     .where(SESSION.c.id == bindparam("session"))
     .values(updated_at=bindparam("now"))
-    .returning(SESSION.c.meta)
+    .returning(
+        SESSION.c.meta,
+        SESSION.c.id.label("session_id"),
+        SESSION.c.session_name,
+        SESSION.c.user_id.label("session_owner"),
+        select(BRANCH.c.name).where(_this_branch).scalar_subquery().label("branch_name"),
+        EPOCH,
+    )
 )
 
 

@@ -30,6 +30,7 @@ class TurnState(NamedTuple):
     tally: CallTally
     world_seq: int
     last_number: int
+    head_id: int | None
     head_state_id: str | None
     head_position: int
     session_name: str
@@ -43,12 +44,12 @@ def query_turn_state(transaction: Writing, branch_id: int) -> Callable[[], TurnS
     The names are read, too, for the events that this transaction records.
     """
     result = _READ.submit(transaction, {"branch": branch_id})
+    know_names(transaction, branch_id, result.first)
 
     def parse() -> TurnState:
         row = result.first()
         if row is None:
             raise missing_row("branch", branch_id)
-        know_names(transaction, branch_id, row)
         return _parse(row)
 
     return parse
@@ -60,6 +61,7 @@ def _parse(row: Any) -> TurnState:
         tally=CallTally.from_row(row),
         world_seq=row.world_seq or 0,
         last_number=row.last_number or 0,
+        head_id=row.head_id,
         head_state_id=row.head_state_id,
         head_position=row.head_position or 0,
         session_name=row.session_name,
@@ -84,6 +86,7 @@ def _query() -> Any:
             .where(of_branch.c.internal_session_id == BRANCH.c.id)
             .scalar_subquery()
             .label("last_number"),
+            BRANCH.c.head_id,
             head.c.graph_checkpoint_id.label("head_state_id"),
             head.c.position.label("head_position"),
             or_(

@@ -36,11 +36,22 @@ class SnapshotReferences:
             last_ref = snapshot_ref_from_row(last)
             if (last_ref.snapshot, last_ref.is_imported) == (snapshot_ref.snapshot, snapshot_ref.is_imported):
                 return int(last.id)
+        return self.add(transaction, branch.external_session_id, branch.id, snapshot_ref, changed_by)
+
+    def add(
+        self,
+        transaction: Writing,
+        session_id: int,
+        branch_id: int,
+        snapshot_ref: SnapshotRef,
+        changed_by: str = TURN,
+    ) -> int:
+        """Record the files of a branch as a new row, and return the id of the row."""
         row_id = new_id()
         row = {
             "id": row_id,
-            "external_session_id": branch.external_session_id,
-            "internal_session_id": branch.id,
+            "external_session_id": session_id,
+            "internal_session_id": branch_id,
             "snapshot": snapshot_ref.snapshot,
             "settings": to_json(snapshot_ref.settings),
             "changed_by": changed_by,

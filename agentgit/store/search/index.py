@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, cast, column, delete, insert, select, table, text, update
+from sqlalchemy import Text, bindparam, cast, column, delete, insert, select, table, text, update
 from sqlalchemy.dialects.postgresql import TSVECTOR
 
 from agentgit.checkpoints.queries import SearchableText, format_words
@@ -73,10 +73,6 @@ class SearchIndex:
         _SET_SEARCHED.run(transaction, {"branch": branch_id, "now": unindexed[-1].number})
         self._add(transaction, unindexed[0].external_session_id, branch_id, new_texts)
         return len(checkpoints) == CHECKPOINTS_PER_TRANSACTION
-
-    def index_fork(self, transaction: Writing, branch_id: int) -> None:
-        """Record that the first checkpoint of a fork needs no index: it has no text that its branch point has not."""
-        _SET_SEARCHED.run(transaction, {"branch": branch_id, "now": 1})
 
     def index_turn(
         self,
@@ -368,7 +364,7 @@ _ADD = CompiledStatement(
     {
         "sqlite": insert(SEARCH_TEXT).values(_values_without_words),
         "postgresql": insert(SEARCH_TEXT).values(
-            {**_values_without_words, "words": cast(bindparam("words"), TSVECTOR)}
+            {**_values_without_words, "words": cast(bindparam("words", type_=Text), TSVECTOR)}
         ),
     }
 )

@@ -8,14 +8,16 @@ from __future__ import annotations
 import re
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Dialect
-from sqlalchemy.sql import ClauseElement, Select
+from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.dml import Insert, UpdateBase
+from sqlalchemy.sql.selectable import SelectBase
 from sqlalchemy.types import TypeEngine
 
-from agentgit.store.sql.batch import Batch, Statement, slices
+from agentgit.store.sql.batch import Batch, Statement
 from agentgit.store.sql.columns import bind_row
 from agentgit.store.sql.encryption import seal_of_dialect
 from agentgit.store.sql.transaction import Reading, Writing
@@ -68,8 +70,7 @@ class CompiledStatement:
         parameters = [compiled.bind(row) for row in rows]
         if batch is not None:
             if result is None and compiled.can_merge(rows):
-                for part in slices(parameters, compiled.rows_per_statement):
-                    batch.add(compiled.merge(part))
+                batch.add(compiled.merge(parameters))
             else:
                 batch.add(Statement(compiled.sql, parameters, result.set_result if result is not None else None))
             return
@@ -159,10 +160,7 @@ class PendingResult:
         return self._result
 
 
-MAX_CACHED_PARAMETERS = 50
-"""The most parameters of a statement whose conversion psycopg keeps."""
-
-_INSERT = re.compile(r"(INSERT INTO [^()]+\([^()]+\) VALUES )(\(.+?\))((?: ON CONFLICT [^%]+)?)", re.DOTALL)
+_INSERT = re.compile(r"(INSERT INTO [^()]+\([^()]+\) )VALUES \((.+?)\)((?: ON CONFLICT [^%]+)?)", re.DOTALL)
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
@@ -177,9 +175,7 @@ class _Compiled:
         self._encrypted_table: Any = (
             statement.table if isinstance(statement, Insert) and seal_of_dialect(dialect) is not None else None
         )
-        self._sql_of_rows: dict[int, str] = {}
-        self.rows_per_statement = max(1, MAX_CACHED_PARAMETERS // max(1, len(compiled.binds)))
-        """The greatest number of rows that one statement inserts."""
+        self._binds, self._dialect = compiled.binds, dialect
         # Parameters whose values are part of the statement, like a limit.
         self._fixed_values = {name: bind.effective_value for name, bind in compiled.binds.items() if not bind.required}
         self._parameter_order: Sequence[str] | None = compiled.positiontup if compiled.positional else None
@@ -188,7 +184,7 @@ class _Compiled:
             lambda kind: kind.bind_processor(dialect),
             dialect,
         )
-        columns = list(statement.exported_columns) if isinstance(statement, (Select, UpdateBase)) else []
+        columns = list(statement.exported_columns) if isinstance(statement, (SelectBase, UpdateBase)) else []
         # The named tuple of the query, so that callers read its rows by column name.
         self.make_row: Converter = getattr(namedtuple("Row", [column.name for column in columns]), "_make")  # noqa: B009
         self.column_converters = _converters(
@@ -202,17 +198,19 @@ class _Compiled:
         return len({tuple([row.get(name) for name in self._key]) for row in rows}) == len(rows)
 
     def merge(self, parameters: Sequence[Mapping[str, Any]]) -> Statement:
-        """Return the statement that inserts these rows."""
-        count = len(parameters)
-        if count == 1:
-            return Statement(self.sql, parameters)
-        if count not in self._sql_of_rows:
-            assert self._insert is not None  # noqa: S101  # `can_merge` returned True
-            head, values, tail = self._insert.groups()
-            all_values = [_PARAMETER.sub(rf"%(\g<1>_{number})s", values) for number in range(count)]
-            self._sql_of_rows[count] = f"{head}{', '.join(all_values)}{tail}"
-        numbered = {f"{name}_{number}": value for number, row in enumerate(parameters) for name, value in row.items()}
-        return Statement(self._sql_of_rows[count], [numbered])
+        """Return the statement that inserts these rows: always the same text, with a list for each column."""
+        return Statement(self._sql_of_rows, [{name: [row[name] for row in parameters] for name in self._binds}])
+
+    @cached_property
+    def _sql_of_rows(self) -> str:
+        """The insert of any number of rows, which psycopg and the server parse once."""
+        assert self._insert is not None  # noqa: S101  # `can_merge` returned True
+        head, values, tail = self._insert.groups()
+        types = {name: bind.type.compile(self._dialect) for name, bind in self._binds.items()}
+        lists = ", ".join(f"%({name})s::{type_}[]" for name, type_ in types.items())
+        given = ", ".join(f'"{name}"' for name in types)
+        columns = _PARAMETER.sub(r'given."\1"', values)
+        return f"{head}SELECT {columns} FROM unnest({lists}) AS given ({given}){tail}"  # noqa: S608  # all are ours
 
     def bind(self, row: Mapping[str, Any]) -> Any:
         """Convert parameters to the order and the types that the driver expects."""

@@ -69,8 +69,8 @@ class Writing(Reading):
     def __init__(self, connection: Connection, seal: Seal | None = None, batch: Batch | None = None) -> None:
         super().__init__(connection, seal, batch)
         self.events: list[PendingEvent] = []
-        self.known_names: tuple[int, Callable[[], Any]] | None = None
-        """A branch, and how to read its name and that of its session, for the events of this transaction."""
+        self.known_names: dict[int, Callable[[], Any]] = {}
+        """How to read the names of branches and their sessions, for the events of this transaction."""
 
     @overload
     def execute(self, query: TypedReturnsRows[*Ts], parameters: Parameters = None) -> CursorResult[*Ts]: ...

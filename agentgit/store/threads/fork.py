@@ -22,9 +22,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Row, and_, bindparam, func, insert, select
+from sqlalchemy import Row, and_, bindparam, exists, func, insert, select
 
 from agentgit.store.objects.blobs import BlobStore
 from agentgit.store.objects.packing import HASH_BYTES
@@ -36,6 +36,7 @@ from agentgit.store.threads.graph_rows import (
     ASKED,
     ERROR,
     INTERRUPT,
+    KEY_COLUMNS,
     MODEL_CALLS,
     NAMESPACE_COLUMNS,
     ONE,
@@ -45,9 +46,9 @@ from agentgit.store.threads.graph_rows import (
     parameter_conditions,
     parse_graph_checkpoint,
 )
-from agentgit.store.threads.lifecycle import delta_ancestors, query_empty_thread
+from agentgit.store.threads.lifecycle import delta_ancestors
 from agentgit.store.threads.owners import copy_values
-from agentgit.store.threads.pending_writes import PendingWrites
+from agentgit.store.threads.pending_writes import PendingWrites, pack_rows
 
 ERROR_SOURCE = "__error_source_node__"
 """LangGraph's channel that marks a failure as handled by an error handler."""
@@ -58,6 +59,13 @@ RESUME_INDEX = -4
 Rows = list[dict[str, Any]]
 
 
+class CopiedState(NamedTuple):
+    """What a thread has that was just copied: the hash of its state, and its pending writes in their stored form."""
+
+    state_hash: bytes = b""
+    pending: bytes | None = None
+
+
 def copy(
     transaction: Writing,
     blobs: BlobStore,
@@ -65,15 +73,17 @@ def copy(
     target: str,
     owner: int,
     pending: Sequence[PendingWrites] | None = None,
-) -> None:
+) -> CopiedState:
     """Copy a graph checkpoint of the root graph into a new thread."""
-    require_empty = query_empty_thread(transaction, target)
     checkpoints, writes = select_rows(transaction, graph_key, pending)
-    require_empty()
     copy_values(transaction, blobs, [*checkpoints, *writes], owner)
     for statement, rows in ((_ADD_CHECKPOINTS, checkpoints), (_ADD_WRITES, writes)):
         if rows:
             statement.run(transaction, *({**row, "thread_id": target, "external_session_id": owner} for row in rows))
+    id = graph_key.checkpoint_id
+    (root,) = (row for row in checkpoints if (row["ns"], row["checkpoint_id"]) == ("", id))
+    heads = {row["ns"]: row["checkpoint_id"] for row in checkpoints if row["root_id"] == id}
+    return CopiedState(root["state_hash"], pack_rows(graph_key, heads, writes))
 
 
 def select_rows(
@@ -88,11 +98,23 @@ def select_rows(
     return checkpoints, writes
 
 
+def _is_memory(checkpoints: Any) -> Any:
+    """Return the condition for a checkpoint of a subgraph with memory; the first part of it is for the index."""
+    return and_(checkpoints.c.ns > "", checkpoints.c.root_id.is_not(None), checkpoints.c.ns.not_like("%:%"))
+
+
+_memory = GRAPH_CHECKPOINT.alias("memory")
 _THREAD_CONDITIONS = parameter_conditions(GRAPH_CHECKPOINT, "thread_id")
 _SUBGRAPH_CHECKPOINTS = CompiledStatement(
     select(GRAPH_CHECKPOINT)
     .where(*_THREAD_CONDITIONS, GRAPH_CHECKPOINT.c.root_id == bindparam("checkpoint_id"))
     .order_by(GRAPH_CHECKPOINT.c.seq.desc())
+)
+_START = CompiledStatement(
+    select(
+        GRAPH_CHECKPOINT,
+        exists().where(_memory.c.thread_id == GRAPH_CHECKPOINT.c.thread_id, _is_memory(_memory)).label("has_memory"),
+    ).where(*parameter_conditions(GRAPH_CHECKPOINT, *KEY_COLUMNS))
 )
 _root = GRAPH_CHECKPOINT.alias("root")
 _MEMORY_CHECKPOINTS = CompiledStatement(
@@ -112,7 +134,7 @@ _MEMORY_CHECKPOINTS = CompiledStatement(
         ),
         isouter=True,
     )
-    .where(*_THREAD_CONDITIONS, GRAPH_CHECKPOINT.c.root_id.is_not(None), GRAPH_CHECKPOINT.c.ns.not_like("%:%"))
+    .where(*_THREAD_CONDITIONS, _is_memory(GRAPH_CHECKPOINT))
     .group_by(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.root_id, _root.c.seq)
 )
 _LAST_SEQ = CompiledStatement(
@@ -134,8 +156,7 @@ class _RowCollector:
         self.recorded_writes = (
             None if recorded is None else {(writes.ns, writes.checkpoint_id): writes for writes in recorded}
         )
-        self._memory_checkpoints = _MEMORY_CHECKPOINTS.submit(transaction, self._thread_parameters())
-        self.start = self._load_row(graph_key)
+        self.start = self._load_row(graph_key, _START)
 
     @cached_property
     def is_superseded(self) -> bool:
@@ -153,7 +174,7 @@ class _RowCollector:
             self._load_row(ancestor.key)
             for ancestor in reversed(delta_ancestors(self.transaction, parse_graph_checkpoint(row)))
         ]
-        checkpoints = [each._asdict() for each in (*ancestor_rows, row)]
+        checkpoints = [{c.name: getattr(each, c.name) for c in GRAPH_CHECKPOINT.c} for each in (*ancestor_rows, row)]
         for seq, columns in enumerate(checkpoints, start=1):
             columns["seq"] = seq
         checkpoints[0]["parent_id"] = None
@@ -209,9 +230,9 @@ class _RowCollector:
 
         It was saved in the step after an ancestor, or copied here from before the thread's first checkpoint.
         """
-        candidates = self._memory_checkpoints.all()
-        if not candidates:
+        if not self.start.has_memory:
             return
+        candidates = _MEMORY_CHECKPOINTS.all(self.transaction, self._thread_parameters())
         ancestor_ids = self._read_ancestor_ids()
         nearest: dict[str, Row[Any]] = {}
         for row in sorted(candidates, key=lambda row: (row.root_seq or 0, row.seq)):
@@ -243,8 +264,8 @@ class _RowCollector:
     def _is_of_thread(self) -> Any:
         return GRAPH_CHECKPOINT.c.thread_id == self.graph_key.thread
 
-    def _load_row(self, graph_key: GraphKey) -> Row[Any]:
-        row: Row[Any] | None = ONE.first(self.transaction, graph_key.columns())
+    def _load_row(self, graph_key: GraphKey, statement: CompiledStatement = ONE) -> Row[Any]:
+        row: Row[Any] | None = statement.first(self.transaction, graph_key.columns())
         if row is None:
             raise missing_row("graph checkpoint", graph_key.checkpoint_id)
         return row

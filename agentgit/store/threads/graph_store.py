@@ -27,6 +27,7 @@ from agentgit.store.threads.append_if_head import (
     require_newest_parent,
 )
 from agentgit.store.threads.delta_values import NO_DELTA_VALUES, DeltaValueStore
+from agentgit.store.threads.fork import CopiedState
 from agentgit.store.threads.graph_rows import (
     ADD_WRITES,
     CHECKPOINT_EXISTS,
@@ -352,7 +353,7 @@ class GraphStore:
 
     def fork(
         self, transaction: Writing, source: str, checkpoint_id: str, target: str, pending: bytes | None = None
-    ) -> None:
+    ) -> CopiedState:
         """Copy one graph checkpoint of the root graph, with its id, into a new thread that can continue from it.
 
         `agentgit.store.threads.fork` describes what is copied. Within a session only rows are copied, so the cost does
@@ -361,7 +362,7 @@ class GraphStore:
         graph_key = GraphKey(source, "", checkpoint_id)
         recorded_writes = pending_writes.unpack(pending, "/".join(graph_key))
         owner = self._owner_of_copy(transaction, source, target)
-        fork.copy(transaction, self.blobs, graph_key, target, owner, recorded_writes)
+        return fork.copy(transaction, self.blobs, graph_key, target, owner, recorded_writes)
 
     def copy_thread(self, transaction: Writing, source: str, target: str) -> None:
         """Copy a whole thread into a new one; see `lifecycle.copy`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import and_, column, delete, distinct, exists, func, inspect, select, table
@@ -26,22 +26,10 @@ _ANY_CHECKPOINT = CompiledStatement(
 )
 
 
-def query_empty_thread(transaction: Reading, thread: str) -> Callable[[], None]:
-    """Query whether a thread is empty, together with the next queries."""
-    result = _ANY_CHECKPOINT.submit(transaction, {"thread_id": thread})
-
-    def check() -> None:
-        if result.first() is not None:
-            raise Conflict(
-                f"Thread {thread!r} already has checkpoints. Copy into a new thread, or delete this one first."
-            )
-
-    return check
-
-
 def copy(transaction: Writing, source: str, target: str, owner: int) -> None:
     """Copy the rows of a whole thread into a new one. An empty source is a no-op."""
-    query_empty_thread(transaction, target)()
+    if _ANY_CHECKPOINT.first(transaction, {"thread_id": target}) is not None:
+        raise Conflict(f"Thread {target!r} already has checkpoints. Copy into a new thread, or delete this one first.")
     for rows in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         copy_rows(transaction, rows, rows.c.thread_id == source, thread_id=target, external_session_id=owner)
 

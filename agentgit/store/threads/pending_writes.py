@@ -56,14 +56,23 @@ class PendingWrites(NamedTuple):
 
 def read(transaction: Reading, graph_key: GraphKey) -> bytes:
     """Return the current pending writes of a graph checkpoint of the root graph, in their stored form."""
-    entries = []
     own_writes = WRITES.submit(transaction, graph_key.columns())  # together with the next query
+    rows: Rows = []
+    heads = subgraph_heads(transaction, graph_key)
+    for ns, id in heads.items():
+        rows += [row._asdict() for row in WRITES.all(transaction, GraphKey(graph_key.thread, ns, id).columns())]
+    return pack_rows(graph_key, heads, [*(row._asdict() for row in own_writes.all()), *rows])
+
+
+def pack_rows(graph_key: GraphKey, heads: Mapping[str, str], rows: Rows) -> bytes:
+    """Return the stored form of the writes of a graph checkpoint and of the subgraph checkpoints below it."""
+    entries = []
     # Sorted by namespace, so that equal pending writes give equal bytes.
-    for ns, checkpoint_id in sorted({"": graph_key.checkpoint_id, **subgraph_heads(transaction, graph_key)}.items()):
-        key = GraphKey(graph_key.thread, ns, checkpoint_id)
-        rows = own_writes.all() if key == graph_key else WRITES.all(transaction, key.columns())
+    for ns, checkpoint_id in sorted({"": graph_key.checkpoint_id, **heads}.items()):
         writes = sorted(
-            (row.task_path, row.task_id, row.idx, row.channel, row.value.hex()) for row in rows if row.channel != ASKED
+            (row["task_path"], row["task_id"], row["idx"], row["channel"], row["value"].hex())
+            for row in rows
+            if (row["ns"], row["checkpoint_id"]) == (ns, checkpoint_id) and row["channel"] != ASKED
         )
         if ns or writes:
             entries.append([ns, checkpoint_id, [[task, idx, path, *rest] for path, task, idx, *rest in writes]])
