@@ -1,4 +1,4 @@
-"""Hooks of the MkDocs build: the navigation, the reference of the command line, docstrings and a picture.
+"""Hooks of the MkDocs build: the navigation, the references of commands and tables, docstrings and a picture.
 
 `python docs/build.py` redraws the picture from the contracts in pyproject.toml.
 """
@@ -70,12 +70,15 @@ class Examples(griffe.Extension):
 REFERENCE = "reference/cli.md"
 """The page of the commands; two comments in its file mark the places of the generated parts."""
 
+TABLES = "reference/tables.md"
+"""The page of the tables, with two such comments."""
+
 SEARCH_BOOSTS = {"reference/": 1e-3, "why/": 1e-5, "changelog": 1e-5}
 """What a hit in these pages counts in the search. A word of a title counts 1,000 times, and guides come first."""
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Insert the generated parts of the reference of the command line, and the rank in the search; called by MkDocs.
+    """Insert the generated parts of the references, and the rank in the search; called by MkDocs.
 
     Args:
         markdown: The text of a page.
@@ -83,6 +86,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """
     if boost := next((boost for place, boost in SEARCH_BOOSTS.items() if page.file.src_uri.startswith(place)), None):
         page.meta["search"] = {"boost": boost}
+    if page.file.src_uri == TABLES:
+        return markdown.replace("<!-- picture -->", keys()).replace("<!-- tables -->", tables())
     if page.file.src_uri != REFERENCE:
         return markdown
     return markdown.replace("<!-- slash commands -->", slash_commands()).replace("<!-- commands -->", commands())
@@ -126,6 +131,57 @@ def slash_commands() -> str:
     from agentgit.cli.chat.conversation import SLASH_COMMANDS
 
     return "".join(f"* `/{usage}`: {text}\n" for usage, text in SLASH_COMMANDS.items())
+
+
+# -- the reference of the tables
+
+
+def tables() -> str:
+    """Return each table with its columns, from the classes in agentgit/store/sql/tables.py, as Markdown."""
+    from agentgit.store.sql.columns import TableRow
+
+    classes = {str(one.__tablename__): one for one in TableRow.__subclasses__() if hasattr(one, "__table__")}
+    return "".join(_table(name, classes[name]) for name in sorted(classes))
+
+
+def _table(name: str, row: Any) -> str:
+    text = " ".join((row.__doc__ or "").split())
+    lines = [f"## `{name}`\n", f"{text}\n", "| column | type | refers to |", "|---|---|---|"]
+    for column in row.__table__.c:
+        kind = type(column.type).__name__ + ("" if column.nullable else ", not NULL")
+        targets = ", ".join(sorted(f"`{key.target_fullname}`" for key in column.foreign_keys))
+        lines.append(f"| {'**' * column.primary_key}`{column.name}`{'**' * column.primary_key} | {kind} | {targets} |")
+    return "\n".join(lines) + "\n\n"
+
+
+def keys() -> str:
+    """Return the foreign keys as an SVG: an arc from each table to the one that it refers to."""
+    from agentgit.store.sql.columns import METADATA
+
+    names = [table.name for table in METADATA.sorted_tables]
+    arcs, right = list[str](), 0
+    for table in METADATA.sorted_tables:
+        for key in table.foreign_key_constraints:
+            start, end = names.index(table.name), names.index(key.referred_table.name)
+            color = "#c2410c" if key.ondelete == "CASCADE" else "#64748b"
+            reach = 24 + 13 * abs(start - end)
+            right = max(right, reach)
+            y1, y2 = 20 + LINE * start - 2, 20 + LINE * end + 2
+            path = f"M170 {y1} C{170 + reach} {y1} {170 + reach} {y2} 174 {y2}"
+            title = escape(f"{table.name}.{', '.join(key.column_keys)} → {key.referred_table.name}")
+            style = f'fill="none" stroke="{color}" marker-end="url(#end)"'
+            arcs.append(f'<path d="{path}" {style}><title>{title}</title></path>')
+    labels = [
+        f'<text x="164" y="{24 + LINE * n}" text-anchor="end" font-family="monospace">{name}</text>'
+        for n, name in enumerate(names)
+    ]
+    marker = '<marker id="end" markerWidth="7" markerHeight="7" refX="6" refY="3.5" orient="auto">'
+    width, height = 180 + right, LINE * len(names) + 12
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="12" role="img" \
+aria-label="The foreign keys of the tables" style="max-width: {width}px; background: #fff">
+<defs>{marker}<path d="M0 0 L7 3.5 L0 7 Z" fill="#334155"/></marker></defs>
+{"".join(arcs + labels)}
+</svg>"""
 
 
 # -- the picture of the rooms

@@ -126,14 +126,15 @@ class Magics:
         """
         if arguments.sync is None:
             return
-        there, plan = agent.at(agent.branch_id), None
+        there, plan, is_own = agent.at(agent.branch_id), None, True
         if arguments.sync == "world":
             plan = there.plan_switch(agent.branch_id)
-            if not arguments.yes and not _is_own(branch_agent, plan):
-                question = f"Others have acted meanwhile. Bring the world back to branch {agent.branch.name}?"
-                self._confirm(branch_agent, plan.forced() if arguments.force else plan, question)
+            is_own = _is_own(branch_agent, plan)
+        if plan is not None and not is_own and not arguments.yes:
+            question = f"Others have acted meanwhile. Bring the world back to branch {agent.branch.name}?"
+            self._confirm(branch_agent, plan.forced() if arguments.force else plan, question)
         back = there.switch(agent.branch_id, "world" if plan else None, force=arguments.force, plan=plan)
-        if plan:
+        if not is_own:
             _show(back.report)
 
     def _switch_back_after(
