@@ -257,7 +257,7 @@ class Log(Tabular):
 
     @property
     def questions(self) -> list[Any]:
-        """What the graph asks at the head of the branch; empty for a log with a filter or of all branches."""
+        """The questions of the graph at the head of the branch; empty for a log with a filter or of all branches."""
         return self._reader.questions(self._scope) if self._scope.which != "all" and not self.is_filtered else []
 
     def page(self, limit: int = DEFAULT_PAGE_SIZE, *, after: Checkpoint | str | None = None) -> Page[Checkpoint]:

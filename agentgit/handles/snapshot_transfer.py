@@ -30,8 +30,8 @@ from agentgit.store.transfer.file_trees import (
     Item,
     format_path,
 )
+from agentgit.store.transfer.json_shapes import encode_bytes
 from agentgit.store.transfer.paths import LONGEST_PATH, fold_name, link_problem, name_problem, text_of
-from agentgit.store.transfer.shapes import encode_bytes
 from agentgit.workspace.api import Workspace, engine_of
 from agentgit.workspace.catalog import Catalog, CatalogRow
 from agentgit.workspace.engine import AUTO, CATALOG, new_snapshot, owner_of

@@ -38,7 +38,7 @@ class LayoutRow:
 
     @property
     def note(self) -> str:
-        """What a line says that stands for several; empty for a line of its own."""
+        """The text of a line that stands for several; empty for a line of its own."""
         if self.folded:
             return count(self.folded, "turn")
         if self.hidden and not self.points:
@@ -47,7 +47,7 @@ class LayoutRow:
 
     @property
     def more(self) -> str:
-        """How many branches a line of its own hides."""
+        """The number of branches that a line of its own hides."""
         return f"(+{count(self.hidden, 'branch')}) " if self.hidden else ""
 
 

@@ -85,7 +85,7 @@ def facts(values: Mapping[str, Any], *, indent: str = "") -> Table:
 
 @dataclass(frozen=True)
 class Medium:
-    """Where a view is shown: its width in cells, how it shows times, and whose words its next steps have."""
+    """The place where a view is shown: its width in cells, how it shows times, and whose words its next steps have."""
 
     width: int = 100
     zone: Zone = UTC

@@ -61,7 +61,7 @@ class Scan:
         return Index(self._settings, self._last.generation, new, dirty)
 
     def _look(self, descriptor: int, path: bytes, *, is_fresh: bool) -> Folder:
-        """Look at an open directory and all below it; store its tree, unless nothing changed."""
+        """Scan an open directory and all below it; store its tree, unless nothing changed."""
         old, status, rules = self._old.get(path), os.fstat(descriptor), None
         if old is None or old.rules is not None or old.stamp != stamp_of(status):  # else there is still none
             with suppress(OSError):
@@ -90,7 +90,7 @@ class Scan:
         return folder
 
     def _enter(self, descriptor: int, path: bytes, name: bytes, *, is_fresh: bool) -> Folder | LeftOut | None:
-        """Look at a directory in an open one, if it is wanted; return why it is left out, or None if it has gone."""
+        """Scan a directory in an open one, if it is wanted; return why it is left out, or None if it has gone."""
         old = self._old.get(path)
         if self._ways is not None and path not in self._ways and old is not None and not is_fresh:
             self._keep(path, old)
@@ -126,7 +126,7 @@ class Scan:
     def _list(
         self, descriptor: int, path: bytes, old: Folder, status: os.stat_result, rules: Stamp | None, is_fresh: bool
     ) -> Folder:
-        """Look at each name in a directory. What was captured stays captured; the rules decide on new names."""
+        """Scan each name in a directory. What was captured stays captured; the rules decide on new names."""
         known_folders, files, lstat = set(old.folders), old.files, os.stat
         new = Folder(status.st_mode, old.stamp, rules, old.tree)
         if is_fresh or old.stamp != stamp_of(status) or old.mode != status.st_mode:

@@ -27,8 +27,8 @@ from agentgit.store.threads.graph_rows import hash_state
 from agentgit.store.transfer import file_trees, lines, values
 from agentgit.store.transfer.import_ import Import
 from agentgit.store.transfer.import_check import check_export
+from agentgit.store.transfer.json_shapes import MAX_COUNT, encode_bytes
 from agentgit.store.transfer.lines import FORMAT
-from agentgit.store.transfer.shapes import MAX_COUNT, encode_bytes
 
 # -- the exports that are edited
 

@@ -38,7 +38,7 @@ _GRANTED_ROLES = text(
 
 
 def grant_rights(transaction: Reading, role: str) -> None:
-    """Give a role the rights in the current schema that agentgit needs, in place of those it has there."""
+    """Grant a role the rights in the current schema that agentgit needs, in place of those it has there."""
     if transaction.execute(_IS_UNBOUNDED, {"names": [*TABLE_NAMES], "role": role}).scalar_one():
         raise NotAllowed(
             f"{role!r} owns the tables, their schema or the database, is a superuser, may create roles, or is a member "
@@ -60,7 +60,7 @@ def grant_rights(transaction: Reading, role: str) -> None:
 
 
 def grant_rights_again(transaction: Reading) -> None:
-    """Give each role of agentgit in the current schema its rights in the tables of a new version, too."""
+    """Grant each role of agentgit in the current schema its rights in the tables of a new version, too."""
     for role in transaction.execute(_GRANTED_ROLES).scalars().all():
         _grant_tables(transaction, role)
 

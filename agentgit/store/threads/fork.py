@@ -60,7 +60,7 @@ Rows = list[dict[str, Any]]
 
 
 class CopiedState(NamedTuple):
-    """What a thread has that was just copied: the hash of its state, and its pending writes in their stored form."""
+    """A thread that was just copied: the hash of its state, and its pending writes in their stored form."""
 
     state_hash: bytes = b""
     pending: bytes | None = None

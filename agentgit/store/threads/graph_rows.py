@@ -120,7 +120,7 @@ class GraphCheckpoint(NamedTuple):
 
     @property
     def made_at(self) -> datetime:
-        """When it was made; now, if it records no valid time, as an imported one may."""
+        """The time at which it was made; now, if it records no valid time, as an imported one may."""
         try:
             return datetime.fromisoformat(self.header["ts"]).astimezone(UTC)
         except (ValueError, OverflowError):

@@ -22,8 +22,8 @@ from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.transfer.forms import ListItems, encode_row, row_key
+from agentgit.store.transfer.json_shapes import encode_bytes
 from agentgit.store.transfer.selection import Rows, Selection
-from agentgit.store.transfer.shapes import encode_bytes
 from agentgit.values import as_object
 
 WriteRecord = Callable[[dict[str, Any]], None]
@@ -39,7 +39,7 @@ VALUES_AT_ONCE = 64
 
 
 class Sink(Protocol):
-    """What an export gives its records to."""
+    """The receiver of the records of an export."""
 
     def record(self, record: dict[str, Any]) -> None:
         """Take a record."""
@@ -143,7 +143,7 @@ class _Values:
         self._plain = stored.keys() - self._records - self._lists.keys()
 
     def write(self, sink: Sink) -> None:
-        """Give all values to a sink, each after those that it refers to."""
+        """Write all values to a sink, each after those that it refers to."""
         lists = self._read_lists()
         items = {item for one in lists.values() for item in one.items}
         for value in self._leaves(self._plain | items):

@@ -11,8 +11,8 @@ from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
 from agentgit.store.transfer import paths
+from agentgit.store.transfer.json_shapes import anything, decode_bytes, digest, label, named, number
 from agentgit.store.transfer.paths import LONGEST_PATH, fold_name, levels_up, text_of
-from agentgit.store.transfer.shapes import anything, decode_bytes, digest, label, named, number
 
 Record = Mapping[str, Any]
 

@@ -26,7 +26,7 @@ from agentgit.store.sql import tables as t
 from agentgit.store.sql.columns import Flag, Payload, SafeText, SealedText, UTCDateTime
 from agentgit.store.sql.driver_errors import unreadable_row
 from agentgit.store.transfer import file_trees
-from agentgit.store.transfer.shapes import (
+from agentgit.store.transfer.json_shapes import (
     MAX_COUNT,
     UNREADABLE,
     Chosen,

@@ -27,8 +27,8 @@ from agentgit.store.store import Store
 from agentgit.store.threads.owners import thread_of_branch
 from agentgit.store.transfer.forms import THREAD, Chunks, ListItems, decode_row, shape_of
 from agentgit.store.transfer.import_check import TABLES_BY_NAME, Checker
+from agentgit.store.transfer.json_shapes import UNREADABLE, Ref, walk
 from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
-from agentgit.store.transfer.shapes import UNREADABLE, Ref, walk
 from agentgit.store.transfer.values import require_readable
 from agentgit.values import as_object, to_json
 

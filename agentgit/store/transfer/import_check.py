@@ -22,8 +22,7 @@ from agentgit.store.sql import tables as t
 from agentgit.store.transfer import file_trees
 from agentgit.store.transfer.file_trees import FileChecker, FileSink
 from agentgit.store.transfer.forms import TABLES, THREAD, Chunks, ListItems, references_of, shape_of, travelling
-from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
-from agentgit.store.transfer.shapes import (
+from agentgit.store.transfer.json_shapes import (
     UNREADABLE,
     Nullable,
     Ref,
@@ -35,6 +34,7 @@ from agentgit.store.transfer.shapes import (
     time,
     walk,
 )
+from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
 from agentgit.store.transfer.values import UnpackedSizes, is_message, require_readable
 
 Fields = Mapping[str, Any]

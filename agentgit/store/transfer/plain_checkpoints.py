@@ -28,7 +28,7 @@ from agentgit.store.threads.graph_rows import is_shown
 from agentgit.store.threads.graph_store import Draft, GraphKey, GraphStore, Head
 from agentgit.store.threads.message_rewrite import new_checkpoint_id
 from agentgit.store.transfer.forms import EXPORTED_STATUS, STATUSES
-from agentgit.store.transfer.shapes import Nullable, is_shaped, require_flat, time
+from agentgit.store.transfer.json_shapes import Nullable, is_shaped, require_flat, time
 from agentgit.store.transfer.values import stored_message
 from agentgit.values import portable, to_json
 

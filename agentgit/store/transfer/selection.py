@@ -161,7 +161,7 @@ class Selection:
 
 
 class _Exit(NamedTuple):
-    """Where the path leaves a branch: the checkpoint, and what a fork there copies of the graph checkpoint."""
+    """The end of the path on a branch: the checkpoint, and what a fork there copies of the graph checkpoint."""
 
     point: StoredRow
     states: set[Key]
