@@ -11,7 +11,6 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 
 from agentgit.langgraph_internals import is_internal_key
-from agentgit.saver.config import TURN
 
 RUN_KEYS = frozenset({"thread_id", "checkpoint_id", "checkpoint_ns", "checkpoint_map"})
 """The keys with which LangGraph describes the run that a config belongs to."""
@@ -58,6 +57,6 @@ def detached_config(config: RunnableConfig | None) -> RunnableConfig:
         result["callbacks"] = outer_config["callbacks"]
     configurable = result.get("configurable", {})
     if any(map(is_internal_key, configurable)):
-        configurable = {k: v for k, v in configurable.items() if not is_internal_key(k) and k not in {*RUN_KEYS, TURN}}
+        configurable = {k: v for k, v in configurable.items() if not is_internal_key(k) and k not in RUN_KEYS}
     result["configurable"] = dict(configurable)
     return result

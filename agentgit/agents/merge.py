@@ -207,6 +207,7 @@ class CollectedSteps:
     """Takes what LangGraph saves during the write of a merge; the transaction of the merge stores it."""
 
     writes_on_put = is_waiting = goes_on = False
+    owner = ""
 
     def __init__(self, *, is_imported: bool) -> None:
         self.steps: list[Step] = []

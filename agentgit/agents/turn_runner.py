@@ -247,7 +247,7 @@ class TurnRunner(DescribedGraph):
             self._move_to(rollbacks.run(target, self.branch_id, RollbackOptions()))
             return self._start_turn(resources, value, config, span, options)
         self._turn = self._branch.saver.turn = turn
-        run_config["configurable"][TURN] = turn
+        run_config["configurable"][TURN] = turn.owner
         if turn.replayed_ids:
             run_config["configurable"].update(checkpoint_id=turn.replayed_ids[""], checkpoint_map=turn.replayed_ids)
         message_id = turn.turn_input.message_id

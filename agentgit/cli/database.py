@@ -45,8 +45,8 @@ def check(schema_name: SchemaName = None, every: AllSchemas = False) -> None:
     """Check the schema, and compare it with the models; if it does not fit, fail and print what to do."""
     from agentgit.store.schema import schema
 
-    for _ in each_schema(schema_name, every):
-        with database() as target_db:
+    for attempt in each_schema(schema_name, every):
+        with attempt, database() as target_db:
             schema.compare(target_db)
             _print_revision(target_db)
 
@@ -56,8 +56,8 @@ def upgrade(schema_name: SchemaName = None, every: AllSchemas = False) -> None:
     """Upgrade the schema to the required revision, or create it."""
     from agentgit.store.schema import schema
 
-    for _ in each_schema(schema_name, every):
-        with database(create=True) as target_db:
+    for attempt in each_schema(schema_name, every):
+        with attempt, database(create=True) as target_db:
             schema.upgrade(target_db)
             _print_revision(target_db)
 

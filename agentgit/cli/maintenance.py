@@ -143,12 +143,13 @@ def gc(
     every: AllSchemas = False,
 ) -> None:
     """Delete data that nothing needs any more, and free its space."""
-    for _ in each_schema(schema_name, every):
-        with repository() as repo, bar("collecting") as progress:
-            reclaimed = repo.maintenance.gc(
-                dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress
-            )
-        output.emit(reclaimed.to_dict, partial(views.reclaimed, reclaimed))
+    for attempt in each_schema(schema_name, every):
+        with attempt:
+            with repository() as repo, bar("collecting") as progress:
+                reclaimed = repo.maintenance.gc(
+                    dry_run=dry_run, steps=not keep_steps, shrink=not no_shrink, imports=imports, progress=progress
+                )
+            output.emit(reclaimed.to_dict, partial(views.reclaimed, reclaimed))
 
 
 def fsck(
@@ -163,11 +164,12 @@ def fsck(
 ) -> None:
     """Check the integrity of everything that is stored; nothing is changed."""
     is_sound = True
-    for _ in each_schema(schema_name, every):
-        with repository() as repo, bar("checking") as progress:
-            checked = repo.maintenance.fsck(level, progress=progress)
-        output.emit(checked.to_dict, partial(views.checked, checked))
-        is_sound &= checked.is_sound
+    for attempt in each_schema(schema_name, every):
+        with attempt:
+            with repository() as repo, bar("checking") as progress:
+                checked = repo.maintenance.fsck(level, progress=progress)
+            output.emit(checked.to_dict, partial(views.checked, checked))
+            is_sound &= checked.is_sound
     if not is_sound:
         raise typer.Exit(Corrupt.exit_code)
 

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
@@ -22,7 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from agentgit.cli import output
 from agentgit.cli.completion import complete_checkpoint, complete_session
 from agentgit.cli.output import HOST
-from agentgit.errors import InvalidInput
+from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.location import default_location
 from agentgit.next_steps import NAMED_SESSION
 
@@ -317,8 +317,11 @@ AllSchemas = Annotated[
 ]
 
 
-def each_schema(name: str | None, every: bool) -> Iterator[None]:
-    """Yield once for each schema that a command is for, with the database to use in that schema."""
+def each_schema(name: str | None, every: bool) -> Iterator[AbstractContextManager[None]]:
+    """Yield a block for the work in each schema that a command is for, with the database to use in that schema.
+
+    If the command fails in one of all schemas, it still runs in the others, and ends with the first exit code.
+    """
     from agentgit.store.schema import schema
     from agentgit.store.sql.url import in_schema
 
@@ -329,12 +332,23 @@ def each_schema(name: str | None, every: bool) -> Iterator[None]:
         with database() as target_db:
             names = schema.own_schemas(target_db)
     elif not names:
-        yield
+        yield nullcontext()
+    exit_codes: list[int] = []
+
+    @contextmanager
+    def collect_failure() -> Iterator[None]:
+        try:
+            yield
+        except AgentGitError as error:
+            exit_codes.append(output.fail(error))
+
     for one in names:
         if every and not output.as_json():
             output.say(f"{one}:")
         name_database(in_schema(location, one).render_as_string(hide_password=False))
-        yield
+        yield collect_failure() if every else nullcontext()
+    if exit_codes:
+        raise typer.Exit(exit_codes[0])
 
 
 @contextmanager

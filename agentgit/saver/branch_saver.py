@@ -44,7 +44,8 @@ class BranchSaver(SessionSaver):
 
     def _turn_of(self, config: RunnableConfig) -> RecordedTurn | None:
         turn = self.turn
-        if config["configurable"].get(TURN, turn) is not turn:  # Ctrl-C does not stop LangGraph's threads
+        owner = turn.owner if turn is not None else None
+        if config["configurable"].get(TURN, owner) != owner:  # Ctrl-C does not stop LangGraph's threads
             raise Conflict("This run was interrupted. What it has done since is not saved.")
         return turn
 

@@ -84,8 +84,11 @@ def stored_metadata(
     return get_checkpoint_metadata(harmless, metadata)
 
 
-TURN = "__agentgit_turn"
-"""The key under which the config of a run has the turn that runs it."""
+TURN = "__pregel_agentgit_turn"
+"""The key under which the config of a run has the owner of its turn, a text, because tools may serialize their config.
+
+It has LangGraph's prefix for what belongs to a run: streams and stored metadata leave such keys out.
+"""
 
 
 def is_continuation(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:

@@ -14,6 +14,10 @@ class RecordedTurn(Protocol):
     """The part of a turn that a saver uses."""
 
     @property
+    def owner(self) -> str:
+        """The owner of the branch while the turn runs, which no other turn has."""
+
+    @property
     def writes_on_put(self) -> bool:
         """True if `put` writes to the database, so that it may take time."""
 

@@ -129,6 +129,12 @@ def test_a_tenant_is_made_and_kept_up_on_the_command_line(empty_server):
             assert agentgit_db(*words, "--all-schemas").code == 0, words
             assert agentgit_db(*words, "--schema", "a 'b\" %s").code == 0, words
             assert agentgit_db(*words, "--all-schemas", "--schema", "beta").code == 2, words
+        first = in_schema(empty_server, "a 'b\" %s")
+        postgres_databases.run(first, "UPDATE agentgit_version SET version_num = '9999'")
+        for words in (("db", "check"), ("gc",)):  # one that fails does not stop the command in the others
+            kept_up = agentgit_db(*words, "--all-schemas")
+            assert (kept_up.code != 0, "9999" in kept_up.err, "beta:\n" in kept_up.out) == (True, True, True), words
+        postgres_databases.run(first, f"UPDATE agentgit_version SET version_num = '{schema.REVISION}'")  # noqa: S608  # ours
         missing = agentgit_db("db", "check", "--schema", "gamma")
         assert (missing.code != 0, "agentgit db grant" in missing.err) == (True, True)
         with closing(Database(empty_server)) as database:

@@ -320,6 +320,11 @@ class Turn(RunningTurn):
         return self.saves_each_step or self.counts_calls
 
     @property
+    def owner(self) -> str:
+        """The owner of the branch while this turn runs."""
+        return self.calls.owner
+
+    @property
     def goes_on(self) -> bool:
         """True if the graph goes on with what waits, and acts."""
         return self.turn_input.goes_on and self.context.settings.simulation is None
