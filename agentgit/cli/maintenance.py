@@ -153,6 +153,10 @@ def gc(
 
 
 def fsck(
+    session_ref: Annotated[
+        str | None,
+        typer.Argument(metavar="SESSION", autocompletion=complete_session, help="A session; by default all."),
+    ] = None,
     level: Annotated[
         int,
         typer.Option(
@@ -162,12 +166,12 @@ def fsck(
     schema_name: SchemaName = None,
     every: AllSchemas = False,
 ) -> None:
-    """Check the integrity of everything that is stored; nothing is changed."""
+    """Check the integrity of everything that is stored, or of one session; nothing is changed."""
     is_sound = True
     for attempt in each_schema(schema_name, every):
         with attempt:
             with repository() as repo, bar("checking") as progress:
-                checked = repo.maintenance.fsck(level, progress=progress)
+                checked = repo.maintenance.fsck(level, session=session_ref, progress=progress)
             output.emit(checked.to_dict, partial(views.checked, checked))
             is_sound &= checked.is_sound
     if not is_sound:

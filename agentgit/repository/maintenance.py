@@ -15,7 +15,7 @@ from agentgit.effects.invocation import DECISIONS, DONE, RESOLVED, UNKNOWN
 from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.handles.retention import wipe
-from agentgit.handles.session_reader import collect_stats
+from agentgit.handles.session_reader import SessionRef, collect_stats
 from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import recover_abandoned
 from agentgit.sessions.reports import Checked, OnProgress, ProgressParts, Reclaimed, Rotated
@@ -169,19 +169,21 @@ class Maintenance:
 
     # -- integrity
 
-    def fsck(self, level: int = HASHES, *, progress: OnProgress | None = None) -> Checked:
+    def fsck(self, level: int = HASHES, *, session: SessionRef = None, progress: OnProgress | None = None) -> Checked:
         """Check the integrity of the database, without changes. It reads one snapshot, so turns may run meanwhile.
 
         Args:
             level: 1 checks that everything rows refer to exists. 2 also hashes every value and state. 3 also builds the
                 state of every head, as its next turn would, and hashes it.
-            progress: Called with the number of rows that are done, and their total.
+            session: The session to check; None for all, and for what belongs to none.
+            progress: Called with the number of rows that are done, and their total, which is 0 for one session.
 
         Returns:
             The result; each finding names the row, the problem and what to do.
 
         Raises:
             InvalidInput: There is no such level.
+            NotFound: There is no such session.
             NotAllowed: You are not an admin.
 
         Example:
@@ -193,7 +195,10 @@ class Maintenance:
         if isinstance(level, bool) or level not in (REFERENCES, HASHES, HEADS):
             raise InvalidInput(f"level must be 1 (references), 2 (hashes too) or 3 (heads too), not {level!r}.")
         self.context.require_admin("fsck")
-        return fsck(self.context.store, level, progress)
+        session_id = None
+        if session is not None:
+            session_id = self.context.read(lambda c: self.context.lookup.session(c, session).id)
+        return fsck(self.context.store, level, progress, session_id)
 
     # -- statistics
 

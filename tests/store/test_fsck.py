@@ -15,7 +15,7 @@ from sqlalchemy import literal_column, select, table, text
 
 import agentgit
 from agentgit import Corrupt, SQLModelSaver
-from agentgit.errors import AgentGitError
+from agentgit.errors import AgentGitError, NotFound
 from agentgit.sessions.reports import Finding
 from agentgit.store.maintenance.fsck import reading
 from agentgit.store.sql.tables import TOOL_INVOCATION
@@ -268,6 +268,20 @@ def test_operation_steps_that_refer_to_a_missing_call_are_found(lived):
         made = {"data": orjson.dumps(plan), "id": id}
         backend.write(lived, lambda c, made=made: c.execute(change, made))
     assert [one.what for one in of(lived, 2)] == ["its call 5 is missing"]
+
+
+def test_a_check_of_one_session_finds_its_damage_and_no_other(lived):
+    (damaged,) = (one for one in lived.sessions() if one.session_name == "s")
+    other = lived.session("beside", create=True)
+    head = lived.session("s").get_checkpoint("HEAD")
+    backend.change(lived, "checkpoint", head.id, position=77)
+    found = lived.maintenance.fsck(3).findings
+    assert found
+    assert lived.maintenance.fsck(3, session="s").findings == found
+    assert lived.maintenance.fsck(3, session=damaged).findings == found
+    assert lived.maintenance.fsck(3, session=other.id).is_sound
+    with pytest.raises(NotFound):
+        lived.maintenance.fsck(session="none")
 
 
 def test_fsck_names_a_write_to_memory_without_its_item():

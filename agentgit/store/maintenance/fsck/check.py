@@ -36,11 +36,11 @@ COUNTED_TABLES = (
 """The tables whose rows the checks of all levels read once."""
 
 
-def fsck(store: Store, level: int, progress: OnProgress | None = None) -> Checked:
-    """Check all rows."""
+def fsck(store: Store, level: int, progress: OnProgress | None = None, session_id: int | None = None) -> Checked:
+    """Check all rows, or those of one session."""
     start = time.perf_counter()
     uncached_store = Store(store.database, store.compression)  # so that no cache is used
-    report = FsckReport(progress, level)
+    report = FsckReport(progress, level, session_id)
     try:
         with store.database.reading(repeatable_read=True) as transaction, tolerate_invalid_text(transaction):
             _run_checks(transaction, uncached_store, level, report)
@@ -63,10 +63,11 @@ def check_session(transaction: Reading, store: Store, session_id: int) -> list[F
 
 
 def _run_checks(transaction: Reading, store: Store, level: int, report: FsckReport) -> None:
-    report.total = _count_rows(transaction)
-    if store.database.is_sqlite:
+    is_whole = report.of_session is None
+    report.total = _count_rows(transaction) if is_whole else 0
+    if is_whole and store.database.is_sqlite:
         _check_file(transaction, level, report)
-    if level >= HASHES:
+    if is_whole and level >= HASHES:
         for row_name, problem in Rotation(store.database).find_damaged(transaction, store.database.seal):
             report.add(row_name, problem, RESTORE)
         for table in METADATA.sorted_tables:
