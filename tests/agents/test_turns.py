@@ -13,8 +13,10 @@ import backend
 import faults
 import points
 import pytest
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
-from scripted import World, obedient, say, tool_node_graph
+from langgraph.checkpoint.base import empty_checkpoint
+from scripted import World, node_graph, obedient, say, tool_node_graph
 
 import agentgit
 from agentgit import AgentGitError, Conflict, InvalidInput, SQLModelSaver, Unavailable
@@ -404,3 +406,34 @@ def test_closing_the_repository_ends_a_running_turn_with_an_error(repo):
     again = wrapped(repo, world)
     again.run("add table")
     assert repo.maintenance.fsck(level=3).findings == ()
+
+
+def test_what_an_interrupted_run_saves_late_does_not_reach_the_next_turn(repo):
+    """Ctrl-C does not stop LangGraph's threads, which may save a step after the turn has ended."""
+    interrupted = []
+
+    def save_late():
+        config = interrupted[0]
+        saver = config["configurable"]["__pregel_checkpointer"]
+        checkpoint = empty_checkpoint() | {"channel_versions": {"messages": 9}}
+        with pytest.raises(Conflict, match="This run was interrupted"):
+            saver.put(config, checkpoint, {"source": "loop", "step": 7, "parents": {}}, {"messages": 9})
+        with pytest.raises(Conflict, match="This run was interrupted"):
+            saver.put_writes(
+                config | {"configurable": {**config["configurable"], "checkpoint_id": checkpoint["id"]}}, [], "t"
+            )
+
+    def answer(state, config: RunnableConfig):
+        if not interrupted:
+            interrupted.append(config)
+            raise KeyboardInterrupt
+        save_late()
+        return {"messages": [("ai", "done")]}
+
+    agent = repo.wrap(node_graph(answer), "s")
+    with pytest.raises(KeyboardInterrupt):
+        agent.run("one")
+    save_late()
+    agent.run("two")
+    assert [one["content"] for one in agent.history()] == ["one", "two", "done"]
+    assert repo.maintenance.fsck(3).is_sound
