@@ -606,7 +606,6 @@ MOVES = {
 UNPLANNED = {
     "workspace.undo_stack.undo": "the files of one directory, without a session",
     "workspace.undo": "as above",
-    "agent.at(agent.branch_id).switch": "the way back, which was asked for with the way there",
     "branch_agent.switch": "the world stays as it is",
 }
 """The calls of faces that need no plan, each with the reason."""
