@@ -138,7 +138,7 @@ def test_a_thinned_out_session_can_be_exported(repo):
     for branch in (None, "main", "fork", "deep"):
         made = carried(repo, "s", repo, branch=branch).session
         for one in repo.session(made).branches():
-            if one.name != "elsewhere":
+            if branch in (None, one.name):  # the others are cut where the path leaves them
                 assert one.conversation_history == repo.session("s").branch(one.name).conversation_history
     assert repo.maintenance.fsck(level=3).is_sound
 

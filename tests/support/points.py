@@ -85,7 +85,7 @@ REPEAT_CALL = Point("rollback.executor", "Executor._run_tool")
 GIVE_BACK = Point("rollback.crash_recovery", "recover_all_abandoned")
 """The recovery of what a piece of work that was interrupted still holds."""
 PUBLISH_OPERATION = Point("rollback.finish", "Finisher.end")
-OPEN_NEW_BRANCH = Point("rollback.finish", "Finisher.publish_branch")
+OPEN_NEW_BRANCH = Point("rollback.finish", "Finisher._publish_branch")
 FINISH_OPERATION = Point("rollback.engine", "RollbackEngine._execute_and_publish")
 LOCK_SESSION = Point("store.records.sessions", "SessionStore.lock")
 SET_CURRENT_BRANCH = Point("store.records.sessions", "SessionStore.set_current")
