@@ -120,6 +120,13 @@ except (ImportError, AttributeError) as error:
     ) from error
 
 
+TURN = "__pregel_agentgit_turn"
+"""The key under which the config of a run has the owner of its turn, a text, because tools may serialize their config.
+
+It has LangGraph's prefix for what belongs to a run: streams and stored metadata leave such keys out.
+"""
+
+
 def is_internal_key(key: object) -> bool:
     """Return whether a key of config["configurable"] belongs to a running graph."""
     return isinstance(key, str) and key.startswith("__pregel_")

@@ -33,10 +33,10 @@ from agentgit.async_api import LOOP
 from agentgit.errors import AgentGitError, BranchMoved, Conflict, InvalidInput, warn_caller
 from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import Rollbacks
-from agentgit.langgraph_internals import CONFIG_KEY_CACHE
+from agentgit.langgraph_internals import CONFIG_KEY_CACHE, TURN
 from agentgit.next_steps import Next
 from agentgit.rollback.request import RollbackOptions
-from agentgit.saver.config import RESTORE_POINT, TURN
+from agentgit.saver.config import RESTORE_POINT
 from agentgit.store.queries.graph_points import BranchHead
 from agentgit.store.sql.process import is_interrupt
 from agentgit.tracing import NO_SPAN, TracedSpan, turn_span

@@ -11,7 +11,8 @@ from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMet
 from sqlalchemy import select
 
 from agentgit.errors import Conflict, InvalidInput
-from agentgit.saver.config import TURN, address, config_of, scope
+from agentgit.langgraph_internals import TURN
+from agentgit.saver.config import address, config_of, scope
 from agentgit.saver.recorded_turn import RecordedTurn
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT

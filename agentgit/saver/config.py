@@ -84,13 +84,6 @@ def stored_metadata(
     return get_checkpoint_metadata(harmless, metadata)
 
 
-TURN = "__pregel_agentgit_turn"
-"""The key under which the config of a run has the owner of its turn, a text, because tools may serialize their config.
-
-It has LangGraph's prefix for what belongs to a run: streams and stored metadata leave such keys out.
-"""
-
-
 def is_continuation(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
     """Return whether a checkpoint comes from a run that continues the newest checkpoint of its thread.
 
