@@ -46,9 +46,13 @@ class BranchSaver(SessionSaver):
     def _turn_of(self, config: RunnableConfig) -> RecordedTurn | None:
         turn = self.turn
         owner = turn.owner if turn is not None else None
-        if config["configurable"].get(TURN, owner) != owner:  # Ctrl-C does not stop LangGraph's threads
-            raise Conflict("This run was interrupted. What it has done since is not saved.")
+        if config["configurable"].get(TURN, owner) != owner:
+            raise _interrupted()
         return turn
+
+    def _require_no_run(self, config: RunnableConfig) -> None:
+        if TURN in config["configurable"] and self._parse_address(config)[0] == self._thread_id:
+            raise _interrupted()  # the turn has ended meanwhile
 
     def _scope(self, config: RunnableConfig | None) -> tuple[GraphScope, Sequence[str] | None]:
         graph_scope = scope(config)
@@ -58,6 +62,11 @@ class BranchSaver(SessionSaver):
     def _config_of(self, graph_key: GraphKey) -> RunnableConfig:
         is_own = graph_key.thread == self._thread_id
         return config_of(graph_key._replace(thread=self._client_thread) if is_own else graph_key)
+
+
+def _interrupted() -> Conflict:
+    """Return the error for what a run saves after its turn: Ctrl-C does not stop LangGraph's threads."""
+    return Conflict("This run was interrupted. What it has done since is not saved.")
 
 
 class SessionThreads(NamedTuple):

@@ -266,6 +266,9 @@ class SQLModelSaver(AsyncSaverMethods):
         """Return the turn that takes over what a run saves; None outside of turns."""
         return self.turn
 
+    def _require_no_run(self, config: RunnableConfig) -> None:
+        """Check that what no turn has taken over may be stored without one."""
+
     def _config_of(self, graph_key: GraphKey) -> RunnableConfig:
         """Return the config that names a checkpoint for the callers of this saver."""
         return config_of(graph_key)
@@ -471,6 +474,7 @@ class SQLModelSaver(AsyncSaverMethods):
             draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
             draft = replace(draft, continues=is_continuation(config, metadata))
             if turn is None or not turn.put(NewCheckpoint(graph_key, draft)):
+                self._require_no_run(config)
                 self._put_now(graph_key, draft)
         return self._config_of(graph_key)
 
@@ -536,6 +540,7 @@ class SQLModelSaver(AsyncSaverMethods):
         if turn is not None:
             rows += _asked(writes, rows)
         if turn is None or not turn.put_writes(NewWrites(graph_key, task, rows)):
+            self._require_no_run(config)
             self.database.write(lambda transaction: store.put_writes(transaction, graph_key, task, rows))
 
     def get_next_version(self, current: float | str | None, channel: None) -> float:

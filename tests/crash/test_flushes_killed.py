@@ -82,7 +82,7 @@ class Lives:
         """Check that what was written before the fault is stored, and nothing of a flush that was killed."""
         if not backend.is_sqlite(repo):
             with backend.reading(repo) as transaction:
-                backend.wait_until_quiet(transaction)
+                backend.wait_until_quiet(transaction.connection)
         seen = json.loads(self.seen.read_text("utf-8"))
         stored = backend.rows_of_turns(self.url)
         if plan.fault == KILL:
