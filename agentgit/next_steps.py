@@ -185,7 +185,13 @@ def _words(does: str, python: str, cli: str | None = None, **faces: str) -> dict
 
 def _list(python: str, cli: str, page: str, mcp: str | None = None, **faces: str) -> dict[str, str]:
     tool = {"mcp": f"`{mcp}`"} if mcp else {}
-    return _words("lists them", python, f"{{run}}{cli}", page=f"“{page}”", **tool, **faces)
+    word, _, rest = cli.partition(" ")  # the session stands after the command
+    command = (
+        f"{{run}}{word}{{session}} {rest}".rstrip()
+        if python.startswith("session.") and "SESSION" not in cli
+        else f"{{run}}{cli}"
+    )
+    return _words("lists them", python, command, page=f"“{page}”", **tool, **faces)
 
 
 def _switch(does: str, sync: str | None = None) -> dict[str, str]:

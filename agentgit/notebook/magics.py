@@ -102,7 +102,10 @@ class Magics:
             if self._shell.user_ns.get(variable) is branch_agent:
                 self._shell.user_ns[variable] = agent
         with _short_errors():
-            self._switch_back(agent, branch_agent, arguments)
+            try:
+                self._switch_back(agent, branch_agent, arguments)
+            except AgentGitError as error:
+                raise UsageError(_still_there(branch_agent, error)) from error
             _show(_summary(variable, agent, branch_agent))
         return result
 
@@ -144,8 +147,7 @@ class Magics:
         try:
             self._switch_back(agent, branch_agent, arguments)
         except AgentGitError as error:
-            text = f"{type(error).__name__}: {error.worded('notebook')}"
-            failure.add_note(clean(f"The session is still on branch {branch_agent.branch.name}. {text}"))
+            failure.add_note(_still_there(branch_agent, error))
 
     def _confirm(self, agent: RollbackAgent, plan: RollbackPlan, question: str) -> None:
         """Show what bringing the world to a branch does, and ask; a blocked plan is refused later."""
@@ -207,6 +209,11 @@ def _parse_branch(line: str) -> Namespace:
         return parser.parse_args(shlex.split(line))
     except ValueError as error:
         raise InvalidInput(f"Invalid command: {error}. Close each quote that you open.") from error
+
+
+def _still_there(agent: RollbackAgent, error: AgentGitError) -> str:
+    text = f"{type(error).__name__}: {error.worded('notebook')}"
+    return clean(f"The session is still on branch {agent.branch.name}. {text}")
 
 
 def _is_own(agent: RollbackAgent, plan: RollbackPlan) -> bool:

@@ -13,6 +13,7 @@ from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_leaf
 LEFT_WHY = "somebody else changed it while no turn ran"
 CONFLICT_WHY = "a turn changed it, and so did somebody else"
 KEPT_IN = "snapshot {} has the other's version"
+DELETED_WHY = "somebody else had deleted it"
 REPLACED_WHY = f"a turn replaced somebody else's version; {KEPT_IN}"
 
 
@@ -41,6 +42,8 @@ class FileHistory:
         self._states, self._changed_since, self._overwrites = states, changed_since, overwrites
         self.overwritten: dict[bytes, str] = {}
         """The files that are replaced although others changed them, with the snapshot that has their version."""
+        self.deleted: set[bytes] = set()
+        """The files that others deleted and a restore brings back."""
 
     def choose(self, changes: Changes, trees: Trees, tree_of: Callable[[str], bytes | None], now: bytes) -> KeptPaths:
         """Return the paths that a restore leaves as they are; `now` is the tree of the directory."""
@@ -56,6 +59,7 @@ class FileHistory:
         kept |= _blocked_by(kept, changes)
         files = set(leaves(changes))
         self.overwritten = {path: replaced.get(path, "") for path in (conflicts - kept) & files}
+        self.deleted = {path for path in (both - kept) & files if changes[path].before is None}
         reasons = dict.fromkeys(left & files, LEFT_WHY)
         reasons |= {path: REPLACED_WHY.format(replaced[path]) for path in replaced.keys() - changes.keys()}
         conflict_reasons = dict.fromkeys((kept - left) & files, CONFLICT_WHY)

@@ -48,9 +48,8 @@ class LeftOut(NamedTuple):
 
     def has_same_status(self, other: LeftOut) -> bool:
         """Return whether two records have the same status, or an import, which has none, made one of them."""
-        if not (self.mode and other.mode):
-            return True
-        return self.mode == other.mode and (self.is_folder or self[2:4] == other[2:4])
+        is_same = self.mode == other.mode and (self.is_folder or self[2:4] == other[2:4])
+        return is_same or not (self.mode and other.mode)
 
 
 LeftOutPaths = Mapping[bytes, LeftOut]

@@ -206,6 +206,8 @@ class Objects:
         """Write objects; they are stored when the block ends, all or none."""
         with naming(self.folder):
             self.refresh()
+            if self._is_repository:  # so that the last step does not fail
+                tempfile.TemporaryFile(dir=os.path.join(self.folder, REFS)).close()
             writer = PackWriter(self.pack_folder, is_stored or self.__contains__)
             try:
                 yield writer
