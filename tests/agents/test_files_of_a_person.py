@@ -291,7 +291,7 @@ def test_a_file_that_a_turn_changed_comes_back_although_a_person_deleted_its_dir
     start = agent.checkpoint("start")
     agent.run("write d/e/a.txt two")
     shutil.rmtree(desk.root / "d")
-    assert of_action(agent.plan_rollback(start).files, "write").keys() == {"d/e/a.txt"}
+    assert of_action(agent.plan_rollback(start).files, "write") == {"d/e/a.txt": "somebody else had deleted it"}
     report = agent.rollback(start).report.files
     assert (desk.files, report.conflicts) == ({"d/e/a.txt": "one"}, [])
 
@@ -332,6 +332,19 @@ def test_a_plan_that_cannot_restore_the_files_is_blocked_and_goes_on_without_the
     assert agent.plan_rollback(start, files=False).is_admissible
     agent.rollback(start, files=False)
     assert desk.world.items == []
+
+
+def test_a_plan_is_blocked_if_the_storage_cannot_keep_what_a_rollback_replaces(repo, desk, home, tmp_path):
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    agent.run("write a.txt two; add chair")
+    (refs,) = tmp_path.glob("**/refs/agentgit")
+    shutil.rmtree(refs)
+    assert "No such file" in agent.plan_rollback("main#2").files.problem
+    with pytest.raises(agentgit.Unavailable, match="Nothing was done"):
+        agent.rollback("main#2")
+    assert desk.world.items == ["chair"]
+    assert agent.rollback("main#2", files=False).report.status == "done"
 
 
 def test_what_a_turn_that_died_left_is_nobodys_for_sure(repo, desk):

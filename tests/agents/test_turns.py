@@ -430,10 +430,17 @@ def test_what_an_interrupted_run_saves_late_does_not_reach_the_next_turn(repo):
         save_late()
         return {"messages": [("ai", "done")]}
 
-    agent = repo.wrap(node_graph(answer), "s")
-    with pytest.raises(KeyboardInterrupt):
+    agent, turns = repo.wrap(node_graph(answer), "s"), []
+
+    def remember(turn_of, *args):
+        turns.append(turn_of(*args))
+        return turns[-1]
+
+    with faults.around(points.TURN_OF_SAVE, remember), pytest.raises(KeyboardInterrupt):
         agent.run("one")
     save_late()
+    with faults.around(points.TURN_OF_SAVE, lambda *_: turns[0]):  # the thread had looked before the turn ended
+        save_late()
     agent.run("two")
     assert [one["content"] for one in agent.history()] == ["one", "two", "done"]
     assert repo.maintenance.fsck(3).is_sound

@@ -55,6 +55,7 @@ READ_MESSAGES = Point("store.threads.graph_store", "GraphStore.messages_of")
 # -- turns and calls
 
 SAVE_STATE = Point("saver.saver", "SQLModelSaver.put")
+TURN_OF_SAVE = Point("saver.branch_saver", "BranchSaver._turn_of")
 SAVE_TASK = Point("saver.saver", "SQLModelSaver.put_writes")
 STORE_CHECKPOINT = Point("store.records.checkpoints", "CheckpointStore.add")
 BEGIN_TURN = Point("agents.turn.turn", "Turn.begin")
