@@ -335,3 +335,15 @@ def test_an_input_with_the_run_id_of_the_last_run_is_not_dropped_in_silence(repo
     assert [point.metadata["description"] for point in agent.log()] == ["done", "one"]
     agent.invoke(say("two"), {"metadata": {"run_id": "q"}})
     assert agent.history()[-2]["content"] == "two"
+
+
+@pytest.mark.parametrize("on_unanswered", ["answer", "raise"])
+def test_a_dropped_question_is_dropped_whatever_becomes_of_a_turn_that_broke_off(repo, world, on_unanswered):
+    model = scripted(call("add_if_approved", item="x"), "dropped")
+    graph = tool_node_graph(model, world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects(), on_unanswered=on_unanswered)
+    for _ in range(2):
+        with pytest.raises(AnswerRequired):
+            agent.run("add it")
+    assert agent.run("never mind", on_question="drop") == "dropped"
+    assert world.items == []

@@ -18,7 +18,13 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from agentgit.agents import inputs
 from agentgit.agents.inputs import TurnInput
-from agentgit.agents.tools.unanswered_calls import answer_all, read_unanswered, require_answered, warn_of_abandoned
+from agentgit.agents.tools.unanswered_calls import (
+    REFUSE,
+    answer_all,
+    read_unanswered,
+    require_answered,
+    warn_of_abandoned,
+)
 from agentgit.agents.tools.unowned_calls import watching
 from agentgit.agents.turn.calls import Calls
 from agentgit.agents.turn.files import TurnFiles
@@ -175,7 +181,9 @@ class Turn(RunningTurn):
         answered = inputs.answered_calls(given)
         calls = read_unanswered(store, transaction, self.branch, messages)
         calls = [call for call in calls if call.requested["id"] not in answered]
-        require_answered(self.branch.name, calls, context.settings.on_unanswered)
+        mode = context.settings.on_unanswered
+        if mode != REFUSE or not self._state.newest.is_interrupted:  # `on_question` decides what becomes of a question
+            require_answered(self.branch.name, calls, mode)
         if dead_owner is not None and not context.must_be_current:
             name = context.session(transaction).reference
             warn_of_abandoned(store, transaction, self.branch, name, dead_owner, calls)
