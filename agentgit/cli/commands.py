@@ -124,7 +124,9 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
         "workspace": Entry("workspace", "Save, compare and restore the files of a folder."),
         "retention": Entry("maintenance", "Show or set which checkpoints a session keeps."),
         "gc": Entry("maintenance", "Delete data that nothing needs any more, and free its space."),
-        "fsck": Entry("maintenance", "Check the integrity of everything that is stored; nothing is changed."),
+        "fsck": Entry(
+            "maintenance", "Check the integrity of everything that is stored, or of one session; nothing is changed."
+        ),
         "delete": Entry("maintenance", "Erase a session and its trail permanently."),
         "audit": Entry("events", "List events that belong to no session: users, keys, refusals; for admins."),
         "db": Entry("database", "Manage the schema and the encryption of a database."),
