@@ -185,13 +185,7 @@ def _words(does: str, python: str, cli: str | None = None, **faces: str) -> dict
 
 def _list(python: str, cli: str, page: str, mcp: str | None = None, **faces: str) -> dict[str, str]:
     tool = {"mcp": f"`{mcp}`"} if mcp else {}
-    word, _, rest = cli.partition(" ")  # the session stands after the command
-    command = (
-        f"{{run}}{word}{{session}} {rest}".rstrip()
-        if python.startswith("session.") and "SESSION" not in cli
-        else f"{{run}}{cli}"
-    )
-    return _words("lists them", python, command, page=f"“{page}”", **tool, **faces)
+    return _words("lists them", python, f"{{run}}{cli}", page=f"“{page}”", **tool, **faces)
 
 
 def _switch(does: str, sync: str | None = None) -> dict[str, str]:
@@ -288,18 +282,18 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "keep_files": _words(
         "keeps its files from then on", "repo.wrap(graph, workspace=...)", "agentgit chat MODULE:GRAPH --workspace DIR"
     ),
-    "list_branches": _list("session.branches()", "branches", "Tree", "branches"),
-    "list_calls": _list("session.tool_track()", "tool-track", "Tool calls", "tool_track"),
+    "list_branches": _list("session.branches()", "branches{session}", "Tree", "branches"),
+    "list_calls": _list("session.tool_track()", "tool-track{session}", "Tool calls", "tool_track"),
     "list_checkpoints": _list(
-        "session.log()", "log", "Tree", "list_checkpoints", graph="graph.get_state_history(config)"
+        "session.log()", "log{session}", "Tree", "list_checkpoints", graph="graph.get_state_history(config)"
     ),
     "list_keys": _list("repo.keys.list()", "keys list", "Keys"),
     "list_links": _list("session.sharing.links()", "share SESSION --links", "Sharing"),
     "list_members": _list("session.sharing.members()", "share SESSION", "Sharing"),
-    "list_operations": _list("session.operations()", "status --operations", "Operations", "operations"),
+    "list_operations": _list("session.operations()", "status{session} --operations", "Operations", "operations"),
     "list_sessions": _list("repo.sessions()", "sessions", "Sessions", "sessions"),
     "list_snapshots": _words("lists them", "Workspace.list()", "{run}workspace list"),
-    "list_tags": _list("session.tags()", "tag", "Tree"),
+    "list_tags": _list("session.tags()", "tag{session}", "Tree"),
     "list_users": _list("repo.users.list()", "users list", "Users"),
     "no_files": _words(
         "leaves the files alone",

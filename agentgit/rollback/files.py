@@ -127,15 +127,14 @@ class RollbackFiles:
         """Return who changed the files since a snapshot; once an operation has begun, its own steps may have, too."""
         with self.store.database.reading() as transaction:
             rows = self.store.snapshots.since(transaction, session_id, snapshot)
-            has_had = bool(rows) and rows[0].snapshot == snapshot.snapshot
-            is_history = has_had or (
-                bool(rows)
-                and self.store.snapshots.are_stored(transaction, session_id, snapshot.snapshot, rows[0].snapshot)
+            first = rows[0].snapshot if rows else snapshot.snapshot
+            is_history = first != snapshot.snapshot and self.store.snapshots.are_stored(
+                transaction, session_id, snapshot.snapshot, first
             )
             is_running = bool(self.store.sessions.query_running(transaction, session_id).all())
         states = [FileState(snapshot.snapshot, TURN)]
-        if rows and not has_had:
-            states.append(FileState(rows[0].snapshot, TURN if is_history else UNKNOWN))
+        if first != snapshot.snapshot:  # the directory never had it
+            states.append(FileState(first, TURN if is_history else UNKNOWN))
         for earlier, row in pairwise(rows):
             changed_by = TURN if row.changed_by == CRASH else row.changed_by  # a crash is a row without changes
             states.append(FileState(row.snapshot, UNKNOWN if earlier.changed_by == CRASH else changed_by))

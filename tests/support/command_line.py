@@ -6,6 +6,7 @@ import io
 import re
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ def run(*words: object, stdin: str | io.TextIOBase = "") -> Ran:
         patch.setattr(sys, "argv", ["agentgit", *map(str, words)])
         patch.setattr(sys, "stdin", io.StringIO(stdin) if isinstance(stdin, str) else stdin)
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            copy_context().run(cli.main)  # as in a process of its own, it leaves nothing behind
     return Ran(_written(stdout), _written(stderr), int(ended.value.code or 0))
 
 
