@@ -20,7 +20,7 @@ from agentgit.agents.isolation import RUN_KEYS, detached, detached_config
 from agentgit.agents.memory import with_recorded_store
 from agentgit.agents.turn_runner import END, NO_OPTIONS, Options, TurnRunner
 from agentgit.async_api import Closing, async_twin
-from agentgit.errors import InvalidInput
+from agentgit.errors import Conflict, InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_STREAM_MESSAGES_V2
 from agentgit.next_steps import Next
 from agentgit.store.threads.graph_rows import AS_NODE
@@ -170,6 +170,8 @@ class BranchRunner(TurnRunner):
             run_config["configurable"] |= with_recorded_store(markers, self._recorded_store)
             turn, run = self._turn, getattr(self._instrumented_graph, method)
             stream = aiter(run(value, run_config, **self._durable_options(options, is_async=True)))
+            # A run that was taken back inside its stream fails as it closes, because it can save nothing.
+            stack.push(lambda _kind, error, _trace: isinstance(error, Conflict) and self._turn is not turn)
             chunks = await stack.enter_async_context(Closing(stream))
             with self._marking_end():
                 while self._turn is turn:

@@ -30,7 +30,15 @@ from agentgit.agents.turn.fence_errors import as_bubble_up
 from agentgit.agents.turn.recorder import find_recorder
 from agentgit.agents.turn.turn import Turn
 from agentgit.async_api import LOOP
-from agentgit.errors import AgentGitError, BranchMoved, Conflict, InvalidInput, warn_caller
+from agentgit.errors import (
+    AgentGitError,
+    BranchMoved,
+    Conflict,
+    InvalidInput,
+    RollbackBlocked,
+    WorkspaceChanged,
+    warn_caller,
+)
 from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.langgraph_internals import CONFIG_KEY_CACHE, TURN
@@ -244,7 +252,12 @@ class TurnRunner(DescribedGraph):
             target = rollbacks.find_answered(self.branch_id)
             if target is None:
                 raise Conflict(error.message, *error.next) from None
-            self._move_to(rollbacks.run(target, self.branch_id, RollbackOptions()))
+            try:
+                restored = rollbacks.run(target, self.branch_id, RollbackOptions())
+            except (RollbackBlocked, WorkspaceChanged) as refused:
+                refused.next = Next("undo"), Next("answer_calls")  # no message takes the options that it names
+                raise
+            self._move_to(restored)
             return self._start_turn(resources, value, config, span, options)
         self._turn = self._branch.saver.turn = turn
         run_config["configurable"][TURN] = turn.owner

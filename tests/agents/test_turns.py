@@ -183,6 +183,22 @@ async def test_the_reader_of_an_async_stream_goes_back_inside_of_it(repo, work, 
     assert await after.arun("hello") == "hm"
 
 
+@pytest.mark.parametrize("kind", ["on_chat_model_start", "on_chat_model_end", "on_tool_end", "on_chain_end"])
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_an_event_stream_in_which_the_reader_went_back_ends_without_a_word(repo, work, caplog, kind, leaves):
+    agent = after = writing(repo, work)
+    async for event in agent.astream_events(say("note x"), version="v2"):
+        assert after is agent
+        if event["event"] == kind:
+            after = await agent.aundo()
+            if leaves:
+                break
+    gc.collect()
+    await asyncio.sleep(0.1)
+    assert [record.getMessage() for record in caplog.records] == []
+    assert await after.arun("hello") == "hm"
+
+
 async def test_going_back_inside_a_stream_is_refused_while_a_tool_acts(repo):
     begun, go_on = threading.Event(), threading.Event()
 

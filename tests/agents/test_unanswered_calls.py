@@ -405,9 +405,14 @@ def test_a_turn_before_which_no_checkpoint_stands_is_not_taken_back(repo, graph,
 def test_taking_the_turn_back_is_blocked_by_what_cannot_be_undone(repo, graph, world):
     agent = repo.wrap(graph, "s", effects=world.effects(), on_unanswered="undo")
     break_off(agent, "send letter; fail storm")
-    with pytest.raises(RollbackBlocked):
+    with pytest.raises(RollbackBlocked) as refused:
         agent.run("hello")
     assert agent.branch.name == "main"
+    assert "force=True" not in str(refused.value)
+    assert {step.verb for step in refused.value.next} == {"undo", "answer_calls"}
+    with pytest.raises(RollbackBlocked, match="force=True"):
+        agent.undo()
+    assert agent.undo(force=True).run("hello") == "hm"
 
 
 def test_the_model_is_told_the_result_of_a_call_that_ran_again(repo, graph, world):

@@ -175,12 +175,14 @@ class _Compiled:
         self._encrypted_table: Any = (
             statement.table if isinstance(statement, Insert) and seal_of_dialect(dialect) is not None else None
         )
-        self._binds, self._dialect = compiled.binds, dialect
+        # Not `compiled.binds`, which has a parameter without a name twice.
+        binds = {name: bind for bind, name in compiled.bind_names.items()}
+        self._binds, self._dialect = binds, dialect
         # Parameters whose values are part of the statement, like a limit.
-        self._fixed_values = {name: bind.effective_value for name, bind in compiled.binds.items() if not bind.required}
+        self._fixed_values = {name: bind.effective_value for name, bind in binds.items() if not bind.required}
         self._parameter_order: Sequence[str] | None = compiled.positiontup if compiled.positional else None
         self._parameter_converters = _converters(
-            ((name, bind.type) for name, bind in compiled.binds.items()),
+            ((name, bind.type) for name, bind in binds.items()),
             lambda kind: kind.bind_processor(dialect),
             dialect,
         )

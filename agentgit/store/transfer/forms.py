@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKeyConstraint
 
 from agentgit.checkpoints import references
 from agentgit.effects import invocation
-from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REVERSE
+from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REPLAY_MODES, REVERSE, TOOLS_MODES
 from agentgit.effects.report import GROUPS
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.sessions.rerun import RerunReport
@@ -225,7 +225,8 @@ _ANSWERS = {
 }  # fmt: skip
 
 SETTINGS = {
-    "on_error?": text, "on_drift?": text, "tools?": text, "replay?": text, "force?": flag, "sync?": text,
+    "on_error?": text, "on_drift?": text, "tools?": one_of(*TOOLS_MODES), "replay?": one_of(*REPLAY_MODES),
+    "force?": flag, "sync?": text,
     "seen?": number(), "current?": flag, "give_up?": flag,
 }  # fmt: skip
 """The settings of an operation's request, in addition to its steps. Its files do not travel."""

@@ -261,6 +261,8 @@ class Checker:
     def _check_operation(self, row: Fields) -> None:
         if (row["kind"] == RERUN) != ("calls" in row["report"]):
             raise ValueError(f"has the report of another kind than {row['kind']}")
+        if row["ended_at"] is None:
+            raise ValueError("has not ended")
 
     def _check_world_log(self, row: Fields) -> None:
         self.last_seq = max(self.last_seq, row["seq"])

@@ -144,14 +144,16 @@ addEventListener("click", (event) => {
 
 // A form that is sent twice, by a double click, acts once.
 
+let sent = new WeakSet(); // not an attribute, which a live update would remove
+
 addEventListener("submit", (event) => {
   const form = event.target;
   if (form.method !== "post" || event.defaultPrevented) return;
-  if (form.dataset.sent) event.preventDefault();
-  form.dataset.sent = "true";
+  if (sent.has(form)) event.preventDefault();
+  sent.add(form);
 });
 
-addEventListener("pageshow", () => { for (const form of document.forms) delete form.dataset.sent; });
+addEventListener("pageshow", (event) => { if (event.persisted) sent = new WeakSet(); }); // by "back"
 
 // A row of the tree shows its conversation in place; the tree stays as it is.
 
