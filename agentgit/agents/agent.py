@@ -29,7 +29,7 @@ from agentgit.checkpoints.queries import Tag
 from agentgit.effects import Effect, RollbackPlan
 from agentgit.effects.files import FileChanges
 from agentgit.effects.kinds import UNDECLARED
-from agentgit.errors import Conflict, WorldDiverged
+from agentgit.errors import Conflict
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import BranchRef, Context
 from agentgit.next_steps import Next
@@ -234,7 +234,7 @@ class RollbackAgent(BranchReader):
         if self._turn is None:  # while a turn runs, the rollback is refused
             self._require_unmoved()
         plan = self.plan_undo(steps, files=files)
-        self._require_own(plan, Next("undo_planned"))
+        self._rollbacks.require_own(plan, self.branch_id, Next("undo_planned"))
         return plan
 
     def _require_unmoved(self) -> None:
@@ -243,17 +243,6 @@ class RollbackAgent(BranchReader):
         with branch.reading(EDITOR) as transaction:
             row, newest = branch.row(transaction), branch.store.graphs.newest(transaction, branch.thread_id)
         branch.require_unmoved(row, newest.key.checkpoint_id if newest is not None else None)
-
-    def _require_own(self, plan: RollbackPlan, *next: Next) -> None:
-        """Check that a plan reverses only calls that are on the branch of this agent."""
-        own_ids = {call.first_id for call in self.tool_track()}
-        if foreign := [str(s.invocation) for s in plan.reversals if s.invocation.first_id not in own_ids]:
-            raise WorldDiverged(
-                f"Nothing was done, because this would also take back what other branches did: {'; '.join(foreign)}.",
-                Next("switch_world", branch=self.branch.name),
-                *next,
-                plan=plan,
-            )
 
     def redo(self, *, force: bool = False, plan: ConfirmedPlan = None) -> RollbackAgent:
         """Undo the last rollback: return to the branch that it left, and run again the calls that it reversed.
@@ -266,8 +255,11 @@ class RollbackAgent(BranchReader):
 
         Raises:
             NotFound: There is nothing to redo.
-            PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete, Conflict: As `switch`.
+            Conflict: Without a plan: somebody else has moved the branch since this agent last saw it. Or as `switch`.
+            PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete: As `switch`.
         """
+        if plan is None and self._turn is None:
+            self._require_unmoved()
         rewind_request = self._rollbacks.undo_rewind_request(self.branch_id)
         if rewind_request is not None:  # only files were rewound, so no tool runs
             self._rollbacks.rewind(rewind_request, force=force, plan=plan)

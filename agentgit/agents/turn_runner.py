@@ -37,6 +37,7 @@ from agentgit.errors import (
     InvalidInput,
     RollbackBlocked,
     WorkspaceChanged,
+    WorldDiverged,
     warn_caller,
 )
 from agentgit.handles.context import Context
@@ -251,11 +252,16 @@ class TurnRunner(DescribedGraph):
             rollbacks = Rollbacks(self._branch.context, self._branch.session_id)
             target = rollbacks.find_answered(self.branch_id)
             if target is None:
-                raise Conflict(error.message, *error.next) from None
+                text = f"{error.message} Nothing was run: no checkpoint stands before them."
+                raise Conflict(text, Next("continue"), Next("answer_calls")) from None
             try:
-                restored = rollbacks.run(target, self.branch_id, RollbackOptions())
-            except (RollbackBlocked, WorkspaceChanged) as refused:
-                refused.next = Next("undo"), Next("answer_calls")  # no message takes the options that it names
+                plan = rollbacks.plan(target, self.branch_id, RollbackOptions())
+                rollbacks.require_own(plan, self.branch_id)
+                restored = rollbacks.run(target, self.branch_id, RollbackOptions(plan=plan))
+            except (RollbackBlocked, WorldDiverged, WorkspaceChanged) as refused:
+                # No message takes the options that it names.
+                undo = Next("undo_planned" if isinstance(refused, WorldDiverged) else "undo")
+                refused.message, refused.next = f"{error.message} {refused.message}", (undo, Next("answer_calls"))
                 raise
             self._move_to(restored)
             return self._start_turn(resources, value, config, span, options)

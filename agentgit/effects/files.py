@@ -68,7 +68,12 @@ class FileChanges:
     @property
     def is_needed(self) -> bool:
         """True if something would change, or cannot; `missing`, `left` and `outside` do not change."""
-        return bool(self.problem or self.everything or {one.action for one in self.changes} - {MISSING, LEFT, OUTSIDE})
+        return bool(self.problem or self.everything or self.changed)
+
+    @property
+    def changed(self) -> set[str]:
+        """The paths that change, or are in conflict."""
+        return {one.path for one in self.changes if one.action not in (MISSING, LEFT, OUTSIDE)}
 
     @property
     def is_restorable(self) -> bool:

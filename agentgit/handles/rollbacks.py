@@ -8,7 +8,7 @@ from agentgit.auth.principal import EDITOR, VIEWER, Role
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.effects.files import SnapshotRef
 from agentgit.effects.plan import ROLLBACK
-from agentgit.errors import InvalidInput, NotFound
+from agentgit.errors import InvalidInput, NotFound, WorldDiverged
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.next_steps import Next
 from agentgit.rollback import Request, SwitchRequest
@@ -77,6 +77,31 @@ class Rollbacks(SessionAccess):
             )
 
         return self.context.read(create_request)
+
+    def require_own(self, plan: RollbackPlan, branch_id: int, *next: Next) -> None:
+        """Check that a plan takes back only what was done on a branch, and not what other branches have done since."""
+        store = self.context.store
+
+        def load(transaction: Reading) -> tuple[set[int], bool, str]:
+            row = store.sessions.branch(transaction, branch_id)
+            newest = store.snapshots.newest_of_session(transaction, self.session_id)
+            track = store.live_track(transaction, row)
+            calls = [*track, *store.journal.waiting_calls(transaction, row.id, len(track))]
+            ids = {call.first_id for call in calls}
+            return ids, newest is not None and newest.internal_session_id != branch_id, row.name
+
+        own_ids, has_newer_files, name = self.context.read(load)
+        foreign = [str(one.invocation) for one in plan.reversals if one.invocation.first_id not in own_ids]
+        if plan.files is not None and plan.files.is_needed and has_newer_files:
+            changed = self.plan_switch(branch_id).files
+            foreign += sorted(plan.files.changed & changed.changed) if changed is not None else []
+        if foreign:
+            raise WorldDiverged(
+                f"Nothing was done, because this would also take back what other branches did: {'; '.join(foreign)}.",
+                Next("switch_world", branch=name),
+                *next,
+                plan=plan,
+            )
 
     # -- files alone
 
@@ -193,17 +218,15 @@ class Rollbacks(SessionAccess):
         def load(transaction: Reading) -> tuple[int, int]:
             row = self.find_branch(transaction, branch, required_role)
             head_state = store.head_state(transaction, row)
-            snapshot = store.snapshots.newest_of_branch(transaction, row)
+            newest = store.snapshots.newest_of_branch(transaction, row)
             path = self.context.lookup.path_checkpoints(transaction, row)
-            snapshot_names = store.snapshots.snapshot_ids(
-                transaction, [checkpoint.workspace_snapshot_id for checkpoint in path]
-            )
-            last_snapshot = snapshot.snapshot if snapshot is not None else None
-            last_key = (point_key(head_state.checkpoint_state), last_snapshot) if head_state.is_at_latest else None
+            files = store.snapshots.without_others(transaction, row.external_session_id)
+            last_files = files[newest.id] if newest is not None else None
+            last_key = (point_key(head_state.checkpoint_state), last_files) if head_state.is_at_latest else None
             count = 0
             for checkpoint in reversed(path):
                 # A checkpoint without a workspace does not differ in its files.
-                key = (point_key(checkpoint), snapshot_names.get(checkpoint.workspace_snapshot_id, last_snapshot))
+                key = (point_key(checkpoint), files.get(checkpoint.workspace_snapshot_id, last_files))
                 if key != last_key:
                     last_key, count = key, count + 1
                 if count == steps:

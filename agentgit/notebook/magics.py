@@ -220,7 +220,7 @@ def _is_own(agent: RollbackAgent, plan: RollbackPlan) -> bool:
     """Return whether a plan takes back only what an agent has seen."""
     try:
         agent._require_unmoved()
-        agent._require_own(plan)
+        agent.session._rollbacks.require_own(plan, agent.branch_id)
     except (Conflict, WorldDiverged):
         return False
     return True

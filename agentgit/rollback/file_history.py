@@ -12,6 +12,7 @@ from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_leaf
 
 LEFT_WHY = "somebody else changed it while no turn ran"
 CONFLICT_WHY = "a turn changed it, and so did somebody else"
+BLOCKED_WHY = "a file that somebody else made stands above or below it"
 KEPT_IN = "snapshot {} has the other's version"
 DELETED_WHY = "somebody else had deleted it"
 REPLACED_WHY = f"a turn replaced somebody else's version; {KEPT_IN}"
@@ -56,13 +57,15 @@ class FileHistory:
         }
         conflicts = {path for path in both & changes.keys() if changes[path].before is not None or path in replaced}
         kept = left if self._overwrites else left | conflicts
-        kept |= _blocked_by(kept, changes)
+        blocked = _blocked_by(left, changes)
+        kept = kept | blocked | _blocked_by(kept, changes)
         files = set(leaves(changes))
         self.overwritten = {path: replaced.get(path, "") for path in (conflicts - kept) & files}
         self.deleted = {path for path in (both - kept) & files if changes[path].before is None}
         reasons = dict.fromkeys(left & files, LEFT_WHY)
         reasons |= {path: REPLACED_WHY.format(replaced[path]) for path in replaced.keys() - changes.keys()}
         conflict_reasons = dict.fromkeys((kept - left) & files, CONFLICT_WHY)
+        conflict_reasons |= dict.fromkeys(blocked & files, BLOCKED_WHY)
         for path in conflict_reasons.keys() & replaced.keys():
             conflict_reasons[path] += f"; {KEPT_IN.format(replaced[path])}"
         return KeptPaths(kept, reasons, conflict_reasons)

@@ -12,10 +12,12 @@ from sqlalchemy import Select
 from agentgit.checkpoints import Checkpoint
 from agentgit.effects import RollbackPlan
 from agentgit.effects.files import (
+    CONFLICT,
     CRASH,
     OUTSIDE,
     PERSON,
     RESTORE,
+    STORED,
     TURN,
     UNKNOWN,
     FileChange,
@@ -26,7 +28,7 @@ from agentgit.effects.plan import KEEP
 from agentgit.effects.registry import Registry
 from agentgit.errors import AgentGitError, NotFound, Unavailable, WorkspaceChanged
 from agentgit.next_steps import Next
-from agentgit.rollback.file_history import FileHistory, FileState
+from agentgit.rollback.file_history import BLOCKED_WHY, FileHistory, FileState
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
 from agentgit.store.records.sessions import StoredRow
@@ -140,8 +142,9 @@ class RollbackFiles:
             states.append(FileState(row.snapshot, UNKNOWN if earlier.changed_by == CRASH else changed_by))
         for row in rows:
             adapter.fetch_if_moved(snapshot_ref_from_row(row))
-        is_known = bool(rows) and rows[-1].changed_by != CRASH and not (is_running or has_begun)
-        return FileHistory(states, PERSON if is_known else UNKNOWN, overwrites=overwrites)
+        is_known = bool(rows) and rows[-1].changed_by != CRASH and not has_begun
+        changed_since = (TURN if is_running else PERSON) if is_known else UNKNOWN
+        return FileHistory(states, changed_since, overwrites=overwrites)
 
     def require_safe_restore(
         self, session_id: int, snapshot: SnapshotRef | None, request: Request | SwitchRequest
@@ -159,11 +162,12 @@ class RollbackFiles:
             text = f"Nothing was done. The files cannot be restored: {error.message.rstrip('.')}."
             raise Unavailable(text, *error.next, *request.without_files) from error
         if changes is not None and changes.conflicts and not request.force:
+            is_only_blocked = all(one.why == BLOCKED_WHY for one in changes.changes if one.action == CONFLICT)
             paths = ", ".join(map(escape_path, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
             raise WorkspaceChanged(
                 f"Nothing was done. In {changes.workspace}, both a turn and somebody else have changed {paths} (or a "
                 "turn that was killed has).",
-                *request.over_conflicts,
+                *request.over_conflicts[: 1 if is_only_blocked else None],
             )
         return changes
 
@@ -282,26 +286,21 @@ class RollbackFiles:
             "files_known": vars(snapshot_ref_from_row(row)) if row is not None else None,
         }
 
-    def snapshot_after(self, row: StoredRow, file_changes: FileChanges | None) -> SnapshotRef | None:
-        """Return the files of an operation's branch when the operation ends."""
-        request = as_object(row.request)
-        if file_changes is not None and not file_changes.problem:
-            return SnapshotRef(**request["files"]).without_import_mark() if request.get("files") is not None else None
-        earlier_data = request.get("files_known")
-        return SnapshotRef(**earlier_data) if earlier_data is not None else None
+    def snapshots_after(self, row: StoredRow, changes: FileChanges | None) -> list[tuple[SnapshotRef, str]]:
+        """Return the files of an operation's branch when the operation ends, each with who changed them.
 
-    def record_after(
-        self, transaction: Writing, branch: StoredRow, row: StoredRow, changes: FileChanges | None
-    ) -> None:
-        """Record what the directory has after an operation that left some of its files as they were."""
-        if changes is None or not changes.now:
-            return
+        If some files stayed as they were, these are the files that were restored, and then those in the directory.
+        """
         request = as_object(row.request)
+        known = request.get("files_known")
+        if changes is None or changes.problem:
+            return [(SnapshotRef(**known), RESTORE)] if known is not None else []
+        restored = SnapshotRef(**request["files"]).without_import_mark()
+        if not changes.now:
+            return [(restored, RESTORE)]
         settings = self._adapter(row.external_session_id, SnapshotRef(**request["files"])).settings
-        found = request.get("files_known") or {}
-        changed_by = RESTORE if changes.safety == found.get("snapshot") else UNKNOWN
-        ref = SnapshotRef(snapshot=changes.now, settings=settings)
-        self.store.snapshots.record(transaction, branch, ref, changed_by)
+        changed_by = RESTORE if changes.safety == (known or {}).get("snapshot") else UNKNOWN
+        return [(restored, STORED), (SnapshotRef(snapshot=changes.now, settings=settings), changed_by)]
 
     def _adapter(self, session_id: int, snapshot: SnapshotRef) -> WorkspaceAdapter:
         """Return the attached workspace of a session; if none is attached here, the workspace of the files."""

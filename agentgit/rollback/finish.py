@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.files import RESTORE, STORED, FileChanges, SnapshotRef
+from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.invocation import REVERSED, SIMULATED
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REDO, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
@@ -47,8 +48,7 @@ class Finisher:
         if request.get("give_up"):
             row, must_wait = self._skip_failed_steps(transaction, row, groups), False
             groups = self.reports.outcome(transaction, row)
-        snapshot = self.files.snapshot_after(row, file_changes)
-        changed_by = STORED if file_changes is not None and file_changes.now else RESTORE
+        files = self.files.snapshots_after(row, file_changes)
         must_wait |= any(stops_at_drift(row, item.invocation) for item in groups["drifted"])
         status = PARTIAL if groups["failed"] or groups["remaining"] or must_wait else DONE
         if status != DONE:
@@ -65,20 +65,18 @@ class Finisher:
             self._publish_branch(
                 transaction,
                 row,
-                snapshot,
+                files,
                 move(target, point) if point else target,
                 current=is_on_source,
-                changed_by=changed_by,
             )
         else:
             current = row.kind == SWITCH and request["current"]
             # With "note" and "ignore", the branch has seen the world only as it was when the switch began.
             world_seen = request.get("seen") if request.get("sync") in ("note", "ignore") else None
             branch = sessions.branch(transaction, row.internal_session_id)
-            self._open_branch(transaction, branch, snapshot, changed_by, current=current, world_seen=world_seen)
+            self._open_branch(transaction, branch, files, current=current, world_seen=world_seen)
         if status == DONE:
             branch = sessions.branch(transaction, row.internal_session_id)
-            self.files.record_after(transaction, branch, row, file_changes)
             if groups["drifted"]:
                 store_notes(self.store, transaction, branch, after_drift(as_object(branch.meta), groups["drifted"]))
         report: dict[str, Any] = {
@@ -120,11 +118,10 @@ class Finisher:
         self,
         transaction: Writing,
         created_by: StoredRow,
-        snapshot: SnapshotRef | None,
+        files: Sequence[tuple[SnapshotRef, str]],
         branch_point: StoredRow,
         *,
         current: bool,
-        changed_by: str,
     ) -> None:
         """Open a branch at its branch point, or at the state that its calls produced when they ran again."""
         branch = self.store.sessions.branch(transaction, created_by.internal_session_id)
@@ -143,31 +140,27 @@ class Finisher:
             state_hash=state_hash,
             position=branch_point.position,
             message_count=branch_point.message_count,
-            workspace_snapshot_id=self.store.snapshots.record(transaction, branch, snapshot, changed_by)
-            if snapshot is not None
-            else None,
+            workspace_snapshot_id=self._record_files(transaction, branch, files),
             pending=self.store.graphs.pack_pending_writes(transaction, key) if key.checkpoint_id else None,
         )
         label = Label(
             kind="branch", user_id=created_by.user_id, description=branch_point.name or branch_point.description
         )
         self.store.checkpoints.add(transaction, branch.id, content, label)
-        self._open_branch(transaction, branch, snapshot, changed_by, current=current)
+        self._open_branch(transaction, branch, files[-1:], current=current)
 
     def _open_branch(
         self,
         transaction: Writing,
         branch: StoredRow,
-        snapshot: SnapshotRef | None,
-        changed_by: str,
+        files: Sequence[tuple[SnapshotRef, str]],
         *,
         current: bool,
         world_seen: int | None = None,
     ) -> None:
         """Open a branch and record that it has seen the world log up to `world_seen`, or up to its end."""
         sessions = self.store.sessions
-        if snapshot is not None:
-            self.store.snapshots.record(transaction, branch, snapshot, changed_by)
+        self._record_files(transaction, branch, files)
         if world_seen is None:
             world_seen = self.store.world.last_seq(transaction, branch.external_session_id)
         sessions.set_world_seen(transaction, branch, world_seen)
@@ -177,3 +170,10 @@ class Finisher:
             sessions.merge_metadata(transaction, branch.id, {RERUN: {**mark, "is_real": True}})
         if current:
             sessions.set_current(transaction, branch.external_session_id, branch.id)
+
+    def _record_files(
+        self, transaction: Writing, branch: StoredRow, files: Sequence[tuple[SnapshotRef, str]]
+    ) -> int | None:
+        """Record the files of a branch, and return the id of the last row."""
+        ids = [self.store.snapshots.record(transaction, branch, *one) for one in files]
+        return ids[-1] if ids else None

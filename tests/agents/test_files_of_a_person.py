@@ -13,7 +13,8 @@ import pytest
 from file_tools import desk, home
 
 import agentgit
-from agentgit import Workspace, WorkspaceChanged
+from agentgit import NotFound, Workspace, WorkspaceChanged, WorldDiverged
+from agentgit.next_steps import Next
 
 __all__ = ["desk", "home"]  # fixtures that the tests use
 
@@ -431,3 +432,86 @@ def test_snapshots_that_tell_a_persons_changes_are_kept_as_long_as_somebody_can_
     repo.maintenance.gc()
     agent.rollback(start)
     assert desk.files == {"a.txt": "one"} | {f"mine{number}.txt": "mine" for number in range(3)}
+
+
+def _between_the_turns(agent, desk):
+    return agent
+
+
+def _after_a_switch(agent, desk):
+    agent.fork(name="aside").run("write a.txt aside")
+    return agent.switch("main", "world")
+
+
+def _after_a_rollback(agent, desk):
+    return agent.rollback("main#3").redo()
+
+
+def _after_a_saved_edit(agent, desk):
+    agent.checkpoint("by hand")
+    (desk.root / "late.txt").write_text("late")
+    return agent
+
+
+def _after_an_old_version(agent, desk):
+    (desk.root / "b.txt").write_text("two")  # as the turn before had it
+    return agent
+
+
+HOWS = [_between_the_turns, _after_a_switch, _after_a_rollback, _after_a_saved_edit, _after_an_old_version]
+
+
+@pytest.mark.parametrize("change", HOWS)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_undo_goes_on_to_the_start_past_what_a_person_made(agent, desk, change, steps):
+    """Each step takes back a turn: what others changed makes no step of its own."""
+    agent.run("write a.txt three; write b.txt three")
+    (desk.root / "last.txt").write_text("last")
+    agent = change(agent, desk)
+    mine = {name: text for name, text in desk.files.items() if name not in ("a.txt", "b.txt")}
+    states = [{"a.txt": "two", "b.txt": "two"}, {"a.txt": "one"}, {}]
+    for left in states[steps - 1 :: steps]:
+        agent = agent.undo(steps, files="overwrite")
+        assert desk.files == mine | left
+        assert sum(one["role"] == "user" for one in agent.history()) == len(states) - 1 - states.index(left)
+    with pytest.raises(NotFound):
+        agent.undo(steps)
+
+
+def test_the_first_point_of_a_branch_has_what_a_person_made_before(agent, desk):
+    agent = agent.undo()
+    agent.run("write new.txt robot")
+    agent.rollback("main-2#1")
+    assert desk.files == MINE | {"a.txt": "one"}
+
+
+def test_an_undo_takes_back_no_files_of_another_branch_unasked(agent, repo, desk):
+    agent.fork(name="aside").run("write c.txt theirs")
+    with pytest.raises(WorldDiverged, match=r"other branches did: c\.txt"):
+        agent.undo()
+    assert "c.txt" in desk.files
+    agent.undo(plan=agent.plan_undo())
+    assert desk.files == MINE | {"a.txt": "one"}
+
+
+def test_what_the_running_turn_changed_is_the_turns_in_a_plan_too(agent, desk):
+    for _ in agent.stream({"messages": [("user", "write a.txt three")]}):
+        if desk.files["a.txt"] == "three":
+            plan = agent.plan_undo()
+            break
+    assert of_action(plan.files, "conflict") == {}
+    assert "a.txt" in of_action(plan.files, "write")
+
+
+def test_a_file_below_which_a_person_has_written_stays_and_nothing_promises_to_overwrite_it(agent, desk):
+    (desk.root / "b.txt").unlink()
+    agent.run("shell rm a.txt")
+    (desk.root / "a.txt").mkdir()
+    (desk.root / "a.txt" / "inside").write_text("mine")
+    with pytest.raises(WorkspaceChanged) as refused:
+        agent.undo()
+    assert refused.value.next == (Next("force_files"),)
+    why = of_action(agent.plan_rollback("main#5", files="overwrite").files, "conflict")
+    assert why["a.txt"] == "a file that somebody else made stands above or below it"
+    agent.undo(force=True)
+    assert desk.files["a.txt/inside"] == "mine"

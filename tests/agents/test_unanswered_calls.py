@@ -27,7 +27,7 @@ from scripted import World, call, calls, node_graph, obedient, tool_node_graph
 
 import agentgit
 from agentgit.demo import ScriptedModel
-from agentgit.errors import AgentGitError, AnswerRequired, Conflict, RollbackBlocked
+from agentgit.errors import AgentGitError, AnswerRequired, Conflict, RollbackBlocked, WorldDiverged
 
 
 class Refused(Exception):
@@ -413,6 +413,32 @@ def test_taking_the_turn_back_is_blocked_by_what_cannot_be_undone(repo, graph, w
     with pytest.raises(RollbackBlocked, match="force=True"):
         agent.undo()
     assert agent.undo(force=True).run("hello") == "hm"
+
+
+def test_taking_the_turn_back_takes_nothing_back_that_another_branch_did(repo, graph, world):
+    agent = repo.wrap(graph, "s", effects=world.effects(), on_unanswered="undo")
+    agent.run("add table")
+    other = agent.fork(name="other")
+    break_off(agent)
+    other.switch("other", "world").run("add lamp")
+    agent = agent.switch("main", "ignore")
+    before = list(world.items)
+    with pytest.raises(WorldDiverged, match=r"broke off before these calls were answered.*other branches did"):
+        agent.run("hello")
+    assert world.items == before
+    assert agent.undo(plan=agent.plan_undo()).run("hello") == "hm"
+
+
+def test_a_stale_redo_takes_back_no_turn_of_another_agent(repo, graph, world):
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.run("add table")
+    back = agent.undo()
+    repo.wrap(graph, "s", effects=world.effects()).run("add lamp")
+    with pytest.raises(Conflict, match="has moved since this agent last saw it"):
+        back.redo()
+    assert world.items == ["lamp"]
+    back.redo(plan=back.plan_redo())
+    assert world.items == ["table"]
 
 
 def test_the_model_is_told_the_result_of_a_call_that_ran_again(repo, graph, world):

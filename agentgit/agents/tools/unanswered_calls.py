@@ -150,9 +150,7 @@ def require_answered(branch_name: str, calls: Sequence[UnansweredCall], mode: st
     """Check that a new message may follow the open calls of a conversation."""
     text = f"The last turn of branch {branch_name} broke off before these calls were answered: {_named(calls)}."
     if calls and mode == UNDO:
-        raise UndoNeeded(
-            f"{text} Nothing was run: no checkpoint stands before them.", Next("continue"), Next("answer_calls")
-        )
+        raise UndoNeeded(text)
     if calls and mode == REFUSE:
         raise Conflict(f"{text} Nothing was run.", Next("continue"), Next("undo"), Next("answer_calls"))
 

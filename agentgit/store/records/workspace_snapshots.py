@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Select, bindparam, delete, exists, func, literal, select, true
 
 from agentgit.effects import ToolInvocation
-from agentgit.effects.files import CRASH, STORED, TURN, SnapshotRef
+from agentgit.effects.files import CRASH, PERSON, RESTORE, STORED, TURN, UNKNOWN, SnapshotRef
 from agentgit.effects.kinds import MEMORY
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
@@ -133,15 +133,23 @@ class SnapshotReferences:
         newest = select(func.max(WORKSPACE_SNAPSHOT.c.id)).where(*self._in_branch(branch), is_before)
         return transaction.execute(newest).scalar()
 
-    def snapshot_ids(self, transaction: Reading, ids: Iterable[int | None]) -> dict[int, str]:
-        """Return the snapshot ids of several rows by row id."""
-        row_ids, snapshot_ids = sorted({row_id for row_id in ids if row_id is not None}), dict[int, str]()
-        for part in slices(row_ids):
-            query = select(WORKSPACE_SNAPSHOT.c.id, WORKSPACE_SNAPSHOT.c.snapshot).where(
-                WORKSPACE_SNAPSHOT.c.id.in_(part)
-            )
-            snapshot_ids.update(transaction.execute(query).all())
-        return snapshot_ids
+    def without_others(self, transaction: Reading, session_id: int) -> dict[int, str]:
+        """Return, for each row of a session, the snapshot whose files differ only by what others have changed since.
+
+        Rows with the same snapshot here do not differ by what a turn did.
+        """
+        c = WORKSPACE_SNAPSHOT.c
+        query = select(c.id, c.internal_session_id, c.snapshot, c.changed_by).where(c.external_session_id == session_id)
+        snapshots, known, newest = dict[int, str](), dict[str, str](), dict[int, Any]()
+        for row in transaction.execute(query.order_by(c.id)):
+            last = newest.get(row.internal_session_id)
+            # A restore that leaves what others have changed has two rows: what it restored, and what is there.
+            is_left = last is not None and last.changed_by == STORED and row.changed_by in (RESTORE, UNKNOWN)
+            same = last if is_left or row.changed_by == PERSON else None
+            snapshots[row.id] = snapshots[same.id] if same is not None else known.get(row.snapshot, row.snapshot)
+            known.setdefault(row.snapshot, snapshots[row.id])
+            newest[row.internal_session_id] = row
+        return snapshots
 
     def load_rows(self, transaction: Reading, ids: Iterable[int]) -> list[StoredRow]:
         """Read several rows, oldest first; deleted rows are left out."""
