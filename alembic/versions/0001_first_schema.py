@@ -1,6 +1,6 @@
 """The first schema. Until it is released, who edits it gives it another revision, so that older drafts are refused.
 
-Revision ID: 0001b
+Revision ID: 0001c
 Revises:
 """
 
@@ -12,7 +12,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable, DropConstraint
 
-revision = "0001b"
+revision = "0001c"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -278,23 +278,33 @@ _table(
     "blob",
     _id("external_session_id", key=True), _bytes("hash", key=True), _words("type"),
     _number("codec"), _number("size"), _bytes("data"),
+    sa.CheckConstraint("codec BETWEEN 0 AND 3", name="codec"),
 )  # fmt: skip
 
 
 # -- the audit trail and privacy
 
 
+EVENT_KINDS = """
+    access.denied branch.renamed call.done call.failed call.resolved call.reverse_failed call.reverse_unknown
+    call.reversed call.unknown checkpoint.annotated checkpoint.created checkpoint.deleted cherry_pick.done
+    feed.restarted fork.done gc.done key.created key.revoked keys.rotated link.made link.revoked link.used merge.done
+    rerun.done retention.changed rollback.begun rollback.done rollback.incomplete rollback.resumed session.created
+    session.erased session.imported session.renamed session.shared session.unshared switch.begun switch.done
+    switch.incomplete switch.resumed tag.created tag.deleted turn.abandoned turn.done turn.failed turn.waiting
+    user.added user.disabled user.enabled user.erased
+"""
 _table(
     "event",
     _id("id", key=True), _number("epoch"),
     _id("ordinal", default=sa.text("CAST(CAST(pg_current_xact_id() AS text) AS bigint)")),
     _id("external_session_id", null=True), _id("internal_session_id", null=True), _id("owner_id", null=True),
     _id("user_id", null=True), _words("kind"), _bytes("detail"), _moment("created_at"),
-    _of("external_session_id", "external_session", cascade=True),
+    _of("external_session_id", "external_session", cascade=True), _one_of("kind", EVENT_KINDS),
     _index("epoch", "ordinal"), _index("owner_id", "epoch", "ordinal", "id"),
     _index("external_session_id", "epoch", "ordinal", "id"),
 )  # fmt: skip
-EVENT_OF_SQLITE = """
+EVENT_OF_SQLITE = f"""
 CREATE TABLE event (
     ordinal INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     id INTEGER NOT NULL UNIQUE,
@@ -303,7 +313,7 @@ CREATE TABLE event (
     internal_session_id INTEGER,
     owner_id INTEGER,
     user_id INTEGER,
-    kind TEXT NOT NULL,
+    kind TEXT NOT NULL CONSTRAINT ck_event_kind CHECK (kind IN ({", ".join(map(repr, EVENT_KINDS.split()))})),
     detail BLOB NOT NULL,
     created_at TEXT NOT NULL CONSTRAINT ck_event_created_at CHECK (created_at IS NULL OR (
         date(julianday(substr(created_at, 1, 10))) IS substr(created_at, 1, 10)

@@ -97,6 +97,14 @@ def test_an_unknown_word_is_refused(lived):
     ]
     assert len(checked) >= 12
     assert [(table.name, name) for table, name in checked if not refused(lived, table, **{name: "nonsense"})] == []
+    assert refused(lived, METADATA.tables["blob"], codec=4)
+    event = METADATA.tables["event"]  # its triggers refuse changes, so a row is added
+    with backend.reading(lived) as transaction:
+        row = transaction.execute(select(event).limit(1)).one()._asdict() | {"id": 7, "kind": "nonsense"}
+    with pytest.raises(AgentGitError, match="ck_event_kind"):
+        backend.write(
+            lived, lambda c: c.execute(event.insert().values({k: v for k, v in row.items() if k != "ordinal"}))
+        )
 
 
 def test_a_reference_to_nothing_is_refused(lived):

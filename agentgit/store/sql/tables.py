@@ -7,6 +7,7 @@ No sequences, no `relationship()`. Rows do not leave the store: the repository r
 from datetime import datetime
 
 from sqlalchemy import (
+    CheckConstraint,
     Column,
     ColumnElement,
     FetchedValue,
@@ -36,6 +37,7 @@ from agentgit.effects.invocation import (
 )
 from agentgit.effects.kinds import RECORDED_KINDS
 from agentgit.effects.plan import ROLLBACK, SWITCH
+from agentgit.sessions.events import KINDS
 from agentgit.sessions.session import BRANCH_STATUSES, DONE, PARTIAL, RERUN, RUNNING
 from agentgit.store.sql import columns as column
 from agentgit.store.sql.columns import METADATA, SafeText, TableRow, partial_index
@@ -469,6 +471,7 @@ class BlobRow(TableRow, table=True):
     """
 
     __tablename__ = "blob"
+    __table_args__ = (CheckConstraint("codec BETWEEN 0 AND 3", name="codec"),)
     external_session_id: int = column.bigint(primary_key=True)
     hash: bytes = column.binary(primary_key=True)
     type: str = column.string()
@@ -491,6 +494,7 @@ class EventRow(TableRow, table=True):
         Index(None, "owner_id", "epoch", "ordinal", "id"),
         Index(None, "external_session_id", "epoch", "ordinal", "id"),
         column.reference("external_session_id", "external_session", cascade=True),
+        column.one_of("kind", KINDS),
     )
     id: int = column.bigint(primary_key=True)
     epoch: int = Field(sa_column=Column(Integer, nullable=False))
