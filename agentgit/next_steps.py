@@ -15,16 +15,16 @@ Face = Literal["python", "cli", "chat", "notebook", "page", "mcp", "graph"]
 """Who reads: a program, a terminal, a chat, a cell of a notebook, a browser, an MCP client, a client of a graph."""
 
 Verb = Literal[
-    "add_user", "answer", "answer_calls", "check_schema", "confirm", "continue", "continue_exploration",
-    "create_database", "create_session", "declare", "diff", "drop_question", "enable_user", "force", "force_delete",
-    "force_files", "force_recover", "force_restore", "force_rollback", "force_template", "fork", "fsck", "give_keys",
-    "grant", "install", "keep_files", "list_branches", "list_calls", "list_checkpoints", "list_keys", "list_links",
-    "list_members", "list_operations", "list_sessions", "list_snapshots", "list_tags", "list_users", "no_files",
-    "overwrite_files", "recover", "report_unowned", "rerun_live", "resolve", "resolve_happened",
-    "resolve_to_reverse", "resume", "resume_forced", "retain", "rewind_files", "rewind_other", "rollback",
-    "save_files", "save_no_files",
-    "show_exploration", "switch", "switch_ignore", "switch_note", "switch_run", "switch_world", "tag", "undo",
-    "undo_planned", "unfenced", "untag", "update", "use_serializer", "wrap", "wrap_again",
+    "add_user", "answer", "answer_calls", "answer_each", "check_schema", "confirm", "continue",
+    "continue_exploration", "create_database", "create_session", "declare", "diff", "drop_question", "enable_user",
+    "force", "force_delete", "force_files", "force_recover", "force_restore", "force_rollback", "force_template",
+    "fork", "fsck", "give_keys", "grant", "install", "keep_files", "list_branches", "list_calls", "list_checkpoints",
+    "list_keys", "list_links", "list_members", "list_operations", "list_sessions", "list_snapshots", "list_tags",
+    "list_users", "no_files", "overwrite_files", "recover", "report_unowned", "rerun_live", "resolve",
+    "resolve_happened", "resolve_to_reverse", "resume", "resume_forced", "retain", "rewind_files", "rewind_other",
+    "rollback", "save_files", "save_no_files", "show_exploration", "switch", "switch_ignore", "switch_note",
+    "switch_run", "switch_world", "tag", "undo", "undo_planned", "unfenced", "untag", "update", "use_serializer",
+    "wrap", "wrap_again",
 ]  # fmt: skip
 
 
@@ -43,7 +43,8 @@ class Next:
 
     def __init__(self, verb: Verb, **arguments: Any) -> None:
         object.__setattr__(self, "verb", verb)
-        object.__setattr__(self, "arguments", tuple(arguments.items()))
+        hashable = {name: tuple(one) if isinstance(one, list) else one for name, one in arguments.items()}
+        object.__setattr__(self, "arguments", tuple(hashable.items()))
 
     def worded(self, face: Face) -> str:
         """Return the step in the words of a face, without a full stop."""
@@ -151,7 +152,7 @@ def _thing(words: Mapping[str, str], face: Face, arguments: Mapping[str, Any]) -
     """Return what a person uses for a step on a face: a call, a command, a control or a tool."""
 
     def spell(template: str, spelling: Callable[[Any], str]) -> str:
-        given = {name: spelling(value) for name, value in arguments.items()}
+        given = {name: _open_answers(value) if name == "ids" else spelling(value) for name, value in arguments.items()}
         session, branch = NAMED_PLACE.get() if face in ("cli", "notebook") else ("", "")
         place = f"{session}@{branch}" if branch else session
         words = {"session": session and f" {_quoted(session)}", "place": place and f" {_quoted(place)}"}
@@ -163,6 +164,10 @@ def _thing(words: Mapping[str, str], face: Face, arguments: Mapping[str, Any]) -
         return f"{spell(words['python'], repr)} in the agent's program"
     command = spell(words["cli"], _quoted)
     return command if face in RUN else f"{command} on the server"
+
+
+def _open_answers(ids: Iterable[str]) -> str:
+    return ", ".join(f"{one!r}: ..." for one in ids)
 
 
 def _quoted(value: Any) -> str:
@@ -218,6 +223,13 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         graph="A run with Command(resume=...)",
     ),
     "answer_calls": _words("tells the model what is known of the calls", "on_unanswered='answer'"),
+    "answer_each": _words(
+        "answers them",
+        "agent.invoke(Command(resume={{{ids}}}))",
+        "agentgit chat MODULE:GRAPH, with a line for each,",
+        chat="A line for each, in this order,",
+        graph="A run with Command(resume={{{ids}}})",
+    ),
     "check_schema": _words("names it", "agentgit db check", "{run}db check"),
     "confirm": _words(
         "confirms what would be done now",
