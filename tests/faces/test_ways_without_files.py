@@ -178,3 +178,16 @@ def test_a_word_that_could_be_a_session_is_none_in_the_next_command(repo, agent)
     agent.checkpoint("other")
     said = run("--db", backend.address(repo), "diff", "other", "nowhere").err
     assert "agentgit log lists them" in said
+
+
+def test_the_next_command_names_a_session_that_looks_like_an_option_by_its_id(repo, desk):
+    """A host may give such a thread id, and a session has its name."""
+    agent = repo.wrap(desk.graph(), "-s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
+    agent.run("write a.txt one")
+    agent.run("write a.txt two")
+    prevent(desk, "a conflict")
+    tell = commands("cli", repo, agent, None)
+    found = re.search(r"agentgit (rollback \d+ .*? --overwrite-files)", tell("undo --yes -- -s"))
+    assert found is not None
+    assert "error" not in tell(f"{found[1]} --yes")
+    assert desk.files == {"a.txt": "one"}
