@@ -21,7 +21,6 @@ from scripted import call, calls, node_graph, obedient, quick_tool, say, scripte
 
 import agentgit
 from agentgit.errors import AnswerRequired, Conflict, InvalidInput
-from agentgit.next_steps import Next
 
 ITEMS = "abc"
 
@@ -240,7 +239,7 @@ def test_several_questions_are_answered_by_the_next_step_that_names_their_ids(re
     assert [one.value for one in asked.value.interrupts] == asked.value.questions == agent.branch.questions
     ids, step = [one.id for one in asked.value.interrupts], asked.value.next[0]
     assert step.worded("graph") == f"A run with Command(resume={{'{ids[0]}': ..., '{ids[1]}': ...}}) answers them"
-    assert Next.from_dict(json.loads(json.dumps(step.to_dict()))) == step
+    assert type(step).from_dict(json.loads(json.dumps(step.to_dict()))) == step
     if line_for_each:
         assert step.worded("chat") == "A line for each, in this order, answers them"
         with redirect_stdout(io.StringIO()), chatting(repo, agent) as chat:
