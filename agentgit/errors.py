@@ -92,6 +92,8 @@ class AnswerRequired(Conflict):
     exit_code = 22
     questions: Sequence[Any]
     """What the graph asks: the values of its interrupts."""
+    interrupts: Sequence[Any]
+    """Its interrupts, in the same order; `Command(resume={ID: ANSWER})` answers them by their ids."""
 
 
 class RerunDiverged(AgentGitError):

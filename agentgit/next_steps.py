@@ -15,16 +15,16 @@ Face = Literal["python", "cli", "chat", "notebook", "page", "mcp", "graph"]
 """Who reads: a program, a terminal, a chat, a cell of a notebook, a browser, an MCP client, a client of a graph."""
 
 Verb = Literal[
-    "add_user", "answer", "answer_calls", "check_schema", "confirm", "continue", "continue_exploration",
-    "create_database", "create_session", "declare", "diff", "drop_question", "enable_user", "force", "force_delete",
-    "force_files", "force_recover", "force_restore", "force_rollback", "force_template", "fork", "fsck", "give_keys",
-    "grant", "install", "keep_files", "list_branches", "list_calls", "list_checkpoints", "list_keys", "list_links",
-    "list_members", "list_operations", "list_sessions", "list_snapshots", "list_tags", "list_users", "no_files",
-    "overwrite_files", "recover", "report_unowned", "rerun_live", "resolve", "resolve_happened",
-    "resolve_to_reverse", "resume", "resume_forced", "retain", "rewind_files", "rewind_other", "rollback",
-    "save_files", "save_no_files",
-    "show_exploration", "switch", "switch_ignore", "switch_note", "switch_run", "switch_world", "tag", "undo",
-    "undo_planned", "unfenced", "untag", "update", "use_serializer", "wrap", "wrap_again",
+    "add_user", "answer", "answer_calls", "answer_each", "check_schema", "confirm", "continue",
+    "continue_exploration", "create_database", "create_session", "declare", "diff", "drop_question", "enable_user",
+    "force", "force_delete", "force_files", "force_recover", "force_restore", "force_rollback", "force_template",
+    "fork", "fsck", "give_keys", "grant", "install", "keep_files", "list_branches", "list_calls", "list_checkpoints",
+    "list_keys", "list_links", "list_members", "list_operations", "list_sessions", "list_snapshots", "list_tags",
+    "list_users", "no_files", "overwrite_files", "recover", "report_unowned", "rerun_live", "resolve",
+    "resolve_happened", "resolve_to_reverse", "resume", "resume_forced", "retain", "rewind_files", "rewind_other",
+    "rollback", "save_files", "save_no_files", "show_exploration", "switch", "switch_ignore", "switch_note",
+    "switch_run", "switch_world", "tag", "undo", "undo_planned", "unfenced", "untag", "update", "use_serializer",
+    "wrap", "wrap_again",
 ]  # fmt: skip
 
 
@@ -43,7 +43,8 @@ class Next:
 
     def __init__(self, verb: Verb, **arguments: Any) -> None:
         object.__setattr__(self, "verb", verb)
-        object.__setattr__(self, "arguments", tuple(arguments.items()))
+        hashable = {name: tuple(one) if isinstance(one, list) else one for name, one in arguments.items()}
+        object.__setattr__(self, "arguments", tuple(hashable.items()))
 
     def worded(self, face: Face) -> str:
         """Return the step in the words of a face, without a full stop."""
@@ -151,10 +152,11 @@ def _thing(words: Mapping[str, str], face: Face, arguments: Mapping[str, Any]) -
     """Return what a person uses for a step on a face: a call, a command, a control or a tool."""
 
     def spell(template: str, spelling: Callable[[Any], str]) -> str:
-        given = {name: spelling(value) for name, value in arguments.items()}
-        named = NAMED_SESSION.get()
-        session = f" {_quoted(named)}" if named and face in ("cli", "notebook") else ""
-        return template.format(run=RUN.get(face, RUN["cli"]), session=session, **given)
+        given = {name: _open_answers(value) if name == "ids" else spelling(value) for name, value in arguments.items()}
+        session, branch = NAMED_PLACE.get() if face in ("cli", "notebook") else ("", "")
+        place = f"{session}@{branch}" if branch else session
+        words = {"session": session and f" {_quoted(session)}", "place": place and f" {_quoted(place)}"}
+        return template.format(run=RUN.get(face, RUN["cli"]), **words, **given)
 
     if face in words or face == "graph":
         return spell(words.get(face, words["python"]), repr if face in PROGRAMS else _quoted if face in RUN else str)
@@ -162,6 +164,10 @@ def _thing(words: Mapping[str, str], face: Face, arguments: Mapping[str, Any]) -
         return f"{spell(words['python'], repr)} in the agent's program"
     command = spell(words["cli"], _quoted)
     return command if face in RUN else f"{command} on the server"
+
+
+def _open_answers(ids: Iterable[str]) -> str:
+    return ", ".join(f"{one!r}: ..." for one in ids)
 
 
 def _quoted(value: Any) -> str:
@@ -173,8 +179,10 @@ PROGRAMS = ("python", "graph")
 RUN = {"cli": "agentgit ", "chat": "/", "notebook": "%agentgit "}
 """What a command begins with, on each face that runs the commands of the command line."""
 
-NAMED_SESSION: ContextVar[str | None] = ContextVar("agentgit_named_session", default=None)
-"""The session that the running command names, which a command that it proposes must name too."""
+NOWHERE = "", ""
+
+NAMED_PLACE: ContextVar[tuple[str, str]] = ContextVar("agentgit_named_place", default=NOWHERE)
+"""The session and the branch that the running command names, which a command that it proposes must name too."""
 
 ANYWAY = "“… anyway”"
 
@@ -215,6 +223,13 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         graph="A run with Command(resume=...)",
     ),
     "answer_calls": _words("tells the model what is known of the calls", "on_unanswered='answer'"),
+    "answer_each": _words(
+        "answers them",
+        "agent.invoke(Command(resume={{{ids}}}))",
+        "agentgit chat MODULE:GRAPH, with a line for each,",
+        chat="A line for each, in this order,",
+        graph="A run with Command(resume={{{ids}}})",
+    ),
     "check_schema": _words("names it", "agentgit db check", "{run}db check"),
     "confirm": _words(
         "confirms what would be done now",
@@ -250,12 +265,12 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "force": _force("keeps what cannot be reversed"),
     "force_delete": _force("erases it, and leaves them", "“Delete although effects of its calls stand in the world”"),
     "force_files": _force("leaves these files as they are"),
-    "force_recover": _words("takes the branch from it", "session.recover(force=True)", "{run}recover{session} --force"),
+    "force_recover": _words("takes the branch from it", "session.recover(force=True)", "{run}recover{place} --force"),
     "force_restore": _force("restores the files anyway, and keeps the changes in a snapshot"),
     "force_rollback": _words(
         "goes back to before it",
         "agent.rollback(REF, force=True)",
-        "{run}rollback{session} REF --force",
+        "{run}rollback{place} REF --force",
         page=f"“Undo from here”, and {ANYWAY},",
         mcp="`rollback_to_checkpoint` with force",
         graph="session.rollback(REF, force=True)",
@@ -264,7 +279,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "fork": _words(
         "begins a branch of its own",
         "agent.fork()",
-        "{run}fork{session}",
+        "{run}fork{place}",
         page="“Fork”",
         mcp="`fork`",
         graph="session.fork()",
@@ -283,9 +298,9 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         "keeps its files from then on", "repo.wrap(graph, workspace=...)", "agentgit chat MODULE:GRAPH --workspace DIR"
     ),
     "list_branches": _list("session.branches()", "branches{session}", "Tree", "branches"),
-    "list_calls": _list("session.tool_track()", "tool-track{session}", "Tool calls", "tool_track"),
+    "list_calls": _list("session.tool_track()", "tool-track{place}", "Tool calls", "tool_track"),
     "list_checkpoints": _list(
-        "session.log()", "log{session}", "Tree", "list_checkpoints", graph="graph.get_state_history(config)"
+        "session.log()", "log{place}", "Tree", "list_checkpoints", graph="graph.get_state_history(config)"
     ),
     "list_keys": _list("repo.keys.list()", "keys list", "Keys"),
     "list_links": _list("session.sharing.links()", "share SESSION --links", "Sharing"),
@@ -298,7 +313,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "no_files": _words(
         "leaves the files alone",
         "agent.rollback({checkpoint}, files=False)",
-        "{run}rollback{session} {checkpoint} --no-files",
+        "{run}rollback{place} {checkpoint} --no-files",
         page="“conversation and world” under “Undo from here”",
         mcp="`rollback_to_checkpoint` with files=false",
         graph="session.rollback({checkpoint}, files=False)",
@@ -306,11 +321,11 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "overwrite_files": _words(
         "restores them, and keeps the other's version in a snapshot",
         "agent.rollback({checkpoint}, files='overwrite')",
-        "{run}rollback{session} {checkpoint} --overwrite-files",
+        "{run}rollback{place} {checkpoint} --overwrite-files",
         page="“all, also files in conflict” under “Undo from here”",
         graph="session.rollback({checkpoint}, files='overwrite')",
     ),
-    "recover": _words("frees it, if its process died on another machine", "session.recover()", "{run}recover{session}"),
+    "recover": _words("frees it, if its process died on another machine", "session.recover()", "{run}recover{place}"),
     "report_unowned": _words("lets such calls run, and warns", "unowned_calls='report' in repo.wrap"),
     "rerun_live": _words(
         "simulates it too",
@@ -353,15 +368,15 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "rewind_files": _words(
         "restores them, and keeps the existing files in a snapshot",
         "session.rewind_files({checkpoint}, files='overwrite')",
-        "{run}rewind-files{session} {checkpoint} --overwrite-files",
+        "{run}rewind-files{place} {checkpoint} --overwrite-files",
     ),
     "rewind_other": _words(
-        "restores the files of another point", "session.rewind_files(REF)", "{run}rewind-files{session} REF"
+        "restores the files of another point", "session.rewind_files(REF)", "{run}rewind-files{place} REF"
     ),
     "rollback": _words(
         "goes back to before it",
         "agent.rollback(REF)",
-        "{run}rollback{session} REF",
+        "{run}rollback{place} REF",
         page="“Undo from here”",
         mcp="`rollback_to_checkpoint`",
         graph="A run at an older checkpoint",
@@ -385,7 +400,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "undo": _words(
         "takes the turn back",
         "agent.undo()",
-        "{run}undo{session}",
+        "{run}undo{place}",
         page="“Undo from here”",
         mcp="`rollback_to_checkpoint`",
         graph="A run at the checkpoint before it",
@@ -393,7 +408,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "undo_planned": _words(
         "takes it back as its plan shows",
         "agent.undo(plan=agent.plan_undo())",
-        "{run}undo{session}",
+        "{run}undo{place}",
         page="“Undo from here”",
         mcp="`rollback_to_checkpoint`",
     ),

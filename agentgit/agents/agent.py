@@ -188,7 +188,8 @@ class RollbackAgent(BranchReader):
             WorkspaceChanged: A turn has changed files, and so has somebody else; nothing was done.
             Unavailable: The workspace or the snapshot of the files to restore is missing; nothing was done.
             RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
-            Conflict: The branch is running. A turn whose stream the caller reads is ended first, unless a tool runs.
+            Conflict: The branch is running. A turn whose stream the caller reads is ended first, unless a tool runs;
+                the errors say so.
         """
         options = RollbackOptions(
             tools=tools,
@@ -202,8 +203,8 @@ class RollbackAgent(BranchReader):
             request_id=request_id,
             plan=plan,
         )
-        self._leave_stream()
-        return self._on_branch(self._rollbacks.run(to, self.branch_id, options))
+        with self._outside_stream():
+            return self._on_branch(self._rollbacks.run(to, self.branch_id, options))
 
     def undo(
         self, steps: int = 1, *, files: FilesOption = True, force: bool = False, plan: ConfirmedPlan = None
@@ -223,11 +224,11 @@ class RollbackAgent(BranchReader):
             WorldDiverged: Without a plan: effects of other branches would be reversed, too.
             PlanChanged, RollbackBlocked, WorkspaceChanged, Unavailable, RollbackIncomplete: As `rollback`.
         """
-        self._leave_stream()
-        if plan is None:
-            plan = self._plan_own_undo(steps, files)
-        to = self._rollbacks.find_previous(self.branch_id, steps)[1]
-        return self.rollback(to, files=files, force=force, plan=plan)
+        with self._outside_stream():
+            if plan is None:
+                plan = self._plan_own_undo(steps, files)
+            to = self._rollbacks.find_previous(self.branch_id, steps)[1]
+            return self.rollback(to, files=files, force=force, plan=plan)
 
     def _plan_own_undo(self, steps: int, files: FilesOption) -> RollbackPlan:
         """Plan an undo of what this agent has seen; refuse one that takes back what others have done."""
@@ -344,10 +345,11 @@ class RollbackAgent(BranchReader):
             NotFound: No workspace is attached, or there is no such restore point.
             WorkspaceChanged: A turn has changed files, and so has somebody else; no file was changed.
             RollbackIncomplete: The files could not be restored; `repo.resume(operation)` continues from there.
-            Conflict: The branch is running. A turn whose stream the caller reads is ended first, unless a tool runs.
+            Conflict: The branch is running. A turn whose stream the caller reads is ended first, unless a tool runs;
+                the errors say so.
         """
-        self._leave_stream()
-        return self.session.rewind_files(restore_point, branch=self.branch_id, files=files, force=force, plan=plan)
+        with self._outside_stream():
+            return self.session.rewind_files(restore_point, branch=self.branch_id, files=files, force=force, plan=plan)
 
     def edit(
         self, message_id: str, text: str, *, name: str | None = None, force: bool = False, plan: ConfirmedPlan = None

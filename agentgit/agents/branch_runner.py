@@ -300,14 +300,15 @@ class BranchRunner(TurnRunner):
 
         Raises:
             AnswerRequired: The graph waits for an answer. Either it did so before, and nothing was run, or the turn now
-                asks: it stands and waits. The error has the `questions`.
+                asks: it stands and waits. The error has the `questions`, and the `interrupts` with their ids.
             InvalidInput: The graph's state has no messages.
         """
-        return inputs.answer_of(self.invoke(inputs.user_message(text, on_question)))
+        return inputs.answer_of(self.invoke(inputs.user_message(text, on_question)), self._branch.open_questions)
 
     async def arun(self, text: str, *, on_question: OnQuestion = "raise") -> str:
         """Send a message and return the text of the answer, as `run`."""
-        return inputs.answer_of(await self.ainvoke(inputs.user_message(text, on_question)))
+        output = await self.ainvoke(inputs.user_message(text, on_question))
+        return await asyncio.to_thread(inputs.answer_of, output, self._branch.open_questions)
 
     async def aget_state(self, config: RunnableConfig | None = None, **kwargs: Any) -> StateSnapshot:
         """Return the branch's newest state, as `get_state`."""

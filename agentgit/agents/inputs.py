@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import uuid4
@@ -73,10 +73,17 @@ def require_no_question(questions: Sequence[Interrupt], *, has_run: bool) -> Non
         raise AnswerRequired(
             f"{'The turn' if has_run else 'Nothing was run: the graph'} waits for an answer to "
             f"{', '.join(map(str, values))}.",
-            Next("answer"),
+            answer_step(questions),
             Next("drop_question"),
             questions=values,
+            interrupts=list(questions),
         )
+
+
+def answer_step(questions: Sequence[Interrupt]) -> Next:
+    """Return the next step where questions wait; LangGraph takes answers to several only by their ids."""
+    ids = tuple(dict.fromkeys(one.id for one in questions))
+    return Next("answer_each", ids=ids) if len(ids) > 1 else Next("answer")
 
 
 def parse(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
@@ -175,9 +182,10 @@ def first_line(text: str) -> str | None:
     return (line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1] + "…") or None
 
 
-def answer_of(output: Any) -> str:
+def answer_of(output: Any, open_questions: Callable[[], Sequence[Interrupt]]) -> str:
     """Return the text of the last message in a graph's output."""
-    require_no_question(output.get(INTERRUPT, ()) if isinstance(output, Mapping) else (), has_run=True)
+    if isinstance(output, Mapping) and (asked := output.get(INTERRUPT)):
+        require_no_question(open_questions() or asked, has_run=True)  # LangGraph lists them as their tasks ended
     messages = output.get(MESSAGES) if isinstance(output, Mapping) else None
     if not messages:
         raise InvalidInput("The output of this graph has no messages; call invoke() with the graph's own input.")

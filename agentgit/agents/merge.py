@@ -19,6 +19,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.types import Overwrite
 
 from agentgit.agents.branch_context import BranchContext
+from agentgit.agents.inputs import answer_step
 from agentgit.agents.isolation import detached
 from agentgit.agents.merge_side import Side, find_bases
 from agentgit.auth.principal import EDITOR
@@ -291,7 +292,9 @@ class Merger:
         head_state = self.store.head_state(transaction, row)
         self.branch.require_unmoved(row, head_state.latest_id)
         if not head_state.is_settled:
-            raise Conflict(f"Branch {row.name} is in the middle of a turn.", Next("answer"), Next("continue"))
+            questions = self.branch.questions(transaction, head_state.latest)
+            next_step = answer_step(questions) if questions else Next("continue")
+            raise Conflict(f"Branch {row.name} is in the middle of a turn.", next_step)
         return row, head_state
 
     # -- writing

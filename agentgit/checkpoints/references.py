@@ -70,13 +70,13 @@ def require_name(text: str, kind: str) -> str:
         not text.strip()
         or text.isdigit()
         or text == HEAD
-        or text.startswith(MESSAGE_PREFIX)
+        or text.startswith((MESSAGE_PREFIX, "-"))  # a command would read the latter as an option
         or len(text) > 200
         or re.search(r"[#~@\x00-\x1f\x7f]", text)
     ):
         raise InvalidInput(
             f"A {kind} cannot be called {text!r}: a name has 1 to 200 characters, is not a number or HEAD, has no # ~ "
-            "@ or control characters, and does not start with message:."
+            "@ or control characters, and does not start with - or message:."
         )
     return text
 

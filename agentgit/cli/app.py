@@ -15,6 +15,7 @@ from agentgit.cli.commands import COMMANDS, AllCommands
 from agentgit.cli.options import GLOBAL_OPTIONS, GlobalOptions
 from agentgit.cli.output import HOST, Host
 from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.next_steps import NAMED_PLACE, NOWHERE
 from agentgit.version import VERSION
 
 Dates = Literal["auto", "relative", "exact"]
@@ -67,9 +68,11 @@ def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
         HOST.set(host)
         return typer.main.get_command(app).main(list(words), prog_name=prog_name, standalone_mode=False)
 
+    context = copy_context()  # the options before a command are context variables
     try:
-        code = copy_context().run(run_command)  # the options before a command are context variables
+        code = context.run(run_command)
     except Exception as error:
+        NAMED_PLACE.set(context.get(NAMED_PLACE, NOWHERE))  # for the host, which words the error
         if hasattr(error, "format_message"):  # typer exports no base class of its errors
             raise InvalidInput(error.format_message()) from error
         raise

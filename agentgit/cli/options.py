@@ -24,7 +24,7 @@ from agentgit.cli.completion import complete_checkpoint, complete_session
 from agentgit.cli.output import HOST
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.location import default_location
-from agentgit.next_steps import NAMED_SESSION
+from agentgit.next_steps import NAMED_PLACE, NOWHERE
 
 if TYPE_CHECKING:
     from agentgit.repository import Repository
@@ -55,7 +55,7 @@ class CommandGroup(TyperGroup):
         found: Any = super().resolve_command(ctx, args)
         name, command, _ = found
         needs_graph = any(one.name == "graph" and one.param_type_name == "argument" for one in command.params)
-        NAMED_SESSION.set(None)
+        NAMED_PLACE.set(NOWHERE)
         COMMAND_PATH.set(f"{ctx.command_path} {name}" + " MODULE:GRAPH" * needs_graph)
         return found
 

@@ -16,7 +16,7 @@ from agentgit.cli import output
 from agentgit.cli.options import COMMAND_PATH
 from agentgit.cli.output import HOST
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.next_steps import NAMED_SESSION, Next
+from agentgit.next_steps import NAMED_PLACE, Next
 from agentgit.render.text import clean
 from agentgit.values import quote_name
 
@@ -196,36 +196,53 @@ def one_branch(named: str | None, option: str | None) -> str | None:
     """Return the branch that a command names as `SESSION@BRANCH` or with `--branch`."""
     if named is not None and option is not None and named != option:
         raise InvalidInput(f"@{named} and --branch {option} are two branches. Name one.")
+    if option is not None:
+        NAMED_PLACE.set((NAMED_PLACE.get()[0], option))
     return option if named is None else named
 
 
 def is_session(repo: Repository, text: str) -> bool:
     """Return whether a word names a session, alone or as `SESSION@BRANCH`."""
     try:
-        return split(repo, text)[0] is not None
+        return _find(repo, text)[0] is not None
     except NotFound:
         return False
 
 
 def split(repo: Repository, text: str | None) -> tuple[Session | None, str | None]:
-    """Split `SESSION`, `SESSION@BRANCH` or `@BRANCH` into a session that exists and a branch."""
+    """Split `SESSION`, `SESSION@BRANCH` or `@BRANCH`, which the command names, into a session and a branch."""
     if text is None:
         return None, None
+    session, branch = _find(repo, text)
+    _name(session, text if branch is None else text.removesuffix(f"@{branch}"), branch)
+    return session, branch
+
+
+def _find(repo: Repository, text: str) -> tuple[Session | None, str | None]:
+    """Find the session that exists, and the branch, of `SESSION`, `SESSION@BRANCH` or `@BRANCH`."""
     try:
-        return _named(repo, text), None
+        return repo.session(text), None
     except NotFound:
         # Split at the @ only now, because the name of a session may contain one.
         session, separator, branch = text.rpartition("@")
         if not (separator and branch):
             raise
-        return _named(repo, session) if session else None, branch
+        return repo.session(session) if session else None, branch
 
 
 def _named(repo: Repository, name: str | None) -> Session:
-    """Return a session that the command names; the commands that an error proposes name it, too."""
+    """Return a session that the command names."""
     session = repo.session(name)
-    NAMED_SESSION.set(name)
+    if name is not None:
+        _name(session, name)
     return session
+
+
+def _name(session: Session | None, name: str, branch: str | None = None) -> None:
+    """Let the commands that an error proposes name a session and a branch, too."""
+    if session is not None and name.startswith("-"):
+        name = str(session.id)  # the name would be read as an option
+    NAMED_PLACE.set((name, branch or ""))
 
 
 def _require_at_most_two(words: list[str]) -> None:
@@ -276,5 +293,6 @@ def _session_and_branch(repo: Repository, ref: str | None, branch: str | None) -
         if named is not None:
             session.branch(named)
     except NotFound:
+        NAMED_PLACE.set((ref or "", branch or ""))
         return FIRST_SESSION if ref is None else ref, branch
     return session.reference, one_branch(named, branch)

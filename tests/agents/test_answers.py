@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import threading
+from contextlib import redirect_stdout
 from typing import Any
 
 import backend
 import pytest
+from chats import chatting
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, tool
 from langgraph.func import entrypoint, task
@@ -207,6 +211,46 @@ async def test_run_raises_what_the_graph_asks_until_it_is_answered_or_dropped(re
     assert again.run("hello") == "hm"
     with pytest.raises(InvalidInput, match="on_question"):
         again.run("hello", on_question="ignore")
+
+
+@pytest.mark.parametrize("line_for_each", [False, True])
+def test_several_questions_are_answered_by_the_next_step_that_names_their_ids(repo, line_for_each):
+    """They are listed in one order, whichever task asked first, and lines of a chat answer them in that order."""
+    second_asked, answers = threading.Event(), dict[str, Any]()
+
+    def node(name: str):
+        def ask(state: Any) -> Any:
+            assert name == "b" or second_asked.wait(60)
+            second_asked.set()
+            answers[name] = interrupt(f"{name}?")
+            return {"messages": [("ai", name)]}
+
+        return ask
+
+    builder = StateGraph(MessagesState)
+    for name in "ab":
+        builder.add_node(name, node(name)).add_edge(START, name)
+    agent = repo.wrap(builder.compile(), "s")
+    with pytest.raises(AnswerRequired) as asked:
+        agent.run("hello")
+    with pytest.raises(AnswerRequired) as again:
+        agent.run("hello")
+    assert again.value.interrupts == asked.value.interrupts
+    assert [one.value for one in asked.value.interrupts] == asked.value.questions == agent.branch.questions
+    ids, step = [one.id for one in asked.value.interrupts], asked.value.next[0]
+    assert step.worded("graph") == f"A run with Command(resume={{'{ids[0]}': ..., '{ids[1]}': ...}}) answers them"
+    assert type(step).from_dict(json.loads(json.dumps(step.to_dict()))) == step
+    if line_for_each:
+        assert step.worded("chat") == "A line for each, in this order, answers them"
+        with redirect_stdout(io.StringIO()), chatting(repo, agent) as chat:
+            for question in asked.value.questions:
+                chat.handle_line(question)
+        assert answers == {"a": "a?", "b": "b?"}
+    else:
+        call = step.worded("python").removesuffix(" answers them").replace("...", "'yes'")
+        eval(call, {"agent": agent, "Command": Command})  # noqa: S307  # the step, with an answer for each
+        assert answers == {"a": "yes", "b": "yes"}
+    assert agent.branch.questions == []
 
 
 def asking(name: str, *, by_send: bool = False):

@@ -346,8 +346,9 @@ def test_an_unfinished_batch_is_not_merged(repo, world):
     assert [one.rpartition(": ")[2] for one in plan.left_out] == ["its batch of tool calls and results is incomplete"]
     agent.merge(point)
     assert said(agent) == ["hi", "hello", "buy a safe"]
-    with pytest.raises(Conflict, match="in the middle of a turn"):
+    with pytest.raises(Conflict, match="in the middle of a turn") as refused:
         retry.merge("main")
+    assert [step.verb for step in refused.value.next] == ["answer"]
 
 
 def test_a_second_answer_to_one_call_is_left_out(repo, world):
@@ -433,8 +434,9 @@ def test_a_branch_whose_turn_raised_is_continued_before_a_merge(repo):
     fails.append("no")
     with pytest.raises(RuntimeError):
         told(agent, "ours")
-    with pytest.raises(Conflict, match="middle of a turn"):
+    with pytest.raises(Conflict, match="middle of a turn") as refused:
         agent.merge("retry")
+    assert [step.verb for step in refused.value.next] == ["continue"]
     agent.invoke(None)
     agent.merge("retry")
     assert said(agent) == ["start", "ok", "ours", "ok", "theirs", "ok"]

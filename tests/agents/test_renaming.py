@@ -66,9 +66,10 @@ def test_an_invalid_or_taken_branch_name_is_refused(agent):
     session = agent.session
     session.tag("main#1", "v1")
     session.fork(name="side")
-    for name in ("", "HEAD", "a#1", "7", "x" * 201):
-        with pytest.raises(InvalidInput):
-            session.rename_branch("main", name)
+    for name in ("", "HEAD", "a#1", "7", "-idea", "x" * 201):
+        for give in (session.rename_branch, session.tag, lambda _, name: session.fork(name=name)):
+            with pytest.raises(InvalidInput):
+                give("main", name)
     for name in ("side", "v1"):
         with pytest.raises(Conflict):
             session.rename_branch("main", name)

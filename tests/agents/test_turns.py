@@ -19,7 +19,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from scripted import World, node_graph, obedient, say, tool_node_graph
 
 import agentgit
-from agentgit import AgentGitError, Conflict, InvalidInput, SQLModelSaver, Unavailable
+from agentgit import AgentGitError, Conflict, InvalidInput, NotFound, SQLModelSaver, Unavailable
 
 SAID = ["add chair", "add table", "add lamp"]
 INPUTS = [say(text) for text in SAID]
@@ -181,6 +181,21 @@ async def test_the_reader_of_an_async_stream_goes_back_inside_of_it(repo, work, 
             after = await agent.aundo() if verb == "aundo" else BACK[verb](agent)
     assert (work / "a.txt").read_text() == "first"
     assert await after.arun("hello") == "hm"
+
+
+@pytest.mark.parametrize(("verb", "given"), [("rollback", "nowhere"), ("rewind_files", "nowhere"), ("undo", 99)])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_refusal_inside_of_a_stream_says_that_its_turn_has_ended(repo, work, verb, given, is_async):
+    agent = writing(repo, work)
+    async for _ in agent.astream(say("note x")):
+        if until_written(work):
+            with pytest.raises(NotFound, match=r"stream was read has ended.*agent\.invoke\(None\) continues") as ended:
+                await getattr(agent, f"a{verb}")(given) if is_async else getattr(agent, verb)(given)
+    assert [step.verb for step in ended.value.next].count("continue") == 1
+    assert (await agent.ainvoke(None))["messages"][-1].content == "done"
+    with pytest.raises(NotFound) as refused:
+        await getattr(agent, f"a{verb}")(given)
+    assert "has ended" not in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", ["on_chat_model_start", "on_chat_model_end", "on_tool_end", "on_chain_end"])

@@ -361,6 +361,19 @@ def test_a_message_can_be_refused_while_calls_are_open(repo, graph, world):
     assert agent.undo().run("hello") == "hm"
 
 
+def test_a_refused_message_names_the_undo_only_if_there_is_a_checkpoint(repo, graph, world):
+    agent = repo.wrap(graph, "s", effects=world.effects(), on_unanswered="raise", auto_checkpoint="off")
+    break_off(agent)
+    with pytest.raises(Conflict) as refused:
+        agent.run("hello")
+    assert [step.verb for step in refused.value.next] == ["continue", "answer_calls"]
+    agent.checkpoint("before the call")
+    with pytest.raises(Conflict) as refused:
+        agent.run("hello")
+    assert [step.verb for step in refused.value.next] == ["continue", "undo", "answer_calls"]
+    assert agent.undo().run("hello") == "hm"
+
+
 def test_a_message_can_take_the_turn_back_that_broke_off(repo, graph, world):
     """The agent goes on with a new branch, where neither the message nor the effects of that turn are left."""
     agent = repo.wrap(graph, "s", effects=world.effects(), on_unanswered="undo")

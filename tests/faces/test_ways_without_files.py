@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -152,3 +153,41 @@ def test_what_a_command_names_can_be_run(repo, agent, desk, ipython, face, verb,
         assert "cannot be restored" in error
     else:
         assert "error" not in error
+
+
+@pytest.mark.parametrize("command", ["undo s@main-2", "rollback s@main-2 main-2#1", "rewind-files @main-2 main-2#1"])
+@pytest.mark.parametrize("face", ["cli", "notebook"])
+def test_the_next_command_is_for_the_branch_that_was_named(repo, agent, desk, ipython, face, command):
+    agent.fork("start", name="side").switch("side", "ignore")
+    prevent(desk, "a conflict")
+    tell = commands(face, repo, agent.at("side"), ipython)
+    said = tell(f"{command} --yes")
+    found = re.search(r"agentgit ((?:rollback|rewind-files) .*? --overwrite-files)", said)
+    assert found is not None, said
+    assert f" {command.split()[1]} " in found[1]
+    assert "error" not in tell(f"{found[1]} --yes")
+    assert agent.session.operations()[0].internal_session_id != agent.session.branch("side").id
+    assert desk.files != {"a.txt": "mine"}
+    # The next command names no branch.
+    assert re.search("agentgit log(?: s)? lists them", tell("show s nowhere" if face == "cli" else "show nowhere"))
+
+
+def test_a_word_that_could_be_a_session_is_none_in_the_next_command(repo, agent):
+    repo.session("other", create=True)
+    agent.run("write b.txt one")
+    agent.checkpoint("other")
+    said = run("--db", backend.address(repo), "diff", "other", "nowhere").err
+    assert "agentgit log lists them" in said
+
+
+def test_the_next_command_names_a_session_that_looks_like_an_option_by_its_id(repo, desk):
+    """A host may give such a thread id, and a session has its name."""
+    agent = repo.wrap(desk.graph(), "-s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
+    agent.run("write a.txt one")
+    agent.run("write a.txt two")
+    prevent(desk, "a conflict")
+    tell = commands("cli", repo, agent, None)
+    found = re.search(r"agentgit (rollback \d+ .*? --overwrite-files)", tell("undo --yes -- -s"))
+    assert found is not None
+    assert "error" not in tell(f"{found[1]} --yes")
+    assert desk.files == {"a.txt": "one"}

@@ -146,13 +146,14 @@ def is_added(message: Any) -> bool:
     return isinstance(message, ToolMessage) and ADDED in message.additional_kwargs
 
 
-def require_answered(branch_name: str, calls: Sequence[UnansweredCall], mode: str) -> None:
+def require_answered(branch: StoredRow, calls: Sequence[UnansweredCall], mode: str) -> None:
     """Check that a new message may follow the open calls of a conversation."""
-    text = f"The last turn of branch {branch_name} broke off before these calls were answered: {_named(calls)}."
+    text = f"The last turn of branch {branch.name} broke off before these calls were answered: {_named(calls)}."
     if calls and mode == UNDO:
         raise UndoNeeded(text)
     if calls and mode == REFUSE:
-        raise Conflict(f"{text} Nothing was run.", Next("continue"), Next("undo"), Next("answer_calls"))
+        undo = [Next("undo")] if branch.head_id is not None else []  # else there is no checkpoint
+        raise Conflict(f"{text} Nothing was run.", Next("continue"), *undo, Next("answer_calls"))
 
 
 def warn_of_abandoned(

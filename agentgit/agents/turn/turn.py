@@ -183,7 +183,7 @@ class Turn(RunningTurn):
         calls = [call for call in calls if call.requested["id"] not in answered]
         mode = context.settings.on_unanswered
         if mode != REFUSE or not self._state.newest.is_interrupted:  # `on_question` decides what becomes of a question
-            require_answered(self.branch.name, calls, mode)
+            require_answered(self.branch, calls, mode)
         if dead_owner is not None and not context.must_be_current:
             name = context.session(transaction).reference
             warn_of_abandoned(store, transaction, self.branch, name, dead_owner, calls)
