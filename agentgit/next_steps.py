@@ -66,6 +66,8 @@ class Worded(Exception):
 
     face: Face = "python"
     """The face that `str()` words the next steps for."""
+    place: tuple[str, str] | None = None
+    """What the command that raised this named, if that is over; see `NAMED_PLACE`."""
 
     def __init__(self, message: str = "", *next: Next) -> None:
         super().__init__(message, *next)
@@ -79,7 +81,11 @@ class Worded(Exception):
 
     def worded(self, face: Face) -> str:
         """Return the message and the next steps in the words of a face."""
-        return _join(self.message, self.next, face)
+        token = NAMED_PLACE.set(self.place or NAMED_PLACE.get())
+        try:
+            return _join(self.message, self.next, face)
+        finally:
+            NAMED_PLACE.reset(token)
 
     def __str__(self) -> str:
         return self.worded(self.face)

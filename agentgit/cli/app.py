@@ -15,7 +15,7 @@ from agentgit.cli.commands import COMMANDS, AllCommands
 from agentgit.cli.options import GLOBAL_OPTIONS, GlobalOptions
 from agentgit.cli.output import HOST, Host
 from agentgit.errors import AgentGitError, InvalidInput
-from agentgit.next_steps import NAMED_PLACE, NOWHERE
+from agentgit.next_steps import NAMED_PLACE, NOWHERE, Worded
 from agentgit.version import VERSION
 
 Dates = Literal["auto", "relative", "exact"]
@@ -72,7 +72,8 @@ def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
     try:
         code = context.run(run_command)
     except Exception as error:
-        NAMED_PLACE.set(context.get(NAMED_PLACE, NOWHERE))  # for the host, which words the error
+        if isinstance(error, Worded):  # the host words it outside of this context
+            error.place = context.get(NAMED_PLACE, NOWHERE)
         if hasattr(error, "format_message"):  # typer exports no base class of its errors
             raise InvalidInput(error.format_message()) from error
         raise

@@ -16,7 +16,6 @@ from IPython.display import display
 
 from agentgit.checkpoints.references import free_name
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, PlanChanged, RollbackBlocked, WorldDiverged
-from agentgit.next_steps import NAMED_PLACE, NOWHERE
 from agentgit.notebook.browser import live
 from agentgit.notebook.commands import DisplayedView, Notebook, NotebookNamespace, complete, parse, target_line
 from agentgit.render.text import clean
@@ -246,5 +245,3 @@ def _short_errors() -> Iterator[None]:
         yield
     except AgentGitError as error:
         raise UsageError(clean(f"{type(error).__name__}: {error.worded('notebook')}")) from error
-    finally:
-        NAMED_PLACE.set(NOWHERE)  # a kernel keeps it for the next cell
