@@ -167,6 +167,7 @@ _table(
     _of("internal_session_id", "internal_session", cascade=True),
     _of("workspace_snapshot_id", "workspace_snapshot", deferred=True),
     _one_of("kind", "after before branch named tools"),
+    sa.CheckConstraint("(kind = 'named') <> is_auto", name="named"),
     sa.Index(
         "ix_checkpoint_log",
         "internal_session_id", "created_at", "id", "number", "is_auto", "user_id",

@@ -90,7 +90,6 @@ DAMAGES = {
     "a chunk has other bytes": (2, "UPDATE blob SET data = :junk WHERE type = 'chunk'", V, ""),
     "a value has another type": (2, "UPDATE blob SET type = 'json' WHERE {message}", V, "match"),
     "a value has another size": (2, "UPDATE blob SET size = 7777 WHERE {message}", V, "7777 bytes"),
-    "a value is packed nobody knows how": (1, "UPDATE blob SET codec = 77 WHERE {message}", V, "compression 77"),
     "a list has other bytes": (1, "UPDATE blob SET data = :junk WHERE type = 'list'", V, "not a list of hashes"),
     "a list is cut": (1, "UPDATE blob SET data = substr(data, 1, 40) WHERE type = 'list' AND size = 8", V, ""),
     "a list has other items": (
@@ -141,7 +140,6 @@ DAMAGES = {
     "the world tells another thing": (
         1, "UPDATE world_log SET action = 'done' WHERE action = 'reversed'", C, "in the world log is done",
     ),
-    "a checkpoint is auto or not": (1, "UPDATE checkpoint SET is_auto = NOT is_auto", P, "its is_auto"),
     "a checkpoint has no user": (1, "UPDATE checkpoint SET user_id = 5", P, "its user 5"),
     "a tag has no user": (1, "UPDATE tag SET user_id = 5", "tag 'v1'", "its user 5"),
     "an operation has no user": (1, "UPDATE operation SET user_id = 5", DOING, "its user 5"),

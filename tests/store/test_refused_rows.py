@@ -98,6 +98,7 @@ def test_an_unknown_word_is_refused(lived):
     assert len(checked) >= 12
     assert [(table.name, name) for table, name in checked if not refused(lived, table, **{name: "nonsense"})] == []
     assert refused(lived, METADATA.tables["blob"], codec=4)
+    assert refused(lived, METADATA.tables["checkpoint"], kind="named")  # the first one is automatic
     event = METADATA.tables["event"]  # its triggers refuse changes, so a row is added
     with backend.reading(lived) as transaction:
         row = transaction.execute(select(event).limit(1)).one()._asdict() | {"id": 7, "kind": "nonsense"}

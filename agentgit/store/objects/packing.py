@@ -15,7 +15,7 @@ from hashlib import sha256
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
-from agentgit.errors import InvalidInput, Unavailable
+from agentgit.errors import InvalidInput
 
 RAW, ZLIB, ZSTD, CHUNKED = 0, 1, 2, 3
 """The codecs of a row. The bytes of a `CHUNKED` row are the hashes of its chunks."""
@@ -81,8 +81,6 @@ def unpacked(codec: int, data: bytes) -> bytes:
             raise ValueError(str(error)) from error
     if codec == CHUNKED:
         raise ValueError("a chunk has no chunks")
-    if codec != ZSTD:
-        raise Unavailable(f"A value has the compression {codec}, which this release does not know. Update agentgit.")
     zstd = _zstandard()
     try:
         return _zstd_codec(zstd).decompress(data)

@@ -208,6 +208,7 @@ class CheckpointRow(TableRow, table=True):
         column.reference("internal_session_id", "internal_session", cascade=True),
         column.reference("workspace_snapshot_id", "workspace_snapshot", deferred=True),
         column.one_of("kind", CHECKPOINT_KINDS),
+        CheckConstraint("(kind = 'named') <> is_auto", name="named"),
     )
     id: int = column.bigint(primary_key=True)
     internal_session_id: int = column.bigint()

@@ -143,8 +143,6 @@ class RowCheck:
         for row in read_rows(self.transaction, _with_states(self.report), self.report):
             name = f"checkpoint {row.id}"
             self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
-            if bool(row.is_auto) is (row.kind == "named"):
-                self.report.add(name, f"its kind is {row.kind}, but its is_auto is {bool(row.is_auto)}", RESTORE)
             _, inherited, calls = self.tracks.get(row.internal_session_id, (0, 0, row.position))
             if not inherited <= row.position <= calls:
                 problem = f"its position is {row.position}, but its branch has {inherited} to {calls} calls"
@@ -238,7 +236,7 @@ def _with_states(report: FsckReport) -> Any:
     c, state = CHECKPOINT.c, GRAPH_CHECKPOINT.c
     is_state = and_(state.thread_id == BRANCH.c.thread_id, state.ns == "", state.checkpoint_id == c.graph_checkpoint_id)
     columns = (
-        c.id, c.internal_session_id, c.kind, c.is_auto, c.user_id, c.position, c.data, c.graph_checkpoint_id,
+        c.id, c.internal_session_id, c.user_id, c.position, c.data, c.graph_checkpoint_id,
         c.state_hash, c.message_count, state.state_hash.label("hash_there"), state.message_count.label("count_there"),
     )  # fmt: skip
     joined = CHECKPOINT.join(BRANCH, BRANCH.c.id == c.internal_session_id).outerjoin(GRAPH_CHECKPOINT, is_state)

@@ -15,7 +15,7 @@ from agentgit.errors import AgentGitError, Corrupt, KeyMissing
 from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, checked, read_raw_rows
 from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, link_of, unpack
 from agentgit.store.objects.content import verify_lists
-from agentgit.store.objects.packing import CHUNK, CHUNKED, HASH_BYTES, RAW, ZLIB, ZSTD, split_hashes, unpacked
+from agentgit.store.objects.packing import CHUNK, CHUNKED, HASH_BYTES, RAW, split_hashes, unpacked
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import decode_value
 from agentgit.store.sql.tables import BLOB, LIST
@@ -83,12 +83,6 @@ class _ValueCheck:
         elif codec == CHUNKED and type_ != CHUNK:
             self._check_references(key, split_hashes(data), "its chunk")
             self._check_hash(key, type_, codec, size, data)
-        elif codec not in (RAW, ZLIB, ZSTD):
-            self._add_finding(
-                key,
-                f"it has the compression {codec}, which this release does not know",
-                "Update agentgit, or restore the database from a backup.",
-            )
         elif self.with_hashes or type_ == RECORD:
             self._check_hash(key, type_, codec, size, data)
 
@@ -136,8 +130,8 @@ class _ValueCheck:
             missing = [value_hash for value_hash in referenced if value_hash not in self.stored_hashes]
             self._add_finding(key, f"{relation} {missing[0].hex()} is missing" + _and_others(len(missing) - 1))
 
-    def _add_finding(self, key: bytes, problem: str, todo: str = RESTORE) -> None:
-        self.report.add(f"blob {self.blobs.session_id}/{key.hex()}", problem, todo)
+    def _add_finding(self, key: bytes, problem: str) -> None:
+        self.report.add(f"blob {self.blobs.session_id}/{key.hex()}", problem, RESTORE)
 
     def check_lists(self) -> None:
         """Check the hash of each list."""
