@@ -15,16 +15,15 @@ Face = Literal["python", "cli", "chat", "notebook", "page", "mcp", "graph"]
 """Who reads: a program, a terminal, a chat, a cell of a notebook, a browser, an MCP client, a client of a graph."""
 
 Verb = Literal[
-    "add_user", "answer", "answer_calls", "answer_each", "check_schema", "confirm", "continue",
-    "continue_exploration", "create_database", "create_session", "declare", "diff", "drop_question", "enable_user",
-    "force", "force_delete", "force_files", "force_recover", "force_restore", "force_rollback", "force_template",
-    "fork", "fsck", "give_keys", "grant", "install", "keep_files", "list_branches", "list_calls", "list_checkpoints",
-    "list_keys", "list_links", "list_members", "list_operations", "list_sessions", "list_snapshots", "list_tags",
-    "list_users", "no_files", "overwrite_files", "recover", "report_unowned", "rerun_live", "resolve",
-    "resolve_happened", "resolve_to_reverse", "resume", "resume_forced", "retain", "rewind_files", "rewind_other",
-    "rollback", "save_files", "save_no_files", "show_exploration", "switch", "switch_ignore", "switch_note",
-    "switch_run", "switch_world", "tag", "undo", "undo_planned", "unfenced", "untag", "update", "use_serializer",
-    "wrap", "wrap_again",
+    "add_user", "answer", "answer_calls", "answer_each", "check_schema", "confirm", "continue", "continue_exploration",
+    "create_database", "create_session", "declare", "diff", "drop_question", "enable_user", "force", "force_delete",
+    "force_files", "force_recover", "force_restore", "force_rollback", "force_template", "fork", "fsck", "give_keys",
+    "grant", "install", "keep_files", "list_branches", "list_calls", "list_checkpoints", "list_keys", "list_links",
+    "list_members", "list_operations", "list_sessions", "list_snapshots", "list_tags", "list_users", "no_files",
+    "overwrite_files", "recover", "report_unowned", "rerun_live", "resolve", "resolve_happened", "resolve_to_reverse",
+    "resume", "resume_forced", "resume_planned", "retain", "rewind_files", "rewind_other", "rollback", "save_files",
+    "save_no_files", "show_exploration", "switch", "switch_ignore", "switch_note", "switch_run", "switch_world", "tag",
+    "undo", "undo_planned", "unfenced", "untag", "update", "use_serializer", "wrap", "wrap_again",
 ]  # fmt: skip
 
 
@@ -369,6 +368,13 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         "{run}resume {operation} --force",
         page="“Finish without the steps that still fail”",
         mcp="`resume` with operation {operation} and force",
+    ),
+    "resume_planned": _words(
+        "confirms what would be done now",
+        "repo.resume({operation}, plan=error.plan)",
+        "{run}resume {operation}",
+        page="“Resume” under “Operations”",
+        mcp="`resume` with operation {operation} and plan=IDENTITY",
     ),
     "retain": _words("sets what it keeps", "session.retention.set(...)", "{run}retention{session} --on"),
     "rewind_files": _words(

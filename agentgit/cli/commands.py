@@ -97,7 +97,9 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
         "rerun": Entry("rerun", "Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."),
     },
     "Finish what stopped": {
-        "resume": Entry("rollback", "Finish an interrupted rollback or switch; completed steps are not repeated."),
+        "resume": Entry(
+            "rollback", "Finish an interrupted rollback or switch; ask if it would do more than was planned."
+        ),
         "resolve": Entry("rollback", "Record whether a call or its reversal happened, if its outcome is unknown."),
         "recover": Entry("branches", "Recover a branch whose process died on another machine."),
     },

@@ -208,12 +208,17 @@ def switch(
 def resume(
     operation: Annotated[int, typer.Argument(metavar="OPERATION", help="The id that `agentgit status` shows.")],
     force: Annotated[bool, typer.Option("--force", help="Finish without the steps that still fail.")] = False,
+    yes: Yes = False,
     trust: Trust = None,
 ) -> None:
-    """Finish an interrupted rollback or switch; completed steps are not repeated."""
+    """Finish an interrupted rollback or switch; ask if it would do more than was planned."""
     with repository(trust=trust) as repo, show_plan_on_error():
-        unfinished = repo.operation(operation)
-        print_rollback(repo.resume(unfinished, force=force))
+        run = partial(repo.resume, repo.operation(operation), force=force)
+        try:
+            report = run()
+        except PlanChanged as changed:
+            report = run_confirmed(changed.plan, run, "Resume in", yes=yes, force=force)
+        print_rollback(report)
 
 
 def resolve(

@@ -127,7 +127,7 @@ class WriteTools(ReadTools):
         handle = self.find_changed_session(session)
         request_id = f"mcp-{plan[:32]}"
         if previous := [one for one in handle.operations() if one.request_id == request_id]:
-            return _report_answer(self.repo.resume(previous[0]))
+            return _report_answer(self.repo.resume(previous[0], plan=plan))
         self._require_force(force=force)
         report = handle.rollback(
             checkpoint,
@@ -163,14 +163,19 @@ class WriteTools(ReadTools):
             else _report_answer(report)
         )
 
-    def resume(self, operation: OperationId, *, session: ChangedSession = None, force: Force = False) -> ToolAnswer:
-        """Finish a rollback or switch that stopped before its end. Finished steps do not run again."""
+    def resume(
+        self, operation: OperationId, *, session: ChangedSession = None, force: Force = False, plan: Plan = ""
+    ) -> ToolAnswer:
+        """Finish a rollback or switch that stopped before its end. Finished steps do not run again.
+
+        If it would do more than was planned, it fails with the plan of that: pass its identity as `plan`.
+        """
         self._require_force(force=force)
         target = self.repo.operation(operation)
         handle = self.bound_session or self.repo.session(target.external_session_id if session is None else session)
         if target.external_session_id != handle.id:
             raise InvalidInput(f"Operation {operation} does not belong to session {handle.name}.")
-        return _report_answer(self.repo.resume(target, force=force))
+        return _report_answer(self.repo.resume(target, force=force, plan=plan or None))
 
     def _require_force(self, *, force: bool) -> None:
         if force and not self.may_force:

@@ -13,7 +13,7 @@ from agentgit.async_api import async_twin
 from agentgit.auth import Principal, ShareLink, User
 from agentgit.auth.principal import EDITOR, WRITE
 from agentgit.checkpoints import Checkpoint
-from agentgit.effects import Effect, RollbackReport, ToolInvocation
+from agentgit.effects import Effect, RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context, SessionAccess, UserRef
 from agentgit.handles.session import Session
@@ -703,15 +703,20 @@ class Repository:
             return self.session(target.external_session_id).compare_rerun(target.internal_session_id).report
         return self._context.engine().read_report(target.id)
 
-    def resume(self, operation: Operation | int, *, force: bool = False) -> RollbackReport:
+    def resume(
+        self, operation: Operation | int, *, force: bool = False, plan: RollbackPlan | str | None = None
+    ) -> RollbackReport:
         """Finish a rollback or switch that failed halfway or whose process died. Completed steps are not repeated.
 
         Args:
             operation: The operation, or its id.
             force: True to give up steps that still fail; the report lists what remains in the world.
+            plan: The plan of a `PlanChanged`, or its `identity`, to do what has become more since the operation began.
 
         Raises:
             NotFound: There is no such operation.
+            PlanChanged: It would reverse or run again calls that were not planned, or restore files that a turn has
+                changed since. Nothing was done, and the error has the plan of what would be done now.
             Conflict: It is already running, or a turn or another operation of its session is.
             RollbackBlocked: Something that happened since it was planned cannot be reversed. Nothing was done.
             RollbackIncomplete: A reversal or a tool failed again.
@@ -720,7 +725,7 @@ class Repository:
         access = SessionAccess(self._context, target.external_session_id)
         self._context.read(lambda c: access.load_session(c, EDITOR))
         with self._context.recording_moves(target.external_session_id):
-            return self._context.engine().resume(target.id, force=force)
+            return self._context.engine().resume(target.id, force=force, plan=plan)
 
     def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any = None) -> ToolInvocation:
         """Record what really happened to a call whose outcome is unknown, and return the updated invocation.

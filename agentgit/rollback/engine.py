@@ -14,7 +14,7 @@ from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.invocation import DECISIONS, REDO, SIMULATED
 from agentgit.effects.registry import Registry
-from agentgit.errors import InvalidInput, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
+from agentgit.errors import InvalidInput, PlanChanged, RollbackBlocked, RollbackIncomplete, WorkspaceChanged
 from agentgit.next_steps import Next, Reason
 from agentgit.rollback.crash_recovery import owning, require_nothing_running
 from agentgit.rollback.executor import Executor, RerunTrack
@@ -22,7 +22,7 @@ from agentgit.rollback.files import RollbackFiles
 from agentgit.rollback.finish import Finisher
 from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.report import DRIFTED_BEFORE, Reports
-from agentgit.rollback.request import Request, SwitchRequest
+from agentgit.rollback.request import ConfirmedPlan, Request, SwitchRequest
 from agentgit.rollback.resume import Resumption
 from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
@@ -131,7 +131,7 @@ class RollbackEngine:
             )
             if is_new:
                 return self._execute_and_publish(operation_id, owner)
-        self.resume(operation_id)
+        self.resume(operation_id, plan=request.plan)
         with self.store.database.reading() as transaction:
             return int(self.resumption.load_operation(transaction, operation_id).internal_session_id)
 
@@ -164,13 +164,13 @@ class RollbackEngine:
             except StalePlan:
                 continue
 
-    def resume(self, operation_id: int, *, force: bool = False) -> RollbackReport:
+    def resume(self, operation_id: int, *, force: bool = False, plan: ConfirmedPlan = None) -> RollbackReport:
         """Finish an operation that stopped half way or whose process died. Completed steps are not repeated."""
         with span("agentgit.resume", agentgit_operation_id=operation_id):
-            self._resume(operation_id, force=force)
+            self._resume(operation_id, force=force, plan=plan)
         return self.read_report(operation_id)
 
-    def _resume(self, operation_id: int, *, force: bool) -> None:
+    def _resume(self, operation_id: int, *, force: bool, plan: ConfirmedPlan) -> None:
         with self.store.database.reading() as transaction:
             session_id = self.resumption.load_operation(transaction, operation_id).external_session_id
         with owning(self.store, session_id) as owner:
@@ -178,14 +178,14 @@ class RollbackEngine:
             if row is not None:
                 self.verification.verify_unsettled_calls(row.external_session_id)
                 _, precheck_answers = self.verification.plan_with_prechecks(
-                    lambda c, refusals: self.resumption.plan_new_effects(c, operation_id, refusals)
+                    lambda c, refusals: self.resumption.plan_new_effects(c, row, refusals)
                 )
-                refusals = filter_refusals(precheck_answers)
+                refusals, files = filter_refusals(precheck_answers), self.files.plan_changed_since(row, force=force)
                 try:
                     self.store.database.write(
-                        lambda c: self.resumption.add_new_steps(c, operation_id, refusals, force=force)
+                        lambda c: self.resumption.add_new_steps(c, row, refusals, files, force=force, confirmed=plan)
                     )
-                except RollbackBlocked:
+                except (PlanChanged, RollbackBlocked):
                     self.store.database.write(lambda c: self.resumption.release(c, row))
                     raise
                 self._execute_and_publish(operation_id, owner)

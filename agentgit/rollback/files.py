@@ -107,15 +107,36 @@ class RollbackFiles:
                 tools.setdefault(path, call.tool_name)
         return [FileChange(action=OUTSIDE, path=path, why=f"{tool} named it") for path, tool in sorted(tools.items())]
 
-    def plan(self, session_id: int, snapshot: SnapshotRef | None, *, overwrites: bool = False) -> FileChanges | None:
+    def plan(
+        self, session_id: int, snapshot: SnapshotRef | None, *, overwrites: bool = False, has_begun: bool = False
+    ) -> FileChanges | None:
         """Return what restoring the files would do, without doing anything; None if they are left alone."""
         if snapshot is None:
             return None
         try:
             adapter = self._adapter(session_id, snapshot)
-            return adapter.plan(snapshot, self._history(session_id, snapshot, adapter, overwrites=overwrites))
+            history = self._history(session_id, snapshot, adapter, overwrites=overwrites, has_begun=has_begun)
+            return adapter.plan(snapshot, history)
         except AgentGitError as error:
             return failed_restore(snapshot, error)
+
+    def plan_changed_since(self, row: StoredRow, *, force: bool) -> FileChanges | None:
+        """Return what an operation would do to files that turns or other operations have changed since it began.
+
+        None if there are none; with `force`, also if the files cannot be restored, because it then leaves them.
+        """
+        request = as_object(row.request)
+        if request.get("files") is None:
+            return None
+        known = SnapshotRef(**(request["files_known"] or {"snapshot": "", "settings": {}}))
+        with self.store.database.reading() as transaction:
+            rows = self.store.snapshots.since(transaction, row.external_session_id, known)
+        earlier = [known.snapshot, *(one.snapshot for one in rows)]
+        if all(one.changed_by == PERSON or one.snapshot == before for before, one in zip(earlier, rows, strict=False)):
+            return None
+        snapshot, overwrites = SnapshotRef(**request["files"]), bool(request["overwrites"])
+        changes = self.plan(row.external_session_id, snapshot, overwrites=overwrites, has_begun=True)
+        return changes.forced() if changes and changes.forced().is_needed and not (force and changes.problem) else None
 
     def _history(
         self,

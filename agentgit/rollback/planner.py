@@ -201,7 +201,7 @@ class Planner:
             "target": [request.target.id, request.target.graph_checkpoint_id],
             "options": [request.tools, request.replay, bool(request.files)],
             "branch": [source.id, source.head_id, source.epoch],
-            "world": self._world_state(transaction, source.external_session_id),
+            "world": self.world_state(transaction, source.external_session_id),
         }
         plan = self.plan_rollback(
             transaction,
@@ -218,7 +218,7 @@ class Planner:
         )
         return replace(plan, basis=basis)
 
-    def _world_state(self, transaction: Reading, session_id: int) -> list[int]:
+    def world_state(self, transaction: Reading, session_id: int) -> list[int]:
         """Return the last change of a session's world, and its last rollback or switch."""
         store = self.store
         return [store.world.last_seq(transaction, session_id), store.operations.last_move(transaction, session_id)]
@@ -266,7 +266,7 @@ class Planner:
         has_snapshot = self.store.snapshots.newest_of_branch(transaction, branch) is not None
         kept_files = _why_files_are_kept(has_snapshot=has_snapshot)
         # Not its head: a turn that only asks for consent moves that, too.
-        basis = {"target": branch.id, "world": self._world_state(transaction, session_id)}
+        basis = {"target": branch.id, "world": self.world_state(transaction, session_id)}
         plan = make_plan(
             checkpoint_id=branch.head_id or 0,
             target=f"branch {branch.name}",
@@ -352,7 +352,7 @@ class Planner:
         target = self.store.checkpoints.find(transaction, CHECKPOINT.c.id == row.target_id)[0]
         if request.get("point"):
             target = move(target, request["point"])
-        label = f"checkpoint {row.target_id}"
+        label = f"{target.branch_name}#{target.number}"
         keeps_files, has_snapshot = request.get("files") is None, target.workspace_snapshot_id is not None
         return self.plan_rollback(
             transaction,

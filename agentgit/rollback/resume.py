@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from agentgit.effects import RollbackPlan
-from agentgit.effects.plan import REDO, SWITCH
+from agentgit.effects.files import FileChanges
+from agentgit.effects.invocation import REVERSED
+from agentgit.effects.plan import REDO, REVERSE, SWITCH, WORLD_ONLY, PlanStep
 from agentgit.errors import Conflict, NotFound, RollbackBlocked
-from agentgit.next_steps import Next
+from agentgit.next_steps import Next, Reason
 from agentgit.rollback.crash_recovery import recover_abandoned, require_idle
-from agentgit.rollback.executor import Executor
+from agentgit.rollback.executor import IN_THE_WORLD, Executor
 from agentgit.rollback.planner import Planner, Refusals
-from agentgit.rollback.start import Authorize
+from agentgit.rollback.request import ConfirmedPlan
+from agentgit.rollback.start import Authorize, require_confirmed
 from agentgit.sessions.session import DONE, PARTIAL, REPLAYING
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.values import as_object
@@ -55,28 +60,43 @@ class Resumption:
         self.store.sessions.set_status(transaction, row.internal_session_id, PARTIAL)
         self.store.operations.end(transaction, row.id, PARTIAL, as_object(row.report))
 
-    def plan_new_effects(self, transaction: Reading, operation_id: int, refusals: Refusals) -> RollbackPlan:
-        """Plan actions for what happened in the world since an operation was planned."""
-        row = self.load_operation(transaction, operation_id)
-        return self._plan_effects_since(transaction, row, as_object(row.request)["steps"], refusals)
+    def plan_new_effects(self, transaction: Reading, row: StoredRow, refusals: Refusals) -> RollbackPlan:
+        """Plan actions for effects that are neither among the steps of an operation nor made by them."""
+        steps = as_object(row.request)["steps"]
+        reruns = [
+            self.executor.find_rerun(transaction, row, step["invocation"]) for step in steps if step["action"] == REDO
+        ]
+        known_ids = {step["invocation"] for step in steps} | {call.id for call in reruns if call is not None}
+        plan = self.planner.replan(transaction, row, refusals).without(known_ids)
+        is_world_only = row.kind != SWITCH and row.internal_session_id == row.source_id
+        return replace(plan, kind=WORLD_ONLY) if is_world_only else plan
 
-    def add_new_steps(self, transaction: Writing, operation_id: int, refusals: Refusals, *, force: bool) -> None:
-        """Add steps to an operation for what happened in the world since it was planned.
+    def add_new_steps(
+        self,
+        transaction: Writing,
+        row: StoredRow,
+        refusals: Refusals,
+        files: FileChanges | None,
+        *,
+        force: bool,
+        confirmed: ConfirmedPlan,
+    ) -> None:
+        """Add steps to an operation for what happened in the world since it was planned, if a person confirmed them.
 
         New reversals come first, because their effects are newer. Calls that were reversed since run again at the end.
+        `files` are what it would do to files that were changed since; None if there are none.
         """
-        row = self.load_operation(transaction, operation_id)
         request = as_object(row.request)
         if request.get("sync") not in ("note", "ignore"):
-            new_plan = self._plan_effects_since(transaction, row, request["steps"], refusals)
+            new_plan = replace(self.plan_new_effects(transaction, row, refusals), files=files)
             if force or request["force"]:
                 new_plan = new_plan.forced()
+            branch_id = row.internal_session_id if row.kind == SWITCH else row.source_id
             if not new_plan.is_admissible:
-                branch_id = row.internal_session_id if row.kind == SWITCH else row.source_id
                 raise RollbackBlocked(
                     f"Nothing was done. Since this was planned: {new_plan.blocking_reasons}.",
                     *new_plan.next,
-                    Next("resume_forced", operation=operation_id),
+                    Next("resume_forced", operation=row.id),
                     plan=self.planner.add_names(transaction, new_plan, branch_id),
                 )
             steps = new_plan.as_request()
@@ -84,17 +104,26 @@ class Resumption:
             redo_steps = [step for step in steps if step["action"] == REDO]
             request["conflicts"] = [*request.get("conflicts", ()), *new_plan.conflict_ids()]
             request["steps"] = [*other_steps, *request["steps"], *redo_steps]
+            if files or new_plan.reversals or new_plan.redos:
+                newest = self.store.snapshots.newest_of_session(transaction, row.external_session_id)
+                request["files_known"] = vars(snapshot_ref_from_row(newest)) if newest is not None else None
+                world = self.planner.world_state(transaction, row.external_session_id)
+                basis = {"operation": row.id, "world": world, "files": newest and newest.id}
+                plan = replace(new_plan, steps=self._open_steps(transaction, row, request["steps"]), basis=basis)
+                place, next = (branch_id, row.internal_session_id), Next("resume_planned", operation=row.id)
+                require_confirmed(self.planner, transaction, confirmed, plan, *place, plan.position, next=next)
         if force:
             request |= {"on_error": "continue", "on_drift": "continue", "give_up": True}
         self.store.operations.set_request(transaction, row.id, request)
 
-    def _plan_effects_since(
-        self, transaction: Reading, row: StoredRow, steps: list[dict[str, Any]], refusals: Refusals
-    ) -> RollbackPlan:
-        """Plan actions for effects that are neither among the steps nor made by them."""
-        known_ids = {step["invocation"] for step in steps}
-        reruns = [
-            self.executor.find_rerun(transaction, row, step["invocation"]) for step in steps if step["action"] == REDO
-        ]
-        known_ids |= {call.id for call in reruns if call is not None}
-        return self.planner.replan(transaction, row, refusals).without(known_ids)
+    def _open_steps(self, transaction: Reading, row: StoredRow, steps: list[dict[str, Any]]) -> list[PlanStep]:
+        """Return the steps of an operation that are not done yet."""
+        calls, open_steps = self.store.journal.invocations(transaction, [step["invocation"] for step in steps]), []
+        for step in steps:
+            call = calls[step["invocation"]]
+            rerun = self.executor.find_rerun(transaction, row, call.id) if step["action"] == REDO else None
+            is_reversed = step["action"] == REVERSE and call.status == REVERSED
+            if not is_reversed and (rerun is None or rerun.status not in IN_THE_WORLD):
+                why = Reason.from_dict(step, "why")
+                open_steps.append(PlanStep(action=step["action"], invocation=call, why=why))
+        return open_steps

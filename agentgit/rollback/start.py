@@ -71,7 +71,7 @@ class Starter:
         if request.plan is not None:
             planned = self.files.add_to_plan(plan, session_id, snapshot, files)
             place = request.source_id, target.internal_session_id, target.position
-            self._require_confirmed(transaction, request.plan, planned, *place)
+            require_confirmed(self.planner, transaction, request.plan, planned, *place, next=Next("confirm"))
         plan = self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
         self.files.record_found(transaction, session_id, found)
         if request.conversation:
@@ -125,7 +125,8 @@ class Starter:
             self._require_prechecks(plan, precheck_answers)
             if request.plan is not None:
                 planned = self.files.add_to_plan(plan, branch.external_session_id, snapshot, files)
-                self._require_confirmed(transaction, request.plan, planned, branch.id, branch.id)
+                place = branch.id, branch.id
+                require_confirmed(self.planner, transaction, request.plan, planned, *place, next=Next("confirm"))
             plan = self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
         else:
             plan = replace(plan, steps=[])
@@ -170,13 +171,6 @@ class Starter:
     def _require_prechecks(plan: RollbackPlan, precheck_answers: dict[int, str]) -> None:
         if any(step.invocation.id not in precheck_answers for step in plan.reversals):
             raise StalePlan
-
-    def _require_confirmed(
-        self, transaction: Reading, confirmed: ConfirmedPlan, plan: RollbackPlan, *place: int
-    ) -> None:
-        if plan.identity != getattr(confirmed, "identity", confirmed):
-            text = "Nothing was done: the confirmed plan is not what would be done now."
-            raise PlanChanged(text, Next("confirm"), plan=self.planner.complete(transaction, plan, *place))
 
     @staticmethod
     def _require_same_request(earlier_operation: StoredRow, request: Request, snapshot: SnapshotRef | None) -> int:
@@ -234,6 +228,15 @@ class Starter:
             self.store.graphs.owners.add(thread_id, session_id)
             self.store.graphs.fork(transaction, target.thread_id, target.graph_checkpoint_id, thread_id, target.pending)
         return int(branch.id)
+
+
+def require_confirmed(
+    planner: Planner, transaction: Reading, confirmed: ConfirmedPlan, plan: RollbackPlan, *place: int, next: Next
+) -> None:
+    """Check that a plan is the one that a person confirmed."""
+    if plan.identity != getattr(confirmed, "identity", confirmed):
+        text = "Nothing was done: the confirmed plan is not what would be done now."
+        raise PlanChanged(text, next, plan=planner.complete(transaction, plan, *place))
 
 
 def filter_refusals(precheck_answers: dict[int, str]) -> dict[int, str]:

@@ -21,6 +21,7 @@ import agentgit
 from agentgit import (
     InvalidInput,
     NotFound,
+    PlanChanged,
     RollbackIncomplete,
     Unavailable,
     Workspace,
@@ -284,6 +285,29 @@ def test_a_rollback_whose_files_cannot_be_restored_is_finished_by_resume(agent, 
     repo.resume(caught.value.operation)
     assert desk.files == {"a.txt": "one"}
     assert repo.session("s").branch().name == "main-2"
+
+
+def test_a_resumed_rollback_does_not_overwrite_what_a_turn_wrote_since(agent, desk, repo):
+    desk.world.broken.add("table")
+    with pytest.raises(RollbackIncomplete) as caught:
+        agent.rollback("before")
+    desk.world.broken.clear()
+    plan, operation = None, caught.value.operation
+    (desk.root / "mine.txt").write_text("mine")
+    for text in ("later", "still later"):
+        wrapped(repo, desk).run(f"write a.txt {text}")
+        with pytest.raises(PlanChanged) as changed:
+            repo.resume(operation, plan=plan)
+        plan = changed.value.plan
+        assert {one.path: one.action for one in plan.files.changes}.items() >= {
+            ("a.txt", "write"),
+            ("mine.txt", "left"),
+        }
+        assert desk.files == {"a.txt": text, "mine.txt": "mine", "new/b.txt": "made"}
+    with faults.fails(points.BRING_FILES, OSError("full")), pytest.raises(RollbackIncomplete):
+        repo.resume(operation, plan=plan)
+    assert repo.resume(operation).status == "done"
+    assert desk.files == {"a.txt": "one", "mine.txt": "mine"}
 
 
 def test_exploration_separates_the_files_of_its_branches(repo, desk):

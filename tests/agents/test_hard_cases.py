@@ -14,7 +14,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 from scripted import GRAPHS, call, calls, functional_graph, node_graph, say, scripted, tool_node_graph
 
-from agentgit import Conflict, InvalidInput, RollbackIncomplete, reversible
+from agentgit import Conflict, InvalidInput, PlanChanged, RollbackIncomplete, reversible
 
 # -- positions
 
@@ -275,7 +275,7 @@ def test_only_one_rollback_of_a_session_runs_at_a_time(repo, world):
 
 
 def test_a_stopped_rollback_holds_its_branch_and_is_resumed_where_the_session_is(repo, world):
-    """A resume also reverses newer effects, and does not move a session that switched to another branch."""
+    """A confirmed resume also reverses newer effects, and does not move a session that switched to another branch."""
     replies = (call("add", item="a"), "ok", call("add", item="b"), "ok")
     agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "s", effects=world.effects())
     agent.run("one")
@@ -289,7 +289,9 @@ def test_a_stopped_rollback_holds_its_branch_and_is_resumed_where_the_session_is
     agent.run("two")
     agent.fork(name="elsewhere").switch("elsewhere")
     world.broken.clear()
-    report = repo.resume(stopped.value.operation)
+    with pytest.raises(PlanChanged) as changed:
+        repo.resume(stopped.value.operation)
+    report = repo.resume(stopped.value.operation, plan=changed.value.plan)
     assert [item.invocation.args["item"] for item in report.reversed] == ["b", "a"]
     assert world.items == []
     assert repo.session("s").branch().name == "elsewhere"

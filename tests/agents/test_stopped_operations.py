@@ -12,7 +12,7 @@ import pytest
 from scripted import World, obedient, say, tool_node_graph
 
 import agentgit
-from agentgit import Conflict, RollbackBlocked, RollbackIncomplete, WorldDiverged, compensable, reversible
+from agentgit import Conflict, PlanChanged, RollbackBlocked, RollbackIncomplete, WorldDiverged, compensable, reversible
 
 
 @dataclass
@@ -201,8 +201,11 @@ def test_a_resumed_switch_redoes_effects_reversed_in_between(repo, world, hands)
     stopped(lambda: wrapped(repo, world, hands, branch="other").switch("main", "world"), hands, "lamp", RuntimeError)
     operation = repo.session("s").operations()[0]
     wrapped(repo, world, hands, branch="other").rollback("main#1")
+    with pytest.raises(PlanChanged) as refused:
+        repo.resume(operation)
     assert world.items == []
-    repo.resume(operation)
+    assert [step.invocation.args["item"] for step in refused.value.plan.redos] == ["table", "chair"]
+    repo.resume(operation, plan=refused.value.plan)
     assert sorted(world.items) == ["chair", "table"]
     assert wrapped(repo, world, hands, branch="main").head.id == main.id
 
@@ -227,8 +230,11 @@ def test_a_resumed_rollback_reverses_effects_redone_in_between(agent, hands, rep
     assert world.items == ["chair", "table"]
     operation = repo.session("s").operations()[0]
     twin = twin.switch("twin", "world")
+    with pytest.raises(PlanChanged, match="Nothing was done") as refused:
+        repo.resume(operation)
     assert sorted(world.items) == ["chair", "sofa", "table"]
-    report = repo.resume(operation)
+    assert "the conversation is unchanged" in str(refused.value.plan)
+    report = repo.resume(operation, plan=refused.value.plan)
     assert world.items == ["chair"]
     assert sorted(item.invocation.args["item"] for item in report.reversed) == ["sofa", "sofa", "table"]
 

@@ -41,7 +41,7 @@ from scripted import quick_tool
 from shop import AFTER, BEFORE, DECLARED, DESK, REFUSED, SOLD, Shop, wish
 
 import agentgit
-from agentgit import Conflict, Fenced, RollbackBlocked, RollbackIncomplete, ToolInvocation, WorldDiverged
+from agentgit import Conflict, Fenced, PlanChanged, RollbackBlocked, RollbackIncomplete, ToolInvocation, WorldDiverged
 
 BROKEN_OFF = {"unknown", "intended", "reversing", "reverse_unknown"}
 """Statuses of calls whose effect is recorded as unknown; such calls must still be in the journal."""
@@ -557,9 +557,17 @@ class TrueWorld(RuleBasedStateMachine):
 
     @step(lambda self: self.stopped(), which=some, force=st.booleans(), death=deaths)
     def resume(self, which: int, force: bool, death: int | None) -> None:
-        """Resume an operation that is not done, and check its report."""
-        operation = pick(self.stopped(), which)
-        self.settle(self.attempt(death, lambda: self.repo.resume(operation, force=force)))
+        """Resume an operation that is not done, confirm what it does more by now, and check its report."""
+        operation, before = pick(self.stopped(), which), self.shop.standing
+
+        def resumed() -> Any:
+            try:
+                return self.repo.resume(operation, force=force)
+            except PlanChanged as changed:
+                assert self.shop.standing == before
+                return self.repo.resume(operation, force=force, plan=changed.plan)
+
+        self.settle(self.attempt(death, resumed))
 
     @step(lambda self: self.tool_of)
     def mend(self) -> None:

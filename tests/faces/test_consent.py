@@ -9,6 +9,7 @@ from command_line import every_command, run
 from fastapi.testclient import TestClient
 from langchain_core.tools import tool
 from langgraph.types import Command
+from mcp_clients import connected
 from scripted import call, obedient, tool_node_graph
 from served import THREAD, said
 from served import run as served_run
@@ -16,7 +17,7 @@ from shelves import shelf_in
 from web_visitors import Visitor
 
 import agentgit
-from agentgit import Conflict, InvalidInput, NotFound, PlanChanged, WorldDiverged
+from agentgit import Conflict, InvalidInput, NotFound, PlanChanged, RollbackIncomplete, WorldDiverged
 from agentgit.notebook import browse
 from agentgit.web import app
 
@@ -107,6 +108,66 @@ def test_an_undo_takes_back_nothing_that_others_did(agent, another, world):
     assert world.items == ["chair", "lamp"]
 
 
+@pytest.fixture
+def half(agent, another, world):
+    """Return a confirmed rollback that stopped half way; since then, somebody else has added a vase."""
+    plan = agent.plan_rollback("one")
+    world.broken.add("lamp")
+    with pytest.raises(RollbackIncomplete) as stopped:
+        agent.rollback("one", plan=plan, request_id="half")
+    world.broken.clear()
+    another().run("add vase")
+    return stopped.value.operation
+
+
+def reversals(plan):
+    return [step.invocation.args["item"] for step in plan.reversals]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_resume_does_what_was_confirmed_or_nothing(repo, another, world, half, force):
+    with pytest.raises(PlanChanged, match=rf"repo.resume\({half}, plan=error.plan\)") as refused:
+        repo.resume(half, force=force)
+    assert reversals(refused.value.plan) == ["vase", "lamp"]
+    assert "Rollback of session s, branch main-2, to main#3:" in str(refused.value.plan)
+    assert (world.items, repo.operation(half).status) == (["chair", "lamp", "vase"], "partial")
+    another().run("add rug")
+    with pytest.raises(PlanChanged) as again:
+        repo.resume(half, force=force, plan=refused.value.plan)
+    assert reversals(again.value.plan) == ["rug", "vase", "lamp"]
+    assert world.items == ["chair", "lamp", "vase", "rug"]
+    report = repo.resume(half, force=force, plan=again.value.plan.identity)
+    assert (report.status, world.items) == ("done", ["chair"])
+    assert repo.resume(half, plan=again.value.plan) == report
+
+
+async def test_what_was_confirmed_once_is_resumed_without_a_question(repo, half, world):
+    with pytest.raises(PlanChanged) as refused:
+        await repo.aresume(half)
+    world.broken.add("lamp")
+    with pytest.raises(RollbackIncomplete):
+        await repo.aresume(half, plan=refused.value.plan)
+    world.broken.clear()
+    assert (await repo.aresume(half)).status == "done"
+    assert world.items == ["chair"]
+
+
+def test_a_rollback_that_is_asked_for_again_does_not_do_more(agent, half, world):
+    again = {"branch": "main-2", "request_id": "half"}
+    with pytest.raises(PlanChanged) as refused:
+        agent.session.rollback("one", **again)
+    assert world.items == ["chair", "lamp", "vase"]
+    assert agent.session.rollback("one", **again, plan=refused.value.plan).operation_id == half
+    assert world.items == ["chair"]
+
+
+def test_a_resume_needs_no_plan_if_nothing_is_added(repo, agent, another, half, world):
+    another().undo(force=True)
+    assert world.items == ["chair", "lamp"]
+    assert repo.resume(half).status == "done"
+    assert world.items == ["chair"]
+
+
 class Person(io.StringIO):
     """Somebody who says yes to each question; before the first answer, something happens."""
 
@@ -143,7 +204,7 @@ def asking(group, above=""):
 
 
 def test_every_command_that_asks_is_known():
-    assert {*asking(every_command())} == {*COMMANDS, *ASK_ONLY, "chat"}
+    assert {*asking(every_command())} == {*COMMANDS, *ASK_ONLY, "chat", "resume"}
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
@@ -170,6 +231,36 @@ def test_a_command_carries_out_the_plan_that_it_has_shown(tmp_path, monkeypatch,
         done = run(*words, stdin=person)
         assert (done.code, person.asked, "the confirmed plan is not" in done.err) == (0, 2, True)
         assert "lid" not in shelf.items()
+
+
+@pytest.mark.parametrize("answer", ["", "n\n", "y\n", "--yes"])
+def test_the_command_that_resumes_asks_before_it_does_more(tmp_path, monkeypatch, answer):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGENTGIT_TRUST", "shelf")
+    with shelf_in(tmp_path) as shelf, agentgit.open("agentgit.db") as repo:
+        replies = [reply for item in ("cup", "jug", "pan") for reply in (call("put", item=item), "ok")]
+        agent = repo.wrap(tool_node_graph(says(*replies), [shelf.put]), "s")
+        agent.run("a cup")
+        agent.run("a jug")
+        shelf.FILE.write_text('["cup"]')
+        assert run("rollback", "main#2", "--yes").code == RollbackIncomplete.exit_code
+        shelf.FILE.write_text('["cup", "jug"]')
+        agent.run("a pan")
+        (operation,) = [one.id for one in repo.session("s").operations()]
+        words = ["--yes"] if answer == "--yes" else []
+        done = run("resume", operation, *words, stdin=answer)
+        does = answer in ("y\n", "--yes")
+        assert (done.code == 0, shelf.items()) == (does, ["cup"] if does else ["cup", "jug", "pan"])
+        assert ("Resume in" in done.out + done.err, "reverse  put(item='pan')" in done.out) == (not words, not words)
+
+
+def test_a_chat_that_resumes_asks_before_it_does_more(repo, agent, half, world, monkeypatch):
+    person = Person(lambda: None, at_terminal=True)
+    monkeypatch.setattr("sys.stdin", person)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    with chatting(repo, agent) as chat:
+        chat.handle_line(f"/resume {half}")
+    assert (person.asked, world.items) == (1, ["chair"])
 
 
 def test_a_chat_carries_out_the_plan_that_it_has_shown(repo, agent, another, world, monkeypatch):
@@ -199,6 +290,39 @@ def test_the_http_api_carries_out_the_plan_that_is_named(repo, agent, another, w
         done = client.post(f"{at}/{path}", json={**body, "plan": refused.json()["plan"]["identity"]})
         assert done.status_code < 300, done.text
     assert world.items == ["chair", "table"]
+
+
+def test_the_http_api_resumes_what_is_named(repo, half, world):
+    key = repo.keys.create("a program", scopes=("admin",)).secret
+    client = TestClient(app(repo), headers={"authorization": f"Bearer {key}"})
+    refused = client.post(f"/api/v1/operations/{half}/resume", json={})
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:agentgit:error:PlanChanged")
+    assert world.items == ["chair", "lamp", "vase"]
+    plan = refused.json()["plan"]["identity"]
+    done = client.post(f"/api/v1/operations/{half}/resume", json={"plan": plan})
+    assert (done.status_code, world.items) == (200, ["chair"])
+
+
+async def test_the_mcp_server_resumes_what_is_named(repo, half, world):
+    async with connected(repo) as client:
+        refused = await client.call_tool("resume", {"operation": half})
+        assert refused.structuredContent["error"] == "PlanChanged"
+        assert f"`resume` with operation {half} and plan=IDENTITY" in refused.content[0].text
+        assert world.items == ["chair", "lamp", "vase"]
+        plan = refused.structuredContent["plan"]["identity"]
+        done = await client.call_tool("resume", {"operation": half, "plan": plan})
+        assert (done.isError, world.items) == (False, ["chair"])
+
+
+def test_a_page_resumes_what_it_has_shown(repo, another, half, world):
+    visitor, at = Visitor(repo), f"/operations/{half}"
+    page = visitor.post(visitor.get(at), f"{at}/resume", 409)
+    assert "vase" in page.text
+    another().run("add rug")
+    page = visitor.post(page, f"{at}/resume", 409)
+    assert ("rug" in page.text, world.items) == (True, ["chair", "lamp", "vase", "rug"])
+    page = visitor.post(page, f"{at}/resume")
+    assert ("Rollback done" in page.text, world.items) == (True, ["chair"])
 
 
 def test_a_page_carries_out_the_plan_that_it_has_shown(repo, agent, another, world):

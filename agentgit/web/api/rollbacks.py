@@ -72,6 +72,7 @@ class Resume(RequestBody):
     """The options for resuming an operation."""
 
     force: bool = Field(False, description="true to finish without the steps that still fail.")
+    plan: Plan = None
 
 
 class Resolution(RequestBody):
@@ -152,8 +153,11 @@ def operation(caller: Caller, operation_id: Id) -> JsonResponse:
 
 @router.post("/operations/{operation_id}/resume", response_model=responses.ReportAnswer, responses=failures(409))
 def resume(caller: Caller, operation_id: Id, wanted: Resume) -> JsonResponse:
-    """Finish an operation that failed or was interrupted. Completed steps are not repeated."""
-    return JsonResponse(caller.resume(operation_id, force=wanted.force).to_dict())
+    """Finish an operation that failed or was interrupted. Completed steps are not repeated.
+
+    If it would do more than was planned, the answer is 409 with the plan of that: send its identity as `plan`.
+    """
+    return JsonResponse(caller.resume(operation_id, **wanted.model_dump()).to_dict())
 
 
 @router.post("/invocations/{invocation_id}/resolve", response_model=responses.CallAnswer, responses=failures(409))

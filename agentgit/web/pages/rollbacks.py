@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Form, Query
 from starlette.responses import Response
 
-from agentgit.errors import InvalidInput, RollbackIncomplete
+from agentgit.errors import InvalidInput, PlanChanged, RollbackIncomplete
 from agentgit.sessions.messages import text_of
 from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.session import SIMULATED
@@ -148,6 +147,10 @@ def operations(visit: Visit, session_id: Id) -> Response:
 @router.get("/operations/{operation_id}")
 def operation(visit: Visit, operation_id: Id) -> Response:
     """Show the report of an operation, and how to continue one that was interrupted."""
+    return _show_operation(visit, operation_id)
+
+
+def _show_operation(visit: Visit, operation_id: int, changed: PlanChanged | None = None) -> Response:
     target = visit.repo.operation(operation_id)
     session = visit.repo.session(target.external_session_id)
     report = visit.repo.report(target)
@@ -161,14 +164,20 @@ def operation(visit: Visit, operation_id: Id) -> Response:
         report=report,
         branch=branches.get(target.internal_session_id),
         left=branches.get(target.source_session_id),
+        changed=changed,
+        status=409 if changed else 200,
     )
 
 
 @router.post("/operations/{operation_id}/resume", dependencies=[Depends(require_same_site)])
-def resume(visit: Visit, operation_id: Id, force: Checkbox = False) -> Response:
-    """Finish an interrupted operation."""
-    with suppress(RollbackIncomplete):  # the operation's page shows the report so far
-        visit.repo.resume(operation_id, force=force)
+def resume(visit: Visit, operation_id: Id, plan: Text = "", force: Checkbox = False) -> Response:
+    """Finish an interrupted operation, or show what it would do now if that is more than was planned."""
+    try:
+        visit.repo.resume(operation_id, force=force, plan=plan or None)
+    except PlanChanged as changed:
+        return _show_operation(visit, operation_id, changed)
+    except RollbackIncomplete:
+        pass  # the operation's page shows the report so far
     return visit.redirect(f"/operations/{operation_id}")
 
 
