@@ -15,7 +15,7 @@ from agentgit.rollback.crash_recovery import recover_abandoned, require_idle
 from agentgit.rollback.executor import IN_THE_WORLD, Executor
 from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.request import ConfirmedPlan
-from agentgit.rollback.start import Authorize, require_confirmed
+from agentgit.rollback.start import Authorize, is_confirmed, plan_changed
 from agentgit.sessions.session import DONE, PARTIAL, REPLAYING
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
@@ -110,8 +110,10 @@ class Resumption:
                 world = self.planner.world_state(transaction, row.external_session_id)
                 basis = {"operation": row.id, "world": world, "files": newest and newest.id}
                 plan = replace(new_plan, steps=self._open_steps(transaction, row, request["steps"]), basis=basis)
-                place, next = (branch_id, row.internal_session_id), Next("resume_planned", operation=row.id)
-                require_confirmed(self.planner, transaction, confirmed, plan, *place, plan.position, next=next)
+                if not is_confirmed(confirmed, plan):
+                    place = branch_id, row.internal_session_id, plan.position
+                    completed = self.planner.complete(transaction, plan, *place)
+                    raise plan_changed(completed, Next("resume_planned", operation=row.id))
         if force:
             request |= {"on_error": "continue", "on_drift": "continue", "give_up": True}
         self.store.operations.set_request(transaction, row.id, request)

@@ -71,7 +71,8 @@ class Starter:
         if request.plan is not None:
             planned = self.files.add_to_plan(plan, session_id, snapshot, files)
             place = request.source_id, target.internal_session_id, target.position
-            require_confirmed(self.planner, transaction, request.plan, planned, *place, next=Next("confirm"))
+            if not is_confirmed(request.plan, planned):
+                raise plan_changed(self.planner.complete(transaction, planned, *place))
         plan = self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
         self.files.record_found(transaction, session_id, found)
         if request.conversation:
@@ -125,8 +126,8 @@ class Starter:
             self._require_prechecks(plan, precheck_answers)
             if request.plan is not None:
                 planned = self.files.add_to_plan(plan, branch.external_session_id, snapshot, files)
-                place = branch.id, branch.id
-                require_confirmed(self.planner, transaction, request.plan, planned, *place, next=Next("confirm"))
+                if not is_confirmed(request.plan, planned):
+                    raise plan_changed(self.planner.complete(transaction, planned, branch.id, branch.id))
             plan = self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
         else:
             plan = replace(plan, steps=[])
@@ -230,13 +231,15 @@ class Starter:
         return int(branch.id)
 
 
-def require_confirmed(
-    planner: Planner, transaction: Reading, confirmed: ConfirmedPlan, plan: RollbackPlan, *place: int, next: Next
-) -> None:
-    """Check that a plan is the one that a person confirmed."""
-    if plan.identity != getattr(confirmed, "identity", confirmed):
-        text = "Nothing was done: the confirmed plan is not what would be done now."
-        raise PlanChanged(text, next, plan=planner.complete(transaction, plan, *place))
+def is_confirmed(confirmed: ConfirmedPlan, plan: RollbackPlan) -> bool:
+    """Return whether a plan is the one that a person confirmed."""
+    return bool(plan.identity == getattr(confirmed, "identity", confirmed))
+
+
+def plan_changed(plan: RollbackPlan, next: Next | None = None) -> PlanChanged:
+    """Return the error for a confirmed plan that is not what would be done now."""
+    text = "Nothing was done: the confirmed plan is not what would be done now."
+    return PlanChanged(text, next or Next("confirm"), plan=plan)
 
 
 def filter_refusals(precheck_answers: dict[int, str]) -> dict[int, str]:

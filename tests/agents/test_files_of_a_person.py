@@ -13,7 +13,7 @@ import pytest
 from file_tools import desk, home
 
 import agentgit
-from agentgit import NotFound, Workspace, WorkspaceChanged, WorldDiverged
+from agentgit import NotFound, PlanChanged, Workspace, WorkspaceChanged, WorldDiverged
 from agentgit.next_steps import Next
 
 __all__ = ["desk", "home"]  # fixtures that the tests use
@@ -515,3 +515,19 @@ def test_a_file_below_which_a_person_has_written_stays_and_nothing_promises_to_o
     assert why["a.txt"] == "a file that somebody else made stands above or below it"
     agent.undo(force=True)
     assert desk.files["a.txt/inside"] == "mine"
+
+
+@pytest.mark.parametrize("verb", ["rollback", "switch", "rewind_files"])
+def test_a_confirmed_plan_with_which_a_person_now_interferes_is_another_plan(agent, desk, verb):
+    plans = {"rollback": agent.plan_rollback, "rewind_files": agent.session.plan_rewind, "switch": agent.plan_switch}
+    if verb == "switch":
+        agent.fork(name="aside").run("write a.txt aside")
+    to = "main" if verb == "switch" else "main#2"
+    plan = plans[verb](to)
+    (desk.root / "a.txt").write_text("mine")
+    with pytest.raises(PlanChanged) as changed:
+        getattr(agent, verb)(to, plan=plan)
+    assert changed.value.plan.files.conflicts == ["a.txt"]
+    assert desk.files["a.txt"] == "mine"
+    with pytest.raises(WorkspaceChanged):
+        getattr(agent, verb)(to, plan=changed.value.plan)
