@@ -1,10 +1,12 @@
 """Ctrl-C at any point of a write leaves nothing locked, even while its traceback is kept."""
 
+import concurrent.futures
 import gc
 import sys
 import threading
 from contextlib import closing, suppress
 from itertools import count
+from pathlib import Path
 from traceback import format_exception
 
 import backend
@@ -24,13 +26,20 @@ EVENTS = ("call", "c_return")
 """Where CPython raises what a signal asks for: when a function begins, and when one that is written in C has ended."""
 
 
+def is_in_a_lock_of_python(frame):
+    """Return whether a lock of Python that agentgit does not use is taken: CPython may leave it locked."""
+    while frame is not None and frame.f_code.co_filename == threading.__file__:
+        frame = frame.f_back
+    return frame is not None and Path(frame.f_code.co_filename).is_relative_to(Path(concurrent.futures.__file__).parent)
+
+
 def interrupted(action, point):
     """Run an action with Ctrl-C at its n-th point; return the error, and whether the action has that many points."""
     points, is_throw = count(), False
 
     def watch(frame, event, argument):
         nonlocal is_throw
-        if event in EVENTS and not is_throw and next(points) == point:
+        if event in EVENTS and not is_throw and next(points) >= point and not is_in_a_lock_of_python(frame):
             raise KeyboardInterrupt
         is_throw = event == "c_call" and argument.__name__ == "throw"  # the handler of a generator runs at once
 
