@@ -15,15 +15,16 @@ Face = Literal["python", "cli", "chat", "notebook", "page", "mcp", "graph"]
 """Who reads: a program, a terminal, a chat, a cell of a notebook, a browser, an MCP client, a client of a graph."""
 
 Verb = Literal[
-    "add_user", "answer", "answer_calls", "answer_each", "check_schema", "confirm", "continue", "continue_exploration",
-    "create_database", "create_session", "declare", "diff", "drop_question", "enable_user", "force", "force_delete",
-    "force_files", "force_recover", "force_restore", "force_rollback", "force_template", "fork", "fsck", "give_keys",
-    "grant", "install", "keep_files", "list_branches", "list_calls", "list_checkpoints", "list_keys", "list_links",
-    "list_members", "list_operations", "list_sessions", "list_snapshots", "list_tags", "list_users", "no_files",
-    "overwrite_files", "recover", "report_unowned", "rerun_live", "resolve", "resolve_happened", "resolve_to_reverse",
-    "resume", "resume_forced", "resume_planned", "retain", "rewind_files", "rewind_other", "rollback", "save_files",
-    "save_no_files", "show_exploration", "switch", "switch_ignore", "switch_note", "switch_run", "switch_world", "tag",
-    "undo", "undo_planned", "unfenced", "untag", "update", "use_serializer", "wrap", "wrap_again",
+    "add_no_files", "add_overwrite", "add_user", "answer", "answer_calls", "answer_each", "check_schema", "confirm",
+    "continue", "continue_exploration", "create_database", "create_session", "declare", "diff", "drop_question",
+    "enable_user", "force", "force_delete", "force_files", "force_recover", "force_restore", "force_rollback",
+    "force_template", "fork", "fsck", "give_keys", "grant", "install", "keep_files", "list_branches", "list_calls",
+    "list_checkpoints", "list_keys", "list_links", "list_members", "list_operations", "list_sessions",
+    "list_snapshots", "list_tags", "list_users", "no_files", "overwrite_files", "recover", "redo_planned",
+    "report_unowned", "rerun_live", "resolve", "resolve_happened", "resolve_to_reverse", "resume", "resume_forced",
+    "resume_planned", "retain", "rewind_files", "rewind_other", "rollback", "save_files", "save_no_files",
+    "show_exploration", "switch", "switch_ignore", "switch_note", "switch_run", "switch_world", "tag", "undo",
+    "undo_planned", "unfenced", "untag", "update", "use_serializer", "wrap", "wrap_again",
 ]  # fmt: skip
 
 
@@ -219,6 +220,21 @@ def _force(does: str, page: str = ANYWAY) -> dict[str, str]:
 
 
 WORDS: Mapping[Verb, Mapping[str, str]] = {
+    "add_no_files": _words(
+        "leaves the files alone",
+        "files=False",
+        "--no-files",
+        page="“conversation and world”",
+        mcp="files=false",
+        graph="files=False",
+    ),
+    "add_overwrite": _words(
+        "restores them, and keeps the other's version in a snapshot",
+        "files='overwrite'",
+        "--overwrite-files",
+        page="“all, also files in conflict”",
+        graph="files='overwrite'",
+    ),
     "add_user": _words("adds one", "repo.users.add(NAME)", "{run}users add NAME", page="“Users”"),
     "answer": _words(
         "answers",
@@ -331,6 +347,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         graph="session.rollback({checkpoint}, files='overwrite')",
     ),
     "recover": _words("frees it, if its process died on another machine", "session.recover()", "{run}recover{place}"),
+    "redo_planned": _words("does it as its plan shows", "agent.redo(plan=agent.plan_redo())", "{run}redo{place}"),
     "report_unowned": _words("lets such calls run, and warns", "unowned_calls='report' in repo.wrap"),
     "rerun_live": _words(
         "simulates it too",

@@ -221,21 +221,20 @@ class RollbackAgent(BranchReader):
             NotFound: The branch has fewer such checkpoints.
             InvalidInput: `steps` is less than 1.
             Conflict: Without a plan: somebody else has moved the branch since this agent last saw it. Or as `rollback`.
-            WorldDiverged: Without a plan: effects of other branches would be reversed, too.
+            WorldDiverged: Without a plan: effects or files of other branches would be taken back, too.
             PlanChanged, RollbackBlocked, WorkspaceChanged, Unavailable, RollbackIncomplete: As `rollback`.
         """
         with self._outside_stream():
             if plan is None:
-                plan = self._plan_own_undo(steps, files)
-            to = self._rollbacks.find_previous(self.branch_id, steps)[1]
+                plan = self._require_own(self.plan_undo(steps, files=files), Next("undo_planned"))
+            to = self._rollbacks.find_previous(self.branch_id, steps, files)[1]
             return self.rollback(to, files=files, force=force, plan=plan)
 
-    def _plan_own_undo(self, steps: int, files: FilesOption) -> RollbackPlan:
-        """Plan an undo of what this agent has seen; refuse one that takes back what others have done."""
+    def _require_own(self, plan: RollbackPlan, planned: Next) -> RollbackPlan:
+        """Return a plan that takes back only what this agent has seen, and nothing that others have done."""
         if self._turn is None:  # while a turn runs, the rollback is refused
             self._require_unmoved()
-        plan = self.plan_undo(steps, files=files)
-        self._rollbacks.require_own(plan, self.branch_id, Next("undo_planned"))
+        self._rollbacks.require_own(plan, self.branch_id, planned)
         return plan
 
     def _require_unmoved(self) -> None:
@@ -257,10 +256,11 @@ class RollbackAgent(BranchReader):
         Raises:
             NotFound: There is nothing to redo.
             Conflict: Without a plan: somebody else has moved the branch since this agent last saw it. Or as `switch`.
+            WorldDiverged: Without a plan: effects or files of other branches would be taken back, too.
             PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete: As `switch`.
         """
-        if plan is None and self._turn is None:
-            self._require_unmoved()
+        if plan is None:
+            plan = self._require_own(self.plan_redo(), Next("redo_planned"))
         rewind_request = self._rollbacks.undo_rewind_request(self.branch_id)
         if rewind_request is not None:  # only files were rewound, so no tool runs
             self._rollbacks.rewind(rewind_request, force=force, plan=plan)

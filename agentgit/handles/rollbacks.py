@@ -79,26 +79,23 @@ class Rollbacks(SessionAccess):
         return self.context.read(create_request)
 
     def require_own(self, plan: RollbackPlan, branch_id: int, *next: Next) -> None:
-        """Check that a plan takes back only what was done on a branch, and not what other branches have done since."""
+        """Check that a plan takes back only what was done on a branch, and not what other branches have done."""
         store = self.context.store
 
-        def load(transaction: Reading) -> tuple[set[int], bool, str]:
+        def load(transaction: Reading) -> tuple[set[int], StoredRow]:
             row = store.sessions.branch(transaction, branch_id)
-            newest = store.snapshots.newest_of_session(transaction, self.session_id)
             track = store.live_track(transaction, row)
             calls = [*track, *store.journal.waiting_calls(transaction, row.id, len(track))]
-            ids = {call.first_id for call in calls}
-            return ids, newest is not None and newest.internal_session_id != branch_id, row.name
+            return {call.first_id for call in calls}, row
 
-        own_ids, has_newer_files, name = self.context.read(load)
+        own_ids, row = self.context.read(load)
         foreign = [str(one.invocation) for one in plan.reversals if one.invocation.first_id not in own_ids]
-        if plan.files is not None and plan.files.is_needed and has_newer_files:
-            changed = self.plan_switch(branch_id).files
-            foreign += sorted(plan.files.changed & changed.changed) if changed is not None else []
+        if plan.files is not None and plan.files.changed:
+            foreign += self.context.engine().files.of_others(row, plan.files)
         if foreign:
             raise WorldDiverged(
                 f"Nothing was done, because this would also take back what other branches did: {'; '.join(foreign)}.",
-                Next("switch_world", branch=name),
+                Next("switch_world", branch=row.name),
                 *next,
                 plan=plan,
             )
@@ -209,8 +206,13 @@ class Rollbacks(SessionAccess):
 
     # -- undo and redo
 
-    def find_previous(self, branch: BranchRef, steps: int = 1, required_role: Role = EDITOR) -> tuple[int, int]:
-        """Return the ids of a branch and of the checkpoint that lies `steps` distinct points back on it."""
+    def find_previous(
+        self, branch: BranchRef, steps: int, files: FilesOption, required_role: Role = EDITOR
+    ) -> tuple[int, int]:
+        """Return the ids of a branch and of the checkpoint that lies `steps` distinct points back on it.
+
+        If the files are left alone, points that differ only in files are one.
+        """
         if not isinstance(steps, int) or steps < 1:
             raise InvalidInput(f"steps must be a number from 1, not {steps!r}.")
         store = self.context.store
@@ -220,13 +222,13 @@ class Rollbacks(SessionAccess):
             head_state = store.head_state(transaction, row)
             newest = store.snapshots.newest_of_branch(transaction, row)
             path = self.context.lookup.path_checkpoints(transaction, row)
-            files = store.snapshots.without_others(transaction, row.external_session_id)
-            last_files = files[newest.id] if newest is not None else None
+            known = store.snapshots.without_others(transaction, row.external_session_id) if files else {}
+            last_files = known.get(newest.id) if newest is not None else None
             last_key = (point_key(head_state.checkpoint_state), last_files) if head_state.is_at_latest else None
             count = 0
             for checkpoint in reversed(path):
                 # A checkpoint without a workspace does not differ in its files.
-                key = (point_key(checkpoint), files.get(checkpoint.workspace_snapshot_id, last_files))
+                key = (point_key(checkpoint), known.get(checkpoint.workspace_snapshot_id, last_files))
                 if key != last_key:
                     last_key, count = key, count + 1
                 if count == steps:
@@ -254,19 +256,18 @@ class Rollbacks(SessionAccess):
         return self.context.read(load)
 
     def undo_rewind_request(self, branch: BranchRef, required_role: Role = EDITOR) -> Request | None:
-        """Return the request to undo a rewind of files, if that was the last operation on a branch; else None."""
+        """Return the request to undo a rewind of files, if the world of a branch has not changed since; else None."""
         store = self.context.store
 
         def create_request(transaction: Reading) -> Request | None:
             row = self.find_branch(transaction, branch, required_role)
             operations = store.operations.of_branch(transaction, row.id)
-            last_operation = operations[-1] if operations else None
-            if (
-                last_operation is None
-                or last_operation.source_id != row.id
-                or last_operation.status != DONE
-                or (row.head_id or 0) > last_operation.id
-            ):
+            left_world = [one for one in operations if as_object(one.request).get("sync") in ("note", "ignore")]
+            last_operation = next((one for one in reversed(operations) if one not in left_world), None)
+            if last_operation is None or last_operation.source_id != row.id or last_operation.status != DONE:
+                return None
+            newest = store.graphs.newest(transaction, row.thread_id)
+            if newest is not None and newest.made_at > last_operation.ended_at:  # a turn ran since
                 return None
             report = self.context.engine().reports.read(transaction, last_operation)
             snapshot_data = as_object(last_operation.request).get("files")

@@ -297,7 +297,7 @@ class Session(SessionReader):
             PlanChanged, RollbackBlocked, WorkspaceChanged, Unavailable, RollbackIncomplete, Conflict: As for
                 `rollback`.
         """
-        source_id, to = self._rollbacks.find_previous(branch, steps)
+        source_id, to = self._rollbacks.find_previous(branch, steps, files)
         return self.rollback(to, branch=source_id, files=files, force=force, plan=plan)
 
     def redo(self, *, branch: BranchRef = None, force: bool = False, plan: ConfirmedPlan = None) -> RollbackReport:

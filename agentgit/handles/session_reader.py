@@ -274,7 +274,7 @@ class SessionReader:
 
     def plan_undo(self, steps: int = 1, *, branch: BranchRef = None, files: FilesOption = True) -> RollbackPlan:
         """Return what `undo` would do, without doing anything."""
-        source_id, to = self._rollbacks.find_previous(branch, steps, VIEWER)
+        source_id, to = self._rollbacks.find_previous(branch, steps, files, VIEWER)
         return self.plan_rollback(to, branch=source_id, files=files)
 
     def plan_redo(self, *, branch: BranchRef = None) -> RollbackPlan:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 from sqlalchemy import Select
@@ -14,6 +14,7 @@ from agentgit.effects import RollbackPlan
 from agentgit.effects.files import (
     CONFLICT,
     CRASH,
+    LEFT,
     OUTSIDE,
     PERSON,
     RESTORE,
@@ -138,6 +139,21 @@ class RollbackFiles:
         changes = self.plan(row.external_session_id, snapshot, overwrites=overwrites, has_begun=True)
         return changes.forced() if changes and changes.forced().is_needed and not (force and changes.problem) else None
 
+    def of_others(self, branch: StoredRow, changes: FileChanges) -> list[str]:
+        """Return the paths that a plan changes although turns of other branches have written them."""
+        session_id = branch.external_session_id
+        with self.store.database.reading() as transaction:
+            newest = self.store.snapshots.newest_of_session(transaction, session_id)
+            path = [one.branch.id for one in self.store.sessions.lineage(transaction, branch)]
+        if newest is None:
+            return []
+        snapshot = replace(snapshot_ref_from_row(newest), snapshot=changes.snapshot, row=None)
+        adapter = self._adapter(session_id, snapshot)
+        own = dict(zip_longest(path, path[1:]))
+        theirs = adapter.plan(snapshot, self._history(session_id, snapshot, adapter, overwrites=False, own=own))
+        kept = {one.path for one in theirs.changes if one.action in (LEFT, CONFLICT)}
+        return sorted(changes.changed & (kept - {*changes.conflicts}))
+
     def _history(
         self,
         session_id: int,
@@ -146,8 +162,12 @@ class RollbackFiles:
         *,
         overwrites: bool,
         has_begun: bool = False,
+        own: Mapping[int, int | None] | None = None,
     ) -> FileHistory:
-        """Return who changed the files since a snapshot; once an operation has begun, its own steps may have, too."""
+        """Return who changed the files since a snapshot; once an operation has begun, its own steps may have, too.
+
+        With `own` branches, each with the id after which its rows are others', turns of others count as persons'.
+        """
         with self.store.database.reading() as transaction:
             rows = self.store.snapshots.since(transaction, session_id, snapshot)
             first = rows[0].snapshot if rows else snapshot.snapshot
@@ -160,6 +180,9 @@ class RollbackFiles:
             states.append(FileState(first, TURN if is_history else UNKNOWN))
         for earlier, row in pairwise(rows):
             changed_by = TURN if row.changed_by == CRASH else row.changed_by  # a crash is a row without changes
+            if own is not None and changed_by in (TURN, RESTORE):
+                end = own.get(row.internal_session_id, 0)
+                changed_by = changed_by if end is None or row.id < end else PERSON
             states.append(FileState(row.snapshot, UNKNOWN if earlier.changed_by == CRASH else changed_by))
         for row in rows:
             adapter.fetch_if_moved(snapshot_ref_from_row(row))

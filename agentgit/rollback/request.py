@@ -96,15 +96,24 @@ class Request(RollbackOptions):
     @property
     def over_conflicts(self) -> list[Next]:
         """The next steps where files are in conflict."""
-        verb: Verb = "rewind_files" if self._is_of_files else "overwrite_files"
-        return [Next("force_files"), *([Next(verb, checkpoint=self.ref)] if self.ref is not None else [])]
+        if self._is_of_files or not self._has_options:
+            verb: Verb = "rewind_files" if self._is_of_files else "overwrite_files"
+            return [Next("force_files"), *([Next(verb, checkpoint=self.ref)] if self.ref is not None else [])]
+        return [Next("force_files"), Next("add_overwrite")]
 
     @property
     def without_files(self) -> list[Next]:
         """The next steps where the files cannot be restored."""
         if self._is_of_files:
             return [Next("rewind_other")]
+        if self._has_options:
+            return [Next("add_no_files")]
         return [Next("no_files", checkpoint=self.ref)] if self.ref is not None else []
+
+    @property
+    def _has_options(self) -> bool:
+        """True if another call must have these options, too, so that a next step names only what is added."""
+        return (self.tools, self.conversation, self.replay) != ("reverse", True, RECORD)
 
     @property
     def _is_of_files(self) -> bool:

@@ -485,13 +485,86 @@ def test_the_first_point_of_a_branch_has_what_a_person_made_before(agent, desk):
     assert desk.files == MINE | {"a.txt": "one"}
 
 
-def test_an_undo_takes_back_no_files_of_another_branch_unasked(agent, repo, desk):
+def _at_once(agent):
+    return agent
+
+
+def _saved_by_hand(agent):
+    agent.checkpoint("by hand")
+    return agent
+
+
+def _gone_on(agent):
+    agent = agent.switch("main", "ignore")
+    agent.run("hello")
+    return agent
+
+
+@pytest.mark.parametrize(("since", "steps"), [(_at_once, 1), (_saved_by_hand, 1), (_gone_on, 2)])
+def test_an_undo_takes_back_no_files_of_another_branch_unasked(agent, repo, desk, since, steps):
     agent.fork(name="aside").run("write c.txt theirs")
+    agent = since(agent)
     with pytest.raises(WorldDiverged, match=r"other branches did: c\.txt"):
-        agent.undo()
+        agent.undo(steps)
     assert "c.txt" in desk.files
-    agent.undo(plan=agent.plan_undo())
-    assert desk.files == MINE | {"a.txt": "one"}
+    agent.undo(steps, plan=agent.plan_undo(steps))
+    assert "c.txt" not in desk.files
+
+
+def test_a_redo_takes_nothing_back_of_another_branch_unasked(agent, desk):
+    back = agent.undo()
+    back.fork(name="aside").run("write c.txt theirs; add lamp")
+    with pytest.raises(WorldDiverged, match=r"other branches did: add.*lamp.*; c\.txt"):
+        back.redo()
+    assert desk.files["c.txt"] == "theirs"
+    assert desk.world.items == ["lamp"]
+    back.redo(plan=back.plan_redo())
+    assert desk.files == MINE | {"a.txt": "two", "b.txt": "two"}
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_an_undo_without_files_takes_back_turns_only(agent, desk, steps):
+    agent.run("write a.txt three")
+    files = desk.files
+    for left in range(3 - steps, -1, -steps):
+        agent = agent.undo(steps, files=False)
+        assert sum(one["role"] == "user" for one in agent.history()) == left
+        assert desk.files == files
+
+
+SINCE_A_REWIND = {
+    "nothing": lambda agent: None,
+    "a fork": lambda agent: agent.fork(name="aside"),
+    "a checkpoint": lambda agent: agent.checkpoint("by hand"),
+    "a switch": lambda agent: agent.switch("main-2", "note"),
+}
+
+
+@pytest.mark.parametrize("since", SINCE_A_REWIND)
+def test_a_redo_takes_back_a_rewind_until_the_next_turn(agent, desk, since):
+    agent = agent.undo()
+    agent.run("write a.txt three; add lamp")
+    agent.rewind_files("main#1")
+    SINCE_A_REWIND[since](agent)
+    assert agent.redo().branch.name == "main-2"
+    assert desk.files == MINE | {"a.txt": "three"}
+    assert desk.world.items == ["lamp"]
+    agent.rewind_files("main#1")
+    agent.run("hello")
+    assert agent.redo().branch.name == "main"
+
+
+@pytest.mark.parametrize("options", [{"tools": "keep"}, {"conversation": False}])
+def test_a_way_past_a_conflict_keeps_the_options_of_the_call(agent, desk, options):
+    agent.run("write a.txt three; add lamp")
+    (desk.root / "a.txt").write_text("mine")
+    with pytest.raises(WorkspaceChanged) as refused:
+        agent.rollback("main#3", **options)
+    assert refused.value.next == (Next("force_files"), Next("add_overwrite"))
+    assert "files='overwrite' restores them" in str(refused.value)
+    branch = agent.rollback("main#3", **options, files="overwrite").branch.name
+    assert (branch, desk.world.items) == (("main-2", ["lamp"]) if "tools" in options else ("main", []))
+    assert desk.files["a.txt"] == "one"
 
 
 def test_what_the_running_turn_changed_is_the_turns_in_a_plan_too(agent, desk):

@@ -46,7 +46,16 @@ VERBS: dict[str, tuple[Callable[..., Any], str]] = {
 
 CAUSES = {"a conflict": WorkspaceChanged, "no snapshots": Unavailable}
 
-CHOICES = {"force_files", "no_files", "overwrite_files", "rewind_files", "rewind_other", "switch_ignore"}
+CHOICES = {
+    "add_no_files",
+    "add_overwrite",
+    "force_files",
+    "no_files",
+    "overwrite_files",
+    "rewind_files",
+    "rewind_other",
+    "switch_ignore",
+}
 
 
 @pytest.fixture
