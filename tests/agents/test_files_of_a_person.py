@@ -11,10 +11,10 @@ import backend
 import processes
 import pytest
 from file_tools import desk, home
+from stubborn_tools import Next
 
 import agentgit
 from agentgit import NotFound, PlanChanged, Workspace, WorkspaceChanged, WorldDiverged
-from agentgit.next_steps import Next
 
 __all__ = ["desk", "home"]  # fixtures that the tests use
 
