@@ -12,7 +12,7 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.commands import COMMANDS, AllCommands
-from agentgit.cli.options import GLOBAL_OPTIONS, GlobalOptions
+from agentgit.cli.options import GLOBAL_OPTIONS, GlobalOptions, repeat_options
 from agentgit.cli.output import HOST, REPORT, Host
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.next_steps import NAMED_PLACE, NOWHERE, Worded
@@ -166,4 +166,5 @@ def before(
 ) -> None:
     """Store the options that are given before the command."""
     GLOBAL_OPTIONS.set(GlobalOptions(user, db))
+    repeat_options(user, db)
     output.SETTINGS.set(output.Settings(dates, has_pager=not no_pager))
