@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 Face = Literal["python", "cli", "chat", "notebook", "page", "mcp", "graph"]
 """Who reads: a program, a terminal, a chat, a cell of a notebook, a browser, an MCP client, a client of a graph."""
@@ -18,8 +18,8 @@ Verb = Literal[
     "add_no_files", "add_overwrite", "add_user", "answer", "answer_calls", "answer_each", "check_schema", "confirm",
     "continue", "continue_exploration", "create_database", "create_session", "declare", "diff", "drop_question",
     "enable_user", "force", "force_delete", "force_files", "force_recover", "force_restore", "force_rollback",
-    "force_template", "fork", "fsck", "give_keys", "grant", "install", "keep_files", "list_branches", "list_calls",
-    "list_checkpoints", "list_keys", "list_links", "list_members", "list_operations", "list_sessions",
+    "force_template", "fork", "fsck", "give_keys", "grant", "install", "keep_files", "list_branch", "list_branches",
+    "list_calls", "list_checkpoints", "list_keys", "list_links", "list_members", "list_operations", "list_sessions",
     "list_snapshots", "list_tags", "list_users", "no_files", "overwrite_files", "recover", "redo_planned",
     "report_unowned", "rerun_live", "resolve", "resolve_happened", "resolve_to_reverse", "resume", "resume_forced",
     "resume_planned", "retain", "rewind_files", "rewind_other", "rollback", "save_files", "save_no_files",
@@ -66,7 +66,7 @@ class Worded(Exception):
 
     face: Face = "python"
     """The face that `str()` words the next steps for."""
-    place: tuple[str, str] | None = None
+    place: Place | None = None
     """What the command that raised this named, if that is over; see `NAMED_PLACE`."""
 
     def __init__(self, message: str = "", *next: Next) -> None:
@@ -159,10 +159,12 @@ def _thing(words: Mapping[str, str], face: Face, arguments: Mapping[str, Any]) -
 
     def spell(template: str, spelling: Callable[[Any], str]) -> str:
         given = {name: _open_answers(value) if name == "ids" else spelling(value) for name, value in arguments.items()}
-        session, branch = NAMED_PLACE.get() if face in ("cli", "notebook") else ("", "")
-        place = f"{session}@{branch}" if branch else session
-        words = {"session": session and f" {_quoted(session)}", "place": place and f" {_quoted(place)}"}
-        return template.format(run=RUN.get(face, RUN["cli"]), **words, **given)
+        named = NOWHERE if face == "chat" else NAMED_PLACE.get()
+        options, branch = named.options if face in RUN else "", arguments.get("branch", named.branch)
+        place = f"{named.session}@{branch}" if branch else named.session
+        words = {"session": named.session and f" {_quoted(named.session)}", "place": place and f" {_quoted(place)}"}
+        words |= {"run": f"{RUN.get(face, RUN['cli'])}{options}", "agentgit": f"{RUN['cli']}{options}"}
+        return template.format(**words, **given)
 
     if face in words or face == "graph":
         return spell(words.get(face, words["python"]), repr if face in PROGRAMS else _quoted if face in RUN else str)
@@ -185,10 +187,24 @@ PROGRAMS = ("python", "graph")
 RUN = {"cli": "agentgit ", "chat": "/", "notebook": "%agentgit "}
 """What a command begins with, on each face that runs the commands of the command line."""
 
-NOWHERE = "", ""
 
-NAMED_PLACE: ContextVar[tuple[str, str]] = ContextVar("agentgit_named_place", default=NOWHERE)
-"""The session and the branch that the running command names, which a command that it proposes must name too."""
+class Place(NamedTuple):
+    """What a command names: a session, a branch, and options before the command, like `--db notes.db `."""
+
+    session: str = ""
+    branch: str = ""
+    options: str = ""
+
+    def at(self, session: Any, branch: str | None) -> Place:
+        """Return the place of a session and a branch; a name that would be read as an option gives way to the id."""
+        name = session.reference
+        return self._replace(session=str(session.id) if name.startswith("-") else name, branch=branch or "")
+
+
+NOWHERE = Place()
+
+NAMED_PLACE: ContextVar[Place] = ContextVar("agentgit_named_place", default=NOWHERE)
+"""What the running command, page or tool names, which a command that it proposes must name too."""
 
 ANYWAY = "“… anyway”"
 
@@ -239,7 +255,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "answer": _words(
         "answers",
         "agent.invoke(Command(resume=...))",
-        "agentgit chat MODULE:GRAPH, with your next line,",
+        "{agentgit}chat MODULE:GRAPH{place}, with your next line,",
         chat="Your next line",
         graph="A run with Command(resume=...)",
     ),
@@ -247,7 +263,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "answer_each": _words(
         "answers them",
         "agent.invoke(Command(resume={{{ids}}}))",
-        "agentgit chat MODULE:GRAPH, with a line for each,",
+        "{agentgit}chat MODULE:GRAPH{place}, with a line for each,",
         chat="A line for each, in this order,",
         graph="A run with Command(resume={{{ids}}})",
     ),
@@ -265,12 +281,12 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "continue": _words(
         "continues the turn",
         "agent.invoke(None)",
-        "/continue in agentgit chat",
+        "/continue in {agentgit}chat MODULE:GRAPH{place}",
         chat="/continue",
         graph="A run with the input None",
     ),
     "create_database": _words("creates one", "agentgit.open(PATH)", "{run}db upgrade"),
-    "create_session": _words("creates one", "repo.wrap(graph, session=...)", "agentgit chat MODULE:GRAPH NAME"),
+    "create_session": _words("creates one", "repo.wrap(graph, session=...)", "{agentgit}chat MODULE:GRAPH NAME"),
     "declare": _words(
         "declares it here",
         "repo.wrap(graph), or trust=[MODULE],",
@@ -316,7 +332,16 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     ),
     "install": _words("installs it", "pip install {package}", "pip install {package}"),
     "keep_files": _words(
-        "keeps its files from then on", "repo.wrap(graph, workspace=...)", "agentgit chat MODULE:GRAPH --workspace DIR"
+        "keeps its files from then on",
+        "repo.wrap(graph, workspace=...)",
+        "{agentgit}chat MODULE:GRAPH{place} --workspace DIR",
+    ),
+    "list_branch": _words(
+        "lists them",
+        "session.log(branch={branch})",
+        "{run}log{place}",
+        page="“Tree”",
+        mcp="`list_checkpoints` with branch {branch}",
     ),
     "list_branches": _list("session.branches()", "branches{session}", "Tree", "branches"),
     "list_calls": _list("session.tool_track()", "tool-track{place}", "Tool calls", "tool_track"),
@@ -352,7 +377,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
     "rerun_live": _words(
         "simulates it too",
         "agent.rerun(tools={{{name}: 'live'}})",
-        "agentgit rerun --graph MODULE:GRAPH SESSION --tools {name}=live",
+        "{agentgit}rerun --graph MODULE:GRAPH SESSION --tools {name}=live",
     ),
     "resolve": _words(
         "records what you find",
@@ -414,8 +439,8 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         "leaves the files out",
         "files=False",
         "--no-files",
-        page="agentgit checkpoint create NAME --no-files, on the server,",
-        mcp="agentgit checkpoint create NAME --no-files, on the server,",
+        page="agentgit checkpoint create{place} NAME --no-files, on the server,",
+        mcp="agentgit checkpoint create{place} NAME --no-files, on the server,",
         graph="session.checkpoint(NAME, files=False)",
     ),
     "save_files": _words("saves the files", "Workspace.save()", "{run}workspace save"),

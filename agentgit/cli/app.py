@@ -6,17 +6,22 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextvars import copy_context
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from agentgit.cli import output
 from agentgit.cli.commands import COMMANDS, AllCommands
-from agentgit.cli.options import GLOBAL_OPTIONS, GlobalOptions
-from agentgit.cli.output import HOST, Host
+from agentgit.cli.options import GLOBAL_OPTIONS, GlobalOptions, repeat_options
+from agentgit.cli.output import HOST, REPORT, Host
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.next_steps import NAMED_PLACE, NOWHERE, Worded
 from agentgit.version import VERSION
+
+if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+    from agentgit.effects import RollbackReport
+    from agentgit.sessions import InternalSession
 
 Dates = Literal["auto", "relative", "exact"]
 
@@ -52,12 +57,9 @@ TERMINAL_ONLY = ("chat", "demo", "mcp", "serve")
 INTERRUPTED = 130
 """The exit code that typer gives to Ctrl-C."""
 
-MOVING = ("switch",)
-"""The commands after which an agent stands on the session's current branch, even if that has not changed."""
-
 
 def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
-    """Run a command in this process, for a notebook or a chat."""
+    """Run a command in this process, for a notebook or a chat, whose agents follow it to another branch."""
     command = next((word for word in words if word in COMMANDS), "")  # after the options before it
     if command in TERMINAL_ONLY:
         raise InvalidInput(f"Run it in a terminal: agentgit {command}")
@@ -66,9 +68,11 @@ def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
 
     def run_command() -> Any:
         HOST.set(host)
+        REPORT.set(None)
         return typer.main.get_command(app).main(list(words), prog_name=prog_name, standalone_mode=False)
 
     context = copy_context()  # the options before a command are context variables
+    before = [(agent, agent.session.branch().id) for agent in host.agents()]
     try:
         code = context.run(run_command)
     except Exception as error:
@@ -77,8 +81,37 @@ def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
         if hasattr(error, "format_message"):  # typer exports no base class of its errors
             raise InvalidInput(error.format_message()) from error
         raise
+    finally:
+        report = context.run(lambda: REPORT.get() if GLOBAL_OPTIONS.get().db is None else None)  # of this database
+        for agent, current_id in before:
+            if (branch := _branch_after(host, agent, current_id, report)) is not None:
+                host.move(agent, branch)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
+
+
+def _branch_after(
+    host: Host, agent: RollbackAgent, current_id: int, report: RollbackReport | None
+) -> InternalSession | None:
+    """Return the branch on which an agent continues after a command; None if that has not changed.
+
+    It is the branch to which the command led from the agent's branch, even if the session is on another one, else the
+    session's current branch if that is a new one or if the command switched to it.
+    """
+    from agentgit.effects.plan import ROLLBACK, SWITCH
+    from agentgit.sessions.session import DONE
+
+    done = report if report is not None and report.status == DONE else None
+    try:
+        if done is not None and done.kind == ROLLBACK:
+            operation = host.repository().operation(done.operation_id)
+            if operation.source_session_id == agent.branch_id:
+                return agent.session.branch(operation.internal_session_id)
+        current = agent.session.branch()
+        is_switched = done is not None and done.kind == SWITCH and done.session_name == agent.session.reference
+    except AgentGitError:  # the command has deleted the session
+        return None
+    return current if is_switched or current.id != current_id else None
 
 
 def complete_in(host: Host, words: Sequence[str], incomplete: str) -> list[str]:
@@ -133,4 +166,5 @@ def before(
 ) -> None:
     """Store the options that are given before the command."""
     GLOBAL_OPTIONS.set(GlobalOptions(user, db))
+    repeat_options(user, db)
     output.SETTINGS.set(output.Settings(dates, has_pager=not no_pager))

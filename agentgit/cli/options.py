@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -55,7 +56,8 @@ class CommandGroup(TyperGroup):
         found: Any = super().resolve_command(ctx, args)
         name, command, _ = found
         needs_graph = any(one.name == "graph" and one.param_type_name == "argument" for one in command.params)
-        NAMED_PLACE.set(NOWHERE)
+        if ctx.parent is None:
+            NAMED_PLACE.set(NOWHERE)
         COMMAND_PATH.set(f"{ctx.command_path} {name}" + " MODULE:GRAPH" * needs_graph)
         return found
 
@@ -249,10 +251,28 @@ class GlobalOptions(NamedTuple):
 GLOBAL_OPTIONS: ContextVar[GlobalOptions] = ContextVar("agentgit_who", default=GlobalOptions())  # noqa: B039  # the default is immutable
 
 
+def hide_password(db: str) -> str:
+    """Return the address of a database without its password.
+
+    Example:
+        >>> hide_password("postgresql://me:secret@db/notes"), hide_password("host=db password=secret")
+        ('postgresql://me:***@db/notes', 'host=db password=***')
+    """
+    return re.sub(r"(?<=[^/]:)[^/@]+(?=@)|(?<=password=)[^&\s]+", "***", db)
+
+
+def repeat_options(user: str | None, db: str | None) -> None:
+    """Let the commands that an error proposes name the user and the database, if the command line names them."""
+    shown = {"--db": db and hide_password(db), "--user": user if user != os.environ.get("AGENTGIT_USER") else ""}
+    options = "".join(f"{name} {shlex.quote(value)} " for name, value in shown.items() if value)
+    NAMED_PLACE.set(NAMED_PLACE.get()._replace(options=options))
+
+
 def name_database(db: str | None) -> None:
     """Use a database for the command, if it is given."""
     if db is not None:
         GLOBAL_OPTIONS.set(GLOBAL_OPTIONS.get()._replace(db=db))
+        repeat_options(*GLOBAL_OPTIONS.get())
 
 
 def add_shared_options(app: typer.Typer) -> None:
@@ -345,7 +365,8 @@ def each_schema(name: str | None, every: bool) -> Iterator[AbstractContextManage
     for one in names:
         if every and not output.as_json():
             output.say(f"{one}:")
-        name_database(in_schema(location, one).render_as_string(hide_password=False))
+        address_there = in_schema(location, one).render_as_string(hide_password=False)
+        GLOBAL_OPTIONS.set(GLOBAL_OPTIONS.get()._replace(db=address_there))
         yield collect_failure() if every else nullcontext()
     if exit_codes:
         raise typer.Exit(exit_codes[0])

@@ -26,8 +26,11 @@ from agentgit.render.view import ASCII, Medium, Span, View
 from agentgit.values import portable
 
 if TYPE_CHECKING:
+    from agentgit.agents.agent import RollbackAgent
+    from agentgit.effects import RollbackReport
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
+    from agentgit.sessions import InternalSession
     from agentgit.sessions.reports import OnProgress
 
 
@@ -54,9 +57,18 @@ class Host(Protocol):
     def ask(self, question: str) -> bool:
         """Ask a yes-or-no question."""
 
+    def agents(self) -> list[RollbackAgent]:
+        """Return the agents that follow the commands."""
+
+    def move(self, agent: RollbackAgent, branch: InternalSession) -> None:
+        """Continue on another branch with an agent that follows the commands."""
+
 
 HOST: ContextVar[Host | None] = ContextVar("agentgit_host", default=None)
 """The program that runs the commands; None for a terminal."""
+
+REPORT: ContextVar[RollbackReport | None] = ContextVar("agentgit_report", default=None)
+"""What the running command has done, which the agents of its host follow."""
 
 
 VARIABLES = ("AGENTGIT_PAGER", "PAGER")

@@ -197,7 +197,7 @@ def one_branch(named: str | None, option: str | None) -> str | None:
     if named is not None and option is not None and named != option:
         raise InvalidInput(f"@{named} and --branch {option} are two branches. Name one.")
     if option is not None:
-        NAMED_PLACE.set((NAMED_PLACE.get()[0], option))
+        NAMED_PLACE.set(NAMED_PLACE.get()._replace(branch=option))
     return option if named is None else named
 
 
@@ -242,7 +242,7 @@ def _name(session: Session | None, name: str, branch: str | None = None) -> None
     """Let the commands that an error proposes name a session and a branch, too."""
     if session is not None and name.startswith("-"):
         name = str(session.id)  # the name would be read as an option
-    NAMED_PLACE.set((name, branch or ""))
+    NAMED_PLACE.set(NAMED_PLACE.get()._replace(session=name, branch=branch or ""))
 
 
 def _require_at_most_two(words: list[str]) -> None:
@@ -293,6 +293,6 @@ def _session_and_branch(repo: Repository, ref: str | None, branch: str | None) -
         if named is not None:
             session.branch(named)
     except NotFound:
-        NAMED_PLACE.set((ref or "", branch or ""))
+        NAMED_PLACE.set(NAMED_PLACE.get()._replace(session=ref or "", branch=branch or ""))
         return FIRST_SESSION if ref is None else ref, branch
     return session.reference, one_branch(named, branch)

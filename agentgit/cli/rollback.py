@@ -197,6 +197,7 @@ def switch(
         if sync is not None:
             print_rollback(report)
             return
+        output.REPORT.set(report)
         current = session.branch()
         line = (Span(clean(current.name), "head"), Span(" is the current branch; the world is unchanged"))
         output.emit_at(session, None, lambda: record(current), lambda: [line])
@@ -263,6 +264,8 @@ def run_confirmed(plan: RollbackPlan, run: Callable[..., Any], verb: str, *, yes
 
 
 def print_rollback(value: RollbackPlan | RollbackReport) -> None:
+    if isinstance(value, RollbackReport):
+        output.REPORT.set(value)
     output.emit(value.to_dict, lambda: view_outcome(value), value)
 
 

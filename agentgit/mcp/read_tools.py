@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from agentgit.errors import InvalidInput
+from agentgit.next_steps import NAMED_PLACE, NOWHERE
 from agentgit.render.records import record
 from agentgit.render.view import Medium, Span, View
 from agentgit.render.views import checkpoints, conversation, diff, lists, tree
@@ -94,20 +95,22 @@ class ReadTools:
         self.repo = repo
         self.bound_session = session
 
-    def find_session(self, session: str | None) -> Session:
-        """Return the session that a tool call is about."""
-        return self.bound_session if self.bound_session is not None else self.repo.session(session)
+    def find_session(self, session: str | int | None, branch: str | None = None) -> Session:
+        """Return the session that a tool call is about; the commands that its answer proposes name the branch, too."""
+        found = self.bound_session if self.bound_session is not None else self.repo.session(session)
+        NAMED_PLACE.set(NOWHERE.at(found, branch))
+        return found
 
-    def find_changed_session(self, session: str | None) -> Session:
+    def find_changed_session(self, session: str | None, branch: str | None = None) -> Session:
         """Return the session that a tool call changes, or plans to change."""
         if self.bound_session is not None or session is not None:
-            return self.find_session(session)
+            return self.find_session(session, branch)
         sessions = self.repo.sessions(LISTED_SESSIONS + 1)
         if len(sessions) > 1:
             names = ", ".join(repr(one.reference) for one in sessions[:LISTED_SESSIONS])
             rest = " and more" if len(sessions) > LISTED_SESSIONS else ""
             raise InvalidInput(f"There are several sessions, so pass session, one of: {names}{rest}.")
-        return self.repo.session(sessions[0].id if sessions else None)
+        return self.find_session(sessions[0].id if sessions else None, branch)
 
     def sessions(self, limit: Limit = 20, *, name: NameFilter = None) -> ToolAnswer:
         """List the sessions. The session that was updated most recently is first."""
@@ -127,7 +130,7 @@ class ReadTools:
         after: After = None,
     ) -> ToolAnswer:
         """List the checkpoints of a branch, newest first. The conversation can go back to each of them."""
-        log = self.find_session(session).log(branch=branch, auto=auto)
+        log = self.find_session(session, branch).log(branch=branch, auto=auto)
         page = log.page(limit, after=after)
         more = [(Span(f"more: after={page.next}", "dim"),)] if page.next else []
         return ToolAnswer(
@@ -139,12 +142,12 @@ class ReadTools:
         self, checkpoint: CheckpointParameter, *, session: SessionName = None, branch: Branch = None
     ) -> ToolAnswer:
         """Show one checkpoint: the last messages before it, the state, and the tool calls."""
-        target = self.find_session(session).get_checkpoint(checkpoint, branch=branch)
+        target = self.find_session(session, branch).get_checkpoint(checkpoint, branch=branch)
         return ToolAnswer(checkpoints.checkpoint(target), record(target))
 
     def tool_track(self, *, session: SessionName = None, branch: Branch = None, limit: Limit = 50) -> ToolAnswer:
         """List the tool calls of a branch, oldest first, with the effect, status and result of each."""
-        calls = self.find_session(session).tool_track(branch=branch)[-limit:]
+        calls = self.find_session(session, branch).tool_track(branch=branch)[-limit:]
         return ToolAnswer(conversation.calls(calls))
 
     def branches(self, *, session: SessionName = None) -> ToolAnswer:
@@ -183,7 +186,7 @@ class ReadTools:
         after: After = None,
     ) -> ToolAnswer:
         """Find checkpoints by their names, and messages and tool calls by their words. Names are listed first."""
-        hits = self.find_session(session).search(
+        hits = self.find_session(session, branch).search(
             text, branch=branch, all_branches=all_branches, limit=limit, after=after
         )
         return ToolAnswer(checkpoints.hits(hits), hits.to_dict())
@@ -214,7 +217,7 @@ class ReadTools:
 
         If nothing blocks the rollback, the answer has its `identity`. Pass it to rollback_to_checkpoint as `plan`.
         """
-        handle = self.find_changed_session(session)
+        handle = self.find_changed_session(session, branch)
         options: dict[str, Any] = {"tools": tools, "files": files, "conversation": conversation}
         return _plan_answer(handle.plan_rollback(checkpoint, branch=branch, **options), force=force)
 
@@ -226,13 +229,18 @@ class ReadTools:
         return _plan_answer(self.find_changed_session(session).plan_switch(branch), force=force)
 
 
+def to_confirm(plan: RollbackPlan) -> str:
+    """Return the line that says how to confirm a plan."""
+    return f"To do exactly this: plan={plan.identity}"
+
+
 def _plan_answer(plan: RollbackPlan, *, force: bool) -> ToolAnswer:
     """Return the answer for a plan, with its identity if nothing blocks it."""
     effective_plan = plan.forced() if force else plan
     data, view = effective_plan.to_dict(), list(outcome(effective_plan))
     del data["replayed"]
     if effective_plan.is_admissible:
-        view.append((Span(f"To do exactly this: plan={plan.identity}"),))
+        view.append((Span(to_confirm(plan)),))
     else:
         del data["identity"]
     return ToolAnswer(view, data)

@@ -21,8 +21,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 import agentgit
 from agentgit.checkpoints import references
 from agentgit.errors import AgentGitError, InvalidInput, NotFound, PlanChanged, RollbackBlocked, RollbackIncomplete
-from agentgit.mcp.read_tools import MEDIUM, ReadTools, ToolAnswer
+from agentgit.mcp.read_tools import MEDIUM, ReadTools, ToolAnswer, to_confirm
 from agentgit.mcp.write_tools import WriteTools
+from agentgit.next_steps import NAMED_PLACE, NOWHERE
 from agentgit.render.views.rollback import outcome
 from agentgit.values import is_database_error, portable
 
@@ -150,12 +151,16 @@ def create_server(tools: WriteTools, *, bound: bool, read_only: bool) -> Server[
 
     @server.call_tool(validate_input=False)  # type: ignore[untyped-decorator]  # untyped in mcp
     async def call_tool(name: str, arguments: dict[str, Any]) -> types.CallToolResult:
+        # In a thread, so that the server keeps reading requests. A call that has started is never abandoned.
+        return await to_thread.run_sync(answer, name, arguments)
+
+    def answer(name: str, arguments: dict[str, Any]) -> types.CallToolResult:
+        NAMED_PLACE.set(NOWHERE)
         try:
             if (schema := schemas.get(name)) is None:
                 raise NotFound(f"There is no tool {name}.", near=references.similar_names(name, schemas))
             validated = schema.validate(arguments)
-            # In a thread, so that the server keeps reading requests. A call that has started is never abandoned.
-            return _result(await to_thread.run_sync(lambda: getattr(tools, name)(**validated)))
+            return _result(getattr(tools, name)(**validated))
         except AgentGitError as error:
             if is_database_error(error.__cause__):
                 LOG.warning("The database refused something.", exc_info=error)
@@ -180,6 +185,10 @@ def _failure(error: AgentGitError) -> types.CallToolResult:
     if isinstance(error, PlanChanged | RollbackBlocked):
         details["plan"] = error.plan.to_dict()
         text += f"\n{MEDIUM.text(outcome(error.plan))}"
+        if any(step.verb in ("confirm", "resume_planned") for step in error.next):
+            text += f"\n{to_confirm(error.plan)}"
+        else:
+            del details["plan"]["identity"]
     elif isinstance(error, RollbackIncomplete):
         details |= {"operation": error.operation, "report": error.report.to_dict()}
         text += f"\n{MEDIUM.text(outcome(error.report))}"

@@ -72,7 +72,7 @@ class WriteTools(ReadTools):
         description: Description = None,
     ) -> ToolAnswer:
         """Save the current point of a branch, with its files, as a checkpoint. You can go back to it later."""
-        handle = self.find_changed_session(session)
+        handle = self.find_changed_session(session, branch)
         checkpoint = handle.checkpoint(name, branch=branch, description=description)
         return _change_answer(handle, log([checkpoint]), record(checkpoint))
 
@@ -80,7 +80,7 @@ class WriteTools(ReadTools):
         self, checkpoint: CheckpointParameter, *, session: ChangedSession = None, branch: Branch = None
     ) -> ToolAnswer:
         """Delete one checkpoint. The conversation is kept. The tool fails if a branch, tag or rollback needs it."""
-        handle = self.find_changed_session(session)
+        handle = self.find_changed_session(session, branch)
         deleted = handle.delete_checkpoint(checkpoint, branch=branch)
         return _text_answer(f"Deleted {deleted.metadata['reference']} of {place(handle.reference)}.")
 
@@ -88,7 +88,7 @@ class WriteTools(ReadTools):
         self, *, session: ChangedSession = None, branch: Branch = None, keep: Keep = 5
     ) -> ToolAnswer:
         """Delete old automatic checkpoints of a branch. Named checkpoints, and those that something needs, are kept."""
-        handle = self.find_changed_session(session)
+        handle = self.find_changed_session(session, branch)
         where = place(handle.reference, handle.branch(branch).name)
         number = handle.cleanup_auto_checkpoints(branch=branch, keep=keep)
         return _text_answer(f"Deleted {count(number, 'automatic checkpoint')} of {where}.")
@@ -105,7 +105,7 @@ class WriteTools(ReadTools):
 
         The current branch stays the same, and nothing is undone.
         """
-        handle = self.find_changed_session(session)
+        handle = self.find_changed_session(session, branch)
         new_branch = handle.branch(handle.fork(checkpoint, branch=branch, name=name).branch)
         return _change_answer(handle, lists.branches([new_branch], handle.tree()), record(new_branch))
 
@@ -124,7 +124,7 @@ class WriteTools(ReadTools):
         plan: Plan,
     ) -> ToolAnswer:
         """Go back to a checkpoint on a new branch, and undo what tools did after it. Call plan_rollback first."""
-        handle = self.find_changed_session(session)
+        handle = self.find_changed_session(session, branch)
         request_id = f"mcp-{plan[:32]}"
         if previous := [one for one in handle.operations() if one.request_id == request_id]:
             return _report_answer(self.repo.resume(previous[0], plan=plan))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentgit.cli.app import MOVING, complete_in, quote_word, run_in
+from agentgit.cli.app import complete_in, quote_word, run_in
 from agentgit.cli.completion import Names, NamesHere
 from agentgit.errors import AgentGitError, InvalidInput, NotFound
 from agentgit.handles.session import Session
@@ -20,6 +20,7 @@ from agentgit.repository import Repository
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
+    from agentgit.sessions import InternalSession
 
 
 class NotebookNamespace:
@@ -136,31 +137,25 @@ class Notebook:
             self._display(self._waiting.pop(0))
 
     def run(self, words: Sequence[str]) -> Any:
-        """Run a command, bind the variables of agents whose session has moved, and return the command's result."""
-        before = [(variable, agent, agent.session.branch().id) for variable, agent in self._agents]
+        """Run a command, and return its result."""
         try:
             run_in(self, words, "%agentgit")
         except Exception:
             self.display_waiting()
             raise
-        finally:
-            for variable, agent, branch_id in before:
-                self._follow(variable, agent, branch_id)
-        if words[0] in MOVING and self._is_named:
-            self._follow(*self._agents[0], self._agents[0][1].branch_id)
         return self._waiting.pop() if self._waiting else None
 
-    def _follow(self, variable: str, agent: Any, branch_id: int) -> None:
-        """Bind the variable of an agent to an agent on the session's current branch, if the session has moved."""
-        try:
-            current = agent.session.branch()
-        except AgentGitError:  # the command has deleted the session
-            return
-        if current.id != branch_id:
-            self._namespace.names[variable] = agent.at(current.id)
-            branch = (Span(" is on branch "), Span(clean(current.name), "head"))
-            session = (Span(" of session "), Span(clean(agent.session.reference), "name"))
-            self._display(DisplayedView([(Span(variable, "reference"), *branch, *session)]))
+    def agents(self) -> list[RollbackAgent]:
+        """Return the agents of the notebook."""
+        return [agent for _, agent in self._agents]
+
+    def move(self, agent: RollbackAgent, branch: InternalSession) -> None:
+        """Bind the variable of an agent to an agent on another branch."""
+        variable = next(name for name, one in self._agents if one is agent)
+        self._namespace.names[variable] = agent.at(branch.id)
+        on_branch = (Span(" is on branch "), Span(clean(branch.name), "head"))
+        of_session = (Span(" of session "), Span(clean(agent.session.reference), "name"))
+        self._display(DisplayedView([(Span(variable, "reference"), *on_branch, *of_session)]))
 
 
 def target_line(session: Session, branch: str, variable: str) -> DisplayedView:

@@ -24,7 +24,7 @@ from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.report import DRIFTED_BEFORE, Reports
 from agentgit.rollback.request import ConfirmedPlan, Request, SwitchRequest
 from agentgit.rollback.resume import Resumption
-from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals, is_confirmed, plan_changed
+from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusals, is_confirmed, plan_refused
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
 from agentgit.sessions.session import DONE
 from agentgit.store.records.sessions import is_simulated, require_whole_rerun
@@ -104,13 +104,13 @@ class RollbackEngine:
         """Return what restoring the files would do, and check that nothing is in its way."""
         try:
             return self.files.require_safe_restore(session_id, snapshot, request)
-        except WorkspaceChanged:
+        except WorkspaceChanged as refusal:
             with self.store.database.reading() as transaction:
                 require_nothing_running(self.store, transaction, session_id)
             if request.plan is not None:
                 plan = self.plan(request) if isinstance(request, Request) else self.plan_switch(request.branch.id)
                 if not is_confirmed(request.plan, plan):
-                    raise plan_changed(plan) from None
+                    raise plan_refused(plan, refusal) from None
             raise
 
     def _plan_switch_to(self, transaction: Reading, branch_id: int, refusals: Refusals) -> RollbackPlan:

@@ -9,7 +9,7 @@ from typing import Any
 from agentgit.effects import RollbackPlan
 from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.plan import ROLLBACK, SWITCH
-from agentgit.errors import Conflict, InvalidInput, PlanChanged, RollbackBlocked
+from agentgit.errors import AgentGitError, Conflict, InvalidInput, PlanChanged, RollbackBlocked
 from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import require_idle
 from agentgit.rollback.files import FoundFiles, RollbackFiles
@@ -72,7 +72,8 @@ class Starter:
             planned = self.files.add_to_plan(plan, session_id, snapshot, files)
             place = request.source_id, target.internal_session_id, target.position
             if not is_confirmed(request.plan, planned):
-                raise plan_changed(self.planner.complete(transaction, planned, *place))
+                completed = self.planner.complete(transaction, planned, *place)
+                raise self._plan_changed(transaction, completed, request, precheck_answers)
         plan = self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
         self.files.record_found(transaction, session_id, found)
         if request.conversation:
@@ -127,7 +128,8 @@ class Starter:
             if request.plan is not None:
                 planned = self.files.add_to_plan(plan, branch.external_session_id, snapshot, files)
                 if not is_confirmed(request.plan, planned):
-                    raise plan_changed(self.planner.complete(transaction, planned, branch.id, branch.id))
+                    completed = self.planner.complete(transaction, planned, branch.id, branch.id)
+                    raise self._plan_changed(transaction, completed, request, precheck_answers)
             plan = self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
         else:
             plan = replace(plan, steps=[])
@@ -212,6 +214,20 @@ class Starter:
             nearest=f"{nearest.branch_name}#{nearest.number}" if nearest is not None else None,
         )
 
+    def _plan_changed(
+        self,
+        transaction: Reading,
+        plan: RollbackPlan,
+        request: Request | SwitchRequest,
+        precheck_answers: dict[int, str],
+    ) -> PlanChanged:
+        """Return the error for a confirmed plan in place of which another one would be done now, or refused."""
+        try:
+            self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
+        except RollbackBlocked as refusal:
+            return plan_refused(plan, refusal)
+        return plan_changed(plan)
+
     def _create_branch(self, transaction: Writing, target: StoredRow, name: str | None, source_id: int) -> int:
         """Create the new branch with the state of its branch point, not open yet, and return its id."""
         sessions, session_id = self.store.sessions, target.external_session_id
@@ -236,10 +252,18 @@ def is_confirmed(confirmed: ConfirmedPlan, plan: RollbackPlan) -> bool:
     return bool(plan.identity == getattr(confirmed, "identity", confirmed))
 
 
+NOT_CONFIRMED = "Nothing was done: the confirmed plan is not what would be done now."
+
+
 def plan_changed(plan: RollbackPlan, next: Next | None = None) -> PlanChanged:
     """Return the error for a confirmed plan that is not what would be done now."""
-    text = "Nothing was done: the confirmed plan is not what would be done now."
-    return PlanChanged(text, next or Next("confirm"), plan=plan)
+    return PlanChanged(NOT_CONFIRMED, next or Next("confirm"), plan=plan)
+
+
+def plan_refused(plan: RollbackPlan, refusal: AgentGitError) -> PlanChanged:
+    """Return the error for a confirmed plan in place of which one is refused now, with the way out of the refusal."""
+    cause = refusal.message.removeprefix("Nothing was done. ")
+    return PlanChanged(f"{NOT_CONFIRMED} {cause}", *refusal.next, plan=plan)
 
 
 def filter_refusals(precheck_answers: dict[int, str]) -> dict[int, str]:

@@ -452,6 +452,35 @@ def test_a_rollback_by_the_model_is_reported_in_the_chat():
         assert chat.agent.branch.name == "main-2"
 
 
+def test_a_chat_follows_its_commands_while_its_session_is_on_another_branch():
+    world = World()
+    with agentgit.open(":memory:") as repo:
+        agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
+        agent.run("add chair")
+        side = agent.fork(name="side")
+        side.run("add table")
+        other = repo.wrap(agent.graph, "other", effects=world.effects())
+        with chatting(repo, side, yes=True) as chat, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+
+            def branch_after(line: str) -> str:
+                chat.handle_line(line)
+                return chat.agent.branch.name
+
+            assert branch_after("/undo") == "side-2"
+            assert agent.session.branch().name == "main"
+            assert branch_after("/redo") == "side"
+            agent.session.switch("main", "ignore")  # in another process
+            assert branch_after("/rollback side#2 --json") == "side-3"
+            assert branch_after("add lamp") == "side-3"
+            assert branch_after("/rewind 1") == "side-4"
+            assert branch_after("/undo s@main") == "main-2"  # the session moves there
+            side.session.switch("side-2")
+            for line in ("/switch nowhere", "/switch other main", "/rollback s@side side#2", "/fork", "/log"):
+                assert branch_after(line) == "main-2"
+            assert other.session.branch().name == "main"
+        assert world.items == []
+
+
 # -- a terminal
 
 

@@ -7,6 +7,7 @@ import backend
 import command_line
 import pytest
 from merge_graphs import state_graph, told
+from scripted import call, scripted, tool_node_graph
 
 import agentgit
 from agentgit import MergeConflict
@@ -71,6 +72,15 @@ def test_a_merge_can_target_a_branch_that_is_not_current(repo, pair, run):
     assert repo.session("s").get_checkpoint(data["checkpoint"]["id"]).metadata["branch"] == "retry"
     assert repo.session("s").branch().name == "main"
     assert repo.session("s").get_checkpoint("retry").session_state["note"] == "mine"
+
+
+def test_a_merge_into_a_branch_with_a_question_names_the_chat_that_answers(repo, world, run):
+    replies = call("add_if_approved", item="a"), "fine"
+    agent = repo.wrap(tool_node_graph(scripted(*replies), world.tools()), "asked", effects=world.effects())
+    agent.fork(name="side").invoke({"messages": ["add a"]})
+    repo.session("other", create=True)
+    said = run("merge", "clerk:GRAPH", "asked@side", "main").err
+    assert " chat MODULE:GRAPH asked@side, with your next line, answers" in said
 
 
 def test_a_checkpoint_is_picked_on_the_command_line(repo, pair, run):

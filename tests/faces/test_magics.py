@@ -68,6 +68,22 @@ def test_a_rollback_rebinds_the_variable_to_an_agent_on_the_new_branch(shell, sh
     assert first.branch.name == "main"
 
 
+def test_the_variable_follows_a_command_while_the_session_is_on_another_branch(shell, shown, world):
+    agent = shell.user_ns["agent"]
+    side = shell.user_ns["agent"] = agent.fork(name="side")
+    side.run("add lamp")
+    magic(shell, "undo --yes")
+    assert shell.user_ns["agent"].branch.name == "side-2"
+    assert repr(shown[-1]) == "agent is on branch side-2 of session my session"
+    assert (agent.session.branch().name, world.items) == ("main", ["chair", "table"])
+    shell.user_ns["agent"].run("hello")
+    agent.session.switch("side")
+    magic(shell, "rollback side#2 --yes --json")
+    assert shell.user_ns["agent"].branch.name == "side-3"
+    magic(shell, "rollback @main main#2 --yes --force")
+    assert shell.user_ns["agent"].branch.name == "side-3"
+
+
 def test_the_checkpoint_and_tag_magics_name_tag_and_untag(shell):
     assert "all done - at last" in repr(magic(shell, "checkpoint create 'all done' --description 'at last'"))
     magic(shell, "tag HEAD good")

@@ -139,6 +139,7 @@ async def test_a_rollback_needs_the_identity_of_its_current_plan(repo, agent, wo
             refused = await ask("rollback_to_checkpoint", checkpoint="main#2", **wrong)
             assert refused.structuredContent["error"] == PlanChanged.__name__
             assert "add(item='lamp')" in said(refused)
+            assert f"plan={refused.structuredContent['plan']['identity']}" in said(refused)
         assert world.items == ["chair", "table", "lamp"]
         code = (await ask("plan_rollback", checkpoint="main#2")).structuredContent["identity"]
         first = await ask("rollback_to_checkpoint", checkpoint="main#2", plan=code)
@@ -159,6 +160,9 @@ async def test_an_irreversible_call_blocks_unless_the_server_allows_force(repo, 
         blocked = await ask("rollback_to_checkpoint", checkpoint="main#1", plan="x")
         assert blocked.structuredContent["error"] == PlanChanged.__name__
         assert "it cannot be undone" in said(blocked)
+        assert "force=true" in said(blocked)
+        assert "identity" not in said(blocked)
+        assert "identity" not in blocked.structuredContent["plan"]
         forced = await ask("rollback_to_checkpoint", checkpoint="main#1", plan="x", force=True)
         assert forced.structuredContent["error"] == NotAllowed.__name__
     async with client(repo, may_force=True) as ask:

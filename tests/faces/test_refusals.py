@@ -54,9 +54,11 @@ def sentence(repo: agentgit.Repository, subject: str, face: Face) -> str:
         ("files", "rewind-files support-42 HEAD --yes"),
     ],
 )
-def test_the_command_line_says_what_the_library_says(repo, tmp_path, subject, command):
+def test_the_command_line_says_what_the_library_says(repo, tmp_path, monkeypatch, subject, command):
     said = sentence(repo, subject, "cli")
-    done = run("--db", tmp_path / "agentgit.db", "--user", "ada", *command.split())
+    monkeypatch.setenv("AGENTGIT_DATABASE_URL", str(tmp_path / "agentgit.db"))
+    monkeypatch.setenv("AGENTGIT_USER", "ada")
+    done = run(*command.split())
     assert done.code > 0
     # A command that the command line proposes names the session that was named.
     assert f"error: {said}".replace(" support-42", "") in done.err.replace(" support-42", "")

@@ -82,8 +82,8 @@ def test_serve_names_what_is_wrong_or_missing(tmp_path, monkeypatch):
         ("--user-header X-Remote-User --no-proxy", 2, "--trusted-proxy"),
         ("--user-header X:User --trusted-proxy 127.0.0.1", 2, "not the name of a header"),
         ("--create-users --trusted-proxy 127.0.0.1", 2, "--user-header"),
-        ("--trusted-proxy 127.0.0.1", 2, "agentgit users add NAME"),
-        ("--host 0.0.0.0 --no-proxy", 2, "agentgit users add NAME"),
+        ("--trusted-proxy 127.0.0.1", 2, "agentgit --db agentgit.db users add NAME"),
+        ("--host 0.0.0.0 --no-proxy", 2, "agentgit --db agentgit.db users add NAME"),
     ):
         done = command_line.run("serve", "--db", "agentgit.db", *words.split())
         assert (done.code, part in done.err) == (code, True), words

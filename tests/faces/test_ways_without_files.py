@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import io
 import re
 import shlex
@@ -18,8 +19,10 @@ from chats import chatting
 from command_line import run
 from file_tools import desk, home
 from langchain_core.messages import HumanMessage
+from mcp_clients import connected
 from notebook_shells import ipython, magic, restart
 from stubborn_tools import WORDS_OF, Face, Next
+from web_visitors import Visitor
 
 import agentgit
 from agentgit import AgentGitError, Unavailable, Workspace, WorkspaceChanged
@@ -118,11 +121,17 @@ def test_a_redo_of_restored_files_names_what_it_has(agent, desk):
 def commands(face: Face, repo: agentgit.Repository, agent: Any, shell: Any) -> Callable[[str], str]:
     """Return a function that runs a command on a face, and returns the error that it shows."""
     if face == "cli":
-        return lambda words: run("--db", backend.address(repo), *shlex.split(words)).err
+        return lambda words: _in_terminal(backend.address(repo), words)
     if face == "notebook":
         restart(shell, agent=agent)
         return lambda words: _error_of(lambda: magic(shell, words))
     return lambda words: _in_chat(repo, agent, words)
+
+
+def _in_terminal(database: str, words: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTGIT_DATABASE_URL", database)
+        return run(*shlex.split(words)).err
 
 
 def _error_of(act: Callable[[], object]) -> str:
@@ -181,11 +190,87 @@ def test_the_next_command_is_for_the_branch_that_was_named(repo, agent, desk, ip
     assert re.search("agentgit log(?: s)? lists them", tell("show s nowhere" if face == "cli" else "show nowhere"))
 
 
+@pytest.mark.parametrize("face", ["cli", "notebook"])
+def test_the_next_command_is_for_the_database_that_was_named(repo, agent, ipython, tmp_path, monkeypatch, face):
+    monkeypatch.delenv("AGENTGIT_USER", raising=False)
+    tell, named = commands(face, repo, agent, ipython), f"--db '{tmp_path}/the notes.db'"
+    with agentgit.open(tmp_path / "the notes.db") as there:
+        there.session("s", create=True)
+        there.as_user(there.users.add("ada")).session("s", create=True)
+    for words in (f"{named} show s nowhere", f"show s nowhere {named}"):
+        assert f"agentgit {named} log s lists them" in tell(words)
+    assert re.search("agentgit log(?: s)? lists them", tell("show nowhere"))
+    if face == "cli":
+        assert f"agentgit {named} --user ada log s lists them" in tell(f"{named} --user ada show s nowhere")
+        monkeypatch.setenv("AGENTGIT_USER", "ada")
+        assert f"agentgit {named} log s lists them" in tell(f"{named} show s nowhere")
+
+
+LISTING = {"cli": "agentgit log s@main", "chat": "/log @main", "notebook": "%agentgit log @main"}
+
+
+@pytest.mark.parametrize("face", LISTING)
+def test_the_next_command_lists_the_branch_whose_checkpoint_is_missing(repo, agent, ipython, face):
+    tell = commands(face, repo, agent, ipython)
+    for missing in ("main#77", "main~77"):
+        said = tell(f"show s {missing}" if face == "cli" else f"show {missing}")
+        assert f"{LISTING[face]} lists them" in said
+    assert not tell(LISTING[face].lstrip("/%").removeprefix("agentgit "))
+
+
+def test_the_next_chat_is_on_the_branch_that_was_named(repo, agent, desk):
+    plain = repo.wrap(desk.graph(), "plain", effects=desk.world.effects(), check_effects=False)
+    plain.run("hello")
+    plain.fork(name="side")
+    said = commands("cli", repo, agent, None)("rewind-files plain@side side#1 --yes")
+    assert "agentgit chat MODULE:GRAPH plain@side --workspace DIR keeps its files" in said
+
+
+def run_on_the_server(repo: agentgit.Repository, said: str) -> None:
+    """Run the command that a page or a tool names, and which restores the files in conflict."""
+    found = re.search("agentgit ((?:rollback|rewind-files) .*? --overwrite-files) on the server", said)
+    assert found is not None, said
+    assert "error" not in commands("cli", repo, None, None)(f"{found[1]} --yes")
+
+
+async def test_a_tool_whose_plan_is_blocked_now_names_the_session_and_the_branch(repo, agent, desk):
+    agent.fork("start", name="side").switch("side", "ignore")
+    repo.session("other", create=True)
+    target = {"session": "s", "branch": "main-2", "checkpoint": POINT}
+    async with connected(repo) as client:
+        plan = await client.call_tool("plan_rollback", target)
+        prevent(desk, "a conflict")
+        confirmed = {**target, "plan": plan.structuredContent["identity"]}
+        refused = await client.call_tool("rollback_to_checkpoint", confirmed)
+        assert refused.structuredContent["error"] == "PlanChanged"
+        assert "identity" not in refused.structuredContent["plan"]
+        said = refused.content[0].text
+        assert "is not what would be done now. In " in said
+        assert "agentgit rollback s@main-2 " in said
+        elsewhere = await client.call_tool("plan_rollback", {"session": "other", "checkpoint": "nowhere"})
+        assert "main-2" not in elsewhere.content[0].text
+    run_on_the_server(repo, said)
+    assert desk.files == {"a.txt": "one"}
+
+
+def test_a_page_names_the_session_and_the_branch(repo, agent, desk):
+    agent.fork("start", name="side").switch("side", "ignore")
+    repo.session("other", create=True)
+    prevent(desk, "a conflict")
+    agent.session.sharing.share(repo.users.add("ada").name, "editor")
+    visitor, at = Visitor(repo.as_user("ada")), f"/sessions/{agent.session.id}/rollback"
+    page = visitor.get(f"{at}?to=main-2%231&scope=files&branch=main-2")
+    said = html.unescape(visitor.post(page, at, expect=409).text)
+    assert f"agentgit rewind-files {agent.session.id}@main-2 " in said
+    run_on_the_server(repo, said)
+    assert desk.files != {"a.txt": "mine"}
+
+
 def test_a_word_that_could_be_a_session_is_none_in_the_next_command(repo, agent):
     repo.session("other", create=True)
     agent.run("write b.txt one")
     agent.checkpoint("other")
-    said = run("--db", backend.address(repo), "diff", "other", "nowhere").err
+    said = commands("cli", repo, agent, None)("diff other nowhere")
     assert "agentgit log lists them" in said
 
 

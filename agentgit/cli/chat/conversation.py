@@ -10,14 +10,14 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Self
 
 from agentgit.agents import chat_turn
 from agentgit.agents.agent import RollbackAgent
 from agentgit.cli import output
-from agentgit.cli.app import MOVING, complete_in, run_in
+from agentgit.cli.app import complete_in, run_in
 from agentgit.cli.commands import COMMANDS
 from agentgit.cli.completion import Names, NamesHere
 from agentgit.effects import RollbackReport
@@ -37,6 +37,7 @@ from agentgit.render.view import Span, Table, View
 from agentgit.render.views.conversation import arguments
 from agentgit.render.views.rollback import outcome
 from agentgit.repository import Repository
+from agentgit.sessions import InternalSession
 from agentgit.sessions.messages import text_of
 from agentgit.values import portable
 
@@ -144,17 +145,8 @@ class Chat:
             case ["rewind", *options]:
                 self._rewind(options)
             case _:
-                self._run(self._as_command(words))
+                run_in(self, self._as_command(words), "/")
         return True
-
-    def _run(self, words: Sequence[str]) -> None:
-        """Run a command of the command line, and follow the session to the branch on which it then continues."""
-        branch_id = self.agent.session.branch().id
-        try:
-            run_in(self, words, "/")
-        finally:
-            if words[0] in MOVING or self.agent.session.branch().id != branch_id:
-                self.agent = self.agent.at()
 
     def _as_command(self, words: list[str]) -> list[str]:
         """Return the command of the command line that a slash command is short for."""
@@ -185,7 +177,8 @@ class Chat:
             output.print_notice("Nothing was done.")
             return
         branch_id = self.agent.branch_id
-        self._run(["rollback", f"message:{message['id']}", *(word for word in words if word.startswith("-"))])
+        options = [word for word in words if word.startswith("-")]
+        run_in(self, ["rollback", f"message:{message['id']}", *options], "/")
         if self.agent.branch_id != branch_id:
             self._refill = text_of(message)
             output.show([(Span(f"before: {cut(clean(self._refill), output.medium().width - 8)}", "dim"),)])
@@ -218,6 +211,14 @@ class Chat:
         if not at_terminal():
             raise InvalidInput("There is no terminal to ask for confirmation. Add --yes, or start the chat with --yes.")
         return output.ask_here(question)
+
+    def agents(self) -> list[RollbackAgent]:
+        """Return the agent of the chat."""
+        return [self.agent]
+
+    def move(self, agent: RollbackAgent, branch: InternalSession) -> None:
+        """Continue the chat on another branch."""
+        self.agent = agent.at(branch.id)
 
     def complete(self, prefix: str, word: str) -> list[str]:
         """Return the completions of a word: slash commands, and what the command line offers after them."""

@@ -348,26 +348,23 @@ class Lookup:
             on_branch = CHECKPOINT.c.internal_session_id == start_branch.id
             matches = self.store.checkpoints.find(transaction, on_branch, CHECKPOINT.c.number == reference.number)
             return (
-                matches[0]
-                if matches
-                else self._raise_missing(transaction, reference, lineage[-1:], f"branch {start_branch.name} has")
+                matches[0] if matches else self._raise_missing(transaction, reference, start_branch.name, lineage[-1:])
             )
         row = self.store.log.find_ancestor(transaction, lineage, reference.back)
-        return row or self._raise_missing(
-            transaction, reference, lineage, "there are", f" on the path of {start_branch.name}"
-        )
+        return row or self._raise_missing(transaction, reference, start_branch.name, lineage)
 
     def _raise_missing(
         self,
         transaction: Reading,
         reference: references.Reference,
+        branch: str,
         path: list[Segment],
-        prefix: str,
-        suffix: str = "",
     ) -> StoredRow:
         """Raise `NotFound` for a position that does not exist, with the number of existing checkpoints."""
         existing = count(self.store.log.count(transaction, parts_of_path(path), Filter(), None), "checkpoint")
-        raise NotFound(f"{reference.text!r} does not exist: {prefix} {existing}{suffix}.", Next("list_checkpoints"))
+        is_on_branch = reference.number is not None
+        found = f"branch {branch} has {existing}" if is_on_branch else f"there are {existing} on the path of {branch}"
+        raise NotFound(f"{reference.text!r} does not exist: {found}.", Next("list_branch", branch=branch))
 
     def _reference_names(self, transaction: Reading, session_id: int) -> list[str]:
         rows = self.store.sessions.branches(transaction, session_id)

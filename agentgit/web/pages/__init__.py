@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentgit.errors import AgentGitError, PlanChanged, RollbackBlocked
+from agentgit.next_steps import Place
 from agentgit.web import problems
 from agentgit.web.pages import actions, rollbacks, session, sessions, tree, users
 from agentgit.web.pages.dependencies import redirect_to_sign_in, visitor_of
@@ -36,8 +37,16 @@ def _render_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AgentGitError)  # noqa: S101  # registered for this class only
     if isinstance(error, problems.Unauthenticated):
         return redirect_to_sign_in(request)
+    error.place = _place_of(request)
     plan = error.plan if isinstance(error, PlanChanged | RollbackBlocked) else None
     return _render_problem(request, problems.problem_of_error(error, "page"), problems.headers_of(error), plan)
+
+
+def _place_of(request: Request) -> Place | None:
+    """Return the session and the branch of a page, for the commands that an error proposes; a switch leaves another."""
+    session, path = request.path_params.get("session_id"), request.url.path
+    branch = "" if path.endswith("/switch") else request.query_params.get("branch", "")
+    return Place(str(session), branch) if session is not None else None
 
 
 def _render_invalid_request(request: Request, error: Exception) -> Response:
