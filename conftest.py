@@ -23,6 +23,7 @@ import tempfile
 import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from contextvars import copy_context
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,7 +119,7 @@ def _run(words: list[str], said: list[str]) -> str:
         patch.setattr(sys, "argv", words)
         patch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in said)))
         with pytest.raises(SystemExit):
-            cli.main()
+            copy_context().run(cli.main)  # as in a process of its own, it leaves nothing behind
     return out.getvalue()
 
 
