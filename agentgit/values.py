@@ -344,14 +344,6 @@ def as_object(data: bytes | None) -> dict[str, Any]:
     return value
 
 
-def as_strings(data: bytes) -> tuple[str, ...]:
-    """Decode a JSON list of strings from a row of the database."""
-    value = stored_json(data)
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _unreadable_json()
-    return tuple(value)
-
-
 def _unreadable_json() -> Corrupt:
     return Corrupt("JSON in the database cannot be read.", Next("fsck"))
 
