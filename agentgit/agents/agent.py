@@ -259,9 +259,9 @@ class RollbackAgent(BranchReader):
             WorldDiverged: Without a plan: effects or files of other branches would be taken back, too.
             PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete: As `switch`.
         """
+        rewind_request = self._rollbacks.undo_rewind_request(self.branch_id)
         if plan is None:
             plan = self._require_own(self.plan_redo(), Next("redo_planned"))
-        rewind_request = self._rollbacks.undo_rewind_request(self.branch_id)
         if rewind_request is not None:  # only files were rewound, so no tool runs
             self._rollbacks.rewind(rewind_request, force=force, plan=plan)
             return self._on_branch(self.branch_id)

@@ -329,7 +329,7 @@ def test_log_filters_counts_and_pages_checkpoints(at):
 
 @pytest.mark.long
 def test_tags_are_managed_on_the_command_line(on_copy):
-    assert on_copy("tag").out == "no tags yet; agentgit tag REF NAME adds one\n"
+    assert re.fullmatch(r"no tags yet; agentgit --db \S+ tag REF NAME adds one\n", on_copy("tag").out)
     assert "v1" in on_copy("tag", "support-42", "main#2", "v1", "--description", "works").out
     assert on_copy("tag", "support-42", "HEAD", "v2").code == 0
     assert [one["name"] for one in json.loads(on_copy("tag", "support-42", "--json").out)] == ["v2", "v1"]
