@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -72,7 +73,10 @@ def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
         return typer.main.get_command(app).main(list(words), prog_name=prog_name, standalone_mode=False)
 
     context = copy_context()  # the options before a command are context variables
-    before = [(agent, agent.session.branch().id) for agent in host.agents()]
+    before: list[tuple[RollbackAgent, int]] = []
+    for agent in host.agents():
+        with suppress(AgentGitError):  # one whose repository is closed follows nothing
+            before.append((agent, agent.session.branch().id))
     try:
         code = context.run(run_command)
     except Exception as error:

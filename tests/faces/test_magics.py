@@ -109,6 +109,16 @@ def test_a_wrong_command_fails_with_one_line_and_changes_nothing(shell):
     assert len(shell.user_ns["agent"].session.branches()) == 1
 
 
+def test_another_database_is_read_although_that_of_the_agent_is_closed(shell, world, tmp_path):
+    with agentgit.open(tmp_path / "other.db") as other:
+        other.wrap(tool_node_graph(obedient(), world.tools()), "theirs", effects=world.effects()).run("add lamp")
+    with agentgit.open(tmp_path / "mine.db") as mine:
+        agent = mine.wrap(tool_node_graph(obedient(), world.tools()), "mine", effects=world.effects())
+    restart(shell, agent=agent)
+    assert len(magic(shell, f"--db {tmp_path / 'other.db'} log theirs")) == 2
+    assert "closed" in usage_error(shell, "log")
+
+
 def test_a_blocked_rollback_shows_its_plan(shell, shown, world):
     shell.user_ns["agent"].run("send hello")
     assert "RollbackBlocked" in usage_error(shell, "rollback main#3")
