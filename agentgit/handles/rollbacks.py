@@ -84,9 +84,7 @@ class Rollbacks(SessionAccess):
 
         def load(transaction: Reading) -> tuple[set[int], StoredRow]:
             row = store.sessions.branch(transaction, branch_id)
-            track = store.live_track(transaction, row)
-            calls = [*track, *store.journal.waiting_calls(transaction, row.id, len(track))]
-            return {call.first_id for call in calls}, row
+            return {call.first_id for call in store.calls_of(transaction, row)}, row
 
         own_ids, row = self.context.read(load)
         foreign = [str(one.invocation) for one in plan.reversals if one.invocation.first_id not in own_ids]

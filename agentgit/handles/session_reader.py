@@ -139,9 +139,7 @@ class SessionReader:
         """
 
         def load(transaction: Reading) -> ToolTrack:
-            store, row = self._context.store, self._access.find_branch(transaction, branch)
-            track = store.live_track(transaction, row)
-            return ToolTrack([*track, *store.journal.waiting_calls(transaction, row.id, len(track))])
+            return ToolTrack(self._context.store.calls_of(transaction, self._access.find_branch(transaction, branch)))
 
         return self._context.read(load)
 

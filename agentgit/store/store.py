@@ -130,6 +130,11 @@ class Store:
         runs = self.journal.newest_runs(transaction, branch.external_session_id)
         return self.journal.live_track(transaction, runs, self.track_parts(transaction, branch, position))
 
+    def calls_of(self, transaction: Reading, branch: StoredRow) -> list[ToolInvocation]:
+        """Read the tool track of a branch as users see it, and then the calls that wait for an answer."""
+        track = self.live_track(transaction, branch)
+        return [*track, *self.journal.waiting_calls(transaction, branch.id, len(track))]
+
     def head_state(self, transaction: Reading, branch: StoredRow) -> HeadState:
         """Return the current position of a branch.
 
