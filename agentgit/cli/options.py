@@ -251,19 +251,23 @@ class GlobalOptions(NamedTuple):
 GLOBAL_OPTIONS: ContextVar[GlobalOptions] = ContextVar("agentgit_who", default=GlobalOptions())  # noqa: B039  # the default is immutable
 
 
-def hide_password(db: str) -> str:
-    """Return the address of a database without its password.
+def shown_database(db: str) -> str:
+    """Return a database as it was given, but a URL without its passwords.
 
     Example:
-        >>> hide_password("postgresql://me:secret@db/notes"), hide_password("host=db password=secret")
-        ('postgresql://me:***@db/notes', 'host=db password=***')
+        >>> shown_database("notes.db"), shown_database("postgresql://me:secret@db/notes")
+        ('notes.db', 'postgresql+psycopg://me:***@db/notes')
     """
-    return re.sub(r"(?<=[^/]:)[^/@]+(?=@)|(?<=password=)[^&\s]+", "***", db)
+    if "://" not in db and "=" not in db:  # a path
+        return db
+    from agentgit.store.sql.url import parse_url, redacted_url  # imported late: it needs SQLAlchemy
+
+    return redacted_url(parse_url(db))
 
 
 def repeat_options(user: str | None, db: str | None) -> None:
     """Let the commands that an error proposes name the user and the database, if the command line names them."""
-    shown = {"--db": db and hide_password(db), "--user": user if user != os.environ.get("AGENTGIT_USER") else ""}
+    shown = {"--db": db and shown_database(db), "--user": user if user != os.environ.get("AGENTGIT_USER") else ""}
     options = "".join(f"{name} {shlex.quote(value)} " for name, value in shown.items() if value)
     NAMED_PLACE.set(NAMED_PLACE.get()._replace(options=options))
 
