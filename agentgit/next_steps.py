@@ -66,7 +66,7 @@ class Worded(Exception):
 
     face: Face = "python"
     """The face that `str()` words the next steps for."""
-    place: Place | None = None
+    place: NamedPlace | None = None
     """What the command that raised this named, if that is over; see `NAMED_PLACE`."""
 
     def __init__(self, message: str = "", *next: Next) -> None:
@@ -188,22 +188,22 @@ RUN = {"cli": "agentgit ", "chat": "/", "notebook": "%agentgit "}
 """What a command begins with, on each face that runs the commands of the command line."""
 
 
-class Place(NamedTuple):
-    """What a command names: a session, a branch, and options before the command, like `--db notes.db `."""
+class NamedPlace(NamedTuple):
+    """A session, a branch and options before a command, like `--db notes.db `; what is not named is empty."""
 
     session: str = ""
     branch: str = ""
     options: str = ""
 
-    def at(self, session: Any, branch: str | None) -> Place:
+    def at(self, session: Any, branch: str | None) -> NamedPlace:
         """Return the place of a session and a branch; a name that would be read as an option gives way to the id."""
         name = session.reference
         return self._replace(session=str(session.id) if name.startswith("-") else name, branch=branch or "")
 
 
-NOWHERE = Place()
+NOWHERE = NamedPlace()
 
-NAMED_PLACE: ContextVar[Place] = ContextVar("agentgit_named_place", default=NOWHERE)
+NAMED_PLACE: ContextVar[NamedPlace] = ContextVar("agentgit_named_place", default=NOWHERE)
 """What the running command, page or tool names, which a command that it proposes must name too."""
 
 ANYWAY = "“… anyway”"

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agentgit.errors import AgentGitError, PlanChanged, RollbackBlocked
-from agentgit.next_steps import Place
+from agentgit.next_steps import NamedPlace
 from agentgit.web import problems
 from agentgit.web.pages import actions, rollbacks, session, sessions, tree, users
 from agentgit.web.pages.dependencies import redirect_to_sign_in, visitor_of
@@ -42,11 +42,11 @@ def _render_error(request: Request, error: Exception) -> Response:
     return _render_problem(request, problems.problem_of_error(error, "page"), problems.headers_of(error), plan)
 
 
-def _place_of(request: Request) -> Place | None:
+def _place_of(request: Request) -> NamedPlace | None:
     """Return the session and the branch of a page, for the commands that an error proposes; a switch leaves another."""
     session, path = request.path_params.get("session_id"), request.url.path
     branch = "" if path.endswith("/switch") else request.query_params.get("branch", "")
-    return Place(str(session), branch) if session is not None else None
+    return NamedPlace(str(session), branch) if session is not None else None
 
 
 def _render_invalid_request(request: Request, error: Exception) -> Response:

@@ -27,7 +27,7 @@ from starlette.responses import HTMLResponse
 import agentgit
 from agentgit.auth.principal import widest
 from agentgit.effects.invocation import MARKS
-from agentgit.next_steps import NAMED_PLACE, Place, Reason
+from agentgit.next_steps import NAMED_PLACE, NamedPlace, Reason
 from agentgit.render.layout import KINDS
 from agentgit.render.svg import mark_svg
 from agentgit.render.text import clean, distance, format_time, visible, waiting_text
@@ -269,7 +269,7 @@ def render_page(request: Request, template: str, context: Mapping[str, Any], *, 
     if (session := context.get("session")) is not None:
         branch = context.get("branch") if template != "switch" else None  # which goes to the branch that it names
         # Its id, because another user may run the command.
-        NAMED_PLACE.set(Place(str(session.id), getattr(branch, "name", branch) or ""))
+        NAMED_PLACE.set(NamedPlace(str(session.id), getattr(branch, "name", branch) or ""))
     content = templates().get_template(f"{template}.html").render({"visitor": None, **shared_context, **context})
     page = HTMLResponse(content, status)
     if form_cookie is not None:
