@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,7 +42,7 @@ from agentgit.checkpoints.merge import (
     find_choice,
     select,
 )
-from agentgit.errors import Conflict, Corrupt, InvalidInput, MergeConflict
+from agentgit.errors import Conflict, InvalidInput, MergeConflict
 from agentgit.langgraph_internals import ChannelWrite, ChannelWriteTupleEntry, PregelNode
 from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import recover_abandoned, recover_all_abandoned
@@ -361,8 +361,6 @@ class Merger:
         if snapshot_row := self.store.snapshots.newest_of_branch(transaction, row):
             state = replace(state, workspace_snapshot_id=snapshot_row.id)
         checkpoint_id = self.store.checkpoints.add(transaction, row.id, state, label)
-        with suppress(Corrupt):  # content too damaged to index must not prevent the merge
-            self.store.search_index.index_next(transaction, row.id)
         kind, source = ("merge.done", MERGE_KEY) if MERGE_KEY in label.data else ("cherry_pick.done", PICKED)
         made = {"made": checkpoint_id, "source": label.data[source]}
         record_event(transaction, kind, branch_id=row.id, user_id=label.user_id, **made)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.queries import Tag, Tags
 from agentgit.effects import RollbackReport
 from agentgit.effects.files import PERSON, UNKNOWN, SnapshotRef
-from agentgit.errors import AgentGitError, Conflict, Corrupt, InvalidInput, NotFound, Unavailable
+from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.handles.rollbacks import point_key
 from agentgit.next_steps import Next
@@ -167,8 +166,6 @@ class Branching(SessionAccess):
             checkpoint = self._load_checkpoint(
                 transaction, self.context.store.checkpoints.add(transaction, branch.id, point, label)
             )
-            with suppress(Corrupt):  # damaged texts must not prevent the checkpoint
-                self.context.store.search_index.index_next(transaction, branch.id)
             return checkpoint, retention.apply_if_due(transaction, self.context.store, branch.external_session_id)
 
         checkpoint, removed_count = self.context.store.database.write(save_checkpoint, durable=True)

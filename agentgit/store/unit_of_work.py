@@ -21,6 +21,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import count
 from math import inf
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar, cast
@@ -237,17 +238,20 @@ class UnitOfWork:
             if work is None and not (waiting.rows or waiting.calls or waiting.answers):
                 return None  # another thread has just written it
             newest_before, world_seq_before = self._newest, self.world_seq
+            # Outcomes need no hold, and the end of a turn checks it when it releases the branch.
+            checks_hold = not closing and (work is not None or not self._has_outcomes_alone(waiting))
+            # An attempt before may have been committed, or refused because somebody else has the branch.
+            attempts = count(self._failures)
 
             def write_all(transaction: Writing) -> T | None:
                 self.world_seq, self._next_arrival = world_seq_before, None
                 self._new_intended = set()
                 # Each locks the session against the collection of its values, before anything is read.
-                if closing:  # the end of a turn checks the hold itself, when it releases the branch
+                if closing:
                     self.read_session_meta = self._store.sessions.touch(transaction, self._branch)
-                    if self._failures:  # it may have been committed, and the branch be somebody else's
-                        self._read_held(transaction)
                 else:
                     self._store.graphs.blobs.of(session_id).protect(transaction)
+                if next(attempts) or checks_hold:
                     self._read_held(transaction)
                 self._newest = self._write(transaction, waiting, newest_before)  # `work` may ask for it
                 return work(transaction) if work is not None else None
@@ -352,6 +356,9 @@ class UnitOfWork:
 
     def _is_intended(self, call: RecordedCall) -> bool:
         return call.is_replay or call.intent.id in self._intended | self._new_intended
+
+    def _has_outcomes_alone(self, waiting: _Waiting) -> bool:
+        return not (waiting.rows or waiting.answers) and all(map(self._is_intended, waiting.calls))
 
     def _write_outcomes(self, transaction: Writing, calls: Sequence[RecordedCall]) -> None:
         """Write the outcomes of the calls whose intents are written. This needs no hold on the branch."""

@@ -58,6 +58,7 @@ def converse(repo, *words):
     for said in ("a chair", *words):
         agent.run(said)
     agent.fork(name="side").run("on the fork")
+    agent.session.search("chair")
 
 
 def check(transaction, form, *words, nul=""):

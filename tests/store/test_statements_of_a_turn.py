@@ -90,16 +90,17 @@ def count_statements(repo, run, text):
 
 @pytest.mark.parametrize(
     ("way", "text", "most"),
-    [("wrapped", "hello", 13), ("wrapped", "add chair", 24), ("served", "hello", 14), ("served", "add chair", 25)],
+    [("wrapped", "hello", 11), ("wrapped", "add chair", 20), ("served", "hello", 12), ("served", "add chair", 21)],
 )
 def test_a_turn_sends_no_more_statements_than_it_needs(repo, way, text, most):
     statements = count_statements(repo, runs_turns(repo, way), text)
     transactions = 1 if text == "hello" else 3  # the end; before it the intent and the outcome
-    # On a server the beginning, the intent and the outcome lock the session. On SQLite the words have their own table.
-    more = 0 if repo.context.store.database.is_sqlite else transactions - 1
-    # On a busy machine LangGraph's thread saves the step before a call so late that it is written with the outcome.
+    # On a server the beginning, the intent and the outcome lock the session.
+    more = 0 if repo.context.store.database.is_sqlite else transactions
+    # On a busy machine LangGraph's thread saves the step before a call so late that it is written with the outcome,
+    # which then checks that the turn still has its branch.
     late = statements["INSERT graph_checkpoint"] - min(transactions, 2)
-    assert statements.total() <= most + more + 3 * late, statements
+    assert statements.total() <= most + more + 4 * late, statements
     assert statements["INSERT blob"] <= transactions, statements
     assert statements["INSERT graph_checkpoint"] <= transactions, statements
 

@@ -44,7 +44,7 @@ class RunningTurn:
     reader: object = None
     """The task or thread that reads the stream of the turn and now holds its last chunk; None while the graph runs."""
     _last_number: int | None = None
-    """The number of the last checkpoint of the branch; None if it must be read, or the search index lacks others."""
+    """The number of the last checkpoint of the branch; None if it must be read."""
 
     def authorize_call(self, transaction: Writing, effect: Kind) -> None:
         """Authorize a call in the transaction that records its intent."""

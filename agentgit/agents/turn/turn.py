@@ -205,14 +205,12 @@ class Turn(RunningTurn):
 
     def _make_first_checkpoint(self, transaction: Writing, head_state: HeadState) -> None:
         """Make the checkpoint before the turn, if it is due."""
-        number, indexed = self._state.last_number, self.branch.searched
+        self._last_number = number = self._state.last_number
         if self._before_id is not None:
-            self._last_number, before = number, head_state.checkpoint_state
             label = self._label("before", self._first_title, self.turn_input.message_id)
-            self.make_checkpoint(transaction, before, replace(label, id=self._before_id), moves_head=False)
-            place = self._state.head_state_id, self._state.head_position
-            number, indexed = number + 1, indexed + ((before.graph_checkpoint_id, before.position) == place)
-        self._last_number = number if number == indexed else None
+            state = head_state.checkpoint_state
+            self.make_checkpoint(transaction, state, replace(label, id=self._before_id), moves_head=False)
+            self._last_number = number + 1
 
     def _unfinished_batch(self, transaction: Reading, head_state: HeadState) -> Batch | None:
         """Return the batch that this turn continues, in which calls that run again stay; None if there is none."""
@@ -276,18 +274,14 @@ class Turn(RunningTurn):
         if completed and self.context.may_rewrite_input:
             with suppress(Corrupt):  # damaged data must not make a finished turn fail
                 self._add_redacted_title(transaction, head_state.latest)
-        indexed_number = None
         if head_state.is_settled:
             self.make_requested(transaction, head_state.checkpoint_state)
             if completed and self._is_end_checkpoint_due(transaction):
-                indexed_number = self._last_number + 1 if self._last_number is not None else None
                 last, state = head_state.last_messages, head_state.checkpoint_state
                 label = self._label("after", inputs.first_line(text_of(last[0])) if last else None)
                 # The release of the branch makes it the head.
                 self.end_checkpoint_id = self.make_checkpoint(transaction, state, label, moves_head=False)
                 changes["head_id"] = self.end_checkpoint_id
-        states, calls = (self._state.newest.checkpoint, head_state.latest), (self._state.tally.calls, tally.calls)
-        changes |= store.search_index.index_turn(transaction, branch, indexed_number, states, calls)
         store.sessions.release(transaction, branch, **changes)
         self.head_id = None if completed else store.sessions.branch(transaction, branch.id).head_id
         session_meta = self.unit_of_work.read_session_meta()

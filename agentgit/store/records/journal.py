@@ -51,7 +51,7 @@ from agentgit.effects.invocation import (
 )
 from agentgit.effects.kinds import RECORDED_KINDS, Kind, kind_of
 from agentgit.errors import Conflict, Corrupt
-from agentgit.store.audit.trail import record_event
+from agentgit.store.audit.trail import EPOCH, know_names, record_event
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.columns import bind_row
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -60,6 +60,7 @@ from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import (
     BRANCH,
     LOGGED_STATUSES,
+    SESSION,
     TOOL_INVOCATION,
     WORLD_LOG,
 )
@@ -270,7 +271,7 @@ class Journal:
         """Change columns of an invocation if it meets the conditions, without regard to its status."""
         update_rows(transaction, TOOL_INVOCATION, TOOL_INVOCATION.c.id == invocation_id, *conditions, **values)
 
-    def _change_status(self, transaction: Reading, invocation_id: int, status: str, **values: Any) -> Row[Any]:
+    def _change_status(self, transaction: Writing, invocation_id: int, status: str, **values: Any) -> Row[Any]:
         parameters = {"invocation": invocation_id}
         bound = bind_row(TOOL_INVOCATION, {"id": invocation_id, **values}) if transaction.seal is not None else values
         new_parameters = {f"new_{name}": bound[name] for name in values}
@@ -283,6 +284,7 @@ class Journal:
                 f"Invocation {invocation_id} ({row.tool_name}) is {row.status} and cannot become {status}: it was "
                 "changed in the meantime. Plan the rollback again."
             )
+        know_names(transaction, row.internal_session_id, lambda: row)
         return row
 
     def _record_audit_event(self, transaction: Writing, row: Row[Any], action: str, operation_id: int | None) -> None:
@@ -612,6 +614,15 @@ LAST_SEQ = CompiledStatement(
     select(func.max(WORLD_LOG.c.seq).label("seq")).where(WORLD_LOG.c.external_session_id == bindparam("session"))
 )
 
+_of_call = SESSION.c.id == TOOL_INVOCATION.c.external_session_id
+_NAMES_OF_CALL = (
+    TOOL_INVOCATION.c.external_session_id.label("session_id"),
+    select(BRANCH.c.name).where(_of_branch).correlate(TOOL_INVOCATION).scalar_subquery().label("branch_name"),
+    select(SESSION.c.session_name).where(_of_call).correlate(TOOL_INVOCATION).scalar_subquery().label("session_name"),
+    select(SESSION.c.user_id).where(_of_call).correlate(TOOL_INVOCATION).scalar_subquery().label("session_owner"),
+    EPOCH,
+)
+"""The columns that `know_names` needs, of the branch on which a call was recorded."""
 
 NO_OUTCOME = {"result": None, "error_message": None, "ended_at": None, "answers": None}
 
@@ -625,7 +636,7 @@ def _moving(status: str, columns: tuple[str, ...]) -> CompiledStatement:
         update(TOOL_INVOCATION)
         .where(_is_invocation, or_(false(), *(TOOL_INVOCATION.c.status == one for one in old_statuses)))
         .values(status=status, **new_values)
-        .returning(TOOL_INVOCATION)
+        .returning(TOOL_INVOCATION, *_NAMES_OF_CALL)
     )
 
 

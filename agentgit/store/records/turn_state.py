@@ -31,8 +31,6 @@ class TurnState(NamedTuple):
     world_seq: int
     last_number: int
     head_id: int | None
-    head_state_id: str | None
-    head_position: int
     session_name: str
     current_branch_id: int | None
     is_busy: bool
@@ -62,8 +60,6 @@ def _parse(row: Any) -> TurnState:
         world_seq=row.world_seq or 0,
         last_number=row.last_number or 0,
         head_id=row.head_id,
-        head_state_id=row.head_state_id,
-        head_position=row.head_position or 0,
         session_name=row.session_name,
         current_branch_id=row.current_branch_id,
         is_busy=bool(row.is_busy),
@@ -72,7 +68,6 @@ def _parse(row: Any) -> TurnState:
 
 def _query() -> Any:
     of_branch = CHECKPOINT.alias("of_branch")
-    head = CHECKPOINT.alias("head")
     other = BRANCH.alias("other")
     return (
         select(
@@ -87,8 +82,6 @@ def _query() -> Any:
             .scalar_subquery()
             .label("last_number"),
             BRANCH.c.head_id,
-            head.c.graph_checkpoint_id.label("head_state_id"),
-            head.c.position.label("head_position"),
             or_(
                 exists().where(other.c.external_session_id == BRANCH.c.external_session_id, is_running(other)),
                 exists().where(
@@ -98,11 +91,7 @@ def _query() -> Any:
             SESSION.c.current_branch_id,
             *NAME_COLUMNS,
         )
-        .select_from(
-            BRANCH_WITH_SESSION.outerjoin(head, head.c.id == BRANCH.c.head_id).outerjoin(
-                GRAPH_CHECKPOINT, is_newest(BRANCH.c.thread_id)
-            )
-        )
+        .select_from(BRANCH_WITH_SESSION.outerjoin(GRAPH_CHECKPOINT, is_newest(BRANCH.c.thread_id)))
         .where(BRANCH.c.id == bindparam("branch"))
     )
 

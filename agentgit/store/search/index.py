@@ -1,15 +1,14 @@
-"""The search index: texts and their words, updated at the end of each turn and, if necessary, before a search.
+"""The search index: texts and their words, which a search of a session brings up to date before it reads them.
 
 Each branch stores the number of its last indexed checkpoint. Later checkpoints are indexed once: the messages that the
 previous checkpoint did not have, the calls since then, and the checkpoint's own name. A fork has no texts of its own,
-so it costs nothing. Texts that arrive in any other way (an import, a restored copy) are indexed by the next search.
+so it costs nothing. Turns index nothing, because most sessions are never searched.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from sqlalchemy import Text, bindparam, cast, column, delete, insert, select, table, text, update
@@ -18,7 +17,6 @@ from sqlalchemy.dialects.postgresql import TSVECTOR
 from agentgit.checkpoints.queries import SearchableText, format_words
 from agentgit.checkpoints.search_words import folded_words, normalize_nfc
 from agentgit.effects.invocation import PAUSED, REDO
-from agentgit.errors import Corrupt
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.objects.blobs import Leaf, shared_prefix
 from agentgit.store.objects.plain_values import CUSTOM_SERDE, show_message
@@ -28,7 +26,7 @@ from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, CALL, CHECKPOINT, MESSAGE, NAMED, SEARCH_TEXT, TOOL_INVOCATION
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.graph_rows import GraphKey
-from agentgit.store.threads.graph_store import GraphCheckpoint, GraphStore
+from agentgit.store.threads.graph_store import GraphStore
 from agentgit.values import stored_json
 
 NAMED_MARKER = "§n"
@@ -73,34 +71,6 @@ class SearchIndex:
         _SET_SEARCHED.run(transaction, {"branch": branch_id, "now": unindexed[-1].number})
         self._add(transaction, unindexed[0].external_session_id, branch_id, new_texts)
         return len(checkpoints) == CHECKPOINTS_PER_TRANSACTION
-
-    def index_turn(
-        self,
-        transaction: Writing,
-        branch: StoredRow,
-        number: int | None,
-        states: tuple[GraphCheckpoint | None, GraphCheckpoint | None],
-        calls: tuple[int, int],
-    ) -> dict[str, int]:
-        """Index what a turn added, and return the columns of the branch that the caller must set.
-
-        If all earlier checkpoints are indexed, `number` is that of the turn's own, and no checkpoint is read. Damaged
-        data is left out, because it must not make a finished turn fail.
-        """
-        with suppress(Corrupt):
-            if number is None:
-                self.index_next(transaction, branch.id)
-                return {}
-            if not self.names_only:
-                before, after = (self.graphs.message_hashes(transaction, one) if one else () for one in states)
-                new_messages = [(number, key) for key in _added_hashes(before, after)]
-                new_texts = [
-                    *self._find_new_calls(transaction, branch.id, calls[0], [(calls[1], number)], set()),
-                    *self._load_messages(transaction, branch.external_session_id, new_messages),
-                ]
-                self._add(transaction, branch.external_session_id, branch.id, new_texts)
-            return {"searched": number}
-        return {}
 
     def index_annotation(self, transaction: Writing, row: StoredRow) -> None:
         """Index the name and description of a checkpoint again, after a change."""
