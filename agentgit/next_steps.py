@@ -130,10 +130,11 @@ class Reason(str):
 
 
 def join_reasons(reasons: Iterable[str | None]) -> Reason:
-    """Join reasons to one; their next steps stand after all of them."""
+    """Join reasons to one of the kind of the first; their next steps stand after all of them."""
     given = [Reason.of(one) for one in reasons if one]
     steps = dict.fromkeys(step for one in given for step in one.next)
-    return Reason("; ".join(one.message for one in given), *steps)
+    kind = type(given[0]) if given else Reason
+    return kind("; ".join(one.message for one in given), *steps)
 
 
 def once(reasons: Iterable[str]) -> Iterator[Reason]:
@@ -392,7 +393,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         page="“It happened”",
     ),
     "resolve_to_reverse": _words(
-        "has it reversed, if it did",
+        "has the next rollback reverse it, if it did",
         "repo.resolve({call}, 'happened')",
         "{run}resolve {call} happened",
         page="“It happened”",
