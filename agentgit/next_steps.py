@@ -22,7 +22,7 @@ Verb = Literal[
     "list_calls", "list_checkpoints", "list_keys", "list_links", "list_members", "list_operations", "list_sessions",
     "list_snapshots", "list_tags", "list_users", "no_files", "overwrite_files", "recover", "redo_planned",
     "report_unowned", "rerun_live", "resolve", "resolve_happened", "resolve_to_reverse", "resume", "resume_forced",
-    "resume_planned", "retain", "rewind_files", "rewind_other", "rollback", "save_files", "save_no_files",
+    "resume_planned", "retain", "rewind_files", "rewind_other", "rollback", "save_files", "save_no_files", "share",
     "show_exploration", "switch", "switch_ignore", "switch_note", "switch_run", "switch_world", "tag", "undo",
     "undo_planned", "unfenced", "untag", "update", "use_serializer", "wrap", "wrap_again",
 ]  # fmt: skip
@@ -130,10 +130,11 @@ class Reason(str):
 
 
 def join_reasons(reasons: Iterable[str | None]) -> Reason:
-    """Join reasons to one; their next steps stand after all of them."""
+    """Join reasons to one of the kind of the first; their next steps stand after all of them."""
     given = [Reason.of(one) for one in reasons if one]
     steps = dict.fromkeys(step for one in given for step in one.next)
-    return Reason("; ".join(one.message for one in given), *steps)
+    kind = type(given[0]) if given else Reason
+    return kind("; ".join(one.message for one in given), *steps)
 
 
 def once(reasons: Iterable[str]) -> Iterator[Reason]:
@@ -392,7 +393,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         page="“It happened”",
     ),
     "resolve_to_reverse": _words(
-        "has it reversed, if it did",
+        "has the next rollback reverse it, if it did",
         "repo.resolve({call}, 'happened')",
         "{run}resolve {call} happened",
         page="“It happened”",
@@ -442,6 +443,12 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         page="agentgit checkpoint create{place} NAME --no-files, on the server,",
         mcp="agentgit checkpoint create{place} NAME --no-files, on the server,",
         graph="session.checkpoint(NAME, files=False)",
+    ),
+    "share": _words(
+        "grants it, run by the owner",
+        "session.sharing.share({user}, role={role})",
+        "agentgit share{session} {user} --role {role}",
+        page="“Sharing”",
     ),
     "save_files": _words("saves the files", "Workspace.save()", "{run}workspace save"),
     "show_exploration": _words("shows what was done", "agent.exploration({name})", "{run}tree{session}"),

@@ -259,7 +259,7 @@ def run_confirmed(plan: RollbackPlan, run: Callable[..., Any], verb: str, *, yes
         except PlanChanged as changed:
             if yes or not sys.stdin.isatty():
                 raise
-            output.print_notice(clean(changed.worded(output.medium().face)))
+            output.print_notice(clean(changed.message))
             plan = changed.plan
 
 

@@ -213,7 +213,7 @@ class RollbackPlan(PrintableDrawing):
         ]
 
     def conflict_ids(self) -> list[int]:
-        """Return the ids of the calls that stay only because the world has changed, so that nobody accepts them."""
+        """Return the ids of the calls that stay although nobody asked for it, so that a later plan may reverse them."""
         return [s.invocation.id for s in self.steps if s.action == KEEP and isinstance(s.why, Stays)]
 
     def to_dict(self) -> dict[str, Any]:

@@ -216,7 +216,7 @@ def _decide_unknown(call: ToolInvocation) -> tuple[str, str]:
         return BLOCK, Reason(text, Next("resolve", call=call.id))
     reason = f"it {call.failure}, but may have happened"
     if call.may_be_repeated:
-        return KEEP, Reason(reason, Next("resolve_to_reverse", call=call.id))
+        return KEEP, Stays(reason, Next("resolve_to_reverse", call=call.id))
     return BLOCK, Reason(reason, Next("resolve", call=call.id))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -125,7 +126,8 @@ class WriteTools(ReadTools):
     ) -> ToolAnswer:
         """Go back to a checkpoint on a new branch, and undo what tools did after it. Call plan_rollback first."""
         handle = self.find_changed_session(session, branch)
-        request_id = f"mcp-{plan[:32]}"
+        request = (plan, checkpoint, branch, tools, files, conversation, force)
+        request_id = f"mcp-{sha256(repr(request).encode()).hexdigest()[:32]}"
         if previous := [one for one in handle.operations() if one.request_id == request_id]:
             return _report_answer(self.repo.resume(previous[0], plan=plan))
         self._require_force(force=force)

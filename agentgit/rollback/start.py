@@ -68,13 +68,9 @@ class Starter:
         self.store.checkpoints.require_exists(transaction, target, request.label)
         plan = self.planner.plan_request(transaction, request, filter_refusals(precheck_answers))
         self._require_prechecks(plan, precheck_answers)
-        if request.plan is not None:
-            planned = self.files.add_to_plan(plan, session_id, snapshot, files)
-            place = request.source_id, target.internal_session_id, target.position
-            if not is_confirmed(request.plan, planned):
-                completed = self.planner.complete(transaction, planned, *place)
-                raise self._plan_changed(transaction, completed, request, precheck_answers)
-        plan = self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
+        plan = self.files.add_to_plan(plan, session_id, snapshot, files)
+        place = request.source_id, target.internal_session_id, target.position
+        plan = self._require_admissible(transaction, plan, request, place, filter_refusals(precheck_answers))
         self.files.record_found(transaction, session_id, found)
         if request.conversation:
             branch_id = self._create_branch(transaction, target, request.name, request.source_id)
@@ -125,12 +121,9 @@ class Starter:
         store_notes(self.store, transaction, branch, at_switch(as_object(branch.meta), plan, request.sync))
         if request.sync == "world":
             self._require_prechecks(plan, precheck_answers)
-            if request.plan is not None:
-                planned = self.files.add_to_plan(plan, branch.external_session_id, snapshot, files)
-                if not is_confirmed(request.plan, planned):
-                    completed = self.planner.complete(transaction, planned, branch.id, branch.id)
-                    raise self._plan_changed(transaction, completed, request, precheck_answers)
-            plan = self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
+            plan = self.files.add_to_plan(plan, branch.external_session_id, snapshot, files)
+            place = branch.id, branch.id, None
+            plan = self._require_admissible(transaction, plan, request, place, filter_refusals(precheck_answers))
         else:
             plan = replace(plan, steps=[])
         self.files.record_found(transaction, branch.external_session_id, found)
@@ -195,38 +188,35 @@ class Starter:
         return int(earlier_operation.id)
 
     def _require_admissible(
-        self, transaction: Reading, plan: RollbackPlan, request: Request | SwitchRequest, refusals: Refusals
-    ) -> RollbackPlan:
-        if not plan.blockers:
-            return plan
-        is_forcible = not plan.forced().blockers
-        if request.force and is_forcible:
-            return plan.forced()
-        nearest = self.planner.find_nearest(transaction, request, refusals) if isinstance(request, Request) else None
-        branch_id = request.source_id if isinstance(request, Request) else request.branch.id
-        hint = "" if nearest is None else f" The nearest checkpoint to roll back to is {_checkpoint_name(nearest)}."
-        unskippable = "" if is_forcible else " A simulated call cannot be skipped."
-        raise RollbackBlocked(
-            f"Nothing was done. {plan.blocking_reasons}.{hint}{unskippable}",
-            *plan.next,
-            *([Next("force")] if is_forcible else []),
-            plan=self.planner.add_names(transaction, plan, branch_id),
-            nearest=f"{nearest.branch_name}#{nearest.number}" if nearest is not None else None,
-        )
-
-    def _plan_changed(
         self,
         transaction: Reading,
         plan: RollbackPlan,
         request: Request | SwitchRequest,
-        precheck_answers: dict[int, str],
-    ) -> PlanChanged:
-        """Return the error for a confirmed plan in place of which another one would be done now, or refused."""
-        try:
-            self._require_admissible(transaction, plan, request, filter_refusals(precheck_answers))
-        except RollbackBlocked as refusal:
-            return plan_refused(plan, refusal)
-        return plan_changed(plan)
+        place: tuple[int, int, int | None],
+        refusals: Refusals,
+    ) -> RollbackPlan:
+        """Return what is to be done; raise if it is not what a person confirmed, or if it is blocked."""
+        is_forcible = not plan.forced().blockers
+        refusal = None
+        if plan.blockers and not (request.force and is_forcible):
+            nearest = (
+                self.planner.find_nearest(transaction, request, refusals) if isinstance(request, Request) else None
+            )
+            hint = "" if nearest is None else f" The nearest checkpoint to roll back to is {_checkpoint_name(nearest)}."
+            unskippable = "" if is_forcible else " A simulated call cannot be skipped."
+            refusal = RollbackBlocked(
+                f"Nothing was done. {plan.blocking_reasons}.{hint}{unskippable}",
+                *plan.next,
+                *([Next("force")] if is_forcible else []),
+                plan=self.planner.complete(transaction, plan, *place),
+                nearest=f"{nearest.branch_name}#{nearest.number}" if nearest is not None else None,
+            )
+        if request.plan is not None and not is_confirmed(request.plan, plan):
+            plan = self.planner.complete(transaction, plan, *place)
+            raise plan_refused(plan, refusal) if refusal is not None else plan_changed(plan)
+        if refusal is not None:
+            raise refusal
+        return plan.forced() if plan.blockers else plan
 
     def _create_branch(self, transaction: Writing, target: StoredRow, name: str | None, source_id: int) -> int:
         """Create the new branch with the state of its branch point, not open yet, and return its id."""

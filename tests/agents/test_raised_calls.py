@@ -26,6 +26,7 @@ from agentgit import (
     NotDone,
     RollbackBlocked,
     RollbackIncomplete,
+    WorldDiverged,
     compensable,
     effect,
     reversible,
@@ -522,12 +523,30 @@ def test_a_raised_reversible_call_does_not_block_a_rollback(repo, told):
         (item,) = report.kept
         assert item.reason == (
             "it raised ConnectionError: no answer, but may have happened; "
-            f"repo.resolve({raised.id}, 'happened') has it reversed, if it did"
+            f"repo.resolve({raised.id}, 'happened') has the next rollback reverse it, if it did"
         )
         repo.resolve(raised, "happened")
         agent.rollback("before")
         assert till.ledger == []
     assert repo.maintenance.fsck().is_sound
+
+
+@pytest.mark.parametrize("way", ["rollback", "switch"])
+def test_a_raised_call_that_a_rollback_kept_is_reversed_once_somebody_says_that_it_happened(repo, way):
+    till = Till(("after", LOST))
+    agent = wrapped(repo, till, "reversible")
+    agent.run("five")
+    (raised,) = agent.tool_track()
+    agent = agent.rollback("before")
+    assert till.ledger == [5]
+    repo.resolve(raised, "happened")
+    with pytest.raises(WorldDiverged, match="reverse charge"):
+        agent.run("five")
+    if way == "rollback":
+        agent.rollback("before")
+    else:
+        agent.switch(agent.branch, sync="world")
+    assert till.ledger == []
 
 
 def test_a_retry_repeats_a_raised_reversible_call(repo):

@@ -7,6 +7,7 @@ from banking import says
 from chats import chatting
 from command_line import every_command, run
 from fastapi.testclient import TestClient
+from file_tools import Desk
 from langchain_core.tools import tool
 from langgraph.types import Command
 from mcp_clients import connected
@@ -17,7 +18,15 @@ from shelves import shelf_in
 from web_visitors import Visitor
 
 import agentgit
-from agentgit import Conflict, InvalidInput, NotFound, PlanChanged, RollbackIncomplete, WorldDiverged
+from agentgit import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    PlanChanged,
+    RollbackBlocked,
+    RollbackIncomplete,
+    WorldDiverged,
+)
 from agentgit.notebook import browse
 from agentgit.web import app
 
@@ -92,6 +101,24 @@ def test_a_verb_carries_out_the_confirmed_plan_or_nothing(agent, another, world,
     assert ("vase" in world.items) is (verb == "rewind_files")
     with pytest.raises((Conflict, NotFound)):
         carry_out(at, refused.value.plan)  # a plan is carried out once
+
+
+@pytest.mark.parametrize("verb", ["rollback", "undo", "switch"])
+def test_a_refused_plan_shows_its_files_too_and_can_be_confirmed(repo, tmp_path, verb):
+    desk = Desk(tmp_path / "desk")
+    effects = desk.world.effects(add="irreversible")
+    agent = repo.wrap(desk.graph(), "s", effects=effects, check_effects=False, workspace=desk.root)
+    agent.checkpoint("one")
+    agent = agent.fork(name="aside") if verb == "switch" else agent
+    agent.run("write note.txt draft then add chair")
+    make_plan, carry_out = VERBS[verb]
+    with pytest.raises(RollbackBlocked) as refused:
+        carry_out(agent, None) if verb != "switch" else agent.switch("main", sync="world")
+    assert refused.value.plan == make_plan(agent)
+    assert refused.value.plan.files.summary == make_plan(agent).files.summary == "Files: 1 file to be deleted."
+    forced = getattr(agent, verb)
+    report = forced(*{"rollback": ["one"], "switch": ["main"]}.get(verb, []), force=True, plan=refused.value.plan)
+    assert (desk.files, desk.world.items) == ({}, ["chair"]), report
 
 
 def test_an_undo_takes_back_nothing_that_others_did(agent, another, world):

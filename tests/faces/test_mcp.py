@@ -145,6 +145,9 @@ async def test_a_rollback_needs_the_identity_of_its_current_plan(repo, agent, wo
         first = await ask("rollback_to_checkpoint", checkpoint="main#2", plan=code)
         second = await ask("rollback_to_checkpoint", checkpoint="main#2", plan=code)
         assert first.structuredContent["branch"] == second.structuredContent["branch"] == "main-2"
+        for other in ({"checkpoint": "main#1"}, {"plan": code[:32] + "0" * 32}, {"conversation": False}):
+            refused = await ask("rollback_to_checkpoint", **{"checkpoint": "main#2", "plan": code} | other)
+            assert refused.structuredContent["error"] == PlanChanged.__name__
         assert (world.items, len(repo.session().branches())) == (["chair"], 2)
         plan = await ask("plan_switch", branch="main")
         assert (await ask("switch", branch="main", sync="world")).structuredContent["error"] == "PlanChanged"

@@ -30,7 +30,7 @@ from agentgit import AgentGitError, RollbackBlocked, RollbackIncomplete
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 
 ARGUMENTS = {"operation": 7, "call": 5, "checkpoint": 3, "branch": "main", "name": "v1", "package": "agentgit[cli]"}
-ARGUMENTS["ids"] = ("a", "b")
+ARGUMENTS |= {"ids": ("a", "b"), "user": "bob", "role": "editor"}
 
 
 # -- what is the user's

@@ -92,8 +92,8 @@ class Lookup:
             raise self._scope_refusal(SCOPE_OF_ROLE[required_role], session_id)
         if not allows(role, required_role):
             raise self.refusal(
-                f"Your role in this session is {role}, but this needs {required_role}. The owner can grant it: "
-                f"session.sharing.share({self.principal.user.name!r}, role={required_role!r}).",
+                f"Your role in this session is {role}, but this needs {required_role}.",
+                Next("share", user=self.principal.user.name, role=required_role),
                 session_id=session_id,
                 role=role,
                 needs=required_role,
@@ -106,7 +106,7 @@ class Lookup:
             needs=scope,
         )
 
-    def refusal(self, text: str, *, session_id: int | None = None, **facts: Any) -> NotAllowed:
+    def refusal(self, text: str, *next: Next, session_id: int | None = None, **facts: Any) -> NotAllowed:
         """Create a `NotAllowed` that is recorded in the audit trail after the refused transaction has ended."""
 
         def write_audit(transaction: Writing) -> None:
@@ -114,7 +114,7 @@ class Lookup:
                 self.store.sessions.prevent_erasure(transaction, session_id)
             record_event(transaction, "access.denied", session_id=session_id, user_id=self.user_id, **facts)
 
-        return NotAllowed(text, write_audit=write_audit)
+        return NotAllowed(text, *next, write_audit=write_audit)
 
     # -- sessions
 
