@@ -38,14 +38,15 @@ class Run(NamedTuple):
 
 
 def measure(stage: Stage) -> list[Table]:
-    """Measure more and more clients in two processes, then the largest number in one."""
+    """Measure more and more clients in two processes, the largest number in one, and eight in a process each."""
     scale, found = stage.scale, []
     if postgres.about():
-        for processes, clients in ((2, scale.clients), (1, scale.clients[-1:])):
+        for processes, clients in ((2, scale.clients), (1, scale.clients[-1:]), (8, (8,))):
             made: list[list[str]] = []
             for messages in scale.messages[:2]:
                 for count in clients:
-                    made += _rows(messages, count, max(3, scale.shared // count), processes)
+                    # Each process prepares its statements first, so that more of them need more turns.
+                    made += _rows(messages, count, max(3, scale.shared * max(processes, 2) // (2 * count)), processes)
             columns = ("turns/s", f"x {POSTGRES}", "CPU", "time")
             title = f"Many clients at once: {processes} process{'es' if processes > 1 else ''}"
             found.append(Table(title, NOTE, columns, made))

@@ -21,6 +21,8 @@ REFUSED = {
     "LOCK TABLE blob IN EXCLUSIVE MODE": "locks a table",
     "SELECT * FROM acme.tag JOIN blob ON true": "names the schema of tag",
     "DELETE FROM tag WHERE id IN (SELECT id FROM public.blob)": "names the schema of blob",
+    "SELECT max(id), pg_current_snapshot() FROM tag": "reads the snapshot of the node that has the table",
+    "INSERT INTO tag (id) VALUES ((SELECT max(id) + 1 FROM tag))": "inserts the value of a subquery",
     "SELECT FROM WHERE": "cannot be parsed",
 }
 
@@ -31,6 +33,8 @@ ACCEPTED = (
     "SELECT * FROM pg_catalog.pg_class",
     "WITH one AS (SELECT * FROM tag) SELECT * FROM one",
     "INSERT INTO tag (name) VALUES (%s) ON CONFLICT DO NOTHING",
+    "INSERT INTO tag (id) SELECT max(id) + 1 FROM tag",
+    "SELECT pg_current_snapshot()",
     "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY",
     "COMMIT",
     "SAVEPOINT a",

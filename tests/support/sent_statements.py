@@ -1,7 +1,7 @@
 """A check of every statement that the library sends to PostgreSQL.
 
-None names a schema, because the connection decides, and none calls a volatile function in an update, which Citus
-refuses. The check is on the cursors of the driver, where all ways of sending end.
+None names a schema, because the connection decides. None calls a volatile function in an update or has a subquery among
+values, which Citus refuses, and none reads a snapshot beside a table, which may be on another node. The check is on the cursors of the driver, where all ways of sending end.
 """
 
 from __future__ import annotations
@@ -184,6 +184,10 @@ def list_breaches(sql: str) -> tuple[str, ...]:
     if not tables:
         called -= LOCAL_FUNCTIONS.keys()
     breaches = [f"calls the volatile {name}()" for name in sorted(called)]
+    if tables and "pg_current_snapshot" in sql:
+        breaches.append("reads the snapshot of the node that has the table")
+    if any(values.find(exp.Select) for values in statement.find_all(exp.Values)):
+        breaches.append("inserts the value of a subquery")
     breaches += [f"names the schema of {name}" for name in sorted({one.name for one in tables if one.db})]
     return tuple(breaches)
 

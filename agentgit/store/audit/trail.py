@@ -194,7 +194,7 @@ class Trail:
     def end(self, transaction: Reading) -> Cursor:
         """Return the end of the feed: no event can still be committed before it."""
         (row,) = _END.all(transaction, {})
-        return Cursor(row.event_epoch, row.ordinal)
+        return Cursor(_present_epoch(transaction), row.oldest)
 
     def has_place(self, transaction: Reading, cursor: Cursor) -> bool:
         """Return False if another event has the number of this one: SQLite gives it again after a restored file."""
@@ -232,8 +232,8 @@ class Trail:
 
     def is_restarted(self, transaction: Reading) -> bool:
         """Return whether the database was restored into a server that has not reached its newest transaction."""
-        row = _NEWEST.first(transaction, {})
-        return row is not None and bool(row.ordinal >= row.next_ordinal)
+        newest, (end,) = _NEWEST.first(transaction, {}), _END.all(transaction, {})
+        return newest is not None and bool(newest.ordinal >= end.next)
 
     def begin_epoch(self, transaction: Writing) -> None:
         """Begin a new epoch with an event that says so, unless another process has just done that."""
@@ -284,20 +284,20 @@ def _number(xid: ColumnElement[Any]) -> ColumnElement[int]:
 
 
 _SEQUENCE = table("sqlite_sequence", column("name"), column("seq", BigInteger))
+_last = select(_SEQUENCE.c.seq).where(_SEQUENCE.c.name == EVENT.name).scalar_subquery()
+_snapshot = func.pg_current_snapshot()
 _END = CompiledStatement(
     {
-        "sqlite": select(
-            EPOCH,
-            (
-                func.coalesce(select(_SEQUENCE.c.seq).where(_SEQUENCE.c.name == EVENT.name).scalar_subquery(), 0) + 1
-            ).label("ordinal"),
+        "sqlite": select((func.coalesce(_last, 0) + 1).label("oldest")),
+        "postgresql": select(
+            _number(func.pg_snapshot_xmin(_snapshot)).label("oldest"),
+            _number(func.pg_snapshot_xmax(_snapshot)).label("next"),
         ),
-        "postgresql": select(EPOCH, _number(func.pg_snapshot_xmin(func.pg_current_snapshot())).label("ordinal")),
     }
 )
-_NEWEST = CompiledStatement(
-    select(EVENT.c.ordinal, _number(func.pg_snapshot_xmax(func.pg_current_snapshot())).label("next_ordinal"))
-    .order_by(EVENT.c.epoch.desc(), EVENT.c.ordinal.desc())
-    .limit(1)
-)
-"""PostgreSQL's newest transaction with events, and the number of the server's next one."""
+"""The least number that an event may still get, and on PostgreSQL that of the server's next transaction.
+
+It names no table: Citus would ask the node that has the table, where transactions have other numbers.
+"""
+
+_NEWEST = CompiledStatement(select(EVENT.c.ordinal).order_by(EVENT.c.epoch.desc(), EVENT.c.ordinal.desc()).limit(1))

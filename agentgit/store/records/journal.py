@@ -602,13 +602,13 @@ WITH_BRANCH = TOOL_INVOCATION.join(
 _is_invocation = TOOL_INVOCATION.c.id == bindparam("invocation")
 _SELECT_INVOCATION = select(TOOL_INVOCATION).where(_is_invocation)
 _ADD_LOG_ENTRY = CompiledStatement(insert(WORLD_LOG))
-_last_seq = select(func.coalesce(func.max(WORLD_LOG.c.seq), 0)).where(
-    WORLD_LOG.c.external_session_id == bindparam("session")
-)
+_next_seq = func.coalesce(func.max(WORLD_LOG.c.seq), 0) + 1
+_next_entry = select(
+    *(_next_seq if c is WORLD_LOG.c.seq else bindparam(c.name, type_=c.type) for c in WORLD_LOG.c)
+).where(WORLD_LOG.c.external_session_id == bindparam("session"))
+# Citus takes no subquery among the values of an INSERT.
 _APPEND_LOG_ENTRY = CompiledStatement(
-    insert(WORLD_LOG)
-    .values({c.name: bindparam(c.name) for c in WORLD_LOG.c} | {"seq": _last_seq.scalar_subquery() + 1})
-    .returning(WORLD_LOG.c.seq)
+    insert(WORLD_LOG).from_select([*WORLD_LOG.c.keys()], _next_entry).returning(WORLD_LOG.c.seq)
 )
 LAST_SEQ = CompiledStatement(
     select(func.max(WORLD_LOG.c.seq).label("seq")).where(WORLD_LOG.c.external_session_id == bindparam("session"))
