@@ -1,7 +1,8 @@
 """A check of every statement that the library sends to PostgreSQL.
 
 None names a schema, because the connection decides. None calls a volatile function in an update or has a subquery among
-values, which Citus refuses, and none reads a snapshot beside a table, which may be on another node. The check is on the cursors of the driver, where all ways of sending end.
+values, which Citus refuses, and none reads a snapshot beside a table, which may be on another node. The check is on the
+cursors of the driver, where all ways of sending end.
 """
 
 from __future__ import annotations
