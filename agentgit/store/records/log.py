@@ -31,7 +31,6 @@ class LogPart:
     branch_id: int
     last_number: int = UNBOUNDED
     newest_id: int | None = None
-    later_indexed: int = 0
 
 
 def parts_of_path(path: Sequence[Segment], *, with_branch_points: bool = False) -> list[LogPart]:
@@ -44,7 +43,6 @@ def parts_of_path(path: Sequence[Segment], *, with_branch_points: bool = False) 
             branch_id=one.branch.id,
             last_number=last_number,
             newest_id=newest_id,
-            later_indexed=max(0, one.branch.searched - last_number),
         )
         for one, newest_id, last_number in zip(path, newest_ids, last_numbers, strict=True)
     ]

@@ -211,7 +211,7 @@ class SearchIndex:
     # -- words
 
     def _add(self, transaction: Writing, session_id: int, branch_id: int, new_texts: Iterable[NewText]) -> None:
-        scope_markers = [scope_of_session(session_id), scope_of_branch(branch_id)]
+        scope_markers = [scope_of_session(session_id)]
         is_sqlite = transaction.is_sqlite
         rows = []
         # In the order of their checkpoints, so that a later checkpoint's texts have greater ids.
@@ -257,11 +257,6 @@ def _added_hashes(before: Sequence[bytes], after: Sequence[bytes]) -> list[bytes
 def scope_of_session(session_id: int) -> str:
     """Return the marker word of all texts of a session."""
     return f"§s{session_id}"
-
-
-def scope_of_branch(branch_id: int) -> str:
-    """Return the marker word of all texts of a branch."""
-    return f"§b{branch_id}"
 
 
 def ts_vector(words_in_order: Sequence[str]) -> str:
