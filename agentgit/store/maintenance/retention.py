@@ -95,7 +95,9 @@ def apply_retention(
     if writing:
         store.sessions.lock(writing, session_id)
     verdicts = judge(points(transaction, store, session_id), retention, datetime.now(UTC))
-    return delete_checkpoints(writing, store, verdicts, user_id) if writing else verdicts
+    if writing:
+        store.checkpoints.delete(writing, session_id, _removed(verdicts), user_id)
+    return verdicts
 
 
 def delete_unneeded(
@@ -112,21 +114,12 @@ def delete_unneeded(
     session_points = points(transaction, store, session_id, branch_id)
     selected_points = [point for point in session_points if ids is None or point.id in ids]
     verdicts = [RetentionVerdict(point=one, is_removed=not one.needed, why=one.needed) for one in selected_points]
-    return delete_checkpoints(transaction, store, verdicts, user_id)
+    store.checkpoints.delete(transaction, session_id, _removed(verdicts), user_id)
+    return verdicts
 
 
-def delete_checkpoints(
-    transaction: Writing, store: Store, verdicts: Sequence[RetentionVerdict], user_id: int | None = None
-) -> list[RetentionVerdict]:
-    """Delete the checkpoints whose verdict is to go. Correct the verdict on those that `Checkpoints.delete` kept."""
-    ids = [verdict.point.id for verdict in verdicts if verdict.is_removed]
-    deleted_ids = store.checkpoints.delete(transaction, ids, user_id)
-    return [
-        RetentionVerdict(point=verdict.point, is_removed=False, why="something depends on it")
-        if verdict.is_removed and verdict.point.id not in deleted_ids
-        else verdict
-        for verdict in verdicts
-    ]
+def _removed(verdicts: Sequence[RetentionVerdict]) -> list[int]:
+    return [verdict.point.id for verdict in verdicts if verdict.is_removed]
 
 
 def points(transaction: Reading, store: Store, session_id: int, branch_id: int | None = None) -> list[KeptPoint]:
@@ -153,7 +146,7 @@ def points(transaction: Reading, store: Store, session_id: int, branch_id: int |
 def _find_reasons(
     transaction: Reading, store: Store, session_id: int, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
 ) -> dict[int, str]:
-    """Return the reason why each needed checkpoint stays, by id. All that `Checkpoints.delete` refuses are included."""
+    """Return the reason why each needed checkpoint stays, by id. It has all to which a row refers."""
     reasons = _find_before_unresolved(transaction, store, session_id, rows)
     reasons.update((row.id, "it waits for a person's answer") for row in _find_interrupted(transaction, branches, rows))
     parameters = {"session": session_id}

@@ -141,7 +141,7 @@ class _Steps:
             .where(c.internal_session_id == self.branch.id, *conditions)
         )
         id = self.transaction.execute(query.order_by(order).limit(1)).scalar()
-        return self.store.checkpoints.load_with_branch(self.transaction, id) if id is not None else None
+        return self.store.checkpoints.load(self.transaction, id) if id is not None else None
 
     def _find_original(self, place: GraphPlace) -> _Steps | None:
         """Find the graph checkpoint on the branch that it was copied from; None if it is no copy, or not all of it."""

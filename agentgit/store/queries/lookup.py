@@ -287,7 +287,7 @@ class Lookup:
         return row, f"{row.name} ({reference})" if row.name else reference
 
     def _find_by_id(self, transaction: Reading, session_id: int, checkpoint_id: int) -> StoredRow:
-        row = self.store.checkpoints.find_with_branch(transaction, checkpoint_id) if is_id(checkpoint_id) else None
+        row = self.store.checkpoints.find_one(transaction, checkpoint_id) if is_id(checkpoint_id) else None
         if row is not None and row.external_session_id == session_id:
             return row
         name = self._name_of(transaction, session_id)
@@ -303,7 +303,7 @@ class Lookup:
         id = ref.id if isinstance(ref, Checkpoint) else ref
         if not (isinstance(id, int) and is_id(id)):
             return None
-        row = self.store.checkpoints.find_with_branch(transaction, id)
+        row = self.store.checkpoints.find_one(transaction, id)
         return self.find_visible(transaction, row.external_session_id) if row is not None else None
 
     def _find_by_tag(self, transaction: Reading, branch: StoredRow, name: str) -> StoredRow | None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from reprlib import repr as short_repr
 from typing import Any
 
-from sqlalchemy import and_, bindparam, delete, exists, func, insert, or_, select
+from sqlalchemy import and_, bindparam, delete, func, insert, or_, select
 
 from agentgit.checkpoints.queries import Tag
 from agentgit.errors import Conflict, InvalidInput, NotFound
@@ -19,7 +19,7 @@ from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION, TAG
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, TAG
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate, insert_rows, update_rows
 from agentgit.tracing import span
@@ -215,34 +215,23 @@ class CheckpointStore:
             workspace_snapshot_id=workspace_snapshot_id,
         )
 
-    def load_row(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        """Read one checkpoint that must exist."""
-        row: StoredRow | None = _SELECT_CHECKPOINT.first(transaction, {"checkpoint": checkpoint_id})
-        if row is None:
-            raise missing_row("checkpoint", checkpoint_id)
-        return row
-
-    def exists(self, transaction: Reading, checkpoint_id: int) -> bool:
-        """Return whether a checkpoint exists."""
-        return _SELECT_CHECKPOINT.first(transaction, {"checkpoint": checkpoint_id}) is not None
-
     def require_exists(self, transaction: Reading, checkpoint: StoredRow, label: str) -> None:
         """Check that a checkpoint still exists. The session is locked, so nobody else can delete it any more."""
-        if not self.exists(transaction, checkpoint.id):
+        if self.find_one(transaction, checkpoint.id) is None:
             raise NotFound(f"Checkpoint {label} has been deleted.", Next("list_checkpoints"))
 
     def find(self, transaction: Reading, *conditions: Any) -> Sequence[StoredRow]:
         """Read checkpoints, each with the name, thread and session of its branch, oldest first."""
         return transaction.execute(_WITH_BRANCH.where(*conditions).order_by(CHECKPOINT.c.id)).all()
 
-    def find_with_branch(self, transaction: Reading, checkpoint_id: int) -> StoredRow | None:
+    def find_one(self, transaction: Reading, checkpoint_id: int) -> StoredRow | None:
         """Read one checkpoint, with the name, thread and session of its branch; None if it does not exist."""
         row: StoredRow | None = _SELECT_WITH_BRANCH.first(transaction, {"checkpoint": checkpoint_id})
         return row
 
-    def load_with_branch(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        """Read one checkpoint that must exist, as `find_with_branch`."""
-        row = self.find_with_branch(transaction, checkpoint_id)
+    def load(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
+        """Read one checkpoint that must exist, as `find_one`."""
+        row = self.find_one(transaction, checkpoint_id)
         if row is None:
             raise missing_row("checkpoint", checkpoint_id)
         return row
@@ -256,40 +245,20 @@ class CheckpointStore:
             conditions.append(condition if last_number is None else and_(condition, CHECKPOINT.c.number <= last_number))
         return self.find(transaction, or_(*conditions))
 
-    def delete(self, transaction: Writing, ids: Sequence[int], user_id: int | None = None) -> set[int]:
-        """Delete the checkpoints that nothing needs, and return the ids of the deleted ones.
-
-        A checkpoint is kept if it is the first of a branch, a head, a branch point or the target of an operation, or
-        if it has a tag.
-        """
-        session_ids = self._session_ids(transaction, ids)
-        if not session_ids:
-            return set()
-        _DELETE.run(transaction, *({"checkpoint": checkpoint_id} for checkpoint_id in session_ids))
-        remaining = self._session_ids(transaction, ids)
-        deleted_ids = [checkpoint_id for checkpoint_id in session_ids if checkpoint_id not in remaining]
-        for part in slices(deleted_ids):
+    def delete(self, transaction: Writing, session_id: int, ids: Sequence[int], user_id: int | None = None) -> None:
+        """Delete checkpoints of a session. A reference to one of them refuses it."""
+        for part in slices(ids):
+            transaction.execute(delete(CHECKPOINT).where(CHECKPOINT.c.id.in_(part)))
             record_event(
                 transaction,
                 "checkpoint.deleted",
-                session_id=session_ids[part[0]],
+                session_id=session_id,
                 user_id=user_id,
                 count=len(part),
                 checkpoints=list(part),
             )
-        return set(deleted_ids)
-
-    def _session_ids(self, transaction: Reading, ids: Sequence[int]) -> dict[int, int]:
-        """Return the session ids of the checkpoints that exist, by checkpoint id."""
-        query = select(CHECKPOINT.c.id, BRANCH.c.external_session_id).join_from(CHECKPOINT, BRANCH, _IS_OWN_BRANCH)
-        queries = (query.where(CHECKPOINT.c.id.in_(p)) for p in slices(ids))
-        return {
-            checkpoint_id: session_id for part in queries for checkpoint_id, session_id in transaction.execute(part)
-        }
 
 
-_is_checkpoint = CHECKPOINT.c.id == bindparam("checkpoint")
-_SELECT_CHECKPOINT = CompiledStatement(select(CHECKPOINT).where(_is_checkpoint))
 _ADD = CompiledStatement(insert(CHECKPOINT))
 _LAST_NUMBER = CompiledStatement(
     select(func.max(CHECKPOINT.c.number).label("number")).where(CHECKPOINT.c.internal_session_id == bindparam("branch"))
@@ -299,30 +268,7 @@ _IS_OWN_BRANCH = BRANCH.c.id == CHECKPOINT.c.internal_session_id
 _WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
 ).join_from(CHECKPOINT, BRANCH, _IS_OWN_BRANCH)
-_SELECT_WITH_BRANCH = CompiledStatement(_WITH_BRANCH.where(_is_checkpoint))
-_own_branch = BRANCH.alias("owner")
-_own_session_id = (
-    select(_own_branch.c.external_session_id)
-    .where(_own_branch.c.id == CHECKPOINT.c.internal_session_id)
-    .correlate(CHECKPOINT)
-    .scalar_subquery()
-)
-"""Enables the use of indexes. Without it, each deletion would read all branches and operations."""
-
-_DELETE = CompiledStatement(
-    delete(CHECKPOINT).where(
-        _is_checkpoint,
-        CHECKPOINT.c.kind != "branch",
-        ~exists().where(
-            BRANCH.c.external_session_id == _own_session_id,
-            or_(BRANCH.c.head_id == bindparam("checkpoint"), BRANCH.c.branch_point_id == bindparam("checkpoint")),
-        ),
-        ~exists().where(
-            OPERATION.c.external_session_id == _own_session_id, OPERATION.c.target_id == bindparam("checkpoint")
-        ),
-        ~exists().where(TAG.c.checkpoint_id == bindparam("checkpoint")),
-    )
-)
+_SELECT_WITH_BRANCH = CompiledStatement(_WITH_BRANCH.where(CHECKPOINT.c.id == bindparam("checkpoint")))
 
 
 class TagStore:
