@@ -11,7 +11,7 @@ from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Integer, Row, Select, String, and_, bindparam, cast, exists, func, select, update
+from sqlalchemy import Row, Select, String, bindparam, func, literal, select, union_all, update
 
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict, Simulated
@@ -197,22 +197,16 @@ class SessionStore:
 
     def choose_branch_name(self, transaction: Reading, session_id: int, requested: str | None, source: str) -> str:
         """Choose the name of a new branch: the requested one, or that of the source with another number."""
-        parameters = {"session": session_id}
-        if requested is not None:
-            name = references.require_branch_name(requested)
-            (uses,) = _SELECT_USES_OF_NAME.all(transaction, {**parameters, "name": name})
-            if uses.branch:
-                raise Conflict(f"Branch {name} already exists. Choose another name.", Next("switch", branch=name))
-            if uses.tag:
-                raise Conflict(f"A tag named {name} already exists. Choose another name.")
-            return name
-        base = re.sub(r"-\d+$", "", source)
-        (following,) = _NEXT_NAME.all(transaction, {**parameters, "prefix": f"{base[:180]}-"})
-        if not (following.branch or following.tag):
-            return str(following.name)
-        taken_names = {row.name for row in self.branches(transaction, session_id)}
-        taken_names |= {row.name for row in _SELECT_TAG_NAMES.all(transaction, parameters)}
-        return references.free_name(base, taken_names | {base})
+        taken = {row.name: row.use for row in _SELECT_NAMES.all(transaction, {"session": session_id})}
+        if requested is None:
+            base = re.sub(r"-\d+$", "", source)
+            return references.free_name(base, {base, *taken})
+        name = references.require_branch_name(requested)
+        if taken.get(name) == "branch":
+            raise Conflict(f"Branch {name} already exists. Choose another name.", Next("switch", branch=name))
+        if name in taken:
+            raise Conflict(f"A tag named {name} already exists. Choose another name.")
+        return name
 
     def rename(self, transaction: Writing, session: ExternalSession, name: str, user_id: int) -> None:
         """Rename a session."""
@@ -434,34 +428,16 @@ _SELECT_BRANCHES = CompiledStatement(
 )
 
 
-_is_in_session = BRANCH.c.external_session_id == bindparam("session")
-
-
-def _uses_of(name: Any) -> list[ColumnElement[bool]]:
-    tables = {"branch": BRANCH.alias("other"), "tag": TAG}
-    in_session = {use: (t.c.external_session_id == bindparam("session"), t.c.name == name) for use, t in tables.items()}
-    return [exists().where(*conditions).label(use) for use, conditions in in_session.items()]
-
-
-_SELECT_USES_OF_NAME = CompiledStatement(select(*_uses_of(bindparam("name"))))
-
-
-def _next_name() -> Select[Any]:
-    """Return the query for the name after that of the newest branch with a prefix and a number, and who has it."""
-    name, prefix = BRANCH.c.name, bindparam("prefix", type_=BRANCH.c.name.type)
-    length = func.length(prefix, type_=Integer)
-    number = func.substr(name, length + 1)
-    is_number = and_(number != "", func.ltrim(number, "0123456789") == "", func.length(number) < MAX_DIGITS)
-    newest = select(cast(number, Integer)).where(func.substr(name, 1, length) == prefix, is_number)
-    newest = newest.where(_is_in_session).order_by(BRANCH.c.id.desc()).limit(1)
-    next_number = func.coalesce(newest.scalar_subquery(), 1) + 1
-    next_name = select(prefix.concat(cast(next_number, String)).label("name")).subquery().c.name
-    return select(next_name, *_uses_of(next_name))
-
-
-MAX_DIGITS = 9
-_NEXT_NAME = CompiledStatement(_next_name())
-_SELECT_TAG_NAMES = CompiledStatement(select(TAG.c.name).where(TAG.c.external_session_id == bindparam("session")))
+_SELECT_NAMES = CompiledStatement(
+    union_all(
+        *(
+            select(table.c.name, literal(use, String).label("use")).where(
+                table.c.external_session_id == bindparam("session")
+            )
+            for use, table in (("branch", BRANCH), ("tag", TAG))
+        )
+    )
+)
 
 
 def _lineage_query() -> Select[Any]:
