@@ -55,7 +55,7 @@ class CompiledStatement:
 
     def submit(self, transaction: Reading, row: Mapping[str, Any]) -> PendingResult:
         """Start a query whose result is needed later. On a server several such queries are sent together."""
-        result = PendingResult(transaction.batch, self._row_converter(transaction))
+        result = PendingResult(transaction.batch, self.row_converter(transaction))
         self._execute(transaction, [row], result)
         return result
 
@@ -94,7 +94,7 @@ class CompiledStatement:
         self, transaction: Reading, row: Mapping[str, Any] | None = None, *, size: int = PAGE_SIZE, raw: bool = False
     ) -> Iterator[Sequence[Any]]:
         """Run a query and yield its rows in pages. Only one page is in memory at a time."""
-        compiled, convert = self._compile_for(transaction), self._row_converter(transaction)
+        compiled, convert = self._compile_for(transaction), self.row_converter(transaction)
         is_sqlite = transaction.is_sqlite
         # A server sends all rows at once, unless the cursor has a name.
         dbapi_connection: Any = transaction.connection.connection
@@ -106,12 +106,7 @@ class CompiledStatement:
         finally:
             cursor.close()
 
-    def row_readers(self, transaction: Reading) -> tuple[Converter, Mapping[int, Converter]]:
-        """Return what makes a row from converted values, and the function that converts a value, by its index."""
-        compiled = self._compile_for(transaction)
-        return compiled.make_row, compiled.column_converters
-
-    def _row_converter(self, transaction: Reading) -> Converter:
+    def row_converter(self, transaction: Reading) -> Converter:
         """Return the function that converts a row of the driver."""
         return self._compile_for(transaction).read
 
@@ -188,8 +183,8 @@ class _Compiled:
         )
         columns = list(statement.exported_columns) if isinstance(statement, (SelectBase, UpdateBase)) else []
         # The named tuple of the query, so that callers read its rows by column name.
-        self.make_row: Converter = getattr(namedtuple("Row", [column.name for column in columns]), "_make")  # noqa: B009
-        self.column_converters = _converters(
+        self._make_row: Converter = getattr(namedtuple("Row", [column.name for column in columns]), "_make")  # noqa: B009
+        self._column_converters = _converters(
             enumerate(column.type for column in columns), lambda kind: kind.result_processor(dialect, None), dialect
         )
 
@@ -226,12 +221,12 @@ class _Compiled:
 
     def read(self, row: Sequence[Any]) -> Any:
         """Convert a row of the driver to a named tuple."""
-        if self.column_converters:
+        if self._column_converters:
             values = list(row)
-            for index, convert in self.column_converters.items():
+            for index, convert in self._column_converters.items():
                 values[index] = convert(values[index])
             row = values
-        return self.make_row(row)
+        return self._make_row(row)
 
 
 def _converters(

@@ -20,12 +20,10 @@ from agentgit.store.records.session_access import NO_LINK
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import (
     BRANCH,
-    CALL,
     CHECKPOINT,
     EVENT,
     GRAPH_CHECKPOINT,
     OPERATION,
-    SEARCH_TEXT,
     SESSION,
     SESSION_LINK,
     SESSION_MEMBER,
@@ -64,7 +62,6 @@ class RowCheck:
             self.check_branches,
             self.check_checkpoints,
             self.check_tags,
-            self.check_texts,
             self.check_calls,
             self.check_operations,
             self.check_world,
@@ -164,12 +161,6 @@ class RowCheck:
             branch_id, _ = self.positions.get(row.checkpoint_id, (0, 0))
             if self.tracks.get(branch_id, (row.external_session_id,))[0] != row.external_session_id:
                 self.report.add(name, "its checkpoint belongs to another session", "Remove the tag.")
-
-    def check_texts(self) -> None:
-        """Check that the calls in the search index exist."""
-        for row in self.read(SEARCH_TEXT.c.id, SEARCH_TEXT.c.kind, SEARCH_TEXT.c.row_id):
-            if row.kind == CALL:
-                self.require_existing(f"search_text {row.id}", "call", row.row_id, self.call_ids, RESTORE)
 
     # -- what tools did
 
