@@ -291,12 +291,7 @@ class Database:
         return result
 
     def shrink(self, *, wipe: bool = False) -> None:
-        """Return the free space of the database to the file system. On SQLite, writers wait until it is done.
-
-        Args:
-            wipe: True to also remove what is left of deleted rows: in the log of SQLite; on PostgreSQL in the tables,
-                in the planner's statistics and in the index of words. Only the owner of the tables can do that.
-        """
+        """Return the free space of the database to the file system. On SQLite, writers wait until it is done."""
         statements = (_WIPE_STATEMENTS if wipe else _SHRINK_STATEMENTS)["sqlite" if self.is_sqlite else "postgresql"]
         warning_states: list[str] = []
         with (

@@ -121,13 +121,7 @@ def _find_unused_in_thread(transaction: Reading, thread: str, referenced_ids: Co
 def find_needed_steps(
     steps: Sequence[GraphStep], referenced_ids: Collection[str], interrupted_ids: Collection[str] = ()
 ) -> set[tuple[str, str]]:
-    """Return the namespace and id of each step to keep. The ancestors with parts of their values are not included.
-
-    Example:
-        >>> steps = [GraphStep("", str(n), n, str(n - 1) if n else None) for n in range(9)]
-        >>> sorted(id for _, id in find_needed_steps(steps, {"1", "3", "6"}))
-        ['1', '3', '6', '7', '8']
-    """
+    """Return the namespace and id of each step to keep. The ancestors with parts of their values are not included."""
     root_steps = sorted((step for step in steps if step.ns == ""), key=lambda step: step.seq)
     first_kept_seq = max(
         (s.seq for s in root_steps if s.checkpoint_id in referenced_ids and s.checkpoint_id not in interrupted_ids),

@@ -84,12 +84,7 @@ class Items(NamedTuple):
 
 
 def leaf(type_: str, data: bytes) -> Leaf:
-    """Create a leaf and compute its hash.
-
-    Example:
-        >>> leaf("json", b"1").hash.hex()[:16]
-        '5e91f633c6540a74'
-    """
+    """Create a leaf and compute its hash."""
     digest = sha256(b"%b\0" % type_.encode())
     digest.update(data)  # separate from the type, so that a large value is not copied
     return Leaf(digest.digest(), type_, trim(data))
@@ -101,12 +96,7 @@ def trim(data: bytes) -> bytes:
 
 
 def list_hash(hashes: Iterable[bytes]) -> bytes:
-    """Return the hash of a list, given the hashes of its items (32 bytes each).
-
-    Example:
-        >>> list_hash([]) == sha256(b"list" + bytes(1)).digest()
-        True
-    """
+    """Return the hash of a list, given the hashes of its items (32 bytes each)."""
     return sha256(b"list\0" + b"".join(hashes)).digest()
 
 
@@ -114,12 +104,7 @@ EMPTY = list_hash([])
 
 
 def compact(value: Any) -> bytes:
-    """Serialize a value to JSON: quickly if it is plain, more slowly if it has lone surrogates or other objects.
-
-    Example:
-        >>> compact({"a": 1}), compact([chr(0xD800)])
-        (b'{"a":1}', b' ["\\\\ud800"]')
-    """
+    """Serialize a value to JSON: quickly if it is plain, more slowly if it has lone surrogates or other objects."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -134,12 +119,7 @@ def _compact_slowly(value: Any) -> bytes:
 
 
 def pack(hashes_by_name: Mapping[str, bytes]) -> bytes:
-    """Serialize names with their hashes, in order: the number of names, the hashes, then the names as JSON.
-
-    Example:
-        >>> unpack(pack({"a": bytes(32)})) == {"a": bytes(32)}
-        True
-    """
+    """Serialize names with their hashes, in order: the number of names, the hashes, then the names as JSON."""
     return _count_struct.pack(len(hashes_by_name)) + b"".join(hashes_by_name.values()) + compact(list(hashes_by_name))
 
 
@@ -183,12 +163,7 @@ FAMILY_LOCK = leaf("lock", b"")
 
 
 def family_of(thread: str) -> int:
-    """Return the owner of the values of a thread that belongs to no session and is no copy: a negative number.
-
-    Example:
-        >>> -(2**53) < family_of("a") < -FAMILY_LOCKS, family_of("a") == family_of("b")
-        (True, False)
-    """
+    """Return the owner of the values of a thread that belongs to no session and is no copy: a negative number."""
     digest = sha256(thread.encode(errors="surrogatepass")).digest()
     return -1 - FAMILY_LOCKS - int.from_bytes(digest[:8], "big") % (2**53 - 1 - FAMILY_LOCKS)
 
@@ -520,12 +495,7 @@ class Blobs:
 
 
 def shared_prefix(first: Sequence[bytes], second: Sequence[bytes]) -> int:
-    """Return the number of leading items that two lists have in common.
-
-    Example:
-        >>> shared_prefix([b"a", b"b"], [b"a", b"c"])
-        1
-    """
+    """Return the number of leading items that two lists have in common."""
     shorter = min(len(first), len(second))
     if first[:shorter] == second[:shorter]:  # by far the most common case, and the comparison runs in C
         return shorter

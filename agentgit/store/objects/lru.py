@@ -16,12 +16,6 @@ class LRUCache(Generic[K, T]):
     """A cache of the most recently used values, up to a total weight. Thread-safe.
 
     All values must be truthy.
-
-    Example:
-        >>> recent = LRUCache(16, len)
-        >>> recent.add([(b"a", "1"), (b"b", "too heavy")])
-        >>> recent.get(b"a"), recent.get(b"b")
-        ('1', None)
     """
 
     def __init__(self, limit: int, weigh: Callable[[T], int] | None = None) -> None:

@@ -73,12 +73,7 @@ def show(body: Body) -> Any:
 
 
 def show_message(item: Leaf) -> dict[str, Any]:
-    """Convert one message to LangChain's stored form, even if LangGraph's serializer stored it.
-
-    Example:
-        >>> show_message(Leaf(b"", "null", b""))
-        {'type': 'unknown', 'data': {'content': 'None'}}
-    """
+    """Convert one message to LangChain's stored form, even if LangGraph's serializer stored it."""
     value = _show_leaf(item)
     if item.type in MESSAGES:
         return dict(value)

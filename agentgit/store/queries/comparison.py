@@ -202,13 +202,7 @@ def _question_of(interrupt: Any) -> Any:
 
 
 def shared(a: Sequence[TrackPart], b: Sequence[TrackPart]) -> int:
-    """Return the number of leading calls that two tracks have in common.
-
-    Example:
-        >>> main, retry = TrackPart(branch_id=1, before=0, count=5), TrackPart(branch_id=2, before=3, count=1)
-        >>> shared([main], [TrackPart(branch_id=1, before=0, count=3), retry])
-        3
-    """
+    """Return the number of leading calls that two tracks have in common."""
     common = 0
     for left, right in zip(a, b, strict=False):
         if left.branch_id != right.branch_id:

@@ -37,12 +37,7 @@ def mark_of(row: StoredRow) -> dict[str, Any]:
 
 
 def branch_name(name: str, choices: Sequence[int]) -> str:
-    """Return the name of the branch for a sequence of choices.
-
-    Example:
-        >>> branch_name("explore", (2, 1))
-        'explore/2/1'
-    """
+    """Return the name of the branch for a sequence of choices."""
     return "/".join([name, *map(str, choices)])
 
 

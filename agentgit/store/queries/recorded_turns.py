@@ -265,12 +265,7 @@ def read_tasks(store: Store, transaction: Reading, branch: StoredRow) -> list[tu
 
 
 def task_place(path: str) -> str:
-    """Return the path of a task without the ids of other tasks in it, which are new in each run.
-
-    Example:
-        >>> task_place("~push, ~pull, flow, 0000000002, 1f1e4b00-8d0a-6b1c-8000-6d1f3b0f1c2d")
-        '~push, ~pull, flow, 0000000002, '
-    """
+    """Return the path of a task without the ids of other tasks in it, which are new in each run."""
     return _TASK_ID.sub("", path)
 
 

@@ -260,12 +260,7 @@ def scope_of_session(session_id: int) -> str:
 
 
 def ts_vector(words_in_order: Sequence[str]) -> str:
-    """Format words as a PostgreSQL tsvector: each word with its positions.
-
-    Example:
-        >>> ts_vector(["a", "b", "a"])
-        "'a':1,3 'b':2"
-    """
+    """Format words as a PostgreSQL tsvector: each word with its positions."""
     positions: dict[str, list[int]] = {}
     for position, word in enumerate(words_in_order, 1):
         positions.setdefault(word, []).append(position)

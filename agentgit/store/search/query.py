@@ -188,23 +188,13 @@ class Search:
 
 
 def fts_query(scope: str, query: Query, *, named: bool) -> str:
-    """Format a query for FTS5. Each word is quoted, and no word contains a quote.
-
-    Example:
-        >>> print(fts_query("§s1", Query((("two", "chairs"), ("or",))), named=False))
-        ("§s1" AND "two chairs" AND "or") NOT "§n"
-    """
+    """Format a query for FTS5. Each word is quoted, and no word contains a quote."""
     terms = " AND ".join([f'"{scope}"', *(f'"{" ".join(term)}"' for term in query.terms)])
     return f'({terms}) {"AND" if named else "NOT"} "{NAMED_MARKER}"'
 
 
 def ts_query(scope: str, query: Query, *, named: bool) -> str:
-    """Format a query as a PostgreSQL tsquery. Each word is quoted, and no word contains a quote.
-
-    Example:
-        >>> print(ts_query("§s1", Query((("two", "chairs"), ("or",))), named=True))
-        ('§s1') & ('two' <-> 'chairs') & ('or') & '§n'
-    """
+    """Format a query as a PostgreSQL tsquery. Each word is quoted, and no word contains a quote."""
     terms = (" <-> ".join(f"'{word}'" for word in term) for term in query.terms)
     return " & ".join([*(f"({part})" for part in (f"'{scope}'", *terms)), f"{'' if named else '!'}'{NAMED_MARKER}'"])
 

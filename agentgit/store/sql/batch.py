@@ -22,12 +22,7 @@ MAX_PARAMETERS = 500
 
 
 def slices(items: Sequence[T], size: int = MAX_PARAMETERS) -> Iterator[Sequence[T]]:
-    """Yield slices of a sequence, in order.
-
-    Example:
-        >>> list(slices([1, 2, 3, 4, 5], 2))
-        [[1, 2], [3, 4], [5]]
-    """
+    """Yield slices of a sequence, in order."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 

@@ -309,15 +309,7 @@ def integer(**kwargs: Any) -> Any:
 def reference(
     columns: str, target: str, *, cascade: bool = False, deferred: bool = False, mutual: bool = False
 ) -> ForeignKeyConstraint:
-    """Return a foreign key from columns to those of another table.
-
-    Args:
-        columns: The names, separated by a space.
-        target: The table and the names of its columns, in the same order, separated by spaces.
-        cascade: True if the row goes with the other.
-        deferred: True if the reference is checked at the commit, because the other row may be written later.
-        mutual: True if the other table refers to this one, too; implies `deferred`.
-    """
+    """Return a foreign key from columns to those of another table."""
     table, *others = target.split()
     return ForeignKeyConstraint(
         columns.split(),

@@ -29,15 +29,7 @@ PAGE_SIZE = 2000
 
 
 class CompiledStatement:
-    """A statement that is compiled once for each SQL dialect.
-
-    Example:
-        >>> from sqlalchemy import bindparam, create_engine, literal, select
-        >>> double = CompiledStatement(select((bindparam("n", 0) * 2).label("twice")))
-        >>> with create_engine("sqlite://").connect() as connection:
-        ...     double.first(Reading(connection), {"n": 21}).twice
-        42
-    """
+    """A statement that is compiled once for each SQL dialect."""
 
     def __init__(self, statement: ClauseElement | Mapping[str, ClauseElement]) -> None:
         self._statement = statement

@@ -121,12 +121,7 @@ def missing_key(name: str) -> KeyMissing:
 
 
 def parse_key_name(data: bytes) -> str | None:
-    """Return the name of a sealed value's key; None if the value is plain. The first 40 bytes are enough.
-
-    Example:
-        >>> parse_key_name(b"{}") is None
-        True
-    """
+    """Return the name of a sealed value's key; None if the value is plain. The first 40 bytes are enough."""
     if (
         len(data) < HEADER_BYTES
         or data[: len(MAGIC)] != MAGIC

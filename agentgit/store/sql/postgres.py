@@ -212,13 +212,7 @@ def add_listeners(engine: Engine, url: URL, close: Callable[[], None]) -> None:
 
 
 def _prepare_threshold(url: URL) -> int | None:
-    """Return the prepare threshold of a URL: 0 for `none`, None if the URL has no such parameter.
-
-    Example:
-        >>> from sqlalchemy import make_url
-        >>> _prepare_threshold(make_url("postgresql://db/a?prepare_threshold=none")), _prepare_threshold(make_url("postgresql://db/a"))
-        (0, None)
-    """
+    """Return the prepare threshold of a URL: 0 for `none`, None if the URL has no such parameter."""
     value = url.query.get(PREPARE_THRESHOLD)
     if value is None:
         return None

@@ -82,15 +82,7 @@ ZOMBIE = "ended"
 
 @contextmanager
 def register_owner() -> Iterator[str]:
-    """Yield a name for one piece of work, which counts as alive until the block ends or the process dies.
-
-    Example:
-        >>> with register_owner() as name:
-        ...     is_alive(name)
-        True
-        >>> is_alive(name)
-        False
-    """
+    """Yield a name for one piece of work, which counts as alive until the block ends or the process dies."""
     name = f"{_here()}|{os.getpid()}|{_start_time(os.getpid())}|{secrets.token_hex(8)}"
     _active_owners.add(name)
     try:

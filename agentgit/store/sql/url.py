@@ -30,14 +30,7 @@ _LIBPQ_STRING = re.compile(rf"\s*(?:{_LIBPQ_WORDS})\s*=", re.ASCII)
 
 
 def parse_url(location: str | Path | URL) -> URL:
-    """Return the URL of a database that a user gave as a path, `:memory:`, a SQLAlchemy URL or libpq's parameters.
-
-    Example:
-        >>> parse_url("notes.db").render_as_string()
-        'sqlite:///notes.db'
-        >>> parse_url("host=db dbname=notes user=me").render_as_string()
-        'postgresql+psycopg://me@db/notes'
-    """
+    """Return the URL of a database that a user gave as a path, `:memory:`, a SQLAlchemy URL or libpq's parameters."""
     if isinstance(location, URL):
         return _with_supported_driver(location)
     text = str(location)
@@ -81,12 +74,7 @@ def _has_several_hosts(text: str) -> bool:
 
 
 def libpq_url(text: str, parameters: Mapping[str, Any] | None = None) -> URL:
-    """Return the URL of a connection string of libpq.
-
-    Example:
-        >>> libpq_url("host=a,b port=1,2 dbname=notes sslmode=require").query["host"]
-        'a,b'
-    """
+    """Return the URL of a connection string of libpq."""
     try:
         psycopg, conninfo = import_module("psycopg"), import_module("psycopg.conninfo")
     except ImportError as error:
@@ -116,13 +104,7 @@ def libpq_url(text: str, parameters: Mapping[str, Any] | None = None) -> URL:
 
 
 def read_url(text: str) -> URL:
-    """Parse a URL. The error does not contain its text, which may have a password anywhere.
-
-    Example:
-        >>> read_url("postgresql://me:p@ss@host/db")
-        Traceback (most recent call last):
-        agentgit.errors.InvalidInput: This URL has more than one @. In a name or password, write @ as %40 ...
-    """
+    """Parse a URL. The error does not contain its text, which may have a password anywhere."""
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
@@ -140,12 +122,7 @@ def read_url(text: str) -> URL:
 
 
 def in_schema(location: str | Path | URL, name: str) -> URL:
-    """Return the URL of a PostgreSQL database whose connections are in a schema.
-
-    Example:
-        >>> in_schema("postgresql://db/notes", "acme").query["options"]
-        '-csearch_path="acme"'
-    """
+    """Return the URL of a PostgreSQL database whose connections are in a schema."""
     url = parse_url(location)
     if url.get_backend_name() == "sqlite":
         raise InvalidInput("A SQLite file has no schemas. Use a file for each.")
@@ -160,14 +137,7 @@ def is_sqlite_uri(url: URL) -> bool:
 
 
 def sqlite_path(url: URL) -> str | None:
-    """Return the absolute path of the file of a SQLite database; None if the database is in memory.
-
-    Example:
-        >>> sqlite_path(parse_url("sqlite:///file:/data/my%20notes.db?uri=true&mode=ro"))
-        '/data/my notes.db'
-        >>> sqlite_path(parse_url("sqlite:///file:notes?mode=memory&cache=shared&uri=true")) is None
-        True
-    """
+    """Return the absolute path of the file of a SQLite database; None if the database is in memory."""
     path, mode = url.database, url.query.get("mode")
     if is_sqlite_uri(url):
         uri = urlsplit(str(path))
@@ -178,12 +148,7 @@ def sqlite_path(url: URL) -> str | None:
 
 
 def absolute_url(url: URL) -> URL:
-    """Return the URL of a database; that of a SQLite file with the absolute path, for use in any folder.
-
-    Example:
-        >>> absolute_url(parse_url("sqlite:///file:/data/my%20notes.db?uri=true")).database
-        'file:///data/my%20notes.db'
-    """
+    """Return the URL of a database; that of a SQLite file with the absolute path, for use in any folder."""
     path = sqlite_path(url) if url.get_backend_name() == "sqlite" else None
     if path is None or not is_sqlite_uri(url):
         return url if path is None else url.set(database=path)
@@ -191,11 +156,6 @@ def absolute_url(url: URL) -> URL:
 
 
 def redacted_url(url: URL) -> str:
-    """Return the text of a URL without its passwords.
-
-    Example:
-        >>> redacted_url(parse_url("postgresql://me:se%40cret@host/db?password=more"))
-        'postgresql+psycopg://me:***@host/db?password=***'
-    """
+    """Return the text of a URL without its passwords."""
     masked = {name: "***" for name in url.query if "password" in name or "secret" in name}
     return url.update_query_dict(masked).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")

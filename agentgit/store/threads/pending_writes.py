@@ -93,12 +93,7 @@ def subgraph_heads(transaction: Reading, graph_key: GraphKey) -> dict[str, str]:
 
 
 def pack(entries: Iterable[Sequence[Any]]) -> bytes:
-    """Return the stored form of pending writes.
-
-    Example:
-        >>> pack([]) == NO_WRITES
-        True
-    """
+    """Return the stored form of pending writes."""
     return compact(list(entries))
 
 

@@ -24,12 +24,7 @@ _STAGING_THREAD_ID = re.compile(STAGING_PREFIX + "[0-9a-f]{40}")
 
 
 def staging_thread_id(user_id: int, session_name: str, thread_id: str) -> str:
-    """Return the id of a staging thread. It is deterministic, so that an interrupted import can be resumed.
-
-    Example:
-        >>> staging_thread_id(1, "s", "t") == staging_thread_id(1, "s", "t"), len(staging_thread_id(1, "s", "t"))
-        (True, 56)
-    """
+    """Return the id of a staging thread. It is deterministic, so that an interrupted import can be resumed."""
     key = "\0".join((str(user_id), session_name, thread_id)).encode(errors="surrogatepass")
     return STAGING_PREFIX + sha256(key).hexdigest()[:40]
 

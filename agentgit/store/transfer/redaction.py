@@ -166,12 +166,7 @@ class Secrets:
 
 
 def _is_secret(name: str) -> bool:
-    """Return whether a name is that of a secret; `token_usage` is not.
-
-    Example:
-        >>> _is_secret("apiKey"), _is_secret("token_usage"), _is_secret("city")
-        (True, False, False)
-    """
+    """Return whether a name is that of a secret; `token_usage` is not."""
     return is_secret_name(name) and re.split(r"[^a-z]+", name.lower())[-1] not in _COUNTS
 
 

@@ -127,12 +127,7 @@ def read_raw_rows(transaction: Reading, query: Any, report: FsckReport) -> Itera
 
 
 def format_value(value: Any) -> str:
-    """Format a value so that any terminal can show it.
-
-    Example:
-        >>> format_value(7), format_value("main"), format_value(b"ab"), format_value("a" + chr(10))
-        ('7', 'main', '6162', "'a\\\\n'")
-    """
+    """Format a value so that any terminal can show it."""
     if isinstance(value, bytes | memoryview):
         text = bytes(value[:SHOWN_CHARACTERS]).hex() or "b''"
     else:
