@@ -192,7 +192,6 @@ class Database:
 
     @property
     def is_closed(self) -> bool:
-        """True after `close` was called."""
         return self._closed.is_set()
 
     def require_file(self) -> None:
@@ -241,7 +240,6 @@ class Database:
 
     @contextmanager
     def reading(self, *, repeatable_read: bool = False) -> Iterator[Reading]:
-        """Yield a transaction that reads."""
         self._call_before()
         transaction_context = self._transaction(READING, only_reads=True, one_moment=repeatable_read)
         with self._enter_transaction(TransactionState(self._database_key)), transaction_context as (connection, batch):
@@ -291,7 +289,7 @@ class Database:
         return result
 
     def shrink(self, *, wipe: bool = False) -> None:
-        """Return the free space of the database to the file system. On SQLite, writers wait until it is done."""
+        """Return free space to the file system; `wipe`, which needs the owner, removes what deleted rows have left."""
         statements = (_WIPE_STATEMENTS if wipe else _SHRINK_STATEMENTS)["sqlite" if self.is_sqlite else "postgresql"]
         warning_states: list[str] = []
         with (

@@ -49,7 +49,6 @@ class HeadState:
 
     @property
     def latest_id(self) -> str | None:
-        """The id of the newest graph checkpoint."""
         return self.latest.key.checkpoint_id if self.latest is not None else None
 
     @property
@@ -281,7 +280,6 @@ class Store:
         return {"session_state": state, "conversation_history": [from_stored(m) for m in messages]}
 
     def require_state(self, branch: StoredRow, found_hash: bytes, state_hash: bytes) -> None:
-        """Check that a branch has the expected state."""
         if found_hash != state_hash:
             raise Corrupt(
                 f"Branch {branch.name} does not have the state of the checkpoint it was made from.",

@@ -138,7 +138,6 @@ def _json(detail: dict[str, Any]) -> bytes:
 
 
 def read_event(row: Mapping[str, Any], cursor: Cursor | None = None) -> Event:
-    """Convert a row to an event."""
     try:
         detail = as_object(row["detail"])
         return Event(
@@ -167,7 +166,6 @@ NO_SESSION: Scope = (EVENT.c.external_session_id.is_(None),)
 
 
 def of_session(session_id: int) -> Scope:
-    """Return the scope of the events of one session."""
     return (EVENT.c.external_session_id == session_id,)
 
 
@@ -189,8 +187,6 @@ def _cursor_of(row: Any) -> Cursor:
 
 
 class Trail:
-    """The events."""
-
     def end(self, transaction: Reading) -> Cursor:
         """Return the end of the feed: no event can still be committed before it."""
         (row,) = _END.all(transaction, {})

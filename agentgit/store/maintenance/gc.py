@@ -410,7 +410,6 @@ def _load_lists(transaction: Reading, blobs: Blobs, live: Container[bytes]) -> d
 
 
 def _list_chunks(transaction: Reading, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
-    """List the chunks of the live values that are stored in chunks."""
     query = select(BLOB.c.hash, BLOB.c.data).where(_is_of_owner(BLOB, blobs), BLOB.c.codec == CHUNKED)
     return [chunk for key, data in transaction.execute(query) if key in live for chunk in split_hashes(data)]
 

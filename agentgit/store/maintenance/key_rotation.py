@@ -45,8 +45,6 @@ RotationProgress = Callable[[int, int], None]
 
 
 class Rotation:
-    """Rotation of the encryption keys."""
-
     def __init__(self, database: Database) -> None:
         self.database = database
 

@@ -41,7 +41,6 @@ def _parse_retention(meta: bytes) -> Retention | None:
 
 
 def sessions_with_retention(transaction: Reading) -> list[int]:
-    """List the ids of all sessions that have a retention."""
     rows = transaction.execute(select(SESSION.c.id, SESSION.c.meta))
     return [row.id for row in rows if _parse_retention(row.meta) is not None]
 

@@ -37,14 +37,12 @@ BRANCH_COLUMNS = {
 
 
 def total_length(columns: Sequence[Any]) -> Any:
-    """Build the expression for the total length of some columns."""
     return reduce(add, (func.coalesce(func.length(column), 0) for column in columns))
 
 
 def count_figures(
     transaction: Reading, store: Store, sessions: Sequence[ExternalSession], branches: Sequence[StoredRow]
 ) -> list[BranchFigures]:
-    """Count what was done on some branches."""
     branch_ids = [branch.id for branch in branches]
     checkpoint_counts = {row.branch: row for row in _read_rows(transaction, _CHECKPOINT_COUNTS, branch_ids)}
     calls, operations = (_count_by_word(transaction, query, branch_ids) for query in (_CALL_COUNTS, _OPERATION_COUNTS))
@@ -179,7 +177,6 @@ _VALUE_SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(BLOB.c.extern
 
 
 def _size_query(key: Any, columns: Sequence[Any]) -> Any:
-    """Build the query for the total length of some columns in the rows with these keys."""
     return select(func.sum(total_length(columns)).label("bytes")).where(key.in_(_branch_ids))
 
 

@@ -84,7 +84,6 @@ class Items(NamedTuple):
 
 
 def leaf(type_: str, data: bytes) -> Leaf:
-    """Create a leaf and compute its hash."""
     digest = sha256(b"%b\0" % type_.encode())
     digest.update(data)  # separate from the type, so that a large value is not copied
     return Leaf(digest.digest(), type_, trim(data))
@@ -169,8 +168,6 @@ def family_of(thread: str) -> int:
 
 
 class BlobStore:
-    """The values, by their owner."""
-
     def __init__(self, compression: str = "auto", chunk_bytes: int = CHUNK_BYTES) -> None:
         self.chunk_bytes = chunk_bytes
         self.compression = Compression(compression)
@@ -228,7 +225,6 @@ class Blobs:
 
     @property
     def _lock_owner(self) -> int:
-        """The owner of the row that writers to this family lock."""
         return -1 - self.session_id % FAMILY_LOCKS
 
     def _parameters(self, **more: Any) -> dict[str, Any]:

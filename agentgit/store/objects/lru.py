@@ -36,12 +36,10 @@ class LRUCache(Generic[K, T]):
         self._young, self._old, self._total, self._lock = {}, {}, 0, threading.Lock()
 
     def get(self, key: K) -> T | None:
-        """Return the value of a key, or None."""
         value = self._young.get(key)
         return value if value is not None else self.lookup([key])[0]
 
     def lookup(self, keys: Collection[K]) -> list[T | None]:
-        """Return the value of each key, or None."""
         values = list(map(self._young.get, keys))
         old = self._old
         if old and not all(values):

@@ -65,7 +65,6 @@ class Compression:
 
 
 def unpacked(codec: int, data: bytes) -> bytes:
-    """Unpack the bytes of a row."""
     if codec == RAW:
         return data
     if codec == ZLIB:

@@ -40,8 +40,6 @@ class UnsharedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointComparison:
-    """The result of a comparison of two checkpoints."""
-
     a: UnsharedPart
     b: UnsharedPart
     shared_messages: int
@@ -49,8 +47,6 @@ class CheckpointComparison:
 
 
 class CheckpointComparer:
-    """Compares the checkpoints."""
-
     def __init__(self, store: Store) -> None:
         self.store = store
 
@@ -197,7 +193,6 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _question_of(interrupt: Any) -> Any:
-    """Return the question of a stored interrupt."""
     return interrupt.get("value") if isinstance(interrupt, dict) else interrupt
 
 

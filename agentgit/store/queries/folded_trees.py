@@ -43,7 +43,6 @@ class FoldChoice:
 def read_folded_tree(
     store: Store, transaction: Reading, session: ExternalSession, rows: Sequence[StoredRow], choice: FoldChoice
 ) -> FoldedTree:
-    """Build the folded tree of a session."""
     skeleton = Tree.grow(session.session_name, [tree_branch(row, session, []) for row in rows])
     folded = fold(skeleton, limit=choice.limit, branch=choice.branch, expand=choice.expand, collapse=choice.collapse)
     counts, newest = _counts(transaction, session.id)
@@ -102,7 +101,6 @@ def _known_marks(points: Sequence[Point]) -> Iterator[Point]:
 def tree_branch(
     row: StoredRow, session: ExternalSession, points: list[Point], questions: list[Any] | None = None
 ) -> Branch:
-    """Convert the row of a branch."""
     is_running_rerun = row.status == RUNNING and idle_status(as_object(row.meta)) == SIMULATED
     return Branch(
         id=row.id,
@@ -117,7 +115,6 @@ def tree_branch(
 
 
 def tree_point(row: StoredRow, tags: Sequence[str]) -> Point:
-    """Convert the row of a checkpoint."""
     return Point(
         id=row.id,
         number=row.number,

@@ -41,8 +41,6 @@ class GraphPlace(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPoint:
-    """A graph checkpoint of a session."""
-
     place: GraphPlace
     branch: StoredRow
     is_head: bool
@@ -195,14 +193,11 @@ def moved_to(row: StoredRow) -> dict[str, Any] | None:
 
 
 class BranchHead(NamedTuple):
-    """A branch and its newest graph checkpoint."""
-
     row: StoredRow
     checkpoint_id: str | None
 
 
 def read_branch_head(store: Store, transaction: Reading, branch_id: int) -> BranchHead:
-    """Read a branch and its newest graph checkpoint."""
     row = store.sessions.branch(transaction, branch_id)
     head = store.graphs.head(transaction, row.thread_id)
     return BranchHead(row, head.checkpoint_id if head is not None else None)

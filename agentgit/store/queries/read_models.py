@@ -25,8 +25,6 @@ from agentgit.values import as_object
 
 
 class ReadModels:
-    """Converts rows to the values that users get."""
-
     def __init__(self, store: Store, authorize: Callable[[Reading, int], None]) -> None:
         self.store = store
         self.authorize = authorize
@@ -87,7 +85,6 @@ class ReadModels:
         ]
 
     def branch(self, transaction: Reading, session: ExternalSession, row: StoredRow) -> InternalSession:
-        """Convert one row to a branch."""
         checkpoints = self._count_rows(transaction, CHECKPOINT, [row.id])
         calls = self.store.journal.tally(transaction, row.id).calls
         asked = read_questions(self.store, transaction, [row])

@@ -51,14 +51,11 @@ class RecordedWrite(NamedTuple):
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """Return the write in a row of the table graph_write."""
         return cls(row.channel, row.value[:HASH_BYTES], row.external_session_id)
 
 
 @dataclass
 class TurnRecord:
-    """A turn, without its values."""
-
     kind: str
     writes: Sequence[RecordedWrite]
     before: GraphKey | None = None

@@ -28,8 +28,6 @@ from agentgit.values import stored_json, to_json
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointState:
-    """The state that a new checkpoint refers to."""
-
     graph_checkpoint_id: str | None
     state_hash: bytes
     position: int
@@ -40,8 +38,6 @@ class CheckpointState:
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """The descriptive fields of a new checkpoint."""
-
     kind: str
     user_id: int
     name: str | None = None
@@ -85,7 +81,6 @@ def split_data(stored: bytes | None) -> tuple[dict[str, Any], Any]:
 
 
 def require_text(name: object, description: object) -> None:
-    """Check the name and the description of a checkpoint."""
     if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
         raise InvalidInput(f"{short_repr(name)} is not a valid checkpoint name. Use 1 to {NAME_LIMIT} characters.")
     if description is not None and not isinstance(description, str):
@@ -105,8 +100,6 @@ def merge_source_id(data: bytes | None) -> int | None:
 
 
 class CheckpointStore:
-    """The checkpoints."""
-
     def add(
         self,
         transaction: Writing,
@@ -230,7 +223,6 @@ class CheckpointStore:
         return row
 
     def load(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        """Read one checkpoint that must exist, as `find_one`."""
         row = self.find_one(transaction, checkpoint_id)
         if row is None:
             raise missing_row("checkpoint", checkpoint_id)
@@ -272,8 +264,6 @@ _SELECT_WITH_BRANCH = CompiledStatement(_WITH_BRANCH.where(CHECKPOINT.c.id == bi
 
 
 class TagStore:
-    """The tags."""
-
     def add(self, transaction: Writing, checkpoint: StoredRow, name: str, description: str | None, user_id: int) -> Tag:
         """Add a tag to a checkpoint. No-op if the checkpoint has it already."""
         tag = self.find(transaction, checkpoint.external_session_id, name)
@@ -302,14 +292,12 @@ class TagStore:
         return tag
 
     def remove(self, transaction: Writing, session_id: int, name: str, user_id: int) -> bool:
-        """Remove a tag. Return whether it existed."""
         result = transaction.execute(delete(TAG).where(*self._tag_conditions(session_id, name)))
         if result.rowcount:
             record_event(transaction, "tag.deleted", session_id=session_id, user_id=user_id, name=name)
         return bool(result.rowcount)
 
     def find(self, transaction: Reading, session_id: int, name: str) -> Tag | None:
-        """Read one tag of a session."""
         row = transaction.execute(_SELECT_TAGS.where(*self._tag_conditions(session_id, name)).limit(1)).first()
         return _tag_from_row(row) if row is not None else None
 

@@ -26,15 +26,12 @@ UNBOUNDED = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class LogPart:
-    """The part of a log on one branch."""
-
     branch_id: int
     last_number: int = UNBOUNDED
     newest_id: int | None = None
 
 
 def parts_of_path(path: Sequence[Segment], *, with_branch_points: bool = False) -> list[LogPart]:
-    """Return the log parts of a path."""
     branch_point_ids = [segment.branch.branch_point_id for segment in path[1:]]
     newest_ids = [*branch_point_ids, path[-1].branch.head_id]
     last_numbers = [UNBOUNDED if one.last_number is None else one.last_number + with_branch_points for one in path]
@@ -49,7 +46,6 @@ def parts_of_path(path: Sequence[Segment], *, with_branch_points: bool = False) 
 
 
 def parts_of_branches(branches: Iterable[StoredRow]) -> list[LogPart]:
-    """Return the log parts of whole branches."""
     return [LogPart(branch_id=row.id, newest_id=row.head_id) for row in branches if row.head_id is not None]
 
 
@@ -83,7 +79,6 @@ class LogStore:
         return page_rows
 
     def count(self, transaction: Reading, parts: Sequence[LogPart], log_filter: Filter, tagged_id: int | None) -> int:
-        """Count checkpoints without reading them."""
         query = _count_query(_filter_fields(log_filter))
         return sum(query.all(transaction, self._parameters(part, log_filter, tagged_id))[0].count for part in parts)
 

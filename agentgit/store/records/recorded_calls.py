@@ -123,8 +123,6 @@ ANSWERING = RESULT_STATUSES | {SIMULATED}
 
 
 class RecordedCalls:
-    """Looks up the recorded calls with which a new call is compared."""
-
     def __init__(self, journal: Journal, world: WorldLog) -> None:
         self.journal = journal
         self.world = world
@@ -257,7 +255,6 @@ class RecordedCalls:
         return intents[call.id]
 
     def has_written_memory(self, transaction: Reading, call: ToolInvocation) -> bool:
-        """Return whether the tool of a call wrote to memory."""
         return bool(self._load_inner_rows(transaction, call, TOOL_INVOCATION.c.tool_name.in_(sorted(MEMORY_TOOLS))))
 
     def _load_inner_rows(self, transaction: Reading, call: ToolInvocation, *conditions: Any) -> Sequence[Row[Any]]:

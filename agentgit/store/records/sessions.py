@@ -47,8 +47,6 @@ class Segment:
 
 
 class SessionStore:
-    """The sessions."""
-
     def __init__(self, leases: Leases | None = None) -> None:
         self.leases = leases
         self.users = UserStore()
@@ -95,7 +93,6 @@ class SessionStore:
         return row.id if row is not None else None
 
     def load_row(self, transaction: Reading, session_id: int) -> StoredRow:
-        """Read the row of one session that must exist."""
         condition = SESSION.c.id == session_id
         row = transaction.execute(select(SESSION).where(condition).limit(1)).first()
         if row is None:
@@ -107,7 +104,6 @@ class SessionStore:
         return IMPORTED in as_object(self.load_row(transaction, session_id).meta)
 
     def names(self, transaction: Reading, user_id: int) -> list[str]:
-        """List the names of a user's sessions."""
         condition = SESSION.c.user_id == user_id
         return list(transaction.execute(select(SESSION.c.session_name).where(condition)).scalars())
 
@@ -122,7 +118,6 @@ class SessionStore:
             raise session_has_moved()
 
     def set_current(self, transaction: Writing, session_id: int, branch_id: int, user_id: int | None = None) -> None:
-        """Set the current branch of a session."""
         if user_id is not None:
             record_event(transaction, "switch.done", branch_id=branch_id, user_id=user_id)
         now = datetime.now(UTC)
@@ -174,7 +169,6 @@ class SessionStore:
         meta: Mapping[str, Any] | None = None,
         **state: Any,
     ) -> Any:
-        """Create a branch and return its row."""
         branch_id = new_id()
         row = {
             "id": branch_id,
@@ -209,7 +203,6 @@ class SessionStore:
         return name
 
     def rename(self, transaction: Writing, session: ExternalSession, name: str, user_id: int) -> None:
-        """Rename a session."""
         if name != session.session_name and name in self.names(transaction, session.user_id):
             raise Conflict(f"Session {name} already exists. Choose another name.")
         update_rows(transaction, SESSION, SESSION.c.id == session.id, session_name=name)
@@ -218,7 +211,6 @@ class SessionStore:
         )
 
     def rename_branch(self, transaction: Writing, branch: StoredRow, name: str, user_id: int) -> None:
-        """Rename a branch."""
         if name != branch.name:
             self.choose_branch_name(transaction, branch.external_session_id, name, branch.name)
         update_rows(transaction, BRANCH, BRANCH.c.id == branch.id, name=name)
@@ -240,14 +232,12 @@ class SessionStore:
         return row
 
     def require_branch(self, transaction: Reading, session_id: int, branch_id: int) -> StoredRow:
-        """Read a branch that must exist, as `find_branch`."""
         row = self.find_branch(transaction, session_id, branch_id)
         if row is None:
             raise missing_row("branch", branch_id)
         return row
 
     def branch(self, transaction: Reading, branch_id: int) -> StoredRow:
-        """Read one branch."""
         rows = _SELECT_BRANCH.all(transaction, {"branch": branch_id})
         if not rows:
             raise missing_row("branch", branch_id)
@@ -332,7 +322,6 @@ class SessionStore:
         _SET_STATUS.run(transaction, {"branch": branch_id, "now": status})
 
     def count_turn(self, transaction: Writing, branch_id: int) -> int:
-        """Increment the turn counter of a branch, and return the new count."""
         return int(
             self.change_metadata(transaction, branch_id, lambda m: m | {"turns": m.get("turns", 0) + 1})["turns"]
         )
@@ -389,7 +378,6 @@ class SessionStore:
         return segments[::-1]
 
     def _checkpoint_numbers(self, transaction: Reading, ids: list[int]) -> dict[int, int]:
-        """Read the numbers of checkpoints on their branches, by checkpoint id."""
         if not ids:
             return {}
         query = select(CHECKPOINT.c.id, CHECKPOINT.c.number).where(
@@ -580,7 +568,6 @@ def session_has_moved() -> Conflict:
 
 
 def require_no_unfinished_rollback(branch: StoredRow) -> None:
-    """Check that no rollback of a branch is unfinished."""
     if branch.status not in (OPEN, RUNNING, SIMULATED):
         raise Conflict(
             f"Branch {branch.name} is {branch.status}: its rollback was not finished, and can be resumed.",

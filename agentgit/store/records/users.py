@@ -30,8 +30,6 @@ from agentgit.store.sql.writes import insert_rows, update_rows
 
 
 class UserStore:
-    """The users."""
-
     def find(self, transaction: Reading, ref: User | str | int) -> User | None:
         """Find a user by name or id; None if there is no such user."""
         if isinstance(ref, User):
@@ -54,7 +52,6 @@ class UserStore:
         return str(transaction.execute(select(USER.c.id).where(USER.c.name == LOCAL)).scalar_one())
 
     def all(self, transaction: Reading) -> list[User]:
-        """List the users by name."""
         query = select(USER).order_by(USER.c.name, USER.c.id)
         return [_user_from_row(row) for row in transaction.execute(query).all()]
 
@@ -63,7 +60,6 @@ class UserStore:
         return _user_from_row(row) if row is not None else None
 
     def add(self, transaction: Writing, name: str, *, is_admin: bool = False, by_user_id: int | None = None) -> User:
-        """Create a user."""
         user = User(id=new_id(), name=name, created_at=datetime.now(UTC), is_admin=is_admin)
         insert_rows(transaction, USER, {**vars(user)})
         if by_user_id is not None:
@@ -85,7 +81,6 @@ class UserStore:
         return select(USER.c.id).where(USER.c.id == user_id)
 
     def change(self, transaction: Writing, user_id: int, values: Mapping[str, Any]) -> None:
-        """Change columns of a user."""
         condition = USER.c.id == user_id
         update_rows(transaction, USER, condition, **values)
 
@@ -106,7 +101,6 @@ class UserStore:
 
 
 def _is_usable(key: Any) -> bool:
-    """Return whether a row of a key is neither revoked nor expired."""
     return key.revoked_at is None and (key.expires_at is None or key.expires_at > datetime.now(UTC))
 
 
@@ -133,8 +127,6 @@ USE_RECORD_INTERVAL = timedelta(minutes=1)
 
 
 class ApiKeyStore:
-    """The API keys."""
-
     def add(
         self,
         transaction: Writing,

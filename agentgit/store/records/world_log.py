@@ -34,15 +34,12 @@ from agentgit.store.sql.transaction import Reading
 
 
 class WorldLog:
-    """The worlds of sessions."""
-
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
 
     # -- the log
 
     def last_seq(self, transaction: Reading, session_id: int) -> int:
-        """Return the last sequence number in the log of a session; 0 if the log is empty."""
         return int(LAST_SEQ.all(transaction, {"session": session_id})[0].seq or 0)
 
     def changes_by_others(self, transaction: Reading, branch: Row[Any]) -> set[int]:
@@ -230,7 +227,6 @@ class WorldLog:
         return [row.replay_of for row in transaction.execute(query).all()]
 
     def _is_recorded_on(self, transaction: Reading, path: Sequence[TrackPart]) -> Any:
-        """Return the condition that an invocation was recorded on a track."""
         return or_(
             false(),
             *(

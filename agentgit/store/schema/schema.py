@@ -126,7 +126,6 @@ def _find_other_owner(transaction: Reading) -> Any:
 
 
 def require_owner(transaction: Reading, database: Database, verb: str) -> None:
-    """Check that the current role owns the tables, so that it can change them."""
     if (other_owner := _find_other_owner(transaction)) is not None:
         raise NotAllowed(
             f"{other_owner.role} does not own the tables of {database.name} and cannot change them. Ask their owner "

@@ -49,8 +49,6 @@ class NewText(NamedTuple):
 
 
 class SearchIndex:
-    """The search index."""
-
     def __init__(self, sessions: SessionStore, graphs: GraphStore, *, names_only: bool = False) -> None:
         self.names_only = names_only
         self.sessions = sessions
@@ -169,7 +167,6 @@ class SearchIndex:
         return _BY_ID.first(transaction, {"checkpoint": first_row.branch_point_id})
 
     def _indexed_keys(self, transaction: Reading, branch: StoredRow) -> set[bytes | int]:
-        """Return the hashes and row ids of the indexed texts of a branch."""
         parameters = {"branch": branch.internal_session_id}
         return {row.hash or row.row_id for row in _TEXTS_OF_BRANCH.all(transaction, parameters)}
 

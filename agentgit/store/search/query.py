@@ -39,8 +39,6 @@ TEXTS_PER_QUERY = 200
 
 
 class Search:
-    """Search in the data."""
-
     def __init__(self, graphs: GraphStore) -> None:
         self.graphs = graphs
 
@@ -171,7 +169,6 @@ class Search:
         calls: dict[int, StoredRow],
         messages: dict[bytes, Leaf],
     ) -> SearchableText | None:
-        """Return a text; None if it no longer exists."""
         if row.kind == NAMED:
             return text_of_checkpoint(checkpoint)
         if row.kind == CALL:

@@ -229,7 +229,6 @@ def _split_bound(column_type: Any, value: Any, seal: Seal | None) -> tuple[Any, 
 
 @cache
 def key_names(table: Table) -> Sequence[str]:
-    """Return the names of the primary key of a table."""
     return [column.name for column in table.primary_key]
 
 
@@ -309,7 +308,7 @@ def integer(**kwargs: Any) -> Any:
 def reference(
     columns: str, target: str, *, cascade: bool = False, deferred: bool = False, mutual: bool = False
 ) -> ForeignKeyConstraint:
-    """Return a foreign key from columns to those of another table."""
+    """Return a foreign key from columns to a table and its columns, with spaces between; `mutual` if it refers back."""
     table, *others = target.split()
     return ForeignKeyConstraint(
         columns.split(),
@@ -343,11 +342,8 @@ def one_of(column: str, values: Iterable[str]) -> CheckConstraint:
 
 
 def partial_index(condition: str) -> dict[str, Any]:
-    """Return the arguments for an index of only the rows that meet a condition."""
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
 class TableRow(SQLModel, registry=registry(metadata=METADATA)):
-    """The base class of all tables."""
-
     metadata: ClassVar[MetaData] = METADATA

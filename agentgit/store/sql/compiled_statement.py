@@ -40,7 +40,6 @@ class CompiledStatement:
         self._execute(transaction, rows)
 
     def count(self, transaction: Writing, row: Mapping[str, Any]) -> int:
-        """Run the statement and return the number of affected rows."""
         result = PendingResult(transaction.batch)
         self._execute(transaction, [row], result)
         return result.count()
@@ -99,7 +98,6 @@ class CompiledStatement:
             cursor.close()
 
     def row_converter(self, transaction: Reading) -> Converter:
-        """Return the function that converts a row of the driver."""
         return self._compile_for(transaction).read
 
     def _compile_for(self, transaction: Reading) -> _Compiled:
@@ -137,7 +135,6 @@ class PendingResult:
         return rows[0] if rows else None
 
     def count(self) -> int:
-        """Return the number of affected rows."""
         return self._get_result()[0]
 
     def _get_result(self) -> tuple[int, list[Any]]:
@@ -224,6 +221,5 @@ class _Compiled:
 def _converters(
     types: Iterable[tuple[Any, TypeEngine[Any]]], get_processor: Converter, dialect: Dialect
 ) -> dict[Any, Converter]:
-    """Return the conversion functions of the types that have one; most have none."""
     processors = {name: get_processor(kind.dialect_impl(dialect)) for name, kind in types}
     return {name: convert for name, convert in processors.items() if convert is not None}

@@ -155,7 +155,6 @@ POOL_SECONDS = 30
 
 
 def create_server_engine(url: URL, pool_size: int, connect: Callable[[], Any] | None = None) -> Engine:
-    """Return a new engine for a server."""
     if pool_size < 1:
         raise InvalidInput(f"pool_size must be 1 or more, not {pool_size}.")
     try:

@@ -194,8 +194,6 @@ class LeasedRow(NamedTuple):
 
 
 class Leases:
-    """The leases of this process on one server."""
-
     def __init__(self, write: Callable[[Callable[[Writing], None]], None], seconds: float = LEASE_SECONDS) -> None:
         if not seconds >= MIN_LEASE_SECONDS:
             raise InvalidInput(
@@ -222,7 +220,6 @@ class Leases:
                 self._thread = thread
 
     def stop_renewing(self, owner: str) -> None:
-        """Stop renewing the leases of a piece of work."""
         with self._lock:
             self._leased_rows.pop(owner, None)
 
@@ -245,7 +242,6 @@ class Leases:
         return {"lease": timedelta(seconds=self.seconds)}
 
     def close(self) -> None:
-        """Stop renewing all leases."""
         with self._lock:
             self._leased_rows.clear()
             self._thread = None

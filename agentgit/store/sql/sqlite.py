@@ -84,7 +84,6 @@ class SQLiteConnections:
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Close the connections that are not in use."""
         while self._idle:
             self._idle.pop()[0].close()
 

@@ -47,7 +47,6 @@ def parse_url(location: str | Path | URL) -> URL:
 
 
 def _with_supported_driver(url: URL) -> URL:
-    """Return the URL with the name of the driver that agentgit uses."""
     name = _DRIVERS.get(url.drivername, url.drivername)
     if name in ("sqlite", POSTGRES_DRIVER):
         return url.set(drivername=name)
@@ -74,7 +73,6 @@ def _has_several_hosts(text: str) -> bool:
 
 
 def libpq_url(text: str, parameters: Mapping[str, Any] | None = None) -> URL:
-    """Return the URL of a connection string of libpq."""
     try:
         psycopg, conninfo = import_module("psycopg"), import_module("psycopg.conninfo")
     except ImportError as error:

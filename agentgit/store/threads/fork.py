@@ -149,8 +149,6 @@ _ADD_CHECKPOINTS, _ADD_WRITES = (
 
 
 class _RowCollector:
-    """Collects the rows of one fork."""
-
     def __init__(self, transaction: Reading, graph_key: GraphKey, recorded: Sequence[PendingWrites] | None) -> None:
         self.transaction, self.graph_key = transaction, graph_key
         self.recorded_writes = (
@@ -160,7 +158,6 @@ class _RowCollector:
 
     @cached_property
     def is_superseded(self) -> bool:
-        """True if the thread has moved on from the forked checkpoint."""
         return self._has_newer(self.start)
 
     @cached_property
@@ -182,7 +179,6 @@ class _RowCollector:
         return checkpoints, [*ancestor_writes, *self._pending_writes(row)]
 
     def _pending_writes(self, row: Row[Any]) -> Rows:
-        """Return the pending writes to copy with a checkpoint."""
         if self.recorded_writes is not None:
             recorded = self.recorded_writes.get((row.ns, row.checkpoint_id))
             if recorded is not None:

@@ -35,18 +35,15 @@ def copy(transaction: Writing, source: str, target: str, owner: int) -> None:
 
 
 def delete_thread(transaction: Writing, thread: str) -> None:
-    """Delete the graph checkpoints and pending writes of a thread."""
     for rows in (GRAPH_WRITE, GRAPH_CHECKPOINT):
         transaction.execute(delete(rows).where(rows.c.thread_id == thread))
 
 
 def belongs_to_no_session(column: Any) -> Any:
-    """Build the condition that a thread belongs to no session."""
     return func.substr(column, 1, len(SESSION_THREAD_PREFIX)) != SESSION_THREAD_PREFIX
 
 
 def delete_for_runs(transaction: Writing, run_ids: Sequence[str], *, sessions: bool = False) -> None:
-    """Delete the graph checkpoints of some runs, with their pending writes."""
     for batch in slices(run_ids):
         is_of_run = GRAPH_CHECKPOINT.c.run_id.in_(batch)
         _delete_checkpoints(

@@ -115,7 +115,6 @@ def new_checkpoint_id() -> str:
 def _changed_values(
     transaction: Reading, graphs: GraphStore, checkpoint: GraphCheckpoint, rewriter: _ResultRewriter
 ) -> dict[str, Body]:
-    """Return the values whose messages change, by channel."""
     hashes = {name: checkpoint.channels[name] for name in checkpoint.header["counts"] if name in checkpoint.channels}
     bodies = graphs.content(checkpoint.session_id).get(transaction, hashes.values())
     changed = {name: _replace_results(bodies[key], rewriter) for name, key in hashes.items()}
@@ -123,7 +122,6 @@ def _changed_values(
 
 
 def _replace_results(body: Body, rewriter: _ResultRewriter) -> Body | None:
-    """Return a value with new results in its messages; None if nothing changes."""
     if isinstance(body, list):
         return _replace_in_list(body, rewriter)
     if isinstance(body, dict):

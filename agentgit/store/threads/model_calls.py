@@ -37,8 +37,6 @@ WRITE_INDEX = -16
 
 
 class RecordedModelCall(NamedTuple):
-    """A recorded model call."""
-
     step: int
     messages: Sequence[Leaf]
     options: Leaf | None

@@ -28,7 +28,6 @@ MAX_KNOWN_THREADS = 10_000
 
 
 def thread_of_branch(branch_id: int) -> str:
-    """Return the id of the thread of a branch."""
     return f"{SESSION_THREAD_PREFIX}{branch_id}"
 
 
@@ -43,7 +42,6 @@ class ThreadOwners:
         self._known: LRUCache[str, int] = LRUCache(MAX_KNOWN_THREADS)
 
     def add(self, thread: str, owner: int) -> None:
-        """Remember the owner of a thread."""
         self._known.add([(thread, owner)])
 
     def find(self, transaction: Reading, thread: str) -> int:
@@ -66,7 +64,6 @@ class ThreadOwners:
 
 
 def copy_values(transaction: Writing, blobs: BlobStore, rows: Iterable[Mapping[str, Any]], owner: int) -> None:
-    """Copy the values that rows refer to from their owners to another one."""
     hashes_by_owner: dict[int, set[bytes]] = defaultdict(set)
     for row in rows:
         hashes = unpack(row["channels"]).values() if "channels" in row else split_hashes(row["value"])
@@ -99,7 +96,6 @@ def _conditions_of_others(table: Table, thread: str, owner: int) -> Sequence[Col
 def _copy_values_of_rows(
     transaction: Writing, blobs: BlobStore, table: Table, conditions: Sequence[ColumnElement[bool]], owner: int
 ) -> bool:
-    """Copy the values of the rows that meet the conditions, and return whether there are any."""
     rows = transaction.execute(select(table).where(*conditions)).all()
     copy_values(transaction, blobs, (row._asdict() for row in rows), owner)
     return bool(rows)

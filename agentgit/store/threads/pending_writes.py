@@ -49,7 +49,6 @@ class PendingWrites(NamedTuple):
     writes: Sequence[Mapping[str, Any]]
 
     def rows(self, session_id: int, thread: str) -> Rows:
-        """Return the writes as rows of the table graph_write."""
         key_columns = GraphKey(thread, self.ns, self.checkpoint_id).columns()
         return [{**key_columns, "external_session_id": session_id, **write} for write in self.writes]
 
@@ -93,7 +92,6 @@ def subgraph_heads(transaction: Reading, graph_key: GraphKey) -> dict[str, str]:
 
 
 def pack(entries: Iterable[Sequence[Any]]) -> bytes:
-    """Return the stored form of pending writes."""
     return compact(list(entries))
 
 
@@ -115,15 +113,12 @@ def unpack(data: bytes | None, row: str) -> list[PendingWrites] | None:
 
 
 def hashes(data: bytes | None, row: str) -> Iterator[bytes]:
-    """Return the hashes of the referenced values."""
     for pending in unpack(data, row) or ():
         for write in pending.writes:
             yield from split_hashes(write["value"])
 
 
 class TaskWrites(NamedTuple):
-    """The pending writes of one task of a step."""
-
     id: str
     ns: str
     writes: Sequence[Mapping[str, Any]]
@@ -157,7 +152,6 @@ class TaskWrites(NamedTuple):
         return (is_inside and (f":{self.id}" in other.ns or has_asked)) or (is_task_of and has_asked)
 
     def digest(self) -> str:
-        """Return a hash of all its writes."""
         entries = sorted((write["channel"], write["idx"], write["value"].hex()) for write in self.writes)
         return sha256(compact(entries)).hexdigest()
 

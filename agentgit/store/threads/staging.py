@@ -38,14 +38,12 @@ def list_staged_threads(transaction: Reading, owner: int) -> list[str]:
 
 
 def checkpoint_parents(transaction: Reading, thread: str) -> dict[tuple[str, str], str | None]:
-    """Return the parent id of each graph checkpoint of a thread, by namespace and id."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, c.checkpoint_id, c.parent_id).where(c.thread_id == thread)
     return {(row.ns, row.checkpoint_id): row.parent_id for row in transaction.execute(query)}
 
 
 def count_writes(transaction: Reading, graph_key: GraphKey) -> int:
-    """Count the pending writes of a graph checkpoint."""
     query = select(func.count()).select_from(GRAPH_WRITE).where(*_key_conditions(graph_key))
     return int(transaction.execute(query).scalar_one())
 
@@ -81,7 +79,6 @@ def _thread_conditions(table: Any, thread: str) -> Sequence[Any]:
 
 
 def _last_seqs(transaction: Reading, thread: str) -> dict[str, int]:
-    """Return the highest `seq` of each namespace of a thread."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, func.max(c.seq).label("last")).where(c.thread_id == thread)
     return {row.ns: row.last for row in transaction.execute(query.group_by(c.ns))}

@@ -181,7 +181,6 @@ class FileChecker:
             self._sink.folder(record["id"], items)
 
     def check_snapshot(self, record: Record) -> None:
-        """Check a snapshot, with its tree."""
         if (record["tree"] is None) != (record["why"] is not None) or (record["tree"] or 0) > len(self._folders):
             raise ValueError("refers to no earlier directory, or has no reason")
         if record["why"] is not None:
@@ -196,5 +195,4 @@ class FileChecker:
 
 
 def format_path(path: bytes) -> str:
-    """Return a path for a message."""
     return ascii(text_of(path[:80]))

@@ -104,7 +104,6 @@ class Checker:
         self._redone: set[int] = set()
 
     def check(self, number: int, record: Fields) -> None:
-        """Check the next record."""
         self._line = number
         if number == 1:
             self.header = is_shaped(HEADER, record)

@@ -39,13 +39,10 @@ class LineReader(Protocol):
 
 
 class LineWriter:
-    """Writes records as lines."""
-
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._hash = file, sha256()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write the line of a record."""
         try:
             line = orjson.dumps(record) + b"\n"
         except TypeError:  # lone surrogates, huge integers
@@ -56,7 +53,6 @@ class LineWriter:
         self._file.write(line)
 
     def end(self) -> None:
-        """Write the last line."""
         self._file.write(b'{"sha256":"%b"}\n' % self._hash.hexdigest().encode())
 
 
@@ -101,7 +97,6 @@ def _other_file() -> InvalidInput:
 
 
 def damaged_line(number: int, problem: str) -> Corrupt:
-    """Return the exception for a damaged line."""
     return Corrupt(
         f"Line {number} of the export {problem}. Nothing was imported. Export the session again.",
         row=f"line {number}",

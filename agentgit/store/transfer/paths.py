@@ -29,7 +29,6 @@ IGNORED_CHARACTERS = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202
 
 
 def name(value: Any) -> bytes:
-    """Check the name of an item of a directory."""
     name_bytes = _encode_path(value)
     if reason := name_problem(value):
         raise ValueError(f"{_quote_path(value)} {reason}")

@@ -36,7 +36,6 @@ MAX_BYTES = 256 * 2**20  # of a JSON file, which is read as a whole
 
 
 def parse_checkpoints(file: IO[bytes]) -> list[Any]:
-    """Read a JSON array of checkpoints."""
     text = file.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
         raise InvalidInput(f"The JSON is larger than {MAX_BYTES // 2**20} MiB. Import its parts as several sessions.")

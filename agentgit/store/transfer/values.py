@@ -76,7 +76,6 @@ class UnpackedSizes:
         self._content_bytes = 0
 
     def add(self, key: bytes, size: int, parts: Iterable[bytes] = ()) -> int:
-        """Add a value of its own size and parts, and return the size to which it unpacks."""
         self._content_bytes += size
         total = size + self.require(parts)
         if key in self._sizes:

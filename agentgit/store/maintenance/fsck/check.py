@@ -35,7 +35,6 @@ COUNTED_TABLES = (
 
 
 def fsck(store: Store, level: int, progress: OnProgress | None = None, session_id: int | None = None) -> Checked:
-    """Check all rows, or those of one session."""
     start = time.perf_counter()
     uncached_store = Store(store.database, store.compression)  # so that no cache is used
     report = FsckReport(progress, level, session_id)

@@ -101,7 +101,6 @@ def checked(report: FsckReport, *columns: Any) -> Any:
 
 
 def read_rows(transaction: Reading, query: Any, report: FsckReport, *, counted: bool = True) -> Iterator[Any]:
-    """Yield the rows of a query that can be read, a page at a time, and count them."""
     columns = list(query.selected_columns)
     table = columns[0].table
     keys = [n for n, one in enumerate(columns) if getattr(one, "primary_key", False) and one.table is table]

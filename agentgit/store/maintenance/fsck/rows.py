@@ -136,7 +136,6 @@ class RowCheck:
         return first is None or first.graph_checkpoint_id != point
 
     def check_checkpoints(self) -> None:
-        """Check the author, position, data and graph checkpoint of each checkpoint."""
         for row in read_rows(self.transaction, _with_states(self.report), self.report):
             name = f"checkpoint {row.id}"
             self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
@@ -154,7 +153,6 @@ class RowCheck:
                 self.report.add(name, "its state_hash or message_count does not match its graph checkpoint", RESTORE)
 
     def check_tags(self) -> None:
-        """Check the author of each tag, and that its checkpoint belongs to its session."""
         for row in self.read(TAG.c.name, TAG.c.external_session_id, TAG.c.checkpoint_id, TAG.c.user_id):
             name = f"tag {row.name!r}"
             self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)

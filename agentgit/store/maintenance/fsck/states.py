@@ -55,7 +55,6 @@ def _check_head(transaction: Reading, store: Store, branch: StoredRow, report: F
 
 
 def _compute_state_hash(transaction: Reading, store: Store, graph_checkpoint: GraphCheckpoint) -> bytes:
-    """Read the values of a graph checkpoint and compute the hash of its state."""
     bodies = store.graphs.content(graph_checkpoint.session_id).get(transaction, graph_checkpoint.values.values())
     return hash_state(
         {**{name: _hash_body(bodies[key]) for name, key in graph_checkpoint.values.items()}, **graph_checkpoint.digests}
@@ -222,7 +221,6 @@ def _check_ancestry(transaction: Reading, report: FsckReport) -> None:
 
 
 def _check_owners(transaction: Reading, report: FsckReport) -> None:
-    """Report graph checkpoints and writes of a branch whose values belong to another session."""
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         c = table.c
         is_own = BRANCH.c.thread_id == c.thread_id
