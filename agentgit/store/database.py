@@ -171,11 +171,7 @@ class Database:
         return [self.path + suffix for suffix in ("", "-wal", "-shm", "-journal", LOCK_FILE_SUFFIX)]
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a sync function that uses this database, without blocking the event loop.
-
-        On PostgreSQL the function runs on the loop itself, through the async driver. On SQLite, whose driver is sync,
-        or if greenlet is not installed, it runs in a thread.
-        """
+        """Run a sync function of this database beside the event loop, or on it if the driver is async."""
         self.require_open()
         with on_loop():
             if self._loop_pools is None:
@@ -392,10 +388,7 @@ class Database:
             LOG.warning("A refusal could not be written to the audit trail: %s", error)
 
     def close(self) -> None:
-        """Write what running turns have not written yet, and close all connections.
-
-        Any later use of the object raises `Unavailable`.
-        """
+        """Write what running turns have not written yet, and close all connections."""
         with self._close_listeners_lock:
             listeners = list(self._close_listeners)
         for listener in listeners:

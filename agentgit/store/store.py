@@ -135,11 +135,7 @@ class Store:
         return [*track, *self.journal.waiting_calls(transaction, branch.id, len(track))]
 
     def head_state(self, transaction: Reading, branch: StoredRow) -> HeadState:
-        """Return the current position of a branch.
-
-        If the last batch of calls was never finished, the position is before that batch. This does not apply to a batch
-        that waits for an answer (an interrupt), because a fork can continue it.
-        """
+        """Return the position of a branch: before its last batch if that was neither finished nor asks a person."""
         tally, newest = (
             self.journal.tally(transaction, branch.id),
             self.graphs.newest_state(transaction, branch.thread_id),

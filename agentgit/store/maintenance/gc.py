@@ -245,10 +245,7 @@ def collect(
     find_steps: Callable[[Reading], Iterable[UnusedSteps]] | None = None,
     progress: ProgressParts | None = None,
 ) -> Collected:
-    """Delete the values of a session that nothing refers to, and the steps that nothing needs.
-
-    In a transaction that only reads, count what would be deleted.
-    """
+    """Delete the values and steps of a session that nothing needs; in a transaction that only reads, count them."""
     writing = transaction if isinstance(transaction, Writing) else None
     if writing:
         blobs.lock(writing)
@@ -303,10 +300,7 @@ def count_rows_by_part(transaction: Reading) -> dict[str, int]:
 def find_live_values(
     transaction: Reading, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts | None = None
 ) -> tuple[set[bytes], dict[bytes, bytes | None]]:
-    """Find the values that graph checkpoints, writes and checkpoints of a session refer to.
-
-    Return their hashes, and the hash of each list among them with the hash of the list that it continues, or None.
-    """
+    """Find the hashes of the values that a session refers to, and of each list the one that it continues, or None."""
     progress = progress or ProgressParts()
     live = set(_find_referenced_hashes(transaction, blobs, is_ignored, progress))
     live.update(_load_record_parts(transaction, blobs, live))

@@ -86,10 +86,7 @@ def _has_old_checkpoint(transaction: Reading, session_id: int, retention: Retent
 def apply_retention(
     transaction: Reading, store: Store, session_id: int, retention: Retention, user_id: int | None = None
 ) -> Sequence[RetentionVerdict]:
-    """Delete the checkpoints that a retention does not keep; return the verdict on each one, the oldest first.
-
-    In a transaction that only reads, nothing is deleted.
-    """
+    """Delete what a retention does not keep, unless the transaction only reads; return all verdicts, oldest first."""
     writing = transaction if isinstance(transaction, Writing) else None
     if writing:
         store.sessions.lock(writing, session_id)

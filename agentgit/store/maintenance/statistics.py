@@ -94,10 +94,7 @@ def count_names(transaction: Reading, branch_ids: Sequence[int]) -> dict[str, in
 
 
 def measure_storage(transaction: Reading, store: Store, branches: Sequence[StoredRow]) -> Storage:
-    """Measure the space that some branches take.
-
-    It reads all references between the stored values of their sessions, but no state.
-    """
+    """Measure the space that some branches take, by the references between stored values."""
     threads = {branch.thread_id for branch in branches}
     own_bytes = shared_bytes = 0
     for session_id in {branch.external_session_id for branch in branches}:

@@ -345,10 +345,7 @@ class Blobs:
         return shared_prefix(self._find_list(transaction, base).hashes, item_hashes)
 
     def get_many(self, transaction: Reading, hashes: Iterable[bytes]) -> dict[bytes, Leaf]:
-        """Read values and verify each against its hash.
-
-        A list is returned with type `list` and no bytes; `item_hashes` reads it.
-        """
+        """Read values and verify each against its hash. A list has no bytes here; `item_hashes` reads it."""
         unique_hashes = set(hashes)
         values = self._find_cached(self.store.leaves, unique_hashes)
         cached_lists = self._find_cached(self.store.lists, unique_hashes - values.keys())
@@ -504,11 +501,7 @@ def base_hash(data: bytes) -> bytes | None:
 
 
 class ListLink(NamedTuple):
-    """The link from a list to the earlier list that it continues.
-
-    `base` is the hash of the earlier list, `kept_count` the number of its items that are kept, and `new_hashes` the
-    hashes of the items after them.
-    """
+    """The earlier list that a list continues, the number of its items that are kept, and the hashes of the others."""
 
     base: bytes
     kept_count: int

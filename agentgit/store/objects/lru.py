@@ -13,10 +13,7 @@ T = TypeVar("T")
 
 
 class LRUCache(Generic[K, T]):
-    """A cache of the most recently used values, up to a total weight. Thread-safe.
-
-    All values must be truthy.
-    """
+    """A thread-safe cache of the most recently used values, which must be truthy, up to a total weight."""
 
     def __init__(self, limit: int, weigh: Callable[[T], int] | None = None) -> None:
         self._limit, self._weigh = limit, weigh

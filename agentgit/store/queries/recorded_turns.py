@@ -159,10 +159,7 @@ def _turns_on(writes: Sequence[_Write], before: GraphKey) -> list[TurnRecord]:
 def _read_path(
     store: Store, transaction: Reading, branch: StoredRow
 ) -> Iterator[tuple[GraphCheckpoint, list[_Write], bool]]:
-    """Yield the graph checkpoints of a path, oldest first, each with the writes of callers and failed tasks on it.
-
-    The first one of a branch is a copy of its branch point, and not new.
-    """
+    """Yield the graph checkpoints of a path, what callers and failed tasks wrote there, and whether it is no copy."""
     lineage = [segment.branch for segment in store.sessions.lineage(transaction, branch)]
     for row, child in zip(lineage, [*lineage[1:], None], strict=True):
         is_new = row.parent_id is None

@@ -75,10 +75,7 @@ def create_session(
 def require_same(
     store: Store, transaction: Reading, session_id: int, name: str, checkpoint: StoredRow, reference: str
 ) -> None:
-    """Check that a session started from this checkpoint.
-
-    For an imported session only the text of the reference is compared, because the id of its template is unknown.
-    """
+    """Check that a session started from this checkpoint; the template of an imported one is known by its text alone."""
     branches = store.sessions.branches(transaction, session_id)
     if not branches:
         raise NotFound(f"Session {name!r} has been deleted. Try again to create it.")

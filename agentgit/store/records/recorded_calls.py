@@ -208,10 +208,7 @@ class RecordedCalls:
         *,
         include_reads: bool = False,
     ) -> list[ToolInvocation]:
-        """Read the calls that a call's tool made, at any depth, and that have one of these statuses, oldest first.
-
-        For one that the record answered, this is the call that was made.
-        """
+        """Read the calls with these statuses that a tool made, at any depth, or that the record answered for it."""
         rows = self._load_inner_rows(
             transaction,
             call,

@@ -84,10 +84,7 @@ class SessionStore:
         return session_id
 
     def of_thread(self, transaction: Reading, user_id: int, thread_id: str) -> int | None:
-        """Return the id of the user's session for a thread of a served graph; None if there is none.
-
-        A session that is known by no thread id, such as an imported one, is found by its name.
-        """
+        """Return the id of the user's session for a thread of a served graph, else of one with that name."""
         thread = {"user": user_id, "thread": thread_id}
         row = _SELECT_OF_THREAD.first(transaction, thread)
         return row.id if row is not None else None
@@ -132,10 +129,7 @@ class SessionStore:
         transaction.execute(select(SESSION.c.id).where(condition).with_for_update(read=True, key_share=True))
 
     def lock(self, transaction: Writing, session_id: int) -> None:
-        """Lock a session: until this transaction ends, no other turn, operation or fenced call can start in it.
-
-        No-op on SQLite, which has only one writer.
-        """
+        """Keep other turns, operations and fenced calls of a session from starting until this transaction ends."""
         if not transaction.is_sqlite:
             _LOCK.run(transaction, {"session": session_id})
 
@@ -221,10 +215,7 @@ class SessionStore:
         return _SELECT_BRANCHES.all(transaction, {"session": session_id})
 
     def find_branch(self, transaction: Reading, session_id: int, ref: str | int | None) -> StoredRow | None:
-        """Read a branch of a session by its name or id, or its current one; None if there is none.
-
-        The row also has the names that the events of a transaction need, and the length of the world log.
-        """
+        """Read a branch of a session by name or id, or its current one, with the names that events need."""
         column = "name" if isinstance(ref, str) else "id" if is_id(ref) else None
         if column is None and ref is not None:
             return None
@@ -280,10 +271,7 @@ class SessionStore:
         return Conflict(text, Next("fork"), head=row.head_id)  # also if the branch was released at this very moment
 
     def require_held(self, transaction: Writing, acquired_row: StoredRow) -> HeldBranch:
-        """Check that a run still holds the branch that it acquired, and read what its next calls need.
-
-        The names are read, too, for the events that this transaction records. The session must be locked.
-        """
+        """Check that a run holds its branch; read what its next calls and events need. The session must be locked."""
         row = _SELECT_HOLD.first(transaction, {"branch": acquired_row.id})
         # The epoch alone is not enough: a server that is restored may repeat it.
         if row is None or (row.status, row.epoch, row.owner) != (RUNNING, acquired_row.epoch, acquired_row.owner):

@@ -85,10 +85,7 @@ class UserStore:
         update_rows(transaction, USER, condition, **values)
 
     def is_valid(self, transaction: Reading, principal: Principal) -> bool:
-        """Return whether a principal's access is still valid.
-
-        Takes one query by primary keys, and a second one if an admin acts as the user.
-        """
+        """Return whether a principal's access is still valid."""
         if principal.is_operator:
             return True
         if principal.by is not None and not self.is_valid(transaction, principal.by):

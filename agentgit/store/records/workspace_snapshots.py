@@ -24,10 +24,7 @@ from agentgit.values import as_object, to_json
 
 class SnapshotReferences:
     def record(self, transaction: Writing, branch: StoredRow, snapshot_ref: SnapshotRef, changed_by: str = TURN) -> int:
-        """Record the files of a branch and who changed them since the row before, and return the id of the row.
-
-        The newest row of the session is reused if it belongs to the branch and has the same files.
-        """
+        """Return the row of a branch's files: the newest of the session if it is the same, else a new one."""
         last = self.newest_of_session(transaction, branch.external_session_id)
         is_state = last is not None and (last.changed_by not in (CRASH, STORED) or last.changed_by == changed_by)
         if last is not None and is_state and last.internal_session_id == branch.id:

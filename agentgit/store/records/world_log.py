@@ -43,19 +43,13 @@ class WorldLog:
         return int(LAST_SEQ.all(transaction, {"session": session_id})[0].seq or 0)
 
     def changes_by_others(self, transaction: Reading, branch: Row[Any]) -> set[int]:
-        """Return the calls with a declared effect that others changed since this branch last saw the world.
-
-        The result has the ids of the calls. For a call that ran again, it also has the id of the call that it repeats.
-        """
+        """Return the calls that others changed since this branch last saw the world, and those that they repeat."""
         parameters = {"session": branch.external_session_id, "branch": branch.id, "seen": branch.world_seen}
         rows = _CHANGES_BY_OTHERS.all(transaction, parameters)
         return {row.invocation_id for row in rows} | {row.replay_of for row in rows if row.kind == REDO}
 
     def last_actions(self, transaction: Reading, branch: Row[Any], ids: Sequence[int]) -> dict[int, str]:
-        """Return the last logged action of each of these calls at the time when a branch last saw the world.
-
-        The actions of a call that ran again count as actions of the call that it repeats.
-        """
+        """Return the last action of each of these calls, or of its redo, when a branch last saw the world."""
         last_by_id: dict[int, tuple[int, str]] = {}
         for part in slices(ids):
             query = _LOGGED_ACTIONS.where(

@@ -297,10 +297,7 @@ def text_of_call(row: StoredRow) -> SearchableText:
 
 
 def text_of_checkpoint(row: StoredRow) -> SearchableText:
-    """Return the searchable text of a checkpoint: its name and description. Without a name, agentgit may have made it.
-
-    The description that agentgit writes repeats the text of a message.
-    """
+    """Return the name and description of a checkpoint, without one that agentgit wrote, which repeats a message."""
     description = None if row.is_auto and not row.name else row.description
     return SearchableText(" - ".join(filter(None, (row.name, description))), name=row.name)
 

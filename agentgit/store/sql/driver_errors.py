@@ -117,10 +117,7 @@ def translate_error(error: Exception, database_name: str, *, committing: bool | 
 
 
 def _safe_message(error: Exception, text: str, state: str | None) -> str:
-    """Return the part of a driver's message that every user may see. The `__cause__` has the whole message.
-
-    The message can contain the statement, its parameters, and the refused row, which may belong to another user.
-    """
+    """Return the part of a driver's message without statements, parameters and rows, which may be another user's."""
     kind = type(error).__name__
     if (name := getattr(error, "sqlite_errorname", None)) is not None:
         is_own = name.startswith(("SQLITE_CORRUPT", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_NOMEM"))

@@ -35,10 +35,7 @@ _SEAL = "agentgit_seal"
 
 
 class PlainBytes(bytes):
-    """Bytes that are not encrypted in an encrypted database: lists of hashes, which the database itself follows.
-
-    Any other value that is read as `PlainBytes` was written by somebody without the key.
-    """
+    """Bytes that are in clear in an encrypted database: lists of hashes, which the database itself follows."""
 
 
 class Bound(NamedTuple):

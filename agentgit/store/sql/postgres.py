@@ -169,11 +169,7 @@ def create_server_engine(url: URL, pool_size: int, connect: Callable[[], Any] | 
 
 
 def engine_options(pool_size: int) -> dict[str, Any]:
-    """Return the arguments of an engine.
-
-    The pool has no overflow, because opening a connection takes as long as several turns. The connection used last is
-    used next, so that unneeded ones stay idle.
-    """
+    """Return the arguments of an engine, without overflow: to open a connection takes as long as several turns."""
     return {
         **MANUAL_BEGIN,
         "hide_parameters": True,  # errors must not contain values or secrets

@@ -296,10 +296,7 @@ def _renew(transaction: Writing, table: Table, given: Mapping[str, Any]) -> None
 
 
 def is_lease_over(transaction: Reading, lease_until: datetime | None) -> bool:
-    """Return whether a lease has ended. None is a lease that never ends.
-
-    The time is that of this one statement, however long its transaction has waited before.
-    """
+    """Return whether a lease has ended, by the time of this one statement. None is a lease that never ends."""
     return lease_until is not None and bool(_IS_OVER.all(transaction, {"until": lease_until})[0].is_over)
 
 

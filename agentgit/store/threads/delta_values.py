@@ -197,10 +197,7 @@ class DeltaValueStore:
     def _read_earlier(
         self, transaction: Reading, parent: GraphCheckpoint | None, name: str
     ) -> tuple[Body | None, list[Body]] | None:
-        """Return a value before the newest writes: its last full value, if there is one, and the writes after that.
-
-        None if some of them are gone.
-        """
+        """Return the last full value before the newest writes, and the writes since; None if some of them are gone."""
         if parent is None:
             return None, []
         if name in parent.values:

@@ -78,11 +78,7 @@ def prune(transaction: Writing, thread: str) -> None:
 
 
 def delta_ancestors(transaction: Reading, start: GraphCheckpoint) -> list[GraphCheckpoint]:
-    """List the ancestors that hold parts of a checkpoint's values, nearest first.
-
-    LangGraph's DeltaChannel stores only what each step wrote. Its value is rebuilt from the writes on the ancestors,
-    back to the nearest one that has the full value (`BaseCheckpointSaver.get_delta_channel_history`).
-    """
+    """List the ancestors whose writes hold parts of a checkpoint's values (LangGraph's DeltaChannel), nearest first."""
     missing_channels = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
     chain: list[GraphCheckpoint] = []
     for ancestor in ancestors(transaction, start) if missing_channels else ():

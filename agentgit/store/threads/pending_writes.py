@@ -79,10 +79,7 @@ def pack_rows(graph_key: GraphKey, heads: Mapping[str, str], rows: Rows) -> byte
 
 
 def subgraph_heads(transaction: Reading, graph_key: GraphKey) -> dict[str, str]:
-    """Return the id of the newest subgraph checkpoint below a graph checkpoint, by namespace.
-
-    The namespaces are in the order in which they were last saved.
-    """
+    """Return the newest subgraph checkpoint below a graph checkpoint by namespace, in the order of the saves."""
     parameters = {"thread_id": graph_key.thread, "root_id": graph_key.checkpoint_id}
     newest: dict[str, str] = {}
     for row in _SUBGRAPH_CHECKPOINTS.all(transaction, parameters):

@@ -49,11 +49,7 @@ def count_writes(transaction: Reading, graph_key: GraphKey) -> int:
 
 
 def move(transaction: Writing, blobs: BlobStore, source: str, target: str, session_id: int) -> int:
-    """Append all of a thread to another one, and return the number of graph checkpoints moved.
-
-    A pending write that exists in both replaces the one in the target. Values that the session of the target does not
-    own are copied.
-    """
+    """Append a thread to another one, whose pending writes it replaces; return the number of checkpoints."""
     assign_thread(transaction, blobs, source, session_id)
     transaction.execute(delete(BLOB).where(BLOB.c.external_session_id == family_of(source)))
     key_columns = [name for name in KEY_COLUMNS if name != "thread_id"]

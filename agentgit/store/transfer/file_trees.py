@@ -98,11 +98,7 @@ class _Folder(NamedTuple):
 
 
 class FileChecker:
-    """Checks the file records of an export for consistency.
-
-    Afterwards, `missing_snapshots` counts the missing snapshots by reason, and `left_paths` has each path that any tree
-    leaves out, with the reason.
-    """
+    """Checks the file records of an export; at the end it knows why snapshots and paths were left out."""
 
     def __init__(self, sink: FileSink | None = None) -> None:
         self.missing_snapshots: Counter[str] = Counter()

@@ -32,10 +32,7 @@ MAX_DEPTH = 300
 
 
 class Ref(NamedTuple):
-    """The id of a row of a table.
-
-    If the file does not have the row, one that is optional becomes None, and one that is kept stays as it is.
-    """
+    """The id of a row of a table. Without that row, an optional one becomes None, and one that is kept stays."""
 
     table: str
     is_optional: bool = False

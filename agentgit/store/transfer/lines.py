@@ -64,10 +64,7 @@ class ExportLine(NamedTuple):
 
 
 def read_lines(stream: LineReader) -> Iterator[ExportLine]:
-    """Iterate over the lines of an export, from the header to the last one, whose hash is checked.
-
-    One line at a time is in memory.
-    """
+    """Yield the lines of an export one at a time, from the header to the last one, whose hash is checked."""
     digest, number = sha256(), 0
     while line := stream.readline(LONGEST + 1):
         number += 1

@@ -124,10 +124,7 @@ class RowCheck:
             self.report.add(f"external_session {id}", "it has no current branch", "Continue on a branch.")
 
     def _starts_before_point(self, branch: Any) -> bool:
-        """Return whether a branch begins with another graph checkpoint than its branch point.
-
-        Then it inherits the calls up to there. The beginning of a branch without checkpoints is unknown.
-        """
+        """Return whether a branch begins with another graph checkpoint than its branch point, as far as is known."""
         c = CHECKPOINT.c
         states = select(c.graph_checkpoint_id)
         own = states.where(c.internal_session_id == branch.id).order_by(c.number).limit(1)
