@@ -265,44 +265,8 @@ ID = BigInteger().with_variant(Integer, "sqlite")
 """The type of ids. SQLite has one type of integers."""
 
 
-def bigint(**kwargs: Any) -> Any:
-    return Field(sa_column=Column(ID, nullable=False, autoincrement=False, **kwargs))
-
-
-def nullable_bigint() -> Any:
-    return Field(default=None, sa_column=Column(ID, nullable=True))
-
-
-def flag(**kwargs: Any) -> Any:
-    return Field(sa_column=Column(Flag, nullable=False, **kwargs))
-
-
-def timestamp(*, nullable: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(UTCDateTime, nullable=nullable))
-
-
-def safe_text(*, nullable: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(SafeText, nullable=nullable))
-
-
-def string(*, nullable: bool = False, **kwargs: Any) -> Any:
-    return Field(default=None, sa_column=Column(Text, nullable=nullable, **kwargs))
-
-
-def binary(*, nullable: bool = False, **kwargs: Any) -> Any:
-    return Field(default=None, sa_column=Column(LargeBinary, nullable=nullable, **kwargs))
-
-
-def encrypted(place: str, *, nullable: bool = False, is_hashed: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(Payload(place, is_hashed=is_hashed), nullable=nullable))
-
-
-def encrypted_text(place: str, *, nullable: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(SealedText(place), nullable=nullable))
-
-
-def integer(**kwargs: Any) -> Any:
-    return Field(default=0, sa_column=Column(Integer, nullable=False, **kwargs))
+def field(kind: Any, *, nullable: bool = False, **kwargs: Any) -> Any:
+    return Field(default=None, sa_column=Column(kind, nullable=nullable, autoincrement=False, **kwargs))
 
 
 def reference(
