@@ -49,7 +49,7 @@ from agentgit.store.sql.process import LEASE_SECONDS, Leases
 from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, SQLiteConnections
 from agentgit.store.sql.tables import METADATA, SEARCH_INDEX
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.url import absolute_url, parse_url, redacted_url, sqlite_path
+from agentgit.store.sql.url import parse_url, redacted_url, sqlite_path
 
 if TYPE_CHECKING:
     from agentgit.store.sql.async_driver import LoopPools
@@ -126,10 +126,10 @@ class Database:
         self.seal = Seal(keyring) if keyring is not None else None
         self.url = parse_url(where)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.absolute_url = absolute_url(self.url)
-        """The URL for use in any folder."""
         self.path = sqlite_path(self.url) if self.is_sqlite else None
         """The absolute path of the SQLite file; None for a database in memory or on a server."""
+        self.absolute_url = self.url.set(database=self.path) if self.path is not None else self.url
+        """The URL for use in any folder."""
         self.in_memory = self.is_sqlite and self.path is None
         self.name = redacted_url(self.url)
         self.callbacks = Callbacks()

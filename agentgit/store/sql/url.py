@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.util import asbool
 
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.next_steps import Next
@@ -48,6 +46,8 @@ def parse_url(location: str | Path | URL) -> URL:
 
 def _with_supported_driver(url: URL) -> URL:
     name = _DRIVERS.get(url.drivername, url.drivername)
+    if name == "sqlite" and str(url.database).startswith("file:"):
+        raise InvalidInput("agentgit opens a SQLite file by its path, not by a URI of SQLite: sqlite:///agentgit.db")
     if name in ("sqlite", POSTGRES_DRIVER):
         return url.set(drivername=name)
     backend, _, driver = url.drivername.partition("+")
@@ -129,28 +129,9 @@ def in_schema(location: str | Path | URL, name: str) -> URL:
     return url.update_query_dict({"options": " ".join(str(one) for one in options if one)})
 
 
-def is_sqlite_uri(url: URL) -> bool:
-    """Return whether the name of a SQLite database is a URI of SQLite, as in `sqlite:///file:notes.db?uri=true`."""
-    return str(url.database).startswith("file:") and asbool(url.query.get("uri", False))
-
-
 def sqlite_path(url: URL) -> str | None:
     """Return the absolute path of the file of a SQLite database; None if the database is in memory."""
-    path, mode = url.database, url.query.get("mode")
-    if is_sqlite_uri(url):
-        uri = urlsplit(str(path))
-        path = unquote(uri.path)
-        mode = mode or "".join(parse_qs(uri.query).get("mode", ()))
-        path = None if mode == "memory" else path
-    return None if path in (None, "", ":memory:") else os.path.realpath(str(path))
-
-
-def absolute_url(url: URL) -> URL:
-    """Return the URL of a database; that of a SQLite file with the absolute path, for use in any folder."""
-    path = sqlite_path(url) if url.get_backend_name() == "sqlite" else None
-    if path is None or not is_sqlite_uri(url):
-        return url if path is None else url.set(database=path)
-    return url.set(database=urlsplit(str(url.database))._replace(netloc="", path=quote(path), fragment="").geturl())
+    return None if url.database in (None, "", ":memory:") else os.path.realpath(str(url.database))
 
 
 def redacted_url(url: URL) -> str:
