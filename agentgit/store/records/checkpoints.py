@@ -215,7 +215,7 @@ class CheckpointStore:
 
     def find(self, transaction: Reading, *conditions: Any) -> Sequence[StoredRow]:
         """Read checkpoints, each with the name, thread and session of its branch, oldest first."""
-        return transaction.execute(_WITH_BRANCH.where(*conditions).order_by(CHECKPOINT.c.id)).all()
+        return transaction.execute(CHECKPOINT_WITH_BRANCH.where(*conditions).order_by(CHECKPOINT.c.id)).all()
 
     def find_one(self, transaction: Reading, checkpoint_id: int) -> StoredRow | None:
         """Read one checkpoint, with the name, thread and session of its branch; None if it does not exist."""
@@ -257,10 +257,10 @@ _LAST_NUMBER = CompiledStatement(
 )
 _MOVE_HEAD = CompiledUpdate(BRANCH, "head_id")
 _IS_OWN_BRANCH = BRANCH.c.id == CHECKPOINT.c.internal_session_id
-_WITH_BRANCH = select(
+CHECKPOINT_WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
 ).join_from(CHECKPOINT, BRANCH, _IS_OWN_BRANCH)
-_SELECT_WITH_BRANCH = CompiledStatement(_WITH_BRANCH.where(CHECKPOINT.c.id == bindparam("checkpoint")))
+_SELECT_WITH_BRANCH = CompiledStatement(CHECKPOINT_WITH_BRANCH.where(CHECKPOINT.c.id == bindparam("checkpoint")))
 
 
 class TagStore:

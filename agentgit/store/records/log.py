@@ -14,10 +14,11 @@ from typing import Any
 from sqlalchemy import Boolean, Select, bindparam, func, select, tuple_
 
 from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Filter, TimeCursor
+from agentgit.store.records.checkpoints import CHECKPOINT_WITH_BRANCH
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.tables import BRANCH, CHECKPOINT
+from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.sql.transaction import Reading
 
 UNBOUNDED = 2**31 - 1
@@ -128,11 +129,8 @@ _CONDITIONS = {
     "with_calls": (_C.position > 0) == bindparam("with_calls", type_=Boolean),
 }
 _PART_CONDITIONS = (_C.internal_session_id == bindparam("branch"), _C.number <= bindparam("end"))
-_WITH_BRANCH = select(
-    CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
-).join_from(CHECKPOINT, BRANCH, BRANCH.c.id == _C.internal_session_id)
 _SELECT_ANCESTOR = CompiledStatement(
-    _WITH_BRANCH.where(*_PART_CONDITIONS).order_by(_C.number.desc()).limit(1).offset(bindparam("steps"))
+    CHECKPOINT_WITH_BRANCH.where(*_PART_CONDITIONS).order_by(_C.number.desc()).limit(1).offset(bindparam("steps"))
 )
 _SELECT_TIMES = select(_C.id, _C.created_at).where(_C.id.in_(bindparam("ids", expanding=True)))
 
@@ -148,7 +146,7 @@ def _page_query(filter_fields: tuple[str, ...]) -> CompiledStatement:
     is_after_cursor = tuple_(*order) < tuple_(
         bindparam("at", type_=_C.created_at.type), bindparam("last", type_=_C.id.type)
     )
-    query: Select[Any] = _WITH_BRANCH.where(*_conditions(filter_fields), is_after_cursor)
+    query: Select[Any] = CHECKPOINT_WITH_BRANCH.where(*_conditions(filter_fields), is_after_cursor)
     return CompiledStatement(query.order_by(*(column.desc() for column in order)).limit(bindparam("limit")))
 
 

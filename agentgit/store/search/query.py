@@ -19,6 +19,7 @@ from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Hit, HitCursor, Sear
 from agentgit.checkpoints.search_words import Query, make_snippet
 from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import Leaf
+from agentgit.store.records.checkpoints import CHECKPOINT_WITH_BRANCH
 from agentgit.store.records.log import LogPart
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.search.index import (
@@ -29,7 +30,7 @@ from agentgit.store.search.index import (
     text_of_message,
 )
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.tables import BRANCH, CALL, CHECKPOINT, MESSAGE, NAMED, SEARCH_TEXT, TOOL_INVOCATION
+from agentgit.store.sql.tables import CALL, CHECKPOINT, MESSAGE, NAMED, SEARCH_TEXT, TOOL_INVOCATION
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.graph_store import GraphStore
@@ -232,14 +233,11 @@ _TEXT_ROWS = select(
     SEARCH_TEXT.c.row_id,
 ).where(SEARCH_TEXT.c.id.in_(bindparam("ids", expanding=True)))
 _C = CHECKPOINT.c
-_CHECKPOINTS = select(
-    CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
-).join_from(CHECKPOINT, BRANCH, BRANCH.c.id == _C.internal_session_id)
-_CHECKPOINTS_BY_KEY = _CHECKPOINTS.where(
+_CHECKPOINTS_BY_KEY = CHECKPOINT_WITH_BRANCH.where(
     tuple_(_C.internal_session_id, _C.number).in_(bindparam("places", expanding=True))
 )
 _NEXT_CHECKPOINT = CompiledStatement(
-    _CHECKPOINTS.where(
+    CHECKPOINT_WITH_BRANCH.where(
         _C.internal_session_id == bindparam("branch"), _C.number > bindparam("number"), _C.number <= bindparam("end")
     )
     .order_by(_C.number)
