@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from operator import add
 from typing import Any, NamedTuple
@@ -162,30 +162,14 @@ def _find_new_parents(
     steps: Iterable[GraphStep], kept_keys: AbstractSet[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], str | None]]:
     """Yield each kept step whose parent is deleted, with its nearest kept ancestor, or None."""
-    parents: Mapping[tuple[str, str], str | None] = {(s.ns, s.checkpoint_id): s.parent_id for s in steps}
-    unused_keys = parents.keys() - kept_keys
-    kept_ancestors: dict[tuple[str, str], str | None] = {}
-    for (ns, id), parent in parents.items():
-        if (ns, id) in unused_keys or parent is None or (ns, parent) not in unused_keys:
-            continue
-        visited: set[tuple[str, str]] = set()
-        ancestor_id: str | None = parent
-        while (
-            ancestor_id is not None
-            and (ns, ancestor_id) in unused_keys
-            and (ns, ancestor_id) not in kept_ancestors
-            and (ns, ancestor_id) not in visited
-        ):
-            visited.add((ns, ancestor_id))
-            ancestor_id = parents[ns, ancestor_id]
-        # Damaged rows may form a cycle, which has no kept ancestor.
-        kept_ancestor = (
-            None
-            if ancestor_id is None or (ns, ancestor_id) in visited
-            else kept_ancestors.get((ns, ancestor_id), ancestor_id)
-        )
-        kept_ancestors.update(dict.fromkeys(visited, kept_ancestor))
-        yield (ns, id), kept_ancestor
+    above_unused: dict[tuple[str, str], str | None] = {}
+    for step in sorted(steps, key=lambda one: one.seq):  # each after its parent
+        key = (step.ns, step.checkpoint_id)
+        parent = above_unused.get((step.ns, step.parent_id or ""), step.parent_id)
+        if key not in kept_keys:
+            above_unused[key] = parent
+        elif parent != step.parent_id:
+            yield key, parent
 
 
 _CHECKPOINT_STEPS = CompiledStatement(
