@@ -146,9 +146,7 @@ class WorldLog:
         path_ids = self.ids_on_path(transaction, path, map(_first_id, rows))
         return self.journal.invocations_from_rows(transaction, [row for row in rows if _first_id(row) in path_ids])
 
-    def redo_calls(
-        self, transaction: Reading, invocation_id: int, branch_id: int | None = None
-    ) -> list[ToolInvocation]:
+    def redo_calls(self, transaction: Reading, invocation_id: int) -> list[ToolInvocation]:
         """Read the invocations that ran again in place of an invocation, newest first."""
         session_query = select(_first_run.c.external_session_id).where(_first_run.c.id == invocation_id)
         query = (
@@ -160,8 +158,6 @@ class WorldLog:
                 TOOL_INVOCATION.c.kind == REDO,
             )
         )
-        if branch_id is not None:
-            query = query.where(TOOL_INVOCATION.c.internal_session_id == branch_id)
         return self.journal.invocations_from_rows(
             transaction, transaction.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
         )
