@@ -109,40 +109,13 @@ class CheckpointStore:
         *,
         last_number: int | None = None,
         moves_head: bool = True,
+        is_imported: bool = False,
     ) -> int:
-        """Store a checkpoint, make it the head of its branch, and return its id."""
-        with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as checkpoint_span:
-            checkpoint_id, number = self.insert(
-                transaction, branch_id, state, label, last_number=last_number, moves_head=moves_head
-            )
-            checkpoint_span.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
-        record_event(
-            transaction,
-            "checkpoint.created",
-            branch_id=branch_id,
-            user_id=label.user_id,
-            checkpoint=checkpoint_id,
-            number=number,
-            made=label.kind,
-            name=label.name,
-        )
-        return checkpoint_id
-
-    def insert(
-        self,
-        transaction: Writing,
-        branch_id: int,
-        state: CheckpointState,
-        label: Label,
-        *,
-        last_number: int | None = None,
-        moves_head: bool = True,
-    ) -> tuple[int, int]:
-        """Store a checkpoint as `add` does, but without an audit event. An import records one event for all of them."""
+        """Store a checkpoint, make it the head of its branch, and return its id. An import records one event."""
         checkpoint_id = label.id or new_id()
         if last_number is None:
             last_number = int(_LAST_NUMBER.all(transaction, {"branch": branch_id})[0].number or 0)
-        row = {
+        row: dict[str, Any] = {
             "id": checkpoint_id,
             "internal_session_id": branch_id,
             "number": last_number + 1,
@@ -161,10 +134,23 @@ class CheckpointStore:
             "workspace_snapshot_id": state.workspace_snapshot_id,
             "pending": state.pending,
         }
-        _ADD.run(transaction, row)
-        if moves_head:
-            _MOVE_HEAD.run(transaction, {"id": branch_id}, head_id=checkpoint_id)
-        return checkpoint_id, last_number + 1
+        with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as checkpoint_span:
+            _ADD.run(transaction, row)
+            if moves_head:
+                _MOVE_HEAD.run(transaction, {"id": branch_id}, head_id=checkpoint_id)
+            checkpoint_span.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=row["number"])
+        if not is_imported:
+            record_event(
+                transaction,
+                "checkpoint.created",
+                branch_id=branch_id,
+                user_id=label.user_id,
+                checkpoint=checkpoint_id,
+                number=row["number"],
+                made=label.kind,
+                name=label.name,
+            )
+        return checkpoint_id
 
     def describe_automatic(self, transaction: Writing, checkpoint_id: int, description: str | None) -> None:
         """Set the description of an automatic checkpoint, if it has none yet."""

@@ -107,7 +107,7 @@ class PlainSession:
             created_at=at,
         )
         number = self.counts[CHECKPOINT.name]
-        self.store.checkpoints.insert(self.transaction, self.branch.id, state, label, last_number=number)
+        self.store.checkpoints.add(self.transaction, self.branch.id, state, label, last_number=number, is_imported=True)
         self.counts |= {CHECKPOINT.name: number + 1, TOOL_INVOCATION.name: len(self._calls), "value": len(self._hashes)}
 
     def _put_state(self, checkpoint: Checkpoint, at: datetime) -> None:
