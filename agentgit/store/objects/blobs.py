@@ -246,17 +246,6 @@ class Blobs:
         new_values: NewValues = transaction.new_values.get(self.session_id, _NOTHING_NEW)
         return new_values
 
-    def put_many(
-        self,
-        transaction: Writing,
-        leaves: Iterable[Leaf],
-        lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]] = (),
-    ) -> None:
-        """Store the values that are not stored yet, small ones in one statement."""
-        new_values = NewValues()
-        self.encode(transaction, leaves, lists, new_values)
-        self.insert(transaction, new_values)
-
     def encode(
         self,
         transaction: Reading,
@@ -264,7 +253,7 @@ class Blobs:
         lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]],
         new_values: NewValues,
     ) -> None:
-        """Collect what `put_many` would store."""
+        """Collect the values that are not stored yet, small ones to be stored by one statement."""
         leaves_by_hash = {value.hash: value for value in leaves}
         large_hashes = {key for key, value in leaves_by_hash.items() if len(value.data) > self.store.chunk_bytes}
         new_values.rows.update((key, leaves_by_hash[key]) for key in leaves_by_hash.keys() - large_hashes)
