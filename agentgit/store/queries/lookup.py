@@ -146,7 +146,8 @@ class Lookup:
         if not matches:
             raise self._missing_session(transaction, ref)
         if len(matches) > 1:
-            raise Ambiguous(f"{ref!r} matches several sessions.", candidates=_candidates(matches))
+            names = tuple(f"{session.reference} (id {session.id})" for session in matches)
+            raise Ambiguous(f"{ref!r} matches several sessions.", candidates=names)
         return matches[0]
 
     def _missing_session(self, transaction: Reading, ref: str | int | None) -> NotFound:
@@ -373,7 +374,3 @@ class Lookup:
         )
         tags = self.store.tags.all(transaction, session_id)
         return [*(row.name for row in (*rows, *named_checkpoints)), *(tag.name for tag in tags)]
-
-
-def _candidates(sessions: list[Any]) -> tuple[str, ...]:
-    return tuple(f"{session.reference} (id {session.id})" for session in sessions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from agentgit.effects.invocation import (
 )
 from agentgit.effects.kinds import MEMORY
 from agentgit.effects.memory import MEMORY_TOOLS
-from agentgit.sessions.tree import Branch, Point
+from agentgit.sessions.tree import Branch
 from agentgit.store.records.journal import (
     IS_ON_TRACK,
     NEWEST_REDOS,
@@ -85,13 +85,11 @@ def add_marks(branch: Branch, calls: Sequence[tuple[int, str]], inherited: int) 
     counts = [Counter[str]() for _ in range(len(positions) + 1)]
     for index, call_mark in calls:
         counts[bisect_right(positions, inherited + index)][call_mark] += 1
-    points = list(_with_effects(branch.points, counts))
+    points = [
+        replace(point, effects=dict(count)) if count else point
+        for point, count in zip(branch.points, counts, strict=False)
+    ]
     return replace(branch, points=points, effects=dict(counts[-1]))
-
-
-def _with_effects(points: Sequence[Point], counts: Sequence[Counter[str]]) -> Iterator[Point]:
-    for point, count in zip(points, counts, strict=False):
-        yield replace(point, effects=dict(count)) if count else point
 
 
 _of_session = TOOL_INVOCATION.c.external_session_id == bindparam("session")
@@ -149,7 +147,8 @@ class RecordedCalls:
             TOOL_INVOCATION.c.kind != REDO,
         )
         last_arrivals = {
-            branch_id: self.journal.last_arrival(transaction, parts[branch_id]) for branch_id in _branch_ids(rows)
+            branch_id: self.journal.last_arrival(transaction, parts[branch_id])
+            for branch_id in {row.internal_session_id for row in rows}
         }
         attempts = self.journal.invocations_from_rows(
             transaction, [row for row in rows if row.arrival <= last_arrivals[row.internal_session_id]][::-1]
@@ -305,10 +304,6 @@ _LATER_WRITES = (
     .order_by(TOOL_INVOCATION.c.id.desc())
     .limit(MAX_LATER_WRITES)
 )
-
-
-def _branch_ids(rows: Sequence[Row[Any]]) -> set[int]:
-    return {row.internal_session_id for row in rows}
 
 
 COPIED_STATUS = {FAILED: FAILED, UNKNOWN: UNKNOWN, INTENDED: UNKNOWN, REVERSED: REVERSED}

@@ -74,11 +74,9 @@ class UserStore:
 
     def require_exists(self, transaction: Reading, user_id: int) -> None:
         """Check that a user exists, and prevent their deletion until this transaction ends."""
-        if transaction.execute(self._select_id(user_id).with_for_update(read=True, key_share=True)).first() is None:
+        query = select(USER.c.id).where(USER.c.id == user_id)
+        if transaction.execute(query.with_for_update(read=True, key_share=True)).first() is None:
             raise NotAllowed("This user was deleted and can no longer create anything.")
-
-    def _select_id(self, user_id: int) -> Select[int]:
-        return select(USER.c.id).where(USER.c.id == user_id)
 
     def change(self, transaction: Writing, user_id: int, values: Mapping[str, Any]) -> None:
         condition = USER.c.id == user_id

@@ -48,7 +48,7 @@ class ThreadOwners:
         """Return the owner of a thread, which may be empty."""
         owner = self._known.get(thread)
         if owner is None:
-            row = _OWNER_OF_ROWS.first(transaction, self._parameters(thread))
+            row = _OWNER_OF_ROWS.first(transaction, {"thread_id": thread})
             owner = row.external_session_id if row is not None else self._find_new(transaction, thread)
             self.add(thread, owner)
         return owner
@@ -56,11 +56,8 @@ class ThreadOwners:
     def _find_new(self, transaction: Reading, thread: str) -> int:
         """Return the owner that a thread has on its own: its session, or the family that it begins."""
         is_of_session = thread.startswith(SESSION_THREAD_PREFIX)
-        row = _SESSION_OF_BRANCH.first(transaction, self._parameters(thread)) if is_of_session else None
+        row = _SESSION_OF_BRANCH.first(transaction, {"thread_id": thread}) if is_of_session else None
         return row.external_session_id if row is not None else family_of(thread)
-
-    def _parameters(self, thread: str) -> dict[str, Any]:
-        return {"thread_id": thread}
 
 
 def copy_values(transaction: Writing, blobs: BlobStore, rows: Iterable[Mapping[str, Any]], owner: int) -> None:

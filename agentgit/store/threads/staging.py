@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any
 
 from sqlalchemy import delete, exists, func, select
 
@@ -44,7 +42,8 @@ def checkpoint_parents(transaction: Reading, thread: str) -> dict[tuple[str, str
 
 
 def count_writes(transaction: Reading, graph_key: GraphKey) -> int:
-    query = select(func.count()).select_from(GRAPH_WRITE).where(*_key_conditions(graph_key))
+    is_write = (GRAPH_WRITE.c[column] == value for column, value in graph_key.columns().items())
+    query = select(func.count()).select_from(GRAPH_WRITE).where(*is_write)
     return int(transaction.execute(query).scalar_one())
 
 
@@ -61,24 +60,16 @@ def move(transaction: Writing, blobs: BlobStore, source: str, target: str, sessi
     transaction.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.thread_id == target, is_replaced))
     moved_count = 0
     for ns, last_seq in _last_seqs(transaction, target).items():
-        conditions = (*_thread_conditions(GRAPH_CHECKPOINT, source), GRAPH_CHECKPOINT.c.ns == ns)
+        conditions = (GRAPH_CHECKPOINT.c.thread_id == source, GRAPH_CHECKPOINT.c.ns == ns)
         moved_count += update_rows(
             transaction, GRAPH_CHECKPOINT, *conditions, seq=GRAPH_CHECKPOINT.c.seq + last_seq, thread_id=target
         )
     for table in (GRAPH_WRITE, GRAPH_CHECKPOINT):
-        remaining_count = update_rows(transaction, table, *_thread_conditions(table, source), thread_id=target)
+        remaining_count = update_rows(transaction, table, table.c.thread_id == source, thread_id=target)
     return moved_count + remaining_count
-
-
-def _thread_conditions(table: Any, thread: str) -> Sequence[Any]:
-    return [table.c.thread_id == thread]
 
 
 def _last_seqs(transaction: Reading, thread: str) -> dict[str, int]:
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, func.max(c.seq).label("last")).where(c.thread_id == thread)
     return {row.ns: row.last for row in transaction.execute(query.group_by(c.ns))}
-
-
-def _key_conditions(graph_key: GraphKey) -> Sequence[Any]:
-    return [GRAPH_WRITE.c[column] == value for column, value in zip(KEY_COLUMNS, graph_key, strict=True)]

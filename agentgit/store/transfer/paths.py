@@ -66,11 +66,11 @@ def link_problem(target: bytes, depth: int) -> str:
     levels = levels_up(target)
     if target.startswith(b"/") or levels > depth or b".." in target.split(b"/")[levels:]:
         return "is a link that may lead out of the workspace"
-    if _has_controls(_decode_path(target)):
+    if _has_controls(text_of(target)):
         return f"is a link whose target {CONTROLS}"
-    if _is_in_repository(_decode_path(target)):
+    if _is_in_repository(text_of(target)):
         return f"is a link that {REPOSITORY_LINK}"
-    return ELSEWHERE if any(_is_elsewhere(name) for name in _decode_path(target).split("/")) else ""
+    return ELSEWHERE if any(_is_elsewhere(name) for name in text_of(target).split("/")) else ""
 
 
 def fold_name(name: str) -> str:
@@ -80,7 +80,7 @@ def fold_name(name: str) -> str:
 
 def text_of(path_bytes: bytes) -> str:
     """Return a path or a link as an export has it. Bytes that are not UTF-8 become lone surrogates."""
-    return _decode_path(path_bytes)
+    return path_bytes.decode("utf-8", "surrogateescape")
 
 
 def _encode_path(value: Any, *, controls: bool = False) -> bytes:
@@ -127,10 +127,6 @@ def _is_elsewhere(name: str) -> bool:
 def _normalize_name(name: str) -> str:
     """Return a name normalized as by the file systems that treat the most names as equal."""
     return fold_name(name.translate(IGNORED_CHARACTERS)).partition(":")[0].rstrip(" .")
-
-
-def _decode_path(path_bytes: bytes) -> str:
-    return path_bytes.decode("utf-8", "surrogateescape")
 
 
 def _quote_path(value: str) -> str:
