@@ -102,12 +102,8 @@ class Content:
     def put(self, transaction: Writing, values: Sequence[tuple[Body, bytes | None]]) -> list[bytes]:
         new_values = NewValues()
         hashes = self.encode(transaction, values, new_values)
-        self.insert(transaction, new_values)
-        return hashes
-
-    def insert(self, transaction: Writing, new_values: NewValues) -> None:
-        """Store what `encode` collected."""
         self.blobs.insert(transaction, new_values)
+        return hashes
 
     def encode(
         self, transaction: Reading, values: Sequence[tuple[Body, bytes | None]], new_values: NewValues
