@@ -49,7 +49,7 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import PlainBytes
 from agentgit.store.sql.tables import BLOB, LIST, SESSION
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.values import dump_without_orjson, from_json, to_json
+from agentgit.values import from_json, to_json
 
 RECORD = "record"
 """The type of a leaf that maps names to hashes; see `pack`."""
@@ -106,13 +106,6 @@ def compact(value: Any) -> bytes:
     """Serialize a value to JSON: quickly if it is plain, more slowly if it has lone surrogates or other objects."""
     try:
         return orjson.dumps(value)
-    except TypeError:
-        return _compact_slowly(value)
-
-
-def _compact_slowly(value: Any) -> bytes:
-    try:
-        return dump_without_orjson(value)
     except TypeError:
         return to_json(value)
 
