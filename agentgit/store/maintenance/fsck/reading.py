@@ -34,7 +34,6 @@ class FsckReport:
     def __init__(self, progress: OnProgress | None, level: int, of_session: int | None = None) -> None:
         self.with_hashes, self.of_session = level >= HASHES, of_session
         self.findings: list[Finding] = []
-        self._reported: set[tuple[str, str]] = set()
         self.more = 0
         self.objects = 0
         self.total = 0
@@ -43,10 +42,7 @@ class FsckReport:
 
     def add(self, row: str, what: str, todo: str) -> None:
         """Add a finding; see `Finding` for the arguments."""
-        if (row, what) in self._reported:  # two levels may check the same cell
-            return
         if len(self.findings) < MOST:
-            self._reported.add((row, what))
             self.findings.append(Finding(row=_printable(row), what=_printable(what), todo=todo))
         else:
             self.more += 1
