@@ -53,9 +53,7 @@ from agentgit.store.sql.writes import insert_rows
 from agentgit.values import as_object
 
 
-def call_marks(
-    transaction: Reading, session_id: int, branch_ids: Sequence[int] | None = None
-) -> dict[int, list[tuple[int, str]]]:
+def call_marks(transaction: Reading, session_id: int, branch_ids: Sequence[int]) -> dict[int, list[tuple[int, str]]]:
     """Read the marks of the calls of each branch in a session, with their indexes among the branch's own calls.
 
     Calls that were answered from the record or made in another world have no mark. A call that ran again has the mark
@@ -64,14 +62,11 @@ def call_marks(
     key = {"session": session_id}
     redo_statuses = {row.replay_of: row.status for row in _SELECT_REDO_STATUSES.all(transaction, key)}
     marks_by_branch: dict[int, list[tuple[int, str]]] = {}
-    if branch_ids is None:
-        rows = iter(_SELECT_CALLS.all(transaction, key))
-    else:
-        rows = (
-            row
-            for part in slices(branch_ids)
-            for row in transaction.execute(_calls(TOOL_INVOCATION.c.internal_session_id.in_(part)), key)
-        )
+    rows = (
+        row
+        for part in slices(branch_ids)
+        for row in transaction.execute(_calls(TOOL_INVOCATION.c.internal_session_id.in_(part)), key)
+    )
     for row in rows:
         call_mark = mark(row.effect, redo_statuses.get(row.id, row.status))
         if call_mark is not None:
@@ -103,7 +98,6 @@ def _calls(*conditions: Any) -> Select[Any]:
     return select(indexed).where(acts(indexed.c.effect), indexed.c.kind != REPLAY, indexed.c.made_on.is_(None))
 
 
-_SELECT_CALLS = CompiledStatement(_calls())
 _SELECT_REDO_STATUSES = CompiledStatement(
     select(TOOL_INVOCATION.c.replay_of, TOOL_INVOCATION.c.status).where(TOOL_INVOCATION.c.id.in_(NEWEST_REDOS))
 )
