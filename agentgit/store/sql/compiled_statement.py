@@ -25,7 +25,7 @@ from agentgit.store.sql.transaction import Reading, Writing
 Converter = Callable[[Any], Any]
 
 PAGE_SIZE = 2000
-"""The default number of rows on a page, and so in memory at a time."""
+"""The number of rows on a page, and so in memory at a time."""
 
 
 class CompiledStatement:
@@ -82,7 +82,7 @@ class CompiledStatement:
         return rows[0] if rows else None
 
     def pages(
-        self, transaction: Reading, row: Mapping[str, Any] | None = None, *, size: int = PAGE_SIZE, raw: bool = False
+        self, transaction: Reading, row: Mapping[str, Any] | None = None, *, raw: bool = False
     ) -> Iterator[Sequence[Any]]:
         """Run a query and yield its rows in pages. Only one page is in memory at a time."""
         compiled, convert = self._compile_for(transaction), self.row_converter(transaction)
@@ -92,7 +92,7 @@ class CompiledStatement:
         cursor = dbapi_connection.cursor() if is_sqlite else dbapi_connection.cursor(f"agentgit_{id(compiled):x}")
         try:
             cursor.execute(compiled.sql, compiled.bind(row or {}))
-            while page := cursor.fetchmany(size):
+            while page := cursor.fetchmany(PAGE_SIZE):
                 yield page if raw else [convert(driver_row) for driver_row in page]
         finally:
             cursor.close()
