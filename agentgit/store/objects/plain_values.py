@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from agentgit.store.objects.blobs import Leaf
+from agentgit.store.objects.blobs import Leaf, leaf
 from agentgit.store.objects.content import Body
 from agentgit.values import portable
 
@@ -43,6 +43,14 @@ NOT_COMPUTED = "<not computed at this step>"
 
 NUMPY, DELTA = 6, 7
 """The codes of LangGraph's msgpack extensions whose value is not `(module, name, payload, ...)`."""
+
+
+def encode_leaf(type_: str, value: Any) -> Leaf:
+    """Encode plain JSON exactly as the saver's codec does, so that equal values are stored as one."""
+    try:
+        return leaf(type_, orjson.dumps(value))
+    except TypeError:
+        return leaf(f"{type_}+py", json.dumps(value, separators=(",", ":")).encode())
 
 
 def show_state(values: Mapping[str, Body], conversation: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
