@@ -12,15 +12,30 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, String, any_, bindparam, cast, column, func, select, table, text, tuple_
-from sqlalchemy.dialects.postgresql import TSQUERY
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Integer,
+    String,
+    any_,
+    bindparam,
+    cast,
+    column,
+    exists,
+    func,
+    select,
+    table,
+    text,
+    tuple_,
+)
+from sqlalchemy.dialects.postgresql import JSONB, TSQUERY
 
 from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Hit, HitCursor, SearchableText
 from agentgit.checkpoints.search_words import Query, make_snippet
 from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.records.checkpoints import CHECKPOINT_WITH_BRANCH
-from agentgit.store.records.log import LogPart
+from agentgit.store.records.log import UNBOUNDED, LogPart
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.search.index import (
     NAMED_MARKER,
@@ -60,33 +75,32 @@ class Search:
             transaction.execute(text("SET LOCAL plan_cache_mode = force_custom_plan"))
         for named in (True, False) if after.named else (False,):
             before_id = after.id if named is after.named else FIRST_TIME_CURSOR.id
-            rows = self._read_texts(transaction, session_id, [*last_numbers], query, HitCursor(named, before_id))
-            rows_in_parts = (row for row in rows if row.number <= last_numbers.get(row.internal_session_id, 0))
+            rows = self._read_texts(transaction, session_id, last_numbers, query, HitCursor(named, before_id))
             if transaction.seal is not None:  # other texts were planted, to show encrypted values
-                rows_in_parts = (row for row in rows_in_parts if row.kind == NAMED)
-            while page := list(islice(rows_in_parts, min(page_size, TEXTS_PER_QUERY))):
+                rows = (row for row in rows if row.kind == NAMED)
+            while page := list(islice(rows, min(page_size, TEXTS_PER_QUERY))):
                 for row, hit in self._hits_of_texts(transaction, page, last_numbers, query):
                     yield HitCursor(named, row.id), hit
 
     # -- which texts
 
     def _read_texts(
-        self, transaction: Reading, session_id: int, branch_ids: list[int], query: Query, after: HitCursor
+        self, transaction: Reading, session_id: int, last_numbers: dict[int, int], query: Query, after: HitCursor
     ) -> Iterator[StoredRow]:
-        """Yield the texts of branches that have all words, newest first. Some may lie after the end of their part."""
-        is_sqlite = transaction.is_sqlite
-        expression = (fts_query if is_sqlite else ts_query)(scope_of_session(session_id), query, named=after.named)
-        branches: Any = json.dumps(branch_ids) if is_sqlite else branch_ids
-        last_id = after.id
+        """Yield the texts of parts of branches that have all words, newest first."""
+        write_query = fts_query if transaction.is_sqlite else ts_query
+        parameters = {
+            "query": write_query(scope_of_session(session_id), query, named=after.named),
+            "branches": json.dumps([*last_numbers]) if transaction.is_sqlite else [*last_numbers],
+            "ends": json.dumps({id: number for id, number in last_numbers.items() if number < UNBOUNDED}),
+            "after": after.id,
+        }
         while True:
-            parameters = {"query": expression, "after": last_id, "branches": branches}
-            ids = [row.id for row in _MATCHING_IDS.all(transaction, parameters)]
-            if ids:
-                rows: Sequence[Any] = transaction.execute(_TEXT_ROWS, {"ids": ids}).all()
-                yield from sorted(rows, key=lambda row: -row.id)
-            if len(ids) < TEXTS_PER_QUERY:
+            rows = _MATCHES.all(transaction, parameters)
+            yield from rows
+            if len(rows) < TEXTS_PER_QUERY:
                 return
-            last_id = ids[-1]
+            parameters["after"] = rows[-1].id
 
     # -- the texts, and the checkpoints that hold them
 
@@ -200,38 +214,41 @@ def ts_query(scope: str, query: Query, *, named: bool) -> str:
 # -- statements
 
 _FTS_TABLE = table("search_words", column("rowid"), column("search_words"))
-_given_branches = func.json_each(bindparam("branches", type_=String())).table_valued("value")
 _matches_query = column("search_words").op("MATCH")(bindparam("query", type_=String()))
-_MATCHING_IDS = CompiledStatement(
+_given_branches = func.json_each(bindparam("branches", type_=String())).table_valued("value")
+_given_ends = func.json_each(bindparam("ends", type_=String())).table_valued("key", "value")
+_given_ends_there = func.jsonb_each_text(cast(bindparam("ends", type_=String()), JSONB)).table_valued("key", "value")
+
+
+def _is_within(ends: Any) -> Any:
+    """Return the condition that a text is not after the end of its part."""
+    is_beyond = cast(ends.c.value, Integer) < SEARCH_TEXT.c.number
+    return ~exists().where(ends.c.key == cast(SEARCH_TEXT.c.internal_session_id, String), is_beyond)
+
+
+_TEXTS = select(*(SEARCH_TEXT.c[name] for name in ("id", "internal_session_id", "number", "kind", "hash", "row_id")))
+_MATCHES = CompiledStatement(
     {
-        "sqlite": select(_FTS_TABLE.c.rowid.label("id"))
-        .join_from(_FTS_TABLE, SEARCH_TEXT, SEARCH_TEXT.c.id == _FTS_TABLE.c.rowid)
+        "sqlite": _TEXTS.join_from(_FTS_TABLE, SEARCH_TEXT, SEARCH_TEXT.c.id == _FTS_TABLE.c.rowid)
         .where(
             _matches_query,
             SEARCH_TEXT.c.internal_session_id.in_(select(_given_branches.c.value)),
+            _is_within(_given_ends),
             _FTS_TABLE.c.rowid < bindparam("after"),
         )
         .order_by(_FTS_TABLE.c.rowid.desc())
         .limit(TEXTS_PER_QUERY),
-        "postgresql": select(SEARCH_TEXT.c.id)
-        .where(
+        "postgresql": _TEXTS.where(
             SEARCH_TEXT.c.words.op("@@")(cast(bindparam("query", type_=String()), TSQUERY)),
             # With it, the server can begin with the index of branches where that of words would find too much.
             SEARCH_TEXT.c.internal_session_id == any_(bindparam("branches", type_=ARRAY(BigInteger))),
+            _is_within(_given_ends_there),
             SEARCH_TEXT.c.id < bindparam("after"),
         )
         .order_by(SEARCH_TEXT.c.id.desc())
         .limit(TEXTS_PER_QUERY),
     }
 )
-_TEXT_ROWS = select(
-    SEARCH_TEXT.c.id,
-    SEARCH_TEXT.c.internal_session_id,
-    SEARCH_TEXT.c.number,
-    SEARCH_TEXT.c.kind,
-    SEARCH_TEXT.c.hash,
-    SEARCH_TEXT.c.row_id,
-).where(SEARCH_TEXT.c.id.in_(bindparam("ids", expanding=True)))
 _C = CHECKPOINT.c
 _CHECKPOINTS_BY_KEY = CHECKPOINT_WITH_BRANCH.where(
     tuple_(_C.internal_session_id, _C.number).in_(bindparam("places", expanding=True))
