@@ -130,7 +130,7 @@ class Annotating(SessionAccess):
                     "needs it. Change its name or description."
                 )
             store.checkpoints.annotate(transaction, row, self.context.user.id, changes)
-            changed_row = store.checkpoints.load_with_branch(transaction, row.id)
+            changed_row = store.checkpoints.load(transaction, row.id)
             store.search_index.index_annotation(transaction, changed_row)
             return self.context.read_models.checkpoints(transaction, [changed_row])[0]
 
@@ -180,7 +180,7 @@ class Branching(SessionAccess):
         return branch
 
     def _load_checkpoint(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        return self.context.store.checkpoints.load_with_branch(transaction, checkpoint_id)
+        return self.context.store.checkpoints.load(transaction, checkpoint_id)
 
     def _current_point(self, transaction: Writing, branch: StoredRow, snapshot: SnapshotRef | None) -> CheckpointState:
         """Return the current point of a branch, and record which files it has."""

@@ -64,16 +64,9 @@ class TextSearch(SessionAccess):
         parts = LogReader(self.context, self.session_id).parts(transaction, scope, points=True)
         if not search_query.terms:  # only punctuation, which matches no text
             return Hits([], complete=is_complete, names_only=self.context.store.search_index.names_only)
-        is_whole_session = scope.which == "all"
         fetch_count = limit + 1
         hits = self.context.store.search.hits(
-            transaction,
-            self.session_id,
-            parts,
-            search_query,
-            after,
-            is_whole_session=is_whole_session,
-            page_size=fetch_count,
+            transaction, self.session_id, parts, search_query, after, page_size=fetch_count
         )
         page = list(islice(hits, fetch_count))
         next_cursor = page[limit - 1][0].cursor if len(page) > limit else None

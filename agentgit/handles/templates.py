@@ -143,7 +143,7 @@ class SessionFactory:
     def _require_runnable(self, transaction: Reading, session_id: int) -> None:
         """Check that the calls of a template can run in a session that is being created."""
         (branch,) = self.context.store.sessions.branches(transaction, session_id)
-        first_checkpoint = self.context.store.checkpoints.load_with_branch(transaction, branch.head_id)
+        first_checkpoint = self.context.store.checkpoints.load(transaction, branch.head_id)
         planner = self.context.engine().planner
         plan = planner.plan_request(transaction, self._run_request(first_checkpoint, force=False))
         if not plan.is_admissible:

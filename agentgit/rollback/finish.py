@@ -61,7 +61,7 @@ class Finisher:
             # Somebody may have moved the session to another branch before a stopped rollback was resumed.
             is_on_source = session.current_branch_id == row.source_id
             point = request.get("point")
-            target = self.store.checkpoints.load_row(transaction, row.target_id)
+            target = self.store.checkpoints.load(transaction, row.target_id)
             self._publish_branch(
                 transaction,
                 row,

@@ -49,7 +49,7 @@ from agentgit.store.sql.process import LEASE_SECONDS, Leases
 from agentgit.store.sql.sqlite import DURABLE, READING, WRITING, SQLiteConnections
 from agentgit.store.sql.tables import METADATA, SEARCH_INDEX
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.url import absolute_url, parse_url, redacted_url, sqlite_path
+from agentgit.store.sql.url import parse_url, redacted_url, sqlite_path
 
 if TYPE_CHECKING:
     from agentgit.store.sql.async_driver import LoopPools
@@ -126,10 +126,10 @@ class Database:
         self.seal = Seal(keyring) if keyring is not None else None
         self.url = parse_url(where)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.absolute_url = absolute_url(self.url)
-        """The URL for use in any folder."""
         self.path = sqlite_path(self.url) if self.is_sqlite else None
         """The absolute path of the SQLite file; None for a database in memory or on a server."""
+        self.absolute_url = self.url.set(database=self.path) if self.path is not None else self.url
+        """The URL for use in any folder."""
         self.in_memory = self.is_sqlite and self.path is None
         self.name = redacted_url(self.url)
         self.callbacks = Callbacks()
@@ -171,11 +171,7 @@ class Database:
         return [self.path + suffix for suffix in ("", "-wal", "-shm", "-journal", LOCK_FILE_SUFFIX)]
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a sync function that uses this database, without blocking the event loop.
-
-        On PostgreSQL the function runs on the loop itself, through the async driver. On SQLite, whose driver is sync,
-        or if greenlet is not installed, it runs in a thread.
-        """
+        """Run a sync function of this database beside the event loop, or on it if the driver is async."""
         self.require_open()
         with on_loop():
             if self._loop_pools is None:
@@ -192,7 +188,6 @@ class Database:
 
     @property
     def is_closed(self) -> bool:
-        """True after `close` was called."""
         return self._closed.is_set()
 
     def require_file(self) -> None:
@@ -241,7 +236,6 @@ class Database:
 
     @contextmanager
     def reading(self, *, repeatable_read: bool = False) -> Iterator[Reading]:
-        """Yield a transaction that reads."""
         self._call_before()
         transaction_context = self._transaction(READING, only_reads=True, one_moment=repeatable_read)
         with self._enter_transaction(TransactionState(self._database_key)), transaction_context as (connection, batch):
@@ -291,12 +285,7 @@ class Database:
         return result
 
     def shrink(self, *, wipe: bool = False) -> None:
-        """Return the free space of the database to the file system. On SQLite, writers wait until it is done.
-
-        Args:
-            wipe: True to also remove what is left of deleted rows: in the log of SQLite; on PostgreSQL in the tables,
-                in the planner's statistics and in the index of words. Only the owner of the tables can do that.
-        """
+        """Return free space to the file system; `wipe`, which needs the owner, removes what deleted rows have left."""
         statements = (_WIPE_STATEMENTS if wipe else _SHRINK_STATEMENTS)["sqlite" if self.is_sqlite else "postgresql"]
         warning_states: list[str] = []
         with (
@@ -399,10 +388,7 @@ class Database:
             LOG.warning("A refusal could not be written to the audit trail: %s", error)
 
     def close(self) -> None:
-        """Write what running turns have not written yet, and close all connections.
-
-        Any later use of the object raises `Unavailable`.
-        """
+        """Write what running turns have not written yet, and close all connections."""
         with self._close_listeners_lock:
             listeners = list(self._close_listeners)
         for listener in listeners:

@@ -49,7 +49,6 @@ class HeadState:
 
     @property
     def latest_id(self) -> str | None:
-        """The id of the newest graph checkpoint."""
         return self.latest.key.checkpoint_id if self.latest is not None else None
 
     @property
@@ -136,11 +135,7 @@ class Store:
         return [*track, *self.journal.waiting_calls(transaction, branch.id, len(track))]
 
     def head_state(self, transaction: Reading, branch: StoredRow) -> HeadState:
-        """Return the current position of a branch.
-
-        If the last batch of calls was never finished, the position is before that batch. This does not apply to a batch
-        that waits for an answer (an interrupt), because a fork can continue it.
-        """
+        """Return the position of a branch: before its last batch if that was neither finished nor asks a person."""
         tally, newest = (
             self.journal.tally(transaction, branch.id),
             self.graphs.newest_state(transaction, branch.thread_id),
@@ -281,7 +276,6 @@ class Store:
         return {"session_state": state, "conversation_history": [from_stored(m) for m in messages]}
 
     def require_state(self, branch: StoredRow, found_hash: bytes, state_hash: bytes) -> None:
-        """Check that a branch has the expected state."""
         if found_hash != state_hash:
             raise Corrupt(
                 f"Branch {branch.name} does not have the state of the checkpoint it was made from.",

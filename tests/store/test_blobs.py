@@ -36,6 +36,10 @@ def leaves(values):
     return [leaf("json", value.encode()) for value in values]
 
 
+def put_all(blobs, transaction, values):
+    Content(blobs).put(transaction, [(value, None) for value in values])
+
+
 def put_list(database, items, base=None):
     """Store a list of leaves that continues `base`, and return its hash."""
     return database.write(lambda transaction: Content(values_of()).put(transaction, [(items, base)]))[0]
@@ -50,7 +54,7 @@ def test_value_hashes_never_change():
 
 def test_equal_values_are_stored_once_per_session(database):
     for blobs in (values_of(), values_of(), values_of(SESSION + 1)):
-        database.write(lambda transaction, blobs=blobs: blobs.put_many(transaction, leaves(["a", "b", "a"])))
+        database.write(lambda transaction, blobs=blobs: put_all(blobs, transaction, leaves(["a", "b", "a"])))
     with database.reading() as transaction:
         assert transaction.execute(select(func.count()).select_from(BLOB)).scalar() == 4
 
@@ -121,7 +125,7 @@ def damage(database, key, **values):
 @pytest.mark.parametrize("values", [{"data": b"2"}, {"type": "bytes"}, {"codec": 1}, {}])
 def test_a_damaged_value_raises_corrupt_and_names_its_row(database, values):
     (value,) = leaves(["1"])
-    database.write(lambda transaction: values_of().put_many(transaction, [value]))
+    database.write(lambda transaction: put_all(values_of(), transaction, [value]))
     damage(database, value.hash, **values)
     with database.reading() as transaction, pytest.raises(Corrupt, match="agentgit fsck") as caught:
         values_of().get_many(transaction, [value.hash])

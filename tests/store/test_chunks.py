@@ -120,7 +120,7 @@ def test_gc_keeps_chunks_shared_with_another_value(saver):
 def test_memory_use_stays_near_the_size_of_the_value(shared, kind):
     value = leaf("bytes", os.urandom(HUGE))
     with traced_memory():
-        shared.write(lambda transaction: BlobStore(kind).of(SESSIONS[kind]).put_many(transaction, [value]))
+        shared.write(lambda transaction: Content(BlobStore(kind).of(SESSIONS[kind])).put(transaction, [(value, None)]))
         assert tracemalloc.get_traced_memory()[1] < HUGE
         tracemalloc.reset_peak()
         with shared.reading() as transaction:

@@ -113,7 +113,7 @@ def test_t_a_missing_row_is_not_reported_as_deleted(repo):
     for work in (
         lambda c: repo.context.store.sessions.branch(c, branch_id),
         lambda c: repo.context.store.sessions.merge_metadata(c, branch_id, {"a": 1}),
-        lambda c: repo.context.store.checkpoints.load_row(c, 7),
+        lambda c: repo.context.store.checkpoints.load(c, 7),
         lambda c: repo.context.store.operations.end(c, 7, "done", {}),
         lambda c: repo.context.store.sessions.load_row(c, 7),
         lambda c: repo.context.store.sessions.touch(c, SimpleNamespace(id=7, external_session_id=7))(),

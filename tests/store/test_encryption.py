@@ -14,6 +14,7 @@ from agentgit.demo import EFFECTS, build
 from agentgit.errors import Corrupt, InvalidInput, KeyMissing, Unavailable
 from agentgit.store.maintenance.key_rotation import Rotation
 from agentgit.store.objects.blobs import BlobStore, leaf
+from agentgit.store.objects.content import Content
 from agentgit.store.sql import encryption
 from agentgit.store.sql.encrypted_columns import raw_table
 from agentgit.store.sql.encryption import ENVIRONMENT, MAGIC
@@ -119,7 +120,7 @@ def test_a_sealed_value_opens_only_in_its_place(url):
             seal.open("tool_invocation.result", closed)
         blobs, value = repo.context.store.graphs.blobs.of(1), leaf("json", b'"hello"')
         write = backend.database(repo).write
-        write(lambda c: blobs.put_many(c, [value]))
+        write(lambda c: Content(blobs).put(c, [(value, None)]))
         table = raw_table("blob")
         this = table.c.hash == value.hash
         with backend.reading(repo) as transaction:
@@ -137,7 +138,7 @@ def test_values_of_every_shape_are_read_back(url, keys):
         odd = [leaf("bytes", MAGIC + tail) for tail in (b"", b"\0x", b"\1\1a" + bytes(40), b"\2")]
         values = [*odd, leaf("bytes", bytes(range(256)) * 4000), leaf("bytes", b"")]
         values += [leaf("json", json.dumps(f"{MARK} is message {n}, as long as others").encode()) for n in range(120)]
-        write(lambda c: blobs.put_many(c, values))
+        write(lambda c: Content(blobs).put(c, [(one, None) for one in values]))
         with backend.reading(repo) as transaction:
             fresh = BlobStore().of(1)
             assert all(fresh.get_many(transaction, [one.hash])[one.hash] == one for one in values)

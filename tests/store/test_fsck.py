@@ -143,7 +143,6 @@ DAMAGES = {
     "a checkpoint has no user": (1, "UPDATE checkpoint SET user_id = 5", P, "its user 5"),
     "a tag has no user": (1, "UPDATE tag SET user_id = 5", "tag 'v1'", "its user 5"),
     "an operation has no user": (1, "UPDATE operation SET user_id = 5", DOING, "its user 5"),
-    "a text has no call": (1, "UPDATE search_text SET row_id = 5 WHERE kind = 'call'", "search_text", "its call 5"),
     "a list has another size": (1, "UPDATE blob SET size = size + 1 WHERE type = 'list'", V, "items, but it has"),
     "a list is packed": (1, "UPDATE blob SET codec = 1 WHERE type = 'list'", V, "not a list of hashes"),
     "a state is its own parent": (1, "UPDATE graph_checkpoint SET parent_id = checkpoint_id", G, "saved after it"),

@@ -236,7 +236,7 @@ def test_calls_are_read_as_they_were_stored(memory, plan, data):
             values = NewValues()
             part = NewModelCalls(step, calls[position : position + count])
             hashes = model_calls.encode(transaction, content, part, hashes, None, values)
-            content.insert(transaction, values)
+            content.blobs.insert(transaction, values)
             position, step = position + count, step + 1
         return model_calls.read(transaction, content, hashes) if hashes is not None else []
 

@@ -295,7 +295,9 @@ def test_a_fork_during_thinning_never_uses_a_deleted_checkpoint(repo):
         transaction.execute(text("SET LOCAL lock_timeout = '1s'"))
         with ThreadPoolExecutor(1) as pool:
             forked = pool.submit(agent.fork, "main#3")
-            repo.context.store.checkpoints.delete(transaction, [repo.session("s").get_checkpoint("main#3").id])
+            repo.context.store.checkpoints.delete(
+                transaction, session.id, [repo.session("s").get_checkpoint("main#3").id]
+            )
             assert not forked.done()
             connection.commit()
             with pytest.raises(agentgit.NotFound):

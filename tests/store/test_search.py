@@ -192,10 +192,7 @@ def test_pages_list_each_hit_once_and_names_before_messages(repo):
         assert [hit for hit in seen if hit != "a new needle"] == best
 
 
-@pytest.mark.parametrize("far", [0, 1000])
-def test_search_covers_a_parent_branch_only_up_to_the_branch_point(repo, monkeypatch, far):
-    monkeypatch.setattr("agentgit.store.search.query.MAX_CHECKPOINTS_BEYOND", far)
-    monkeypatch.setattr("agentgit.store.search.query.MOST_SCOPES", 1)
+def test_search_covers_a_parent_branch_only_up_to_the_branch_point(repo):
     agent = chat(repo)
     for n in range(4):
         agent.run(f"needle {n}")

@@ -78,7 +78,7 @@ def test_a_query_contains_only_quoted_words(text):
         return
     wanted = parse_query(text)
     for named in (True, False):
-        fts, ts = (write(["§s1"], wanted, named=named) for write in (fts_query, ts_query))
+        fts, ts = (write("§s1", wanted, named=named) for write in (fts_query, ts_query))
         for written, quote in ((fts, '"'), (ts, "'")):
             assert set("".join(written.split(quote)[::2])) <= set("() ANDNOT<->&!")
 

@@ -307,7 +307,7 @@ class Explorer:
             store, session_id = self.store, self.branch.session_id
             self.branch.authorize(transaction)
             store.sessions.lock(transaction, session_id)
-            target = store.checkpoints.load_with_branch(transaction, start_id)
+            target = store.checkpoints.load(transaction, start_id)
             source = store.sessions.require_branch(transaction, session_id, target.internal_session_id)
             snapshot = store.snapshots.of_checkpoint(transaction, target)
             return int(Fork(self.branch.planner, transaction, source, target).make(name, snapshot, meta).head.row.id)

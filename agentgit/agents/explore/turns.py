@@ -79,7 +79,7 @@ async def arun_turn(runner: BranchRunner, value: Any, config: RunnableConfig) ->
 def unfinished_input(runner: BranchRunner, head: BranchHead, value: Any) -> tuple[bool, Any]:
     """Return whether anything of a turn is left to run, and the input to run it with."""
     with runner._branch.reading() as transaction:
-        branch_point = runner._branch.store.checkpoints.load_row(transaction, head.row.branch_point_id)
+        branch_point = runner._branch.store.checkpoints.load(transaction, head.row.branch_point_id)
     if head.checkpoint_id == branch_point.graph_checkpoint_id:
         return True, value
     return bool(runner.get_state().next and not runner._branch.open_questions()), None

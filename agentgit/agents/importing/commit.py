@@ -224,5 +224,5 @@ class ImportCommit:
             if point.index >= first_index and (point.label.kind, point.snapshot.graph_checkpoint_id) not in existing
         ]
         for point in points:
-            self.store.checkpoints.insert(transaction, branch.id, point.snapshot, point.label)
+            self.store.checkpoints.add(transaction, branch.id, point.snapshot, point.label, is_imported=True)
         return len(points)

@@ -22,6 +22,7 @@ from agentgit.store.store import Store, checkpoint_state
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import is_shown
 from agentgit.store.threads.graph_store import GraphCheckpoint, GraphKey
+from agentgit.store.threads.pending_writes import NO_WRITES
 
 BY_HAND = ("update", "fork")
 """The sources that LangGraph records for a graph checkpoint that `update_state` created."""
@@ -86,7 +87,8 @@ class HistoryReader:
             self._read_step(transaction, index, graph_checkpoint, previous)
             previous = graph_checkpoint
         if previous is not None:
-            self._add_ending(transaction, index, previous)
+            waiting = self.store.graphs.pack_pending_writes(transaction, previous.key)
+            self._add_ending(transaction, index, previous, waiting)
             self._read_pending(transaction, previous)
         return self.history
 
@@ -153,7 +155,9 @@ class HistoryReader:
         label = replace(point.label, description=title, restore_point=message["id"])
         self.history.points[index] = replace(point, label=label)
 
-    def _add_ending(self, transaction: Reading, index: int, graph_checkpoint: GraphCheckpoint) -> None:
+    def _add_ending(
+        self, transaction: Reading, index: int, graph_checkpoint: GraphCheckpoint, pending: bytes = NO_WRITES
+    ) -> None:
         """Add a point at the end of a turn, if nothing waits there."""
         if self._pending_reason(transaction, graph_checkpoint):
             return
@@ -163,12 +167,14 @@ class HistoryReader:
             index,
             graph_checkpoint,
             Label(kind="after", user_id=self.user_id, description=title, created_at=graph_checkpoint.made_at),
+            pending,
         )
 
-    def _add_point(self, index: int, graph_checkpoint: GraphCheckpoint | None, label: Label) -> None:
-        self.history.points.append(
-            HistoryPoint(index, checkpoint_state(graph_checkpoint, len(self.history.calls)), label)
-        )
+    def _add_point(
+        self, index: int, graph_checkpoint: GraphCheckpoint | None, label: Label, pending: bytes = NO_WRITES
+    ) -> None:
+        state = checkpoint_state(graph_checkpoint, len(self.history.calls), pending)
+        self.history.points.append(HistoryPoint(index, state, label))
 
     def _pending_reason(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> str:
         if self.store.is_interrupted(transaction, graph_checkpoint):

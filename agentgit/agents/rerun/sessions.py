@@ -144,7 +144,7 @@ def _branches_of_hits(context: Context, refs: Iterable[Any]) -> list[Any]:
         session = context.lookup.session_of(connection, hit.checkpoint_id)
         if session is None:  # it was erased; the row of this name says so
             return hit.reference
-        row = context.store.checkpoints.load_row(connection, hit.checkpoint_id)
+        row = context.store.checkpoints.load(connection, hit.checkpoint_id)
         branch = context.lookup.branch(connection, session.id, row.internal_session_id)
         return f"{session.reference}@{branch.name}"
 

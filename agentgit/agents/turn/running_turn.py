@@ -105,7 +105,7 @@ class RunningTurn:
         The caller that moves the head itself has just made the id.
         """
         checkpoints, branch = self.context.store.checkpoints, self.branch
-        if label.id is not None and moves_head and checkpoints.exists(transaction, label.id):
+        if label.id is not None and moves_head and checkpoints.find_one(transaction, label.id):
             return label.id
         # Only the first attempt of the transaction uses the number, because somebody else may have used it since.
         last_number, self._last_number = self._last_number, None

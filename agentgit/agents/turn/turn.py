@@ -305,7 +305,7 @@ class Turn(RunningTurn):
         interval, store, head_id = self.context.settings.checkpoint_interval, self.context.store, self.branch.head_id
         if interval.seconds:
             age = timedelta(seconds=interval.seconds)
-            return not head_id or datetime.now(UTC) - store.checkpoints.load_row(transaction, head_id).created_at >= age
+            return not head_id or datetime.now(UTC) - store.checkpoints.load(transaction, head_id).created_at >= age
         if interval.turns <= 1:
             return interval.turns == 1
         return store.sessions.count_turn(transaction, self.branch.id) % interval.turns == 0

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-import orjson
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -39,11 +38,12 @@ from agentgit.auth.principal import LOCAL
 from agentgit.errors import Corrupt, NotFound
 from agentgit.next_steps import Next
 from agentgit.sessions.events import Cursor, Event
+from agentgit.store.objects.blobs import compact
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.tables import BRANCH, EVENT, SESSION, USER
 from agentgit.store.sql.transaction import PendingEvent, Reading, Writing
-from agentgit.values import as_object, to_json
+from agentgit.values import as_object
 
 _SESSION_NAME, _BRANCH_NAME = "session", "branch"
 """The keys of the names in the detail of a row, which are those at the time of the event."""
@@ -124,21 +124,12 @@ def _row(event: PendingEvent, names: _Names) -> dict[str, Any]:
         "owner_id": next((one for one in (event.owner_id, names.session_owner) if one is not None), event.user_id),
         "user_id": event.user_id,
         "kind": event.kind,
-        "detail": _json({name: value for name, value in detail.items() if value is not None}),
+        "detail": compact({name: value for name, value in detail.items() if value is not None}),
         "created_at": event.at,
     }
 
 
-def _json(detail: dict[str, Any]) -> bytes:
-    """Serialize with orjson, which nearly always succeeds; else with `to_json`, which inspects every value first."""
-    try:
-        return orjson.dumps(detail)
-    except TypeError:
-        return to_json(detail)
-
-
 def read_event(row: Mapping[str, Any], cursor: Cursor | None = None) -> Event:
-    """Convert a row to an event."""
     try:
         detail = as_object(row["detail"])
         return Event(
@@ -167,7 +158,6 @@ NO_SESSION: Scope = (EVENT.c.external_session_id.is_(None),)
 
 
 def of_session(session_id: int) -> Scope:
-    """Return the scope of the events of one session."""
     return (EVENT.c.external_session_id == session_id,)
 
 
@@ -189,8 +179,6 @@ def _cursor_of(row: Any) -> Cursor:
 
 
 class Trail:
-    """The events."""
-
     def end(self, transaction: Reading) -> Cursor:
         """Return the end of the feed: no event can still be committed before it."""
         (row,) = _END.all(transaction, {})

@@ -56,12 +56,10 @@ class ErasedData(NamedTuple):
 
 
 def select_session(session_id: int) -> SessionIds:
-    """Return the query for one session."""
     return select(SESSION.c.id).where(SESSION.c.id == session_id)
 
 
 def select_user_sessions(user_id: int) -> SessionIds:
-    """Return the query for all sessions of a user."""
     condition = SESSION.c.user_id == user_id
     return select(SESSION.c.id).where(condition).order_by(SESSION.c.id)
 
@@ -132,7 +130,6 @@ def _lock_and_measure(store: Store, transaction: Writing, session_ids: Sequence[
 
 
 def _delete_session(store: Store, transaction: Writing, session_id: int, user_id: int | None) -> Counter[str]:
-    """Delete the rows of a session and return their number by table."""
     require_idle(store, transaction, session_id)
     templates.erase_references(store, transaction, session_id)
     events = transaction.execute(

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from operator import add
 from typing import Any, NamedTuple
@@ -121,13 +121,7 @@ def _find_unused_in_thread(transaction: Reading, thread: str, referenced_ids: Co
 def find_needed_steps(
     steps: Sequence[GraphStep], referenced_ids: Collection[str], interrupted_ids: Collection[str] = ()
 ) -> set[tuple[str, str]]:
-    """Return the namespace and id of each step to keep. The ancestors with parts of their values are not included.
-
-    Example:
-        >>> steps = [GraphStep("", str(n), n, str(n - 1) if n else None) for n in range(9)]
-        >>> sorted(id for _, id in find_needed_steps(steps, {"1", "3", "6"}))
-        ['1', '3', '6', '7', '8']
-    """
+    """Return the namespace and id of each step to keep. The ancestors with parts of their values are not included."""
     root_steps = sorted((step for step in steps if step.ns == ""), key=lambda step: step.seq)
     first_kept_seq = max(
         (s.seq for s in root_steps if s.checkpoint_id in referenced_ids and s.checkpoint_id not in interrupted_ids),
@@ -168,30 +162,14 @@ def _find_new_parents(
     steps: Iterable[GraphStep], kept_keys: AbstractSet[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], str | None]]:
     """Yield each kept step whose parent is deleted, with its nearest kept ancestor, or None."""
-    parents: Mapping[tuple[str, str], str | None] = {(s.ns, s.checkpoint_id): s.parent_id for s in steps}
-    unused_keys = parents.keys() - kept_keys
-    kept_ancestors: dict[tuple[str, str], str | None] = {}
-    for (ns, id), parent in parents.items():
-        if (ns, id) in unused_keys or parent is None or (ns, parent) not in unused_keys:
-            continue
-        visited: set[tuple[str, str]] = set()
-        ancestor_id: str | None = parent
-        while (
-            ancestor_id is not None
-            and (ns, ancestor_id) in unused_keys
-            and (ns, ancestor_id) not in kept_ancestors
-            and (ns, ancestor_id) not in visited
-        ):
-            visited.add((ns, ancestor_id))
-            ancestor_id = parents[ns, ancestor_id]
-        # Damaged rows may form a cycle, which has no kept ancestor.
-        kept_ancestor = (
-            None
-            if ancestor_id is None or (ns, ancestor_id) in visited
-            else kept_ancestors.get((ns, ancestor_id), ancestor_id)
-        )
-        kept_ancestors.update(dict.fromkeys(visited, kept_ancestor))
-        yield (ns, id), kept_ancestor
+    above_unused: dict[tuple[str, str], str | None] = {}
+    for step in sorted(steps, key=lambda one: one.seq):  # each after its parent
+        key = (step.ns, step.checkpoint_id)
+        parent = above_unused.get((step.ns, step.parent_id or ""), step.parent_id)
+        if key not in kept_keys:
+            above_unused[key] = parent
+        elif parent != step.parent_id:
+            yield key, parent
 
 
 _CHECKPOINT_STEPS = CompiledStatement(
@@ -251,10 +229,7 @@ def collect(
     find_steps: Callable[[Reading], Iterable[UnusedSteps]] | None = None,
     progress: ProgressParts | None = None,
 ) -> Collected:
-    """Delete the values of a session that nothing refers to, and the steps that nothing needs.
-
-    In a transaction that only reads, count what would be deleted.
-    """
+    """Delete the values and steps of a session that nothing needs; in a transaction that only reads, count them."""
     writing = transaction if isinstance(transaction, Writing) else None
     if writing:
         blobs.lock(writing)
@@ -309,10 +284,7 @@ def count_rows_by_part(transaction: Reading) -> dict[str, int]:
 def find_live_values(
     transaction: Reading, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts | None = None
 ) -> tuple[set[bytes], dict[bytes, bytes | None]]:
-    """Find the values that graph checkpoints, writes and checkpoints of a session refer to.
-
-    Return their hashes, and the hash of each list among them with the hash of the list that it continues, or None.
-    """
+    """Find the hashes of the values that a session refers to, and of each list the one that it continues, or None."""
     progress = progress or ProgressParts()
     live = set(_find_referenced_hashes(transaction, blobs, is_ignored, progress))
     live.update(_load_record_parts(transaction, blobs, live))
@@ -416,7 +388,6 @@ def _load_lists(transaction: Reading, blobs: Blobs, live: Container[bytes]) -> d
 
 
 def _list_chunks(transaction: Reading, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
-    """List the chunks of the live values that are stored in chunks."""
     query = select(BLOB.c.hash, BLOB.c.data).where(_is_of_owner(BLOB, blobs), BLOB.c.codec == CHUNKED)
     return [chunk for key, data in transaction.execute(query) if key in live for chunk in split_hashes(data)]
 

@@ -45,8 +45,6 @@ RotationProgress = Callable[[int, int], None]
 
 
 class Rotation:
-    """Rotation of the encryption keys."""
-
     def __init__(self, database: Database) -> None:
         self.database = database
 
@@ -59,7 +57,7 @@ class Rotation:
             last_key: tuple[Any, ...] | None = None
             while rows := self._read_page(name, last_key):
                 changed += self.database.write(partial(self._reencrypt_rows, seal, name, rows, decrypt))
-                last_key = _primary_key(list(raw_table(name).primary_key), rows[-1])
+                last_key = tuple(getattr(rows[-1], key.name) for key in raw_table(name).primary_key)
                 done += len(rows)
                 if progress is not None:
                     progress(min(done, total), total)
@@ -135,10 +133,6 @@ class Rotation:
             condition = and_(row_condition, table.c[column] == stored)
             changed += transaction.execute(update(table).where(condition).values({column: new_value})).rowcount
         return changed
-
-
-def _primary_key(keys: Sequence[Column[Any]], row: Any) -> tuple[Any, ...]:
-    return tuple(getattr(row, key.name) for key in keys)
 
 
 def _conditions_after(keys: Sequence[Column[Any]], last_key: tuple[Any, ...] | None) -> list[Any]:

@@ -16,11 +16,11 @@ from agentgit.store.records.checkpoints import merge_source_id
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_WRITE, OPERATION, SESSION, TOOL_INVOCATION
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION, SESSION, TOOL_INVOCATION
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate
 from agentgit.store.store import Store
-from agentgit.store.threads.graph_rows import INTERRUPT
+from agentgit.store.threads.pending_writes import waiting
 from agentgit.values import as_object, to_json
 
 MARK = "retention"
@@ -41,7 +41,6 @@ def _parse_retention(meta: bytes) -> Retention | None:
 
 
 def sessions_with_retention(transaction: Reading) -> list[int]:
-    """List the ids of all sessions that have a retention."""
     rows = transaction.execute(select(SESSION.c.id, SESSION.c.meta))
     return [row.id for row in rows if _parse_retention(row.meta) is not None]
 
@@ -87,15 +86,14 @@ def _has_old_checkpoint(transaction: Reading, session_id: int, retention: Retent
 def apply_retention(
     transaction: Reading, store: Store, session_id: int, retention: Retention, user_id: int | None = None
 ) -> Sequence[RetentionVerdict]:
-    """Delete the checkpoints that a retention does not keep; return the verdict on each one, the oldest first.
-
-    In a transaction that only reads, nothing is deleted.
-    """
+    """Delete what a retention does not keep, unless the transaction only reads; return all verdicts, oldest first."""
     writing = transaction if isinstance(transaction, Writing) else None
     if writing:
         store.sessions.lock(writing, session_id)
     verdicts = judge(points(transaction, store, session_id), retention, datetime.now(UTC))
-    return delete_checkpoints(writing, store, verdicts, user_id) if writing else verdicts
+    if writing:
+        store.checkpoints.delete(writing, session_id, _removed(verdicts), user_id)
+    return verdicts
 
 
 def delete_unneeded(
@@ -112,21 +110,12 @@ def delete_unneeded(
     session_points = points(transaction, store, session_id, branch_id)
     selected_points = [point for point in session_points if ids is None or point.id in ids]
     verdicts = [RetentionVerdict(point=one, is_removed=not one.needed, why=one.needed) for one in selected_points]
-    return delete_checkpoints(transaction, store, verdicts, user_id)
+    store.checkpoints.delete(transaction, session_id, _removed(verdicts), user_id)
+    return verdicts
 
 
-def delete_checkpoints(
-    transaction: Writing, store: Store, verdicts: Sequence[RetentionVerdict], user_id: int | None = None
-) -> list[RetentionVerdict]:
-    """Delete the checkpoints whose verdict is to go. Correct the verdict on those that `Checkpoints.delete` kept."""
-    ids = [verdict.point.id for verdict in verdicts if verdict.is_removed]
-    deleted_ids = store.checkpoints.delete(transaction, ids, user_id)
-    return [
-        RetentionVerdict(point=verdict.point, is_removed=False, why="something depends on it")
-        if verdict.is_removed and verdict.point.id not in deleted_ids
-        else verdict
-        for verdict in verdicts
-    ]
+def _removed(verdicts: Sequence[RetentionVerdict]) -> list[int]:
+    return [verdict.point.id for verdict in verdicts if verdict.is_removed]
 
 
 def points(transaction: Reading, store: Store, session_id: int, branch_id: int | None = None) -> list[KeptPoint]:
@@ -153,9 +142,10 @@ def points(transaction: Reading, store: Store, session_id: int, branch_id: int |
 def _find_reasons(
     transaction: Reading, store: Store, session_id: int, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
 ) -> dict[int, str]:
-    """Return the reason why each needed checkpoint stays, by id. All that `Checkpoints.delete` refuses are included."""
+    """Return the reason why each needed checkpoint stays, by id. It has all to which a row refers."""
     reasons = _find_before_unresolved(transaction, store, session_id, rows)
-    reasons.update((row.id, "it waits for a person's answer") for row in _find_interrupted(transaction, branches, rows))
+    waiting_ids = (row.id for row in rows if waiting(row.pending, f"checkpoint {row.id}"))
+    reasons.update((id, "it waits for a person's answer") for id in waiting_ids)
     parameters = {"session": session_id}
     for branch in branches.values():
         if end_id := mark_of(branch).get("end"):
@@ -203,26 +193,6 @@ def _find_merges(transaction: Reading, branches: Mapping[int, StoredRow]) -> Ite
                 yield row, source_id
 
 
-def _find_interrupted(
-    transaction: Reading, branches: Mapping[int, StoredRow], rows: Sequence[StoredRow]
-) -> list[StoredRow]:
-    """Find the checkpoints at which a task waits for a person's answer."""
-    rows_by_key = {(branches[row.internal_session_id].thread_id, row.graph_checkpoint_id): row for row in rows}
-    keys = [key for key in rows_by_key if key[1] is not None]
-    interrupted_keys: set[tuple[str, str | None]] = set()
-    for part in slices(keys):
-        threads, ids = {thread for thread, _ in part}, {id for _, id in part}
-        parameters = {"threads": list(threads), "ids": list(ids)}
-        interrupted_keys.update(
-            (row.thread_id, row.checkpoint_id) for row in transaction.execute(_INTERRUPTED, parameters)
-        )
-    return [
-        row
-        for row in rows
-        if (branches[row.internal_session_id].thread_id, row.graph_checkpoint_id) in interrupted_keys
-    ]
-
-
 _branch_conditions = BRANCH.c.external_session_id == bindparam("session")
 _CHECKPOINT_COUNT = CompiledStatement(
     select(func.count().label("checkpoints"))
@@ -250,7 +220,7 @@ _CHECKPOINTS = (
         CHECKPOINT.c.is_auto,
         CHECKPOINT.c.created_at,
         CHECKPOINT.c.position,
-        CHECKPOINT.c.graph_checkpoint_id,
+        CHECKPOINT.c.pending,
     )
     .where(CHECKPOINT.c.internal_session_id.in_(bindparam("branches", expanding=True)))
     .order_by(CHECKPOINT.c.id)
@@ -265,11 +235,5 @@ _WITH_DATA: Select[Any] = select(
 _TARGETS = select(OPERATION.c.target_id).where(OPERATION.c.external_session_id == bindparam("session"))
 _UNRESOLVED_CALLS = select(TOOL_INVOCATION.c.id).where(
     TOOL_INVOCATION.c.external_session_id == bindparam("session"), TOOL_INVOCATION.c.status.in_(UNRESOLVED)
-)
-_INTERRUPTED = select(GRAPH_WRITE.c.thread_id, GRAPH_WRITE.c.checkpoint_id).where(
-    GRAPH_WRITE.c.thread_id.in_(bindparam("threads", expanding=True)),
-    GRAPH_WRITE.c.ns == "",
-    GRAPH_WRITE.c.checkpoint_id.in_(bindparam("ids", expanding=True)),
-    GRAPH_WRITE.c.channel == INTERRUPT,
 )
 _SET_META = CompiledUpdate(SESSION, "meta")

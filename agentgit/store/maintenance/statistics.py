@@ -37,14 +37,12 @@ BRANCH_COLUMNS = {
 
 
 def total_length(columns: Sequence[Any]) -> Any:
-    """Build the expression for the total length of some columns."""
     return reduce(add, (func.coalesce(func.length(column), 0) for column in columns))
 
 
 def count_figures(
     transaction: Reading, store: Store, sessions: Sequence[ExternalSession], branches: Sequence[StoredRow]
 ) -> list[BranchFigures]:
-    """Count what was done on some branches."""
     branch_ids = [branch.id for branch in branches]
     checkpoint_counts = {row.branch: row for row in _read_rows(transaction, _CHECKPOINT_COUNTS, branch_ids)}
     calls, operations = (_count_by_word(transaction, query, branch_ids) for query in (_CALL_COUNTS, _OPERATION_COUNTS))
@@ -96,10 +94,7 @@ def count_names(transaction: Reading, branch_ids: Sequence[int]) -> dict[str, in
 
 
 def measure_storage(transaction: Reading, store: Store, branches: Sequence[StoredRow]) -> Storage:
-    """Measure the space that some branches take.
-
-    It reads all references between the stored values of their sessions, but no state.
-    """
+    """Measure the space that some branches take, by the references between stored values."""
     threads = {branch.thread_id for branch in branches}
     own_bytes = shared_bytes = 0
     for session_id in {branch.external_session_id for branch in branches}:
@@ -179,7 +174,6 @@ _VALUE_SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(BLOB.c.extern
 
 
 def _size_query(key: Any, columns: Sequence[Any]) -> Any:
-    """Build the query for the total length of some columns in the rows with these keys."""
     return select(func.sum(total_length(columns)).label("bytes")).where(key.in_(_branch_ids))
 
 

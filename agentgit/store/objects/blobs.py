@@ -49,7 +49,7 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import PlainBytes
 from agentgit.store.sql.tables import BLOB, LIST, SESSION
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.values import dump_without_orjson, from_json, to_json
+from agentgit.values import from_json, to_json
 
 RECORD = "record"
 """The type of a leaf that maps names to hashes; see `pack`."""
@@ -84,12 +84,6 @@ class Items(NamedTuple):
 
 
 def leaf(type_: str, data: bytes) -> Leaf:
-    """Create a leaf and compute its hash.
-
-    Example:
-        >>> leaf("json", b"1").hash.hex()[:16]
-        '5e91f633c6540a74'
-    """
     digest = sha256(b"%b\0" % type_.encode())
     digest.update(data)  # separate from the type, so that a large value is not copied
     return Leaf(digest.digest(), type_, trim(data))
@@ -101,12 +95,7 @@ def trim(data: bytes) -> bytes:
 
 
 def list_hash(hashes: Iterable[bytes]) -> bytes:
-    """Return the hash of a list, given the hashes of its items (32 bytes each).
-
-    Example:
-        >>> list_hash([]) == sha256(b"list" + bytes(1)).digest()
-        True
-    """
+    """Return the hash of a list, given the hashes of its items (32 bytes each)."""
     return sha256(b"list\0" + b"".join(hashes)).digest()
 
 
@@ -114,32 +103,15 @@ EMPTY = list_hash([])
 
 
 def compact(value: Any) -> bytes:
-    """Serialize a value to JSON: quickly if it is plain, more slowly if it has lone surrogates or other objects.
-
-    Example:
-        >>> compact({"a": 1}), compact([chr(0xD800)])
-        (b'{"a":1}', b' ["\\\\ud800"]')
-    """
+    """Serialize a value to JSON: quickly if it is plain, more slowly if it has lone surrogates or other objects."""
     try:
         return orjson.dumps(value)
-    except TypeError:
-        return _compact_slowly(value)
-
-
-def _compact_slowly(value: Any) -> bytes:
-    try:
-        return dump_without_orjson(value)
     except TypeError:
         return to_json(value)
 
 
 def pack(hashes_by_name: Mapping[str, bytes]) -> bytes:
-    """Serialize names with their hashes, in order: the number of names, the hashes, then the names as JSON.
-
-    Example:
-        >>> unpack(pack({"a": bytes(32)})) == {"a": bytes(32)}
-        True
-    """
+    """Serialize names with their hashes, in order: the number of names, the hashes, then the names as JSON."""
     return _count_struct.pack(len(hashes_by_name)) + b"".join(hashes_by_name.values()) + compact(list(hashes_by_name))
 
 
@@ -183,19 +155,12 @@ FAMILY_LOCK = leaf("lock", b"")
 
 
 def family_of(thread: str) -> int:
-    """Return the owner of the values of a thread that belongs to no session and is no copy: a negative number.
-
-    Example:
-        >>> -(2**53) < family_of("a") < -FAMILY_LOCKS, family_of("a") == family_of("b")
-        (True, False)
-    """
+    """Return the owner of the values of a thread that belongs to no session and is no copy: a negative number."""
     digest = sha256(thread.encode(errors="surrogatepass")).digest()
     return -1 - FAMILY_LOCKS - int.from_bytes(digest[:8], "big") % (2**53 - 1 - FAMILY_LOCKS)
 
 
 class BlobStore:
-    """The values, by their owner."""
-
     def __init__(self, compression: str = "auto", chunk_bytes: int = CHUNK_BYTES) -> None:
         self.chunk_bytes = chunk_bytes
         self.compression = Compression(compression)
@@ -253,7 +218,6 @@ class Blobs:
 
     @property
     def _lock_owner(self) -> int:
-        """The owner of the row that writers to this family lock."""
         return -1 - self.session_id % FAMILY_LOCKS
 
     def _parameters(self, **more: Any) -> dict[str, Any]:
@@ -275,17 +239,6 @@ class Blobs:
         new_values: NewValues = transaction.new_values.get(self.session_id, _NOTHING_NEW)
         return new_values
 
-    def put_many(
-        self,
-        transaction: Writing,
-        leaves: Iterable[Leaf],
-        lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]] = (),
-    ) -> None:
-        """Store the values that are not stored yet, small ones in one statement."""
-        new_values = NewValues()
-        self.encode(transaction, leaves, lists, new_values)
-        self.insert(transaction, new_values)
-
     def encode(
         self,
         transaction: Reading,
@@ -293,7 +246,7 @@ class Blobs:
         lists: Iterable[tuple[bytes, tuple[bytes, ...], bytes | None]],
         new_values: NewValues,
     ) -> None:
-        """Collect what `put_many` would store."""
+        """Collect the values that are not stored yet, small ones to be stored by one statement."""
         leaves_by_hash = {value.hash: value for value in leaves}
         large_hashes = {key for key, value in leaves_by_hash.items() if len(value.data) > self.store.chunk_bytes}
         new_values.rows.update((key, leaves_by_hash[key]) for key in leaves_by_hash.keys() - large_hashes)
@@ -374,10 +327,7 @@ class Blobs:
         return shared_prefix(self._find_list(transaction, base).hashes, item_hashes)
 
     def get_many(self, transaction: Reading, hashes: Iterable[bytes]) -> dict[bytes, Leaf]:
-        """Read values and verify each against its hash.
-
-        A list is returned with type `list` and no bytes; `item_hashes` reads it.
-        """
+        """Read values and verify each against its hash. A list has no bytes here; `item_hashes` reads it."""
         unique_hashes = set(hashes)
         values = self._find_cached(self.store.leaves, unique_hashes)
         cached_lists = self._find_cached(self.store.lists, unique_hashes - values.keys())
@@ -520,12 +470,7 @@ class Blobs:
 
 
 def shared_prefix(first: Sequence[bytes], second: Sequence[bytes]) -> int:
-    """Return the number of leading items that two lists have in common.
-
-    Example:
-        >>> shared_prefix([b"a", b"b"], [b"a", b"c"])
-        1
-    """
+    """Return the number of leading items that two lists have in common."""
     shorter = min(len(first), len(second))
     if first[:shorter] == second[:shorter]:  # by far the most common case, and the comparison runs in C
         return shorter
@@ -538,11 +483,7 @@ def base_hash(data: bytes) -> bytes | None:
 
 
 class ListLink(NamedTuple):
-    """The link from a list to the earlier list that it continues.
-
-    `base` is the hash of the earlier list, `kept_count` the number of its items that are kept, and `new_hashes` the
-    hashes of the items after them.
-    """
+    """The earlier list that a list continues, the number of its items that are kept, and the hashes of the others."""
 
     base: bytes
     kept_count: int

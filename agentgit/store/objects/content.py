@@ -28,8 +28,6 @@ from agentgit.store.sql.transaction import Reading, Writing
 
 
 class VerifiedList(NamedTuple):
-    """A stored list, verified."""
-
     key: bytes
     items: bytes
     problem: str = ""
@@ -102,15 +100,10 @@ class Content:
         self.blobs = blobs
 
     def put(self, transaction: Writing, values: Sequence[tuple[Body, bytes | None]]) -> list[bytes]:
-        """Store values and return the hash of each."""
         new_values = NewValues()
         hashes = self.encode(transaction, values, new_values)
-        self.insert(transaction, new_values)
-        return hashes
-
-    def insert(self, transaction: Writing, new_values: NewValues) -> None:
-        """Store what `encode` collected."""
         self.blobs.insert(transaction, new_values)
+        return hashes
 
     def encode(
         self, transaction: Reading, values: Sequence[tuple[Body, bytes | None]], new_values: NewValues

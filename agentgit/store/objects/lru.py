@@ -13,16 +13,7 @@ T = TypeVar("T")
 
 
 class LRUCache(Generic[K, T]):
-    """A cache of the most recently used values, up to a total weight. Thread-safe.
-
-    All values must be truthy.
-
-    Example:
-        >>> recent = LRUCache(16, len)
-        >>> recent.add([(b"a", "1"), (b"b", "too heavy")])
-        >>> recent.get(b"a"), recent.get(b"b")
-        ('1', None)
-    """
+    """A thread-safe cache of the most recently used values, which must be truthy, up to a total weight."""
 
     def __init__(self, limit: int, weigh: Callable[[T], int] | None = None) -> None:
         self._limit, self._weigh = limit, weigh
@@ -42,12 +33,10 @@ class LRUCache(Generic[K, T]):
         self._young, self._old, self._total, self._lock = {}, {}, 0, threading.Lock()
 
     def get(self, key: K) -> T | None:
-        """Return the value of a key, or None."""
         value = self._young.get(key)
         return value if value is not None else self.lookup([key])[0]
 
     def lookup(self, keys: Collection[K]) -> list[T | None]:
-        """Return the value of each key, or None."""
         values = list(map(self._young.get, keys))
         old = self._old
         if old and not all(values):

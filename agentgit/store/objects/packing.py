@@ -43,13 +43,7 @@ class _Zstd(threading.local):
 
 
 class Compression:
-    """Compresses new values.
-
-    Example:
-        >>> codec, packed = Compression("zstd").pack(b"again and " * 100)
-        >>> len(packed) < 50, unpacked(codec, packed) == b"again and " * 100
-        (True, True)
-    """
+    """Compresses new values."""
 
     def __init__(self, name: str) -> None:
         if name not in ("auto", "zstd", "zlib", "none"):
@@ -71,7 +65,6 @@ class Compression:
 
 
 def unpacked(codec: int, data: bytes) -> bytes:
-    """Unpack the bytes of a row."""
     if codec == RAW:
         return data
     if codec == ZLIB:
@@ -123,12 +116,7 @@ class Chunk(NamedTuple):
 
 
 def cut(data: bytes, size: int) -> Iterator[Chunk]:
-    """Split a value into chunks. The hash of a chunk is that of a leaf of type `chunk`.
-
-    Example:
-        >>> [len(chunk.data) for chunk in cut(bytes(10), 4)]
-        [4, 4, 2]
-    """
+    """Split a value into chunks. The hash of a chunk is that of a leaf of type `chunk`."""
     view = memoryview(data)
     for start in range(0, len(data), size):
         part = view[start : start + size]
@@ -138,10 +126,5 @@ def cut(data: bytes, size: int) -> Iterator[Chunk]:
 
 
 def split_hashes(data: bytes) -> list[bytes]:
-    """Split concatenated hashes. The last one is shorter if the bytes are damaged.
-
-    Example:
-        >>> split_hashes(bytes(64)) == [bytes(32), bytes(32)]
-        True
-    """
+    """Split concatenated hashes. The last one is shorter if the bytes are damaged."""
     return [data[i : i + HASH_BYTES] for i in range(0, len(data), HASH_BYTES)]

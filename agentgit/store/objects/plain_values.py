@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from agentgit.store.objects.blobs import Leaf
+from agentgit.store.objects.blobs import Leaf, leaf
 from agentgit.store.objects.content import Body
 from agentgit.values import portable
 
@@ -45,6 +45,14 @@ NUMPY, DELTA = 6, 7
 """The codes of LangGraph's msgpack extensions whose value is not `(module, name, payload, ...)`."""
 
 
+def encode_leaf(type_: str, value: Any) -> Leaf:
+    """Encode plain JSON exactly as the saver's codec does, so that equal values are stored as one."""
+    try:
+        return leaf(type_, orjson.dumps(value))
+    except TypeError:
+        return leaf(f"{type_}+py", json.dumps(value, separators=(",", ":")).encode())
+
+
 def show_state(values: Mapping[str, Body], conversation: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Convert the values of a state to JSON-like data; return the messages separately."""
     state: dict[str, Any] = {}
@@ -73,12 +81,7 @@ def show(body: Body) -> Any:
 
 
 def show_message(item: Leaf) -> dict[str, Any]:
-    """Convert one message to LangChain's stored form, even if LangGraph's serializer stored it.
-
-    Example:
-        >>> show_message(Leaf(b"", "null", b""))
-        {'type': 'unknown', 'data': {'content': 'None'}}
-    """
+    """Convert one message to LangChain's stored form, even if LangGraph's serializer stored it."""
     value = _show_leaf(item)
     if item.type in MESSAGES:
         return dict(value)

@@ -40,8 +40,6 @@ class UnsharedPart:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointComparison:
-    """The result of a comparison of two checkpoints."""
-
     a: UnsharedPart
     b: UnsharedPart
     shared_messages: int
@@ -49,8 +47,6 @@ class CheckpointComparison:
 
 
 class CheckpointComparer:
-    """Compares the checkpoints."""
-
     def __init__(self, store: Store) -> None:
         self.store = store
 
@@ -197,18 +193,11 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _question_of(interrupt: Any) -> Any:
-    """Return the question of a stored interrupt."""
     return interrupt.get("value") if isinstance(interrupt, dict) else interrupt
 
 
 def shared(a: Sequence[TrackPart], b: Sequence[TrackPart]) -> int:
-    """Return the number of leading calls that two tracks have in common.
-
-    Example:
-        >>> main, retry = TrackPart(branch_id=1, before=0, count=5), TrackPart(branch_id=2, before=3, count=1)
-        >>> shared([main], [TrackPart(branch_id=1, before=0, count=3), retry])
-        3
-    """
+    """Return the number of leading calls that two tracks have in common."""
     common = 0
     for left, right in zip(a, b, strict=False):
         if left.branch_id != right.branch_id:

@@ -37,29 +37,20 @@ def mark_of(row: StoredRow) -> dict[str, Any]:
 
 
 def branch_name(name: str, choices: Sequence[int]) -> str:
-    """Return the name of the branch for a sequence of choices.
-
-    Example:
-        >>> branch_name("explore", (2, 1))
-        'explore/2/1'
-    """
+    """Return the name of the branch for a sequence of choices."""
     return "/".join([name, *map(str, choices)])
 
 
 class Explorations:
-    """The explorations."""
-
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def update_mark(self, transaction: Writing, branch_id: int, **facts: Any) -> None:
-        """Update the exploration mark of a branch."""
         self.store.sessions.change_metadata(
             transaction, branch_id, lambda meta: meta | {MARK_KEY: {**meta.get(MARK_KEY, {}), **facts}}
         )
 
     def free_name(self, transaction: Reading, session_id: int) -> str:
-        """Return a free name for a new exploration."""
         taken_names = {row.name.partition("/")[0] for row in self.store.sessions.branches(transaction, session_id)}
         return free_name(DEFAULT_NAME, taken_names)
 
@@ -70,7 +61,6 @@ class Explorations:
         return sorted(rows, key=lambda row: tuple(mark_of(row)["choices"]))
 
     def newest_name(self, transaction: Reading, session_id: int) -> str:
-        """Return the name of the newest exploration of a session."""
         for row in reversed(self.store.sessions.branches(transaction, session_id)):
             if mark := mark_of(row):
                 return str(mark["name"])
@@ -79,7 +69,6 @@ class Explorations:
     def read(
         self, transaction: Reading, session_id: int, name: str, path: Collection[str] | None = None
     ) -> Exploration:
-        """Read the results of an exploration so far."""
         rows = self.load_branches(transaction, session_id, name)
         if not rows:
             raise NotFound(f"This session has no exploration {name!r}. Leave out the name for the newest one.")
@@ -169,8 +158,6 @@ def _add_optional(a: int | None, b: int | None) -> int | None:
 
 
 class RerunMarks:
-    """The reruns."""
-
     def __init__(self, store: Store) -> None:
         self.store = store
 
@@ -180,7 +167,6 @@ class RerunMarks:
         return set(transaction.execute(names.where(BRANCH.c.name.startswith(beginning, autoescape=True))).scalars())
 
     def update(self, transaction: Writing, branch_id: int, facts: Mapping[str, Any]) -> None:
-        """Add facts to the mark of a rerun."""
         self.store.sessions.change_metadata(
             transaction, branch_id, lambda meta: meta | {RERUN: {**meta.get(RERUN, {}), **facts}}
         )

@@ -37,14 +37,14 @@ class FoldChoice:
     branch: int | None = None
     expand: Collection[int] = ()
     collapse: Collection[int] = ()
-    points: int = 100
+    points: int | None = 100
+    """The newest checkpoints to read of each branch; None for all."""
 
 
 def read_folded_tree(
     store: Store, transaction: Reading, session: ExternalSession, rows: Sequence[StoredRow], choice: FoldChoice
 ) -> FoldedTree:
-    """Build the folded tree of a session."""
-    skeleton = Tree.grow(session.session_name, [tree_branch(row, session, []) for row in rows])
+    skeleton = Tree.grow(session.reference, [tree_branch(row, session, []) for row in rows])
     folded = fold(skeleton, limit=choice.limit, branch=choice.branch, expand=choice.expand, collapse=choice.collapse)
     counts, newest = _counts(transaction, session.id)
     shown = list(folded.tree.walk())
@@ -60,7 +60,8 @@ def read_folded_tree(
         branch.questions = asked.get(branch.id, [])
         branch.points = points[branch.id]
         marked = add_marks(branch, marks.get(branch.id, ()), inherited[branch.id])
-        branch.points, branch.effects = list(_known_marks(marked.points)), marked.effects
+        points_of_branch = marked.points if choice.points is None else list(_known_marks(marked.points))
+        branch.points, branch.effects = points_of_branch, marked.effects
     return replace(folded, counts={row.id: counts.get(row.id, 0) for row in rows})
 
 
@@ -80,10 +81,15 @@ def _counts(transaction: Reading, session_id: int) -> tuple[Mapping[int, int], M
     return {row.internal_session_id: row.n for row in rows}, {row.internal_session_id: row.newest for row in rows}
 
 
-def _wanted(folded: FoldedTree, branches: Sequence[Branch], newest: Mapping[int, int], most: int) -> Iterator[Any]:
+def _wanted(
+    folded: FoldedTree, branches: Sequence[Branch], newest: Mapping[int, int], most: int | None
+) -> Iterator[Any]:
     """Yield the conditions for the checkpoints to read: the newest of each branch, and those where branches leave."""
     for branch in branches:
         of_branch = CHECKPOINT.c.internal_session_id == branch.id
+        if most is None:
+            yield of_branch
+            continue
         window = _LINE_POINTS if branch.id in folded.collapsed else most
         yield and_(of_branch, CHECKPOINT.c.number > newest.get(branch.id, 0) - window)
         if branch.children:
@@ -102,7 +108,6 @@ def _known_marks(points: Sequence[Point]) -> Iterator[Point]:
 def tree_branch(
     row: StoredRow, session: ExternalSession, points: list[Point], questions: list[Any] | None = None
 ) -> Branch:
-    """Convert the row of a branch."""
     is_running_rerun = row.status == RUNNING and idle_status(as_object(row.meta)) == SIMULATED
     return Branch(
         id=row.id,
@@ -117,7 +122,6 @@ def tree_branch(
 
 
 def tree_point(row: StoredRow, tags: Sequence[str]) -> Point:
-    """Convert the row of a checkpoint."""
     return Point(
         id=row.id,
         number=row.number,

@@ -41,8 +41,6 @@ class GraphPlace(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPoint:
-    """A graph checkpoint of a session."""
-
     place: GraphPlace
     branch: StoredRow
     is_head: bool
@@ -141,7 +139,7 @@ class _Steps:
             .where(c.internal_session_id == self.branch.id, *conditions)
         )
         id = self.transaction.execute(query.order_by(order).limit(1)).scalar()
-        return self.store.checkpoints.load_with_branch(self.transaction, id) if id is not None else None
+        return self.store.checkpoints.load(self.transaction, id) if id is not None else None
 
     def _find_original(self, place: GraphPlace) -> _Steps | None:
         """Find the graph checkpoint on the branch that it was copied from; None if it is no copy, or not all of it."""
@@ -195,14 +193,11 @@ def moved_to(row: StoredRow) -> dict[str, Any] | None:
 
 
 class BranchHead(NamedTuple):
-    """A branch and its newest graph checkpoint."""
-
     row: StoredRow
     checkpoint_id: str | None
 
 
 def read_branch_head(store: Store, transaction: Reading, branch_id: int) -> BranchHead:
-    """Read a branch and its newest graph checkpoint."""
     row = store.sessions.branch(transaction, branch_id)
     head = store.graphs.head(transaction, row.thread_id)
     return BranchHead(row, head.checkpoint_id if head is not None else None)

@@ -146,7 +146,8 @@ class Lookup:
         if not matches:
             raise self._missing_session(transaction, ref)
         if len(matches) > 1:
-            raise Ambiguous(f"{ref!r} matches several sessions.", candidates=_candidates(matches))
+            names = tuple(f"{session.reference} (id {session.id})" for session in matches)
+            raise Ambiguous(f"{ref!r} matches several sessions.", candidates=names)
         return matches[0]
 
     def _missing_session(self, transaction: Reading, ref: str | int | None) -> NotFound:
@@ -287,7 +288,7 @@ class Lookup:
         return row, f"{row.name} ({reference})" if row.name else reference
 
     def _find_by_id(self, transaction: Reading, session_id: int, checkpoint_id: int) -> StoredRow:
-        row = self.store.checkpoints.find_with_branch(transaction, checkpoint_id) if is_id(checkpoint_id) else None
+        row = self.store.checkpoints.find_one(transaction, checkpoint_id) if is_id(checkpoint_id) else None
         if row is not None and row.external_session_id == session_id:
             return row
         name = self._name_of(transaction, session_id)
@@ -303,7 +304,7 @@ class Lookup:
         id = ref.id if isinstance(ref, Checkpoint) else ref
         if not (isinstance(id, int) and is_id(id)):
             return None
-        row = self.store.checkpoints.find_with_branch(transaction, id)
+        row = self.store.checkpoints.find_one(transaction, id)
         return self.find_visible(transaction, row.external_session_id) if row is not None else None
 
     def _find_by_tag(self, transaction: Reading, branch: StoredRow, name: str) -> StoredRow | None:
@@ -373,7 +374,3 @@ class Lookup:
         )
         tags = self.store.tags.all(transaction, session_id)
         return [*(row.name for row in (*rows, *named_checkpoints)), *(tag.name for tag in tags)]
-
-
-def _candidates(sessions: list[Any]) -> tuple[str, ...]:
-    return tuple(f"{session.reference} (id {session.id})" for session in sessions)

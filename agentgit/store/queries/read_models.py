@@ -8,14 +8,12 @@ from typing import Any
 from sqlalchemy import func, select
 
 from agentgit.checkpoints import Checkpoint
-from agentgit.effects.invocation import PAUSED
 from agentgit.sessions import ExternalSession, InternalSession, Tree
 from agentgit.sessions.folded_tree import FoldedTree
-from agentgit.sessions.tree import Point
-from agentgit.store.queries.folded_trees import FoldChoice, read_folded_tree, tree_branch, tree_point
+from agentgit.store.queries.folded_trees import FoldChoice, read_folded_tree
 from agentgit.store.queries.graph_points import read_questions
 from agentgit.store.records.checkpoints import split_data
-from agentgit.store.records.recorded_calls import add_marks, call_marks
+from agentgit.store.records.journal import IS_ON_TRACK
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, TOOL_INVOCATION
 from agentgit.store.sql.transaction import Reading
@@ -25,8 +23,6 @@ from agentgit.values import as_object
 
 
 class ReadModels:
-    """Converts rows to the values that users get."""
-
     def __init__(self, store: Store, authorize: Callable[[Reading, int], None]) -> None:
         self.store = store
         self.authorize = authorize
@@ -76,22 +72,22 @@ class ReadModels:
 
     def branches(self, transaction: Reading, session: ExternalSession) -> list[InternalSession]:
         """List the branches of a session in order of creation."""
-        rows = self.store.sessions.branches(transaction, session.id)
+        return self._build_branches(transaction, session, self.store.sessions.branches(transaction, session.id))
+
+    def branch(self, transaction: Reading, session: ExternalSession, row: StoredRow) -> InternalSession:
+        return self._build_branches(transaction, session, [row])[0]
+
+    def _build_branches(
+        self, transaction: Reading, session: ExternalSession, rows: Sequence[StoredRow]
+    ) -> list[InternalSession]:
         ids = [row.id for row in rows]
         checkpoints = self._count_rows(transaction, CHECKPOINT, ids)
-        calls = self._count_rows(transaction, TOOL_INVOCATION, ids, TOOL_INVOCATION.c.status != PAUSED)
+        calls = self._count_rows(transaction, TOOL_INVOCATION, ids, IS_ON_TRACK)
         asked = read_questions(self.store, transaction, rows)
         return [
             self._build_branch(row, session, checkpoints.get(row.id, 0), calls.get(row.id, 0), asked.get(row.id))
             for row in rows
         ]
-
-    def branch(self, transaction: Reading, session: ExternalSession, row: StoredRow) -> InternalSession:
-        """Convert one row to a branch."""
-        checkpoints = self._count_rows(transaction, CHECKPOINT, [row.id])
-        calls = self.store.journal.tally(transaction, row.id).calls
-        asked = read_questions(self.store, transaction, [row])
-        return self._build_branch(row, session, checkpoints.get(row.id, 0), calls, asked.get(row.id))
 
     def _count_rows(self, transaction: Reading, table: Any, branch_ids: list[int], *conditions: Any) -> dict[int, int]:
         query = (
@@ -129,20 +125,7 @@ class ReadModels:
 
     def tree(self, transaction: Reading, session: ExternalSession) -> Tree:
         """Build the tree of a session, without loading any state."""
-        rows = self.store.sessions.branches(transaction, session.id)
-        points: dict[int, list[Point]] = {row.id: [] for row in rows}
-        tags = self.store.tags.names_by_checkpoint(transaction, session.id)
-        in_session = CHECKPOINT.c.internal_session_id.in_(list(points))
-        for row in self.store.checkpoints.find(transaction, in_session):
-            points[row.internal_session_id].append(tree_point(row, tags.get(row.id, ())))
-        marks_by_branch = call_marks(transaction, session.id)
-        asked = read_questions(self.store, transaction, rows)
-        branches = (tree_branch(row, session, points[row.id], asked.get(row.id)) for row in rows)
-        marked_branches = [
-            add_marks(branch, marks_by_branch.get(row.id, ()), row.inherited)
-            for row, branch in zip(rows, branches, strict=True)
-        ]
-        return Tree.grow(session.reference, marked_branches)
+        return self.folded_tree(transaction, session, FoldChoice(points=None)).tree
 
     def folded_tree(self, transaction: Reading, session: ExternalSession, choice: FoldChoice) -> FoldedTree:
         """Build the folded tree of a session, and read only the checkpoints that it shows."""

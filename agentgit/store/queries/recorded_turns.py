@@ -51,14 +51,11 @@ class RecordedWrite(NamedTuple):
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """Return the write in a row of the table graph_write."""
         return cls(row.channel, row.value[:HASH_BYTES], row.external_session_id)
 
 
 @dataclass
 class TurnRecord:
-    """A turn, without its values."""
-
     kind: str
     writes: Sequence[RecordedWrite]
     before: GraphKey | None = None
@@ -162,10 +159,7 @@ def _turns_on(writes: Sequence[_Write], before: GraphKey) -> list[TurnRecord]:
 def _read_path(
     store: Store, transaction: Reading, branch: StoredRow
 ) -> Iterator[tuple[GraphCheckpoint, list[_Write], bool]]:
-    """Yield the graph checkpoints of a path, oldest first, each with the writes of callers and failed tasks on it.
-
-    The first one of a branch is a copy of its branch point, and not new.
-    """
+    """Yield the graph checkpoints of a path, what callers and failed tasks wrote there, and whether it is no copy."""
     lineage = [segment.branch for segment in store.sessions.lineage(transaction, branch)]
     for row, child in zip(lineage, [*lineage[1:], None], strict=True):
         is_new = row.parent_id is None
@@ -265,12 +259,7 @@ def read_tasks(store: Store, transaction: Reading, branch: StoredRow) -> list[tu
 
 
 def task_place(path: str) -> str:
-    """Return the path of a task without the ids of other tasks in it, which are new in each run.
-
-    Example:
-        >>> task_place("~push, ~pull, flow, 0000000002, 1f1e4b00-8d0a-6b1c-8000-6d1f3b0f1c2d")
-        '~push, ~pull, flow, 0000000002, '
-    """
+    """Return the path of a task without the ids of other tasks in it, which are new in each run."""
     return _TASK_ID.sub("", path)
 
 

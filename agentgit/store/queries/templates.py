@@ -75,10 +75,7 @@ def create_session(
 def require_same(
     store: Store, transaction: Reading, session_id: int, name: str, checkpoint: StoredRow, reference: str
 ) -> None:
-    """Check that a session started from this checkpoint.
-
-    For an imported session only the text of the reference is compared, because the id of its template is unknown.
-    """
+    """Check that a session started from this checkpoint; the template of an imported one is known by its text alone."""
     branches = store.sessions.branches(transaction, session_id)
     if not branches:
         raise NotFound(f"Session {name!r} has been deleted. Try again to create it.")
@@ -119,13 +116,13 @@ def is_fresh(store: Store, transaction: Reading, session_id: int) -> bool:
     """Return whether a session is still at its first checkpoint and has no workspace snapshot yet."""
     first, *others = store.sessions.branches(transaction, session_id)
     has_continued = store.snapshots.newest_of_session(transaction, session_id) is not None or bool(others)
-    return not has_continued and store.checkpoints.load_row(transaction, first.head_id).number == 1
+    return not has_continued and store.checkpoints.load(transaction, first.head_id).number == 1
 
 
 def require_calls_pending(store: Store, transaction: Reading, session_id: int, checkpoint: StoredRow) -> StoredRow:
     """Return the first checkpoint of a session whose copied calls have yet to run in its own world."""
     first, *others = store.sessions.branches(transaction, session_id)
-    first_checkpoint = store.checkpoints.load_with_branch(transaction, first.head_id)
+    first_checkpoint = store.checkpoints.load(transaction, first.head_id)
     if others or first_checkpoint.number != 1 or first_checkpoint.position != checkpoint.position:
         raise Conflict(
             "This session was created from the template without replaying its calls, and is not changed now. "

@@ -30,8 +30,6 @@ MAX_MODEL_LENGTH = 200
 
 
 class TokenUsage:
-    """The token usage of the branches of sessions."""
-
     def __init__(self, transaction: Reading, store: Store) -> None:
         self._connection, self._graphs, self._sessions = transaction, store.graphs, store.sessions
         self._recorded_ids: dict[int, set[str | None]] = {}
@@ -100,7 +98,6 @@ def _valid_count(value: Any) -> int:
 
 
 def _model_name(metadata: Any) -> str:
-    """Return the name of the model from the response metadata of a message."""
     names: Iterable[Any] = (
         (metadata.get(name) for name in ("model_name", "model")) if isinstance(metadata, dict) else ()
     )

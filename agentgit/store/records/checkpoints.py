@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from reprlib import repr as short_repr
 from typing import Any
 
-from sqlalchemy import and_, bindparam, delete, exists, func, insert, or_, select
+from sqlalchemy import and_, bindparam, delete, func, insert, or_, select
 
 from agentgit.checkpoints.queries import Tag
 from agentgit.errors import Conflict, InvalidInput, NotFound
@@ -19,7 +19,7 @@ from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION, TAG
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT, TAG
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate, insert_rows, update_rows
 from agentgit.tracing import span
@@ -28,8 +28,6 @@ from agentgit.values import stored_json, to_json
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointState:
-    """The state that a new checkpoint refers to."""
-
     graph_checkpoint_id: str | None
     state_hash: bytes
     position: int
@@ -40,8 +38,6 @@ class CheckpointState:
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """The descriptive fields of a new checkpoint."""
-
     kind: str
     user_id: int
     name: str | None = None
@@ -85,7 +81,6 @@ def split_data(stored: bytes | None) -> tuple[dict[str, Any], Any]:
 
 
 def require_text(name: object, description: object) -> None:
-    """Check the name and the description of a checkpoint."""
     if name is not None and (not isinstance(name, str) or not name.strip() or len(name) > NAME_LIMIT):
         raise InvalidInput(f"{short_repr(name)} is not a valid checkpoint name. Use 1 to {NAME_LIMIT} characters.")
     if description is not None and not isinstance(description, str):
@@ -105,8 +100,6 @@ def merge_source_id(data: bytes | None) -> int | None:
 
 
 class CheckpointStore:
-    """The checkpoints."""
-
     def add(
         self,
         transaction: Writing,
@@ -116,40 +109,13 @@ class CheckpointStore:
         *,
         last_number: int | None = None,
         moves_head: bool = True,
+        is_imported: bool = False,
     ) -> int:
-        """Store a checkpoint, make it the head of its branch, and return its id."""
-        with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as checkpoint_span:
-            checkpoint_id, number = self.insert(
-                transaction, branch_id, state, label, last_number=last_number, moves_head=moves_head
-            )
-            checkpoint_span.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=number)
-        record_event(
-            transaction,
-            "checkpoint.created",
-            branch_id=branch_id,
-            user_id=label.user_id,
-            checkpoint=checkpoint_id,
-            number=number,
-            made=label.kind,
-            name=label.name,
-        )
-        return checkpoint_id
-
-    def insert(
-        self,
-        transaction: Writing,
-        branch_id: int,
-        state: CheckpointState,
-        label: Label,
-        *,
-        last_number: int | None = None,
-        moves_head: bool = True,
-    ) -> tuple[int, int]:
-        """Store a checkpoint as `add` does, but without an audit event. An import records one event for all of them."""
+        """Store a checkpoint, make it the head of its branch, and return its id. An import records one event."""
         checkpoint_id = label.id or new_id()
         if last_number is None:
             last_number = int(_LAST_NUMBER.all(transaction, {"branch": branch_id})[0].number or 0)
-        row = {
+        row: dict[str, Any] = {
             "id": checkpoint_id,
             "internal_session_id": branch_id,
             "number": last_number + 1,
@@ -168,10 +134,23 @@ class CheckpointStore:
             "workspace_snapshot_id": state.workspace_snapshot_id,
             "pending": state.pending,
         }
-        _ADD.run(transaction, row)
-        if moves_head:
-            _MOVE_HEAD.run(transaction, {"id": branch_id}, head_id=checkpoint_id)
-        return checkpoint_id, last_number + 1
+        with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as checkpoint_span:
+            _ADD.run(transaction, row)
+            if moves_head:
+                _MOVE_HEAD.run(transaction, {"id": branch_id}, head_id=checkpoint_id)
+            checkpoint_span.set(agentgit_checkpoint_id=checkpoint_id, agentgit_checkpoint_number=row["number"])
+        if not is_imported:
+            record_event(
+                transaction,
+                "checkpoint.created",
+                branch_id=branch_id,
+                user_id=label.user_id,
+                checkpoint=checkpoint_id,
+                number=row["number"],
+                made=label.kind,
+                name=label.name,
+            )
+        return checkpoint_id
 
     def describe_automatic(self, transaction: Writing, checkpoint_id: int, description: str | None) -> None:
         """Set the description of an automatic checkpoint, if it has none yet."""
@@ -215,34 +194,22 @@ class CheckpointStore:
             workspace_snapshot_id=workspace_snapshot_id,
         )
 
-    def load_row(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        """Read one checkpoint that must exist."""
-        row: StoredRow | None = _SELECT_CHECKPOINT.first(transaction, {"checkpoint": checkpoint_id})
-        if row is None:
-            raise missing_row("checkpoint", checkpoint_id)
-        return row
-
-    def exists(self, transaction: Reading, checkpoint_id: int) -> bool:
-        """Return whether a checkpoint exists."""
-        return _SELECT_CHECKPOINT.first(transaction, {"checkpoint": checkpoint_id}) is not None
-
     def require_exists(self, transaction: Reading, checkpoint: StoredRow, label: str) -> None:
         """Check that a checkpoint still exists. The session is locked, so nobody else can delete it any more."""
-        if not self.exists(transaction, checkpoint.id):
+        if self.find_one(transaction, checkpoint.id) is None:
             raise NotFound(f"Checkpoint {label} has been deleted.", Next("list_checkpoints"))
 
     def find(self, transaction: Reading, *conditions: Any) -> Sequence[StoredRow]:
         """Read checkpoints, each with the name, thread and session of its branch, oldest first."""
-        return transaction.execute(_WITH_BRANCH.where(*conditions).order_by(CHECKPOINT.c.id)).all()
+        return transaction.execute(CHECKPOINT_WITH_BRANCH.where(*conditions).order_by(CHECKPOINT.c.id)).all()
 
-    def find_with_branch(self, transaction: Reading, checkpoint_id: int) -> StoredRow | None:
+    def find_one(self, transaction: Reading, checkpoint_id: int) -> StoredRow | None:
         """Read one checkpoint, with the name, thread and session of its branch; None if it does not exist."""
         row: StoredRow | None = _SELECT_WITH_BRANCH.first(transaction, {"checkpoint": checkpoint_id})
         return row
 
-    def load_with_branch(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        """Read one checkpoint that must exist, as `find_with_branch`."""
-        row = self.find_with_branch(transaction, checkpoint_id)
+    def load(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
+        row = self.find_one(transaction, checkpoint_id)
         if row is None:
             raise missing_row("checkpoint", checkpoint_id)
         return row
@@ -256,78 +223,33 @@ class CheckpointStore:
             conditions.append(condition if last_number is None else and_(condition, CHECKPOINT.c.number <= last_number))
         return self.find(transaction, or_(*conditions))
 
-    def delete(self, transaction: Writing, ids: Sequence[int], user_id: int | None = None) -> set[int]:
-        """Delete the checkpoints that nothing needs, and return the ids of the deleted ones.
-
-        A checkpoint is kept if it is the first of a branch, a head, a branch point or the target of an operation, or
-        if it has a tag.
-        """
-        session_ids = self._session_ids(transaction, ids)
-        if not session_ids:
-            return set()
-        _DELETE.run(transaction, *({"checkpoint": checkpoint_id} for checkpoint_id in session_ids))
-        remaining = self._session_ids(transaction, ids)
-        deleted_ids = [checkpoint_id for checkpoint_id in session_ids if checkpoint_id not in remaining]
-        for part in slices(deleted_ids):
+    def delete(self, transaction: Writing, session_id: int, ids: Sequence[int], user_id: int | None = None) -> None:
+        """Delete checkpoints of a session. A reference to one of them refuses it."""
+        for part in slices(ids):
+            transaction.execute(delete(CHECKPOINT).where(CHECKPOINT.c.id.in_(part)))
             record_event(
                 transaction,
                 "checkpoint.deleted",
-                session_id=session_ids[part[0]],
+                session_id=session_id,
                 user_id=user_id,
                 count=len(part),
                 checkpoints=list(part),
             )
-        return set(deleted_ids)
-
-    def _session_ids(self, transaction: Reading, ids: Sequence[int]) -> dict[int, int]:
-        """Return the session ids of the checkpoints that exist, by checkpoint id."""
-        query = select(CHECKPOINT.c.id, BRANCH.c.external_session_id).join_from(CHECKPOINT, BRANCH, _IS_OWN_BRANCH)
-        queries = (query.where(CHECKPOINT.c.id.in_(p)) for p in slices(ids))
-        return {
-            checkpoint_id: session_id for part in queries for checkpoint_id, session_id in transaction.execute(part)
-        }
 
 
-_is_checkpoint = CHECKPOINT.c.id == bindparam("checkpoint")
-_SELECT_CHECKPOINT = CompiledStatement(select(CHECKPOINT).where(_is_checkpoint))
 _ADD = CompiledStatement(insert(CHECKPOINT))
 _LAST_NUMBER = CompiledStatement(
     select(func.max(CHECKPOINT.c.number).label("number")).where(CHECKPOINT.c.internal_session_id == bindparam("branch"))
 )
 _MOVE_HEAD = CompiledUpdate(BRANCH, "head_id")
 _IS_OWN_BRANCH = BRANCH.c.id == CHECKPOINT.c.internal_session_id
-_WITH_BRANCH = select(
+CHECKPOINT_WITH_BRANCH = select(
     CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
 ).join_from(CHECKPOINT, BRANCH, _IS_OWN_BRANCH)
-_SELECT_WITH_BRANCH = CompiledStatement(_WITH_BRANCH.where(_is_checkpoint))
-_own_branch = BRANCH.alias("owner")
-_own_session_id = (
-    select(_own_branch.c.external_session_id)
-    .where(_own_branch.c.id == CHECKPOINT.c.internal_session_id)
-    .correlate(CHECKPOINT)
-    .scalar_subquery()
-)
-"""Enables the use of indexes. Without it, each deletion would read all branches and operations."""
-
-_DELETE = CompiledStatement(
-    delete(CHECKPOINT).where(
-        _is_checkpoint,
-        CHECKPOINT.c.kind != "branch",
-        ~exists().where(
-            BRANCH.c.external_session_id == _own_session_id,
-            or_(BRANCH.c.head_id == bindparam("checkpoint"), BRANCH.c.branch_point_id == bindparam("checkpoint")),
-        ),
-        ~exists().where(
-            OPERATION.c.external_session_id == _own_session_id, OPERATION.c.target_id == bindparam("checkpoint")
-        ),
-        ~exists().where(TAG.c.checkpoint_id == bindparam("checkpoint")),
-    )
-)
+_SELECT_WITH_BRANCH = CompiledStatement(CHECKPOINT_WITH_BRANCH.where(CHECKPOINT.c.id == bindparam("checkpoint")))
 
 
 class TagStore:
-    """The tags."""
-
     def add(self, transaction: Writing, checkpoint: StoredRow, name: str, description: str | None, user_id: int) -> Tag:
         """Add a tag to a checkpoint. No-op if the checkpoint has it already."""
         tag = self.find(transaction, checkpoint.external_session_id, name)
@@ -356,14 +278,12 @@ class TagStore:
         return tag
 
     def remove(self, transaction: Writing, session_id: int, name: str, user_id: int) -> bool:
-        """Remove a tag. Return whether it existed."""
         result = transaction.execute(delete(TAG).where(*self._tag_conditions(session_id, name)))
         if result.rowcount:
             record_event(transaction, "tag.deleted", session_id=session_id, user_id=user_id, name=name)
         return bool(result.rowcount)
 
     def find(self, transaction: Reading, session_id: int, name: str) -> Tag | None:
-        """Read one tag of a session."""
         row = transaction.execute(_SELECT_TAGS.where(*self._tag_conditions(session_id, name)).limit(1)).first()
         return _tag_from_row(row) if row is not None else None
 

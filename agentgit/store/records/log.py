@@ -14,10 +14,11 @@ from typing import Any
 from sqlalchemy import Boolean, Select, bindparam, func, select, tuple_
 
 from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Filter, TimeCursor
+from agentgit.store.records.checkpoints import CHECKPOINT_WITH_BRANCH
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.tables import BRANCH, CHECKPOINT
+from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.sql.transaction import Reading
 
 UNBOUNDED = 2**31 - 1
@@ -26,16 +27,12 @@ UNBOUNDED = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class LogPart:
-    """The part of a log on one branch."""
-
     branch_id: int
     last_number: int = UNBOUNDED
     newest_id: int | None = None
-    later_indexed: int = 0
 
 
 def parts_of_path(path: Sequence[Segment], *, with_branch_points: bool = False) -> list[LogPart]:
-    """Return the log parts of a path."""
     branch_point_ids = [segment.branch.branch_point_id for segment in path[1:]]
     newest_ids = [*branch_point_ids, path[-1].branch.head_id]
     last_numbers = [UNBOUNDED if one.last_number is None else one.last_number + with_branch_points for one in path]
@@ -44,14 +41,12 @@ def parts_of_path(path: Sequence[Segment], *, with_branch_points: bool = False) 
             branch_id=one.branch.id,
             last_number=last_number,
             newest_id=newest_id,
-            later_indexed=max(0, one.branch.searched - last_number),
         )
         for one, newest_id, last_number in zip(path, newest_ids, last_numbers, strict=True)
     ]
 
 
 def parts_of_branches(branches: Iterable[StoredRow]) -> list[LogPart]:
-    """Return the log parts of whole branches."""
     return [LogPart(branch_id=row.id, newest_id=row.head_id) for row in branches if row.head_id is not None]
 
 
@@ -85,7 +80,6 @@ class LogStore:
         return page_rows
 
     def count(self, transaction: Reading, parts: Sequence[LogPart], log_filter: Filter, tagged_id: int | None) -> int:
-        """Count checkpoints without reading them."""
         query = _count_query(_filter_fields(log_filter))
         return sum(query.all(transaction, self._parameters(part, log_filter, tagged_id))[0].count for part in parts)
 
@@ -135,11 +129,8 @@ _CONDITIONS = {
     "with_calls": (_C.position > 0) == bindparam("with_calls", type_=Boolean),
 }
 _PART_CONDITIONS = (_C.internal_session_id == bindparam("branch"), _C.number <= bindparam("end"))
-_WITH_BRANCH = select(
-    CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
-).join_from(CHECKPOINT, BRANCH, BRANCH.c.id == _C.internal_session_id)
 _SELECT_ANCESTOR = CompiledStatement(
-    _WITH_BRANCH.where(*_PART_CONDITIONS).order_by(_C.number.desc()).limit(1).offset(bindparam("steps"))
+    CHECKPOINT_WITH_BRANCH.where(*_PART_CONDITIONS).order_by(_C.number.desc()).limit(1).offset(bindparam("steps"))
 )
 _SELECT_TIMES = select(_C.id, _C.created_at).where(_C.id.in_(bindparam("ids", expanding=True)))
 
@@ -155,7 +146,7 @@ def _page_query(filter_fields: tuple[str, ...]) -> CompiledStatement:
     is_after_cursor = tuple_(*order) < tuple_(
         bindparam("at", type_=_C.created_at.type), bindparam("last", type_=_C.id.type)
     )
-    query: Select[Any] = _WITH_BRANCH.where(*_conditions(filter_fields), is_after_cursor)
+    query: Select[Any] = CHECKPOINT_WITH_BRANCH.where(*_conditions(filter_fields), is_after_cursor)
     return CompiledStatement(query.order_by(*(column.desc() for column in order)).limit(bindparam("limit")))
 
 

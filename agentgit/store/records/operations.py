@@ -28,8 +28,6 @@ NO_REPORT: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class NewOperation:
-    """An operation that is about to start."""
-
     kind: str
     session_id: int
     user_id: int
@@ -41,13 +39,10 @@ class NewOperation:
 
 
 class OperationStore:
-    """The operations."""
-
     def __init__(self, leases: Leases | None = None) -> None:
         self.leases = leases
 
     def begin(self, transaction: Writing, new_operation: NewOperation, owner: str) -> int:
-        """Record the start of an operation, and return its id."""
         operation_id = self._insert(transaction, new_operation, status=RUNNING)
         self._set_owner(transaction, operation_id, owner)
         self._record_event(transaction, operation_id, "begun", new_operation)
@@ -56,7 +51,6 @@ class OperationStore:
     def record_done(
         self, transaction: Writing, new_operation: NewOperation, report: Mapping[str, Any] = NO_REPORT
     ) -> int:
-        """Record an operation that starts and ends in this transaction, and return its id."""
         ended = {"status": DONE, "ended_at": datetime.now(UTC), "report": to_json(report)}
         operation_id = self._insert(transaction, new_operation, **ended)
         self._record_event(transaction, operation_id, "done", new_operation)
@@ -111,7 +105,6 @@ class OperationStore:
         update_rows(transaction, OPERATION, self._id_condition(operation_id), request=to_json(request))
 
     def end(self, transaction: Writing, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
-        """Record the end of an operation, or that it stopped halfway."""
         values: dict[str, Any] = {"report": to_json(report), "owner": None, "lease_until": None}
         values["ended_at"] = datetime.now(UTC)
         _END.run(transaction, {"id": operation_id}, status=status, **values)
@@ -121,7 +114,6 @@ class OperationStore:
         )
 
     def _load_started(self, transaction: Reading, operation_id: int) -> Any:
-        """Read the fields of an operation that its events have."""
         row = _SELECT_EVENT_FIELDS.first(transaction, {"operation": operation_id})
         if row is None:
             raise missing_row("operation", operation_id)
@@ -135,7 +127,6 @@ class OperationStore:
         started: NewOperation | Any,
         counts: Mapping[str, int] | None = None,
     ) -> None:
-        """Record an event of an operation in the audit trail."""
         record_event(
             transaction,
             f"{started.kind}.{event}",
@@ -148,11 +139,9 @@ class OperationStore:
         )
 
     def find(self, transaction: Reading, operation_id: int) -> Row[Any] | None:
-        """Read one operation; None if it does not exist."""
         return transaction.execute(select(OPERATION).where(self._id_condition(operation_id)).limit(1)).first()
 
     def find_by_request_id(self, transaction: Reading, session_id: int, request_id: str) -> Row[Any] | None:
-        """Read the operation of a session with this request id; None if there is none."""
         query = select(OPERATION).where(self._in_session(session_id), OPERATION.c.request_id == request_id)
         return transaction.execute(query.limit(1)).first()
 
@@ -221,7 +210,6 @@ _RUNNING = CompiledStatement(
 
 
 def operation_from_row(row: Row[Any]) -> Operation:
-    """Convert a row to a value."""
     return Operation(
         id=row.id,
         kind=row.kind,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from agentgit.effects.invocation import (
 )
 from agentgit.effects.kinds import MEMORY
 from agentgit.effects.memory import MEMORY_TOOLS
-from agentgit.sessions.tree import Branch, Point
+from agentgit.sessions.tree import Branch
 from agentgit.store.records.journal import (
     IS_ON_TRACK,
     NEWEST_REDOS,
@@ -53,9 +53,7 @@ from agentgit.store.sql.writes import insert_rows
 from agentgit.values import as_object
 
 
-def call_marks(
-    transaction: Reading, session_id: int, branch_ids: Sequence[int] | None = None
-) -> dict[int, list[tuple[int, str]]]:
+def call_marks(transaction: Reading, session_id: int, branch_ids: Sequence[int]) -> dict[int, list[tuple[int, str]]]:
     """Read the marks of the calls of each branch in a session, with their indexes among the branch's own calls.
 
     Calls that were answered from the record or made in another world have no mark. A call that ran again has the mark
@@ -64,14 +62,11 @@ def call_marks(
     key = {"session": session_id}
     redo_statuses = {row.replay_of: row.status for row in _SELECT_REDO_STATUSES.all(transaction, key)}
     marks_by_branch: dict[int, list[tuple[int, str]]] = {}
-    if branch_ids is None:
-        rows = iter(_SELECT_CALLS.all(transaction, key))
-    else:
-        rows = (
-            row
-            for part in slices(branch_ids)
-            for row in transaction.execute(_calls(TOOL_INVOCATION.c.internal_session_id.in_(part)), key)
-        )
+    rows = (
+        row
+        for part in slices(branch_ids)
+        for row in transaction.execute(_calls(TOOL_INVOCATION.c.internal_session_id.in_(part)), key)
+    )
     for row in rows:
         call_mark = mark(row.effect, redo_statuses.get(row.id, row.status))
         if call_mark is not None:
@@ -85,13 +80,11 @@ def add_marks(branch: Branch, calls: Sequence[tuple[int, str]], inherited: int) 
     counts = [Counter[str]() for _ in range(len(positions) + 1)]
     for index, call_mark in calls:
         counts[bisect_right(positions, inherited + index)][call_mark] += 1
-    points = list(_with_effects(branch.points, counts))
+    points = [
+        replace(point, effects=dict(count)) if count else point
+        for point, count in zip(branch.points, counts, strict=False)
+    ]
     return replace(branch, points=points, effects=dict(counts[-1]))
-
-
-def _with_effects(points: Sequence[Point], counts: Sequence[Counter[str]]) -> Iterator[Point]:
-    for point, count in zip(points, counts, strict=False):
-        yield replace(point, effects=dict(count)) if count else point
 
 
 _of_session = TOOL_INVOCATION.c.external_session_id == bindparam("session")
@@ -105,7 +98,6 @@ def _calls(*conditions: Any) -> Select[Any]:
     return select(indexed).where(acts(indexed.c.effect), indexed.c.kind != REPLAY, indexed.c.made_on.is_(None))
 
 
-_SELECT_CALLS = CompiledStatement(_calls())
 _SELECT_REDO_STATUSES = CompiledStatement(
     select(TOOL_INVOCATION.c.replay_of, TOOL_INVOCATION.c.status).where(TOOL_INVOCATION.c.id.in_(NEWEST_REDOS))
 )
@@ -123,8 +115,6 @@ ANSWERING = RESULT_STATUSES | {SIMULATED}
 
 
 class RecordedCalls:
-    """Looks up the recorded calls with which a new call is compared."""
-
     def __init__(self, journal: Journal, world: WorldLog) -> None:
         self.journal = journal
         self.world = world
@@ -151,7 +141,8 @@ class RecordedCalls:
             TOOL_INVOCATION.c.kind != REDO,
         )
         last_arrivals = {
-            branch_id: self.journal.last_arrival(transaction, parts[branch_id]) for branch_id in _branch_ids(rows)
+            branch_id: self.journal.last_arrival(transaction, parts[branch_id])
+            for branch_id in {row.internal_session_id for row in rows}
         }
         attempts = self.journal.invocations_from_rows(
             transaction, [row for row in rows if row.arrival <= last_arrivals[row.internal_session_id]][::-1]
@@ -210,10 +201,7 @@ class RecordedCalls:
         *,
         include_reads: bool = False,
     ) -> list[ToolInvocation]:
-        """Read the calls that a call's tool made, at any depth, and that have one of these statuses, oldest first.
-
-        For one that the record answered, this is the call that was made.
-        """
+        """Read the calls with these statuses that a tool made, at any depth, or that the record answered for it."""
         rows = self._load_inner_rows(
             transaction,
             call,
@@ -257,7 +245,6 @@ class RecordedCalls:
         return intents[call.id]
 
     def has_written_memory(self, transaction: Reading, call: ToolInvocation) -> bool:
-        """Return whether the tool of a call wrote to memory."""
         return bool(self._load_inner_rows(transaction, call, TOOL_INVOCATION.c.tool_name.in_(sorted(MEMORY_TOOLS))))
 
     def _load_inner_rows(self, transaction: Reading, call: ToolInvocation, *conditions: Any) -> Sequence[Row[Any]]:
@@ -311,10 +298,6 @@ _LATER_WRITES = (
     .order_by(TOOL_INVOCATION.c.id.desc())
     .limit(MAX_LATER_WRITES)
 )
-
-
-def _branch_ids(rows: Sequence[Row[Any]]) -> set[int]:
-    return {row.internal_session_id for row in rows}
 
 
 COPIED_STATUS = {FAILED: FAILED, UNKNOWN: UNKNOWN, INTENDED: UNKNOWN, REVERSED: REVERSED}

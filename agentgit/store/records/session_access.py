@@ -89,7 +89,6 @@ class VisibleSessions:
         )
 
     def find_by_id(self, transaction: Reading, user_id: int, session_id: int) -> ExternalSession | None:
-        """Find the session with this id; None if the user cannot see it."""
         if not is_id(session_id):
             return None
         row = _SELECT_OWN.first(transaction, {"user": user_id, "session": session_id})
@@ -99,18 +98,15 @@ class VisibleSessions:
         return sessions[0] if sessions else None
 
     def references(self, transaction: Reading, user_id: int) -> list[str]:
-        """List the references of the sessions that a user can see."""
         condition = SESSION.c.user_id == user_id
         own_names = transaction.execute(select(SESSION.c.session_name).where(condition)).scalars()
         return [*own_names, *(session.reference for session in self.shared(transaction, user_id))]
 
     def shared_ids(self, transaction: Reading, user_id: int) -> list[int]:
-        """List the ids of the sessions that others share with a user."""
         rows = _SELECT_SHARED_IDS.all(transaction, {"user": user_id, "now": datetime.now(UTC)})
         return [row.external_session_id for row in rows]
 
     def owner_id(self, transaction: Reading, session_id: int) -> int | None:
-        """Return the id of the owner of a session; None if the session does not exist."""
         parameters = {"session": session_id}
         rows = _SELECT_SESSION.all(transaction, parameters)
         return rows[0].user_id if rows else None
@@ -177,8 +173,6 @@ NO_LINK = 0
 
 
 class MemberStore:
-    """The members and share links of sessions."""
-
     def share(
         self,
         transaction: Writing,
@@ -291,7 +285,6 @@ class MemberStore:
         return [_link_from_row(row) for row in rows]
 
     def link(self, transaction: Reading, link_id: int) -> ShareLink | None:
-        """Find a link by its id; None if it does not exist."""
         row = transaction.execute(select(SESSION_LINK).where(SESSION_LINK.c.id == link_id).limit(1)).first()
         return _link_from_row(row) if row is not None else None
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Integer, Row, Select, String, and_, bindparam, cast, exists, func, select, update
+from sqlalchemy import Row, Select, String, bindparam, func, literal, select, union_all, update
 
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict, Simulated
@@ -47,8 +47,6 @@ class Segment:
 
 
 class SessionStore:
-    """The sessions."""
-
     def __init__(self, leases: Leases | None = None) -> None:
         self.leases = leases
         self.users = UserStore()
@@ -86,16 +84,12 @@ class SessionStore:
         return session_id
 
     def of_thread(self, transaction: Reading, user_id: int, thread_id: str) -> int | None:
-        """Return the id of the user's session for a thread of a served graph; None if there is none.
-
-        A session that is known by no thread id, such as an imported one, is found by its name.
-        """
+        """Return the id of the user's session for a thread of a served graph, else of one with that name."""
         thread = {"user": user_id, "thread": thread_id}
         row = _SELECT_OF_THREAD.first(transaction, thread)
         return row.id if row is not None else None
 
     def load_row(self, transaction: Reading, session_id: int) -> StoredRow:
-        """Read the row of one session that must exist."""
         condition = SESSION.c.id == session_id
         row = transaction.execute(select(SESSION).where(condition).limit(1)).first()
         if row is None:
@@ -107,7 +101,6 @@ class SessionStore:
         return IMPORTED in as_object(self.load_row(transaction, session_id).meta)
 
     def names(self, transaction: Reading, user_id: int) -> list[str]:
-        """List the names of a user's sessions."""
         condition = SESSION.c.user_id == user_id
         return list(transaction.execute(select(SESSION.c.session_name).where(condition)).scalars())
 
@@ -122,7 +115,6 @@ class SessionStore:
             raise session_has_moved()
 
     def set_current(self, transaction: Writing, session_id: int, branch_id: int, user_id: int | None = None) -> None:
-        """Set the current branch of a session."""
         if user_id is not None:
             record_event(transaction, "switch.done", branch_id=branch_id, user_id=user_id)
         now = datetime.now(UTC)
@@ -137,10 +129,7 @@ class SessionStore:
         transaction.execute(select(SESSION.c.id).where(condition).with_for_update(read=True, key_share=True))
 
     def lock(self, transaction: Writing, session_id: int) -> None:
-        """Lock a session: until this transaction ends, no other turn, operation or fenced call can start in it.
-
-        No-op on SQLite, which has only one writer.
-        """
+        """Keep other turns, operations and fenced calls of a session from starting until this transaction ends."""
         if not transaction.is_sqlite:
             _LOCK.run(transaction, {"session": session_id})
 
@@ -174,7 +163,6 @@ class SessionStore:
         meta: Mapping[str, Any] | None = None,
         **state: Any,
     ) -> Any:
-        """Create a branch and return its row."""
         branch_id = new_id()
         row = {
             "id": branch_id,
@@ -197,25 +185,18 @@ class SessionStore:
 
     def choose_branch_name(self, transaction: Reading, session_id: int, requested: str | None, source: str) -> str:
         """Choose the name of a new branch: the requested one, or that of the source with another number."""
-        parameters = {"session": session_id}
-        if requested is not None:
-            name = references.require_branch_name(requested)
-            (uses,) = _SELECT_USES_OF_NAME.all(transaction, {**parameters, "name": name})
-            if uses.branch:
-                raise Conflict(f"Branch {name} already exists. Choose another name.", Next("switch", branch=name))
-            if uses.tag:
-                raise Conflict(f"A tag named {name} already exists. Choose another name.")
-            return name
-        base = re.sub(r"-\d+$", "", source)
-        (following,) = _NEXT_NAME.all(transaction, {**parameters, "prefix": f"{base[:180]}-"})
-        if not (following.branch or following.tag):
-            return str(following.name)
-        taken_names = {row.name for row in self.branches(transaction, session_id)}
-        taken_names |= {row.name for row in _SELECT_TAG_NAMES.all(transaction, parameters)}
-        return references.free_name(base, taken_names | {base})
+        taken = {row.name: row.use for row in _SELECT_NAMES.all(transaction, {"session": session_id})}
+        if requested is None:
+            base = re.sub(r"-\d+$", "", source)
+            return references.free_name(base, {base, *taken})
+        name = references.require_branch_name(requested)
+        if taken.get(name) == "branch":
+            raise Conflict(f"Branch {name} already exists. Choose another name.", Next("switch", branch=name))
+        if name in taken:
+            raise Conflict(f"A tag named {name} already exists. Choose another name.")
+        return name
 
     def rename(self, transaction: Writing, session: ExternalSession, name: str, user_id: int) -> None:
-        """Rename a session."""
         if name != session.session_name and name in self.names(transaction, session.user_id):
             raise Conflict(f"Session {name} already exists. Choose another name.")
         update_rows(transaction, SESSION, SESSION.c.id == session.id, session_name=name)
@@ -224,7 +205,6 @@ class SessionStore:
         )
 
     def rename_branch(self, transaction: Writing, branch: StoredRow, name: str, user_id: int) -> None:
-        """Rename a branch."""
         if name != branch.name:
             self.choose_branch_name(transaction, branch.external_session_id, name, branch.name)
         update_rows(transaction, BRANCH, BRANCH.c.id == branch.id, name=name)
@@ -235,10 +215,7 @@ class SessionStore:
         return _SELECT_BRANCHES.all(transaction, {"session": session_id})
 
     def find_branch(self, transaction: Reading, session_id: int, ref: str | int | None) -> StoredRow | None:
-        """Read a branch of a session by its name or id, or its current one; None if there is none.
-
-        The row also has the names that the events of a transaction need, and the length of the world log.
-        """
+        """Read a branch of a session by name or id, or its current one, with the names that events need."""
         column = "name" if isinstance(ref, str) else "id" if is_id(ref) else None
         if column is None and ref is not None:
             return None
@@ -246,14 +223,12 @@ class SessionStore:
         return row
 
     def require_branch(self, transaction: Reading, session_id: int, branch_id: int) -> StoredRow:
-        """Read a branch that must exist, as `find_branch`."""
         row = self.find_branch(transaction, session_id, branch_id)
         if row is None:
             raise missing_row("branch", branch_id)
         return row
 
     def branch(self, transaction: Reading, branch_id: int) -> StoredRow:
-        """Read one branch."""
         rows = _SELECT_BRANCH.all(transaction, {"branch": branch_id})
         if not rows:
             raise missing_row("branch", branch_id)
@@ -296,10 +271,7 @@ class SessionStore:
         return Conflict(text, Next("fork"), head=row.head_id)  # also if the branch was released at this very moment
 
     def require_held(self, transaction: Writing, acquired_row: StoredRow) -> HeldBranch:
-        """Check that a run still holds the branch that it acquired, and read what its next calls need.
-
-        The names are read, too, for the events that this transaction records. The session must be locked.
-        """
+        """Check that a run holds its branch; read what its next calls and events need. The session must be locked."""
         row = _SELECT_HOLD.first(transaction, {"branch": acquired_row.id})
         # The epoch alone is not enough: a server that is restored may repeat it.
         if row is None or (row.status, row.epoch, row.owner) != (RUNNING, acquired_row.epoch, acquired_row.owner):
@@ -338,7 +310,6 @@ class SessionStore:
         _SET_STATUS.run(transaction, {"branch": branch_id, "now": status})
 
     def count_turn(self, transaction: Writing, branch_id: int) -> int:
-        """Increment the turn counter of a branch, and return the new count."""
         return int(
             self.change_metadata(transaction, branch_id, lambda m: m | {"turns": m.get("turns", 0) + 1})["turns"]
         )
@@ -395,7 +366,6 @@ class SessionStore:
         return segments[::-1]
 
     def _checkpoint_numbers(self, transaction: Reading, ids: list[int]) -> dict[int, int]:
-        """Read the numbers of checkpoints on their branches, by checkpoint id."""
         if not ids:
             return {}
         query = select(CHECKPOINT.c.id, CHECKPOINT.c.number).where(
@@ -434,34 +404,16 @@ _SELECT_BRANCHES = CompiledStatement(
 )
 
 
-_is_in_session = BRANCH.c.external_session_id == bindparam("session")
-
-
-def _uses_of(name: Any) -> list[ColumnElement[bool]]:
-    tables = {"branch": BRANCH.alias("other"), "tag": TAG}
-    in_session = {use: (t.c.external_session_id == bindparam("session"), t.c.name == name) for use, t in tables.items()}
-    return [exists().where(*conditions).label(use) for use, conditions in in_session.items()]
-
-
-_SELECT_USES_OF_NAME = CompiledStatement(select(*_uses_of(bindparam("name"))))
-
-
-def _next_name() -> Select[Any]:
-    """Return the query for the name after that of the newest branch with a prefix and a number, and who has it."""
-    name, prefix = BRANCH.c.name, bindparam("prefix", type_=BRANCH.c.name.type)
-    length = func.length(prefix, type_=Integer)
-    number = func.substr(name, length + 1)
-    is_number = and_(number != "", func.ltrim(number, "0123456789") == "", func.length(number) < MAX_DIGITS)
-    newest = select(cast(number, Integer)).where(func.substr(name, 1, length) == prefix, is_number)
-    newest = newest.where(_is_in_session).order_by(BRANCH.c.id.desc()).limit(1)
-    next_number = func.coalesce(newest.scalar_subquery(), 1) + 1
-    next_name = select(prefix.concat(cast(next_number, String)).label("name")).subquery().c.name
-    return select(next_name, *_uses_of(next_name))
-
-
-MAX_DIGITS = 9
-_NEXT_NAME = CompiledStatement(_next_name())
-_SELECT_TAG_NAMES = CompiledStatement(select(TAG.c.name).where(TAG.c.external_session_id == bindparam("session")))
+_SELECT_NAMES = CompiledStatement(
+    union_all(
+        *(
+            select(table.c.name, literal(use, String).label("use")).where(
+                table.c.external_session_id == bindparam("session")
+            )
+            for use, table in (("branch", BRANCH), ("tag", TAG))
+        )
+    )
+)
 
 
 def _lineage_query() -> Select[Any]:
@@ -604,7 +556,6 @@ def session_has_moved() -> Conflict:
 
 
 def require_no_unfinished_rollback(branch: StoredRow) -> None:
-    """Check that no rollback of a branch is unfinished."""
     if branch.status not in (OPEN, RUNNING, SIMULATED):
         raise Conflict(
             f"Branch {branch.name} is {branch.status}: its rollback was not finished, and can be resumed.",

@@ -37,10 +37,7 @@ class TurnState(NamedTuple):
 
 
 def query_turn_state(transaction: Writing, branch_id: int) -> Callable[[], TurnState]:
-    """Query what a turn has to know of its branch, together with the next statements. The session must be locked.
-
-    The names are read, too, for the events that this transaction records.
-    """
+    """Query what a turn and its events have to know, together with the next statements. The session must be locked."""
     result = _READ.submit(transaction, {"branch": branch_id})
     know_names(transaction, branch_id, result.first)
 

@@ -30,8 +30,6 @@ from agentgit.store.sql.writes import insert_rows, update_rows
 
 
 class UserStore:
-    """The users."""
-
     def find(self, transaction: Reading, ref: User | str | int) -> User | None:
         """Find a user by name or id; None if there is no such user."""
         if isinstance(ref, User):
@@ -54,7 +52,6 @@ class UserStore:
         return str(transaction.execute(select(USER.c.id).where(USER.c.name == LOCAL)).scalar_one())
 
     def all(self, transaction: Reading) -> list[User]:
-        """List the users by name."""
         query = select(USER).order_by(USER.c.name, USER.c.id)
         return [_user_from_row(row) for row in transaction.execute(query).all()]
 
@@ -63,7 +60,6 @@ class UserStore:
         return _user_from_row(row) if row is not None else None
 
     def add(self, transaction: Writing, name: str, *, is_admin: bool = False, by_user_id: int | None = None) -> User:
-        """Create a user."""
         user = User(id=new_id(), name=name, created_at=datetime.now(UTC), is_admin=is_admin)
         insert_rows(transaction, USER, {**vars(user)})
         if by_user_id is not None:
@@ -78,22 +74,16 @@ class UserStore:
 
     def require_exists(self, transaction: Reading, user_id: int) -> None:
         """Check that a user exists, and prevent their deletion until this transaction ends."""
-        if transaction.execute(self._select_id(user_id).with_for_update(read=True, key_share=True)).first() is None:
+        query = select(USER.c.id).where(USER.c.id == user_id)
+        if transaction.execute(query.with_for_update(read=True, key_share=True)).first() is None:
             raise NotAllowed("This user was deleted and can no longer create anything.")
 
-    def _select_id(self, user_id: int) -> Select[int]:
-        return select(USER.c.id).where(USER.c.id == user_id)
-
     def change(self, transaction: Writing, user_id: int, values: Mapping[str, Any]) -> None:
-        """Change columns of a user."""
         condition = USER.c.id == user_id
         update_rows(transaction, USER, condition, **values)
 
     def is_valid(self, transaction: Reading, principal: Principal) -> bool:
-        """Return whether a principal's access is still valid.
-
-        Takes one query by primary keys, and a second one if an admin acts as the user.
-        """
+        """Return whether a principal's access is still valid."""
         if principal.is_operator:
             return True
         if principal.by is not None and not self.is_valid(transaction, principal.by):
@@ -106,7 +96,6 @@ class UserStore:
 
 
 def _is_usable(key: Any) -> bool:
-    """Return whether a row of a key is neither revoked nor expired."""
     return key.revoked_at is None and (key.expires_at is None or key.expires_at > datetime.now(UTC))
 
 
@@ -133,8 +122,6 @@ USE_RECORD_INTERVAL = timedelta(minutes=1)
 
 
 class ApiKeyStore:
-    """The API keys."""
-
     def add(
         self,
         transaction: Writing,

@@ -23,13 +23,8 @@ from agentgit.values import as_object, to_json
 
 
 class SnapshotReferences:
-    """The references to workspace snapshots."""
-
     def record(self, transaction: Writing, branch: StoredRow, snapshot_ref: SnapshotRef, changed_by: str = TURN) -> int:
-        """Record the files of a branch and who changed them since the row before, and return the id of the row.
-
-        The newest row of the session is reused if it belongs to the branch and has the same files.
-        """
+        """Return the row of a branch's files: the newest of the session if it is the same, else a new one."""
         last = self.newest_of_session(transaction, branch.external_session_id)
         is_state = last is not None and (last.changed_by not in (CRASH, STORED) or last.changed_by == changed_by)
         if last is not None and is_state and last.internal_session_id == branch.id:
@@ -100,14 +95,12 @@ class SnapshotReferences:
         return select(c.snapshot).where(c.external_session_id == session_id, c.changed_by == STORED)
 
     def find(self, transaction: Reading, snapshot_id: int) -> SnapshotRef | None:
-        """Read one snapshot reference; None if it does not exist."""
         row = transaction.execute(
             select(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id == snapshot_id).limit(1)
         ).first()
         return None if row is None else snapshot_ref_from_row(row)
 
     def of_checkpoint(self, transaction: Reading, checkpoint: StoredRow) -> SnapshotRef | None:
-        """Return the files of a checkpoint; None if it has none."""
         return (
             self.find(transaction, checkpoint.workspace_snapshot_id)
             if checkpoint.workspace_snapshot_id is not None
@@ -115,12 +108,10 @@ class SnapshotReferences:
         )
 
     def newest_of_session(self, transaction: Reading, session_id: int) -> StoredRow | None:
-        """Read the newest row of a session; None if it has none."""
         row: StoredRow | None = _NEWEST_OF_SESSION.first(transaction, {"session": session_id})
         return row
 
     def newest_of_branch(self, transaction: Reading, branch: StoredRow) -> StoredRow | None:
-        """Read the newest row of a branch; None if it has none."""
         query = select(WORKSPACE_SNAPSHOT).where(*self._in_branch(branch)).order_by(WORKSPACE_SNAPSHOT.c.id.desc())
         return transaction.execute(query.limit(1)).first()
 
@@ -162,7 +153,6 @@ class SnapshotReferences:
         return rows
 
     def exclusive_to(self, transaction: Reading, sessions: Select[int]) -> list[SnapshotRef]:
-        """List the distinct snapshots that only these sessions use."""
         other = WORKSPACE_SNAPSHOT.alias("other")
         is_used_elsewhere = exists().where(
             other.c.snapshot == WORKSPACE_SNAPSHOT.c.snapshot, other.c.external_session_id.not_in(sessions)
@@ -174,7 +164,6 @@ class SnapshotReferences:
         return list({(row.snapshot, row.settings): snapshot_ref_from_row(row) for row in rows}.values())
 
     def in_use(self, transaction: Reading, snapshots: Collection[str]) -> set[str]:
-        """Return the snapshots that at least one row uses."""
         used_snapshots = set[str]()
         for part in slices(list(snapshots)):
             query = select(WORKSPACE_SNAPSHOT.c.snapshot).where(WORKSPACE_SNAPSHOT.c.snapshot.in_(part))
@@ -224,7 +213,6 @@ class SnapshotReferences:
         return needed_ids
 
     def delete(self, transaction: Writing, ids: Sequence[int]) -> None:
-        """Delete rows that `find_unused` returned."""
         for part in slices(ids):
             is_used = exists().where(CHECKPOINT.c.workspace_snapshot_id == WORKSPACE_SNAPSHOT.c.id)  # by now
             transaction.execute(delete(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id.in_(part), ~is_used))
@@ -244,5 +232,4 @@ _NEWEST_OF_SESSION = CompiledStatement(
 
 
 def snapshot_ref_from_row(row: StoredRow) -> SnapshotRef:
-    """Convert a row to a value."""
     return SnapshotRef(snapshot=row.snapshot, settings=as_object(row.settings), row=row.id)

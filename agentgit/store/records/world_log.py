@@ -34,31 +34,22 @@ from agentgit.store.sql.transaction import Reading
 
 
 class WorldLog:
-    """The worlds of sessions."""
-
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
 
     # -- the log
 
     def last_seq(self, transaction: Reading, session_id: int) -> int:
-        """Return the last sequence number in the log of a session; 0 if the log is empty."""
         return int(LAST_SEQ.all(transaction, {"session": session_id})[0].seq or 0)
 
     def changes_by_others(self, transaction: Reading, branch: Row[Any]) -> set[int]:
-        """Return the calls with a declared effect that others changed since this branch last saw the world.
-
-        The result has the ids of the calls. For a call that ran again, it also has the id of the call that it repeats.
-        """
+        """Return the calls that others changed since this branch last saw the world, and those that they repeat."""
         parameters = {"session": branch.external_session_id, "branch": branch.id, "seen": branch.world_seen}
         rows = _CHANGES_BY_OTHERS.all(transaction, parameters)
         return {row.invocation_id for row in rows} | {row.replay_of for row in rows if row.kind == REDO}
 
     def last_actions(self, transaction: Reading, branch: Row[Any], ids: Sequence[int]) -> dict[int, str]:
-        """Return the last logged action of each of these calls at the time when a branch last saw the world.
-
-        The actions of a call that ran again count as actions of the call that it repeats.
-        """
+        """Return the last action of each of these calls, or of its redo, when a branch last saw the world."""
         last_by_id: dict[int, tuple[int, str]] = {}
         for part in slices(ids):
             query = _LOGGED_ACTIONS.where(
@@ -155,9 +146,7 @@ class WorldLog:
         path_ids = self.ids_on_path(transaction, path, map(_first_id, rows))
         return self.journal.invocations_from_rows(transaction, [row for row in rows if _first_id(row) in path_ids])
 
-    def redo_calls(
-        self, transaction: Reading, invocation_id: int, branch_id: int | None = None
-    ) -> list[ToolInvocation]:
+    def redo_calls(self, transaction: Reading, invocation_id: int) -> list[ToolInvocation]:
         """Read the invocations that ran again in place of an invocation, newest first."""
         session_query = select(_first_run.c.external_session_id).where(_first_run.c.id == invocation_id)
         query = (
@@ -169,8 +158,6 @@ class WorldLog:
                 TOOL_INVOCATION.c.kind == REDO,
             )
         )
-        if branch_id is not None:
-            query = query.where(TOOL_INVOCATION.c.internal_session_id == branch_id)
         return self.journal.invocations_from_rows(
             transaction, transaction.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
         )
@@ -230,7 +217,6 @@ class WorldLog:
         return [row.replay_of for row in transaction.execute(query).all()]
 
     def _is_recorded_on(self, transaction: Reading, path: Sequence[TrackPart]) -> Any:
-        """Return the condition that an invocation was recorded on a track."""
         return or_(
             false(),
             *(

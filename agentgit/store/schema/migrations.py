@@ -36,7 +36,6 @@ def folder() -> Path:
 
 
 def is_known(revision: str) -> bool:
-    """Return whether a revision is one of the migrations."""
     from alembic.script import ScriptDirectory
 
     return any(one.revision == revision for one in ScriptDirectory(str(folder())).walk_revisions())

@@ -126,7 +126,6 @@ def _find_other_owner(transaction: Reading) -> Any:
 
 
 def require_owner(transaction: Reading, database: Database, verb: str) -> None:
-    """Check that the current role owns the tables, so that it can change them."""
     if (other_owner := _find_other_owner(transaction)) is not None:
         raise NotAllowed(
             f"{other_owner.role} does not own the tables of {database.name} and cannot change them. Ask their owner "
@@ -135,10 +134,7 @@ def require_owner(transaction: Reading, database: Database, verb: str) -> None:
 
 
 def upgrade(database: Database) -> str:
-    """Upgrade the schema to the newest revision, and return that revision.
-
-    Tables of another application in the same database are not changed.
-    """
+    """Upgrade the schema to the newest revision, and return that revision."""
     existing = current_revision(database)
     _require_supported(database, existing)
     if existing is None and database.is_sqlite and not database.in_memory:
@@ -164,10 +160,7 @@ def _upgrade_in_transaction(transaction: Reading, database: Database) -> None:
 
 
 def grant(database: Database, schema_name: str, role: str) -> int:
-    """Let a role use the tables of a schema and nothing else; create those of the three that are missing.
-
-    It is for the owner of the tables, and may be repeated. Return the number of tables.
-    """
+    """Let a role use the tables of a schema and nothing else; create what is missing. Return the number of tables."""
     if database.is_sqlite:
         raise InvalidInput("SQLite has no roles: anyone who can write the file can do everything in it.")
     for kind, name in (("schema", schema_name), ("role", role)):

@@ -47,8 +47,6 @@ class NewText(NamedTuple):
 
 
 class SearchIndex:
-    """The search index."""
-
     def __init__(self, sessions: SessionStore, graphs: GraphStore, *, names_only: bool = False) -> None:
         self.names_only = names_only
         self.sessions = sessions
@@ -139,7 +137,6 @@ class SearchIndex:
         return _BY_ID.first(transaction, {"checkpoint": first_row.branch_point_id})
 
     def _indexed_keys(self, transaction: Reading, branch: StoredRow) -> set[bytes | int]:
-        """Return the hashes and row ids of the indexed texts of a branch."""
         parameters = {"branch": branch.internal_session_id}
         return {row.hash or row.row_id for row in _TEXTS_OF_BRANCH.all(transaction, parameters)}
 
@@ -181,7 +178,7 @@ class SearchIndex:
     # -- words
 
     def _add(self, transaction: Writing, session_id: int, branch_id: int, new_texts: Iterable[NewText]) -> None:
-        scope_markers = [scope_of_session(session_id), scope_of_branch(branch_id)]
+        scope_markers = [scope_of_session(session_id)]
         is_sqlite = transaction.is_sqlite
         rows = []
         # In the order of their checkpoints, so that a later checkpoint's texts have greater ids.
@@ -229,18 +226,8 @@ def scope_of_session(session_id: int) -> str:
     return f"§s{session_id}"
 
 
-def scope_of_branch(branch_id: int) -> str:
-    """Return the marker word of all texts of a branch."""
-    return f"§b{branch_id}"
-
-
 def ts_vector(words_in_order: Sequence[str]) -> str:
-    """Format words as a PostgreSQL tsvector: each word with its positions.
-
-    Example:
-        >>> ts_vector(["a", "b", "a"])
-        "'a':1,3 'b':2"
-    """
+    """Format words as a PostgreSQL tsvector: each word with its positions."""
     positions: dict[str, list[int]] = {}
     for position, word in enumerate(words_in_order, 1):
         positions.setdefault(word, []).append(position)
@@ -280,10 +267,7 @@ def text_of_call(row: StoredRow) -> SearchableText:
 
 
 def text_of_checkpoint(row: StoredRow) -> SearchableText:
-    """Return the searchable text of a checkpoint: its name and description. Without a name, agentgit may have made it.
-
-    The description that agentgit writes repeats the text of a message.
-    """
+    """Return the name and description of a checkpoint, without one that agentgit wrote, which repeats a message."""
     description = None if row.is_auto and not row.name else row.description
     return SearchableText(" - ".join(filter(None, (row.name, description))), name=row.name)
 

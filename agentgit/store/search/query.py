@@ -6,55 +6,55 @@ existing checkpoint holds it.
 
 from __future__ import annotations
 
-import heapq
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, String, any_, bindparam, cast, column, select, table, text, tuple_
-from sqlalchemy.dialects.postgresql import TSQUERY
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Integer,
+    String,
+    any_,
+    bindparam,
+    cast,
+    column,
+    exists,
+    func,
+    select,
+    table,
+    text,
+    tuple_,
+)
+from sqlalchemy.dialects.postgresql import JSONB, TSQUERY
 
 from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Hit, HitCursor, SearchableText
 from agentgit.checkpoints.search_words import Query, make_snippet
 from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import Leaf
-from agentgit.store.records.log import LogPart
+from agentgit.store.records.checkpoints import CHECKPOINT_WITH_BRANCH
+from agentgit.store.records.log import UNBOUNDED, LogPart
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.search.index import (
     NAMED_MARKER,
-    scope_of_branch,
     scope_of_session,
     text_of_call,
     text_of_checkpoint,
     text_of_message,
 )
-from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.tables import BRANCH, CALL, CHECKPOINT, MESSAGE, NAMED, SEARCH_TEXT, TOOL_INVOCATION
+from agentgit.store.sql.tables import CALL, CHECKPOINT, MESSAGE, NAMED, SEARCH_TEXT, TOOL_INVOCATION
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.graph_store import GraphStore
 
-MOST_SCOPES = 50
-"""The maximum number of branches in one query."""
-
 TEXTS_PER_QUERY = 200
 """The maximum number of texts that one query returns."""
 
-MAX_CHECKPOINTS_BEYOND = 500
-"""The maximum number of checkpoints after the end of a part for which its branch shares a query with others.
-
-If a branch has more, its own query begins at the newest text of the part.
-"""
-
-TAIL_SIZE = 1_000
-"""The number of last texts of a part that are examined to find the newest one."""
-
 
 class Search:
-    """Search in the data."""
-
     def __init__(self, graphs: GraphStore) -> None:
         self.graphs = graphs
 
@@ -66,75 +66,41 @@ class Search:
         query: Query,
         after: HitCursor,
         *,
-        is_whole_session: bool,
         page_size: int = TEXTS_PER_QUERY,
     ) -> Iterator[tuple[HitCursor, Hit]]:
         """Yield the hits, best first, each with its rank."""
         last_numbers = {part.branch_id: part.last_number for part in parts}
-        session_scopes = [scope_of_session(session_id)] if is_whole_session else None
         if not transaction.is_sqlite:
             # The plan must depend on how many texts have the word. A generic plan ignores that and takes half a second.
             transaction.execute(text("SET LOCAL plan_cache_mode = force_custom_plan"))
         for named in (True, False) if after.named else (False,):
             before_id = after.id if named is after.named else FIRST_TIME_CURSOR.id
-            rows = self._find_texts(transaction, parts, session_scopes, query, HitCursor(named, before_id))
-            rows_in_parts = (row for row in rows if row.number <= last_numbers.get(row.internal_session_id, 0))
+            rows = self._read_texts(transaction, session_id, last_numbers, query, HitCursor(named, before_id))
             if transaction.seal is not None:  # other texts were planted, to show encrypted values
-                rows_in_parts = (row for row in rows_in_parts if row.kind == NAMED)
-            while page := list(islice(rows_in_parts, min(page_size, TEXTS_PER_QUERY))):
+                rows = (row for row in rows if row.kind == NAMED)
+            while page := list(islice(rows, min(page_size, TEXTS_PER_QUERY))):
                 for row, hit in self._hits_of_texts(transaction, page, last_numbers, query):
                     yield HitCursor(named, row.id), hit
 
     # -- which texts
 
-    def _find_texts(
-        self,
-        transaction: Reading,
-        parts: Sequence[LogPart],
-        session_scopes: Sequence[str] | None,
-        query: Query,
-        after: HitCursor,
-    ) -> Iterator[StoredRow]:
-        """Yield the texts that have all words, newest first. Some may lie after the end of their part."""
-        if session_scopes is not None:
-            return self._read_texts(transaction, parts, session_scopes, query, after)
-        shared_scopes = [
-            scope_of_branch(part.branch_id) for part in parts if part.later_indexed <= MAX_CHECKPOINTS_BEYOND
-        ]
-        searches = [(scopes, after) for scopes in slices(shared_scopes, MOST_SCOPES)]
-        searches += [
-            (
-                [scope_of_branch(part.branch_id)],
-                HitCursor(after.named, min(after.id, self._newest_id(transaction, part) + 1)),
-            )
-            for part in parts
-            if part.later_indexed > MAX_CHECKPOINTS_BEYOND
-        ]
-        streams = [self._read_texts(transaction, parts, scopes, query, start) for scopes, start in searches]
-        return heapq.merge(*streams, key=lambda row: row.id, reverse=True)
-
-    def _newest_id(self, transaction: Reading, part: LogPart) -> int:
-        """Return the greatest id of the texts of a part."""
-        parameters = {"branch": part.branch_id, "end": part.last_number}
-        return max((row.id for row in _LAST_TEXTS.all(transaction, parameters)), default=0)
-
     def _read_texts(
-        self, transaction: Reading, parts: Sequence[LogPart], scopes: Sequence[str], query: Query, after: HitCursor
+        self, transaction: Reading, session_id: int, last_numbers: dict[int, int], query: Query, after: HitCursor
     ) -> Iterator[StoredRow]:
-        # PostgreSQL can begin with the index of branches where that of words would find too much.
-        branches = [part.branch_id for part in parts]
-        is_sqlite = transaction.is_sqlite
-        expression = (fts_query if is_sqlite else ts_query)(scopes, query, named=after.named)
-        last_id = after.id
+        """Yield the texts of parts of branches that have all words, newest first."""
+        write_query = fts_query if transaction.is_sqlite else ts_query
+        parameters = {
+            "query": write_query(scope_of_session(session_id), query, named=after.named),
+            "branches": json.dumps([*last_numbers]) if transaction.is_sqlite else [*last_numbers],
+            "ends": json.dumps({id: number for id, number in last_numbers.items() if number < UNBOUNDED}),
+            "after": after.id,
+        }
         while True:
-            parameters = {"query": expression, "after": last_id, "branches": branches}
-            ids = [row.id for row in _MATCHING_IDS.all(transaction, parameters)]
-            if ids:
-                rows: Sequence[Any] = transaction.execute(_TEXT_ROWS, {"ids": ids}).all()
-                yield from sorted(rows, key=lambda row: -row.id)
-            if len(ids) < TEXTS_PER_QUERY:
+            rows = _MATCHES.all(transaction, parameters)
+            yield from rows
+            if len(rows) < TEXTS_PER_QUERY:
                 return
-            last_id = ids[-1]
+            parameters["after"] = rows[-1].id
 
     # -- the texts, and the checkpoints that hold them
 
@@ -218,7 +184,6 @@ class Search:
         calls: dict[int, StoredRow],
         messages: dict[bytes, Leaf],
     ) -> SearchableText | None:
-        """Return a text; None if it no longer exists."""
         if row.kind == NAMED:
             return text_of_checkpoint(checkpoint)
         if row.kind == CALL:
@@ -234,73 +199,62 @@ class Search:
             return None  # a saver's `prune` or `delete_for_runs` deleted the checkpoint's state
 
 
-def fts_query(scopes: Sequence[str], query: Query, *, named: bool) -> str:
-    """Format a query for FTS5. Each word is quoted, and no word contains a quote.
-
-    Example:
-        >>> print(fts_query(["§s1"], Query((("two", "chairs"), ("or",))), named=False))
-        (("§s1") AND "two chairs" AND "or") NOT "§n"
-    """
-    any_scope = " OR ".join(f'"{scope}"' for scope in scopes)
-    terms = " AND ".join([f"({any_scope})", *(f'"{" ".join(term)}"' for term in query.terms)])
+def fts_query(scope: str, query: Query, *, named: bool) -> str:
+    """Format a query for FTS5. Each word is quoted, and no word contains a quote."""
+    terms = " AND ".join([f'"{scope}"', *(f'"{" ".join(term)}"' for term in query.terms)])
     return f'({terms}) {"AND" if named else "NOT"} "{NAMED_MARKER}"'
 
 
-def ts_query(scopes: Sequence[str], query: Query, *, named: bool) -> str:
-    """Format a query as a PostgreSQL tsquery. Each word is quoted, and no word contains a quote.
-
-    Example:
-        >>> print(ts_query(["§s1"], Query((("two", "chairs"), ("or",))), named=True))
-        ('§s1') & ('two' <-> 'chairs') & ('or') & '§n'
-    """
-    any_scope = " | ".join(f"'{scope}'" for scope in scopes)
+def ts_query(scope: str, query: Query, *, named: bool) -> str:
+    """Format a query as a PostgreSQL tsquery. Each word is quoted, and no word contains a quote."""
     terms = (" <-> ".join(f"'{word}'" for word in term) for term in query.terms)
-    return " & ".join([*(f"({part})" for part in (any_scope, *terms)), f"{'' if named else '!'}'{NAMED_MARKER}'"])
+    return " & ".join([*(f"({part})" for part in (f"'{scope}'", *terms)), f"{'' if named else '!'}'{NAMED_MARKER}'"])
 
 
 # -- statements
 
 _FTS_TABLE = table("search_words", column("rowid"), column("search_words"))
 _matches_query = column("search_words").op("MATCH")(bindparam("query", type_=String()))
-_MATCHING_IDS = CompiledStatement(
+_given_branches = func.json_each(bindparam("branches", type_=String())).table_valued("value")
+_given_ends = func.json_each(bindparam("ends", type_=String())).table_valued("key", "value")
+_given_ends_there = func.jsonb_each_text(cast(bindparam("ends", type_=String()), JSONB)).table_valued("key", "value")
+
+
+def _is_within(ends: Any) -> Any:
+    """Return the condition that a text is not after the end of its part."""
+    is_beyond = cast(ends.c.value, Integer) < SEARCH_TEXT.c.number
+    return ~exists().where(ends.c.key == cast(SEARCH_TEXT.c.internal_session_id, String), is_beyond)
+
+
+_TEXTS = select(*(SEARCH_TEXT.c[name] for name in ("id", "internal_session_id", "number", "kind", "hash", "row_id")))
+_MATCHES = CompiledStatement(
     {
-        "sqlite": select(_FTS_TABLE.c.rowid.label("id"))
-        .where(_matches_query, _FTS_TABLE.c.rowid < bindparam("after"))
+        "sqlite": _TEXTS.join_from(_FTS_TABLE, SEARCH_TEXT, SEARCH_TEXT.c.id == _FTS_TABLE.c.rowid)
+        .where(
+            _matches_query,
+            SEARCH_TEXT.c.internal_session_id.in_(select(_given_branches.c.value)),
+            _is_within(_given_ends),
+            _FTS_TABLE.c.rowid < bindparam("after"),
+        )
         .order_by(_FTS_TABLE.c.rowid.desc())
         .limit(TEXTS_PER_QUERY),
-        "postgresql": select(SEARCH_TEXT.c.id)
-        .where(
+        "postgresql": _TEXTS.where(
             SEARCH_TEXT.c.words.op("@@")(cast(bindparam("query", type_=String()), TSQUERY)),
+            # With it, the server can begin with the index of branches where that of words would find too much.
             SEARCH_TEXT.c.internal_session_id == any_(bindparam("branches", type_=ARRAY(BigInteger))),
+            _is_within(_given_ends_there),
             SEARCH_TEXT.c.id < bindparam("after"),
         )
         .order_by(SEARCH_TEXT.c.id.desc())
         .limit(TEXTS_PER_QUERY),
     }
 )
-_TEXT_ROWS = select(
-    SEARCH_TEXT.c.id,
-    SEARCH_TEXT.c.internal_session_id,
-    SEARCH_TEXT.c.number,
-    SEARCH_TEXT.c.kind,
-    SEARCH_TEXT.c.hash,
-    SEARCH_TEXT.c.row_id,
-).where(SEARCH_TEXT.c.id.in_(bindparam("ids", expanding=True)))
-_LAST_TEXTS = CompiledStatement(
-    select(SEARCH_TEXT.c.id)
-    .where(SEARCH_TEXT.c.internal_session_id == bindparam("branch"), SEARCH_TEXT.c.number <= bindparam("end"))
-    .order_by(SEARCH_TEXT.c.number.desc())
-    .limit(TAIL_SIZE)
-)
 _C = CHECKPOINT.c
-_CHECKPOINTS = select(
-    CHECKPOINT, BRANCH.c.name.label("branch_name"), BRANCH.c.thread_id, BRANCH.c.external_session_id
-).join_from(CHECKPOINT, BRANCH, BRANCH.c.id == _C.internal_session_id)
-_CHECKPOINTS_BY_KEY = _CHECKPOINTS.where(
+_CHECKPOINTS_BY_KEY = CHECKPOINT_WITH_BRANCH.where(
     tuple_(_C.internal_session_id, _C.number).in_(bindparam("places", expanding=True))
 )
 _NEXT_CHECKPOINT = CompiledStatement(
-    _CHECKPOINTS.where(
+    CHECKPOINT_WITH_BRANCH.where(
         _C.internal_session_id == bindparam("branch"), _C.number > bindparam("number"), _C.number <= bindparam("end")
     )
     .order_by(_C.number)

@@ -22,12 +22,6 @@ MAX_PARAMETERS = 500
 
 
 def slices(items: Sequence[T], size: int = MAX_PARAMETERS) -> Iterator[Sequence[T]]:
-    """Yield slices of a sequence, in order.
-
-    Example:
-        >>> list(slices([1, 2, 3, 4, 5], 2))
-        [[1, 2], [3, 4], [5]]
-    """
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
@@ -68,11 +62,9 @@ class Batch:
         """The owners for which this transaction has created the row that writers lock; see `agentgit.store.objects`."""
 
     def add(self, statement: Statement) -> None:
-        """Queue a statement."""
         self._queued.append(statement)
 
     def send(self) -> None:
-        """Send the queued statements and read their results."""
         if self._queued:
             queued, self._queued = self._queued, []
             self._send([*self._leading_statements(), *queued])

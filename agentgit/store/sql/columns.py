@@ -229,7 +229,6 @@ def _split_bound(column_type: Any, value: Any, seal: Seal | None) -> tuple[Any, 
 
 @cache
 def key_names(table: Table) -> Sequence[str]:
-    """Return the names of the primary key of a table."""
     return [column.name for column in table.primary_key]
 
 
@@ -266,58 +265,14 @@ ID = BigInteger().with_variant(Integer, "sqlite")
 """The type of ids. SQLite has one type of integers."""
 
 
-def bigint(**kwargs: Any) -> Any:
-    return Field(sa_column=Column(ID, nullable=False, autoincrement=False, **kwargs))
-
-
-def nullable_bigint() -> Any:
-    return Field(default=None, sa_column=Column(ID, nullable=True))
-
-
-def flag(**kwargs: Any) -> Any:
-    return Field(sa_column=Column(Flag, nullable=False, **kwargs))
-
-
-def timestamp(*, nullable: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(UTCDateTime, nullable=nullable))
-
-
-def safe_text(*, nullable: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(SafeText, nullable=nullable))
-
-
-def string(*, nullable: bool = False, **kwargs: Any) -> Any:
-    return Field(default=None, sa_column=Column(Text, nullable=nullable, **kwargs))
-
-
-def binary(*, nullable: bool = False, **kwargs: Any) -> Any:
-    return Field(default=None, sa_column=Column(LargeBinary, nullable=nullable, **kwargs))
-
-
-def encrypted(place: str, *, nullable: bool = False, is_hashed: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(Payload(place, is_hashed=is_hashed), nullable=nullable))
-
-
-def encrypted_text(place: str, *, nullable: bool = False) -> Any:
-    return Field(default=None, sa_column=Column(SealedText(place), nullable=nullable))
-
-
-def integer(**kwargs: Any) -> Any:
-    return Field(default=0, sa_column=Column(Integer, nullable=False, **kwargs))
+def field(kind: Any, *, nullable: bool = False, **kwargs: Any) -> Any:
+    return Field(default=None, sa_column=Column(kind, nullable=nullable, autoincrement=False, **kwargs))
 
 
 def reference(
     columns: str, target: str, *, cascade: bool = False, deferred: bool = False, mutual: bool = False
 ) -> ForeignKeyConstraint:
-    """Return a foreign key from columns to those of another table.
-
-    Args:
-        columns: The names, separated by a space.
-        target: The table and the names of its columns, in the same order, separated by spaces.
-        cascade: True if the row goes with the other.
-        deferred: True if the reference is checked at the commit, because the other row may be written later.
-        mutual: True if the other table refers to this one, too; implies `deferred`.
-    """
+    """Return a foreign key from columns to a table and its columns, with spaces between; `mutual` if it refers back."""
     table, *others = target.split()
     return ForeignKeyConstraint(
         columns.split(),
@@ -351,11 +306,8 @@ def one_of(column: str, values: Iterable[str]) -> CheckConstraint:
 
 
 def partial_index(condition: str) -> dict[str, Any]:
-    """Return the arguments for an index of only the rows that meet a condition."""
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
 class TableRow(SQLModel, registry=registry(metadata=METADATA)):
-    """The base class of all tables."""
-
     metadata: ClassVar[MetaData] = METADATA

@@ -25,19 +25,11 @@ from agentgit.store.sql.transaction import Reading, Writing
 Converter = Callable[[Any], Any]
 
 PAGE_SIZE = 2000
-"""The default number of rows on a page, and so in memory at a time."""
+"""The number of rows on a page, and so in memory at a time."""
 
 
 class CompiledStatement:
-    """A statement that is compiled once for each SQL dialect.
-
-    Example:
-        >>> from sqlalchemy import bindparam, create_engine, literal, select
-        >>> double = CompiledStatement(select((bindparam("n", 0) * 2).label("twice")))
-        >>> with create_engine("sqlite://").connect() as connection:
-        ...     double.first(Reading(connection), {"n": 21}).twice
-        42
-    """
+    """A statement that is compiled once for each SQL dialect."""
 
     def __init__(self, statement: ClauseElement | Mapping[str, ClauseElement]) -> None:
         self._statement = statement
@@ -48,14 +40,13 @@ class CompiledStatement:
         self._execute(transaction, rows)
 
     def count(self, transaction: Writing, row: Mapping[str, Any]) -> int:
-        """Run the statement and return the number of affected rows."""
         result = PendingResult(transaction.batch)
         self._execute(transaction, [row], result)
         return result.count()
 
     def submit(self, transaction: Reading, row: Mapping[str, Any]) -> PendingResult:
         """Start a query whose result is needed later. On a server several such queries are sent together."""
-        result = PendingResult(transaction.batch, self._row_converter(transaction))
+        result = PendingResult(transaction.batch, self.row_converter(transaction))
         self._execute(transaction, [row], result)
         return result
 
@@ -91,28 +82,22 @@ class CompiledStatement:
         return rows[0] if rows else None
 
     def pages(
-        self, transaction: Reading, row: Mapping[str, Any] | None = None, *, size: int = PAGE_SIZE, raw: bool = False
+        self, transaction: Reading, row: Mapping[str, Any] | None = None, *, raw: bool = False
     ) -> Iterator[Sequence[Any]]:
         """Run a query and yield its rows in pages. Only one page is in memory at a time."""
-        compiled, convert = self._compile_for(transaction), self._row_converter(transaction)
+        compiled, convert = self._compile_for(transaction), self.row_converter(transaction)
         is_sqlite = transaction.is_sqlite
         # A server sends all rows at once, unless the cursor has a name.
         dbapi_connection: Any = transaction.connection.connection
         cursor = dbapi_connection.cursor() if is_sqlite else dbapi_connection.cursor(f"agentgit_{id(compiled):x}")
         try:
             cursor.execute(compiled.sql, compiled.bind(row or {}))
-            while page := cursor.fetchmany(size):
+            while page := cursor.fetchmany(PAGE_SIZE):
                 yield page if raw else [convert(driver_row) for driver_row in page]
         finally:
             cursor.close()
 
-    def row_readers(self, transaction: Reading) -> tuple[Converter, Mapping[int, Converter]]:
-        """Return what makes a row from converted values, and the function that converts a value, by its index."""
-        compiled = self._compile_for(transaction)
-        return compiled.make_row, compiled.column_converters
-
-    def _row_converter(self, transaction: Reading) -> Converter:
-        """Return the function that converts a row of the driver."""
+    def row_converter(self, transaction: Reading) -> Converter:
         return self._compile_for(transaction).read
 
     def _compile_for(self, transaction: Reading) -> _Compiled:
@@ -150,7 +135,6 @@ class PendingResult:
         return rows[0] if rows else None
 
     def count(self) -> int:
-        """Return the number of affected rows."""
         return self._get_result()[0]
 
     def _get_result(self) -> tuple[int, list[Any]]:
@@ -188,8 +172,8 @@ class _Compiled:
         )
         columns = list(statement.exported_columns) if isinstance(statement, (SelectBase, UpdateBase)) else []
         # The named tuple of the query, so that callers read its rows by column name.
-        self.make_row: Converter = getattr(namedtuple("Row", [column.name for column in columns]), "_make")  # noqa: B009
-        self.column_converters = _converters(
+        self._make_row: Converter = getattr(namedtuple("Row", [column.name for column in columns]), "_make")  # noqa: B009
+        self._column_converters = _converters(
             enumerate(column.type for column in columns), lambda kind: kind.result_processor(dialect, None), dialect
         )
 
@@ -226,17 +210,16 @@ class _Compiled:
 
     def read(self, row: Sequence[Any]) -> Any:
         """Convert a row of the driver to a named tuple."""
-        if self.column_converters:
+        if self._column_converters:
             values = list(row)
-            for index, convert in self.column_converters.items():
+            for index, convert in self._column_converters.items():
                 values[index] = convert(values[index])
             row = values
-        return self.make_row(row)
+        return self._make_row(row)
 
 
 def _converters(
     types: Iterable[tuple[Any, TypeEngine[Any]]], get_processor: Converter, dialect: Dialect
 ) -> dict[Any, Converter]:
-    """Return the conversion functions of the types that have one; most have none."""
     processors = {name: get_processor(kind.dialect_impl(dialect)) for name, kind in types}
     return {name: convert for name, convert in processors.items() if convert is not None}

@@ -79,7 +79,6 @@ class ConstraintRace(TransactionConflict):
 
 
 def translate_error(error: Exception, database_name: str, *, committing: bool | None = None) -> AgentGitError:
-    """Return the error that a driver's error means."""
     driver_message = str(error).strip()
     state: str | None = getattr(error, "sqlstate", None)
     text = _safe_message(error, driver_message, state)
@@ -118,10 +117,7 @@ def translate_error(error: Exception, database_name: str, *, committing: bool | 
 
 
 def _safe_message(error: Exception, text: str, state: str | None) -> str:
-    """Return the part of a driver's message that every user may see. The `__cause__` has the whole message.
-
-    The message can contain the statement, its parameters, and the refused row, which may belong to another user.
-    """
+    """Return the part of a driver's message without statements, parameters and rows, which may be another user's."""
     kind = type(error).__name__
     if (name := getattr(error, "sqlite_errorname", None)) is not None:
         is_own = name.startswith(("SQLITE_CORRUPT", "SQLITE_IOERR", "SQLITE_FULL", "SQLITE_NOMEM"))
@@ -179,7 +175,6 @@ def _schema_mismatch(database_name: str, text: str) -> AgentGitError:
 
 
 def _error_of_sqlite(error: Exception, text: str, database_name: str) -> AgentGitError | None:
-    """Return the error for an error of SQLite; None if there is no specific one."""
     name = getattr(error, "sqlite_errorname", None) or ""
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         # Not `TransactionConflict`, because SQLite has already waited that long.
@@ -208,7 +203,6 @@ def _error_of_sqlite(error: Exception, text: str, database_name: str) -> AgentGi
 
 
 def unreadable_row(table: str, key: object) -> Corrupt:
-    """Return the error for a row whose contents cannot be decoded."""
     return Corrupt(f"The row {key} in table {table} cannot be read.", Next("fsck"), row=f"{table} {key}")
 
 

@@ -32,7 +32,6 @@ def raw_table(name: str) -> Table:
 
 @cache
 def sealed_columns() -> Mapping[str, Sequence[str]]:
-    """Return the names of the encrypted columns of each table."""
     columns_by_table = {
         table.name: [c.name for c in table.c if isinstance(c.type, Payload | SealedText)]
         for table in METADATA.sorted_tables

@@ -35,10 +35,7 @@ _SEAL = "agentgit_seal"
 
 
 class PlainBytes(bytes):
-    """Bytes that are not encrypted in an encrypted database: lists of hashes, which the database itself follows.
-
-    Any other value that is read as `PlainBytes` was written by somebody without the key.
-    """
+    """Bytes that are in clear in an encrypted database: lists of hashes, which the database itself follows."""
 
 
 class Bound(NamedTuple):
@@ -74,13 +71,11 @@ class Seal:
             ) from error
 
     def seal(self, place: str, value: bytes | memoryview, row_key: str = "", *, key_name: str | None = None) -> bytes:
-        """Encrypt a value of a column and a row."""
         name, nonce = key_name or self.keyring.current, os.urandom(NONCE_BYTES)
         ciphertext: bytes = self._cipher(name).encrypt(nonce, value, self._associated_data(place, row_key))
         return b"%b%c%c%b" % (MAGIC, SEALED, len(name), name.encode()) + nonce + ciphertext
 
     def open(self, place: str, data: bytes, row_key: str = "") -> bytes:
-        """Decrypt a sealed value."""
         name = parse_key_name(data) or ""
         if name not in self.keyring:
             raise missing_key(name)
@@ -112,7 +107,6 @@ class Seal:
 
 
 def missing_key(name: str) -> KeyMissing:
-    """Return the error for a missing key."""
     return KeyMissing(
         f"This database is encrypted with the key {name}, which is missing.",
         Next("give_keys"),
@@ -121,12 +115,7 @@ def missing_key(name: str) -> KeyMissing:
 
 
 def parse_key_name(data: bytes) -> str | None:
-    """Return the name of a sealed value's key; None if the value is plain. The first 40 bytes are enough.
-
-    Example:
-        >>> parse_key_name(b"{}") is None
-        True
-    """
+    """Return the name of a sealed value's key; None if the value is plain. The first 40 bytes are enough."""
     if (
         len(data) < HEADER_BYTES
         or data[: len(MAGIC)] != MAGIC
@@ -137,14 +126,12 @@ def parse_key_name(data: bytes) -> str | None:
 
 
 def encode_value(seal: Seal | None, place: str, value: bytes | memoryview, row_key: str = "") -> bytes | memoryview:
-    """Return the stored form of a value."""
     if seal is not None and not isinstance(value, PlainBytes):
         return seal.seal(place, value, row_key)
     return MAGIC + bytes([PLAIN]) + value if value[: len(MAGIC)] == MAGIC else value
 
 
 def decode_value(seal: Seal | None, place: str, data: bytes, row_key: str = "") -> bytes:
-    """Return the value of a stored form."""
     if is_refused(seal, data):
         raise unencrypted_value(place)
     if data[: len(MAGIC)] != MAGIC:
@@ -163,7 +150,6 @@ def is_refused(seal: Seal | None, data: bytes) -> bool:
 
 
 def unencrypted_value(place: str) -> UnencryptedValue:
-    """Return the error for an unencrypted value."""
     return UnencryptedValue(
         f"A value in {place} is not encrypted, although this database is: somebody without the key wrote it.",
         Next("fsck"),

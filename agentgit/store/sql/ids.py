@@ -31,11 +31,6 @@ def new_id() -> int:
 
     It has 41 bits of milliseconds and 12 bits that start at random in each millisecond, so two processes rarely make
     the same id. If they do, the database refuses the second row and the transaction runs again with new ids.
-
-    Example:
-        >>> first, second = new_id(), new_id()
-        >>> first < second < 2**53
-        True
     """
     global _last_id
     with _lock:

@@ -43,8 +43,6 @@ LOCK_FILE_SUFFIX = "-memory-lock"
 
 
 class NamedLocks:
-    """The named locks of one database."""
-
     def __init__(self, engine: Engine | None = None, path: str | None = None) -> None:
         self._engine, self._path = engine, path
         self._mutex = threading.Lock()
@@ -241,8 +239,6 @@ LOCK_TIMEOUT_SECONDS = 600
 
 @dataclass
 class TransactionState:
-    """The progress of a transaction."""
-
     database_key: str
     writes: bool = False
     committing: bool | None = None
@@ -255,7 +251,6 @@ _transactions: ContextVar[tuple[TransactionState, ...]] = ContextVar("agentgit_t
 
 
 def is_in_transaction() -> bool:
-    """Return whether the caller is inside a transaction."""
     return any(one.is_open for one in _transactions.get())
 
 

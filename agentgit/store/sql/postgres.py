@@ -155,7 +155,6 @@ POOL_SECONDS = 30
 
 
 def create_server_engine(url: URL, pool_size: int, connect: Callable[[], Any] | None = None) -> Engine:
-    """Return a new engine for a server."""
     if pool_size < 1:
         raise InvalidInput(f"pool_size must be 1 or more, not {pool_size}.")
     try:
@@ -170,11 +169,7 @@ def create_server_engine(url: URL, pool_size: int, connect: Callable[[], Any] | 
 
 
 def engine_options(pool_size: int) -> dict[str, Any]:
-    """Return the arguments of an engine.
-
-    The pool has no overflow, because opening a connection takes as long as several turns. The connection used last is
-    used next, so that unneeded ones stay idle.
-    """
+    """Return the arguments of an engine, without overflow: to open a connection takes as long as several turns."""
     return {
         **MANUAL_BEGIN,
         "hide_parameters": True,  # errors must not contain values or secrets
@@ -212,13 +207,7 @@ def add_listeners(engine: Engine, url: URL, close: Callable[[], None]) -> None:
 
 
 def _prepare_threshold(url: URL) -> int | None:
-    """Return the prepare threshold of a URL: 0 for `none`, None if the URL has no such parameter.
-
-    Example:
-        >>> from sqlalchemy import make_url
-        >>> _prepare_threshold(make_url("postgresql://db/a?prepare_threshold=none")), _prepare_threshold(make_url("postgresql://db/a"))
-        (0, None)
-    """
+    """Return the prepare threshold of a URL: 0 for `none`, None if the URL has no such parameter."""
     value = url.query.get(PREPARE_THRESHOLD)
     if value is None:
         return None

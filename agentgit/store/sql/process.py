@@ -82,15 +82,7 @@ ZOMBIE = "ended"
 
 @contextmanager
 def register_owner() -> Iterator[str]:
-    """Yield a name for one piece of work, which counts as alive until the block ends or the process dies.
-
-    Example:
-        >>> with register_owner() as name:
-        ...     is_alive(name)
-        True
-        >>> is_alive(name)
-        False
-    """
+    """Yield a name for one piece of work, which counts as alive until the block ends or the process dies."""
     name = f"{_here()}|{os.getpid()}|{_start_time(os.getpid())}|{secrets.token_hex(8)}"
     _active_owners.add(name)
     try:
@@ -202,8 +194,6 @@ class LeasedRow(NamedTuple):
 
 
 class Leases:
-    """The leases of this process on one server."""
-
     def __init__(self, write: Callable[[Callable[[Writing], None]], None], seconds: float = LEASE_SECONDS) -> None:
         if not seconds >= MIN_LEASE_SECONDS:
             raise InvalidInput(
@@ -230,7 +220,6 @@ class Leases:
                 self._thread = thread
 
     def stop_renewing(self, owner: str) -> None:
-        """Stop renewing the leases of a piece of work."""
         with self._lock:
             self._leased_rows.pop(owner, None)
 
@@ -253,7 +242,6 @@ class Leases:
         return {"lease": timedelta(seconds=self.seconds)}
 
     def close(self) -> None:
-        """Stop renewing all leases."""
         with self._lock:
             self._leased_rows.clear()
             self._thread = None
@@ -308,10 +296,7 @@ def _renew(transaction: Writing, table: Table, given: Mapping[str, Any]) -> None
 
 
 def is_lease_over(transaction: Reading, lease_until: datetime | None) -> bool:
-    """Return whether a lease has ended. None is a lease that never ends.
-
-    The time is that of this one statement, however long its transaction has waited before.
-    """
+    """Return whether a lease has ended, by the time of this one statement. None is a lease that never ends."""
     return lease_until is not None and bool(_IS_OVER.all(transaction, {"until": lease_until})[0].is_over)
 
 

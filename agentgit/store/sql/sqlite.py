@@ -48,10 +48,7 @@ class SQLiteConnections:
 
     @contextmanager
     def transaction(self, mode: str) -> Iterator[tuple[Connection, None]]:
-        """Yield a connection in a transaction that is committed, or rolled back if the block raises.
-
-        It has no batch: SQLite answers each statement at once.
-        """
+        """Yield a connection in a transaction that is committed, or rolled back if the block raises."""
         connection, synchronous = self._checkout()
         dbapi_connection: Any = connection.connection.dbapi_connection
         try:
@@ -84,7 +81,6 @@ class SQLiteConnections:
         self.close_idle()
 
     def close_idle(self) -> None:
-        """Close the connections that are not in use."""
         while self._idle:
             self._idle.pop()[0].close()
 

@@ -8,12 +8,12 @@ from datetime import datetime
 
 from sqlalchemy import (
     CheckConstraint,
-    Column,
     ColumnElement,
     FetchedValue,
     FromClause,
     Index,
     Integer,
+    LargeBinary,
     Table,
     Text,
     UniqueConstraint,
@@ -21,7 +21,6 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects.postgresql import TSVECTOR
-from sqlmodel import Field
 
 from agentgit.auth.principal import ROLES, SCOPES, SIGN_IN
 from agentgit.effects.files import CHANGED_BY
@@ -40,7 +39,18 @@ from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.sessions.events import KINDS
 from agentgit.sessions.session import BRANCH_STATUSES, DONE, PARTIAL, RERUN, RUNNING
 from agentgit.store.sql import columns as column
-from agentgit.store.sql.columns import METADATA, SafeText, TableRow, partial_index
+from agentgit.store.sql.columns import (
+    ID,
+    METADATA,
+    Flag,
+    Payload,
+    SafeText,
+    SealedText,
+    TableRow,
+    UTCDateTime,
+    field,
+    partial_index,
+)
 
 __all__ = ["METADATA"]  # it has all tables after this module is imported
 
@@ -58,11 +68,11 @@ class UserRow(TableRow, table=True):
 
     __tablename__ = "user"
     __table_args__ = (UniqueConstraint("name"),)
-    id: int = column.bigint(primary_key=True)
-    name: str = column.safe_text()
-    created_at: datetime = column.timestamp()
-    is_admin: bool = column.flag(server_default=text("false"))
-    disabled_at: datetime | None = column.timestamp(nullable=True)
+    id: int = field(ID, primary_key=True)
+    name: str = field(SafeText)
+    created_at: datetime = field(UTCDateTime)
+    is_admin: bool = field(Flag, server_default=text("false"))
+    disabled_at: datetime | None = field(UTCDateTime, nullable=True)
 
 
 class ApiKeyRow(TableRow, table=True):
@@ -74,15 +84,15 @@ class ApiKeyRow(TableRow, table=True):
         column.reference("user_id", "user"),
         column.one_of("scope", (*SCOPES, SIGN_IN)),
     )
-    id: int = column.bigint(primary_key=True)
-    user_id: int = column.bigint()
-    name: str = column.safe_text()
-    hash: bytes = column.binary()
-    scope: str = column.string()
-    created_at: datetime = column.timestamp()
-    expires_at: datetime | None = column.timestamp(nullable=True)
-    last_used_at: datetime | None = column.timestamp(nullable=True)
-    revoked_at: datetime | None = column.timestamp(nullable=True)
+    id: int = field(ID, primary_key=True)
+    user_id: int = field(ID)
+    name: str = field(SafeText)
+    hash: bytes = field(LargeBinary)
+    scope: str = field(Text)
+    created_at: datetime = field(UTCDateTime)
+    expires_at: datetime | None = field(UTCDateTime, nullable=True)
+    last_used_at: datetime | None = field(UTCDateTime, nullable=True)
+    revoked_at: datetime | None = field(UTCDateTime, nullable=True)
 
 
 class ExternalSessionRow(TableRow, table=True):
@@ -99,15 +109,15 @@ class ExternalSessionRow(TableRow, table=True):
         Index(None, "user_id", "thread_id"),
         Index(None, "user_id", "updated_at", "id"),
     )
-    id: int = column.bigint(primary_key=True)
-    user_id: int = column.bigint()
-    session_name: str = column.safe_text()
-    thread_id: str | None = column.safe_text(nullable=True)
-    created_at: datetime = column.timestamp()
-    updated_at: datetime = column.timestamp()
-    is_active: bool = column.flag()
-    current_branch_id: int | None = column.nullable_bigint()
-    meta: bytes = column.encrypted("external_session.meta")
+    id: int = field(ID, primary_key=True)
+    user_id: int = field(ID)
+    session_name: str = field(SafeText)
+    thread_id: str | None = field(SafeText, nullable=True)
+    created_at: datetime = field(UTCDateTime)
+    updated_at: datetime = field(UTCDateTime)
+    is_active: bool = field(Flag)
+    current_branch_id: int | None = field(ID, nullable=True)
+    meta: bytes = field(Payload("external_session.meta"))
 
 
 class SessionMemberRow(TableRow, table=True):
@@ -120,12 +130,12 @@ class SessionMemberRow(TableRow, table=True):
         column.reference("user_id", "user"),
         column.one_of("role", ROLES),
     )
-    external_session_id: int = column.bigint(primary_key=True)
-    user_id: int = column.bigint(primary_key=True)
-    link_id: int = column.bigint(primary_key=True)
-    role: str = column.string()
-    created_at: datetime = column.timestamp()
-    expires_at: datetime | None = column.timestamp(nullable=True)
+    external_session_id: int = field(ID, primary_key=True)
+    user_id: int = field(ID, primary_key=True)
+    link_id: int = field(ID, primary_key=True)
+    role: str = field(Text)
+    created_at: datetime = field(UTCDateTime)
+    expires_at: datetime | None = field(UTCDateTime, nullable=True)
 
 
 class SessionLinkRow(TableRow, table=True):
@@ -137,13 +147,13 @@ class SessionLinkRow(TableRow, table=True):
         column.reference("external_session_id", "external_session", cascade=True),
         column.one_of("role", ROLES[:-1]),
     )
-    id: int = column.bigint(primary_key=True)
-    external_session_id: int = column.bigint()
-    hash: bytes = column.binary()
-    role: str = column.string()
-    created_at: datetime = column.timestamp()
-    expires_at: datetime | None = column.timestamp(nullable=True)
-    revoked_at: datetime | None = column.timestamp(nullable=True)
+    id: int = field(ID, primary_key=True)
+    external_session_id: int = field(ID)
+    hash: bytes = field(LargeBinary)
+    role: str = field(Text)
+    created_at: datetime = field(UTCDateTime)
+    expires_at: datetime | None = field(UTCDateTime, nullable=True)
+    revoked_at: datetime | None = field(UTCDateTime, nullable=True)
 
 
 class InternalSessionRow(TableRow, table=True):
@@ -168,22 +178,22 @@ class InternalSessionRow(TableRow, table=True):
         column.reference("parent_id branch_point_id", "checkpoint internal_session_id id", mutual=True),
         column.one_of("status", BRANCH_STATUSES),
     )
-    id: int = column.bigint(primary_key=True)
-    external_session_id: int = column.bigint()
-    thread_id: str = column.string()
-    name: str = column.safe_text()
-    status: str = column.string()
-    owner: str | None = column.string(nullable=True)
-    lease_until: datetime | None = column.timestamp(nullable=True)
-    epoch: int = column.integer(server_default="0")
-    world_seen: int = column.integer(server_default="0")
-    searched: int = column.integer(server_default="0")
-    head_id: int | None = column.nullable_bigint()
-    parent_id: int | None = column.nullable_bigint()
-    branch_point_id: int | None = column.nullable_bigint()
-    inherited: int = column.integer()
-    created_at: datetime = column.timestamp()
-    meta: bytes = column.encrypted("internal_session.meta")
+    id: int = field(ID, primary_key=True)
+    external_session_id: int = field(ID)
+    thread_id: str = field(Text)
+    name: str = field(SafeText)
+    status: str = field(Text)
+    owner: str | None = field(Text, nullable=True)
+    lease_until: datetime | None = field(UTCDateTime, nullable=True)
+    epoch: int = field(Integer, server_default="0")
+    world_seen: int = field(Integer, server_default="0")
+    searched: int = field(Integer, server_default="0")
+    head_id: int | None = field(ID, nullable=True)
+    parent_id: int | None = field(ID, nullable=True)
+    branch_point_id: int | None = field(ID, nullable=True)
+    inherited: int = field(Integer)
+    created_at: datetime = field(UTCDateTime)
+    meta: bytes = field(Payload("internal_session.meta"))
 
 
 _BY_TIME = ("internal_session_id", "created_at", "id")
@@ -210,23 +220,23 @@ class CheckpointRow(TableRow, table=True):
         column.one_of("kind", CHECKPOINT_KINDS),
         CheckConstraint("(kind = 'named') <> is_auto", name="named"),
     )
-    id: int = column.bigint(primary_key=True)
-    internal_session_id: int = column.bigint()
-    number: int = column.integer()
-    name: str | None = column.safe_text(nullable=True)
-    description: str | None = column.encrypted_text("checkpoint.description", nullable=True)
-    kind: str = column.string()
-    is_auto: bool = column.flag()
-    user_id: int = column.bigint()
-    created_at: datetime = column.timestamp()
-    graph_checkpoint_id: str | None = column.string(nullable=True)
-    state_hash: bytes = column.binary()
-    position: int = column.integer()
-    message_count: int = column.integer()
-    restore_point: str | None = column.safe_text(nullable=True)
-    data: bytes | None = column.encrypted("checkpoint.data", nullable=True)
-    workspace_snapshot_id: int | None = column.nullable_bigint()
-    pending: bytes | None = column.binary(nullable=True)
+    id: int = field(ID, primary_key=True)
+    internal_session_id: int = field(ID)
+    number: int = field(Integer)
+    name: str | None = field(SafeText, nullable=True)
+    description: str | None = field(SealedText("checkpoint.description"), nullable=True)
+    kind: str = field(Text)
+    is_auto: bool = field(Flag)
+    user_id: int = field(ID)
+    created_at: datetime = field(UTCDateTime)
+    graph_checkpoint_id: str | None = field(Text, nullable=True)
+    state_hash: bytes = field(LargeBinary)
+    position: int = field(Integer)
+    message_count: int = field(Integer)
+    restore_point: str | None = field(SafeText, nullable=True)
+    data: bytes | None = field(Payload("checkpoint.data"), nullable=True)
+    workspace_snapshot_id: int | None = field(ID, nullable=True)
+    pending: bytes | None = field(LargeBinary, nullable=True)
 
 
 class TagRow(TableRow, table=True):
@@ -238,12 +248,12 @@ class TagRow(TableRow, table=True):
         column.reference("checkpoint_id", "checkpoint"),
         column.reference("external_session_id", "external_session", cascade=True),
     )
-    external_session_id: int = column.bigint(primary_key=True)
-    name: str = Field(sa_column=Column(SafeText, primary_key=True))
-    checkpoint_id: int = column.bigint()
-    description: str | None = column.encrypted_text("tag.description", nullable=True)
-    user_id: int = column.bigint()
-    created_at: datetime = column.timestamp()
+    external_session_id: int = field(ID, primary_key=True)
+    name: str = field(SafeText, primary_key=True)
+    checkpoint_id: int = field(ID)
+    description: str | None = field(SealedText("tag.description"), nullable=True)
+    user_id: int = field(ID)
+    created_at: datetime = field(UTCDateTime)
 
 
 SEARCH_INDEX = "ix_search_text_words"
@@ -263,15 +273,13 @@ class SearchTextRow(TableRow, table=True):
         column.reference("internal_session_id", "internal_session", cascade=True),
         column.one_of("kind", TEXT_KINDS),
     )
-    id: int = column.bigint(primary_key=True)
-    internal_session_id: int = column.bigint()
-    number: int = column.integer()
-    kind: str = column.string()
-    hash: bytes | None = column.binary(nullable=True)
-    row_id: int | None = column.nullable_bigint()
-    words: str | None = Field(
-        default=None, sa_column=Column(Text().with_variant(TSVECTOR(), "postgresql"), nullable=True)
-    )
+    id: int = field(ID, primary_key=True)
+    internal_session_id: int = field(ID)
+    number: int = field(Integer)
+    kind: str = field(Text)
+    hash: bytes | None = field(LargeBinary, nullable=True)
+    row_id: int | None = field(ID, nullable=True)
+    words: str | None = field(Text().with_variant(TSVECTOR(), "postgresql"), nullable=True)
 
 
 class WorkspaceSnapshotRow(TableRow, table=True):
@@ -289,13 +297,13 @@ class WorkspaceSnapshotRow(TableRow, table=True):
         Index(None, "external_session_id", "id"),
         column.one_of("changed_by", CHANGED_BY),
     )
-    id: int = column.bigint(primary_key=True)
-    external_session_id: int = column.bigint()
-    internal_session_id: int = column.bigint()
-    snapshot: str = column.safe_text()
-    settings: bytes = column.encrypted("workspace_snapshot.settings")
-    changed_by: str = column.string()
-    created_at: datetime = column.timestamp()
+    id: int = field(ID, primary_key=True)
+    external_session_id: int = field(ID)
+    internal_session_id: int = field(ID)
+    snapshot: str = field(SafeText)
+    settings: bytes = field(Payload("workspace_snapshot.settings"))
+    changed_by: str = field(Text)
+    created_at: datetime = field(UTCDateTime)
 
 
 class ToolInvocationRow(TableRow, table=True):
@@ -331,35 +339,35 @@ class ToolInvocationRow(TableRow, table=True):
         column.one_of("status", CALL_STATUSES),
         column.one_of("kind", CALL_KINDS),
     )
-    id: int = column.bigint(primary_key=True)
-    external_session_id: int = column.bigint()
-    internal_session_id: int = column.bigint()
-    arrival: int = column.integer()
-    batch: int = column.integer()
-    batch_index: int = column.integer()
-    tool_name: str = column.safe_text()
-    tool_call_id: str | None = column.safe_text(nullable=True)
-    effect: str = column.string()
-    status: str = column.string()
-    args: bytes = column.encrypted("tool_invocation.args")
-    result: bytes | None = column.encrypted("tool_invocation.result", nullable=True)
-    error_message: str | None = column.encrypted_text("tool_invocation.error_message", nullable=True)
-    started_at: datetime = column.timestamp()
-    ended_at: datetime | None = column.timestamp(nullable=True)
-    idempotency_key: str = column.string()
-    undo: str | None = column.safe_text(nullable=True)
-    verify: str | None = column.safe_text(nullable=True)
-    precheck: str | None = column.safe_text(nullable=True)
-    tool_path: str | None = column.safe_text(nullable=True)
-    enclosing: str | None = column.safe_text(nullable=True)
-    owner: str | None = column.string(nullable=True)
-    kind: str = column.string(server_default="call")
-    identity: str | None = column.string(nullable=True)
-    replay_of: int | None = column.nullable_bigint()
-    answers: bytes | None = column.encrypted("tool_invocation.answers", nullable=True)
-    made_on: int | None = column.nullable_bigint()
-    task: str | None = column.string(nullable=True)
-    parent_id: int | None = column.nullable_bigint()
+    id: int = field(ID, primary_key=True)
+    external_session_id: int = field(ID)
+    internal_session_id: int = field(ID)
+    arrival: int = field(Integer)
+    batch: int = field(Integer)
+    batch_index: int = field(Integer)
+    tool_name: str = field(SafeText)
+    tool_call_id: str | None = field(SafeText, nullable=True)
+    effect: str = field(Text)
+    status: str = field(Text)
+    args: bytes = field(Payload("tool_invocation.args"))
+    result: bytes | None = field(Payload("tool_invocation.result"), nullable=True)
+    error_message: str | None = field(SealedText("tool_invocation.error_message"), nullable=True)
+    started_at: datetime = field(UTCDateTime)
+    ended_at: datetime | None = field(UTCDateTime, nullable=True)
+    idempotency_key: str = field(Text)
+    undo: str | None = field(SafeText, nullable=True)
+    verify: str | None = field(SafeText, nullable=True)
+    precheck: str | None = field(SafeText, nullable=True)
+    tool_path: str | None = field(SafeText, nullable=True)
+    enclosing: str | None = field(SafeText, nullable=True)
+    owner: str | None = field(Text, nullable=True)
+    kind: str = field(Text, server_default="call")
+    identity: str | None = field(Text, nullable=True)
+    replay_of: int | None = field(ID, nullable=True)
+    answers: bytes | None = field(Payload("tool_invocation.answers"), nullable=True)
+    made_on: int | None = field(ID, nullable=True)
+    task: str | None = field(Text, nullable=True)
+    parent_id: int | None = field(ID, nullable=True)
 
 
 class WorldLogRow(TableRow, table=True):
@@ -374,12 +382,12 @@ class WorldLogRow(TableRow, table=True):
         column.reference("operation_id", "operation"),
         column.one_of("action", LOGGED_STATUSES),
     )
-    external_session_id: int = column.bigint(primary_key=True)
-    seq: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
-    invocation_id: int = column.bigint()
-    action: str = column.string()
-    operation_id: int | None = column.nullable_bigint()
-    created_at: datetime = column.timestamp()
+    external_session_id: int = field(ID, primary_key=True)
+    seq: int = field(Integer, primary_key=True)
+    invocation_id: int = field(ID)
+    action: str = field(Text)
+    operation_id: int | None = field(ID, nullable=True)
+    created_at: datetime = field(UTCDateTime)
 
 
 class OperationRow(TableRow, table=True):
@@ -396,21 +404,21 @@ class OperationRow(TableRow, table=True):
         column.one_of("kind", OPERATION_KINDS),
         column.one_of("status", OPERATION_STATUSES),
     )
-    id: int = column.bigint(primary_key=True)
-    external_session_id: int = column.bigint()
-    user_id: int = column.bigint()
-    kind: str = column.string()
-    status: str = column.string()
-    request_id: str = column.string()
-    source_id: int = column.bigint()
-    target_id: int | None = column.nullable_bigint()
-    internal_session_id: int = column.bigint()
-    owner: str | None = column.string(nullable=True)
-    lease_until: datetime | None = column.timestamp(nullable=True)
-    request: bytes = column.encrypted("operation.request")
-    report: bytes = column.encrypted("operation.report")
-    created_at: datetime = column.timestamp()
-    ended_at: datetime | None = column.timestamp(nullable=True)
+    id: int = field(ID, primary_key=True)
+    external_session_id: int = field(ID)
+    user_id: int = field(ID)
+    kind: str = field(Text)
+    status: str = field(Text)
+    request_id: str = field(Text)
+    source_id: int = field(ID)
+    target_id: int | None = field(ID, nullable=True)
+    internal_session_id: int = field(ID)
+    owner: str | None = field(Text, nullable=True)
+    lease_until: datetime | None = field(UTCDateTime, nullable=True)
+    request: bytes = field(Payload("operation.request"))
+    report: bytes = field(Payload("operation.report"))
+    created_at: datetime = field(UTCDateTime)
+    ended_at: datetime | None = field(UTCDateTime, nullable=True)
 
 
 class GraphCheckpointRow(TableRow, table=True):
@@ -429,19 +437,19 @@ class GraphCheckpointRow(TableRow, table=True):
         # Only checkpoints of subgraphs have a root. Most rows are roots themselves, and are left out of this index.
         Index(None, "thread_id", "root_id", **partial_index("root_id IS NOT NULL")),
     )
-    thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
-    ns: str = Field(sa_column=Column(SafeText, primary_key=True))
-    checkpoint_id: str = column.string(primary_key=True)
-    external_session_id: int = column.bigint()
-    seq: int = column.integer()
-    parent_id: str | None = column.string(nullable=True)
-    root_id: str | None = column.string(nullable=True)
-    run_id: str | None = column.safe_text(nullable=True)
-    message_count: int = column.integer()
-    meta: bytes = column.encrypted("graph_checkpoint.meta")
-    header: bytes = column.encrypted("graph_checkpoint.header")
-    channels: bytes = column.binary()
-    state_hash: bytes = column.binary()
+    thread_id: str = field(SafeText, primary_key=True)
+    ns: str = field(SafeText, primary_key=True)
+    checkpoint_id: str = field(Text, primary_key=True)
+    external_session_id: int = field(ID)
+    seq: int = field(Integer)
+    parent_id: str | None = field(Text, nullable=True)
+    root_id: str | None = field(Text, nullable=True)
+    run_id: str | None = field(SafeText, nullable=True)
+    message_count: int = field(Integer)
+    meta: bytes = field(Payload("graph_checkpoint.meta"))
+    header: bytes = field(Payload("graph_checkpoint.header"))
+    channels: bytes = field(LargeBinary)
+    state_hash: bytes = field(LargeBinary)
 
 
 class GraphWriteRow(TableRow, table=True):
@@ -449,15 +457,15 @@ class GraphWriteRow(TableRow, table=True):
 
     __tablename__ = "graph_write"
     __table_args__ = (Index(None, "external_session_id"),)
-    thread_id: str = Field(sa_column=Column(SafeText, primary_key=True))
-    ns: str = Field(sa_column=Column(SafeText, primary_key=True))
-    checkpoint_id: str = column.string(primary_key=True)
-    task_id: str = column.string(primary_key=True)
-    idx: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
-    external_session_id: int = column.bigint()
-    task_path: str = column.safe_text()
-    channel: str = column.safe_text()
-    value: bytes = column.binary()
+    thread_id: str = field(SafeText, primary_key=True)
+    ns: str = field(SafeText, primary_key=True)
+    checkpoint_id: str = field(Text, primary_key=True)
+    task_id: str = field(Text, primary_key=True)
+    idx: int = field(Integer, primary_key=True)
+    external_session_id: int = field(ID)
+    task_path: str = field(SafeText)
+    channel: str = field(SafeText)
+    value: bytes = field(LargeBinary)
 
 
 LIST = "list"
@@ -473,12 +481,12 @@ class BlobRow(TableRow, table=True):
 
     __tablename__ = "blob"
     __table_args__ = (CheckConstraint("codec BETWEEN 0 AND 3", name="codec"),)
-    external_session_id: int = column.bigint(primary_key=True)
-    hash: bytes = column.binary(primary_key=True)
-    type: str = column.string()
-    codec: int = column.integer()
-    size: int = column.integer()
-    data: bytes = column.encrypted("blob.data", is_hashed=True)
+    external_session_id: int = field(ID, primary_key=True)
+    hash: bytes = field(LargeBinary, primary_key=True)
+    type: str = field(Text)
+    codec: int = field(Integer)
+    size: int = field(Integer)
+    data: bytes = field(Payload("blob.data", is_hashed=True))
 
 
 class EventRow(TableRow, table=True):
@@ -497,16 +505,16 @@ class EventRow(TableRow, table=True):
         column.reference("external_session_id", "external_session", cascade=True),
         column.one_of("kind", KINDS),
     )
-    id: int = column.bigint(primary_key=True)
-    epoch: int = Field(sa_column=Column(Integer, nullable=False))
-    ordinal: int = Field(sa_column=Column(column.ID, nullable=False, server_default=FetchedValue()))
-    external_session_id: int | None = column.nullable_bigint()
-    internal_session_id: int | None = column.nullable_bigint()
-    owner_id: int | None = column.nullable_bigint()
-    user_id: int | None = column.nullable_bigint()
-    kind: str = column.string()
-    detail: bytes = column.binary()
-    created_at: datetime = column.timestamp()
+    id: int = field(ID, primary_key=True)
+    epoch: int = field(Integer)
+    ordinal: int = field(ID, server_default=FetchedValue())
+    external_session_id: int | None = field(ID, nullable=True)
+    internal_session_id: int | None = field(ID, nullable=True)
+    owner_id: int | None = field(ID, nullable=True)
+    user_id: int | None = field(ID, nullable=True)
+    kind: str = field(Text)
+    detail: bytes = field(LargeBinary)
+    created_at: datetime = field(UTCDateTime)
 
 
 class EncryptionKeyRow(TableRow, table=True):
@@ -516,9 +524,9 @@ class EncryptionKeyRow(TableRow, table=True):
     """
 
     __tablename__ = "encryption_key"
-    id: str = column.string(primary_key=True)
-    proof: bytes = column.binary()
-    created_at: datetime = column.timestamp()
+    id: str = field(Text, primary_key=True)
+    proof: bytes = field(LargeBinary)
+    created_at: datetime = field(UTCDateTime)
 
 
 def table_of(row_class: type[TableRow]) -> Table:

@@ -52,7 +52,6 @@ class Reading:
     def execute(self, query: TextClause, parameters: Parameters = None) -> CursorResult[*AnyRow]: ...
 
     def execute(self, query: Executable, parameters: Parameters = None) -> CursorResult[*AnyRow]:
-        """Run a query."""
         return self.connection.execute(query, parameters)
 
     @property
@@ -79,5 +78,4 @@ class Writing(Reading):
     def execute(self, query: Executable, parameters: Parameters = None) -> CursorResult[*AnyRow]: ...
 
     def execute(self, query: Executable, parameters: Parameters = None) -> CursorResult[*AnyRow]:
-        """Run a statement."""
         return self.connection.execute(query, parameters)

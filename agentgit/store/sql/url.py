@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.util import asbool
 
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.next_steps import Next
@@ -30,14 +28,7 @@ _LIBPQ_STRING = re.compile(rf"\s*(?:{_LIBPQ_WORDS})\s*=", re.ASCII)
 
 
 def parse_url(location: str | Path | URL) -> URL:
-    """Return the URL of a database that a user gave as a path, `:memory:`, a SQLAlchemy URL or libpq's parameters.
-
-    Example:
-        >>> parse_url("notes.db").render_as_string()
-        'sqlite:///notes.db'
-        >>> parse_url("host=db dbname=notes user=me").render_as_string()
-        'postgresql+psycopg://me@db/notes'
-    """
+    """Return the URL of a database that a user gave as a path, `:memory:`, a SQLAlchemy URL or libpq's parameters."""
     if isinstance(location, URL):
         return _with_supported_driver(location)
     text = str(location)
@@ -54,8 +45,9 @@ def parse_url(location: str | Path | URL) -> URL:
 
 
 def _with_supported_driver(url: URL) -> URL:
-    """Return the URL with the name of the driver that agentgit uses."""
     name = _DRIVERS.get(url.drivername, url.drivername)
+    if name == "sqlite" and str(url.database).startswith("file:"):
+        raise InvalidInput("agentgit opens a SQLite file by its path, not by a URI of SQLite: sqlite:///agentgit.db")
     if name in ("sqlite", POSTGRES_DRIVER):
         return url.set(drivername=name)
     backend, _, driver = url.drivername.partition("+")
@@ -81,12 +73,6 @@ def _has_several_hosts(text: str) -> bool:
 
 
 def libpq_url(text: str, parameters: Mapping[str, Any] | None = None) -> URL:
-    """Return the URL of a connection string of libpq.
-
-    Example:
-        >>> libpq_url("host=a,b port=1,2 dbname=notes sslmode=require").query["host"]
-        'a,b'
-    """
     try:
         psycopg, conninfo = import_module("psycopg"), import_module("psycopg.conninfo")
     except ImportError as error:
@@ -116,13 +102,7 @@ def libpq_url(text: str, parameters: Mapping[str, Any] | None = None) -> URL:
 
 
 def read_url(text: str) -> URL:
-    """Parse a URL. The error does not contain its text, which may have a password anywhere.
-
-    Example:
-        >>> read_url("postgresql://me:p@ss@host/db")
-        Traceback (most recent call last):
-        agentgit.errors.InvalidInput: This URL has more than one @. In a name or password, write @ as %40 ...
-    """
+    """Parse a URL. The error does not contain its text, which may have a password anywhere."""
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
@@ -140,12 +120,7 @@ def read_url(text: str) -> URL:
 
 
 def in_schema(location: str | Path | URL, name: str) -> URL:
-    """Return the URL of a PostgreSQL database whose connections are in a schema.
-
-    Example:
-        >>> in_schema("postgresql://db/notes", "acme").query["options"]
-        '-csearch_path="acme"'
-    """
+    """Return the URL of a PostgreSQL database whose connections are in a schema."""
     url = parse_url(location)
     if url.get_backend_name() == "sqlite":
         raise InvalidInput("A SQLite file has no schemas. Use a file for each.")
@@ -154,48 +129,12 @@ def in_schema(location: str | Path | URL, name: str) -> URL:
     return url.update_query_dict({"options": " ".join(str(one) for one in options if one)})
 
 
-def is_sqlite_uri(url: URL) -> bool:
-    """Return whether the name of a SQLite database is a URI of SQLite, as in `sqlite:///file:notes.db?uri=true`."""
-    return str(url.database).startswith("file:") and asbool(url.query.get("uri", False))
-
-
 def sqlite_path(url: URL) -> str | None:
-    """Return the absolute path of the file of a SQLite database; None if the database is in memory.
-
-    Example:
-        >>> sqlite_path(parse_url("sqlite:///file:/data/my%20notes.db?uri=true&mode=ro"))
-        '/data/my notes.db'
-        >>> sqlite_path(parse_url("sqlite:///file:notes?mode=memory&cache=shared&uri=true")) is None
-        True
-    """
-    path, mode = url.database, url.query.get("mode")
-    if is_sqlite_uri(url):
-        uri = urlsplit(str(path))
-        path = unquote(uri.path)
-        mode = mode or "".join(parse_qs(uri.query).get("mode", ()))
-        path = None if mode == "memory" else path
-    return None if path in (None, "", ":memory:") else os.path.realpath(str(path))
-
-
-def absolute_url(url: URL) -> URL:
-    """Return the URL of a database; that of a SQLite file with the absolute path, for use in any folder.
-
-    Example:
-        >>> absolute_url(parse_url("sqlite:///file:/data/my%20notes.db?uri=true")).database
-        'file:///data/my%20notes.db'
-    """
-    path = sqlite_path(url) if url.get_backend_name() == "sqlite" else None
-    if path is None or not is_sqlite_uri(url):
-        return url if path is None else url.set(database=path)
-    return url.set(database=urlsplit(str(url.database))._replace(netloc="", path=quote(path), fragment="").geturl())
+    """Return the absolute path of the file of a SQLite database; None if the database is in memory."""
+    return None if url.database in (None, "", ":memory:") else os.path.realpath(str(url.database))
 
 
 def redacted_url(url: URL) -> str:
-    """Return the text of a URL without its passwords.
-
-    Example:
-        >>> redacted_url(parse_url("postgresql://me:se%40cret@host/db?password=more"))
-        'postgresql+psycopg://me:***@host/db?password=***'
-    """
+    """Return the text of a URL without its passwords."""
     masked = {name: "***" for name in url.query if "password" in name or "secret" in name}
     return url.update_query_dict(masked).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")

@@ -21,7 +21,6 @@ def insert_rows(transaction: Writing, table: Table, *rows: Mapping[str, Any]) ->
 
 
 def update_rows(transaction: Writing, table: Table, *conditions: Any, **values: Any) -> int:
-    """Update the rows that meet the conditions, and return their number."""
     encrypted, keys = bound_columns(table), key_names(table)
     is_bound = encrypted and not values.keys().isdisjoint([*encrypted, *keys])
     if transaction.seal is None or not is_bound:
@@ -39,7 +38,6 @@ def update_rows(transaction: Writing, table: Table, *conditions: Any, **values: 
 
 
 def copy_rows(transaction: Writing, table: Table, *conditions: Any, **values: Any) -> None:
-    """Copy the rows that meet the conditions."""
     if transaction.seal is not None:
         rows = transaction.execute(select(table).where(*conditions)).all()
         insert_rows(transaction, table, *({**row._asdict(), **values} for row in rows))

@@ -43,7 +43,6 @@ class SeenCheckpoints:
 
 
 def raise_deleted(graph_key: GraphKey) -> NoReturn:
-    """Refuse to continue from a graph checkpoint that was stored and has been deleted."""
     raise Conflict(
         f"Thread {graph_key.thread!r} was deleted while a run was writing to it (checkpoint "
         f"{graph_key.checkpoint_id!r} is "
@@ -87,7 +86,6 @@ class NewestCheckpoints:
 
 
 def put_after(transaction: Reading, values: Mapping[str, Any], parent: GraphCheckpoint) -> PendingResult:
-    """Store a graph checkpoint if its parent is still the newest one."""
     return _UPSERT_IF_NEWEST.submit(transaction, {**values, "parent_hash": parent.state_hash})
 
 

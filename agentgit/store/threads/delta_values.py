@@ -114,8 +114,6 @@ MAX_LIVE_BYTES = 128 * 2**20
 
 @dataclass
 class DeltaValues:
-    """The delta values of one graph checkpoint."""
-
     computed: dict[str, FoldedValue] = field(default_factory=dict)
     digests: dict[str, bytes] = field(default_factory=dict)
 
@@ -123,7 +121,6 @@ class DeltaValues:
 
     @property
     def encoded(self) -> dict[str, Encoded]:
-        """The computed values in their stored form."""
         return {name: value.encoded for name, value in self.computed.items()}
 
     def header(self, stored_channels: Container[str]) -> dict[str, Any]:
@@ -139,8 +136,6 @@ NO_DELTA_VALUES = DeltaValues()
 
 
 class DeltaValueStore:
-    """The delta values."""
-
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         # By the owner and the hash of a value, which never changes. An entry does not mean that it is still stored.
@@ -202,10 +197,7 @@ class DeltaValueStore:
     def _read_earlier(
         self, transaction: Reading, parent: GraphCheckpoint | None, name: str
     ) -> tuple[Body | None, list[Body]] | None:
-        """Return a value before the newest writes: its last full value, if there is one, and the writes after that.
-
-        None if some of them are gone.
-        """
+        """Return the last full value before the newest writes, and the writes since; None if some of them are gone."""
         if parent is None:
             return None, []
         if name in parent.values:
@@ -220,7 +212,6 @@ class DeltaValueStore:
         return (bodies[seed_keys[0][1]] if seed_keys else None), [bodies[key] for _, key in write_keys]
 
     def _has_all_ancestors(self, transaction: Reading, start: GraphCheckpoint) -> bool:
-        """Return whether all ancestors up to the root exist."""
         path = [start, *ancestors(transaction, start)]
         return path[-1].parent_id is None
 

@@ -2,15 +2,12 @@
 
 The fork copies, besides the checkpoint itself:
 
-- **Pending writes.** A checkpoint of agentgit records the pending writes that existed when it was made
-  (`agentgit.store.threads.pending_writes`), and exactly those are copied. If none were recorded, they are chosen from
-  the writes that exist now. At the newest graph checkpoint of the thread, everything except answers is copied: a task
-  that waits for an answer keeps its question and the answers before it, and a finished task keeps its output. After the
-  thread has moved on, the writes describe what happened *after* the checkpoint, so they are left out. The exception is
-  a paused step: its questions and failures are copied, and the output of the tasks that had neither.
-- **Subgraphs.** A subgraph without memory has one namespace for each task (`node:task`), which is copied if the task is
-  open. A subgraph with memory has one namespace for the thread (`node`). If it has no task that waits, its newest
-  checkpoint that is older than the copied one is copied, so that it runs again.
+- **Pending writes**: exactly those that the checkpoint of agentgit recorded (`agentgit.store.threads.pending_writes`).
+  Those of a subgraph with memory that ran in an earlier step are chosen from what exists now: everything except answers
+  or, after the subgraph has moved on, the questions and failures of a paused step, and the output of its other tasks.
+- **Subgraphs.** A subgraph without memory has one namespace for each task (`node:task`), which is copied if its pending
+  writes were recorded. A subgraph with memory has one namespace for the thread (`node`). If it has no task that waits,
+  its newest checkpoint that is older than the copied one is copied, so that it runs again.
 - **Ancestors**, if a value is spread over their writes (LangGraph's DeltaChannel).
 
 Values are not copied within a session, because rows refer to them by hash. A new session gets its own copy of them.
@@ -20,11 +17,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, and_, bindparam, exists, func, insert, select
+from sqlalchemy import Row, and_, exists, func, insert, select
 
 from agentgit.store.objects.blobs import BlobStore
 from agentgit.store.objects.packing import HASH_BYTES
@@ -105,11 +101,6 @@ def _is_memory(checkpoints: Any) -> Any:
 
 _memory = GRAPH_CHECKPOINT.alias("memory")
 _THREAD_CONDITIONS = parameter_conditions(GRAPH_CHECKPOINT, "thread_id")
-_SUBGRAPH_CHECKPOINTS = CompiledStatement(
-    select(GRAPH_CHECKPOINT)
-    .where(*_THREAD_CONDITIONS, GRAPH_CHECKPOINT.c.root_id == bindparam("checkpoint_id"))
-    .order_by(GRAPH_CHECKPOINT.c.seq.desc())
-)
 _START = CompiledStatement(
     select(
         GRAPH_CHECKPOINT,
@@ -149,24 +140,10 @@ _ADD_CHECKPOINTS, _ADD_WRITES = (
 
 
 class _RowCollector:
-    """Collects the rows of one fork."""
-
     def __init__(self, transaction: Reading, graph_key: GraphKey, recorded: Sequence[PendingWrites] | None) -> None:
         self.transaction, self.graph_key = transaction, graph_key
-        self.recorded_writes = (
-            None if recorded is None else {(writes.ns, writes.checkpoint_id): writes for writes in recorded}
-        )
+        self.recorded_writes = {(writes.ns, writes.checkpoint_id): writes for writes in recorded or ()}
         self.start = self._load_row(graph_key, _START)
-
-    @cached_property
-    def is_superseded(self) -> bool:
-        """True if the thread has moved on from the forked checkpoint."""
-        return self._has_newer(self.start)
-
-    @cached_property
-    def open_tasks(self) -> set[str]:
-        """The ids of the paused tasks of the forked checkpoint."""
-        return open_tasks(self._load_writes(self.start))
 
     def checkpoint_rows(self, row: Row[Any]) -> tuple[Rows, Rows]:
         """Return the rows of a checkpoint and of the ancestors that hold parts of its values."""
@@ -182,48 +159,19 @@ class _RowCollector:
         return checkpoints, [*ancestor_writes, *self._pending_writes(row)]
 
     def _pending_writes(self, row: Row[Any]) -> Rows:
-        """Return the pending writes to copy with a checkpoint."""
-        if self.recorded_writes is not None:
-            recorded = self.recorded_writes.get((row.ns, row.checkpoint_id))
-            if recorded is not None:
-                return recorded.rows(row.external_session_id, row.thread_id)
-            if not row.ns or not has_memory(row.ns):
-                return []
-        return select_writes(self._load_writes(row), superseded=self._has_newer(row))
+        recorded = self.recorded_writes.get((row.ns, row.checkpoint_id))
+        if recorded is not None:
+            return recorded.rows(row.external_session_id, row.thread_id)
+        if not row.ns or not has_memory(row.ns):
+            return []
+        last = _LAST_SEQ.all(self.transaction, {"thread_id": self.graph_key.thread, "ns": row.ns})[0].seq
+        return select_writes(self._load_writes(row), superseded=last != row.seq)
 
     def subgraph_rows(self) -> Iterable[Row[Any]]:
         """Find the subgraph checkpoints to copy with the forked checkpoint, one per namespace."""
-        rows_by_namespace = (
-            self._choose_subgraphs() if self.recorded_writes is None else self._recorded_subgraphs(self.recorded_writes)
-        )
-        return [
-            *rows_by_namespace.values(),
-            *(row for row in self._memory_subgraphs() if row.ns not in rows_by_namespace),
-        ]
-
-    def _recorded_subgraphs(self, recorded_keys: Iterable[tuple[str, str]]) -> dict[str, Row[Any]]:
-        """Read the subgraph checkpoints for which pending writes were recorded."""
-        graph_keys = [self.graph_key._replace(ns=ns, checkpoint_id=id) for ns, id in recorded_keys if ns]
-        return {graph_key.ns: self._load_row(graph_key) for graph_key in graph_keys}
-
-    def _choose_subgraphs(self) -> dict[str, Row[Any]]:
-        """Choose one checkpoint per namespace among the subgraph checkpoints below the forked one."""
-        rows_by_namespace: dict[str, list[Row[Any]]] = defaultdict(list)
-        for row in _SUBGRAPH_CHECKPOINTS.all(
-            self.transaction, self._thread_parameters(checkpoint_id=self.graph_key.checkpoint_id)
-        ):
-            rows_by_namespace[row.ns].append(row)
-        return {ns: best for ns, rows in rows_by_namespace.items() if (best := self._choose_row(ns, rows)) is not None}
-
-    def _choose_row(self, ns: str, rows: Sequence[Row[Any]]) -> Row[Any] | None:
-        """Choose among the checkpoints of one namespace below the forked one; `rows` are ordered newest first."""
-        if not self.is_superseded:
-            return rows[0]
-        paused = next((row for row in rows if open_tasks(self._load_writes(row))), None)
-        if has_memory(ns):
-            return paused
-        task_id = ns.split("|")[0].partition(":")[2]
-        return (paused or rows[0]) if task_id in self.open_tasks else None
+        graph_keys = [self.graph_key._replace(ns=ns, checkpoint_id=id) for ns, id in self.recorded_writes if ns]
+        recorded = {graph_key.ns: self._load_row(graph_key) for graph_key in graph_keys}
+        return [*recorded.values(), *(row for row in self._memory_subgraphs() if row.ns not in recorded)]
 
     def _memory_subgraphs(self) -> Iterable[Row[Any]]:
         """Find, for each subgraph with memory, its newest checkpoint that is older than the forked one.
@@ -232,7 +180,7 @@ class _RowCollector:
         """
         if not self.start.has_memory:
             return
-        candidates = _MEMORY_CHECKPOINTS.all(self.transaction, self._thread_parameters())
+        candidates = _MEMORY_CHECKPOINTS.all(self.transaction, {"thread_id": self.graph_key.thread})
         ancestor_ids = self._read_ancestor_ids()
         nearest: dict[str, Row[Any]] = {}
         for row in sorted(candidates, key=lambda row: (row.root_seq or 0, row.seq)):
@@ -257,10 +205,6 @@ class _RowCollector:
         # A union without duplicates ends, even if damaged rows form a cycle.
         return set(self.transaction.execute(select(walk.union(step))).scalars()) - {None}
 
-    def _has_newer(self, row: Row[Any]) -> bool:
-        """Return whether the thread has moved on, so the checkpoint is no longer the newest of its namespace."""
-        return bool(_LAST_SEQ.all(self.transaction, self._thread_parameters(ns=row.ns))[0].seq != row.seq)
-
     def _is_of_thread(self) -> Any:
         return GRAPH_CHECKPOINT.c.thread_id == self.graph_key.thread
 
@@ -270,9 +214,6 @@ class _RowCollector:
             raise missing_row("graph checkpoint", graph_key.checkpoint_id)
         return row
 
-    def _thread_parameters(self, **more: str) -> dict[str, Any]:
-        return {"thread_id": self.graph_key.thread, **more}
-
     def _load_writes(self, row: Row[Any]) -> Rows:
         graph_key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
         stored = WRITES.all(self.transaction, graph_key.columns())
@@ -280,7 +221,7 @@ class _RowCollector:
 
 
 def select_writes(rows: Rows, *, superseded: bool) -> Rows:
-    """Choose the pending writes that a fork copies."""
+    """Choose the pending writes of a subgraph with memory that a fork copies."""
     rows_by_task: dict[str, Rows] = defaultdict(list)
     model_calls = [row for row in rows if row["channel"] == MODEL_CALLS]
     for row in rows:

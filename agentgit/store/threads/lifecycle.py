@@ -35,18 +35,15 @@ def copy(transaction: Writing, source: str, target: str, owner: int) -> None:
 
 
 def delete_thread(transaction: Writing, thread: str) -> None:
-    """Delete the graph checkpoints and pending writes of a thread."""
     for rows in (GRAPH_WRITE, GRAPH_CHECKPOINT):
         transaction.execute(delete(rows).where(rows.c.thread_id == thread))
 
 
 def belongs_to_no_session(column: Any) -> Any:
-    """Build the condition that a thread belongs to no session."""
     return func.substr(column, 1, len(SESSION_THREAD_PREFIX)) != SESSION_THREAD_PREFIX
 
 
 def delete_for_runs(transaction: Writing, run_ids: Sequence[str], *, sessions: bool = False) -> None:
-    """Delete the graph checkpoints of some runs, with their pending writes."""
     for batch in slices(run_ids):
         is_of_run = GRAPH_CHECKPOINT.c.run_id.in_(batch)
         _delete_checkpoints(
@@ -81,11 +78,7 @@ def prune(transaction: Writing, thread: str) -> None:
 
 
 def delta_ancestors(transaction: Reading, start: GraphCheckpoint) -> list[GraphCheckpoint]:
-    """List the ancestors that hold parts of a checkpoint's values, nearest first.
-
-    LangGraph's DeltaChannel stores only what each step wrote. Its value is rebuilt from the writes on the ancestors,
-    back to the nearest one that has the full value (`BaseCheckpointSaver.get_delta_channel_history`).
-    """
+    """List the ancestors whose writes hold parts of a checkpoint's values (LangGraph's DeltaChannel), nearest first."""
     missing_channels = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
     chain: list[GraphCheckpoint] = []
     for ancestor in ancestors(transaction, start) if missing_channels else ():

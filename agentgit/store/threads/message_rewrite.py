@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from sqlalchemy import select
 
 from agentgit.effects.results import SERIALIZED_KEY
-from agentgit.store.objects.blobs import Leaf, compact, leaf, pack
+from agentgit.store.objects.blobs import Leaf, compact, pack
 from agentgit.store.objects.content import Body
-from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_PY, READERS
+from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_PY, READERS, encode_leaf
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import update_rows
@@ -115,7 +114,6 @@ def new_checkpoint_id() -> str:
 def _changed_values(
     transaction: Reading, graphs: GraphStore, checkpoint: GraphCheckpoint, rewriter: _ResultRewriter
 ) -> dict[str, Body]:
-    """Return the values whose messages change, by channel."""
     hashes = {name: checkpoint.channels[name] for name in checkpoint.header["counts"] if name in checkpoint.channels}
     bodies = graphs.content(checkpoint.session_id).get(transaction, hashes.values())
     changed = {name: _replace_results(bodies[key], rewriter) for name, key in hashes.items()}
@@ -123,7 +121,6 @@ def _changed_values(
 
 
 def _replace_results(body: Body, rewriter: _ResultRewriter) -> Body | None:
-    """Return a value with new results in its messages; None if nothing changes."""
     if isinstance(body, list):
         return _replace_in_list(body, rewriter)
     if isinstance(body, dict):
@@ -138,15 +135,11 @@ def _replace_in_list(items: list[Leaf], rewriter: _ResultRewriter) -> list[Leaf]
         READERS[item.type](item.data) if item.type in READABLE_TYPES else {} for item in items
     ]
     changed = rewriter.changed_messages(messages)
-    return [_encode_message(changed[n]) if n in changed else item for n, item in enumerate(items)] if changed else None
-
-
-def _encode_message(message: dict[str, Any]) -> Leaf:
-    """Encode a message exactly as the saver's codec does, so that equal messages are stored as one value."""
-    try:
-        return leaf(MESSAGE, orjson.dumps(message))
-    except TypeError:
-        return leaf(MESSAGE_PY, json.dumps(message, separators=(",", ":")).encode())
+    return (
+        [encode_leaf(MESSAGE, changed[n]) if n in changed else item for n, item in enumerate(items)]
+        if changed
+        else None
+    )
 
 
 class _ResultRewriter:

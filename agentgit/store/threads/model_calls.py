@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from agentgit.errors import Corrupt
 from agentgit.next_steps import Next
-from agentgit.store.objects.blobs import Leaf, NewValues, compact, leaf, list_hash
+from agentgit.store.objects.blobs import Leaf, NewValues, compact, leaf, list_hash, shared_prefix
 from agentgit.store.objects.content import Content
 from agentgit.store.objects.packing import HASH_BYTES, split_hashes
 from agentgit.store.objects.plain_values import JSON
@@ -29,16 +29,11 @@ from agentgit.values import as_object
 RECENT = 64
 """The number of newest messages of the state that need not be stored again with a call."""
 
-CHUNK = 64
-"""The number of messages that are compared at once."""
-
 WRITE_INDEX = -16
 """The index of the write with the calls of an unfinished step. LangGraph uses smaller negative numbers."""
 
 
 class RecordedModelCall(NamedTuple):
-    """A recorded model call."""
-
     step: int
     messages: Sequence[Leaf]
     options: Leaf | None
@@ -109,23 +104,13 @@ class _Messages:
         done = 0
         while done < len(hashes):
             start = self._position(messages[done])
-            length = self._count_equal(hashes, done, start)
+            length = shared_prefix(hashes[done:], self.hashes[start:])
             if ranges and sum(ranges[-1]) == start:
                 ranges[-1][1] += length
             else:
                 ranges.append([start, length])
             done += length
         return ranges
-
-    def _count_equal(self, hashes: list[bytes], first: int, start: int) -> int:
-        """Return how many of the messages from the first one on follow each other in the list from a position on."""
-        length = 1
-        for size in (CHUNK, 1):  # mostly they are very many
-            while chunk := hashes[first + length : first + length + size]:
-                if self.hashes[start + length : start + length + size] != chunk:
-                    break
-                length += len(chunk)
-        return length
 
     def _position(self, item: Leaf) -> int:
         position = self._by_hash.get(item.hash)

@@ -28,7 +28,6 @@ MAX_KNOWN_THREADS = 10_000
 
 
 def thread_of_branch(branch_id: int) -> str:
-    """Return the id of the thread of a branch."""
     return f"{SESSION_THREAD_PREFIX}{branch_id}"
 
 
@@ -43,14 +42,13 @@ class ThreadOwners:
         self._known: LRUCache[str, int] = LRUCache(MAX_KNOWN_THREADS)
 
     def add(self, thread: str, owner: int) -> None:
-        """Remember the owner of a thread."""
         self._known.add([(thread, owner)])
 
     def find(self, transaction: Reading, thread: str) -> int:
         """Return the owner of a thread, which may be empty."""
         owner = self._known.get(thread)
         if owner is None:
-            row = _OWNER_OF_ROWS.first(transaction, self._parameters(thread))
+            row = _OWNER_OF_ROWS.first(transaction, {"thread_id": thread})
             owner = row.external_session_id if row is not None else self._find_new(transaction, thread)
             self.add(thread, owner)
         return owner
@@ -58,15 +56,11 @@ class ThreadOwners:
     def _find_new(self, transaction: Reading, thread: str) -> int:
         """Return the owner that a thread has on its own: its session, or the family that it begins."""
         is_of_session = thread.startswith(SESSION_THREAD_PREFIX)
-        row = _SESSION_OF_BRANCH.first(transaction, self._parameters(thread)) if is_of_session else None
+        row = _SESSION_OF_BRANCH.first(transaction, {"thread_id": thread}) if is_of_session else None
         return row.external_session_id if row is not None else family_of(thread)
-
-    def _parameters(self, thread: str) -> dict[str, Any]:
-        return {"thread_id": thread}
 
 
 def copy_values(transaction: Writing, blobs: BlobStore, rows: Iterable[Mapping[str, Any]], owner: int) -> None:
-    """Copy the values that rows refer to from their owners to another one."""
     hashes_by_owner: dict[int, set[bytes]] = defaultdict(set)
     for row in rows:
         hashes = unpack(row["channels"]).values() if "channels" in row else split_hashes(row["value"])
@@ -99,7 +93,6 @@ def _conditions_of_others(table: Table, thread: str, owner: int) -> Sequence[Col
 def _copy_values_of_rows(
     transaction: Writing, blobs: BlobStore, table: Table, conditions: Sequence[ColumnElement[bool]], owner: int
 ) -> bool:
-    """Copy the values of the rows that meet the conditions, and return whether there are any."""
     rows = transaction.execute(select(table).where(*conditions)).all()
     copy_values(transaction, blobs, (row._asdict() for row in rows), owner)
     return bool(rows)

@@ -49,7 +49,6 @@ class PendingWrites(NamedTuple):
     writes: Sequence[Mapping[str, Any]]
 
     def rows(self, session_id: int, thread: str) -> Rows:
-        """Return the writes as rows of the table graph_write."""
         key_columns = GraphKey(thread, self.ns, self.checkpoint_id).columns()
         return [{**key_columns, "external_session_id": session_id, **write} for write in self.writes]
 
@@ -80,10 +79,7 @@ def pack_rows(graph_key: GraphKey, heads: Mapping[str, str], rows: Rows) -> byte
 
 
 def subgraph_heads(transaction: Reading, graph_key: GraphKey) -> dict[str, str]:
-    """Return the id of the newest subgraph checkpoint below a graph checkpoint, by namespace.
-
-    The namespaces are in the order in which they were last saved.
-    """
+    """Return the newest subgraph checkpoint below a graph checkpoint by namespace, in the order of the saves."""
     parameters = {"thread_id": graph_key.thread, "root_id": graph_key.checkpoint_id}
     newest: dict[str, str] = {}
     for row in _SUBGRAPH_CHECKPOINTS.all(transaction, parameters):
@@ -93,12 +89,6 @@ def subgraph_heads(transaction: Reading, graph_key: GraphKey) -> dict[str, str]:
 
 
 def pack(entries: Iterable[Sequence[Any]]) -> bytes:
-    """Return the stored form of pending writes.
-
-    Example:
-        >>> pack([]) == NO_WRITES
-        True
-    """
     return compact(list(entries))
 
 
@@ -120,15 +110,12 @@ def unpack(data: bytes | None, row: str) -> list[PendingWrites] | None:
 
 
 def hashes(data: bytes | None, row: str) -> Iterator[bytes]:
-    """Return the hashes of the referenced values."""
     for pending in unpack(data, row) or ():
         for write in pending.writes:
             yield from split_hashes(write["value"])
 
 
 class TaskWrites(NamedTuple):
-    """The pending writes of one task of a step."""
-
     id: str
     ns: str
     writes: Sequence[Mapping[str, Any]]
@@ -162,7 +149,6 @@ class TaskWrites(NamedTuple):
         return (is_inside and (f":{self.id}" in other.ns or has_asked)) or (is_task_of and has_asked)
 
     def digest(self) -> str:
-        """Return a hash of all its writes."""
         entries = sorted((write["channel"], write["idx"], write["value"].hex()) for write in self.writes)
         return sha256(compact(entries)).hexdigest()
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any
 
 from sqlalchemy import delete, exists, func, select
 
@@ -24,12 +22,7 @@ _STAGING_THREAD_ID = re.compile(STAGING_PREFIX + "[0-9a-f]{40}")
 
 
 def staging_thread_id(user_id: int, session_name: str, thread_id: str) -> str:
-    """Return the id of a staging thread. It is deterministic, so that an interrupted import can be resumed.
-
-    Example:
-        >>> staging_thread_id(1, "s", "t") == staging_thread_id(1, "s", "t"), len(staging_thread_id(1, "s", "t"))
-        (True, 56)
-    """
+    """Return the id of a staging thread. It is deterministic, so that an interrupted import can be resumed."""
     key = "\0".join((str(user_id), session_name, thread_id)).encode(errors="surrogatepass")
     return STAGING_PREFIX + sha256(key).hexdigest()[:40]
 
@@ -43,24 +36,19 @@ def list_staged_threads(transaction: Reading, owner: int) -> list[str]:
 
 
 def checkpoint_parents(transaction: Reading, thread: str) -> dict[tuple[str, str], str | None]:
-    """Return the parent id of each graph checkpoint of a thread, by namespace and id."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, c.checkpoint_id, c.parent_id).where(c.thread_id == thread)
     return {(row.ns, row.checkpoint_id): row.parent_id for row in transaction.execute(query)}
 
 
 def count_writes(transaction: Reading, graph_key: GraphKey) -> int:
-    """Count the pending writes of a graph checkpoint."""
-    query = select(func.count()).select_from(GRAPH_WRITE).where(*_key_conditions(graph_key))
+    is_write = (GRAPH_WRITE.c[column] == value for column, value in graph_key.columns().items())
+    query = select(func.count()).select_from(GRAPH_WRITE).where(*is_write)
     return int(transaction.execute(query).scalar_one())
 
 
 def move(transaction: Writing, blobs: BlobStore, source: str, target: str, session_id: int) -> int:
-    """Append all of a thread to another one, and return the number of graph checkpoints moved.
-
-    A pending write that exists in both replaces the one in the target. Values that the session of the target does not
-    own are copied.
-    """
+    """Append a thread to another one, whose pending writes it replaces; return the number of checkpoints."""
     assign_thread(transaction, blobs, source, session_id)
     transaction.execute(delete(BLOB).where(BLOB.c.external_session_id == family_of(source)))
     key_columns = [name for name in KEY_COLUMNS if name != "thread_id"]
@@ -72,25 +60,16 @@ def move(transaction: Writing, blobs: BlobStore, source: str, target: str, sessi
     transaction.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.thread_id == target, is_replaced))
     moved_count = 0
     for ns, last_seq in _last_seqs(transaction, target).items():
-        conditions = (*_thread_conditions(GRAPH_CHECKPOINT, source), GRAPH_CHECKPOINT.c.ns == ns)
+        conditions = (GRAPH_CHECKPOINT.c.thread_id == source, GRAPH_CHECKPOINT.c.ns == ns)
         moved_count += update_rows(
             transaction, GRAPH_CHECKPOINT, *conditions, seq=GRAPH_CHECKPOINT.c.seq + last_seq, thread_id=target
         )
     for table in (GRAPH_WRITE, GRAPH_CHECKPOINT):
-        remaining_count = update_rows(transaction, table, *_thread_conditions(table, source), thread_id=target)
+        remaining_count = update_rows(transaction, table, table.c.thread_id == source, thread_id=target)
     return moved_count + remaining_count
 
 
-def _thread_conditions(table: Any, thread: str) -> Sequence[Any]:
-    return [table.c.thread_id == thread]
-
-
 def _last_seqs(transaction: Reading, thread: str) -> dict[str, int]:
-    """Return the highest `seq` of each namespace of a thread."""
     c = GRAPH_CHECKPOINT.c
     query = select(c.ns, func.max(c.seq).label("last")).where(c.thread_id == thread)
     return {row.ns: row.last for row in transaction.execute(query.group_by(c.ns))}
-
-
-def _key_conditions(graph_key: GraphKey) -> Sequence[Any]:
-    return [GRAPH_WRITE.c[column] == value for column, value in zip(KEY_COLUMNS, graph_key, strict=True)]

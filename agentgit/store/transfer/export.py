@@ -39,8 +39,6 @@ VALUES_AT_ONCE = 64
 
 
 class Sink(Protocol):
-    """The receiver of the records of an export."""
-
     def record(self, record: dict[str, Any]) -> None:
         """Take a record."""
 
@@ -52,8 +50,6 @@ class Sink(Protocol):
 
 
 class RecordSink:
-    """Writes the records of an export."""
-
     def __init__(self, write: WriteRecord) -> None:
         self.record = write
         self._chunks: set[bytes] = set()
@@ -71,7 +67,6 @@ class RecordSink:
         self._write(value.hash, value.type, {"chunks": [chunk.hash.hex() for chunk in chunks]})
 
     def items(self, key: bytes, items: ListItems) -> None:
-        """Write a list."""
         base = items.base.hex() if items.base is not None else None
         self._write(key, t.LIST, {"base": base, "keep": items.keep, "items": [one.hex() for one in items.items]})
 
@@ -110,7 +105,6 @@ def export(
 
 
 def _referenced_hashes(selection: Selection) -> set[bytes]:
-    """Return the hashes of the values that the rows refer to."""
     hashes = {key for row in selection.writes() for key in split_hashes(row["value"])}
     with closing(selection.states()) as states:
         for row in states:
@@ -187,7 +181,6 @@ class _Values:
             yield from (values[key] for key in part)
 
     def _read(self, hashes: Iterable[bytes]) -> Iterator[tuple[bytes, _Stored]]:
-        """Read the types of values, and the bytes of lists."""
         c = t.BLOB.c
         query = select(c.hash, c.type, case((c.type == t.LIST, c.data), else_=null()).label("data"))
         for part in slices(sorted(hashes)):

@@ -98,11 +98,7 @@ class _Folder(NamedTuple):
 
 
 class FileChecker:
-    """Checks the file records of an export for consistency.
-
-    Afterwards, `missing_snapshots` counts the missing snapshots by reason, and `left_paths` has each path that any tree
-    leaves out, with the reason.
-    """
+    """Checks the file records of an export; at the end it knows why snapshots and paths were left out."""
 
     def __init__(self, sink: FileSink | None = None) -> None:
         self.missing_snapshots: Counter[str] = Counter()
@@ -181,7 +177,6 @@ class FileChecker:
             self._sink.folder(record["id"], items)
 
     def check_snapshot(self, record: Record) -> None:
-        """Check a snapshot, with its tree."""
         if (record["tree"] is None) != (record["why"] is not None) or (record["tree"] or 0) > len(self._folders):
             raise ValueError("refers to no earlier directory, or has no reason")
         if record["why"] is not None:
@@ -196,5 +191,4 @@ class FileChecker:
 
 
 def format_path(path: bytes) -> str:
-    """Return a path for a message."""
     return ascii(text_of(path[:80]))

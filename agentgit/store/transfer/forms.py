@@ -298,13 +298,10 @@ class ListItems(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """The chunks of a large value."""
-
     hashes: list[bytes]
 
 
 def _value_data(value: Any) -> bytes | ListItems | Chunks:
-    """Check the data of a value: its bytes, its chunks or its items."""
     if isinstance(value, dict) and "chunks" in value:
         return Chunks(is_shaped({"chunks": [digest]}, value)["chunks"])
     if isinstance(value, dict) and "items" in value:
@@ -345,7 +342,6 @@ _OTHER_FIELDS: Mapping[str, dict[str, Shape]] = {
 
 @cache
 def shape_of(table: Table) -> dict[str, Shape]:
-    """Return the shape of the rows of a table."""
     return {column.name: _column_shape(column) for column in travelling(table)} | _OTHER_FIELDS.get(table.name, {})
 
 
@@ -375,7 +371,6 @@ def _words_shape(column: Column[Any]) -> Shape | None:
 
 
 def _type_shape(column: Column[Any]) -> Shape:
-    """Return the check for the type of a column."""
     kind = column.type
     if isinstance(kind, SafeText):
         indexed = {name for index in column.table.indexes for name in index.columns.keys()}  # noqa: SIM118  # of columns, not of a dict
@@ -396,7 +391,6 @@ def _type_shape(column: Column[Any]) -> Shape:
 
 
 def encode_row(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a row."""
     record: dict[str, Any] = {"record": table.name}
     try:
         record |= {column.name: _encode(column, row[column.name]) for column in travelling(table)}

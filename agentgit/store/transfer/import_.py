@@ -37,8 +37,6 @@ BYTES_AT_ONCE = 4 * 2**20
 
 
 class Import:
-    """Imports an export as a new session."""
-
     def __init__(self, store: Store, user_id: int, stream: LineReader, name: str | None) -> None:
         self.store = store
         self.user_id = user_id
@@ -192,7 +190,6 @@ class _Buffer:
         self._bytes += len(row["data"]) if table is t.BLOB else 0
 
     def flush(self) -> None:
-        """Store the batch."""
         if self._table is t.BLOB:
             self.blobs.insert(self.transaction, NewValues({row["hash"]: self._value(row) for row in self._rows}))
         elif self._table is not None:

@@ -73,12 +73,7 @@ class Chunked(NamedTuple):
 
 
 class Checker:
-    """Checks the records of one export.
-
-    Afterwards, `header` is the header, `counts` has the number of records of each kind, `ids` the ids of the rows of
-    each table, `trees` the tree of each snapshot, `chunked` the values in chunks, `files` the check of the files,
-    `last_seq` the end of the world log, and `hash` the hash of the file.
-    """
+    """Checks the records of one export, and knows at the end what an import needs of them."""
 
     def __init__(self, sink: FileSink | None = None) -> None:
         self.header: Fields = {}
@@ -104,7 +99,6 @@ class Checker:
         self._redone: set[int] = set()
 
     def check(self, number: int, record: Fields) -> None:
-        """Check the next record."""
         self._line = number
         if number == 1:
             self.header = is_shaped(HEADER, record)

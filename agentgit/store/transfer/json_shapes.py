@@ -32,10 +32,7 @@ MAX_DEPTH = 300
 
 
 class Ref(NamedTuple):
-    """The id of a row of a table.
-
-    If the file does not have the row, one that is optional becomes None, and one that is kept stays as it is.
-    """
+    """The id of a row of a table. Without that row, an optional one becomes None, and one that is kept stays."""
 
     table: str
     is_optional: bool = False
@@ -44,8 +41,6 @@ class Ref(NamedTuple):
 
 
 class Nullable(NamedTuple):
-    """A shape, or null."""
-
     shape: Shape
 
 
@@ -150,7 +145,6 @@ ident = number(1, 2**53 - 1)
 
 
 def anything(value: Any) -> Any:
-    """Accept any value."""
     return value
 
 
@@ -164,21 +158,18 @@ def nothing(_: Any) -> None:
 
 
 def flag(value: Any) -> bool:
-    """Check for true or false."""
     if type(value) is not bool:
         raise ValueError("is neither true nor false")
     return value
 
 
 def named(value: Any) -> dict[str, Any]:
-    """Check for an object."""
     if type(value) is not dict or not all(type(name) is str for name in value):
         raise ValueError("is not an object")
     return value
 
 
 def items(value: Any) -> list[Any]:
-    """Check for a list."""
     if type(value) is not list:
         raise ValueError("is not a list")
     return value
@@ -239,7 +230,6 @@ def time(value: Any) -> datetime:
 
 
 def hexadecimal(value: Any) -> bytes:
-    """Check for bytes in hexadecimal; return them."""
     data = bytes.fromhex(value) if type(value) is str else None
     if data is None or data.hex() != value:
         raise ValueError("is not hexadecimal")
@@ -263,7 +253,6 @@ def encode_bytes(data: bytes) -> Any:
 
 
 def decode_bytes(value: Any) -> bytes:
-    """Return the bytes of their JSON."""
     if type(value) is str:
         return value.encode()
     try:

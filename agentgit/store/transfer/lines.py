@@ -39,13 +39,10 @@ class LineReader(Protocol):
 
 
 class LineWriter:
-    """Writes records as lines."""
-
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._hash = file, sha256()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write the line of a record."""
         try:
             line = orjson.dumps(record) + b"\n"
         except TypeError:  # lone surrogates, huge integers
@@ -56,7 +53,6 @@ class LineWriter:
         self._file.write(line)
 
     def end(self) -> None:
-        """Write the last line."""
         self._file.write(b'{"sha256":"%b"}\n' % self._hash.hexdigest().encode())
 
 
@@ -68,10 +64,7 @@ class ExportLine(NamedTuple):
 
 
 def read_lines(stream: LineReader) -> Iterator[ExportLine]:
-    """Iterate over the lines of an export, from the header to the last one, whose hash is checked.
-
-    One line at a time is in memory.
-    """
+    """Yield the lines of an export one at a time, from the header to the last one, whose hash is checked."""
     digest, number = sha256(), 0
     while line := stream.readline(LONGEST + 1):
         number += 1
@@ -101,7 +94,6 @@ def _other_file() -> InvalidInput:
 
 
 def damaged_line(number: int, problem: str) -> Corrupt:
-    """Return the exception for a damaged line."""
     return Corrupt(
         f"Line {number} of the export {problem}. Nothing was imported. Export the session again.",
         row=f"line {number}",

@@ -29,12 +29,6 @@ IGNORED_CHARACTERS = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202
 
 
 def name(value: Any) -> bytes:
-    """Check the name of an item of a directory.
-
-    Example:
-        >>> name("plan.md")
-        b'plan.md'
-    """
     name_bytes = _encode_path(value)
     if reason := name_problem(value):
         raise ValueError(f"{_quote_path(value)} {reason}")
@@ -68,40 +62,25 @@ def link_problem(target: bytes, depth: int) -> str:
 
     The target may have `..` only at its beginning, where it goes up through real directories, and not above the
     workspace. The directories that it then goes down through may be links, but those cannot lead out either.
-
-    Args:
-        target: The target of the link.
-        depth: The number of directories that the link is in.
-
-    Example:
-        >>> link_problem(b"../../c", depth=2)
-        ''
-        >>> link_problem(b"/etc/passwd", depth=0)
-        'is a link that may lead out of the workspace'
     """
     levels = levels_up(target)
     if target.startswith(b"/") or levels > depth or b".." in target.split(b"/")[levels:]:
         return "is a link that may lead out of the workspace"
-    if _has_controls(_decode_path(target)):
+    if _has_controls(text_of(target)):
         return f"is a link whose target {CONTROLS}"
-    if _is_in_repository(_decode_path(target)):
+    if _is_in_repository(text_of(target)):
         return f"is a link that {REPOSITORY_LINK}"
-    return ELSEWHERE if any(_is_elsewhere(name) for name in _decode_path(target).split("/")) else ""
+    return ELSEWHERE if any(_is_elsewhere(name) for name in text_of(target).split("/")) else ""
 
 
 def fold_name(name: str) -> str:
-    """Return a key that is equal for names that some operating systems treat as the same.
-
-    Example:
-        >>> fold_name("README") == fold_name("readme")
-        True
-    """
+    """Return a key that is equal for names that some operating systems treat as the same."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
 def text_of(path_bytes: bytes) -> str:
     """Return a path or a link as an export has it. Bytes that are not UTF-8 become lone surrogates."""
-    return _decode_path(path_bytes)
+    return path_bytes.decode("utf-8", "surrogateescape")
 
 
 def _encode_path(value: Any, *, controls: bool = False) -> bytes:
@@ -127,12 +106,7 @@ def _is_in_repository(value: str) -> bool:
 
 
 def name_problem(name: str) -> str:
-    """Explain why a file name is not valid on every operating system; return an empty string if it is.
-
-    Example:
-        >>> name_problem("aux.py")
-        'is a device or another path on some systems'
-    """
+    """Explain why a file name is not valid on every operating system; return an empty string if it is."""
     if _has_controls(name):
         return CONTROLS
     if name in ("", ".", "..") or "/" in name:
@@ -153,10 +127,6 @@ def _is_elsewhere(name: str) -> bool:
 def _normalize_name(name: str) -> str:
     """Return a name normalized as by the file systems that treat the most names as equal."""
     return fold_name(name.translate(IGNORED_CHARACTERS)).partition(":")[0].rstrip(" .")
-
-
-def _decode_path(path_bytes: bytes) -> str:
-    return path_bytes.decode("utf-8", "surrogateescape")
 
 
 def _quote_path(value: str) -> str:

@@ -16,9 +16,9 @@ from agentgit.effects.kinds import KINDS, UNDECLARED, kind_of
 from agentgit.errors import InvalidInput
 from agentgit.sessions.messages import to_stored
 from agentgit.sessions.session import IMPORTED
-from agentgit.store.objects.blobs import Leaf, leaf
+from agentgit.store.objects.blobs import Leaf
 from agentgit.store.objects.content import Encoded
-from agentgit.store.objects.plain_values import JSON, JSON_PY, MESSAGE, MESSAGE_PY, NOT_COMPUTED
+from agentgit.store.objects.plain_values import JSON, MESSAGE, NOT_COMPUTED, encode_leaf
 from agentgit.store.records.checkpoints import MERGE_KEY, CheckpointState, Label, require_text
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, TOOL_INVOCATION
@@ -30,13 +30,12 @@ from agentgit.store.threads.message_rewrite import new_checkpoint_id
 from agentgit.store.transfer.forms import EXPORTED_STATUS, STATUSES
 from agentgit.store.transfer.json_shapes import Nullable, is_shaped, require_flat, time
 from agentgit.store.transfer.values import stored_message
-from agentgit.values import portable, to_json
+from agentgit.values import portable
 
 MAX_BYTES = 256 * 2**20  # of a JSON file, which is read as a whole
 
 
 def parse_checkpoints(file: IO[bytes]) -> list[Any]:
-    """Read a JSON array of checkpoints."""
     text = file.read(MAX_BYTES + 1)
     if len(text) > MAX_BYTES:
         raise InvalidInput(f"The JSON is larger than {MAX_BYTES // 2**20} MiB. Import its parts as several sessions.")
@@ -108,7 +107,7 @@ class PlainSession:
             created_at=at,
         )
         number = self.counts[CHECKPOINT.name]
-        self.store.checkpoints.insert(self.transaction, self.branch.id, state, label, last_number=number)
+        self.store.checkpoints.add(self.transaction, self.branch.id, state, label, last_number=number, is_imported=True)
         self.counts |= {CHECKPOINT.name: number + 1, TOOL_INVOCATION.name: len(self._calls), "value": len(self._hashes)}
 
     def _put_state(self, checkpoint: Checkpoint, at: datetime) -> None:
@@ -117,7 +116,7 @@ class PlainSession:
         for name in state:
             if not isinstance(name, str) or not is_shown(name) or name == "messages":
                 raise ValueError(f"session_state cannot have a key {short_repr(name)}: LangGraph uses it itself")
-        values = {name: Encoded(_leaf(JSON, JSON_PY, value)) for name, value in state.items()}
+        values = {name: Encoded(encode_leaf(JSON, portable(value))) for name, value in state.items()}
         self._hashes.update(value.body.hash for value in values.values() if isinstance(value.body, Leaf))
         history, known = checkpoint.conversation_history, dict(enumerate(self._messages))
         leaves = [
@@ -187,13 +186,8 @@ def _data(checkpoint: Checkpoint) -> Any:
     return {**(data if isinstance(data, dict) else {"data": data} if data is not None else {}), "imported": former}
 
 
-def _leaf(json: str, json_py: str, value: Any) -> Leaf:
-    data = to_json(value)
-    return leaf(json_py, data.strip()) if data.startswith(b" ") else leaf(json, data)
-
-
 def _message_leaf(number: int, message: Mapping[str, Any]) -> Leaf:
     try:
-        return _leaf(MESSAGE, MESSAGE_PY, stored_message(to_stored(message)))
+        return encode_leaf(MESSAGE, portable(stored_message(to_stored(message))))
     except ValueError as error:
         raise ValueError(f"message {number + 1} {error}") from error

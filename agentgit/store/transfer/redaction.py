@@ -61,7 +61,6 @@ class Secrets:
     # -- collecting: the secrets are a `Sink` of the records of an export
 
     def record(self, record: Record) -> None:
-        """Collect the secrets of a record."""
         kind = record["record"]
         if kind == t.GRAPH_CHECKPOINT.name:
             self._collect(record["meta"])
@@ -73,7 +72,6 @@ class Secrets:
         """A list has no secrets of its own."""
 
     def value(self, value: Leaf) -> None:
-        """Collect the secrets of a value."""
         if value.type in READERS:
             self._collect(READERS[value.type](value.data))
         elif value.type in (MSGPACK, MESSAGE_MSGPACK):
@@ -166,12 +164,7 @@ class Secrets:
 
 
 def _is_secret(name: str) -> bool:
-    """Return whether a name is that of a secret; `token_usage` is not.
-
-    Example:
-        >>> _is_secret("apiKey"), _is_secret("token_usage"), _is_secret("city")
-        (True, False, False)
-    """
+    """Return whether a name is that of a secret; `token_usage` is not."""
     return is_secret_name(name) and re.split(r"[^a-z]+", name.lower())[-1] not in _COUNTS
 
 
@@ -246,7 +239,6 @@ class RedactingSink:
         self._state_hashes: dict[str, str] = {}
 
     def record(self, record: Record) -> None:
-        """Write a record."""
         kind = record["record"]
         fields = {name: self._secrets.redacted(record[name]) for name in REDACTED_FIELDS.get(kind, ())}
         change = getattr(self, f"_{kind}", None)
@@ -280,7 +272,6 @@ class RedactingSink:
             self._sink.items(hasher.digest(), ListItems(base, items.keep, new))
 
     def _first(self, key: bytes | None, count: int) -> list[bytes]:
-        """Return the first items of a list that was written."""
         parts: list[list[bytes]] = []
         while key is not None and count:
             base, keep, items = self._lists[key]

@@ -49,15 +49,12 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportScope:
-    """The part of a session to export."""
-
     session: StoredRow
     branch: StoredRow | None = None
     point: StoredRow | None = None
 
     @property
     def kind(self) -> str:
-        """The kind of object to export: `session`, `branch` or `checkpoint`."""
         return SESSION if self.branch is None else BRANCH if self.point is None else CHECKPOINT
 
     @property
@@ -69,7 +66,6 @@ class ExportScope:
 
 
 def select_rows(store: Store, transaction: Reading, scope: ExportScope) -> Selection:
-    """Return the rows that an export takes."""
     return (Selection if scope.branch is None else PathSelection)(store, transaction, scope)
 
 
@@ -105,17 +101,14 @@ class Selection:
         return (row._asdict() for row in self.path)
 
     def states(self) -> Rows:
-        """Yield the graph checkpoints."""
         for branch in self.path:
             yield from self._rows(t.GRAPH_CHECKPOINT, "ns seq", thread_id=branch.thread_id)
 
     def writes(self) -> Rows:
-        """Yield the pending writes."""
         for branch in self.path:
             yield from self._rows(t.GRAPH_WRITE, thread_id=branch.thread_id)
 
     def points(self) -> Rows:
-        """Yield the checkpoints."""
         for branch in self.path:
             yield from self._rows(t.CHECKPOINT, "number", internal_session_id=branch.id)
 
@@ -134,7 +127,6 @@ class Selection:
         return self._rows(t.TOOL_INVOCATION, external_session_id=self.session_id)
 
     def operations(self) -> Rows:
-        """Yield the operations."""
         for row in self._rows(t.OPERATION, external_session_id=self.session_id):
             if row["status"] != DONE:
                 name, status = f"{row['kind'].capitalize()} {row['id']}", row["status"]
@@ -144,7 +136,6 @@ class Selection:
             yield row
 
     def log(self) -> Rows:
-        """Yield the entries of the world log."""
         return self._rows(t.WORLD_LOG, external_session_id=self.session_id)
 
     def _open_ended(self) -> Sequence[StoredRow]:
@@ -152,7 +143,6 @@ class Selection:
         return self.path
 
     def _rows(self, table: Table, order: str = "", **values: Any) -> Rows:
-        """Yield the rows of a table with these values."""
         columns = [table.c[name] for name in order.split()] or table.primary_key
         query = select(table).where(*(table.c[name] == value for name, value in values.items())).order_by(*columns)
         with self.transaction.execute(query.execution_options(yield_per=ROWS_AT_ONCE)) as rows:

@@ -19,14 +19,7 @@ Message = Mapping[str, Any]
 def steps(
     messages: Sequence[Message], calls: Iterable[ToolInvocation], points: Sequence[Checkpoint], score: Any = None
 ) -> Iterator[dict[str, Any]]:
-    """Return the steps of one branch, from the root of its session.
-
-    Example:
-        >>> said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello", "tool_calls": []}]
-        >>> [step] = steps(said, [], [])
-        >>> step["observation"][0]["content"], step["action"]["content"], step["done"]
-        ('hi', 'hello', True)
-    """
+    """Return the steps of one branch, from the root of its session."""
     calls_by_id: dict[str, list[ToolInvocation]] = defaultdict(list)
     for call in calls:
         if call.tool_call_id is not None:

@@ -76,7 +76,6 @@ class UnpackedSizes:
         self._content_bytes = 0
 
     def add(self, key: bytes, size: int, parts: Iterable[bytes] = ()) -> int:
-        """Add a value of its own size and parts, and return the size to which it unpacks."""
         self._content_bytes += size
         total = size + self.require(parts)
         if key in self._sizes:
@@ -100,16 +99,7 @@ class UnpackedSizes:
 
 
 def stored_message(value: Any) -> dict[str, Any]:
-    """Check a message in LangChain's stored form.
-
-    Example:
-        >>> stored_message({"type": "human", "data": {"content": "hi"}})["type"]
-        'human'
-        >>> stored_message({"type": "human", "data": {"content": 7}})
-        Traceback (most recent call last):
-            ...
-        ValueError: data content is neither a string nor a list of strings and objects
-    """
+    """Check a message in LangChain's stored form."""
     message: dict[str, Any] = is_shaped({"type": one_of(*ROLES), "data": anything}, value)
     is_shaped({"type": anything, "data": lambda data: _message_data(message["type"], data)}, message)
     _require_displayed(message)  # also fields that are only standard in other kinds of messages

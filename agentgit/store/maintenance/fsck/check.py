@@ -18,8 +18,6 @@ from agentgit.store.maintenance.fsck.reading import (
     HEADS,
     RESTORE,
     FsckReport,
-    check_cells,
-    tolerate_invalid_text,
 )
 from agentgit.store.maintenance.fsck.rows import RowCheck
 from agentgit.store.maintenance.fsck.states import check_heads, check_pending, check_states
@@ -31,18 +29,17 @@ from agentgit.store.store import Store
 
 COUNTED_TABLES = (
     "blob graph_checkpoint graph_write external_session event workspace_snapshot internal_session checkpoint tag "
-    "search_text operation session_member"
+    "operation session_member"
 )
 """The tables whose rows the checks of all levels read once."""
 
 
 def fsck(store: Store, level: int, progress: OnProgress | None = None, session_id: int | None = None) -> Checked:
-    """Check all rows, or those of one session."""
     start = time.perf_counter()
     uncached_store = Store(store.database, store.compression)  # so that no cache is used
     report = FsckReport(progress, level, session_id)
     try:
-        with store.database.reading(repeatable_read=True) as transaction, tolerate_invalid_text(transaction):
+        with store.database.reading(repeatable_read=True) as transaction:
             _run_checks(transaction, uncached_store, level, report)
     except Corrupt as error:  # the database itself cannot read its file
         report.add(error.row or "the database", error.message.rstrip("."), RESTORE)
@@ -70,8 +67,6 @@ def _run_checks(transaction: Reading, store: Store, level: int, report: FsckRepo
     if is_whole and level >= HASHES:
         for row_name, problem in Rotation(store.database).find_damaged(transaction, store.database.seal):
             report.add(row_name, problem, RESTORE)
-        for table in METADATA.sorted_tables:
-            report.attempt("the database", partial(check_cells, transaction, table, report))
     _check_rows(transaction, store, level, report)
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
-from sqlalchemy import LargeBinary, Table, case, select
+from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
 from agentgit.errors import AgentGitError, Corrupt, KeyMissing
 from agentgit.sessions.reports import Finding, OnProgress
-from agentgit.store.sql.columns import Payload, UTCDateTime
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import is_dbapi_error
-from agentgit.store.sql.encryption import UnencryptedValue
 from agentgit.store.sql.tables import BRANCH, SESSION, USER
 from agentgit.store.sql.transaction import Reading
 
@@ -28,9 +24,6 @@ MOST = 1000
 
 RESTORE = "Restore the database from a backup."
 
-FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
-"""The range of times that Python can hold. PostgreSQL has a wider range, and `infinity`."""
-
 SHOWN_CHARACTERS = 40
 """The number of characters of a wrong value that a finding shows."""
 
@@ -41,7 +34,6 @@ class FsckReport:
     def __init__(self, progress: OnProgress | None, level: int, of_session: int | None = None) -> None:
         self.with_hashes, self.of_session = level >= HASHES, of_session
         self.findings: list[Finding] = []
-        self._reported: set[tuple[str, str]] = set()
         self.more = 0
         self.objects = 0
         self.total = 0
@@ -50,10 +42,7 @@ class FsckReport:
 
     def add(self, row: str, what: str, todo: str) -> None:
         """Add a finding; see `Finding` for the arguments."""
-        if (row, what) in self._reported:  # two levels may check the same cell
-            return
         if len(self.findings) < MOST:
-            self._reported.add((row, what))
             self.findings.append(Finding(row=_printable(row), what=_printable(what), todo=todo))
         else:
             self.more += 1
@@ -85,8 +74,10 @@ def _is_database_error(error: Exception) -> bool:
 
 
 def _is_conversion_error(error: Exception) -> bool:
-    """Return whether the driver could not convert a value that the server sent, like the time `-infinity`."""
+    """Return whether a value cannot be converted, like `-infinity` or a text that is not UTF-8."""
     cause = getattr(error, "orig", error)
+    if isinstance(cause, sqlite3.OperationalError):
+        return not hasattr(cause, "sqlite_errorcode")
     return is_dbapi_error(cause, "DataError") and getattr(cause, "sqlstate", None) is None
 
 
@@ -106,58 +97,21 @@ def checked(report: FsckReport, *columns: Any) -> Any:
 
 
 def read_rows(transaction: Reading, query: Any, report: FsckReport, *, counted: bool = True) -> Iterator[Any]:
-    """Yield the rows of a query that can be read, a page at a time, and count them."""
     columns = list(query.selected_columns)
-    table: Any = getattr(columns[0], "table", None)
-    keys = [n for n, column in enumerate(columns) if getattr(column, "primary_key", False) and column.table is table]
-    if not transaction.is_sqlite:
-        query = query.with_only_columns(*map(_in_range, columns), maintain_column_froms=True)
+    table = columns[0].table
+    keys = [n for n, one in enumerate(columns) if getattr(one, "primary_key", False) and one.table is table]
     statement = CompiledStatement(query)
-    make_row, converters = statement.row_readers(transaction)
+    convert = statement.row_converter(transaction)
     for page in statement.pages(transaction, raw=True):
         for raw in page:
-            values, problems = list(raw), []
-            for n, column in enumerate(columns):
-                try:
-                    values[n] = _read(column, raw[n], converters.get(n))
-                except (ValueError, TypeError, LookupError, ArithmeticError, KeyMissing, Corrupt) as error:
-                    problems.append(f"its {column.name} {_describe(error)}")
-            if problems:
-                name = "/".join(str(raw[n]) if type(raw[n]) is int else format_value(raw[n]) for n in keys)
-                for problem in problems:
-                    report.add(f"{getattr(table, 'name', '')} {name}".strip(), problem, RESTORE)
+            try:
+                row = convert(raw)
+            except (ValueError, TypeError, LookupError, ArithmeticError, KeyMissing, Corrupt) as error:
+                name = "/".join(format_value(raw[n]) for n in keys)
+                report.add(f"{table.name} {name}", f"it cannot be read: {error}".rstrip("."), RESTORE)
             else:
-                yield make_row(values)
+                yield row
         report.advance(len(page) if counted else 0)
-
-
-def _in_range(column: Any) -> Any:
-    """Return a column whose times that the driver cannot read are NULL."""
-    is_time = isinstance(column.type, UTCDateTime)
-    return case((column.between(FIRST, LAST), column)).label(column.name) if is_time else column
-
-
-def _read(column: Any, value: Any, convert: Callable[[Any], Any] | None) -> Any:
-    if value is None and isinstance(column.type, UTCDateTime) and not getattr(column, "nullable", True):
-        raise ValueError("is not a time")
-    if isinstance(value, str) and not value.isascii() and any("\udc80" <= c <= "\udcff" for c in value):
-        raise ValueError(f"is {format_value(value)}, which is not text")
-    return convert(value) if convert is not None else value
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, UnencryptedValue):
-        return "is not encrypted, although this database is"
-    if isinstance(error, KeyMissing | Corrupt):
-        return "cannot be decrypted with its key"
-    return f"cannot be read: {error}"
-
-
-def check_cells(transaction: Reading, table: Table, report: FsckReport) -> None:
-    """Check that each value of a table can be read, but for those that are bytes, which other checks decode."""
-    is_bytes = {one for one in table.c if isinstance(one.type, LargeBinary | Payload) and not one.primary_key}
-    for _ in read_rows(transaction, select(*(one for one in table.c if one not in is_bytes)), report, counted=False):
-        pass
 
 
 def read_raw_rows(transaction: Reading, query: Any, report: FsckReport) -> Iterator[Any]:
@@ -167,28 +121,8 @@ def read_raw_rows(transaction: Reading, query: Any, report: FsckReport) -> Itera
         report.advance(len(page))
 
 
-@contextmanager
-def tolerate_invalid_text(transaction: Reading) -> Iterator[None]:
-    """Make SQLite return text that is not valid UTF-8, with a lone surrogate for each invalid byte."""
-    if not transaction.is_sqlite:
-        yield
-        return
-    dbapi_connection: Any = transaction.connection.connection.dbapi_connection
-    previous_factory = dbapi_connection.text_factory
-    dbapi_connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
-    try:
-        yield
-    finally:
-        dbapi_connection.text_factory = previous_factory
-
-
 def format_value(value: Any) -> str:
-    """Format a value so that any terminal can show it.
-
-    Example:
-        >>> format_value(7), format_value("main"), format_value(b"ab"), format_value("a" + chr(10))
-        ('7', 'main', '6162', "'a\\\\n'")
-    """
+    """Format a value so that any terminal can show it."""
     if isinstance(value, bytes | memoryview):
         text = bytes(value[:SHOWN_CHARACTERS]).hex() or "b''"
     else:

@@ -20,12 +20,10 @@ from agentgit.store.records.session_access import NO_LINK
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import (
     BRANCH,
-    CALL,
     CHECKPOINT,
     EVENT,
     GRAPH_CHECKPOINT,
     OPERATION,
-    SEARCH_TEXT,
     SESSION,
     SESSION_LINK,
     SESSION_MEMBER,
@@ -64,7 +62,6 @@ class RowCheck:
             self.check_branches,
             self.check_checkpoints,
             self.check_tags,
-            self.check_texts,
             self.check_calls,
             self.check_operations,
             self.check_world,
@@ -127,10 +124,7 @@ class RowCheck:
             self.report.add(f"external_session {id}", "it has no current branch", "Continue on a branch.")
 
     def _starts_before_point(self, branch: Any) -> bool:
-        """Return whether a branch begins with another graph checkpoint than its branch point.
-
-        Then it inherits the calls up to there. The beginning of a branch without checkpoints is unknown.
-        """
+        """Return whether a branch begins with another graph checkpoint than its branch point, as far as is known."""
         c = CHECKPOINT.c
         states = select(c.graph_checkpoint_id)
         own = states.where(c.internal_session_id == branch.id).order_by(c.number).limit(1)
@@ -139,7 +133,6 @@ class RowCheck:
         return first is None or first.graph_checkpoint_id != point
 
     def check_checkpoints(self) -> None:
-        """Check the author, position, data and graph checkpoint of each checkpoint."""
         for row in read_rows(self.transaction, _with_states(self.report), self.report):
             name = f"checkpoint {row.id}"
             self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
@@ -157,19 +150,12 @@ class RowCheck:
                 self.report.add(name, "its state_hash or message_count does not match its graph checkpoint", RESTORE)
 
     def check_tags(self) -> None:
-        """Check the author of each tag, and that its checkpoint belongs to its session."""
         for row in self.read(TAG.c.name, TAG.c.external_session_id, TAG.c.checkpoint_id, TAG.c.user_id):
             name = f"tag {row.name!r}"
             self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
             branch_id, _ = self.positions.get(row.checkpoint_id, (0, 0))
             if self.tracks.get(branch_id, (row.external_session_id,))[0] != row.external_session_id:
                 self.report.add(name, "its checkpoint belongs to another session", "Remove the tag.")
-
-    def check_texts(self) -> None:
-        """Check that the calls in the search index exist."""
-        for row in self.read(SEARCH_TEXT.c.id, SEARCH_TEXT.c.kind, SEARCH_TEXT.c.row_id):
-            if row.kind == CALL:
-                self.require_existing(f"search_text {row.id}", "call", row.row_id, self.call_ids, RESTORE)
 
     # -- what tools did
 
@@ -244,12 +230,7 @@ def _with_states(report: FsckReport) -> Any:
 
 
 def find_cycles(parents: Mapping[int, int | None]) -> set[int]:
-    """Return the ids of branches that are their own ancestors.
-
-    Example:
-        >>> sorted(find_cycles({1: None, 2: 1, 3: 4, 4: 3, 5: 3}))
-        [3, 4]
-    """
+    """Return the ids of branches that are their own ancestors."""
     visited: set[int] = set()
     cycles: set[int] = set()
     for start in parents:

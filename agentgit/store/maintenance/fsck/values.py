@@ -27,7 +27,6 @@ StoredHashes: TypeAlias = defaultdict[int, set[bytes]]
 
 
 def check_values(transaction: Reading, store: Store, report: FsckReport) -> StoredHashes:
-    """Check the stored values; return the hashes of all of them."""
     keys = checked(report, BLOB.c.external_session_id, BLOB.c.hash)
     stored_hashes: StoredHashes = defaultdict(set)
     for page in CompiledStatement(keys).pages(transaction, raw=True):
@@ -57,8 +56,6 @@ def check_values(transaction: Reading, store: Store, report: FsckReport) -> Stor
 
 
 class _ValueCheck:
-    """A check of the stored values of a session."""
-
     def __init__(self, transaction: Reading, blobs: Blobs, stored_hashes: set[bytes], report: FsckReport) -> None:
         self.transaction, self.stored_hashes, self.report = transaction, stored_hashes, report
         self.with_hashes = report.with_hashes
@@ -134,7 +131,6 @@ class _ValueCheck:
         self.report.add(f"blob {self.blobs.session_id}/{key.hex()}", problem, RESTORE)
 
     def check_lists(self) -> None:
-        """Check the hash of each list."""
         for verified_list in verify_lists(self.transaction, self.blobs, self._lists):
             base = base_hash(self._lists[verified_list.key]) if verified_list.problem else None
             if verified_list.problem and (base is None or base in self.stored_hashes):  # otherwise already reported
