@@ -60,6 +60,7 @@ def _notify_before_fork() -> None:
 
 
 def _notify_after_fork() -> None:
+    _own_start_time.cache_clear()
     for listener in list(_fork_listeners):
         listener.after_fork()
     _fork_listeners_lock.release()
@@ -83,7 +84,7 @@ ZOMBIE = "ended"
 @contextmanager
 def register_owner() -> Iterator[str]:
     """Yield a name for one piece of work, which counts as alive until the block ends or the process dies."""
-    name = f"{_here()}|{os.getpid()}|{_start_time(os.getpid())}|{secrets.token_hex(8)}"
+    name = f"{_here()}|{os.getpid()}|{_own_start_time()}|{secrets.token_hex(8)}"
     _active_owners.add(name)
     try:
         yield name
@@ -160,6 +161,11 @@ def _start_time(pid: int) -> str:
     except (OSError, ValueError):
         return ""
     return start_time if state not in "ZX" else ZOMBIE
+
+
+@functools.cache
+def _own_start_time() -> str:
+    return _start_time(os.getpid())
 
 
 def _process_exists(pid: int) -> bool:
