@@ -238,8 +238,8 @@ class UnitOfWork:
             if work is None and not (waiting.rows or waiting.calls or waiting.answers):
                 return None  # another thread has just written it
             newest_before, world_seq_before = self._newest, self.world_seq
-            # Outcomes need no hold, and the end of a turn checks it when it releases the branch.
-            checks_hold = not closing and (work is not None or not self._has_outcomes_alone(waiting))
+            # Outcomes store no values and need no hold; the end of a turn checks it when it releases the branch.
+            has_outcomes_alone = work is None and self._has_outcomes_alone(waiting)
             # An attempt before may have been committed, or refused because somebody else has the branch.
             attempts = count(self._failures)
 
@@ -249,9 +249,9 @@ class UnitOfWork:
                 # Each locks the session against the collection of its values, before anything is read.
                 if closing:
                     self.read_session_meta = self._store.sessions.touch(transaction, self._branch)
-                else:
+                elif not has_outcomes_alone:
                     self._store.graphs.blobs.of(session_id).protect(transaction)
-                if next(attempts) or checks_hold:
+                if next(attempts) or not (closing or has_outcomes_alone):
                     self._read_held(transaction)
                 self._newest = self._write(transaction, waiting, newest_before)  # `work` may ask for it
                 return work(transaction) if work is not None else None

@@ -34,7 +34,7 @@ def sent(monkeypatch):
     return ways
 
 
-@pytest.mark.parametrize(("said", "most", "statements"), [("hello", 4, 22), ("add chair", 12, 43)])
+@pytest.mark.parametrize(("said", "most", "statements"), [("hello", 4, 16), ("add chair", 12, 34)])
 def test_a_turn_needs_few_round_trips_to_the_server(postgres_url, sent, said, most, statements):
     with agentgit.open(postgres_url) as repo:
         agent = obeying(repo)

@@ -95,12 +95,12 @@ def count_statements(repo, run, text):
 def test_a_turn_sends_no_more_statements_than_it_needs(repo, way, text, most):
     statements = count_statements(repo, runs_turns(repo, way), text)
     transactions = 1 if text == "hello" else 3  # the end; before it the intent and the outcome
-    # On a server the beginning, the intent and the outcome lock the session.
-    more = 0 if repo.context.store.database.is_sqlite else transactions
+    # On a server the beginning and the intent lock the session.
+    more = 0 if repo.context.store.database.is_sqlite else min(transactions, 2)
     # On a busy machine LangGraph's thread saves the step before a call so late that it is written with the outcome,
     # which then checks that the turn still has its branch.
     late = statements["INSERT graph_checkpoint"] - min(transactions, 2)
-    assert statements.total() <= most + more + 4 * late, statements
+    assert statements.total() <= most + more + 5 * late, statements
     assert statements["INSERT blob"] <= transactions, statements
     assert statements["INSERT graph_checkpoint"] <= transactions, statements
 

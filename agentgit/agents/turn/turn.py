@@ -92,8 +92,10 @@ class Turn(RunningTurn):
             self.files = TurnFiles(context.store, context.settings.workspace, context.branch_id, files)
             self.files.begin(self._first_title)
             # Need not be durable: the first intent of the turn is, and takes everything written before it to disk.
+            # The event of a checkpoint must: if a crash lost it, its place in the feed could be given again.
             next_batch, unfinished_batch = context.store.database.write(
-                lambda transaction: self._begin(transaction, owner, given), async_commit=True
+                lambda transaction: self._begin(transaction, owner, given),
+                async_commit=not self._begins_with_checkpoint,
             )
             state = self._state
             self.span.set(agentgit_session_name=state.session_name, agentgit_branch_name=self.branch.name)
@@ -107,6 +109,10 @@ class Turn(RunningTurn):
             self.resources.__exit__(*sys.exc_info())
             raise
 
+    @property
+    def _begins_with_checkpoint(self) -> bool:
+        return self.turn_input.is_new and self.context.settings.checkpoint_interval.before_turns
+
     def _acquire(self, transaction: Writing, owner: str) -> tuple[TurnState, str | None]:
         """Acquire the branch; return what the turn finds there, and the owner of a turn that has died."""
         context, store, session_id = self.context, self.context.store, self.context.session_id
@@ -114,8 +120,7 @@ class Turn(RunningTurn):
         store.sessions.lock(transaction, session_id)
         # Read before the world is checked: what another turn adds to the log in between has not been seen.
         read_state = query_turn_state(transaction, context.branch_id)
-        is_due = self.turn_input.is_new and context.settings.checkpoint_interval.before_turns
-        self._before_id = new_id() if is_due else None
+        self._before_id = new_id() if self._begins_with_checkpoint else None
         idle = context.settings.idle_status
         acquiring = (transaction, context.branch_id, owner, idle, self._before_id)
         read_acquired = store.sessions.acquire(*acquiring)
