@@ -36,15 +36,24 @@ class FileHistory:
     """The states of a directory since the snapshot that is restored, oldest first.
 
     What only somebody else changed stays. A file that both changed is a conflict, and stays unless `overwrites`; one
-    that somebody else deleted is restored, because that replaces nothing.
+    that somebody else deleted is restored, because that replaces nothing. What changes after an operation has begun,
+    nobody has confirmed to overwrite.
     """
 
-    def __init__(self, states: Sequence[FileState], changed_since: str, *, overwrites: bool = False) -> None:
+    def __init__(
+        self, states: Sequence[FileState], changed_since: str, *, overwrites: bool = False, has_begun: bool = False
+    ) -> None:
         self._states, self._changed_since, self._overwrites = states, changed_since, overwrites
+        self._has_begun = has_begun
         self.overwritten: dict[bytes, str] = {}
         """The files that are replaced although others changed them, with the snapshot that has their version."""
         self.deleted: set[bytes] = set()
         """The files that others deleted and a restore brings back."""
+
+    def until(self, snapshot: str) -> FileHistory:
+        """Return the history as it was when the directory last had a snapshot."""
+        ends = [number for number, state in enumerate(self._states, 1) if state.snapshot == snapshot]
+        return FileHistory(self._states[: ends[-1] if ends else None], PERSON, overwrites=self._overwrites)
 
     def choose(self, changes: Changes, trees: Trees, tree_of: Callable[[str], bytes | None], now: bytes) -> KeptPaths:
         """Return the paths that a restore leaves as they are; `now` is the tree of the directory."""
@@ -56,7 +65,8 @@ class FileHistory:
             path: theirs[path][1] for path in both if is_leaf(theirs[path][0]) and theirs[path][0] != last[path]
         }
         conflicts = {path for path in both & changes.keys() if changes[path].before is not None or path in replaced}
-        kept = left if self._overwrites else left | conflicts
+        late = {path for path in conflicts if self._has_begun and not theirs[path][1]}
+        kept = left | (late if self._overwrites else conflicts)
         blocked = _blocked_by(left, changes)
         kept = kept | blocked | _blocked_by(kept, changes)
         files = set(leaves(changes))

@@ -14,27 +14,30 @@ from agentgit.effects import RollbackPlan
 from agentgit.effects.files import (
     CONFLICT,
     CRASH,
+    DELETE,
     LEFT,
     OUTSIDE,
+    OVERWRITTEN,
     PERSON,
     RESTORE,
     STORED,
     TURN,
     UNKNOWN,
+    WRITE,
     FileChange,
     FileChanges,
     SnapshotRef,
 )
 from agentgit.effects.plan import KEEP
 from agentgit.effects.registry import Registry
-from agentgit.errors import AgentGitError, NotFound, Unavailable, WorkspaceChanged
+from agentgit.errors import AgentGitError, Conflict, NotFound, Unavailable, WorkspaceChanged
 from agentgit.next_steps import Next
 from agentgit.rollback.file_history import BLOCKED_WHY, FileHistory, FileState
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
-from agentgit.store.sql.transaction import Reading, Writing
+from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
 from agentgit.values import as_object, escape_path
 from agentgit.workspace.api import Workspace
@@ -43,7 +46,7 @@ from agentgit.workspace.api import Workspace
 class FoundFiles(NamedTuple):
     """The files that an operation found, and the newest row of its session at that time."""
 
-    newest_id: int
+    newest_id: int | None
     snapshot: SnapshotRef
 
 
@@ -188,7 +191,7 @@ class RollbackFiles:
             adapter.fetch_if_moved(snapshot_ref_from_row(row))
         is_known = bool(rows) and rows[-1].changed_by != CRASH and not has_begun
         changed_since = (TURN if is_running else PERSON) if is_known else UNKNOWN
-        return FileHistory(states, changed_since, overwrites=overwrites)
+        return FileHistory(states, changed_since, overwrites=overwrites, has_begun=has_begun)
 
     def require_safe_restore(
         self, session_id: int, snapshot: SnapshotRef | None, request: Request | SwitchRequest
@@ -222,32 +225,49 @@ class RollbackFiles:
         with self.store.database.reading() as transaction:
             newest = self.store.snapshots.newest_of_session(transaction, session_id)
         adapter = self._adapter(session_id, snapshot)
-        if newest is None or adapter.is_custom:
+        if adapter.is_custom:
             return None
-        return FoundFiles(newest.id, adapter.take_snapshot("before a rollback"))
-
-    def record_found(self, transaction: Writing, session_id: int, found: FoundFiles | None) -> None:
-        """Record the files that an operation found, which others have changed since the session last looked."""
-        newest = self.store.snapshots.newest_of_session(transaction, session_id) if found is not None else None
-        if found is not None and newest is not None and newest.id == found.newest_id:
-            branch = self.store.sessions.branch(transaction, newest.internal_session_id)
-            self.store.snapshots.record(transaction, branch, found.snapshot, PERSON)
+        return FoundFiles(newest and newest.id, adapter.take_snapshot("before a rollback"))
 
     def restore(self, row: StoredRow) -> FileChanges | None:
         """Restore the files that an operation leads to; None if it leaves them alone. Idempotent."""
         snapshot_data = as_object(row.request).get("files")
         if snapshot_data is None:
             return None
-        snapshot, session_id = SnapshotRef(**snapshot_data), row.external_session_id
-        overwrites = bool(as_object(row.request).get("overwrites"))
+        snapshot = SnapshotRef(**snapshot_data)
         try:
-            adapter = self._adapter(session_id, snapshot)
-            history = self._history(session_id, snapshot, adapter, overwrites=overwrites, has_begun=True)
-            result = adapter.restore(snapshot, history)
-            outside = [FileChange(**change) for change in as_object(row.request).get("files_outside", ())]
-            return replace(result, changes=[*result.changes, *outside])
+            adapter, history, found = self._begun(row, snapshot)
+            result = adapter.restore(snapshot, history, found, str(row.id))
         except (AgentGitError, OSError) as error:
-            return failed_restore(snapshot, error)
+            result = failed_restore(snapshot, error)
+        earlier, outside = (
+            [FileChange(**change) for change in as_object(row.request).get(name, ())]
+            for name in ("files_done", "files_outside")
+        )
+        return replace(result, changes=[*earlier, *result.changes, *outside])
+
+    def done(self, row: StoredRow) -> list[FileChange]:
+        """Return what an operation has done to the files so far, each change with the snapshot of what was there."""
+        request = as_object(row.request)
+        if request.get("files") is None:
+            return []
+        try:
+            adapter, history, found = self._begun(row, SnapshotRef(**request["files"]))
+            changes = adapter.done(SnapshotRef(**request["files"]), history, found, str(row.id)).changes
+        except (AgentGitError, OSError):  # it cannot be restored either, and the report says so
+            return []
+        return [
+            replace(one, why=one.why or f"snapshot {found} has the version before")
+            for one in changes
+            if one.action in (WRITE, DELETE, OVERWRITTEN)
+        ]
+
+    def _begun(self, row: StoredRow, snapshot: SnapshotRef) -> tuple[WorkspaceAdapter, FileHistory, str]:
+        """Return the workspace of an operation that has begun, the history of its files, and what it found."""
+        adapter, request = self._adapter(row.external_session_id, snapshot), as_object(row.request)
+        overwrites = bool(request.get("overwrites"))
+        history = self._history(row.external_session_id, snapshot, adapter, overwrites=overwrites, has_begun=True)
+        return adapter, history, request["files_known"]["snapshot"]
 
     def diff(self, a: Checkpoint, b: Checkpoint) -> dict[str, Any]:
         """Compare the files of two checkpoints; return the fields of a `Diff` by name, or `{}` if one has no files."""
@@ -313,21 +333,29 @@ class RollbackFiles:
 
     def request_fields(
         self,
-        transaction: Reading,
+        transaction: Writing,
         session_id: int,
         snapshot: SnapshotRef | None,
         plan: RollbackPlan,
+        found: FoundFiles | None,
         *,
         overwrites: bool,
     ) -> dict[str, Any]:
-        """Return what an operation records: the files to restore (None to leave them alone) and the current files."""
+        """Return what an operation records: the files to restore (None to leave them alone) and those that it found."""
         row = self.store.snapshots.newest_of_session(transaction, session_id)
+        if found is not None and found.newest_id != (row and row.id):
+            raise Conflict("The session was used in the meantime. Nothing was done.")
+        if found is not None and row is not None:
+            branch = self.store.sessions.branch(transaction, row.internal_session_id)
+            self.store.snapshots.record(transaction, branch, found.snapshot, PERSON)
+            row = self.store.snapshots.newest_of_session(transaction, session_id)
+        known = snapshot_ref_from_row(row) if row is not None else found and found.snapshot
         outside = self._outside(session_id, snapshot, plan) if snapshot is not None else []
         return {
             "files_outside": [vars(change) for change in outside],
             "files": vars(snapshot) if snapshot is not None else None,
             "overwrites": overwrites,
-            "files_known": vars(snapshot_ref_from_row(row)) if row is not None else None,
+            "files_known": known and vars(known),
         }
 
     def snapshots_after(self, row: StoredRow, changes: FileChanges | None) -> list[tuple[SnapshotRef, str]]:
@@ -343,8 +371,7 @@ class RollbackFiles:
         if not changes.now:
             return [(restored, RESTORE)]
         settings = self._adapter(row.external_session_id, SnapshotRef(**request["files"])).settings
-        changed_by = RESTORE if changes.safety == (known or {}).get("snapshot") else UNKNOWN
-        return [(restored, STORED), (SnapshotRef(snapshot=changes.now, settings=settings), changed_by)]
+        return [(restored, STORED), (SnapshotRef(snapshot=changes.now, settings=settings), changes.now_by)]
 
     def _adapter(self, session_id: int, snapshot: SnapshotRef) -> WorkspaceAdapter:
         """Return the attached workspace of a session; if none is attached here, the workspace of the files."""

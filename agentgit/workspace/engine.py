@@ -259,6 +259,7 @@ class Engine:
         paths: tuple[bytes, ...] | None = None,
         choose: Choose = keep_nothing,
         is_undo: bool = False,
+        aside: str = "",
     ) -> Restored:
         """Restore a snapshot after a safety snapshot; what is chosen stays; an undo deletes it."""
         row = self.require(ref)
@@ -268,7 +269,7 @@ class Engine:
         captured = self._capture()
         kept = self._files.choose(choose, row, captured, paths)
         safety = self._add(safety, captured)
-        pending = PendingRestore(row.snapshot.id, safety.id, secrets.token_hex(8), paths, kept, is_undo)
+        pending = PendingRestore(row.snapshot.id, safety.id, aside or secrets.token_hex(8), paths, kept, is_undo)
         self.catalog.set({PENDING: pending.encode()})
         try:
             result = self._run(pending)
@@ -278,6 +279,10 @@ class Engine:
             interrupted, _ = self.finished
             result = interrupted if interrupted.id == result.id else result
         return result
+
+    def done(self, ref: str, found: str, choose: Choose, aside: str) -> Restored:
+        """Return what restores of a snapshot have done by now to the files that another snapshot has."""
+        return self.files_for("a list").done(self.require(ref), self.require(found), choose, aside)
 
     def is_at(self, ref: str) -> bool:
         """Return whether the files as they were last saved or restored are those of a snapshot."""

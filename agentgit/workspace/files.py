@@ -138,13 +138,27 @@ class Files:
         done = {path for path in left_out_now if disk.read_entry(path) == changes[path].after}
         aside = [path for path in paths_in_the_way(now.left_out, changes) if path not in done]
         found: dict[str, Iterable[Any]] = {
-            "restored": [path for path, one in changes.items() if is_leaf(one.after) and path not in done],
-            "deleted": [path for path, one in changes.items() if is_leaf(one.before) and not is_leaf(one.after)],
+            **_leaf_changes({path: one for path, one in changes.items() if path not in done}),
             "moved_aside": [(path, ASIDE) for path in aside],
             "changed": self._unsaved(now),
             "impossible": [*self._impossible(changes, done), *((path, UNREADABLE) for path in unreachable)],
         }
         return self._result(row, now, differing, paths, aside, kept, found)
+
+    def done(self, row: CatalogRow, found: CatalogRow, choose: Choose, aside: str) -> Restored:
+        """Return what restores have done by now to the files that were found, whether or not they ended."""
+        differing, changes, _ = self._changes(row, found, None)
+        kept = choose(changes, self._trees, self._tree_of, bytes.fromhex(found.tree))
+        disk, still = Disk(self._root, os.fsencode(aside)), self._differences(self.capture(), row)
+        done = {
+            path: one
+            for path, one in changes.items()
+            if path not in kept.paths and (path not in still or disk.read_entry(path) == one.after)
+        }
+        moved = disk.moved()
+        listed = {**_leaf_changes(done), "moved_aside": moved}
+        result = self._result(row, found, differing, None, [path for path, _ in moved], kept, listed)
+        return replace(result, safety=found.snapshot.id)
 
     def _result(
         self,
@@ -226,3 +240,10 @@ class Files:
             for packed in source.read_packed(missing):
                 writer.put_packed(*packed)
             writer.named.update(trees)
+
+
+def _leaf_changes(changes: Changes) -> dict[str, Iterable[Any]]:
+    return {
+        "restored": [path for path, one in changes.items() if is_leaf(one.after)],
+        "deleted": [path for path, one in changes.items() if is_leaf(one.before) and not is_leaf(one.after)],
+    }
