@@ -10,6 +10,9 @@ from agentgit.workspace.left_out import parent_folders
 from agentgit.workspace.restore import KeptPaths, leaves
 from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_leaf
 
+OTHERS = "others"
+"""The turns and rollbacks of other branches, where these count as somebody else's."""
+
 LEFT_WHY = "somebody else changed it while no turn ran"
 CONFLICT_WHY = "a turn changed it, and so did somebody else"
 BLOCKED_WHY = "a file that somebody else made stands above or below it"
@@ -85,18 +88,20 @@ class FileHistory:
     ) -> tuple[dict[bytes, PathPast], dict[bytes, TreeEntry | None]]:
         """Return who changed each path, and what it is now.
 
-        Whoever brings an earlier version back brings back its past. A turn that writes it again does not: what somebody
-        else made in between is lost.
+        A rollback that brings an earlier version back brings back its past, and so does a person with one that no turn
+        made. Whoever else writes it again does not: a version of a turn becomes the person's.
         """
         pasts, last = dict[bytes, PathPast](), dict[bytes, TreeEntry | None]()
         known: dict[bytes, dict[TreeEntry | None, PathPast]] = {}
         for before, after, snapshot, changed_by in self._intervals(tree_of, now):
             for path, change in trees.differences(before, after).items():
                 versions = known.setdefault(path, {change.before: PathPast()})
-                if changed_by in (TURN, UNKNOWN) or change.after not in versions:
+                past = versions.get(change.after)
+                if past is None or changed_by in (TURN, UNKNOWN) or (changed_by == PERSON and past.is_own):
                     is_own, theirs = pasts.get(path, PathPast())
-                    theirs = (change.after, snapshot) if changed_by in (PERSON, UNKNOWN) else theirs
-                    versions[change.after] = PathPast(is_own or changed_by != PERSON, theirs)
+                    theirs = (change.after, snapshot) if changed_by in (PERSON, OTHERS, UNKNOWN) else theirs
+                    is_own = is_own or changed_by not in (PERSON, OTHERS) or (past is not None and past.is_own)
+                    versions[change.after] = PathPast(is_own, theirs)
                 pasts[path], last[path] = versions[change.after], change.after
         return pasts, last
 

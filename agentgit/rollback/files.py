@@ -32,7 +32,7 @@ from agentgit.effects.plan import KEEP
 from agentgit.effects.registry import Registry
 from agentgit.errors import AgentGitError, Conflict, NotFound, Unavailable, WorkspaceChanged
 from agentgit.next_steps import Next
-from agentgit.rollback.file_history import BLOCKED_WHY, FileHistory, FileState
+from agentgit.rollback.file_history import BLOCKED_WHY, OTHERS, FileHistory, FileState
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
 from agentgit.store.records.sessions import StoredRow
@@ -155,7 +155,8 @@ class RollbackFiles:
         own = dict(zip_longest(path, path[1:]))
         theirs = adapter.plan(snapshot, self._history(session_id, snapshot, adapter, overwrites=False, own=own))
         kept = {one.path for one in theirs.changes if one.action in (LEFT, CONFLICT)}
-        return sorted(changes.changed & (kept - {*changes.conflicts}))
+        persons = {one.path for one in changes.changes if one.action in (CONFLICT, OVERWRITTEN)}
+        return sorted(changes.changed & (kept - persons))
 
     def _history(
         self,
@@ -169,7 +170,7 @@ class RollbackFiles:
     ) -> FileHistory:
         """Return who changed the files since a snapshot; once an operation has begun, its own steps may have, too.
 
-        With `own` branches, each with the id after which its rows are others', turns of others count as persons'.
+        With `own` branches, each with the id after which its rows are others', others' turns count as somebody else's.
         """
         with self.store.database.reading() as transaction:
             rows = self.store.snapshots.since(transaction, session_id, snapshot)
@@ -185,7 +186,7 @@ class RollbackFiles:
             changed_by = TURN if row.changed_by == CRASH else row.changed_by  # a crash is a row without changes
             if own is not None and changed_by in (TURN, RESTORE):
                 end = own.get(row.internal_session_id, 0)
-                changed_by = changed_by if end is None or row.id < end else PERSON
+                changed_by = changed_by if end is None or row.id < end else OTHERS
             states.append(FileState(row.snapshot, UNKNOWN if earlier.changed_by == CRASH else changed_by))
         for row in rows:
             adapter.fetch_if_moved(snapshot_ref_from_row(row))

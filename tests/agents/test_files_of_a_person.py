@@ -180,6 +180,33 @@ def test_a_version_of_a_person_that_a_redo_brought_back_is_still_the_persons(rep
     assert desk.files == {"a.txt": "mine"}
 
 
+def test_an_earlier_text_of_a_turn_is_the_persons_if_a_person_brings_it_back_and_the_turns_after_an_undo(repo, desk):
+    agent = wrapped(repo, desk)
+    start = agent.run("write a.txt one") and agent.head
+    agent.run("write a.txt two")
+    agent.run("write a.txt three")
+    agent = agent.undo()
+    assert desk.files == {"a.txt": "two"}
+    assert agent.plan_rollback(start).files.conflicts == []
+    agent = agent.redo()
+    (desk.root / "a.txt").write_text("two")
+    with pytest.raises(WorkspaceChanged, match=r"have changed a\.txt"):
+        agent.rollback(start)
+    report = agent.rollback(start, files="overwrite").report.files
+    assert of_action(report, "overwritten") == {"a.txt": f"snapshot {report.safety} has the other's version"}
+    assert desk.files == {"a.txt": "one"}
+
+
+def test_a_person_who_brings_back_what_a_rollback_would_is_in_no_conflict(repo, desk):
+    agent = wrapped(repo, desk)
+    start = agent.run("write a.txt one") and agent.head
+    agent.run("write a.txt two")
+    (desk.root / "a.txt").write_text("one")
+    agent.run("write a.txt three")
+    agent.rollback(start)
+    assert desk.files == {"a.txt": "one"}
+
+
 def test_what_somebody_changed_before_a_point_with_the_same_files_does_not_count_after_it(repo, desk):
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
@@ -389,7 +416,7 @@ def test_a_turn_that_broke_off_leaves_a_point_with_the_files_from_before_its_ope
     by_hand = agent.checkpoint("by hand")
     agent.run("hello")
     for point in (by_hand, agent.checkpoints()[-2]):
-        agent.rewind_files(point)
+        agent.rewind_files(point, files="overwrite")
         assert desk.files == {"a.txt": "two", "b.txt": "two", "mine.txt": "mine"}
         (desk.root / "c.txt").write_text("three")
 
