@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from agentgit.effects.files import PERSON, TURN, UNKNOWN
@@ -16,6 +16,7 @@ OTHERS = "others"
 LEFT_WHY = "somebody else changed it while no turn ran"
 CONFLICT_WHY = "a turn changed it, and so did somebody else"
 BLOCKED_WHY = "a file that somebody else made stands above or below it"
+UNHELD_WHY = "something that no snapshot holds is in its place"
 KEPT_IN = "snapshot {} has the other's version"
 DELETED_WHY = "somebody else had deleted it"
 REPLACED_WHY = f"a turn replaced somebody else's version; {KEPT_IN}"
@@ -58,7 +59,14 @@ class FileHistory:
         ends = [number for number, state in enumerate(self._states, 1) if state.snapshot == snapshot]
         return FileHistory(self._states[: ends[-1] if ends else None], PERSON, overwrites=self._overwrites)
 
-    def choose(self, changes: Changes, trees: Trees, tree_of: Callable[[str], bytes | None], now: bytes) -> KeptPaths:
+    def choose(
+        self,
+        changes: Changes,
+        displacing: Set[bytes],
+        trees: Trees,
+        tree_of: Callable[[str], bytes | None],
+        now: bytes,
+    ) -> KeptPaths:
         """Return the paths that a restore leaves as they are; `now` is the tree of the directory."""
         pasts, last = self._pasts(trees, tree_of, now)
         own = {path for path, past in pasts.items() if past.is_own}
@@ -69,16 +77,18 @@ class FileHistory:
         }
         conflicts = {path for path in both & changes.keys() if changes[path].before is not None or path in replaced}
         late = {path for path in conflicts if self._has_begun and not theirs[path][1]}
-        kept = left | (late if self._overwrites else conflicts)
+        unheld = displacing - left
+        kept = left | (late if self._overwrites else conflicts | unheld)
         blocked = _blocked_by(left, changes)
         kept = kept | blocked | _blocked_by(kept, changes)
         files = set(leaves(changes))
         self.overwritten = {path: replaced.get(path, "") for path in (conflicts - kept) & files}
-        self.deleted = {path for path in (both - kept) & files if changes[path].before is None}
+        self.deleted = {path for path in (both - kept - unheld) & files if changes[path].before is None}
         reasons = dict.fromkeys(left & files, LEFT_WHY)
         reasons |= {path: REPLACED_WHY.format(replaced[path]) for path in replaced.keys() - changes.keys()}
         conflict_reasons = dict.fromkeys((kept - left) & files, CONFLICT_WHY)
-        conflict_reasons |= dict.fromkeys(blocked & files, BLOCKED_WHY)
+        for paths, why in ((blocked, BLOCKED_WHY), (unheld & kept, UNHELD_WHY)):
+            conflict_reasons |= dict.fromkeys(paths & files, why)
         for path in conflict_reasons.keys() & replaced.keys():
             conflict_reasons[path] += f"; {KEPT_IN.format(replaced[path])}"
         return KeptPaths(kept, reasons, conflict_reasons)

@@ -32,7 +32,7 @@ from agentgit.effects.plan import KEEP
 from agentgit.effects.registry import Registry
 from agentgit.errors import AgentGitError, Conflict, NotFound, Unavailable, WorkspaceChanged
 from agentgit.next_steps import Next
-from agentgit.rollback.file_history import BLOCKED_WHY, OTHERS, FileHistory, FileState
+from agentgit.rollback.file_history import BLOCKED_WHY, OTHERS, UNHELD_WHY, FileHistory, FileState
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
 from agentgit.store.records.sessions import StoredRow
@@ -41,6 +41,7 @@ from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
 from agentgit.values import as_object, escape_path
 from agentgit.workspace.api import Workspace
+from agentgit.workspace.values import some
 
 
 class FoundFiles(NamedTuple):
@@ -210,11 +211,16 @@ class RollbackFiles:
             text = f"Nothing was done. The files cannot be restored: {error.message.rstrip('.')}."
             raise Unavailable(text, *error.next, *request.without_files) from error
         if changes is not None and changes.conflicts and not request.force:
-            is_only_blocked = all(one.why == BLOCKED_WHY for one in changes.changes if one.action == CONFLICT)
-            paths = ", ".join(map(escape_path, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
+            whys = {one.path: one.why for one in changes.changes if one.action == CONFLICT}
+            is_only_blocked = all(why == BLOCKED_WHY for why in whys.values())
+            both, unheld = (
+                some([escape_path(path) for path, why in whys.items() if (why == UNHELD_WHY) == is_unheld])
+                for is_unheld in (False, True)
+            )
+            causes = [f"both a turn and somebody else have changed {both} (or a turn that was killed has)"] * bool(both)
+            causes += [f"something that no snapshot holds is in the place of {unheld}"] * bool(unheld)
             raise WorkspaceChanged(
-                f"Nothing was done. In {changes.workspace}, both a turn and somebody else have changed {paths} (or a "
-                "turn that was killed has).",
+                f"Nothing was done. In {changes.workspace}, {'; '.join(causes)}.",
                 *request.over_conflicts[: 1 if is_only_blocked else None],
             )
         return changes

@@ -101,6 +101,23 @@ def test_a_directory_closed_by_another_user_is_a_conflict(as_nobody, place):
     assert (place / "work" / "d" / "in").read_text() == "1"
 
 
+def test_a_file_that_a_person_made_unreadable_is_a_conflict_and_was_not_deleted(as_nobody):
+    as_nobody("""
+        from file_tools import Desk
+        desk = Desk(work)
+        os.environ["AGENTGIT_HOME"] = str(place / "home")
+        repo = agentgit.open(place / "agentgit.db")
+        agent = repo.wrap(desk.graph(), "s", check_effects=False, workspace=workspace)
+        start = agent.run("write a.txt one") and agent.head
+        agent.run("write a.txt two")
+        (work / "a.txt").chmod(0)
+        for plan in (agent.plan_rollback(start), agent.plan_rollback(start, files="overwrite")):
+            assert "deleted" not in str(plan.files), plan.files
+        plan = agent.plan_rollback(start)
+        assert plan.files.conflicts == ["a.txt"], plan.files
+    """)
+
+
 def test_files_that_nobody_can_read_are_left_out_and_named(as_nobody):
     as_nobody("""
         for name in ("secret", "d/in", "a"):
