@@ -154,7 +154,7 @@ class Files:
             **_leaf_changes({path: one for path, one in changes.items() if path not in done}),
             "moved_aside": [(path, ASIDE) for path in sorted(aside)],
             "changed": self._unsaved(now),
-            "impossible": [*self._impossible(changes, done), *((path, UNREADABLE) for path in unreachable)],
+            "impossible": [*self._impossible(changes, done, aside), *((path, UNREADABLE) for path in unreachable)],
         }
         return self._result(row, now, differing, paths, aside, kept, found)
 
@@ -194,11 +194,15 @@ class Files:
         fields |= {"name": origin.name, "message": origin.message, "time_str": origin.time, "unseen": unseen}
         return Restored(origin.id, **fields)
 
-    def _impossible(self, changes: Changes, done: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    def _impossible(
+        self, changes: Changes, done: Collection[bytes], aside: Collection[bytes]
+    ) -> Iterator[tuple[bytes, bytes]]:
         self.objects.refresh()
+        place = os.path.join(self._root, ASIDE)
+        if (os.path.lexists(place) and not _is_folder(place)) or not _can_write_in(place):
+            yield from ((path, ASIDE + b" is not a directory that can be written") for path in sorted(aside))
         for path, (_, after) in changes.items():
-            folder = os.path.dirname(os.path.join(self._root, path))
-            if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
+            if not _can_write_in(os.path.dirname(os.path.join(self._root, path))):
                 yield path, b"its directory cannot be written"
             elif is_leaf(after) and path not in done and after.oid not in self.objects:
                 yield path, b"its stored contents are lost"
@@ -261,3 +265,14 @@ def _leaf_changes(changes: Changes) -> dict[str, Iterable[Any]]:
         "restored": [path for path, one in changes.items() if is_leaf(one.after)],
         "deleted": [path for path, one in changes.items() if is_leaf(one.before) and not is_leaf(one.after)],
     }
+
+
+def _is_folder(path: bytes) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _can_write_in(folder: bytes) -> bool:
+    """Return whether a directory can be written; one that is not there yet is made in the nearest one above."""
+    while not _is_folder(folder):
+        folder = os.path.dirname(folder)
+    return os.access(folder, os.W_OK | os.X_OK)

@@ -151,6 +151,20 @@ def test_read_only_directories_come_back_with_their_modes(as_nobody):
     """)
 
 
+def test_a_missing_directory_that_cannot_be_made_is_known_before_a_restore(as_nobody):
+    as_nobody("""
+        import shutil
+        (work / "d/e/f").mkdir(parents=True)
+        (work / "d/e/f/in").write_text("1")
+        first = workspace.save()
+        shutil.rmtree(work / "d/e")
+        (work / "d").chmod(0o500)
+        plan = workspace.plan_restore(first.id)
+        assert {path for path, _ in plan.impossible} == {"d/e", "d/e/f", "d/e/f/in"}, plan
+        assert {why for _, why in plan.impossible} == {"its directory cannot be written"}, plan
+    """)
+
+
 @pytest.mark.parametrize("whose", ["another user's", "read-only"])
 def test_a_directory_that_cannot_be_written_is_known_before_a_restore(as_nobody, place, whose):
     if os.geteuid() != 0:
