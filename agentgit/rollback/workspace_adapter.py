@@ -108,8 +108,8 @@ class WorkspaceAdapter:
     def plan(self, snapshot: SnapshotRef, history: FileHistory) -> FileChanges:
         """Return what `restore` would do."""
         self._fetch_snapshot(snapshot)
-        if self.is_custom:
-            self.engine.require(snapshot.snapshot)
+        if self.engine.custom is not None:
+            self.engine.custom.check(self.engine.require(snapshot.snapshot).tree)
             return FileChanges(workspace=self.workspace.workspace_dir, snapshot=snapshot.snapshot, everything=True)
         plan = self.engine.plan(snapshot.snapshot, choose=history.choose)
         return self._file_changes(plan, history, "a safety snapshot will have the other's version")

@@ -55,6 +55,11 @@ class CustomEnvironment:
         safety = getattr(result, "safety", None) if self.takes_safety else None
         return Restored(id, safety, everything=True, left=tuple(getattr(result, "left", ())))
 
+    def check(self, tree: str) -> None:
+        """Check that a snapshot can be restored, if the environment can tell."""
+        if hasattr(self._environment, "check"):
+            self._call("check", tree)
+
     def delete(self, tree: str) -> None:
         """Delete a snapshot, if the environment can."""
         if hasattr(self._environment, "delete"):
