@@ -119,11 +119,13 @@ class RollbackFiles:
         if snapshot is None:
             return None
         try:
-            adapter = self._adapter(session_id, snapshot)
-            history = self._history(session_id, snapshot, adapter, overwrites=overwrites, has_begun=has_begun)
-            return adapter.plan(snapshot, history)
+            return self._plan(session_id, snapshot, overwrites=overwrites, has_begun=has_begun)
         except AgentGitError as error:
             return failed_restore(snapshot, error)
+
+    def _plan(self, session_id: int, snapshot: SnapshotRef, **options: Any) -> FileChanges:
+        adapter = self._adapter(session_id, snapshot)
+        return adapter.plan(snapshot, self._history(session_id, snapshot, adapter, **options))
 
     def plan_changed_since(self, row: StoredRow, *, force: bool) -> FileChanges | None:
         """Return what an operation would do to files that turns or other operations have changed since it began.
@@ -152,9 +154,8 @@ class RollbackFiles:
         if newest is None:
             return []
         snapshot = replace(snapshot_ref_from_row(newest), snapshot=changes.snapshot, row=None)
-        adapter = self._adapter(session_id, snapshot)
         own = dict(zip_longest(path, path[1:]))
-        theirs = adapter.plan(snapshot, self._history(session_id, snapshot, adapter, overwrites=False, own=own))
+        theirs = self._plan(session_id, snapshot, overwrites=False, own=own)
         kept = {one.path for one in theirs.changes if one.action in (LEFT, CONFLICT)}
         persons = {one.path for one in changes.changes if one.action in (CONFLICT, OVERWRITTEN)}
         return sorted(changes.changed & (kept - persons))
@@ -202,15 +203,13 @@ class RollbackFiles:
         if snapshot is None:
             return None
         try:
-            adapter = self._adapter(session_id, snapshot)
-            adapter.require_restorable(snapshot)
-            changes = self.plan(session_id, snapshot, overwrites=request.overwrites_files)
-            if changes is not None and changes.problem:
+            changes = self._plan(session_id, snapshot, overwrites=request.overwrites_files)
+            if changes.problem:
                 raise Unavailable(changes.problem)
         except AgentGitError as error:
             text = f"Nothing was done. The files cannot be restored: {error.message.rstrip('.')}."
             raise Unavailable(text, *error.next, *request.without_files) from error
-        if changes is not None and changes.conflicts and not request.force:
+        if changes.conflicts and not request.force:
             whys = {one.path: one.why for one in changes.changes if one.action == CONFLICT}
             is_only_blocked = all(why == BLOCKED_WHY for why in whys.values())
             both, unheld = (

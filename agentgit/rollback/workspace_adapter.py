@@ -114,11 +114,6 @@ class WorkspaceAdapter:
         plan = self.engine.plan(snapshot.snapshot, choose=history.choose)
         return self._file_changes(plan, history, "a safety snapshot will have the other's version")
 
-    def require_restorable(self, snapshot: SnapshotRef) -> None:
-        """Check that there is a snapshot to restore; the plan says what else prevents it."""
-        self._fetch_snapshot(snapshot)
-        self.engine.require(snapshot.snapshot)
-
     def restore(self, snapshot: SnapshotRef, history: FileHistory, found: str, aside: str) -> FileChanges:
         """Restore the files, except those that belong to others; return all that was done to the files found."""
         self._fetch_snapshot(snapshot)
@@ -138,8 +133,8 @@ class WorkspaceAdapter:
         self, snapshot: SnapshotRef, history: FileHistory, found: str, aside: str, last: Restored | None = None
     ) -> FileChanges:
         """Return what an operation has done by now to the files that it found; `last` is how it ended."""
-        history = history.until(found)
-        done = self.engine.done(snapshot.snapshot, found, history.choose, aside)
+        history, row = history.until(found), self.engine.require(snapshot.snapshot)
+        done = self.engine.files_for("a report").done(row, self.engine.require(found), history.choose, aside)
         if last is not None:
             named = {os.fsdecode(path): KEPT_IN.format(id or found) for path, id in history.overwritten.items()}
             conflicts = tuple((path, f"{why}; {named[path]}" if path in named else why) for path, why in last.conflicts)

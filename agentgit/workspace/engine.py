@@ -285,10 +285,6 @@ class Engine:
             result = interrupted if interrupted.id == result.id else result
         return result
 
-    def done(self, ref: str, found: str, choose: Choose, aside: str) -> Restored:
-        """Return what restores of a snapshot have done by now to the files that another snapshot has."""
-        return self.files_for("a list").done(self.require(ref), self.require(found), choose, aside)
-
     def is_at(self, ref: str) -> bool:
         """Return whether the files as they were last saved or restored are those of a snapshot."""
         return self.custom is not None or self._files.tree == self.require(ref).tree

@@ -63,6 +63,17 @@ def test_files_a_rollback_that_overwrites_nothing_reports_nothing(agent, desk):
     assert overwritten(before.redo().report) == {}
 
 
+def test_files_a_rollback_that_was_finished_without_all_files_takes_none_of_its_own_for_a_persons(agent, repo, desk):
+    with faults.full_for({b"b.txt"}):
+        with pytest.raises(RollbackIncomplete) as stopped:
+            agent.rollback("before", files="overwrite")
+        report = repo.resume(stopped.value.operation, force=True)
+    assert (report.status, report.branch) == ("done", "main-2")
+    assert actions(report) == {"a.txt": "overwritten", "c.txt": "left", "d.txt": "write"}
+    plan = repo.wrap(desk.graph(), "s", workspace=desk.root, check_effects=False).plan_switch("main").files
+    assert {one.path: one.action for one in plan.changes} == {"a.txt": "conflict", "d.txt": "conflict"}
+
+
 KILLED = """
 import sys
 import agentgit, faults, points
