@@ -246,7 +246,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         graph="files=False",
     ),
     "add_overwrite": _words(
-        "restores them, and keeps the other's version in a snapshot",
+        "restores them, and keeps the other's version",
         "files='overwrite'",
         "--overwrite-files",
         page="“all, also files in conflict”",
@@ -366,7 +366,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         graph="session.rollback({checkpoint}, files=False)",
     ),
     "overwrite_files": _words(
-        "restores them, and keeps the other's version in a snapshot",
+        "restores them, and keeps the other's version",
         "agent.rollback({checkpoint}, files='overwrite')",
         "{run}rollback{place} {checkpoint} --overwrite-files",
         page="“all, also files in conflict” under “Undo from here”",

@@ -64,6 +64,8 @@ class FileChanges:
     unseen: list[str] = field(default_factory=list)  # sentences on excluded directories, which are left as they are
     now: str = ""
     """The snapshot after a restore that left files as they were."""
+    now_by: str = ""
+    """Who changed the files until then."""
 
     @property
     def is_needed(self) -> bool:

@@ -169,7 +169,7 @@ class RollbackPlan(PrintableDrawing):
         """Why the plan is blocked: the calls that block it, those with the same reason together."""
         calls: dict[str, list[str]] = {}
         for step in self.blockers:
-            calls.setdefault(Reason.of(step.why).message, []).append(str(step.invocation))
+            calls.setdefault(Reason.of(step.why).message.removesuffix("."), []).append(str(step.invocation))
         reasons = [f"{', '.join(blocked)}: {why}" for why, blocked in calls.items()]
         if self.files is not None and not self.files.is_restorable:
             reasons.append(self.files.summary.removesuffix("."))

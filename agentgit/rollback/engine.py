@@ -185,10 +185,11 @@ class RollbackEngine:
                     lambda c, refusals: self.resumption.plan_new_effects(c, row, refusals)
                 )
                 refusals, files = filter_refusals(precheck_answers), self.files.plan_changed_since(row, force=force)
+                add = functools.partial(
+                    self.resumption.add_new_steps, files=files, done=self.files.done(row), force=force, confirmed=plan
+                )
                 try:
-                    self.store.database.write(
-                        lambda c: self.resumption.add_new_steps(c, row, refusals, files, force=force, confirmed=plan)
-                    )
+                    self.store.database.write(lambda c: add(c, row, refusals))
                 except (PlanChanged, RollbackBlocked):
                     self.store.database.write(lambda c: self.resumption.release(c, row))
                     raise
@@ -239,7 +240,7 @@ def _describe_stop(report: RollbackReport, *, is_forcible: bool) -> Reason:
     undecided = [Next("resolve_happened", call=call.id) for call in calls if call.status in DECISIONS][:1]
     forced = [Next("resume_forced", operation=report.operation_id)] if is_forcible else []
     items = [f"{item.invocation}: {Reason.of(item.reason).message}" for item in unfinished_items]
-    causes = "; ".join(filter(None, [*items, report.files.problem if report.files else ""]))
+    causes = "; ".join(one.removesuffix(".") for one in [*items, report.files.problem if report.files else ""] if one)
     also = dict.fromkeys(step for item in unfinished_items for step in Reason.of(item.reason).next)
     unskippable = "" if is_forcible else " A simulated call cannot be skipped."
     text = f"{causes}. {branch_status}{unskippable} First fix the cause."

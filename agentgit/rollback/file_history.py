@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from agentgit.effects.files import PERSON, TURN, UNKNOWN
@@ -10,9 +10,13 @@ from agentgit.workspace.left_out import parent_folders
 from agentgit.workspace.restore import KeptPaths, leaves
 from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_leaf
 
+OTHERS = "others"
+"""The turns and rollbacks of other branches, where these count as somebody else's."""
+
 LEFT_WHY = "somebody else changed it while no turn ran"
 CONFLICT_WHY = "a turn changed it, and so did somebody else"
 BLOCKED_WHY = "a file that somebody else made stands above or below it"
+UNHELD_WHY = "something that no snapshot holds is in its place"
 KEPT_IN = "snapshot {} has the other's version"
 DELETED_WHY = "somebody else had deleted it"
 REPLACED_WHY = f"a turn replaced somebody else's version; {KEPT_IN}"
@@ -36,17 +40,33 @@ class FileHistory:
     """The states of a directory since the snapshot that is restored, oldest first.
 
     What only somebody else changed stays. A file that both changed is a conflict, and stays unless `overwrites`; one
-    that somebody else deleted is restored, because that replaces nothing.
+    that somebody else deleted is restored, because that replaces nothing. What changes after an operation has begun,
+    nobody has confirmed to overwrite.
     """
 
-    def __init__(self, states: Sequence[FileState], changed_since: str, *, overwrites: bool = False) -> None:
+    def __init__(
+        self, states: Sequence[FileState], changed_since: str, *, overwrites: bool = False, has_begun: bool = False
+    ) -> None:
         self._states, self._changed_since, self._overwrites = states, changed_since, overwrites
+        self._has_begun = has_begun
         self.overwritten: dict[bytes, str] = {}
         """The files that are replaced although others changed them, with the snapshot that has their version."""
         self.deleted: set[bytes] = set()
         """The files that others deleted and a restore brings back."""
 
-    def choose(self, changes: Changes, trees: Trees, tree_of: Callable[[str], bytes | None], now: bytes) -> KeptPaths:
+    def until(self, snapshot: str) -> FileHistory:
+        """Return the history as it was when the directory last had a snapshot."""
+        ends = [number for number, state in enumerate(self._states, 1) if state.snapshot == snapshot]
+        return FileHistory(self._states[: ends[-1] if ends else None], PERSON, overwrites=self._overwrites)
+
+    def choose(
+        self,
+        changes: Changes,
+        displacing: Set[bytes],
+        trees: Trees,
+        tree_of: Callable[[str], bytes | None],
+        now: bytes,
+    ) -> KeptPaths:
         """Return the paths that a restore leaves as they are; `now` is the tree of the directory."""
         pasts, last = self._pasts(trees, tree_of, now)
         own = {path for path, past in pasts.items() if past.is_own}
@@ -56,16 +76,19 @@ class FileHistory:
             path: theirs[path][1] for path in both if is_leaf(theirs[path][0]) and theirs[path][0] != last[path]
         }
         conflicts = {path for path in both & changes.keys() if changes[path].before is not None or path in replaced}
-        kept = left if self._overwrites else left | conflicts
+        late = {path for path in conflicts if self._has_begun and not theirs[path][1]}
+        unheld = displacing - left
+        kept = left | (late if self._overwrites else conflicts | unheld)
         blocked = _blocked_by(left, changes)
         kept = kept | blocked | _blocked_by(kept, changes)
         files = set(leaves(changes))
         self.overwritten = {path: replaced.get(path, "") for path in (conflicts - kept) & files}
-        self.deleted = {path for path in (both - kept) & files if changes[path].before is None}
+        self.deleted = {path for path in (both - kept - unheld) & files if changes[path].before is None}
         reasons = dict.fromkeys(left & files, LEFT_WHY)
         reasons |= {path: REPLACED_WHY.format(replaced[path]) for path in replaced.keys() - changes.keys()}
         conflict_reasons = dict.fromkeys((kept - left) & files, CONFLICT_WHY)
-        conflict_reasons |= dict.fromkeys(blocked & files, BLOCKED_WHY)
+        for paths, why in ((blocked, BLOCKED_WHY), (unheld & kept, UNHELD_WHY)):
+            conflict_reasons |= dict.fromkeys(paths & files, why)
         for path in conflict_reasons.keys() & replaced.keys():
             conflict_reasons[path] += f"; {KEPT_IN.format(replaced[path])}"
         return KeptPaths(kept, reasons, conflict_reasons)
@@ -75,18 +98,20 @@ class FileHistory:
     ) -> tuple[dict[bytes, PathPast], dict[bytes, TreeEntry | None]]:
         """Return who changed each path, and what it is now.
 
-        Whoever brings an earlier version back brings back its past. A turn that writes it again does not: what somebody
-        else made in between is lost.
+        A rollback that brings an earlier version back brings back its past, and so does a person with one that no turn
+        made. Whoever else writes it again does not: a version of a turn becomes the person's.
         """
         pasts, last = dict[bytes, PathPast](), dict[bytes, TreeEntry | None]()
         known: dict[bytes, dict[TreeEntry | None, PathPast]] = {}
         for before, after, snapshot, changed_by in self._intervals(tree_of, now):
             for path, change in trees.differences(before, after).items():
                 versions = known.setdefault(path, {change.before: PathPast()})
-                if changed_by in (TURN, UNKNOWN) or change.after not in versions:
+                past = versions.get(change.after)
+                if past is None or changed_by in (TURN, UNKNOWN) or (changed_by == PERSON and past.is_own):
                     is_own, theirs = pasts.get(path, PathPast())
-                    theirs = (change.after, snapshot) if changed_by in (PERSON, UNKNOWN) else theirs
-                    versions[change.after] = PathPast(is_own or changed_by != PERSON, theirs)
+                    theirs = (change.after, snapshot) if changed_by in (PERSON, OTHERS, UNKNOWN) else theirs
+                    is_own = is_own or changed_by not in (PERSON, OTHERS) or (past is not None and past.is_own)
+                    versions[change.after] = PathPast(is_own, theirs)
                 pasts[path], last[path] = versions[change.after], change.after
         return pasts, last
 

@@ -14,36 +14,40 @@ from agentgit.effects import RollbackPlan
 from agentgit.effects.files import (
     CONFLICT,
     CRASH,
+    DELETE,
     LEFT,
     OUTSIDE,
+    OVERWRITTEN,
     PERSON,
     RESTORE,
     STORED,
     TURN,
     UNKNOWN,
+    WRITE,
     FileChange,
     FileChanges,
     SnapshotRef,
 )
 from agentgit.effects.plan import KEEP
 from agentgit.effects.registry import Registry
-from agentgit.errors import AgentGitError, NotFound, Unavailable, WorkspaceChanged
+from agentgit.errors import AgentGitError, Conflict, NotFound, Unavailable, WorkspaceChanged
 from agentgit.next_steps import Next
-from agentgit.rollback.file_history import BLOCKED_WHY, FileHistory, FileState
+from agentgit.rollback.file_history import BLOCKED_WHY, OTHERS, UNHELD_WHY, FileHistory, FileState
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
-from agentgit.store.sql.transaction import Reading, Writing
+from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
 from agentgit.values import as_object, escape_path
 from agentgit.workspace.api import Workspace
+from agentgit.workspace.values import some
 
 
 class FoundFiles(NamedTuple):
     """The files that an operation found, and the newest row of its session at that time."""
 
-    newest_id: int
+    newest_id: int | None
     snapshot: SnapshotRef
 
 
@@ -115,11 +119,13 @@ class RollbackFiles:
         if snapshot is None:
             return None
         try:
-            adapter = self._adapter(session_id, snapshot)
-            history = self._history(session_id, snapshot, adapter, overwrites=overwrites, has_begun=has_begun)
-            return adapter.plan(snapshot, history)
+            return self._plan(session_id, snapshot, overwrites=overwrites, has_begun=has_begun)
         except AgentGitError as error:
             return failed_restore(snapshot, error)
+
+    def _plan(self, session_id: int, snapshot: SnapshotRef, **options: Any) -> FileChanges:
+        adapter = self._adapter(session_id, snapshot)
+        return adapter.plan(snapshot, self._history(session_id, snapshot, adapter, **options))
 
     def plan_changed_since(self, row: StoredRow, *, force: bool) -> FileChanges | None:
         """Return what an operation would do to files that turns or other operations have changed since it began.
@@ -148,11 +154,11 @@ class RollbackFiles:
         if newest is None:
             return []
         snapshot = replace(snapshot_ref_from_row(newest), snapshot=changes.snapshot, row=None)
-        adapter = self._adapter(session_id, snapshot)
         own = dict(zip_longest(path, path[1:]))
-        theirs = adapter.plan(snapshot, self._history(session_id, snapshot, adapter, overwrites=False, own=own))
+        theirs = self._plan(session_id, snapshot, overwrites=False, own=own)
         kept = {one.path for one in theirs.changes if one.action in (LEFT, CONFLICT)}
-        return sorted(changes.changed & (kept - {*changes.conflicts}))
+        persons = {one.path for one in changes.changes if one.action in (CONFLICT, OVERWRITTEN)}
+        return sorted(changes.changed & (kept - persons))
 
     def _history(
         self,
@@ -166,7 +172,7 @@ class RollbackFiles:
     ) -> FileHistory:
         """Return who changed the files since a snapshot; once an operation has begun, its own steps may have, too.
 
-        With `own` branches, each with the id after which its rows are others', turns of others count as persons'.
+        With `own` branches, each with the id after which its rows are others', others' turns count as somebody else's.
         """
         with self.store.database.reading() as transaction:
             rows = self.store.snapshots.since(transaction, session_id, snapshot)
@@ -182,13 +188,13 @@ class RollbackFiles:
             changed_by = TURN if row.changed_by == CRASH else row.changed_by  # a crash is a row without changes
             if own is not None and changed_by in (TURN, RESTORE):
                 end = own.get(row.internal_session_id, 0)
-                changed_by = changed_by if end is None or row.id < end else PERSON
+                changed_by = changed_by if end is None or row.id < end else OTHERS
             states.append(FileState(row.snapshot, UNKNOWN if earlier.changed_by == CRASH else changed_by))
         for row in rows:
             adapter.fetch_if_moved(snapshot_ref_from_row(row))
         is_known = bool(rows) and rows[-1].changed_by != CRASH and not has_begun
         changed_since = (TURN if is_running else PERSON) if is_known else UNKNOWN
-        return FileHistory(states, changed_since, overwrites=overwrites)
+        return FileHistory(states, changed_since, overwrites=overwrites, has_begun=has_begun)
 
     def require_safe_restore(
         self, session_id: int, snapshot: SnapshotRef | None, request: Request | SwitchRequest
@@ -197,20 +203,23 @@ class RollbackFiles:
         if snapshot is None:
             return None
         try:
-            adapter = self._adapter(session_id, snapshot)
-            adapter.require_restorable(snapshot)
-            changes = self.plan(session_id, snapshot, overwrites=request.overwrites_files)
-            if changes is not None and changes.problem:
+            changes = self._plan(session_id, snapshot, overwrites=request.overwrites_files)
+            if changes.problem:
                 raise Unavailable(changes.problem)
         except AgentGitError as error:
             text = f"Nothing was done. The files cannot be restored: {error.message.rstrip('.')}."
             raise Unavailable(text, *error.next, *request.without_files) from error
-        if changes is not None and changes.conflicts and not request.force:
-            is_only_blocked = all(one.why == BLOCKED_WHY for one in changes.changes if one.action == CONFLICT)
-            paths = ", ".join(map(escape_path, changes.conflicts[:5])) + (", …" if len(changes.conflicts) > 5 else "")
+        if changes.conflicts and not request.force:
+            whys = {one.path: one.why for one in changes.changes if one.action == CONFLICT}
+            is_only_blocked = all(why == BLOCKED_WHY for why in whys.values())
+            both, unheld = (
+                some([escape_path(path) for path, why in whys.items() if (why == UNHELD_WHY) == is_unheld])
+                for is_unheld in (False, True)
+            )
+            causes = [f"both a turn and somebody else have changed {both} (or a turn that was killed has)"] * bool(both)
+            causes += [f"something that no snapshot holds is in the place of {unheld}"] * bool(unheld)
             raise WorkspaceChanged(
-                f"Nothing was done. In {changes.workspace}, both a turn and somebody else have changed {paths} (or a "
-                "turn that was killed has).",
+                f"Nothing was done. In {changes.workspace}, {'; '.join(causes)}.",
                 *request.over_conflicts[: 1 if is_only_blocked else None],
             )
         return changes
@@ -222,32 +231,49 @@ class RollbackFiles:
         with self.store.database.reading() as transaction:
             newest = self.store.snapshots.newest_of_session(transaction, session_id)
         adapter = self._adapter(session_id, snapshot)
-        if newest is None or adapter.is_custom:
+        if adapter.is_custom:
             return None
-        return FoundFiles(newest.id, adapter.take_snapshot("before a rollback"))
-
-    def record_found(self, transaction: Writing, session_id: int, found: FoundFiles | None) -> None:
-        """Record the files that an operation found, which others have changed since the session last looked."""
-        newest = self.store.snapshots.newest_of_session(transaction, session_id) if found is not None else None
-        if found is not None and newest is not None and newest.id == found.newest_id:
-            branch = self.store.sessions.branch(transaction, newest.internal_session_id)
-            self.store.snapshots.record(transaction, branch, found.snapshot, PERSON)
+        return FoundFiles(newest and newest.id, adapter.take_snapshot("before a rollback"))
 
     def restore(self, row: StoredRow) -> FileChanges | None:
         """Restore the files that an operation leads to; None if it leaves them alone. Idempotent."""
         snapshot_data = as_object(row.request).get("files")
         if snapshot_data is None:
             return None
-        snapshot, session_id = SnapshotRef(**snapshot_data), row.external_session_id
-        overwrites = bool(as_object(row.request).get("overwrites"))
+        snapshot = SnapshotRef(**snapshot_data)
         try:
-            adapter = self._adapter(session_id, snapshot)
-            history = self._history(session_id, snapshot, adapter, overwrites=overwrites, has_begun=True)
-            result = adapter.restore(snapshot, history)
-            outside = [FileChange(**change) for change in as_object(row.request).get("files_outside", ())]
-            return replace(result, changes=[*result.changes, *outside])
+            adapter, history, found = self._begun(row, snapshot)
+            result = adapter.restore(snapshot, history, found, str(row.id))
         except (AgentGitError, OSError) as error:
-            return failed_restore(snapshot, error)
+            result = failed_restore(snapshot, error)
+        earlier, outside = (
+            [FileChange(**change) for change in as_object(row.request).get(name, ())]
+            for name in ("files_done", "files_outside")
+        )
+        return replace(result, changes=[*earlier, *result.changes, *outside])
+
+    def done(self, row: StoredRow) -> list[FileChange]:
+        """Return what an operation has done to the files so far, each change with the snapshot of what was there."""
+        request = as_object(row.request)
+        if request.get("files") is None:
+            return []
+        try:
+            adapter, history, found = self._begun(row, SnapshotRef(**request["files"]))
+            changes = adapter.done(SnapshotRef(**request["files"]), history, found, str(row.id)).changes
+        except (AgentGitError, OSError):  # it cannot be restored either, and the report says so
+            return []
+        return [
+            replace(one, why=one.why or f"snapshot {found} has the version before")
+            for one in changes
+            if one.action in (WRITE, DELETE, OVERWRITTEN)
+        ]
+
+    def _begun(self, row: StoredRow, snapshot: SnapshotRef) -> tuple[WorkspaceAdapter, FileHistory, str]:
+        """Return the workspace of an operation that has begun, the history of its files, and what it found."""
+        adapter, request = self._adapter(row.external_session_id, snapshot), as_object(row.request)
+        overwrites = bool(request.get("overwrites"))
+        history = self._history(row.external_session_id, snapshot, adapter, overwrites=overwrites, has_begun=True)
+        return adapter, history, request["files_known"]["snapshot"]
 
     def diff(self, a: Checkpoint, b: Checkpoint) -> dict[str, Any]:
         """Compare the files of two checkpoints; return the fields of a `Diff` by name, or `{}` if one has no files."""
@@ -313,21 +339,29 @@ class RollbackFiles:
 
     def request_fields(
         self,
-        transaction: Reading,
+        transaction: Writing,
         session_id: int,
         snapshot: SnapshotRef | None,
         plan: RollbackPlan,
+        found: FoundFiles | None,
         *,
         overwrites: bool,
     ) -> dict[str, Any]:
-        """Return what an operation records: the files to restore (None to leave them alone) and the current files."""
+        """Return what an operation records: the files to restore (None to leave them alone) and those that it found."""
         row = self.store.snapshots.newest_of_session(transaction, session_id)
+        if found is not None and found.newest_id != (row and row.id):
+            raise Conflict("The session was used in the meantime. Nothing was done.")
+        if found is not None and row is not None:
+            branch = self.store.sessions.branch(transaction, row.internal_session_id)
+            self.store.snapshots.record(transaction, branch, found.snapshot, PERSON)
+            row = self.store.snapshots.newest_of_session(transaction, session_id)
+        known = snapshot_ref_from_row(row) if row is not None else found and found.snapshot
         outside = self._outside(session_id, snapshot, plan) if snapshot is not None else []
         return {
             "files_outside": [vars(change) for change in outside],
             "files": vars(snapshot) if snapshot is not None else None,
             "overwrites": overwrites,
-            "files_known": vars(snapshot_ref_from_row(row)) if row is not None else None,
+            "files_known": known and vars(known),
         }
 
     def snapshots_after(self, row: StoredRow, changes: FileChanges | None) -> list[tuple[SnapshotRef, str]]:
@@ -343,8 +377,7 @@ class RollbackFiles:
         if not changes.now:
             return [(restored, RESTORE)]
         settings = self._adapter(row.external_session_id, SnapshotRef(**request["files"])).settings
-        changed_by = RESTORE if changes.safety == (known or {}).get("snapshot") else UNKNOWN
-        return [(restored, STORED), (SnapshotRef(snapshot=changes.now, settings=settings), changed_by)]
+        return [(restored, STORED), (SnapshotRef(snapshot=changes.now, settings=settings), changes.now_by)]
 
     def _adapter(self, session_id: int, snapshot: SnapshotRef) -> WorkspaceAdapter:
         """Return the attached workspace of a session; if none is attached here, the workspace of the files."""

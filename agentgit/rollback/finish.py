@@ -75,10 +75,11 @@ class Finisher:
             world_seen = request.get("seen") if request.get("sync") in ("note", "ignore") else None
             branch = sessions.branch(transaction, row.internal_session_id)
             self._open_branch(transaction, branch, files, current=current, world_seen=world_seen)
-        if status == DONE:
+        if file_changes is not None and file_changes.problem:  # some may be restored, and others not
+            self.store.snapshots.record_crash(transaction, row.external_session_id)
+        if status == DONE and groups["drifted"]:
             branch = sessions.branch(transaction, row.internal_session_id)
-            if groups["drifted"]:
-                store_notes(self.store, transaction, branch, after_drift(as_object(branch.meta), groups["drifted"]))
+            store_notes(self.store, transaction, branch, after_drift(as_object(branch.meta), groups["drifted"]))
         report: dict[str, Any] = {
             group: [{"invocation": item.invocation.id, **Reason.of(item.reason).to_dict("reason")} for item in items]
             for group, items in groups.items()

@@ -71,7 +71,6 @@ class Starter:
         plan = self.files.add_to_plan(plan, session_id, snapshot, files)
         place = request.source_id, target.internal_session_id, target.position
         plan = self._require_admissible(transaction, plan, request, place, filter_refusals(precheck_answers))
-        self.files.record_found(transaction, session_id, found)
         if request.conversation:
             branch_id = self._create_branch(transaction, target, request.name, request.source_id)
         else:
@@ -91,7 +90,7 @@ class Starter:
                 "replay": request.replay,
                 "point": moved_to(target),
                 "accepted": sorted(self.planner.accepted_ids(transaction, request.source_id)),
-                **self._request_fields(transaction, session_id, request, snapshot, plan),
+                **self._request_fields(transaction, session_id, request, snapshot, plan, found),
             },
         )
         return self.store.operations.begin(transaction, new_operation, owner), True
@@ -126,7 +125,6 @@ class Starter:
             plan = self._require_admissible(transaction, plan, request, place, filter_refusals(precheck_answers))
         else:
             plan = replace(plan, steps=[])
-        self.files.record_found(transaction, branch.external_session_id, found)
         self.store.sessions.set_status(transaction, branch.id, REPLAYING)
         new_operation = NewOperation(
             kind=SWITCH,
@@ -140,25 +138,26 @@ class Starter:
                 "sync": request.sync,
                 "seen": self.store.world.last_seq(transaction, branch.external_session_id),
                 "current": request.current,
-                **self._request_fields(transaction, branch.external_session_id, request, snapshot, plan),
+                **self._request_fields(transaction, branch.external_session_id, request, snapshot, plan, found),
             },
         )
         return self.store.operations.begin(transaction, new_operation, owner)
 
     def _request_fields(
         self,
-        transaction: Reading,
+        transaction: Writing,
         session_id: int,
         request: Request | SwitchRequest,
         snapshot: SnapshotRef | None,
         plan: RollbackPlan,
+        found: FoundFiles | None,
     ) -> dict[str, Any]:
         overwrites = request.overwrites_files
         return {
             "on_error": request.on_error,
             "on_drift": request.on_drift,
             "force": request.force,
-            **self.files.request_fields(transaction, session_id, snapshot, plan, overwrites=overwrites),
+            **self.files.request_fields(transaction, session_id, snapshot, plan, found, overwrites=overwrites),
             "conflicts": plan.conflict_ids(),
             "steps": plan.as_request(),
         }

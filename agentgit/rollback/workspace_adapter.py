@@ -16,12 +16,14 @@ from agentgit.effects.files import (
     LEFT,
     MISSING,
     OVERWRITTEN,
+    RESTORE,
+    UNKNOWN,
     WRITE,
     FileChange,
     FileChanges,
     SnapshotRef,
 )
-from agentgit.errors import InvalidInput, NotAllowed
+from agentgit.errors import AgentGitError, InvalidInput, NotAllowed
 from agentgit.next_steps import Next
 from agentgit.rollback.file_history import DELETED_WHY, KEPT_IN, FileHistory
 from agentgit.rollback.modified_files import named_paths, paths_of
@@ -106,25 +108,38 @@ class WorkspaceAdapter:
     def plan(self, snapshot: SnapshotRef, history: FileHistory) -> FileChanges:
         """Return what `restore` would do."""
         self._fetch_snapshot(snapshot)
-        if self.is_custom:
-            self.engine.require(snapshot.snapshot)
+        if self.engine.custom is not None:
+            self.engine.custom.check(self.engine.require(snapshot.snapshot).tree)
             return FileChanges(workspace=self.workspace.workspace_dir, snapshot=snapshot.snapshot, everything=True)
         plan = self.engine.plan(snapshot.snapshot, choose=history.choose)
         return self._file_changes(plan, history, "a safety snapshot will have the other's version")
 
-    def require_restorable(self, snapshot: SnapshotRef) -> None:
-        """Check that there is a snapshot to restore; the plan says what else prevents it."""
-        self._fetch_snapshot(snapshot)
-        self.engine.require(snapshot.snapshot)
-
-    def restore(self, snapshot: SnapshotRef, history: FileHistory) -> FileChanges:
-        """Restore the files, except those that belong to others."""
+    def restore(self, snapshot: SnapshotRef, history: FileHistory, found: str, aside: str) -> FileChanges:
+        """Restore the files, except those that belong to others; return all that was done to the files found."""
         self._fetch_snapshot(snapshot)
         with self.engine.locked():
-            result: Restored = self.engine.restore(snapshot.snapshot, choose=history.choose)
+            if self.is_custom:
+                return self._file_changes(self.engine.restore(snapshot.snapshot), history, "")
+            try:
+                result = self.engine.restore(snapshot.snapshot, choose=history.choose, aside=aside)
+            except (AgentGitError, OSError) as error:
+                return replace(self.done(snapshot, history, found, aside), problem=str(error))
+            changes = self.done(snapshot, history, found, aside, result)
             is_whole = self.engine.is_at(snapshot.snapshot)
-        changes = self._file_changes(result, history, KEPT_IN.format(result.safety))
-        return replace(changes, now="" if is_whole else self.take_snapshot("after a rollback").snapshot)
+            now = "" if is_whole else self.take_snapshot("after a rollback").snapshot
+        return replace(changes, now=now, now_by=RESTORE if result.safety == found else UNKNOWN)
+
+    def done(
+        self, snapshot: SnapshotRef, history: FileHistory, found: str, aside: str, last: Restored | None = None
+    ) -> FileChanges:
+        """Return what an operation has done by now to the files that it found; `last` is how it ended."""
+        history, row = history.until(found), self.engine.require(snapshot.snapshot)
+        done = self.engine.files_for("a report").done(row, self.engine.require(found), history.choose, aside)
+        if last is not None:
+            named = {os.fsdecode(path): KEPT_IN.format(id or found) for path, id in history.overwritten.items()}
+            conflicts = tuple((path, f"{why}; {named[path]}" if path in named else why) for path, why in last.conflicts)
+            done = replace(last, safety=found, restored=done.restored, deleted=done.deleted, conflicts=conflicts)
+        return self._file_changes(done, history, KEPT_IN.format(found))
 
     def _file_changes(self, result: Restored, history: FileHistory, where: str) -> FileChanges:
         """Convert a plan or a report; `where` says where the version of others is that a restore replaces."""

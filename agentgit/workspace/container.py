@@ -80,7 +80,7 @@ class ContainerEnvironment:
             Unavailable: The engine does not respond, or reports an error, which the message quotes.
         """
         with self._locked():
-            self._require_snapshot(id)
+            self.check(id)
             old = self._inspect("container", self.container)
             is_running = old is None or old["State"]["Running"]
             words = (f"--name={self.container}{NEXT}", f"--label={RUNNING}={str(is_running).lower()}")
@@ -94,6 +94,13 @@ class ContainerEnvironment:
         mounts.update(new["HostConfig"].get("Tmpfs") or ())
         left = tuple((path, "a volume or a mount, which is not part of an image") for path in sorted(mounts))
         return Restored(id, safety, everything=True, left=left)
+
+    def check(self, id: str) -> None:
+        """Check that a snapshot can be restored, as far as that is known before."""
+        self._require_snapshot(id)
+        container = self._inspect("container", self.container)
+        if container is not None and container["HostConfig"].get("AutoRemove"):
+            raise InvalidInput(f"{self.container} is removed when it stops (AutoRemove), and cannot be replaced.")
 
     def delete(self, id: str) -> None:
         """Remove the image of a snapshot, unless a container uses it."""
@@ -110,8 +117,6 @@ class ContainerEnvironment:
                     f"Nothing was restored: the new container would differ from {self.container} in {', '.join(names)}."
                     f" Pass the options that `{self._engine[0]} run` got as options=."
                 )
-            if old["HostConfig"].get("AutoRemove"):
-                raise InvalidInput(f"Nothing was restored: {self.container} is removed when it stops (AutoRemove).")
             self._run("stop", self.container)
             safety = self._commit()
             self._run("rename", self.container, self.container + BEFORE)
@@ -169,7 +174,7 @@ class ContainerEnvironment:
         except ValueError as error:
             raise self._failed(kind, "the answer of the engine is not JSON") from error
         except Unavailable as error:
-            if "no such" in str(error).lower():
+            if any(words in str(error).lower() for words in ("no such", "not known")):
                 return None
             raise
         return found[0]

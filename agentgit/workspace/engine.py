@@ -55,6 +55,11 @@ class CustomEnvironment:
         safety = getattr(result, "safety", None) if self.takes_safety else None
         return Restored(id, safety, everything=True, left=tuple(getattr(result, "left", ())))
 
+    def check(self, tree: str) -> None:
+        """Check that a snapshot can be restored, if the environment can tell."""
+        if hasattr(self._environment, "check"):
+            self._call("check", tree)
+
     def delete(self, tree: str) -> None:
         """Delete a snapshot, if the environment can."""
         if hasattr(self._environment, "delete"):
@@ -259,6 +264,7 @@ class Engine:
         paths: tuple[bytes, ...] | None = None,
         choose: Choose = keep_nothing,
         is_undo: bool = False,
+        aside: str = "",
     ) -> Restored:
         """Restore a snapshot after a safety snapshot; what is chosen stays; an undo deletes it."""
         row = self.require(ref)
@@ -268,7 +274,7 @@ class Engine:
         captured = self._capture()
         kept = self._files.choose(choose, row, captured, paths)
         safety = self._add(safety, captured)
-        pending = PendingRestore(row.snapshot.id, safety.id, secrets.token_hex(8), paths, kept, is_undo)
+        pending = PendingRestore(row.snapshot.id, safety.id, aside or secrets.token_hex(8), paths, kept, is_undo)
         self.catalog.set({PENDING: pending.encode()})
         try:
             result = self._run(pending)

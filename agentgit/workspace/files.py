@@ -20,6 +20,7 @@ from agentgit.workspace.left_out import (
     containing_path,
     is_selected,
     parent_folders,
+    paths_displacing,
     paths_in_the_way,
     report_left_out,
 )
@@ -121,7 +122,22 @@ class Files:
 
     def choose(self, choose: Choose, row: CatalogRow, now: Captured, paths: Chosen) -> KeptPaths:
         """Choose the paths that restoring a snapshot leaves as they are."""
-        return choose(self._changes(row, now, paths)[1], self._trees, self._tree_of, bytes.fromhex(now.tree))
+        changes = self._changes(row, now, paths)[1]
+        return self._kept(choose, changes, now, self._in_the_way(changes, now)[0])
+
+    def _kept(
+        self, choose: Choose, changes: Changes, now: Captured | CatalogRow, in_the_way: Collection[bytes]
+    ) -> KeptPaths:
+        displacing = paths_displacing(in_the_way, changes)
+        return choose(changes, displacing, self._trees, self._tree_of, bytes.fromhex(now.tree))
+
+    def _in_the_way(self, changes: Changes, now: Captured | CatalogRow) -> tuple[set[bytes], set[bytes]]:
+        """Return the paths in no snapshot that a restore must move aside, and those that are as it wants them."""
+        disk = Disk(self._root)
+        inside = {path: disk.read_entry(path) for path in changes if containing_path(path, now.left_out) is not None}
+        done = {path for path, found in inside.items() if found == changes[path].after}
+        taken = {path for path, one in inside.items() if is_leaf(one) or (one and is_leaf(changes[path].after))}
+        return {*paths_in_the_way(now.left_out, changes), *taken} - done, done
 
     def _tree_of(self, snapshot: str) -> bytes | None:
         row = self._catalog.get_row(snapshot)
@@ -131,20 +147,32 @@ class Files:
         """Return what a restore would do; see `Workspace.plan_restore`."""
         now = self.capture()
         differing, changes, unreachable = self._changes(row, now, paths)
-        kept = choose(changes, self._trees, self._tree_of, bytes.fromhex(now.tree))
+        kept = self._kept(choose, changes, now, self._in_the_way(changes, now)[0])
         changes = {path: change for path, change in changes.items() if path not in kept.paths}
-        disk = Disk(self._root)
-        left_out_now = [path for path in changes if containing_path(path, now.left_out) is not None]
-        done = {path for path in left_out_now if disk.read_entry(path) == changes[path].after}
-        aside = [path for path in paths_in_the_way(now.left_out, changes) if path not in done]
+        aside, done = self._in_the_way(changes, now)
         found: dict[str, Iterable[Any]] = {
-            "restored": [path for path, one in changes.items() if is_leaf(one.after) and path not in done],
-            "deleted": [path for path, one in changes.items() if is_leaf(one.before) and not is_leaf(one.after)],
-            "moved_aside": [(path, ASIDE) for path in aside],
+            **_leaf_changes({path: one for path, one in changes.items() if path not in done}),
+            "moved_aside": [(path, ASIDE) for path in sorted(aside)],
             "changed": self._unsaved(now),
-            "impossible": [*self._impossible(changes, done), *((path, UNREADABLE) for path in unreachable)],
+            "impossible": [*self._impossible(changes, done, aside), *((path, UNREADABLE) for path in unreachable)],
         }
         return self._result(row, now, differing, paths, aside, kept, found)
+
+    def done(self, row: CatalogRow, found: CatalogRow, choose: Choose, aside: str) -> Restored:
+        """Return what restores have done by now to the files that were found, whether or not they ended."""
+        differing, changes, _ = self._changes(row, found, None)
+        disk, still = Disk(self._root, os.fsencode(aside)), self._differences(self.capture(), row)
+        moved = disk.moved()
+        in_the_way = {*paths_in_the_way(found.left_out, changes), *(path for path, _ in moved)}
+        kept = self._kept(choose, changes, found, in_the_way)
+        done = {
+            path: one
+            for path, one in changes.items()
+            if path not in kept.paths and (path not in still or disk.read_entry(path) == one.after)
+        }
+        listed = {**_leaf_changes(done), "moved_aside": moved}
+        result = self._result(row, found, differing, None, in_the_way, kept, listed)
+        return replace(result, safety=found.snapshot.id)
 
     def _result(
         self,
@@ -166,11 +194,15 @@ class Files:
         fields |= {"name": origin.name, "message": origin.message, "time_str": origin.time, "unseen": unseen}
         return Restored(origin.id, **fields)
 
-    def _impossible(self, changes: Changes, done: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    def _impossible(
+        self, changes: Changes, done: Collection[bytes], aside: Collection[bytes]
+    ) -> Iterator[tuple[bytes, bytes]]:
         self.objects.refresh()
+        place = os.path.join(self._root, ASIDE)
+        if (os.path.lexists(place) and not _is_folder(place)) or not _can_write_in(place):
+            yield from ((path, ASIDE + b" is not a directory that can be written") for path in sorted(aside))
         for path, (_, after) in changes.items():
-            folder = os.path.dirname(os.path.join(self._root, path))
-            if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
+            if not _can_write_in(os.path.dirname(os.path.join(self._root, path))):
                 yield path, b"its directory cannot be written"
             elif is_leaf(after) and path not in done and after.oid not in self.objects:
                 yield path, b"its stored contents are lost"
@@ -226,3 +258,21 @@ class Files:
             for packed in source.read_packed(missing):
                 writer.put_packed(*packed)
             writer.named.update(trees)
+
+
+def _leaf_changes(changes: Changes) -> dict[str, Iterable[Any]]:
+    return {
+        "restored": [path for path, one in changes.items() if is_leaf(one.after)],
+        "deleted": [path for path, one in changes.items() if is_leaf(one.before) and not is_leaf(one.after)],
+    }
+
+
+def _is_folder(path: bytes) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _can_write_in(folder: bytes) -> bool:
+    """Return whether a directory can be written; one that is not there yet is made in the nearest one above."""
+    while not _is_folder(folder):
+        folder = os.path.dirname(folder)
+    return os.access(folder, os.W_OK | os.X_OK)

@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -162,6 +162,16 @@ def paths_in_the_way(now: LeftOutPaths, changes: Changes) -> Iterator[bytes]:
     for path, one in now.items():
         if containing_path(path, files) is not None or (path in folders and not stat.S_ISDIR(one.mode)):
             yield path
+
+
+def paths_displacing(in_the_way: Collection[bytes], changes: Changes) -> set[bytes]:
+    """Return the paths that cannot be restored unless these are moved aside."""
+    above = {parent for path in in_the_way for parent in parent_folders(path)}
+    return {
+        path
+        for path, change in changes.items()
+        if containing_path(path, in_the_way) is not None or (path in above and is_leaf(change.after))
+    }
 
 
 def git_state(path: bytes) -> str:

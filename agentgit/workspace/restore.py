@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -61,8 +61,9 @@ class KeptPaths(NamedTuple):
     conflicts: Mapping[bytes, str] = {}
 
 
-Choose = Callable[[Changes, Trees, Callable[[str], bytes | None], bytes], KeptPaths]
-"""Chooses from what a restore changes; also given: trees, the tree of a snapshot by its id, and that of the files."""
+Choose = Callable[[Changes, Set[bytes], Trees, Callable[[str], bytes | None], bytes], KeptPaths]
+"""Chooses from what a restore changes; also given: the paths at which it would displace what no snapshot holds, trees,
+the tree of a snapshot by its id, and that of the files."""
 
 
 def keep_nothing(*_: object) -> KeptPaths:

@@ -47,6 +47,16 @@ class Counter:
         self.value = self.kept[int(id)]
 
 
+class Checked(Counter):
+    """An environment that can tell that its snapshots are gone."""
+
+    is_gone = False
+
+    def check(self, id):
+        if self.is_gone:
+            raise KeyError("it is gone")
+
+
 def wrapped(repo, desk, session="s", **more):
     more.setdefault("workspace", desk.root)
     return repo.wrap(desk.graph(), session, effects=desk.world.effects(), check_effects=False, **more)
@@ -186,6 +196,23 @@ def test_a_custom_environment_rolls_back_with_the_conversation(repo, desk):
     agent.run("hello again")
     agent.rollback("before")
     assert counter.value == 0
+
+
+def test_a_plan_is_blocked_by_an_environment_that_no_longer_has_the_snapshot(repo, desk):
+    counter = Checked()
+    agent = wrapped(repo, desk, workspace=Workspace(desk.root, environment=counter))
+    agent.run("add chair")
+    before = agent.checkpoint("before")
+    counter.value = 7
+    agent.run("add table")
+    counter.is_gone = True
+    plan = agent.plan_rollback(before)
+    assert (plan.is_admissible, plan.files.problem) == (False, "Checked.check failed: KeyError: 'it is gone'")
+    with pytest.raises(Unavailable, match=r"Nothing was done\. The files cannot be restored: Checked.check failed"):
+        agent.rollback(before)
+    assert desk.world.items == ["chair", "table"]
+    agent.rollback(before, files=False)
+    assert (desk.world.items, counter.value) == (["chair"], 7)
 
 
 def test_a_branch_reports_changed_files_and_switch_restores_them(agent, desk):
@@ -523,7 +550,8 @@ def test_a_change_by_somebody_else_is_a_conflict(agent, repo, desk, tmp_path, ch
     Workspace(desk.root).restore(changes.safety)
     changes = agent.rollback("before", files="overwrite").report.files
     assert desk.files == {"a.txt": "one"}
-    assert {one.path for one in changes.changes if one.action == "overwritten"} == {"a.txt"}
+    overwritten = {"a.txt", "new/b.txt"}  # the second one came back by hand, when its session had taken it away
+    assert {one.path for one in changes.changes if one.action == "overwritten"} == overwritten
     Workspace(desk.root).restore(changes.safety)
     assert desk.files == NOW | {"a.txt": "theirs"}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import socket
 from pathlib import Path
 from subprocess import CalledProcessError
 
@@ -11,6 +13,7 @@ import backend
 import processes
 import pytest
 from file_tools import desk, home
+from file_trees import picture
 from stubborn_tools import Next
 
 import agentgit
@@ -178,6 +181,33 @@ def test_a_version_of_a_person_that_a_redo_brought_back_is_still_the_persons(rep
     with pytest.raises(WorkspaceChanged, match=r"have changed a\.txt"):
         agent.rollback(start)
     assert desk.files == {"a.txt": "mine"}
+
+
+def test_an_earlier_text_of_a_turn_is_the_persons_if_a_person_brings_it_back_and_the_turns_after_an_undo(repo, desk):
+    agent = wrapped(repo, desk)
+    start = agent.run("write a.txt one") and agent.head
+    agent.run("write a.txt two")
+    agent.run("write a.txt three")
+    agent = agent.undo()
+    assert desk.files == {"a.txt": "two"}
+    assert agent.plan_rollback(start).files.conflicts == []
+    agent = agent.redo()
+    (desk.root / "a.txt").write_text("two")
+    with pytest.raises(WorkspaceChanged, match=r"have changed a\.txt"):
+        agent.rollback(start)
+    report = agent.rollback(start, files="overwrite").report.files
+    assert of_action(report, "overwritten") == {"a.txt": f"snapshot {report.safety} has the other's version"}
+    assert desk.files == {"a.txt": "one"}
+
+
+def test_a_person_who_brings_back_what_a_rollback_would_is_in_no_conflict(repo, desk):
+    agent = wrapped(repo, desk)
+    start = agent.run("write a.txt one") and agent.head
+    agent.run("write a.txt two")
+    (desk.root / "a.txt").write_text("one")
+    agent.run("write a.txt three")
+    agent.rollback(start)
+    assert desk.files == {"a.txt": "one"}
 
 
 def test_what_somebody_changed_before_a_point_with_the_same_files_does_not_count_after_it(repo, desk):
@@ -389,7 +419,7 @@ def test_a_turn_that_broke_off_leaves_a_point_with_the_files_from_before_its_ope
     by_hand = agent.checkpoint("by hand")
     agent.run("hello")
     for point in (by_hand, agent.checkpoints()[-2]):
-        agent.rewind_files(point)
+        agent.rewind_files(point, files="overwrite")
         assert desk.files == {"a.txt": "two", "b.txt": "two", "mine.txt": "mine"}
         (desk.root / "c.txt").write_text("three")
 
@@ -588,6 +618,81 @@ def test_a_file_below_which_a_person_has_written_stays_and_nothing_promises_to_o
     assert why["a.txt"] == "a file that somebody else made stands above or below it"
     agent.undo(force=True)
     assert desk.files["a.txt/inside"] == "mine"
+
+
+def _pipe(path):
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def _socket(path):
+    path.unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch, socket.socket(socket.AF_UNIX) as made:
+        patch.chdir(path.parent)  # the path of a socket must be short
+        made.bind(path.name)
+
+
+def _large(path):
+    path.write_text("mine" * 1000)
+
+
+def _ignored(path):
+    (path.parent / ".gitignore").write_text("out*\n")
+    path.write_text("mine")
+
+
+def _ignored_directory(path):
+    (path.parent / ".gitignore").write_text("out/\n")
+    path.mkdir()
+    (path / "mine").write_text("mine")
+
+
+def _below_an_ignored_directory(path):
+    (path.parent.parent / ".gitignore").write_text("d/\n")
+    path.parent.mkdir()
+    path.write_text("mine")
+
+
+UNHELD = [
+    ("out", "delete out", _pipe),
+    ("out", "write out two", _pipe),
+    ("out", "write out two", _socket),
+    ("out", "delete out", _large),
+    ("out", "delete out", _ignored),
+    ("out", "delete out", _ignored_directory),
+    ("d/out", "shell rm -r d", _below_an_ignored_directory),
+]
+
+
+@pytest.mark.parametrize(("path", "orders", "replace"), UNHELD)
+def test_what_a_person_puts_in_the_place_of_a_turns_file_is_a_conflict_although_no_snapshot_holds_it(
+    repo, desk, path, orders, replace
+):
+    agent = repo.wrap(
+        desk.graph(),
+        "s",
+        effects=desk.world.effects(),
+        check_effects=False,
+        workspace=Workspace(desk.root, max_file_size=1000),
+    )
+    start = agent.run(f"write {path} one") and agent.head
+    agent.run(f"{orders}; add chair")
+    replace(desk.root / path)
+    was = picture(desk.root)
+    why = {path: "something that no snapshot holds is in its place"}
+    assert of_action(agent.plan_rollback(start).files, "conflict") == why
+    with pytest.raises(WorkspaceChanged, match=f"something that no snapshot holds is in the place of {path}"):
+        agent.rollback(start)
+    assert (picture(desk.root), desk.world.items) == (was, ["chair"])
+    assert of_action(agent.rewind_files(start, force=True), "conflict") == why
+    assert picture(desk.root) == was
+    plan = agent.plan_rollback(start, files="overwrite").files
+    report = agent.rollback(start, files="overwrite").report.files
+    assert of_action(plan, "write") == of_action(report, "write") == {path: ""}
+    assert list(of_action(plan, "aside")) == [path]
+    assert (desk.root / path).read_text() == "one"
+    place = of_action(report, "aside")[path if path in of_action(report, "aside") else f"{path}/mine"]
+    assert os.path.lexists(place.removeprefix("now at "))
 
 
 @pytest.mark.parametrize("verb", ["rollback", "switch", "rewind_files"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 
 import backend
+import faults
 import processes
 import pytest
 from file_tools import desk, home
 
-from agentgit import Workspace, WorkspaceChanged
+from agentgit import PlanChanged, RollbackIncomplete, Workspace, WorkspaceChanged
 
 __all__ = ["desk", "home"]  # fixtures that the tests use
 
@@ -29,6 +30,10 @@ def agent(repo, desk):
 
 def overwritten(report):
     return {one.path: one.why for one in report.files.changes if one.action == "overwritten"}
+
+
+def actions(report):
+    return {one.path: one.action for one in report.files.changes}
 
 
 def test_files_a_rollback_reports_each_overwritten_file(agent, desk):
@@ -58,6 +63,17 @@ def test_files_a_rollback_that_overwrites_nothing_reports_nothing(agent, desk):
     assert overwritten(before.redo().report) == {}
 
 
+def test_files_a_rollback_that_was_finished_without_all_files_takes_none_of_its_own_for_a_persons(agent, repo, desk):
+    with faults.full_for({b"b.txt"}):
+        with pytest.raises(RollbackIncomplete) as stopped:
+            agent.rollback("before", files="overwrite")
+        report = repo.resume(stopped.value.operation, force=True)
+    assert (report.status, report.branch) == ("done", "main-2")
+    assert actions(report) == {"a.txt": "overwritten", "c.txt": "left", "d.txt": "write"}
+    plan = repo.wrap(desk.graph(), "s", workspace=desk.root, check_effects=False).plan_switch("main").files
+    assert {one.path: one.action for one in plan.changes} == {"a.txt": "conflict", "d.txt": "conflict"}
+
+
 KILLED = """
 import sys
 import agentgit, faults, points
@@ -76,6 +92,50 @@ with faults.killed(*at[point], time=2 if point == "in the restore" else 1):
 """
 
 
+def test_files_a_restore_that_failed_half_way_reports_what_it_did_and_so_does_its_end(agent, repo, desk):
+    told = pytest.raises(RollbackIncomplete, match=r"No space left .*again\. The previous")
+    with faults.full_for({b"b.txt"}), told as stopped:
+        agent.rollback("before", files="overwrite")
+    assert desk.files == {"a.txt": "one", "b.txt": "two", "c.txt": "mine too", "d.txt": "one"}
+    half, did = stopped.value.report, {"a.txt": "overwritten", "c.txt": "left", "d.txt": "write"}
+    assert actions(half) == did
+    report = repo.resume(stopped.value.operation)
+    assert desk.files == {"a.txt": "one", "b.txt": "one", "c.txt": "mine too", "d.txt": "one"}
+    assert actions(report) == did | {"b.txt": "write"}
+    assert overwritten(report) == {"a.txt": f"snapshot {half.files.safety} has the other's version"}
+    assert overwritten(half) == overwritten(report)
+    assert report.files.safety == half.files.safety
+    Workspace(desk.root).restore(report.files.safety)
+    assert desk.files == {"a.txt": "mine", "b.txt": "two", "c.txt": "mine too"}
+
+
+def test_files_what_somebody_changes_before_a_rollback_is_resumed_stays(agent, repo, desk):
+    """Nobody has confirmed to overwrite it, and the version that the first attempt has overwritten is still named."""
+    with faults.full_for({b"b.txt"}), pytest.raises(RollbackIncomplete) as stopped:
+        agent.rollback("before", files="overwrite")
+    for name in "ab":
+        (desk.root / f"{name}.txt").write_text("late")
+    report = repo.resume(stopped.value.operation)
+    assert desk.files == {"a.txt": "late", "b.txt": "late", "c.txt": "mine too", "d.txt": "one"}
+    assert actions(report) == {"a.txt": "conflict", "b.txt": "conflict", "c.txt": "left", "d.txt": "write"}
+    (why,) = [one.why for one in report.files.changes if one.path == "a.txt"]
+    assert why.endswith(f"; snapshot {report.files.safety} has the other's version")
+    Workspace(desk.root).restore(report.files.safety, paths=["a.txt"])
+    assert desk.files["a.txt"] == "mine"
+
+
+def test_files_a_rollback_that_goes_on_over_a_turn_reports_what_it_did_before_it(agent, repo, desk):
+    with faults.full_for({b"b.txt"}), pytest.raises(RollbackIncomplete) as stopped:
+        agent.rollback("before", files="overwrite")
+    agent.run("write e.txt later")
+    with pytest.raises(PlanChanged) as changed:
+        repo.resume(stopped.value.operation)
+    report = repo.resume(stopped.value.operation, plan=changed.value.plan)
+    assert overwritten(report)["a.txt"] == f"snapshot {stopped.value.report.files.safety} has the other's version"
+    did = {"a.txt": "overwritten", "b.txt": "write", "c.txt": "left", "d.txt": "write"}
+    assert actions(report) == did | {"e.txt": "delete"}
+
+
 @pytest.mark.parametrize("point", ["in the restore", "before the restore", "after the restore"])
 def test_files_a_rollback_killed_around_its_restore_is_finished_once(agent, repo, desk, point):
     said = agent.history()
@@ -87,10 +147,8 @@ def test_files_a_rollback_killed_around_its_restore_is_finished_once(agent, repo
     assert (report.status, report.branch, repo.session("s").branch().name) == ("done", "main-2", "main-2")
     assert desk.files == {"a.txt": "one", "b.txt": "one", "c.txt": "mine too", "d.txt": "one"}
     repo.wrap(desk.graph(), "s", workspace=desk.root, check_effects=False).run("write e.txt on")
-    if point == "after the restore":
-        return  # after a restore that had ended, the resumed report names neither its files nor its safety snapshot
-    named = {one.path for one in report.files.changes if one.action in ("write", "overwritten")}
-    assert named == {"a.txt", "b.txt", "d.txt"}
+    assert actions(report) == {"a.txt": "overwritten", "b.txt": "write", "c.txt": "left", "d.txt": "write"}
+    assert overwritten(report) == {"a.txt": f"snapshot {report.files.safety} has the other's version"}
     left = {one.path: one.why for one in report.files.changes if one.action == "left"}
     assert left == {"c.txt": "somebody else changed it while no turn ran"}
     Workspace(desk.root).restore(report.files.safety)

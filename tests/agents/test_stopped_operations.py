@@ -92,6 +92,12 @@ def test_a_plan_says_whether_an_undo_that_runs_again_was_killed_or_raised(world,
     assert item.reason == step.why
 
 
+def test_the_sentence_of_an_undo_that_raised_ends_with_one_full_stop(agent, hands):
+    hands.errors["sofa"] = ValueError("The shop is closed.")
+    with pytest.raises(RollbackIncomplete, match=r"The shop is closed\. The previous branch"):
+        agent.rollback("before")
+
+
 def test_a_killed_rollback_does_not_lock_its_session(agent, hands, repo, world):
     stopped(lambda: agent.rollback("before"), hands, "table", KeyboardInterrupt)
     assert world.items == ["chair", "table"]

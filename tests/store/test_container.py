@@ -167,7 +167,7 @@ def test_a_container_that_cannot_be_made_again_as_it_was_is_refused(engine, why)
     environment = ContainerEnvironment("box", options=options, engine=engine.words)
     snapshot = environment.checkpoint()
     with pytest.raises(InvalidInput, match=told):
-        environment.restore(snapshot)
+        environment.check(snapshot) if setting == "--rm" else environment.restore(snapshot)
     assert engine.names() == {"box"}
     assert engine.inspect("box")["State"]["Running"]
     assert snapshots(engine) == {snapshot}
@@ -239,6 +239,11 @@ def test_a_missing_container_or_snapshot_is_named(engine):
         environment_of(engine).restore("17")
     with pytest.raises(NotFound, match=f"no snapshot {BASE}"):
         environment_of(engine).delete(BASE)
+    snapshot = environment_of(engine).checkpoint()
+    environment_of(engine).check(snapshot)
+    engine("rmi", snapshot)
+    with pytest.raises(NotFound, match=f"no snapshot {snapshot}"):
+        environment_of(engine).check(snapshot)
 
 
 BROKEN = {

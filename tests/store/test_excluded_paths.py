@@ -269,7 +269,12 @@ def test_nothing_is_moved_aside_through_a_link(tmp_path):
         (work / ".gitignore").write_text("made/")
         (work / "made").mkdir()
         (work / "made/mine").write_text("mine")
+        told = (("made", ".agentgit-aside is not a directory that can be written"),)
+        (work / ".agentgit-aside").write_text("a file")
+        assert workspace.plan_restore(first.id).impossible == told
+        (work / ".agentgit-aside").unlink()
         (work / ".agentgit-aside").symlink_to(outside)
+        assert workspace.plan_restore(first.id).impossible == told
         with pytest.raises(Unavailable, match="is a symbolic link; remove it"):
             workspace.restore(first.id)
         assert (work / "made/mine").read_text() == "mine"

@@ -101,6 +101,23 @@ def test_a_directory_closed_by_another_user_is_a_conflict(as_nobody, place):
     assert (place / "work" / "d" / "in").read_text() == "1"
 
 
+def test_a_file_that_a_person_made_unreadable_is_a_conflict_and_was_not_deleted(as_nobody):
+    as_nobody("""
+        from file_tools import Desk
+        desk = Desk(work)
+        os.environ["AGENTGIT_HOME"] = str(place / "home")
+        repo = agentgit.open(place / "agentgit.db")
+        agent = repo.wrap(desk.graph(), "s", check_effects=False, workspace=workspace)
+        start = agent.run("write a.txt one") and agent.head
+        agent.run("write a.txt two")
+        (work / "a.txt").chmod(0)
+        for plan in (agent.plan_rollback(start), agent.plan_rollback(start, files="overwrite")):
+            assert "deleted" not in str(plan.files), plan.files
+        plan = agent.plan_rollback(start)
+        assert plan.files.conflicts == ["a.txt"], plan.files
+    """)
+
+
 def test_files_that_nobody_can_read_are_left_out_and_named(as_nobody):
     as_nobody("""
         for name in ("secret", "d/in", "a"):
@@ -131,6 +148,20 @@ def test_read_only_directories_come_back_with_their_modes(as_nobody):
         (work / "d/e").rmdir()
         assert workspace.restore(first.id).restored == ("d/e/in",)
         assert picture(work) == was
+    """)
+
+
+def test_a_missing_directory_that_cannot_be_made_is_known_before_a_restore(as_nobody):
+    as_nobody("""
+        import shutil
+        (work / "d/e/f").mkdir(parents=True)
+        (work / "d/e/f/in").write_text("1")
+        first = workspace.save()
+        shutil.rmtree(work / "d/e")
+        (work / "d").chmod(0o500)
+        plan = workspace.plan_restore(first.id)
+        assert {path for path, _ in plan.impossible} == {"d/e", "d/e/f", "d/e/f/in"}, plan
+        assert {why for _, why in plan.impossible} == {"its directory cannot be written"}, plan
     """)
 
 
