@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import struct
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -326,6 +327,10 @@ def from_json(data: bytes) -> Any:
             return json.loads(data)
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
+
+
+UNREADABLE = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError, struct.error)
+"""What the reading of damaged data may raise."""
 
 
 def stored_json(data: bytes) -> Any:

@@ -371,6 +371,7 @@ def each_schema(name: str | None, every: bool) -> Iterator[AbstractContextManage
             output.say(f"{one}:")
         address_there = in_schema(location, one).render_as_string(hide_password=False)
         GLOBAL_OPTIONS.set(GLOBAL_OPTIONS.get()._replace(db=address_there))
+        repeat_options(GLOBAL_OPTIONS.get().user, address_there)
         yield collect_failure() if every else nullcontext()
     if exit_codes:
         raise typer.Exit(exit_codes[0])

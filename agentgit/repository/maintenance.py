@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from agentgit.async_api import async_twin
 from agentgit.checkpoints.retention import RetentionVerdict
 from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import DECISIONS, DONE, RESOLVED, UNKNOWN
-from agentgit.errors import Conflict, InvalidInput, NotFound, Unavailable
+from agentgit.errors import Conflict, Corrupt, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
 from agentgit.handles.retention import wipe
 from agentgit.handles.session_reader import SessionRef, collect_stats
@@ -31,6 +31,14 @@ from agentgit.store.maintenance.statistics import tokens_of_erased_sessions
 from agentgit.store.sql.ids import is_id
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.owners import list_owners
+
+
+@contextmanager
+def _collecting(damage: list[Corrupt]) -> Iterator[None]:
+    try:
+        yield
+    except Corrupt as error:
+        damage.append(error)
 
 
 class Maintenance:
@@ -74,6 +82,7 @@ class Maintenance:
             NotAllowed: You are not an admin.
             Conflict: `progress` wrote to this database, or read from one in memory; nothing of that transaction was
                 stored.
+            Corrupt: The data of a session are damaged. Those of the others are collected.
         """
         self.context.require_admin("gc")
         store = self.context.store
@@ -83,9 +92,9 @@ class Maintenance:
             progress,
             self.context.read(lambda c: self._progress_totals(c, session_ids)) if progress is not None else None,
         )
-        removed_ids = self._thin_all(
-            parts.iterate("sessions", ([session_id] for session_id in session_ids)), dry_run=dry_run
-        )
+        damage: list[Corrupt] = []
+        each_session = parts.iterate("sessions", ([session_id] for session_id in session_ids))
+        removed_ids = self._thin_all(each_session, damage, dry_run=dry_run)
 
         def find_unused(transaction: Reading, owner: int) -> Iterator[UnusedSteps]:
             return find_steps(transaction, owner, removed_ids if dry_run else (), parts)
@@ -107,7 +116,8 @@ class Maintenance:
             snapshot_count = self.context.engine().files.release_unused(collect=True)
             collected = NOTHING_COLLECTED
             for owner in owners:
-                collected += self.context.change(partial(collect_from, owner=owner), durable=False)
+                with _collecting(damage):
+                    collected += self.context.change(partial(collect_from, owner=owner), durable=False)
             last_erasure, last_wiped = self.context.read(self._erasures)
             if shrink and last_erasure != last_wiped:
                 problem = wipe(store.database)
@@ -116,6 +126,8 @@ class Maintenance:
             wiped = last_erasure if shrink and not problem else last_wiped
             self.context.change(lambda c: self._record_gc(c, collected, wiped))
         parts.end()
+        if damage:  # the data of the other sessions are collected, and erased words are gone
+            raise damage[0]
         return Reclaimed(
             **collected._asdict(),
             checkpoints=len(removed_ids),
@@ -141,7 +153,7 @@ class Maintenance:
         part_counts = count_rows_by_part(transaction)
         return {"sessions": len(session_ids), **part_counts, "space": part_counts["values"]}
 
-    def _thin_all(self, session_ids: Iterable[int], *, dry_run: bool) -> set[int]:
+    def _thin_all(self, session_ids: Iterable[int], damage: list[Corrupt], *, dry_run: bool) -> set[int]:
         """Apply the retention of sessions, and return the ids of the checkpoints that were or would be deleted."""
         removed_ids: set[int] = set()
         for session_id in session_ids:
@@ -152,7 +164,7 @@ class Maintenance:
                     return []
                 return retention_store.apply_retention(transaction, self.context.store, session_id, retention)
 
-            with suppress(NotFound):  # the session was erased meanwhile
+            with suppress(NotFound), _collecting(damage):  # not found: the session was erased meanwhile
                 verdicts = (
                     self.context.read(thin_session) if dry_run else self.context.change(thin_session, durable=False)
                 )

@@ -34,6 +34,7 @@ from agentgit.sessions.session import DONE as OPERATION_DONE
 from agentgit.store.queries.graph_points import move
 from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import StoredRow, is_simulated, require_real
+from agentgit.store.sql.driver_errors import unreadable_row
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
@@ -418,6 +419,10 @@ class Planner:
         """
         rows = self.store.operations.of_branch(transaction, branch_id)
         requests = [as_object(row.request) for row in rows]
+        if (
+            damaged := next((row for row, one in zip(rows, requests, strict=True) if "steps" not in one), None)
+        ) is not None:
+            raise unreadable_row("operation", damaged.id)
         kept_ids = self.store.world.with_repeated_ids(
             transaction,
             (

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, NamedTuple
 
-from agentgit.errors import InvalidInput
+from agentgit.errors import Corrupt, InvalidInput
+from agentgit.next_steps import Next
 from agentgit.values import COUNT, FLAG, OBJECT, TIME, Deferred, Displayable, TableList, count
 
 OPEN = "open"
@@ -38,6 +39,8 @@ def idle_status(metadata: Mapping[str, Any]) -> str:
         ('open', 'simulated', 'open')
     """
     mark = metadata.get(RERUN)
+    if not isinstance(mark, dict | None):
+        raise Corrupt("The metadata of a branch cannot be read.", Next("fsck"))
     return OPEN if mark is None or mark.get("is_real") else SIMULATED
 
 

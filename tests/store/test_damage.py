@@ -203,6 +203,36 @@ WRITERS = {
 UNREADABLE = ("ff", "5b315d", "7b")
 """Bytes that are no JSON object: no text, a list, and an incomplete object."""
 
+WRONG_SHAPES = {
+    "graph_checkpoint.header": "{}",
+    "graph_checkpoint.meta": '{"parents": 5}',
+    "external_session.meta": '{"retention": 5}',
+    "internal_session.meta": '{"rerun": 5}',
+    "operation.request": "{}",
+}
+"""Objects that agentgit never writes into these columns."""
+
+
+@pytest.mark.parametrize("name", WRONG_SHAPES)
+@pytest.mark.parametrize("verb", [*READERS, *WRITERS])
+def test_a_verb_on_a_session_with_json_of_a_wrong_shape_works_or_raises_corrupt(lived, name, verb):
+    damage_column(Hand(lived), name, WRONG_SHAPES[name].encode().hex())
+    with suppress(Corrupt):
+        (READERS | WRITERS)[verb](lived, lived.session("s"))
+
+
+@pytest.mark.parametrize("name", ["graph_checkpoint.header", "external_session.meta", "blob.data"])
+def test_a_damaged_session_can_be_erased_and_hinders_no_other(lived, name):
+    damage_column(Hand(lived), name, "ff")
+    other = lived.session("other", create=True)
+    assert {one.session_name for one in lived.sessions()} == {"s", "other"}
+    with suppress(Corrupt):
+        lived.maintenance.gc()
+    lived.session("s").delete(force=True)
+    assert [one.session_name for one in lived.sessions()] == ["other"]
+    assert not other.checkpoints()
+    assert lived.maintenance.fsck(level=3).findings == ()
+
 
 def test_reading_unreadable_json_raises_corrupt(lived):
     for number, name in enumerate(JSON_COLUMNS):

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 import agentgit
 from agentgit.demo import EFFECTS, build
-from agentgit.errors import Conflict, InvalidInput, NotAllowed, NotFound
+from agentgit.errors import Conflict, Corrupt, InvalidInput, NotAllowed, NotFound
 from agentgit.handles.retention import WORDS_REMAIN
 from agentgit.store.sql.tables import SEARCH_INDEX
 
@@ -76,6 +76,16 @@ def test_erasing_a_session_leaves_no_data_and_spares_others(two):
     assert [hit.kind for hit in two.session("other").search("chairs")] != []
     (told,) = two.events.newest(kinds="session.erased")
     assert (told.detail["erased"], told.user_id, told.owner_id) == (session.id, two.user.id, two.user.id)
+
+
+def test_damage_of_another_session_keeps_no_erased_words(two):
+    two.session(MARK).delete(force=True)
+    damage = text("UPDATE graph_checkpoint SET header = '{}' WHERE external_session_id = :other")
+    backend.write(two, lambda c: c.execute(damage, {"other": two.session("other").id}))
+    with agentgit.open(backend.url(two)) as fresh:
+        with pytest.raises(Corrupt, match="graph_checkpoint"):
+            fresh.maintenance.gc()
+        assert not files_hold(fresh, MARK)
 
 
 @pytest.mark.long

@@ -36,7 +36,7 @@ from agentgit.store.sql.tables import (
 )
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
-from agentgit.values import as_object
+from agentgit.values import UNREADABLE, as_object
 
 AUTHORED_TABLES = {"checkpoint", "tag", "operation", SESSION.name, EVENT.name}
 """Tables in which a user is the author of something in another user's session. The user's id stays there, no name."""
@@ -115,7 +115,7 @@ def list_erased_users(transaction: Reading) -> list[int]:
     query = select(EVENT.c.detail).where(EVENT.c.external_session_id.is_(None), EVENT.c.kind == "user.erased")
     user_ids = []
     for detail in transaction.execute(query).scalars():
-        with suppress(Corrupt, ValueError, TypeError, LookupError):  # fsck's check of the rows reports it
+        with suppress(Corrupt, *UNREADABLE):  # fsck's check of the rows reports it
             user_ids.append(int(as_object(detail)["erased"]))
     return user_ids
 
@@ -138,7 +138,7 @@ def _delete_session(store: Store, transaction: Writing, session_id: int, user_id
     owner_id = store.sessions.load_row(transaction, session_id).user_id
     try:
         tokens = sum_usages(count_tokens(transaction, store, store.sessions.branches(transaction, session_id)).values())
-    except (Corrupt, KeyMissing, ValueError, TypeError):  # neither damage nor a lost key may prevent an erasure
+    except (Corrupt, KeyMissing, *UNREADABLE):  # neither damage nor a lost key may prevent an erasure
         tokens = {}
     row_counts = _delete_session_rows(transaction, session_id)
     record_event(

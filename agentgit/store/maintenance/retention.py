@@ -11,6 +11,8 @@ from sqlalchemy import Select, bindparam, func, select
 
 from agentgit.checkpoints.retention import KeptPoint, Retention, RetentionVerdict, judge
 from agentgit.effects.invocation import INTENDED, REVERSE_FAILED, REVERSE_UNKNOWN, REVERSING, UNKNOWN
+from agentgit.errors import Corrupt
+from agentgit.next_steps import Next
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.records.checkpoints import merge_source_id
 from agentgit.store.records.sessions import StoredRow
@@ -21,7 +23,7 @@ from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate
 from agentgit.store.store import Store
 from agentgit.store.threads.pending_writes import waiting
-from agentgit.values import as_object, to_json
+from agentgit.values import UNREADABLE, as_object, to_json
 
 MARK = "retention"
 """The key in the metadata of a session that holds its retention."""
@@ -36,13 +38,16 @@ def read_retention(transaction: Reading, store: Store, session_id: int) -> Reten
 
 
 def _parse_retention(meta: bytes) -> Retention | None:
-    data = as_object(meta).get(MARK) if MARK.encode() in meta else None  # most have none: skip the parse
-    return Retention.from_dict(data) if data is not None else None
+    try:
+        data = as_object(meta).get(MARK) if MARK.encode() in meta else None  # most have none: skip the parse
+        return Retention.from_dict(data) if data is not None else None
+    except UNREADABLE as error:
+        raise Corrupt("The retention of a session cannot be read.", Next("fsck")) from error
 
 
 def sessions_with_retention(transaction: Reading) -> list[int]:
     rows = transaction.execute(select(SESSION.c.id, SESSION.c.meta))
-    return [row.id for row in rows if _parse_retention(row.meta) is not None]
+    return [row.id for row in rows if MARK.encode() in row.meta]
 
 
 def write_retention(transaction: Writing, store: Store, session_id: int, retention: Retention | None) -> None:

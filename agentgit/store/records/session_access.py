@@ -12,6 +12,7 @@ from sqlalchemy import Select, bindparam, case, delete, func, literal, or_, sele
 from agentgit.auth import Member, ShareLink, User
 from agentgit.auth.credentials import LINK_PREFIX, format_token, hash_of, is_secret_of, new_secret, parse_token
 from agentgit.auth.principal import OWNER, ROLES, Role
+from agentgit.errors import Corrupt
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import SessionCursor
 from agentgit.store.audit.trail import record_event
@@ -141,6 +142,14 @@ def _is_unexpired(now: Any) -> Any:
     return or_(SESSION_MEMBER.c.expires_at.is_(None), SESSION_MEMBER.c.expires_at > now)
 
 
+def _readable_object(data: bytes) -> dict[str, Any]:
+    """Return a JSON object, which is empty if it is damaged: the session is there, and `fsck` finds what is not."""
+    try:
+        return as_object(data)
+    except Corrupt:
+        return {}
+
+
 def _session_from_row(row: StoredRow) -> ExternalSession:
     return ExternalSession(
         id=row.id,
@@ -150,7 +159,7 @@ def _session_from_row(row: StoredRow) -> ExternalSession:
         updated_at=row.updated_at,
         is_active=row.is_active,
         current_internal_session_id=row.current_branch_id,
-        metadata=as_object(row.meta),
+        metadata=_readable_object(row.meta),
         branch_count=row.branch_count,
         owner_name=row.owner_name or "",
         role=OWNER if row.rank is None else ROLES[row.rank],

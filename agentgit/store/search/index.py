@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from sqlalchemy import Text, bindparam, cast, column, delete, insert, select, table, text, update
@@ -17,6 +18,7 @@ from sqlalchemy.dialects.postgresql import TSVECTOR
 from agentgit.checkpoints.queries import SearchableText, format_words
 from agentgit.checkpoints.search_words import folded_words, normalize_nfc
 from agentgit.effects.invocation import PAUSED, REDO
+from agentgit.errors import Corrupt
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.objects.blobs import Leaf, shared_prefix
 from agentgit.store.objects.plain_values import CUSTOM_SERDE, show_message
@@ -27,7 +29,7 @@ from agentgit.store.sql.tables import BRANCH, CALL, CHECKPOINT, MESSAGE, NAMED, 
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.graph_store import GraphStore
-from agentgit.values import stored_json
+from agentgit.values import UNREADABLE, stored_json
 
 NAMED_MARKER = "§n"
 """The marker word of all texts that people wrote at checkpoints. No word of a text contains `§`."""
@@ -96,8 +98,9 @@ class SearchIndex:
             yield from (NewText(row.number, NAMED, row.name, row_id=row.id) for row in unindexed if row.name)
             return
         branch, previous = unindexed[0], self._previous_checkpoint(transaction, checkpoints[0])
-        # The last indexed checkpoint may have been deleted. Then new texts are compared with those in the index.
-        indexed_keys = self._indexed_keys(transaction, branch) if branch.searched and previous is None else set()
+        # The last indexed checkpoint may have been deleted. Then new texts are compared with those in the index, too.
+        is_known = checkpoints[0].number == branch.searched
+        indexed_keys = self._indexed_keys(transaction, branch) if branch.searched and not is_known else set()
         hashes_by_state = self._message_hashes(transaction, [row for row in (previous, *unindexed) if row is not None])
         last_hashes, last_state = hashes_by_state[_state_id(previous)], _state_id(previous)
         new_messages: list[tuple[int, bytes]] = []
@@ -122,17 +125,30 @@ class SearchIndex:
     def _load_messages(
         self, transaction: Reading, session_id: int, new_messages: Sequence[tuple[int, bytes]]
     ) -> Iterator[NewText]:
-        """Yield the texts of messages, each given as the number of its first checkpoint and its hash."""
-        leaves = self.graphs.blobs.of(session_id).get_many(transaction, [key for _, key in new_messages])
+        """Yield the texts of messages, each given as the number of its first checkpoint and its hash.
+
+        A damaged message has no text, which must not keep the others from being found.
+        """
+        blobs, keys = self.graphs.blobs.of(session_id), [key for _, key in new_messages]
+        try:
+            leaves = blobs.get_many(transaction, keys)
+        except Corrupt:
+            leaves = {}
+            for key in keys:
+                with suppress(Corrupt):
+                    leaves |= blobs.get_many(transaction, [key])
         for number, key in new_messages:
-            if leaves[key].type != CUSTOM_SERDE:
-                yield NewText(number, MESSAGE, text_of_message(leaves[key]).text, hash=key)
+            if key in leaves and leaves[key].type != CUSTOM_SERDE:
+                text = ""
+                with suppress(Corrupt, *UNREADABLE):
+                    text = text_of_message(leaves[key]).text
+                yield NewText(number, MESSAGE, text, hash=key)
 
     def _previous_checkpoint(self, transaction: Reading, first_row: StoredRow) -> StoredRow | None:
-        """Return the checkpoint before those to index, which may be the branch point; None if it is unknown."""
+        """Return the checkpoint before those to index or, if it is unknown, the branch point; None if there is none."""
         if first_row.number == first_row.searched:
             return first_row
-        if first_row.searched or first_row.parent_id is None:
+        if first_row.parent_id is None:
             return None
         return _BY_ID.first(transaction, {"checkpoint": first_row.branch_point_id})
 

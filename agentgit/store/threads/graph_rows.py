@@ -32,7 +32,7 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import unreadable_row
 from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.sql.transaction import Reading
-from agentgit.values import as_object
+from agentgit.values import UNREADABLE, as_object
 
 INTERRUPT, RESUME, ERROR = "__interrupt__", "__resume__", "__error__"
 """LangGraph's channels for the interrupt that a task raises, for the answers to it, and for the task's failure."""
@@ -307,7 +307,9 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
     """Read a row of the table graph_checkpoint."""
     graph_key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
     try:
-        header, channels = as_object(row.header), unpack(row.channels)
+        header, meta, channels = as_object(row.header), as_object(row.meta), unpack(row.channels)
+        if not isinstance(header["counts"], dict) or not isinstance(meta.get("parents") or {}, dict):
+            raise ValueError("no counts of messages, or wrong parents")
         folded = {name: channels.pop(name) for name in header.get("folded", ())}
         model_calls = channels.pop(MODEL_CALLS, b"") + channels.pop(MODEL_MESSAGES, b"")
         return GraphCheckpoint(
@@ -315,7 +317,7 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
             row.external_session_id,
             row.seq,
             row.parent_id,
-            as_object(row.meta),
+            meta,
             header,
             channels,
             row.state_hash,
@@ -323,7 +325,7 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
             folded,
             model_calls or None,
         )
-    except (Corrupt, ValueError, KeyError) as error:
+    except (Corrupt, *UNREADABLE) as error:
         raise unreadable_row("graph_checkpoint", "/".join(graph_key)) from error
 
 

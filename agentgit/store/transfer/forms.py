@@ -28,7 +28,6 @@ from agentgit.store.sql.driver_errors import unreadable_row
 from agentgit.store.transfer import file_trees
 from agentgit.store.transfer.json_shapes import (
     MAX_COUNT,
-    UNREADABLE,
     Chosen,
     Names,
     Nullable,
@@ -54,7 +53,7 @@ from agentgit.store.transfer.json_shapes import (
     time,
     word,
 )
-from agentgit.values import stored_json
+from agentgit.values import UNREADABLE, stored_json
 
 TABLES = (
     t.SESSION, t.BRANCH, t.BLOB, t.GRAPH_CHECKPOINT, t.GRAPH_WRITE, t.CHECKPOINT, t.TAG, t.WORKSPACE_SNAPSHOT,

@@ -27,10 +27,10 @@ from agentgit.store.store import Store
 from agentgit.store.threads.owners import thread_of_branch
 from agentgit.store.transfer.forms import THREAD, Chunks, ListItems, decode_row, shape_of
 from agentgit.store.transfer.import_check import TABLES_BY_NAME, Checker
-from agentgit.store.transfer.json_shapes import UNREADABLE, Ref, walk
+from agentgit.store.transfer.json_shapes import Ref, walk
 from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
 from agentgit.store.transfer.values import require_readable
-from agentgit.values import as_object, to_json
+from agentgit.values import UNREADABLE, as_object, to_json
 
 BYTES_AT_ONCE = 4 * 2**20
 """The size of values in memory, in bytes, above which they are stored."""

@@ -23,7 +23,6 @@ from agentgit.store.transfer import file_trees
 from agentgit.store.transfer.file_trees import FileChecker, FileSink
 from agentgit.store.transfer.forms import TABLES, THREAD, Chunks, ListItems, references_of, shape_of, travelling
 from agentgit.store.transfer.json_shapes import (
-    UNREADABLE,
     Nullable,
     Ref,
     anything,
@@ -36,6 +35,7 @@ from agentgit.store.transfer.json_shapes import (
 )
 from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
 from agentgit.store.transfer.values import UnpackedSizes, is_message, require_readable
+from agentgit.values import UNREADABLE
 
 Fields = Mapping[str, Any]
 Key = tuple[Any, ...]
@@ -224,6 +224,8 @@ class Checker:
         self._require(t.GRAPH_CHECKPOINT.name, _GRAPH_KEY, tuple(row[name] for name in _GRAPH_KEY))
 
     def _check_checkpoint(self, row: Fields) -> None:
+        if (row["kind"] == "named") is row["is_auto"]:
+            raise ValueError("is_auto does not fit its kind")
         for ns, id, writes in row["pending"][0] if row["pending"] else ():
             if not ns and id != row["graph_checkpoint_id"]:
                 raise ValueError("keeps pending writes of a graph checkpoint that is not its own")

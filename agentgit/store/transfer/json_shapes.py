@@ -8,7 +8,6 @@ other name.
 from __future__ import annotations
 
 import binascii
-import struct
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -17,9 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 Shape: TypeAlias = Any
 Refer: TypeAlias = Callable[["Ref", Any], Any]
 """Returns the new id for an old one, or refuses it."""
-
-UNREADABLE = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError, struct.error)
-"""What the reading of damaged data may raise."""
 
 MAX_TEXT_LENGTH = 16 * 2**20
 MAX_KEY_BYTES = 1000
