@@ -15,8 +15,8 @@ from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.options import (
     COMMAND_PATH,
+    GROUP,
     Changed,
-    CommandGroup,
     Effects,
     Folder,
     Graph,
@@ -48,13 +48,7 @@ if TYPE_CHECKING:
     from agentgit.sessions import InternalSession
     from agentgit.sessions.tree import ExploredBranch
 
-app = typer.Typer(
-    name="checkpoint",
-    help="Create and delete checkpoints; `agentgit log` lists them.",
-    no_args_is_help=True,
-    cls=CommandGroup,
-    rich_markup_mode=None,
-)
+app = typer.Typer(**GROUP)
 
 NoFiles = Annotated[bool, typer.Option("--no-files", help="Leave out the files of the workspace.")]
 
@@ -140,7 +134,6 @@ def annotate(
         str | None, typer.Option("--data", metavar="JSON", help="The new data, for programs; null removes it.")
     ] = None,
 ) -> None:
-    """Rename a checkpoint, or change its description or data."""
     if name is None and description is None and data is None:
         raise InvalidInput("There is nothing to change. Add --name NAME, --description TEXT or --data JSON.")
     with repository() as repo:
@@ -183,7 +176,6 @@ def fork(
     ] = None,
     no_files: NoFiles = False,
 ) -> None:
-    """Create a branch without touching the world; the session stays on its current branch."""
     with repository() as repo:
         session, branch, ref = references.parse_changed_optional(repo, list(words or ()))
         if new_session is not None:
@@ -200,7 +192,6 @@ def rename(
         list[str], typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="The session or branch, and its new name.")
     ],
 ) -> None:
-    """Rename a session or, with @BRANCH, one of its branches."""
     with repository() as repo:
         session, branch, name = references.parse_changed_at(repo, words, "NAME")
         if branch is not None:
@@ -235,7 +226,6 @@ def undo(
     yes: Yes = False,
     trust: Trust = None,
 ) -> None:
-    """Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(trust=trust) as repo, show_plan_on_error():
         session, branch = references.parse_changed(repo, session_ref)
         files = files_option(no_files, overwrite_files)
@@ -250,7 +240,6 @@ def redo(
     yes: Yes = False,
     trust: Trust = None,
 ) -> None:
-    """Take back the rollback that created a branch: run again what it reversed."""
     with repository(trust=trust) as repo, show_plan_on_error():
         session, branch = references.parse_changed(repo, session_ref)
         plan, run = session.plan_redo(branch=branch), partial(session.redo, branch=branch, force=force)
@@ -270,7 +259,6 @@ def recover(
         ),
     ] = False,
 ) -> None:
-    """Recover a branch whose process died on another machine."""
     with repository() as repo:
         session, branch_name = references.parse_changed(repo, session_ref)
         branch = session.branch(branch_name)
@@ -328,7 +316,6 @@ def explore(
     effects: Effects = None,
     workspace: Folder = None,
 ) -> None:
-    """Try alternatives, each on a branch of its own, and compare the results."""
     planned_steps, planned_choices = _steps_and_choices(step, choices, choice, steps)
     import_from_here()
     with repository(create=True) as repo, show_plan_on_error():

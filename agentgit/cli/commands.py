@@ -1,4 +1,4 @@
-"""The table of commands, and the group that imports the module of a command only when the command runs.
+"""The table of commands and their helps, and the group that imports the module of a command only when it runs.
 
 So `agentgit --help` and the completion of commands need neither a database nor LangGraph, and answer at once.
 """
@@ -185,9 +185,9 @@ def _add_to(app: typer.Typer, name: str, entry: Entry, imported: Any) -> None:
     """Add the function or the group of a command to an application."""
     found = getattr(imported, "import_" if name == "import" else name.replace("-", "_"), None) or imported.app
     if isinstance(found, typer.Typer):
-        app.add_typer(found)
+        app.add_typer(found, name=name, help=entry.help)
     else:
-        app.command(name, cls=usage(entry.usage) if entry.usage else None)(found)
+        app.command(name, cls=usage(entry.usage) if entry.usage else None, help=entry.help)(found)
 
 
 def _hide_types(command: Any) -> None:

@@ -8,8 +8,8 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.options import (
+    GROUP,
     AllSchemas,
-    CommandGroup,
     DatabaseOption,
     SchemaName,
     database,
@@ -25,13 +25,7 @@ from agentgit.render.views import maintenance as views
 if TYPE_CHECKING:
     from agentgit.store.database import Database
 
-app = typer.Typer(
-    name="db",
-    help="Manage the schema and the encryption of a database.",
-    no_args_is_help=True,
-    cls=CommandGroup,
-    rich_markup_mode=None,
-)
+app = typer.Typer(**GROUP)
 
 
 @app.callback()

@@ -51,7 +51,6 @@ def events(
     ] = 50,
     follow: Follow = False,
 ) -> None:
-    """List events, newest last."""
     kinds, since_time = kind or "*", parse_time(since)
     with repository() as repo:
         if after is not None and not follow:
@@ -106,7 +105,6 @@ def audit(
         int, typer.Option("--limit", "-n", metavar="N", min=1, help="The number of newest events to show.")
     ] = 50,
 ) -> None:
-    """List events that belong to no session: users, keys, refusals; for admins."""
     with repository() as repo:
         matches = repo.events.audit(kinds=kind or "*", limit=limit)
         user_names = {user.id: user.name for user in repo.users.list()}

@@ -40,7 +40,6 @@ SERVER_PACKAGES = ("fastapi", "jinja2", "markdown_it", "python_multipart", "uvic
 def demo(
     shop: Annotated[str, typer.Option(metavar="PATH", help="The database of the demo shop.")] = "shop.db",
 ) -> None:
-    """Run a demo of rollbacks in a small shop, without an API key or network."""
     from agentgit.demo import run_story
 
     story_lines: list[str] = []
@@ -64,7 +63,6 @@ def chat(
         bool, typer.Option("--yes", "-y", help="Do not ask before effects are reversed or files change.")
     ] = False,
 ) -> None:
-    """Talk with your graph; every turn is recorded, and /help lists the commands for going back."""
     from agentgit.cli.chat.conversation import Chat  # late, because `--help` does not need it
 
     import_from_here()
@@ -113,7 +111,6 @@ def serve(
     public_url: PublicUrl = None,
     trust: Trust = None,
 ) -> None:
-    """Serve the web pages and the HTTP API."""
     try:
         # Imported late and by name, because `cli` must not import `web`, and works without the extra `server`.
         server_module = importlib.import_module("agentgit.web.server")
@@ -167,7 +164,6 @@ def mcp(
     ] = False,
     trust: Trust = None,
 ) -> None:
-    """Serve the checkpoints of one session, or of all, as MCP tools over standard input and output."""
     server_module = _import_mcp_server()
     modules = trusted_modules(trust)
     with repository() as repo:

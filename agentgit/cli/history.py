@@ -71,7 +71,6 @@ def log(
     all_branches: Every = False,
     count: Annotated[bool, typer.Option("--count", help="Print only the number.")] = False,
 ) -> None:
-    """List the checkpoints of a branch, newest first."""
     if branch_only and all_branches:
         raise InvalidInput("Write --branch-only or --all-branches, not both.")
     with repository() as repo:
@@ -143,7 +142,6 @@ def search(
     after: After = None,
     all_branches: Every = False,
 ) -> None:
-    """Find messages, tool calls and named checkpoints by words: names first, then newest first."""
     with repository() as repo:
         session, branch, text = references.parse_optional(repo, words)
         with bar("reading") as progress:
@@ -170,7 +168,6 @@ def tag(
     description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the tag.")] = None,
     delete: Annotated[str | None, typer.Option("--delete", "-d", metavar="NAME", help="Remove this tag.")] = None,
 ) -> None:
-    """Tag a checkpoint, so that it is kept; or list the tags."""
     parts = list(words or [])
     if len(parts) > (1 if delete else 3):
         raise InvalidInput(f"{' '.join(parts)}: write a session, a reference and a name; put quotes around each.")
@@ -225,7 +222,6 @@ def diff(
     patch: Annotated[bool, typer.Option("--patch", "-p", help="Also show file changes line by line.")] = False,
     as_page: AsPage = False,
 ) -> None:
-    """Compare two checkpoints: state, messages, tool calls, files, tokens."""
     with repository() as repo:
         if since_fork:
             session, a, b = references.parse_pair(repo, words or [])

@@ -71,7 +71,6 @@ def retention(
     now: Annotated[bool, typer.Option("--now", help="Also delete the checkpoints that exceed the limits now.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Show or set which checkpoints a session keeps."""
     if off and (now or dry_run):
         raise InvalidInput("--off keeps everything, so there is nothing to delete. Leave out --now and --dry-run.")
     with repository() as repo:
@@ -142,7 +141,6 @@ def gc(
     schema_name: SchemaName = None,
     every: AllSchemas = False,
 ) -> None:
-    """Delete data that nothing needs any more, and free its space."""
     for attempt in each_schema(schema_name, every):
         with attempt:
             with repository() as repo, bar("collecting") as progress:
@@ -166,7 +164,6 @@ def fsck(
     schema_name: SchemaName = None,
     every: AllSchemas = False,
 ) -> None:
-    """Check the integrity of everything that is stored, or of one session; nothing is changed."""
     is_sound = True
     for attempt in each_schema(schema_name, every):
         with attempt:
@@ -185,7 +182,6 @@ def delete(
     yes: Yes = False,
     force: ForceErase = False,
 ) -> None:
-    """Erase a session and its trail permanently."""
     with repository() as repo:
         session = repo.session(session_ref)
         name = session.reference
@@ -201,7 +197,6 @@ def stats(
     price: Price = None,
     storage: Annotated[bool, typer.Option("--storage", help="Also measure the space used in the database.")] = False,
 ) -> None:
-    """Count checkpoints, calls, rollbacks, reversals and tokens."""
     prices = parse_prices(price)
     with repository() as repo:
         if every and session_ref is not None:

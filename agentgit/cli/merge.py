@@ -49,7 +49,6 @@ def merge(
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Merge the messages and values of another branch, or of one checkpoint; no tool runs."""
     with repository() as repo:
         agent, ref, choices = _parse(repo, graph, words, resolve)
         verb = agent.cherry_pick if only else agent.merge

@@ -78,6 +78,10 @@ class CommandGroup(TyperGroup):
                 formatter.write_dl(rows)
 
 
+GROUP: dict[str, Any] = {"no_args_is_help": True, "cls": CommandGroup, "rich_markup_mode": None}
+"""The options of a group of commands."""
+
+
 DatabaseOption = Annotated[
     str | None,
     typer.Option(

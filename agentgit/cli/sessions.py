@@ -29,7 +29,6 @@ DEFAULT_BRANCH_LIMIT = 40
 
 
 def sessions(limit: Limit = None) -> None:
-    """List the sessions, most recently updated first."""
     with repository() as repo:
         all_sessions = repo.sessions(limit)
         output.emit(
@@ -46,7 +45,6 @@ def status(
     ] = False,
     limit: Limit = None,
 ) -> None:
-    """Show a session's branch, head and unfinished operations."""
     with repository() as repo:
         session, branch_name = references.parse_session(repo, session_ref, shows_session=True)
         if operations:
@@ -76,7 +74,6 @@ def _print_operations(session: SessionHandle, limit: int | None) -> None:
 
 
 def branches(session: Session = None, limit: Limit = None) -> None:
-    """List the branches of a session; * marks the current one."""
     with repository() as repo:
         handle = references.read_session(repo, session)
         all_branches = handle.branches()[-(limit or 0) :]
@@ -106,7 +103,6 @@ def tree(
     ] = None,
     times: Annotated[bool, typer.Option("--times", help="Show when each checkpoint was created.")] = False,
 ) -> None:
-    """Draw the branches of a session as a tree."""
     with repository() as repo:
         handle = references.default_session(repo, session)
         session_tree = handle.tree()
@@ -124,7 +120,6 @@ def tool_track(
     limit: Limit = None,
     on_branch: OnBranch = None,
 ) -> None:
-    """List the tool calls of a branch, oldest first, with their effects and statuses."""
     with repository() as repo:
         session, branch = references.parse_session(repo, session_ref)
         branch = references.one_branch(branch, on_branch)
@@ -154,7 +149,6 @@ def show(
         ),
     ] = None,
 ) -> None:
-    """Show a checkpoint: its state, messages and tool calls."""
     with repository() as repo:
         checkpoint = references.checkpoint(repo, first, second)
         output.emit(checkpoint.to_dict, lambda: checkpoints.checkpoint(checkpoint), checkpoint)

@@ -61,7 +61,6 @@ def export(
         bool, typer.Option("--trajectories", help="Write trajectories for training: a line for each AI message.")
     ] = False,
 ) -> None:
-    """Export a session, a branch or a checkpoint to one file."""
     *selection, file = words
     with repository() as repo, bar("exporting") as progress:
         if not selection and _is_session(repo, file):
@@ -132,7 +131,6 @@ def import_(
         bool, typer.Option("--as-threads", help="Import them as threads of SQLModelSaver, not as sessions.")
     ] = False,
 ) -> None:
-    """Create sessions from an exported file, from plain checkpoints, or from threads of LangGraph."""
     if not langgraph:
         if thread or session_prefix or as_threads:
             raise InvalidInput("--thread, --session-prefix and --as-threads are for threads of LangGraph: --langgraph")

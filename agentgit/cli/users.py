@@ -10,7 +10,7 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.completion import complete_session
-from agentgit.cli.options import CommandGroup, ForceErase, PublicUrl, Yes, repository
+from agentgit.cli.options import GROUP, ForceErase, PublicUrl, Yes, repository
 from agentgit.errors import InvalidInput
 from agentgit.render.records import record
 from agentgit.render.text import clean
@@ -39,10 +39,7 @@ KeyExpires = Annotated[
 LOCAL_SERVER = "http://127.0.0.1:8700"
 """The address of `agentgit serve` without options."""
 
-GROUP_OPTIONS: dict[str, Any] = {"no_args_is_help": True, "cls": CommandGroup, "rich_markup_mode": None}
-
-users = typer.Typer(name="users", help="Manage the users of the database; for admins.", **GROUP_OPTIONS)
-keys = typer.Typer(name="keys", help="Manage API keys.", **GROUP_OPTIONS)
+users, keys = typer.Typer(**GROUP), typer.Typer(**GROUP)
 
 
 def parse_lifetime(text: str | None) -> timedelta | None:
@@ -87,7 +84,6 @@ def share(
         typer.Option("--revoke", metavar="ID", help="Revoke a link, and all roles got with it."),
     ] = None,
 ) -> None:
-    """Share a session with a user or with a link; without a user, list its members."""
     if sum([user is not None, link, links, revoke is not None]) > 1 or (remove and user is None):
         raise InvalidInput("Write a user, --link, --links or --revoke; and --remove only with a user.")
     with repository() as repo:
@@ -113,7 +109,6 @@ def share(
 def accept(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token that `agentgit share --link` printed.")],
 ) -> None:
-    """Join a session with a link."""
     with repository() as repo:
         session = repo.accept(token).info
         _print_value(session, f"you are {session.role} of {session.reference}")

@@ -11,7 +11,7 @@ import typer
 
 from agentgit.checkpoints import references
 from agentgit.cli import output
-from agentgit.cli.options import CommandGroup, Limit, Yes, usage
+from agentgit.cli.options import GROUP, Limit, Yes, usage
 from agentgit.errors import NotFound, PlanChanged, WorkspaceChanged
 from agentgit.next_steps import Next
 from agentgit.render.views import files
@@ -20,13 +20,7 @@ if TYPE_CHECKING:
     from agentgit.workspace.api import Workspace
     from agentgit.workspace.values import FileCheckpoint, Restored
 
-app = typer.Typer(
-    name="workspace",
-    help="Save, compare and restore the files of a folder.",
-    no_args_is_help=True,
-    cls=CommandGroup,
-    rich_markup_mode=None,
-)
+app = typer.Typer(**GROUP)
 
 Dir = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The folder.")]
 Store = Annotated[
