@@ -20,7 +20,6 @@ from agentgit.cli.options import (
     Effects,
     Folder,
     Graph,
-    OnBranch,
     SessionToContinue,
     Target,
     Trust,
@@ -312,14 +311,13 @@ def explore(
             help="The number of turns that run at the same time, if no tool changes the world.",
         ),
     ] = 0,
-    branch: OnBranch = None,
     effects: Effects = None,
     workspace: Folder = None,
 ) -> None:
     planned_steps, planned_choices = _steps_and_choices(step, choices, choice, steps)
     import_from_here()
     with repository(create=True) as repo, show_plan_on_error():
-        agent = references.wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace)
+        agent = references.wrap_graph(repo, graph, session, effects=effects, workspace=workspace)
         try:
             exploration = agent.explore(
                 planned_steps,

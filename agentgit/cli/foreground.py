@@ -14,7 +14,6 @@ from agentgit.cli.options import (
     Effects,
     Folder,
     Graph,
-    OnBranch,
     PublicUrl,
     Session,
     SessionToContinue,
@@ -52,7 +51,6 @@ def demo(
 def chat(
     graph: Graph,
     session: SessionToContinue = None,
-    branch: OnBranch = None,
     effects: Effects = None,
     workspace: Folder = None,
     template: Annotated[
@@ -67,7 +65,7 @@ def chat(
 
     import_from_here()
     with repository(create=True, trust=None) as repo:
-        agent = wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
+        agent = wrap_graph(repo, graph, session, effects=effects, workspace=workspace, template=template)
         with Chat(repo, agent, yes=yes) as chat_loop:
             exit_code = chat_loop.run()
     raise typer.Exit(exit_code)

@@ -32,7 +32,6 @@ After = Annotated[
     str | None,
     typer.Option("--after", metavar="CURSOR", help="Continue after this cursor or reference."),
 ]
-OnBranch = Annotated[str | None, typer.Option("--branch", metavar="NAME", help="The branch; the same as SESSION@NAME.")]
 Own = Annotated[
     bool, typer.Option("--branch-only", help="Only checkpoints made on this branch, not on its whole path.")
 ]
@@ -66,7 +65,6 @@ def log(
             "--with-calls/--without-calls", help="Only checkpoints with, or without, tool calls on the path to them."
         ),
     ] = None,
-    on_branch: OnBranch = None,
     branch_only: Own = False,
     all_branches: Every = False,
     count: Annotated[bool, typer.Option("--count", help="Print only the number.")] = False,
@@ -75,7 +73,6 @@ def log(
         raise InvalidInput("Write --branch-only or --all-branches, not both.")
     with repository() as repo:
         session, branch = references.parse_session(repo, session_ref)
-        branch = references.one_branch(branch, on_branch)
         query = session.log(
             branch=branch,
             which="all" if all_branches else "branch" if branch_only else "path",

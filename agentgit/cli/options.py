@@ -178,9 +178,6 @@ SessionToContinue = Annotated[
         metavar="SESSION[@BRANCH]", help="The session, created if it does not exist; needed if there are several."
     ),
 ]
-OnBranch = Annotated[
-    str | None, typer.Option("--branch", metavar="NAME", help="The branch to continue on; by default the current one.")
-]
 Effects = Annotated[
     str | None,
     typer.Option("--effects", metavar="MODULE:NAME", help="The effects of the tools, by their names."),

@@ -8,7 +8,6 @@ import typer
 
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
-from agentgit.cli.history import OnBranch
 from agentgit.cli.options import (
     Limit,
     OfBranch,
@@ -118,11 +117,9 @@ def tree(
 def tool_track(
     session_ref: OfBranch = None,
     limit: Limit = None,
-    on_branch: OnBranch = None,
 ) -> None:
     with repository() as repo:
         session, branch = references.parse_session(repo, session_ref)
-        branch = references.one_branch(branch, on_branch)
         invocations = session.tool_track(branch=branch)[-(limit or 0) :]
         output.emit(
             lambda: [call.to_dict() for call in invocations],

@@ -396,7 +396,7 @@ def test_show_completion_prints_the_script_of_the_shell(agentgit, monkeypatch, s
         ("agentgit diff support-42 main retry#", ["retry#1", "retry#2", "retry#3"]),
         ("agentgit checkpoint delete nobody m", []),
         ("agentgit sea", ["search"]),
-        ("agentgit log --bra", ["--branch", "--branch-only"]),
+        ("agentgit log --bra", ["--branch-only"]),
         ("agentgit log --no-such", []),
     ],
 )
