@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -88,48 +88,18 @@ def find_pager() -> list[str]:
     return words if words and words != ["cat"] and shutil.which(words[0]) else []
 
 
-@contextmanager
-def paging(stream: TextIO, *, is_wanted: bool) -> Iterator[None]:
-    """Show what the block writes to standard output in the pager, if it is longer than the terminal."""
-    command = find_pager() if is_wanted and stream.isatty() and sys.stdin.isatty() else []
-    if not command:
-        yield
-        return
-    written = _Terminal(stream.encoding or "utf-8")
-    try:
-        with redirect_stdout(written):
-            yield
-    finally:
-        text = written.text()
-        if text.count("\n") < shutil.get_terminal_size().lines or not _show(command, text, written.encoding):
-            stream.write(text)
-            stream.flush()
-
-
-class _Terminal(io.TextIOWrapper):
-    """Collects text that is written as if to a terminal, in its colours."""
-
-    def __init__(self, encoding: str) -> None:
-        self._bytes = io.BytesIO()
-        super().__init__(self._bytes, encoding, newline="", write_through=True)
-
-    def isatty(self) -> bool:
-        return True
-
-    def text(self) -> str:
-        """Return what was written."""
-        return self._bytes.getvalue().decode(self.encoding)
-
-
-def _show(command: list[str], text: str, encoding: str) -> bool:
-    """Show a text in the pager until the user leaves it; return whether the pager could be started."""
+def _is_paged(text: str) -> bool:
+    """Show a text in the pager, if it is longer than the terminal; return whether it was shown."""
+    command = find_pager() if sys.stdout.isatty() and sys.stdin.isatty() else []
+    if not command or text.count("\n") < shutil.get_terminal_size().lines:
+        return False
     environment = {"LESS": LESS_OPTIONS, "LV": "-c", **os.environ}
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603  # the user's own pager
     except OSError:
         return False
     with suppress(BrokenPipeError, KeyboardInterrupt):  # the user has left the pager early
-        process.communicate(text.encode(encoding, "replace"))
+        process.communicate(text.encode(sys.stdout.encoding or "utf-8", "replace"))
     while process.poll() is None:
         with suppress(KeyboardInterrupt):  # Ctrl-C is a key of the pager
             process.wait()
@@ -187,8 +157,9 @@ def emit(data: Callable[[], Any], view: Callable[[], View], value: Any = None) -
     elif (host := HOST.get()) is not None:
         host.show(value, view())
     else:
-        with paging(sys.stdout, is_wanted=SETTINGS.get().has_pager):
-            show(view())
+        text = _rendered(view())
+        if not (SETTINGS.get().has_pager and _is_paged(text)):
+            sys.stdout.write(text)
 
 
 def dump(data: Any, indent: int | None = None) -> str:
@@ -218,18 +189,23 @@ def page(title: str, content: str) -> None:
 
 def show(view: View, face: Face | None = None) -> None:
     """Write a view to standard output, in colour where that is supported."""
+    sys.stdout.write(_rendered(view, face))
+
+
+def _rendered(view: View, face: Face | None = None) -> str:
     here = medium() if face is None else replace(medium(), face=face)
     if not _supports_colours(sys.stdout):
-        _write(sys.stdout, here.text(view))
-        return
+        return f"{encodable(here.text(view), sys.stdout)}\n"
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(file=sys.stdout, force_terminal=True, highlight=False, markup=False, emoji=False)
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, highlight=False, markup=False, emoji=False)
     for line in here.lines(view):
         # Text objects are never parsed as markup, whatever they contain.
         text = Text.assemble(*((encodable(span.text, sys.stdout), COLOURS.get(span.style, "")) for span in line))
         console.print(text, soft_wrap=True)
+    return written.getvalue()
 
 
 def say(text: str) -> None:
