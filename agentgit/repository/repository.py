@@ -13,6 +13,7 @@ from agentgit.async_api import async_twin
 from agentgit.auth import Principal, ShareLink, User
 from agentgit.auth.principal import EDITOR, WRITE
 from agentgit.checkpoints import Checkpoint
+from agentgit.checkpoints.queries import parse_time_cursor
 from agentgit.effects import Effect, RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context, SessionAccess, UserRef
@@ -28,7 +29,7 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.reports import ImportReport, OnProgress, Operation
 from agentgit.sessions.reports import Progress as ImportProgress
 from agentgit.sessions.rerun import RerunReport, Reruns
-from agentgit.sessions.session import RERUN, Sessions, parse_cursor, require_limit
+from agentgit.sessions.session import RERUN, Sessions, require_limit
 from agentgit.sessions.stats import Prices
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.operations import operation_from_row
@@ -535,7 +536,8 @@ class Repository:
             require_limit(limit, "sessions")
         if name is not None and not isinstance(name, str):
             raise InvalidInput(f"name must be a string, or None for all, not {name!r}.")
-        cursor = parse_cursor(after)
+        after = after.cursor if isinstance(after, ExternalSession) else after
+        cursor = parse_time_cursor(after) if after is not None else None
         return Sessions(
             self._context.read(
                 lambda c: self._context.store.visible_sessions.page(
