@@ -76,7 +76,6 @@ class Worded(Exception):
 
     @property
     def reason(self) -> Reason:
-        """The message and the next steps, as the reason for something else."""
         return Reason(self.message, *self.next)
 
     def worded(self, face: Face) -> str:
@@ -98,7 +97,6 @@ class Reason(str):
     next: tuple[Next, ...]
 
     def __new__(cls, message: str, *next: Next) -> Self:
-        """Create a reason."""
         reason = super().__new__(cls, _join(message, next, "python"))
         reason.message, reason.next = message, next
         return reason

@@ -93,8 +93,6 @@ def _field_items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Drawing(NamedTuple):
-    """The functions that display one class of values."""
-
     text: Callable[[Any], str]
     html: Callable[[Any], str]
 
@@ -270,7 +268,6 @@ def _safe_repr(value: Any, lossy: list[Any]) -> str:
 
 
 def is_database_error(error: BaseException | None) -> bool:
-    """Return whether an exception comes from a database driver or SQLAlchemy."""
     return any(kind.__name__ in ("DatabaseError", "StatementError") for kind in type(error).__mro__)
 
 
@@ -329,7 +326,6 @@ def from_json(data: bytes) -> Any:
 
 
 def stored_json(data: bytes) -> Any:
-    """Decode JSON from a row of the database."""
     try:
         return from_json(data)
     except ValueError as error:

@@ -354,7 +354,6 @@ def _is_multiline_change(before: Any, after: Any) -> bool:
 
 
 def _text_lines(before: str, after: str) -> Iterator[tuple[str, str]]:
-    """Compare two texts line by line."""
     diff_lines = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))
     lines = [line for line in diff_lines[2:] if line[0] in "+-"]
     yield from ((line[0], f"  {_truncate(escape_unprintable(line[1:]))}") for line in lines[:_MOST_LINES])
@@ -387,7 +386,6 @@ def _format_call(call: Mapping[str, Any]) -> str:
 
 
 def _format_task(task: Mapping[str, Any]) -> str:
-    """Format a task of an unfinished step on one line."""
     interrupts = ", ".join(map(repr, task.get("questions") or [])) or f"task {task.get('task')}"
     answers = ", ".join(map(repr, task.get("answers") or []))
     results = ", ".join(f"{name}={value!r}" for name, value in task.get("results") or [])

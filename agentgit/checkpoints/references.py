@@ -20,8 +20,6 @@ _REFERENCE_PATTERN = re.compile(r"(?P<base>.+?)(?:#(?P<number>\d{1,9})|~(?P<back
 
 @dataclass(frozen=True)
 class Reference:
-    """A parsed reference."""
-
     text: str
     base: str
     number: int | None = None

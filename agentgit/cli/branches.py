@@ -355,7 +355,6 @@ def _steps_and_choices(
 
 
 def _import_score(path: str) -> Callable[[ExploredBranch], float]:
-    """Import the function that scores leaves."""
     from agentgit.agents import user_modules
 
     score_function: Callable[[ExploredBranch], float] = user_modules.value_in(path)

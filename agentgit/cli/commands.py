@@ -176,13 +176,11 @@ class AllCommands(CommandGroup):
             self.commands.update(loaded.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, each group under its heading."""
         for heading, entries in HEADINGS.items():
             self.write_section(formatter, heading, entries)
 
 
 def _add_to(app: typer.Typer, name: str, entry: Entry, imported: Any) -> None:
-    """Add the function or the group of a command to an application."""
     found = getattr(imported, "import_" if name == "import" else name.replace("-", "_"), None) or imported.app
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=name, help=entry.help)

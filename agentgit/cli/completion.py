@@ -54,7 +54,6 @@ class Names:
         return None
 
     def branches(self, session: VisibleSession) -> list[str]:
-        """List the branches of a session, oldest first."""
         return self._names(_BRANCHES, session)
 
     def checkpoints(self, session: VisibleSession, incomplete: str) -> list[str]:
@@ -75,7 +74,6 @@ class NamesHere:
         self.sessions = repository.sessions()
 
     def session(self, text: str) -> Session | None:
-        """Find a session; None if there is none."""
         for name in (text, text.rpartition("@")[0]):
             try:
                 if name:
@@ -85,7 +83,6 @@ class NamesHere:
         return self._bound[0] if self._bound is not None else None
 
     def branches(self, session: Session) -> list[str]:
-        """List the branches of a session, oldest first."""
         return [branch.name for branch in session.branches()]
 
     def checkpoints(self, session: Session, incomplete: str = "") -> list[str]:

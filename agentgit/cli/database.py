@@ -93,7 +93,6 @@ def rotate(
 
 
 def _print_revision(target_db: Database) -> None:
-    """Write the current and the required revision."""
     from agentgit.store.schema import schema
 
     revision = schema.current_revision(target_db)

@@ -99,7 +99,6 @@ def log(
 
 
 def _read_checkpoints(query: Log, limit: int | None, after: Checkpoint | str | None) -> list[Checkpoint]:
-    """Read checkpoints of a log, up to the limit or to the end."""
     from agentgit.checkpoints.queries import MAX_PAGE_SIZE
 
     checkpoints: list[Checkpoint] = []
@@ -190,7 +189,6 @@ def tag(
 
 
 def _session_of_tags(repo: Repository, name: str | None) -> Session:
-    """Return the session whose tags are to be listed."""
     try:
         return references.read_session(repo, name)
     except NotFound:
@@ -256,7 +254,6 @@ def _print_comparison(comparison: Comparison, *, as_page: bool) -> None:
 
 
 def _write_page(title: str, value: PrintableDrawing) -> None:
-    """Write a value as HTML."""
     if output.as_json():
         raise InvalidInput("Write --html or --json, not both.")
     output.page(title, value._repr_html_())

@@ -80,7 +80,6 @@ def _choices(values: Sequence[str]) -> dict[str, str]:
 
 
 def _run(plan: MergePlan, run: Callable[[], Checkpoint], dry_run: bool) -> None:
-    """Merge, and write the plan and the checkpoint that was created."""
     try:
         checkpoint = None if dry_run else run()
     except MergeConflict as error:
@@ -90,7 +89,6 @@ def _run(plan: MergePlan, run: Callable[[], Checkpoint], dry_run: bool) -> None:
 
 
 def _print_merge(plan: MergePlan, checkpoint: Checkpoint | None) -> None:
-    """Write the plan, and the checkpoint that was created."""
     output.emit(
         lambda: {
             "plan": plan.to_dict(),

@@ -62,7 +62,6 @@ class CommandGroup(TyperGroup):
         return found
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands."""
         self.write_section(formatter, "Commands", self.list_commands(ctx))
 
     def write_section(self, formatter: Any, heading: str, names: Iterable[str]) -> None:
@@ -274,7 +273,6 @@ def repeat_options(user: str | None, db: str | None) -> None:
 
 
 def name_database(db: str | None) -> None:
-    """Use a database for the command, if it is given."""
     if db is not None:
         GLOBAL_OPTIONS.set(GLOBAL_OPTIONS.get()._replace(db=db))
         repeat_options(*GLOBAL_OPTIONS.get())

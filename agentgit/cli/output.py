@@ -135,7 +135,6 @@ JSON: ContextVar[bool] = ContextVar("agentgit_json", default=False)
 
 
 def as_json() -> bool:
-    """Return whether results are written as JSON."""
     return JSON.get()
 
 
@@ -209,7 +208,6 @@ def _rendered(view: View, face: Face | None = None) -> str:
 
 
 def say(text: str) -> None:
-    """Write text that may have several lines."""
     show([(Span(visible(line)),) for line in text.splitlines() or [""]])
 
 
@@ -220,7 +218,6 @@ def stream(text: str) -> None:
 
 
 def flush() -> None:
-    """Flush standard output."""
     sys.stdout.flush()
 
 
@@ -236,7 +233,6 @@ def ask(question: str) -> bool:
 
 
 def ask_here(question: str) -> bool:
-    """Ask at the terminal of this process."""
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -268,7 +264,6 @@ def fail(error: AgentGitError) -> int:
 
 
 def parse_json(text: str, option: str) -> Any:
-    """Parse the value of an option that is JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -98,7 +98,6 @@ _NOUNS = {"REF": "checkpoint", "BRANCH": "branch", "RESTORE_POINT": "message or 
 
 
 def has_checkpoint(session: Session, ref: str) -> bool:
-    """Return whether a reference names a checkpoint of a session."""
     try:
         session.get_checkpoint(ref)
     except NotFound:
@@ -222,7 +221,6 @@ def _find(repo: Repository, text: str) -> tuple[Session | None, str | None]:
 
 
 def _named(repo: Repository, name: str | None) -> Session:
-    """Return a session that the command names."""
     session = repo.session(name)
     if name is not None:
         _name(session, name)

@@ -59,7 +59,6 @@ def _print_value(value: Any, text: str) -> None:
 
 
 def _print_sign_in_link(repo: Repository, user: User, public_url: str | None, text: str) -> None:
-    """Create a sign-in link for a user, and print its address."""
     address = f"{(public_url or LOCAL_SERVER).rstrip('/')}/sign-in?token={repo.users.create_link(user).secret}"
     text = f"{text}. This link signs a browser in once, within 24 hours:"
     output.emit(lambda: {**record(user), "sign_in_link": address}, lambda: [(Span(clean(text)),), (Span(address),)])

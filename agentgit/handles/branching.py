@@ -33,7 +33,6 @@ from agentgit.store.sql.transaction import Reading, Writing
 
 
 def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> InternalSession:
-    """Recover a branch whose turn or rollback died."""
     context, store = access.context, access.context.store
 
     def recover_branch(transaction: Writing) -> InternalSession:
@@ -60,10 +59,7 @@ def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> Interna
 
 
 class Tagging(SessionAccess):
-    """Adds, removes and lists the tags of a session."""
-
     def add(self, ref: CheckpointRef, name: str, branch: BranchRef, description: str | None) -> Tag:
-        """Tag a checkpoint."""
         references.require_name(name, "tag")
         if description is not None and not isinstance(description, str):
             raise InvalidInput(f"description must be a string, not {description!r}.")
@@ -84,7 +80,6 @@ class Tagging(SessionAccess):
         return self.context.change(add_tag)
 
     def remove(self, name: str) -> Tag:
-        """Remove a tag and return it."""
 
         def remove_tag(transaction: Writing) -> Tag:
             self.load_session(transaction, EDITOR)
@@ -95,11 +90,9 @@ class Tagging(SessionAccess):
         return self.context.change(remove_tag)
 
     def all(self) -> Tags:
-        """List the tags of the session, newest first."""
         return Tags(self.context.read(lambda c: self.context.store.tags.all(c, self.load_session(c).id)))
 
     def find_tag(self, transaction: Reading, name: str) -> Tag:
-        """Find a tag by its name."""
         tags = self.context.store.tags
         match = tags.find(transaction, self.session_id, references.require_name(name, "tag"))
         if match is None:
@@ -116,7 +109,6 @@ class Annotating(SessionAccess):
     """Changes what people wrote about the checkpoints of a session."""
 
     def annotate(self, ref: CheckpointRef, branch: BranchRef, changes: Mapping[str, Any]) -> Checkpoint:
-        """Change the name, description or data of a checkpoint, and return it."""
         require_text(changes.get("name"), changes.get("description"))
         store = self.context.store
 

@@ -77,7 +77,6 @@ class Context:
 
     @property
     def user(self) -> User:
-        """The user of the principal."""
         return self.principal.user
 
     def read(self, query: Callable[[Reading], T], *, repeatable_read: bool = False) -> T:
@@ -111,7 +110,6 @@ class Context:
         self.lookup.require_role(transaction, session_id, EDITOR)
 
     def find_user(self, transaction: Reading, user: UserRef) -> User:
-        """Find a user by name or id."""
         match = self.store.users.find(transaction, user) if isinstance(user, User | str | int) else None
         if match is None:
             name = user.name if isinstance(user, User) else user
@@ -153,7 +151,6 @@ class SessionAccess:
         return session
 
     def find_branch(self, transaction: Reading, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
-        """Find the row of a branch of the session."""
         return self.context.lookup.branch(transaction, self.load_session(transaction, required_role).id, ref)
 
     def read_branch(self, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
@@ -161,5 +158,4 @@ class SessionAccess:
         return self.context.read(lambda transaction: self.find_branch(transaction, ref, required_role))
 
     def find_checkpoint(self, transaction: Reading, ref: CheckpointRef, branch: BranchRef = None) -> StoredRow:
-        """Find the row of a checkpoint of the session."""
         return self.context.lookup.checkpoint(transaction, self.find_branch(transaction, branch), ref)

@@ -53,8 +53,6 @@ def read_model_calls(
 
 
 class _Reader:
-    """Reads the model calls at points of a session."""
-
     def __init__(self, access: SessionAccess, transaction: Reading, branch: StoredRow) -> None:
         self._graphs = access.context.store.graphs
         self._access, self._connection, self._branch = access, transaction, branch

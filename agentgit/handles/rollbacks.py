@@ -52,7 +52,6 @@ class Rollbacks(SessionAccess):
         return self.context.read(read)
 
     def operation(self, operation_id: int) -> RollbackReport:
-        """Read the report of an operation of this session."""
         return self.context.engine().read_report(operation_id)
 
     def _request(
@@ -106,13 +105,11 @@ class Rollbacks(SessionAccess):
         return self.report(run(replace(request, force=force, plan=plan)), has_new_branch=False)
 
     def plan_request(self, request: Request) -> RollbackPlan:
-        """Return what restoring files would do, without doing anything."""
         return self.context.engine().plan(request)
 
     def rewind_request(
         self, restore_point: CheckpointRef, branch: BranchRef, files: FilesOption = True, required_role: Role = EDITOR
     ) -> Request:
-        """Return the request to restore the files of a restore point."""
         store, lookup = self.context.store, self.context.lookup
 
         def create_request(transaction: Reading) -> Request:
@@ -286,7 +283,6 @@ class Rollbacks(SessionAccess):
         return self.context.read(create_request)
 
     def rollback_source_id(self, branch: BranchRef, required_role: Role = EDITOR) -> int:
-        """Return the id of the branch from which a rollback created this one."""
 
         def load(transaction: Reading) -> int:
             row = self.find_branch(transaction, branch, required_role)

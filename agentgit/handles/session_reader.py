@@ -410,7 +410,6 @@ def collect_stats(
     storage: bool,
     erased: Usage | None = None,
 ) -> Stats:
-    """Return the statistics of sessions."""
     checked_prices, store = require_prices(prices) if prices is not None else None, context.store
     rows = [row for session in sessions for row in store.sessions.branches(transaction, session.id)]
     if branch is not None:

@@ -28,8 +28,6 @@ LONGEST_NAME = 200
 
 
 class SessionFactory:
-    """Creates sessions."""
-
     def __init__(self, context: Context) -> None:
         self.context = context
 
@@ -177,6 +175,5 @@ class SessionFactory:
 
 
 def require_name(name: str) -> None:
-    """Check that a name is valid for a session."""
     if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME:
         raise InvalidInput(f"A session needs a name of 1 to {LONGEST_NAME} characters, not {name!r}.")

@@ -43,7 +43,6 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Remove the magics and their completer from a shell."""
     for kind, name in (("line", "agentgit"), ("cell", "agentgit"), ("cell", "branch")):
         shell.magics_manager.magics[kind].pop(name, None)
     _remove_completer(shell)
@@ -55,8 +54,6 @@ def _remove_completer(shell: Any) -> None:
 
 
 class Magics:
-    """The magics of one shell."""
-
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._namespace = NotebookNamespace(shell.user_ns)
@@ -197,7 +194,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse_branch(line: str) -> Namespace:
-    """Parse the text after `%%branch`."""
     parser = _Parser(prog="%%branch", add_help=False, allow_abbrev=False)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("--from", dest="ref", metavar="REF")

@@ -280,13 +280,10 @@ class Maintenance:
 
 
 class Resolution:
-    """Records the outcomes that users decide by hand."""
-
     def __init__(self, context: Context) -> None:
         self.context = context
 
     def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any) -> ToolInvocation:
-        """Record the outcome of a call or of its reversal, and return the updated invocation."""
         invocation_id = invocation.id if isinstance(invocation, ToolInvocation) else invocation
 
         def decide(transaction: Writing) -> ToolInvocation:

@@ -109,7 +109,6 @@ def open(
 
 
 def modules_to_trust(named: Sequence[str] | None) -> list[str]:
-    """Return the modules to trust: `named`, or those of `$AGENTGIT_TRUST` if it is None."""
     modules = _list_from(named, TRUST)
     if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
         raise InvalidInput(f"trust must be a list of modules, not {named!r}; write trust=['shop.tools'].")

@@ -792,7 +792,6 @@ class Repository:
         return self._bound_to(principal_of_key(self._context, key))
 
     def _bound_to(self, principal: Principal) -> Repository:
-        """Return a repository on the same database for another principal."""
         return Repository(self._context.for_principal(principal), is_borrowed=True)
 
     awrap = async_twin(wrap)
@@ -812,7 +811,6 @@ class Repository:
 
 
 def _name_to_create(ref: SessionRef) -> str:
-    """Return the name of a session to create."""
     if isinstance(ref, ExternalSession):
         return ref.session_name
     if not isinstance(ref, str):

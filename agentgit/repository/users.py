@@ -29,7 +29,6 @@ from agentgit.store.sql.transaction import Reading, Writing
 
 
 def disabled_user_error(user: User) -> NotAllowed:
-    """Return the error for acting as a disabled user."""
     return NotAllowed(f"User {user.name} is disabled.", Next("enable_user", name=user.name))
 
 
@@ -281,7 +280,6 @@ class Users:
 
 
 def _require_not_local(user: User) -> None:
-    """Check that a user is one who signs in."""
     if user.name == LOCAL:
         raise InvalidInput("The local owner has no credentials and cannot be disabled.", Next("add_user"))
 

@@ -83,7 +83,6 @@ class ExternalSession(Displayable):
 
 
 def require_limit(limit: object, noun: str) -> None:
-    """Check that a limit is a valid number of rows."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 2**31:
         raise InvalidInput(f"limit must be 1 or more {noun}, not {limit!r}.")
 

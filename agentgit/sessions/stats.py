@@ -183,7 +183,6 @@ class Figures:
 
 
 def sum_figures(figures: Iterable[Figures]) -> Figures:
-    """Add up the counts of several branches."""
     all_figures = list(figures)
     return Figures(
         checkpoints=sum(one.checkpoints for one in all_figures),

@@ -31,8 +31,6 @@ class TooManyFeeds(Exception):
 
 
 class FeedCounter:
-    """The number of open feeds of each user."""
-
     def __init__(self, most: int) -> None:
         self.most = most
         self._open_feeds: Counter[int] = Counter()
@@ -42,14 +40,12 @@ class FeedCounter:
         return self._open_feeds.total()
 
     def acquire(self, user_id: int) -> None:
-        """Count a new feed of a user."""
         with self._lock:
             if self._open_feeds[user_id] >= self.most:
                 raise TooManyFeeds
             self._open_feeds[user_id] += 1
 
     def release(self, user_id: int) -> None:
-        """Count a feed of a user as closed."""
         with self._lock:
             self._open_feeds[user_id] -= 1
             if not self._open_feeds[user_id]:

@@ -142,7 +142,6 @@ class _ResponseSender:
         self.has_started = self.is_complete = False
 
     async def send(self, message: Message) -> None:
-        """Send a part of the response."""
         if message["type"] == "http.response.start":
             self.has_started = True
             headers = MutableHeaders(scope=message)
@@ -167,7 +166,6 @@ def address_of(connection: HTTPConnection) -> Address | None:
 
 
 def is_https(connection: HTTPConnection) -> bool:
-    """Return whether the browser uses HTTPS."""
     address = address_of(connection)
     return address is not None and address.scheme == "https"
 
@@ -206,7 +204,6 @@ def set_sign_in_cookie(request: Request, response: Response, credential: str) ->
 
 
 def delete_sign_in_cookie(request: Request, response: Response) -> Response:
-    """Delete the cookie of a signed-in browser."""
     response.delete_cookie(cookie_name(request), path="/", secure=is_https(request), httponly=True, samesite="lax")
     return response
 

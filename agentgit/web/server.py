@@ -133,7 +133,6 @@ def _enabled_users(repo: Repository) -> set[str]:
 
 
 def _announce(say: Callable[[str], None], address: str, link: OwnerLink | None, *, browser: bool) -> None:
-    """Print the address of the server, with the token of the link if there is one."""
     address = f"{address}sign-in?token={link.token}" if link is not None else address
     say(f"agentgit is running at {address}")
     if link is not None:

@@ -56,7 +56,6 @@ def _operation_id(route: APIRoute) -> str:
 
 
 def _add_problem_schema(api: FastAPI) -> None:
-    """Add the `Problem` schema to the OpenAPI description."""
     original = api.openapi
 
     def describe() -> dict[str, Any]:

@@ -80,8 +80,6 @@ def live(
 
 
 class Feed(StreamingResponse):
-    """A response that streams server-sent events."""
-
     def __init__(self, content: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
         super().__init__(content, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
         self._on_end = on_end

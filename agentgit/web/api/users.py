@@ -72,7 +72,6 @@ class WantedKey(RequestBody):
 
 
 def plain(value: User | ApiKey | Member | ShareLink) -> dict[str, Any]:
-    """Return a value as JSON-like data."""
     data: dict[str, Any] = portable(value)
     return {**data, "scopes": sorted(data["scopes"])} if "scopes" in data else data
 

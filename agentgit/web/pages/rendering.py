@@ -62,11 +62,9 @@ class _Renderer(RendererHTML):
         return self.renderToken(tokens, idx, options, env)
 
     def heading_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        """Render the start of a heading."""
         return '<p class="heading">'
 
     def heading_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        """Render the end of a heading."""
         return "</p>\n"
 
 

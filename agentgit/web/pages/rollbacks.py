@@ -62,7 +62,6 @@ def plan_rollback(
 
 
 def _parts_of_scope(scope: str, tools: str) -> dict[str, Any]:
-    """Return the options of a rollback of a part of a session."""
     is_files = scope == "files"
     files = "overwrite" if scope == "overwrite" else scope != "conversation"
     return {"conversation": not is_files, "files": files, "tools": "keep" if is_files else tools}
@@ -133,7 +132,6 @@ def switch(
 
 @router.get("/sessions/{session_id}/operations")
 def operations(visit: Visit, session_id: Id) -> Response:
-    """List the operations of a session."""
     session = visit.repo.session(session_id)
     names = {branch.id: branch.name for branch in session.branches()}
     return visit.page(

@@ -39,7 +39,6 @@ class Conversation:
 def read_conversation(
     session: Session, branch: str | None, at: int | None, before: int | None, until: int | None
 ) -> Conversation:
-    """Read a page of a conversation."""
     point = session.get_checkpoint(at) if at is not None else None
     line = session.branch(point.metadata["branch"] if point is not None else branch)
     log = session.log(branch=line)
@@ -84,7 +83,6 @@ def session(
     before: CheckpointId = None,
     until: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
 ) -> Response:
-    """Show a session: the conversation of a branch or of a checkpoint, and the tree."""
     handle = visit.repo.session(session_id)
     conversation = read_conversation(handle, branch, at, before, until)
     return visit.page(

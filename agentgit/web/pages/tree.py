@@ -103,7 +103,6 @@ def tree_state(
     points: Annotated[int, Query(ge=1, le=MAX_POINTS)] = POINTS,
     only: Annotated[str, Query(max_length=300)] = "",
 ) -> TreeState:
-    """Read the state of a tree from the query of a page."""
     return TreeState(opened=frozenset(opened), closed=frozenset(closed), limit=limit, points=points, only=only.strip())
 
 
@@ -137,14 +136,11 @@ class _Line:
 
     @property
     def colour(self) -> int:
-        """The number of the line's colour."""
         return self.number % COLOURS
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeRow:
-    """A row of the tree."""
-
     kind: str
     level: int
     branch: Branch
@@ -164,7 +160,6 @@ class TreeRow:
 
     @property
     def is_named(self) -> bool:
-        """Whether a person gave the checkpoint its name."""
         return self.point is not None and is_named(self.point)
 
     @property
@@ -293,7 +288,6 @@ class _RowBuilder:
         )
 
     def with_lanes(self) -> list[TreeRow]:
-        """Return the rows with their lanes."""
         first: dict[_Line, int] = {}
         for i, (line, _, joins) in enumerate(self.rows):
             first.setdefault(line, i)

@@ -79,7 +79,6 @@ def sign_out(request: Request, visit: Visit) -> Response:
 
 @router.get("/help")
 def help_page(visit: Visit) -> Response:
-    """Show the help page."""
     return visit.page("help")
 
 
@@ -88,7 +87,6 @@ RecordId = Annotated[int, Form(ge=1, le=MAX_ID)]
 
 @router.get("/users")
 def users(visit: Visit) -> Response:
-    """List the users."""
     return _render_users(visit)
 
 
@@ -129,7 +127,6 @@ def delete_user(visit: Visit, user: RecordId, name: Name = "", force: Checkbox =
 
 @router.get("/keys")
 def keys(visit: Visit) -> Response:
-    """List the user's own API keys."""
     return _render_keys(visit)
 
 
@@ -144,14 +141,12 @@ def create_key(
     scope: Annotated[Literal["read", "write", "admin"], Form()] = "read",
     days: Annotated[int, Form(ge=0, le=36_500)] = 90,
 ) -> Response:
-    """Create an API key, and show its secret once."""
     new_key = visit.repo.keys.create(name, scopes=(scope,), expires_in=to_timedelta(days * 86_400 if days else None))
     return _render_keys(visit, new_key.secret)
 
 
 @router.post("/keys/revoke", dependencies=[Depends(require_same_site)])
 def revoke_key(visit: Visit, key: RecordId) -> Response:
-    """Revoke an API key."""
     visit.repo.keys.revoke(key)
     return visit.redirect("/keys")
 
@@ -164,7 +159,6 @@ Days = Annotated[int | None, Form(ge=0, le=36_500)]
 
 @router.get("/sessions/{session_id}/sharing")
 def sharing(visit: Visit, session_id: Id) -> Response:
-    """Show the members of a session, and its links."""
     return _render_sharing(visit, session_id)
 
 
@@ -185,7 +179,6 @@ def _render_sharing(visit: Visitor, session_id: int, token: str | None = None) -
 
 @router.post("/sessions/{session_id}/members", dependencies=[Depends(require_same_site)])
 def share(visit: Visit, session_id: Id, user: Name, role: Role = "viewer", days: Days = None) -> Response:
-    """Grant a user a role."""
     visit.repo.session(session_id).sharing.share(user, role, to_timedelta(days * 86_400 if days else None))
     return visit.redirect(f"/sessions/{session_id}/sharing")
 
@@ -200,25 +193,21 @@ def unshare(visit: Visit, session_id: Id, user: Name) -> Response:
 
 @router.post("/sessions/{session_id}/links", dependencies=[Depends(require_same_site)])
 def create_link(visit: Visit, session_id: Id, role: Role = "viewer", days: Days = 7) -> Response:
-    """Create a link, and show its token once."""
     new_link = visit.repo.session(session_id).sharing.create_link(role, to_timedelta(days * 86_400 if days else None))
     return _render_sharing(visit, session_id, new_link.token)
 
 
 @router.post("/sessions/{session_id}/links/revoke", dependencies=[Depends(require_same_site)])
 def revoke_link(visit: Visit, session_id: Id, link: Annotated[int, Form(ge=1, le=MAX_ID)]) -> Response:
-    """Revoke a link."""
     visit.repo.revoke_link(link)
     return visit.redirect(f"/sessions/{session_id}/sharing")
 
 
 @router.get("/join")
 def join_page(visit: Visit, token: str = "") -> Response:
-    """Show the form for the token of a link."""
     return visit.page("join", token=token[:300])
 
 
 @router.post("/join", dependencies=[Depends(require_same_site)])
 def join(visit: Visit, token: Name) -> Response:
-    """Join a session."""
     return visit.redirect(f"/sessions/{visit.repo.accept(token).id}")
