@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 
-SERVER_PACKAGES = ("fastapi", "jinja2", "markdown_it", "python_multipart", "uvicorn")
-"""The packages that the extra `server` installs."""
+SERVER_PACKAGES = ("fastapi", "jinja2", "markdown_it", "mcp", "python_multipart", "uvicorn")
+"""The packages that the extras `server` and `mcp` install."""
 
 
 def demo(
@@ -109,13 +109,7 @@ def serve(
     public_url: PublicUrl = None,
     trust: Trust = None,
 ) -> None:
-    try:
-        # Imported late and by name, because `cli` must not import `web`, and works without the extra `server`.
-        server_module = importlib.import_module("agentgit.web.server")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in SERVER_PACKAGES:
-            raise
-        raise Unavailable("The server needs more packages.", Next("install", package="agentgit[server]")) from error
+    server_module = _import_server("agentgit.web.server", "server")
     with repository(trust=trust) as repo:
         server_module.serve(
             repo,
@@ -162,17 +156,18 @@ def mcp(
     ] = False,
     trust: Trust = None,
 ) -> None:
-    server_module = _import_mcp_server()
+    server_module = _import_server("agentgit.mcp.server", "mcp")
     modules = trusted_modules(trust)
     with repository() as repo:
         session = repo.session(session_ref) if session_ref is not None else None
         server_module.serve(repo, session, read_only=read_only, may_force=allow_force, trust=modules)
 
 
-def _import_mcp_server() -> ModuleType:
+def _import_server(name: str, extra: str) -> ModuleType:
+    """Import the module of a server, by name because `cli` must not import it, and works without its packages."""
     try:
-        return importlib.import_module("agentgit.mcp.server")  # by name, because `cli` must not import `mcp`
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != "mcp":
+        if (error.name or "").partition(".")[0] not in SERVER_PACKAGES:
             raise
-        raise Unavailable("The MCP server needs the package mcp.", Next("install", package="agentgit[mcp]")) from error
+        raise Unavailable("The server needs more packages.", Next("install", package=f"agentgit[{extra}]")) from error

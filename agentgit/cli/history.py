@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,17 +22,11 @@ from agentgit.render.views import diff as diffs
 from agentgit.values import parse_time, quote_name
 
 if TYPE_CHECKING:
-    from agentgit.checkpoints import Checkpoint
     from agentgit.checkpoints.comparison import Comparison
-    from agentgit.handles.log import Log
+    from agentgit.checkpoints.diff import Diff
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.values import PrintableDrawing
 
-After = Annotated[
-    str | None,
-    typer.Option("--after", metavar="CURSOR", help="Continue after this cursor or reference."),
-]
 Own = Annotated[
     bool, typer.Option("--branch-only", help="Only checkpoints made on this branch, not on its whole path.")
 ]
@@ -41,7 +36,7 @@ Every = Annotated[bool, typer.Option("--all-branches", help="Checkpoints of all 
 def log(
     session_ref: OfBranch = None,
     limit: Limit = None,
-    after: After = None,
+    after: Annotated[str | None, typer.Option(metavar="REF", help="Continue after this checkpoint.")] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Only checkpoints with exactly this name.")] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help=f"Only checkpoints made at this time or later, {TIME_HELP}")
@@ -88,43 +83,16 @@ def log(
             total = len(query)
             output.line(lambda: {"count": total}, str(total))
             return
-        checkpoints = _read_checkpoints(query, limit, _parse_cursor(session, branch, after))
+        start = session.get_checkpoint(after, branch=branch) if after is not None else None
+        checkpoints = list(islice(query.iterate(start), limit))
         listed = Checkpoints(checkpoints[::-1])
-        listed.questions = query.questions if after is None else []
+        listed.questions = query.questions if start is None else []
+        has_none = not checkpoints and (query.is_filtered or start is not None)
         output.emit(
             lambda: [record(checkpoint) for checkpoint in checkpoints],
-            lambda: _view_log(listed, is_filtered=query.is_filtered or after is not None),
+            lambda: [(Span("no matching checkpoints"),)] if has_none else views.log(listed, listed.questions),
             listed,
         )
-
-
-def _read_checkpoints(query: Log, limit: int | None, after: Checkpoint | str | None) -> list[Checkpoint]:
-    from agentgit.checkpoints.queries import MAX_PAGE_SIZE
-
-    checkpoints: list[Checkpoint] = []
-    while limit is None or len(checkpoints) < limit:
-        page = query.page(min(MAX_PAGE_SIZE, limit - len(checkpoints) if limit else MAX_PAGE_SIZE), after=after)
-        checkpoints, after = checkpoints + page.items, page.next
-        if after is None:
-            break
-    return checkpoints
-
-
-def _parse_cursor(session: Session, branch: str | None, after: str | None) -> Checkpoint | str | None:
-    """Return where to continue: the cursor itself, or the checkpoint that a reference names."""
-    from agentgit.checkpoints.queries import parse_time_cursor
-
-    try:
-        parse_time_cursor(after)
-    except InvalidInput:
-        return session.get_checkpoint(after or "", branch=branch)
-    return after
-
-
-def _view_log(checkpoints: Checkpoints, *, is_filtered: bool) -> View:
-    if is_filtered and not checkpoints:
-        return [(Span("no matching checkpoints"),)]
-    return views.log(checkpoints, checkpoints.questions)
 
 
 def search(
@@ -135,7 +103,9 @@ def search(
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="The maximum number of results.")
     ] = 20,
-    after: After = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Continue after this place; --json shows the next one.")
+    ] = None,
     all_branches: Every = False,
 ) -> None:
     with repository() as repo:
@@ -218,21 +188,23 @@ def diff(
     as_page: AsPage = False,
 ) -> None:
     with repository() as repo:
+        found: Comparison | Diff
         if since_fork:
             session, a, b = references.parse_pair(repo, words or [])
-            _print_comparison(session.compare(a, b), as_page=as_page)
-            return
-        session, a, b = _parse_diff(repo, words or [])
-        difference = session.diff(a, b, other=other)
+            found = session.compare(a, b)
+            title, patch_lines = found.heading, []
+        else:
+            session, a, b = _parse_diff(repo, words or [])
+            found = session.diff(a, b, other=other)
+            title = f"{found.from_reference} -> {found.to_reference}"
+            patch_lines = diffs.patch(found.diff_content) if patch else []
+        if as_page and output.as_json():
+            raise InvalidInput("Write --html or --json, not both.")
         if as_page:
-            _write_page(f"{difference.from_reference} -> {difference.to_reference}", difference)
+            output.page(title, found._repr_html_())
             return
-        patch_lines = diffs.patch(difference.diff_content) if patch else []
-        output.emit(
-            difference.to_dict,
-            lambda: [*diffs.differences(difference), *patch_lines],
-            None if patch else difference,
-        )
+        view = lambda: [*diffs.differences(found), *patch_lines]  # noqa: E731
+        output.emit(found.to_dict, view, None if patch_lines else found)
 
 
 def _parse_diff(repo: Repository, words: list[str]) -> tuple[Session, Any, Any]:
@@ -244,16 +216,3 @@ def _parse_diff(repo: Repository, words: list[str]) -> tuple[Session, Any, Any]:
     refs = (a or session.plan_undo(branch=branch).checkpoint_id, "HEAD")
     before, after = (session.get_checkpoint(ref, branch=branch) for ref in refs)
     return session, before, after
-
-
-def _print_comparison(comparison: Comparison, *, as_page: bool) -> None:
-    if as_page:
-        _write_page(comparison.heading, comparison)
-        return
-    output.emit(comparison.to_dict, lambda: diffs.differences(comparison), comparison)
-
-
-def _write_page(title: str, value: PrintableDrawing) -> None:
-    if output.as_json():
-        raise InvalidInput("Write --html or --json, not both.")
-    output.page(title, value._repr_html_())

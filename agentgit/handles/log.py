@@ -229,7 +229,11 @@ class Log(Tabular):
         return bool(self.page(1).items)
 
     def __iter__(self) -> Iterator[Checkpoint]:
-        page = self.page(MAX_PAGE_SIZE // 5)
+        return self.iterate()
+
+    def iterate(self, after: Checkpoint | None = None) -> Iterator[Checkpoint]:
+        """Yield the checkpoints after one of them, newest first; None yields all."""
+        page = self.page(MAX_PAGE_SIZE // 5, after=after)
         yield from page
         while page.next is not None:
             page = self.page(MAX_PAGE_SIZE // 5, after=page.next)
