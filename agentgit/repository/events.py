@@ -38,9 +38,6 @@ class Events:
     def __init__(self, context: Context) -> None:
         self.context = context
 
-    def __repr__(self) -> str:
-        return f"Events(of {self.context.user.name!r})"
-
     def on(
         self, kinds: str | Sequence[str], callback: Callback, *, session: SessionReader | SessionRef = None
     ) -> Subscription:

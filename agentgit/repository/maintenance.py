@@ -43,9 +43,6 @@ class Maintenance:
     def __init__(self, context: Context) -> None:
         self.context = context
 
-    def __repr__(self) -> str:
-        return f"Maintenance({self.context.store.database.name!r})"
-
     def gc(
         self,
         *,

@@ -75,9 +75,6 @@ class Users:
         self._context = context
         self._users = context.store.users
 
-    def __repr__(self) -> str:
-        return f"Users(for {self._context.user.name!r})"
-
     def add(self, name: str, is_admin: bool = False) -> User:
         """Create a user. Admins only.
 
@@ -294,9 +291,6 @@ class Keys:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._keys = context.store.api_keys
-
-    def __repr__(self) -> str:
-        return f"Keys(for {self._context.user.name!r})"
 
     def create(
         self,
