@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,6 @@ from agentgit.render.views.diff import merge as show_merge
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
     from agentgit.checkpoints.merge import MergePlan
-    from agentgit.handles.context import WrappedGraph
     from agentgit.repository import Repository
 
 Graph = Annotated[
@@ -58,7 +57,7 @@ def merge(
 
 def _parse(
     repo: Repository, graph: str, words: list[str], resolve: Sequence[str] | None
-) -> tuple[WrappedGraph, str, dict[str, str]]:
+) -> tuple[Any, str, dict[str, str]]:
     """Wrap the graph, whose reducers write the merged values; return an agent, the reference and the choices."""
     from agentgit.agents import user_modules  # imported late, because loading LangGraph takes a second
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, overload
+from typing import TypeVar
 
 from agentgit.auth import Principal, User
 from agentgit.auth.principal import EDITOR, READ, VIEWER, Role
-from agentgit.checkpoints import Checkpoint
-from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.effects import Effect
 from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
@@ -31,26 +29,6 @@ BranchRef = InternalSession | str | int | None
 
 UserRef = User | str | int
 """A user, their name or their id."""
-
-
-class WrappedGraph(Protocol):
-    """The part of an agent that merging needs: the reducers of its graph apply the changes."""
-
-    @overload
-    def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
-        """Merge the changes of another branch."""
-
-    @overload
-    def merge(self, source: CheckpointRef, *, resolve: Resolve = None, dry_run: Literal[True]) -> MergePlan:
-        """Return the plan."""
-
-    @overload
-    def cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
-        """Apply the changes of one checkpoint."""
-
-    @overload
-    def cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None, dry_run: Literal[True]) -> MergePlan:
-        """Return the plan."""
 
 
 class Context:

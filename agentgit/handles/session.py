@@ -17,7 +17,7 @@ from agentgit.effects.invocation import DONE
 from agentgit.effects.plan import SWITCH
 from agentgit.errors import Conflict, InvalidInput
 from agentgit.handles.branching import Annotating, Branching, recover
-from agentgit.handles.context import BranchRef, Context, WrappedGraph
+from agentgit.handles.context import BranchRef, Context
 from agentgit.handles.retention import SessionRetention, delete_unneeded, erase
 from agentgit.handles.session_reader import SessionReader
 from agentgit.handles.sharing import Sharing
@@ -554,8 +554,8 @@ class Session(SessionReader):
             force=force,
         )
 
-    def agent(self, branch: BranchRef = None) -> WrappedGraph:
-        """Return an agent on a branch, with the graph that was last wrapped here for the session.
+    def agent(self, branch: BranchRef = None) -> Any:
+        """Return a `RollbackAgent` on a branch, with the graph that was last wrapped here for the session.
 
         Merging and cherry-picking need the graph, because its reducers apply the changes. If only other users have
         wrapped a graph for the session in this process, it is theirs; the agent has your rights.
@@ -573,8 +573,7 @@ class Session(SessionReader):
                 f"Merging and picking need the graph of session {reference}, because its reducers apply the changes. "
                 "Wrap it first."
             )
-        agent: WrappedGraph = create_agent(self._context, branch_row.id)
-        return agent
+        return create_agent(self._context, branch_row.id)
 
     aagent = async_twin(agent)
     acheckpoint = async_twin(checkpoint)
